@@ -1,0 +1,9 @@
+"""The two ways in which normbench stops without a traceback."""
+
+
+class UsageError(ValueError):
+    """A user's mistake: one sentence with what was given, what is allowed and how to fix it (exit status 2)."""
+
+
+class RunFailure(RuntimeError):
+    """A run that the machine ended, not the user: full disk, no memory, a run held elsewhere (exit status 1)."""

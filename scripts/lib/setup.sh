@@ -1,0 +1,125 @@
+# Makes .venv in the checkout, $root. Sourced by scripts/normbench and scripts/test, which call set_up.
+#
+# .venv/set-up.state holds what a finished set-up was made from; while one is under way it says only that.
+# shellcheck shell=bash
+
+root=$(cd "${BASH_SOURCE[0]%/*}/../.." && pwd -P)
+venv=$root/.venv
+state=$venv/set-up.state
+under_way="under way"
+
+say() { printf 'normbench: %s\n' "$*" >&2; }
+fail() {
+    say "$*"
+    exit 1
+}
+
+# set_up normbench, or set_up 'normbench[test]': make sure that .venv holds it, at the versions in constraints.txt.
+set_up() {
+    is_ready "$1" && return
+    wait_for_other_set_ups
+    if ! is_ready "$1"; then
+        trap 'say "interrupted; the next call makes the set-up anew."; exit 130' INT
+        is_reusable || make_venv
+        install "$1"
+        trap - INT
+    fi
+    exec 9<&-
+}
+
+is_ready() {
+    [[ -x $venv/bin/normbench && -r $state ]] || return
+    [[ $(<"$state") == "$(ingredients)"$'\n'"$1"* ]] || return
+    [[ -z ${PYTHON-} || $(version_of "$PYTHON") == "$(version_of "$venv/bin/python")" ]]
+}
+
+ingredients() {
+    printf '%s\n' "$root" "$(version_of "$venv/bin/python")" "$(<"$root/constraints.txt")" "$(<"$root/pyproject.toml")"
+}
+
+version_of() { "$1" -ESc 'import sys; print("%d.%d.%d" % sys.version_info[:3])' 2>/dev/null || true; }
+
+is_supported() { [[ $1 == 3.11.* || $1 == 3.12.* || $1 == 3.13.* ]]; }
+
+wait_for_other_set_ups() {
+    exec 9<"$root/constraints.txt"
+    command -v flock >/dev/null || return 0
+    flock -n 9 && return
+    say "another set-up of $venv is under way; waiting for it."
+    flock 9
+}
+
+# A set-up that was cut short may have left a package without half of its files, and a .venv that was moved has scripts
+# that name its old place: both are made anew.
+is_reusable() {
+    local version
+    [[ -x $venv/bin/python && ! (-r $state && $(<"$state") == "$under_way") ]] || return
+    version=$(version_of "$venv/bin/python")
+    is_supported "$version" || return
+    [[ -z ${PYTHON-} || $(version_of "$PYTHON") == "$version" ]] || return
+    grep -qsF "$venv/bin/python" "$venv/bin/pip" && "$venv/bin/python" -I -m pip --version >/dev/null 2>&1
+}
+
+make_venv() {
+    local python output
+    python=$(find_python)
+    "$python" -I -c 'import ensurepip, venv' 2>/dev/null ||
+        fail "$python cannot make virtual environments: install its venv module (Debian, Ubuntu:" \
+            "apt install python$(version_of "$python" | cut -d. -f1,2)-venv) and start again."
+    require_space "$root" 2000
+    require_space "${TMPDIR:-/tmp}" 500
+    output=$("$python" -I -m venv --clear "$venv" 2>&1) || fail "$python could not make $venv: ${output##*$'\n'}"
+}
+
+# Prints the first Python in range.
+find_python() {
+    local candidate version found="" candidates=(python3 python3.11 python3.12 python3.13 python)
+    [[ -z ${PYTHON-} ]] || candidates=("$PYTHON")
+    for candidate in "${candidates[@]}"; do
+        version=$(version_of "$candidate")
+        if is_supported "$version"; then
+            echo "$candidate"
+            return
+        fi
+        found+=${version:+, $candidate is $version}
+    done
+    [[ -z $found ]] && found=", no ${candidates[*]} that works"
+    fail "normbench needs Python 3.11, 3.12 or 3.13 and found ${found:2}: install one (Debian, Ubuntu: apt install" \
+        "python3 python3-venv) or name one with PYTHON=/path/to/python."
+}
+
+# require_space DIRECTORY MB
+require_space() {
+    local free
+    free=$(free_megabytes "$1")
+    ((free >= $2)) ||
+        fail "the set-up needs $2 MB on the disk that holds $1, which has $free MB free: make room and start again."
+}
+
+free_megabytes() { df -Pk "$1" | awk 'NR == 2 { print int($4 / 1000) }'; }
+
+install() {
+    local log=${PIP_LOG:-$venv/set-up.log}
+    say "installing $1 (with torch, Hydra, datasets, TensorBoard and what they need) into $venv, at the versions in" \
+        "constraints.txt."
+    say "That is 0.4 GB to download and 1.7 GB on disk with torch's CPU build; with CUDA, which is what PyPI has for" \
+        "Linux on x86-64, 3 GB and 5.5 GB."
+    say "pip's own settings hold: PIP_EXTRA_INDEX_URL with PyTorch's CPU index gives the CPU build."
+    rm -f "$venv/set-up.log"
+    echo "$under_way" >"$state"
+    PIP_LOG=$log "$venv/bin/python" -I -m pip install \
+        --constraint "$root/constraints.txt" --editable "$root${1#normbench}" >&2 || explain_failure "$log"
+    { ingredients && echo "$1"; } >"$state.new"
+    mv "$state.new" "$state"
+}
+
+explain_failure() {
+    local recent
+    recent=$(tail -n 300 "$1" 2>/dev/null || true)
+    if grep -qE 'No space left on device|Disk quota exceeded' <<<"$recent" || (($(free_megabytes "$venv") < 10)); then
+        fail "the disk is full: make room where $venv, ${TMPDIR:-/tmp} and pip's cache are, and start again."
+    elif grep -qE 'connection broken by|Max retries exceeded|Connection(Reset|Refused|Timeout)?Error' <<<"$recent"; then
+        fail "pip could not reach its package index: check the network and pip's settings, and start again (log: $1)."
+    fi
+    fail "pip could not install normbench: see its last lines above, or the log in $1."
+}
