@@ -1,0 +1,37 @@
+"""What TensorBoard's tabs open on."""
+
+from __future__ import annotations
+
+import json
+from urllib.parse import urlencode
+
+# Custom Scalars tab: category -> chart -> regular expressions of the tags that it overlays
+CHARTS: dict[str, dict[str, list[str]]] = {
+    "training": {
+        "loss": [r"^loss/(train|val)$"],
+        "accuracy": [r"^accuracy/(train|val)$"],
+        "gradient norm": [r"^grad/norm$"],
+    },
+    "depth": {
+        "residual stream RMS by depth": [r"^act/.*stream.*"],
+        "RMS of norm outputs": [r"^act/.*/rms_out$"],
+        "gradient norm by block": [r"^grad/.*/norm$"],
+        "α and mean γ of the norms": [r"^norm/.*/(alpha|gamma_mean)$"],
+    },
+    "speed": {
+        "step time": [r"^time/step_ms$"],
+        "throughput": [r"^time/.*_per_second$"],
+    },
+}
+
+# HParams tab: columns that follow a run while it trains
+METRICS = ("loss/val", "loss/train", "accuracy/val", "perplexity/val", "time/step_ms")
+
+# Time Series tab: charts above all others, which are in alphabetical order
+PINNED = ("loss/val", "loss/train")
+
+
+def start_page(address: str) -> str:
+    """TensorBoard's Time Series tab with the losses on top; address such as `http://localhost:6006/`."""
+    cards = [{"plugin": "scalars", "tag": tag} for tag in PINNED]
+    return f"{address}?{urlencode({'pinnedCards': json.dumps(cards)})}#timeseries"

@@ -1,0 +1,256 @@
+"""The real TensorBoard on two runs, in a real browser: every tab shows what it is there for.
+
+Screenshots are left in the folder that NORMBENCH_SCREENSHOTS names, else in pytest's temporary one.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from normbench.recording import Scalar, TensorBoardSink, start_page
+
+webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+CHROMEDRIVER = shutil.which("chromedriver")
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(not (CHROMIUM and CHROMEDRIVER), reason="needs chromium and chromedriver"),
+]
+
+FLAGS = (
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--window-size=1600,1400",
+)
+PATIENCE = 60.0  # seconds, for a machine that is busy with other tests
+CURVE = "path.line[d]:not([d=''])"
+
+
+class Runs(NamedTuple):
+    """A folder of runs, and their names in TensorBoard."""
+
+    folder: Path
+    names: tuple[str, str]
+
+
+class Histogram(NamedTuple):
+    counts: list[float]
+    edges: list[float]
+
+
+# ---- what is looked at
+
+
+@pytest.fixture(scope="module")
+def two_runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    folder = tmp_path_factory.mktemp("outputs")
+    names = ("train/layernorm-pre-s0-1a2b3c4d", "train/rmsnorm-pre-s0-5e6f7a8b")
+    for seed, (name, norm) in enumerate(zip(names, ("layernorm", "rmsnorm"), strict=True)):
+        (folder / name).mkdir(parents=True)
+        write_run(folder / name, norm, seed)
+    return Runs(folder, names)
+
+
+def write_run(directory: Path, norm: str, seed: int) -> None:
+    """What a run of 1,000 steps records."""
+    random = np.random.default_rng(seed)
+    config: dict[str, Scalar] = {"norm": norm, "placement": "pre", "model": "nano", "data": "pydocs", "seed": seed}
+    sink = TensorBoardSink(directory)
+    sink.text("config", "```yaml\n" + "\n".join(f"{key}: {value}" for key, value in config.items()) + "\n```")
+    sink.hparams(config, {})
+    for step in range(10, 1001, 10):
+        loss = 1.8 + 0.2 * seed + 2 * math.exp(-step / 300)
+        sink.scalars(step, {"loss/train": loss, "grad/norm": random.random(), "optim/lr": 1e-3})
+        sink.scalars(step, {"time/step_ms": 15 + random.random(), "time/tokens_per_second": 5e4})
+        if step % 50 == 0:
+            sink.scalars(step, probed(step, random))
+            sink.scalars(step, {"loss/val": loss + 0.1, "accuracy/val": 1 / loss})
+            sink.histograms(step, {f"act/block{b:02d}.mlp/in": histogram(random, 1 + b) for b in range(4)})
+    sink.hparams(config, {"loss/val": loss})
+    sink.close()
+
+
+def probed(step: int, random: np.random.Generator) -> dict[str, float]:
+    values: dict[str, float] = {}
+    for block in range(4):
+        values[f"act/stream{block:02d}/rms"] = 1 + block + step / 1000
+        values[f"act/block{block:02d}.mlp/rms_out"] = 1 + 0.1 * random.random()
+        values[f"grad/block{block:02d}.mlp/norm"] = random.random() / (1 + block)
+        values[f"norm/block{block:02d}.mlp/gamma_mean"] = 1 + 0.1 * block * step / 1000
+    return values
+
+
+def histogram(random: np.random.Generator, scale: float) -> Histogram:
+    counts, edges = np.histogram(random.normal(0, scale, 5000), 64)
+    return Histogram(counts.tolist(), edges.tolist())
+
+
+@pytest.fixture(scope="module")
+def tensorboard(two_runs: Runs) -> Iterator[str]:
+    """The address of a TensorBoard that has read the runs."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(two_runs.folder), "--port", str(port)]
+    process = subprocess.Popen(
+        [*command, "--host", "127.0.0.1"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    address = f"http://127.0.0.1:{port}/"
+    try:
+        until(lambda: set(get_json(f"{address}data/plugin/text/tags")) == set(two_runs.names), "the runs")
+        yield address
+    finally:
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait(PATIENCE)
+
+
+def get_json(address: str) -> dict[str, Any]:
+    """What TensorBoard answers; nothing as long as it does not."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(address, timeout=5) as answer:
+            return json.load(answer)
+    except OSError:
+        return {}
+
+
+def until(condition: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {PATIENCE:.0f} s for {what}"
+        time.sleep(0.2)
+
+
+# ---- how it is looked at
+
+
+class Page:
+    """A tab of TensorBoard, through all of its shadow roots."""
+
+    SCRIPT = """
+        const walk = root => [...root.querySelectorAll('*')].flatMap(
+            element => [element, ...(element.shadowRoot ? walk(element.shadowRoot) : [])]);
+        const own = element => [...element.childNodes].filter(node => node.nodeType === 3).map(
+            node => node.textContent).join('');
+        const all = walk(document).filter(element => element.checkVisibility());
+    """
+
+    def __init__(self, driver: Any, address: str, screenshots: Path) -> None:
+        self.driver = driver
+        self.address = address
+        self.screenshots = screenshots
+
+    def open(self, address: str) -> None:
+        self.driver.get("about:blank")  # as a change of the fragment alone would load nothing
+        self.driver.get(address)
+
+    @property
+    def text(self) -> str:
+        return self.driver.execute_script(f"{self.SCRIPT} return all.map(own).join('')")
+
+    def elements(self, selector: str) -> list[Any]:
+        return self.driver.execute_script(f"{self.SCRIPT} return all.filter(e => e.matches(arguments[0]))", selector)
+
+    def attributes(self, selector: str, name: str) -> list[str]:
+        script = f"{self.SCRIPT} return all.filter(e => e.matches(arguments[0])).map(e => e.getAttribute(arguments[1]))"
+        return self.driver.execute_script(script, selector, name)
+
+    def shows(self, *words: str) -> None:
+        until(lambda: all(word in self.text for word in words), f"{words} in the page")
+
+    def has(self, count: int, selector: str) -> None:
+        until(lambda: len(self.elements(selector)) >= count, f"{count} {selector}")
+
+    def keep(self, name: str) -> None:
+        self.driver.save_screenshot(str(self.screenshots / f"{name}.png"))
+
+
+@pytest.fixture(scope="module")
+def page(tensorboard: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
+        options.add_argument(flag)
+    screenshots = Path(os.environ.get("NORMBENCH_SCREENSHOTS") or tmp_path_factory.mktemp("screenshots"))
+    screenshots.mkdir(parents=True, exist_ok=True)
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(CHROMEDRIVER))
+    try:
+        yield Page(driver, tensorboard, screenshots)
+    finally:
+        driver.quit()
+
+
+def coloured(element: Any) -> int:
+    """Number of an element's pixels that are neither black, gray nor white."""
+    pixels = np.asarray(Image.open(io.BytesIO(element.screenshot_as_png)).convert("RGB")).astype(int)
+    return int((np.ptp(pixels, axis=2) > 60).sum())
+
+
+# ---- what is seen
+
+
+def test_time_series_opens_on_the_losses_of_both_runs(page: Page, two_runs: Runs) -> None:
+    page.open(start_page(page.address))
+    page.shows(*two_runs.names, "loss/val", "loss/train")
+    page.has(2, "metrics-pinned-view line-chart canvas")
+    until(lambda: coloured(page.elements("metrics-pinned-view line-chart")[0]) > 200, "curves")
+    page.keep("time_series")
+
+
+def test_scalars_shows_a_curve_of_each_run(page: Page, two_runs: Runs) -> None:
+    page.open(f"{page.address}#scalars&tagFilter={quote('loss/val')}")
+    page.shows(*two_runs.names, "loss/val")
+    until(lambda: len(set(page.attributes(CURVE, "stroke"))) >= 2, "a curve of each run")
+    page.keep("scalars")
+
+
+def test_histograms_shows_histograms_of_each_run(page: Page, two_runs: Runs) -> None:
+    page.open(f"{page.address}#histograms")
+    page.shows(*two_runs.names, "act/block00.mlp/in")
+    page.has(2 * 4 * 20, "path.outline")  # of each run, each block at each probed step
+    page.keep("histograms")
+
+
+def test_text_shows_the_configuration_of_each_run(page: Page, two_runs: Runs) -> None:
+    page.open(f"{page.address}#text")
+    page.shows(*two_runs.names, "norm: layernorm", "norm: rmsnorm")
+    page.keep("text")
+
+
+def test_custom_scalars_shows_the_layout(page: Page, two_runs: Runs) -> None:
+    page.open(f"{page.address}#custom_scalars")
+    page.shows(*two_runs.names, "residual stream RMS by depth", "gradient norm by block", "step time")
+    page.has(2 * 4 * 4, CURVE)  # of each run, four charts with a curve of each block
+    page.keep("custom_scalars")
+
+
+def test_hparams_shows_a_row_of_each_run(page: Page, two_runs: Runs) -> None:
+    page.open(f"{page.address}#hparams")
+    page.shows(*two_runs.names, "layernorm", "rmsnorm", "placement", "loss/val")
+    page.has(1, "vaadin-grid.session-group-table")
+    page.keep("hparams")
