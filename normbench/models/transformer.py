@@ -1,0 +1,172 @@
+"""One Transformer stack: a causal language model or an image classifier, as the data asks."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from normbench.errors import UsageError
+from normbench.models.branches import MLP, Attention, SwiGLU, make_dropout
+from normbench.types import Branch, Model, NormFactory, PlacementFactory, Site, Task
+
+
+class TokenStem(nn.Module):
+    """Token embedding; its weight is also the output layer's, where `tied`."""
+
+    def __init__(self, task: Task, width: int) -> None:
+        super().__init__()
+        assert task.context is not None
+        self.length = task.context
+        self.embedding = nn.Embedding(task.num_classes, width)
+
+    def forward(self, tokens: Int[Tensor, "batch time"]) -> Float[Tensor, "batch time width"]:
+        return self.embedding(tokens)
+
+
+class PatchStem(nn.Module):
+    """Patches to tokens, with a class token in front where asked for (Dosovitskiy et al. 2021, §3.1)."""
+
+    def __init__(self, task: Task, width: int, patch: int, class_token: bool) -> None:
+        super().__init__()
+        assert task.image_shape is not None
+        channels, height, image_width = task.image_shape
+        if patch > min(height, image_width) or height % patch or image_width % patch:
+            raise UsageError(
+                f"model.patch={patch} does not tile images of {height} × {image_width} pixels: "
+                f"use a common divisor of {height} and {image_width}"
+            )
+        self.projection = nn.Conv2d(channels, width, patch, stride=patch)
+        self.class_token = nn.Embedding(1, width) if class_token else None
+        self.length = (height // patch) * (image_width // patch) + class_token
+
+    def forward(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch time features"]:
+        x = self.projection(images).flatten(2).transpose(1, 2)
+        if self.class_token is None:
+            return x
+        return torch.cat((self.class_token.weight.expand(x.shape[0], 1, -1), x), dim=1)
+
+
+class LanguageHead(nn.Module):
+    """Logits over the vocabulary at each position."""
+
+    def __init__(self, width: int, vocabulary: int, tied: nn.Embedding | None) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, vocabulary, bias=False) if tied is None else None
+        self.tied = [tied] if tied is not None else []  # in a list, so that the embedding is not a part of the head too
+
+    def forward(self, x: Float[Tensor, "batch time width"]) -> Float[Tensor, "batch time vocabulary"]:
+        return F.linear(x, self.tied[0].weight) if self.linear is None else self.linear(x)
+
+
+class ClassHead(nn.Module):
+    """Logits over the classes, from the class token or from the mean over positions."""
+
+    def __init__(self, width: int, classes: int, class_token: bool) -> None:
+        super().__init__()
+        self.class_token = class_token
+        self.linear = nn.Linear(width, classes)
+
+    def forward(self, x: Float[Tensor, "batch time width"]) -> Float[Tensor, "batch classes"]:
+        return self.linear(x[:, 0] if self.class_token else x.mean(dim=1))
+
+
+def rotary_angles(length: int, size: int, base: float = 10_000.0) -> Float[Tensor, "time half"]:
+    """Angle of each position and pair of features: position · base^(−2i / size) (Su et al. 2021, equation 15)."""
+    frequencies = base ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
+    return torch.outer(torch.arange(length, dtype=torch.float64), frequencies).float()
+
+
+class Transformer(Model):
+    """A stack of attention and MLP blocks (Vaswani et al. 2017).
+
+    depth: blocks. width: features of the stream. heads: attention heads, which divide the width.
+    position: `learned` or `rotary` (images always learn theirs). mlp: `gelu`, `relu`, `silu` or `swiglu`.
+    tied: the output layer uses the token embedding. patch: side of an image patch in pixels.
+    pool: `mean` or `class_token` for images. bias: in linear maps of the blocks.
+    embedding_scale: one learned scalar, starting at √width, on the embedding's output (DyT's LLaMA form).
+
+    data flow: inputs ─ stem ─(× scale)─ + positions ─ dropout ─ blocks ─ final norm, if the placement needs one ─ head
+    """
+
+    kinds = frozenset({"language_model", "image_classification"})
+    roles = ("attention", "mlp")
+
+    def __init__(
+        self,
+        task: Task,
+        norm: NormFactory,
+        placement: PlacementFactory,
+        *,
+        depth: int,
+        width: int,
+        heads: int,
+        context: int,
+        dropout: float,
+        position: str,
+        mlp: str,
+        tied: bool,
+        bias: bool,
+        embedding_scale: bool,
+        patch: int,
+        pool: str,
+    ) -> None:
+        super().__init__()
+        check_choices(position, pool, width, heads)
+        class_token = pool == "class_token" and not task.causal
+        self.stem: TokenStem | PatchStem = (
+            TokenStem(task, width) if task.causal else PatchStem(task, width, patch, class_token)
+        )
+        self.scale = nn.Parameter(torch.tensor(width**0.5)) if embedding_scale else None
+        rotary = position == "rotary" and task.causal
+        self.positions = None if rotary else nn.Embedding(self.stem.length, width)
+        angles = rotary_angles(self.stem.length, width // heads) if rotary else None
+        self.angles: Tensor | None
+        self.register_buffer("angles", angles, persistent=False)
+        self.dropout = make_dropout(dropout)
+
+        def block(layer: int) -> nn.Module:
+            branches: dict[str, Branch] = {
+                "attention": Attention(width, heads, causal=task.causal, bias=bias, dropout=dropout),
+                "mlp": SwiGLU(width, bias=bias, dropout=dropout)
+                if mlp == "swiglu"
+                else MLP(width, activation=mlp, bias=bias, dropout=dropout),
+            }
+            return placement(branches, norm, Site("block", layer, depth, branches=2 * depth))
+
+        self.blocks = nn.ModuleList([block(layer) for layer in range(depth)])
+        needs_final_norm = self.blocks[-1].needs_final_norm
+        self.final_norm = norm(width, site=Site("final", depth=depth)) if needs_final_norm else nn.Identity()
+        if isinstance(self.stem, TokenStem):
+            embedding = self.stem.embedding if tied else None
+            self.head: nn.Module = LanguageHead(width, task.num_classes, embedding)
+        else:
+            self.head = ClassHead(width, task.num_classes, class_token)
+
+    def forward(self, inputs: Tensor) -> Float[Tensor, "..."]:
+        x = self.stem(inputs)
+        time = x.shape[1]
+        if self.scale is not None:
+            x = x * self.scale
+        if self.positions is not None:
+            x = x + self.positions.weight[:time]
+        x = self.dropout(x)
+        angles = None if self.angles is None else self.angles[:time]
+        for block in self.blocks:
+            x = block(x, angles=angles)
+        return self.head(self.final_norm(x))
+
+
+def check_choices(position: str, pool: str, width: int, heads: int) -> None:
+    """Refuse unknown words, and heads that do not divide the width."""
+    if position not in ("learned", "rotary"):
+        raise UsageError(f"model.position={position} is unknown: use learned or rotary")
+    if pool not in ("mean", "class_token"):
+        raise UsageError(f"model.pool={pool} is unknown: use mean or class_token")
+    if width % heads:
+        raise UsageError(
+            f"model.width={width} is not divisible by model.heads={heads}: choose heads that divide the width"
+        )
+    if position == "rotary" and (width // heads) % 2:
+        raise UsageError(f"model.position=rotary needs an even width a head, not {width // heads}: change model.heads")

@@ -1,0 +1,122 @@
+"""Checkpoints that are whole, checked on reading, and load without running code."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from normbench.files import write_atomically
+
+State = dict[str, Any]
+
+DIGEST_SIZE = hashlib.sha256().digest_size  # bytes, at the end of the file: the digest of all before them
+CHUNK = 1 << 20  # bytes
+
+
+class DamagedCheckpoint(ValueError):
+    """A checkpoint that cannot be read back as it was written."""
+
+
+class HashedFile:
+    """A file that torch.save writes to, and the digest of what it wrote."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file = file
+        self.digest = hashlib.sha256()
+
+    def write(self, data: memoryview) -> int:
+        self.digest.update(data)
+        return self.file.write(data)
+
+    def flush(self) -> None:
+        self.file.flush()
+
+
+def write(state: State, file: IO[bytes]) -> None:
+    """Write a state as torch.save does, and a digest behind it, which torch.load does not mind.
+
+    Raises:
+        OSError: the disk is full.
+    """
+    hashed = HashedFile(file)
+    try:
+        torch.save(state, hashed)  # type: ignore[arg-type]  # it needs no more of a file
+    except RuntimeError as error:
+        if isinstance(error.__context__, OSError):  # torch complains of what it did not get to write instead
+            raise error.__context__ from None
+        raise
+    file.write(hashed.digest.digest())
+
+
+def is_whole(path: Path) -> bool:
+    """Whether a file ends with the digest of the rest of it.
+
+    torch looks at no checksum when it reads, and the archive's own do not cover all of it.
+    """
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        left = os.fstat(file.fileno()).st_size - DIGEST_SIZE
+        while left > 0 and (chunk := file.read(min(left, CHUNK))):
+            digest.update(chunk)
+            left -= len(chunk)
+        return left == 0 and file.read() == digest.digest()
+
+
+def read(path: Path) -> State:
+    """The state in a file; only tensors and plain containers are loaded, no code is run.
+
+    Raises:
+        DamagedCheckpoint: the file is not as it was written, or it holds anything else.
+    """
+    if not is_whole(path):
+        raise DamagedCheckpoint(f"{path.name} is damaged (its checksum does not match)")
+    try:
+        state: State = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise DamagedCheckpoint(f"{path.name} is not a checkpoint of normbench") from error
+    return state
+
+
+class Checkpoints:
+    """The last checkpoint of a run, and the one before it."""
+
+    def __init__(self, current: Path, previous: Path, best: Path) -> None:
+        self.current, self.previous, self.best = current, previous, best
+        self.current_is_good = True
+
+    def save(self, state: State) -> None:
+        """Write the state as the current checkpoint; the old current one, unless damaged, becomes the previous one.
+
+        Raises:
+            OSError: the disk is full; both older files stay as they were.
+        """
+        write_atomically(self.current, partial(write, state), keep=self.previous if self.current_is_good else None)
+        self.current_is_good = True
+
+    def save_best(self, state: State) -> None:
+        """Keep the state of the lowest validation loss."""
+        write_atomically(self.best, partial(write, state))
+
+    def load(self, say: Callable[[str], None]) -> State | None:
+        """The newest state that is whole, or None; what is damaged is named through `say`."""
+        found = [path for path in (self.current, self.previous) if path.exists()]
+        for path in found:
+            try:
+                return read(path)
+            except DamagedCheckpoint as error:
+                self.current_is_good &= path != self.current
+                last = path == found[-1]
+                say(f"{error}: {'no other is left, the run begins anew' if last else 'the one before it is used'}")
+        return None
+
+    def remove(self) -> None:
+        """Delete them all."""
+        for path in (self.current, self.previous, self.best):
+            path.unlink(missing_ok=True)

@@ -1,0 +1,45 @@
+"""Loss and accuracy in eval mode."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from normbench.types import Batch, Task
+
+
+def cross_entropy(logits: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
+    """Cross-entropy in nats of logits (..., classes) against targets (...)."""
+    return F.cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction=reduction)
+
+
+def to_device(batch: Batch, device: torch.device) -> Batch:
+    """The batch on the device; the copy does not stop the device."""
+    return Batch(*(tensor.to(device, non_blocking=True) for tensor in batch))
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, batches: Iterable[Batch], task: Task, device: torch.device) -> dict[str, float]:
+    """Means over all predictions: `loss` (nats), `accuracy` (share), and `perplexity` (language models).
+
+    The device is waited for once, at the end.
+    """
+    training = model.training
+    model.eval()
+    losses, hits, count = [], [], 0
+    for batch in batches:
+        inputs, targets = to_device(batch, device)
+        logits = model(inputs)
+        losses.append(cross_entropy(logits, targets, reduction="sum"))
+        hits.append((logits.argmax(dim=-1) == targets).sum())
+        count += targets.numel()
+    model.train(training)
+    loss = math.fsum(torch.stack(losses).tolist()) / count
+    result = {"loss": loss, "accuracy": sum(torch.stack(hits).tolist()) / count}
+    if task.causal:
+        result["perplexity"] = math.exp(min(loss, 700.0)) if math.isfinite(loss) else math.inf
+    return result

@@ -1,0 +1,136 @@
+"""What ends a run as diverged: a loss or gradient that is not finite, or a loss that runs away."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from normbench.training.evaluation import cross_entropy
+from normbench.types import Batch
+
+
+class Diverged(Exception):
+    """Training diverged: at which step (1 is the first), and why. A result, not a fault."""
+
+    def __init__(self, step: int, reason: str) -> None:
+        super().__init__(reason)
+        self.step, self.reason = step, reason
+
+
+class Guard:
+    """Looks at each step's loss and gradient before the optimizer steps; one look costs nothing on a CPU."""
+
+    def admits(self, loss: Tensor, grad_norm: Tensor) -> bool:
+        """Whether the optimizer may step."""
+        return math.isfinite(loss.item()) and math.isfinite(grad_norm.item())
+
+    def tripped(self) -> int | None:
+        """How many good steps came before the first bad one since the last call, if there was a bad one."""
+        return None
+
+
+class LatchedGuard(Guard):
+    """The same without waiting for the device: fused optimizers skip a step while `found_inf` is set.
+
+    It stays set from the first bad step on, so the weights stay as that step found them until `tripped` is asked.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+        self.bad = torch.zeros((), device=device)
+        self.good_steps = torch.zeros((), device=device)
+        optimizer.grad_scale = None  # type: ignore[attr-defined]
+        optimizer.found_inf = self.bad  # type: ignore[attr-defined]  # as torch.amp.GradScaler asks for it
+
+    def admits(self, loss: Tensor, grad_norm: Tensor) -> bool:
+        self.bad.logical_or_(~(loss + grad_norm).isfinite())
+        self.good_steps += 1 - self.bad
+        return True
+
+    def tripped(self) -> int | None:
+        bad, good_steps = torch.stack((self.bad, self.good_steps)).tolist()
+        self.good_steps.zero_()
+        return int(good_steps) if bad else None
+
+
+def make_guard(optimizer: torch.optim.Optimizer, device: torch.device) -> Guard:
+    """The guard that does not wait where the device and the optimizer allow it."""
+    fused = all(group.get("fused") for group in optimizer.param_groups)
+    return LatchedGuard(optimizer, device) if fused and device.type == "cuda" else Guard()
+
+
+@dataclass
+class Runaway:
+    """Watches logged losses: one above `factor` × the first for `patience` steps on end is a run that has run away."""
+
+    factor: float
+    patience: int
+    first: float | None = None
+    since: int | None = None
+
+    def check(self, step: int, loss: float) -> None:
+        """Take the loss logged at this step.
+
+        Raises:
+            Diverged: it has been too large for too long.
+        """
+        if self.first is None:
+            self.first = loss
+        if loss <= self.factor * self.first:
+            self.since = None
+            return
+        self.since = step if self.since is None else self.since
+        if step - self.since >= self.patience:
+            raise Diverged(
+                self.since,
+                f"the loss stayed above {self.factor:g} × its first value ({self.first:.4g}) for {self.patience} steps",
+            )
+
+
+def first_nonfinite(model: nn.Module, batch: Batch) -> str:
+    """The first module, in the order of computation, whose output or gradient is not finite on this batch.
+
+    The batch is run again with hooks; buffers (running statistics) and gradients are as before when it returns.
+    """
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    order: list[str] = []
+    bad: list[str] = []
+
+    def watch(name: str) -> Callable[[nn.Module, object, object], None]:
+        def hook(module: nn.Module, inputs: object, output: object) -> None:
+            order.append(name)
+            if isinstance(output, Tensor) and not output.isfinite().all():
+                bad.append(name)
+
+        return hook
+
+    handles = [module.register_forward_hook(watch(name)) for name, module in model.named_modules()]
+    try:
+        logits = model(batch.inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+        for name, buffer in model.named_buffers():
+            buffer.copy_(buffers[name])
+    if bad:
+        return f"output of {bad[0] or 'the model'}"
+    loss = cross_entropy(logits, batch.targets)
+    if not loss.isfinite():
+        return "the loss"
+    return first_nonfinite_gradient(model, loss, order)
+
+
+def first_nonfinite_gradient(model: nn.Module, loss: Tensor, order: list[str]) -> str:
+    """The module nearest to the loss with a weight whose gradient is not finite."""
+    parameters = dict(model.named_parameters())
+    gradients = dict(
+        zip(parameters, torch.autograd.grad(loss, list(parameters.values()), allow_unused=True), strict=True)
+    )
+    for module in reversed(order):
+        for name, gradient in gradients.items():
+            if name.rpartition(".")[0] == module and gradient is not None and not gradient.isfinite().all():
+                return f"gradient of {name}"
+    return "the gradient norm"

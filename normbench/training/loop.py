@@ -1,0 +1,237 @@
+"""The training loop."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from normbench.config import ProbesConfig, TrainerConfig
+from normbench.probes import Probes, Reading
+from normbench.recording import Sink
+from normbench.seeds import stable_seed
+from normbench.training.checkpoint import Checkpoints, State
+from normbench.training.clock import make_clock
+from normbench.training.evaluation import cross_entropy, evaluate, to_device
+from normbench.training.guard import Diverged, Runaway, first_nonfinite, make_guard
+from normbench.training.schedules import Schedule
+from normbench.types import Batch, Data
+
+
+class Interrupted(Exception):
+    """A signal asked the run to stop; the checkpoint holds everything up to here."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a loop works with."""
+
+    model: nn.Module
+    data: Data
+    optimizer: torch.optim.Optimizer
+    schedule: Schedule
+    probes: Probes
+    recorder: Sink
+    checkpoints: Checkpoints
+    device: torch.device
+
+
+class Loop:
+    """Trains for `steps` optimizer steps; `step` counts those that are done.
+
+    Everything random in a step is a function of (seed, step), so a checkpoint needs no generator's state, and the same
+    step draws the same batch and dropout masks whatever the norm, the placement or the probes.
+    """
+
+    def __init__(self, parts: Parts, trainer: TrainerConfig, probes: ProbesConfig, steps: int, seed: int) -> None:
+        self.parts, self.trainer, self.probes_config = parts, trainer, probes
+        self.steps, self.seed = steps, seed
+        self.step = 0
+        self.latest: dict[str, float] = {}  # the newest value of each tag
+        self.best_loss = math.inf
+        self.clock = make_clock(parts.device)
+        self.guard = make_guard(parts.optimizer, parts.device)
+        self.runaway = Runaway(trainer.divergence_factor, trainer.divergence_patience)
+        self.base_lrs = [group["lr"] for group in parts.optimizer.param_groups]
+        self.loss_sum = torch.zeros((), device=parts.device)
+        self.loss_count = 0
+        self.units = 0  # tokens or images of the last batch
+        self.grad_norm: Tensor = torch.zeros((), device=parts.device)
+
+    # ---- the run
+
+    def run(self, stop: Callable[[], bool], beat: Callable[[int], None]) -> None:
+        """Train to the end.
+
+        Args:
+            stop: whether a signal has asked for a stop; asked before each step.
+            beat: called with the step whenever something was logged.
+
+        Raises:
+            Diverged: the run has ended as a result.
+            Interrupted: `stop` said so; a checkpoint was written.
+        """
+        self.parts.model.train()
+        while self.step < self.steps:
+            if stop():
+                self.save()
+                raise Interrupted
+            self.train_step()
+            if self.step % self.trainer.log_every == 0 or self.step in (1, self.steps):
+                self.log()
+                beat(self.step)
+            if self.step % self.trainer.eval_every == 0 or self.step == self.steps:
+                self.evaluate()
+            if self.step % self.trainer.checkpoint_every == 0 or self.step == self.steps:
+                self.save()
+
+    def train_step(self) -> None:
+        """One optimizer step, and what is probed on its way."""
+        self.clock.start()
+        batch = self.seeded_batch(self.step)
+        factor = self.parts.schedule.factor(self.step, self.steps)
+        for group, lr in zip(self.parts.optimizer.param_groups, self.base_lrs, strict=True):
+            group["lr"] = lr * factor
+        with self.watch() as reading:
+            loss = cross_entropy(self.parts.model(batch.inputs), batch.targets)
+            loss.backward()
+        self.grad_norm = self.clip()
+        if not self.guard.admits(loss, self.grad_norm):
+            self.diverge(self.step)
+        self.parts.optimizer.step()
+        self.parts.optimizer.zero_grad(set_to_none=True)
+        self.loss_sum += loss.detach()
+        self.loss_count += 1
+        self.units = batch.targets.numel()
+        self.step += 1
+        self.clock.stop(counts=reading is None)
+        if reading is not None:
+            self.record_probes(reading)
+
+    def seeded_batch(self, step: int) -> Batch:
+        """The batch of a step on the device, with the generators set to what the step's dropout draws from."""
+        torch.manual_seed(stable_seed(self.seed, "dropout", step))
+        return to_device(self.parts.data.train_batch(step), self.parts.device)
+
+    def clip(self) -> Tensor:
+        """Scale the gradients down to the largest norm allowed; returns the norm before."""
+        parameters = [p for p in self.parts.model.parameters() if p.grad is not None]
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        norm = nn.utils.get_total_norm(gradients)
+        if self.trainer.grad_clip:
+            nn.utils.clip_grads_with_norm_(parameters, self.trainer.grad_clip, norm)
+        return norm
+
+    def diverge(self, step: int) -> None:
+        """End the run at a step (counted from 0) whose loss or gradient is not finite.
+
+        Raises:
+            Diverged: always.
+        """
+        self.parts.optimizer.zero_grad(set_to_none=True)
+        where = first_nonfinite(self.parts.model, self.seeded_batch(step))
+        raise Diverged(step + 1, f"not finite: {where}")
+
+    # ---- what is recorded
+
+    def record(self, values: dict[str, float]) -> None:
+        """Record numbers of this step."""
+        self.latest.update(values)
+        self.parts.recorder.scalars(self.step, values)
+
+    def log(self) -> None:
+        """Record the training loss since the last log, gradient and weight norms, learning rate and speed."""
+        if (good_steps := self.guard.tripped()) is not None:
+            self.diverge(self.step - self.loss_count + good_steps)
+        loss = self.loss_sum.item() / self.loss_count
+        values = {
+            "loss/train": loss,
+            "optim/lr": self.parts.optimizer.param_groups[0]["lr"],
+            "grad/norm": self.grad_norm.item(),
+            "weight/norm": nn.utils.get_total_norm(list(self.parts.model.parameters())).item(),
+        }
+        step_ms = self.clock.recent()
+        if step_ms is not None:
+            values["time/step_ms"] = step_ms
+            values[f"time/{self.parts.data.task.unit}_per_second"] = 1e3 * self.units / step_ms
+        self.loss_sum.zero_()
+        self.loss_count = 0
+        self.record(values)
+        self.parts.recorder.progress(self.step, self.latest)
+        self.runaway.check(self.step, loss)
+
+    def evaluate(self) -> None:
+        """Record the validation loss; on the whole validation set at the last step."""
+        data = self.parts.data
+        limit = None if self.step == self.steps else self.trainer.eval_batches
+        values = self.tagged("val", data.eval_batches("val", limit))
+        if self.trainer.eval_train:
+            values |= self.tagged("train_eval", data.eval_batches("train", self.trainer.eval_batches or 20))
+        self.record(values)
+        self.parts.recorder.progress(self.step, self.latest)
+        if values["loss/val"] < self.best_loss:
+            self.best_loss = values["loss/val"]
+            if self.trainer.keep_checkpoint == "best":
+                self.parts.checkpoints.save_best({"step": self.step, "model": self.parts.model.state_dict()})
+
+    def tagged(self, split: str, batches: Any) -> dict[str, float]:
+        results = evaluate(self.parts.model, batches, self.parts.data.task, self.parts.device)
+        return {f"{name}/{split}": value for name, value in results.items()}
+
+    def watch(self) -> Any:
+        """The probes' look at this step (counted from 1) where one is due, else nothing."""
+        step, config = self.step + 1, self.probes_config
+        histograms = due(step, config.histograms_every)
+        if due(step, config.every) or histograms or (step == 1 and config.every):
+            return self.parts.probes.watch(histograms)
+        return nullcontext()
+
+    def record_probes(self, reading: Reading) -> None:
+        self.record(reading.numbers())
+        if reading.histograms:
+            found = {tag: histogram.on_host() for tag, histogram in reading.histograms.items()}
+            self.parts.recorder.histograms(self.step, found)
+
+    # ---- continuation
+
+    def save(self) -> None:
+        """Write a checkpoint; what was recorded up to here is on disk before it."""
+        self.parts.recorder.flush()
+        self.parts.checkpoints.save(self.state())
+
+    def state(self) -> State:
+        """Everything that an exact continuation needs."""
+        return {
+            "step": self.step,
+            "model": self.parts.model.state_dict(),
+            "optimizer": self.parts.optimizer.state_dict(),
+            "loss_sum": self.loss_sum,
+            "loss_count": self.loss_count,
+            "first_loss": self.runaway.first,
+            "runaway_since": self.runaway.since,
+            "best_loss": self.best_loss,
+            "latest": self.latest,
+            "durations": self.clock.state(),
+        }
+
+    def restore(self, state: State) -> None:
+        """Go back to where `state` was taken."""
+        self.step = state["step"]
+        self.parts.model.load_state_dict(state["model"])
+        self.parts.optimizer.load_state_dict(state["optimizer"])
+        self.loss_sum = state["loss_sum"].to(self.parts.device)
+        self.loss_count = state["loss_count"]
+        self.runaway.first, self.runaway.since = state["first_loss"], state["runaway_since"]
+        self.best_loss = state["best_loss"]
+        self.latest = state["latest"]
+        self.clock.restore(state["durations"])
+
+
+def due(step: int, every: int) -> bool:
+    """Whether something done every so many steps (0: never) falls on this step."""
+    return every > 0 and step % every == 0

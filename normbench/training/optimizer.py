@@ -1,0 +1,53 @@
+"""Optimizers with weight decay on matrices only."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from normbench.errors import UsageError
+
+
+def parameter_groups(
+    model: nn.Module, norms: Iterable[nn.Module], weight_decay: float, decay_norms: bool
+) -> list[dict[str, Any]]:
+    """Two groups: decayed (matrices, and norms' parameters where asked for) and not decayed (all others)."""
+    in_norms = {id(parameter) for norm in norms for parameter in norm.parameters()}
+
+    def decays(parameter: nn.Parameter) -> bool:
+        return decay_norms if id(parameter) in in_norms else parameter.ndim >= 2
+
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [p for p in parameters if decays(p)], "weight_decay": weight_decay},
+        {"params": [p for p in parameters if not decays(p)], "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def make_optimizer(
+    factory: Callable[..., torch.optim.Optimizer], groups: list[dict[str, Any]], device: torch.device
+) -> torch.optim.Optimizer:
+    """The optimizer, fused where torch has it.
+
+    Args:
+        factory: a torch.optim class with its settings (a `functools.partial`, from `conf/optim`).
+
+    Raises:
+        UsageError: the class does not take one of the settings.
+    """
+    name = getattr(factory.func if isinstance(factory, partial) else factory, "__name__", str(factory))
+    known = inspect.signature(factory).parameters
+    if "fused" in known and device.type in ("cpu", "cuda", "mps"):
+        factory = partial(factory, fused=True)
+    try:
+        return factory(groups)
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            f"optim: {name} refuses its settings ({error}): change them, or remove one with '~optim.KEY'"
+        ) from error

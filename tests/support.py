@@ -1,0 +1,95 @@
+"""What several tests build with: small models of every kind, and the options of every group."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import OmegaConf
+from torch import nn
+
+from normbench import assembly
+from normbench.catalog import config_directory, options
+from normbench.models import Xavier, initialize
+from normbench.types import Batch, Model, Task
+
+TEXT = Task("language_model", num_classes=17, context=16)
+IMAGES = Task("image_classification", num_classes=5, image_shape=(3, 16, 16))
+
+# Small sizes for each model that the matrix walks; every other setting is the YAML's own.
+SMALL: dict[str, dict[str, Any]] = {
+    "nano": {"depth": 2, "width": 16, "heads": 2, "context": 16},
+    "cnn": {"width": 8},
+    "resnet20": {"width": 8},
+    "mlp": {"width": 16},
+    "cnn_plain": {"width": 8},
+    "mlp_plain": {"width": 16},
+}
+
+# The models of the matrix, with the task of each.
+MATRIX = {
+    "transformer LM": ("nano", TEXT),
+    "transformer image": ("nano", IMAGES),
+    "cnn": ("cnn", IMAGES),
+    "resnet20": ("resnet20", IMAGES),
+    "mlp": ("mlp", IMAGES),
+    "cnn_plain": ("cnn_plain", IMAGES),
+    "mlp_plain": ("mlp_plain", IMAGES),
+}
+
+
+def read_yaml(group: str, name: str) -> dict[str, Any]:
+    """The settings that an option of a group sets, with those that it builds on."""
+    content: Any = OmegaConf.to_container(OmegaConf.load(config_directory() / group / f"{name}.yaml"))
+    base = [item for item in content.get("defaults", []) if isinstance(item, str) and item != "_self_"]
+    own = content.get(group, content if "_target_" in content else {})
+    merged: dict[str, Any] = {}
+    for parent in base:
+        merged |= read_yaml(group, parent)
+    return merged | {key: value for key, value in own.items() if key != "defaults"}
+
+
+def section(group: str, name: str, **more: Any) -> dict[str, Any]:
+    return read_yaml(group, name) | more
+
+
+def build(
+    norm: str = "layernorm",
+    placement: str = "pre",
+    model: str = "nano",
+    task: Task = TEXT,
+    seed: int = 0,
+    init: Any = None,
+    norm_settings: dict[str, Any] | None = None,
+    **settings: Any,
+) -> tuple[Model, dict[str, nn.Module]]:
+    """A small model with its starting weights, and its norms by site."""
+    tree = {
+        "norm": section("norm", norm, **(norm_settings or {})),
+        "placement": section("placement", placement),
+        "model": section("model", model, **{**SMALL[model], **settings}),
+    }
+    norms = assembly.NormsOnRecord(assembly.factory(tree, "norm"))
+    made: Model = assembly.factory(tree, "model")(task, norms, assembly.factory(tree, "placement"))
+    initialize(made, init or Xavier(embedding_std=0.02, residual_scale=False), seed, norms.made.values())
+    return made, norms.made
+
+
+def random_batch(task: Task, size: int = 4, seed: int = 0) -> Batch:
+    """Inputs and targets of a task's shape."""
+    generator = torch.Generator().manual_seed(seed)
+    draw = partial(torch.randint, generator=generator)
+    if task.kind == "language_model":
+        assert task.context is not None
+        tokens = draw(0, task.num_classes, (size, task.context + 1))
+        return Batch(tokens[:, :-1], tokens[:, 1:])
+    assert task.image_shape is not None
+    return Batch(torch.randn(size, *task.image_shape, generator=generator), draw(0, task.num_classes, (size,)))
+
+
+NORMS = list(options("norm"))
+PLACEMENTS = list(options("placement"))
+EXPERIMENTS = list(options("experiment"))
+REPOSITORY = Path(__file__).parent.parent

@@ -1,0 +1,284 @@
+"""Models: the whole matrix, fair pairs, initialisation, and each branch against a reference."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+
+import pytest
+import torch
+from support import IMAGES, MATRIX, NORMS, PLACEMENTS, TEXT, build, random_batch, section
+from torch import nn
+from torch.nn import functional as F
+
+from normbench import assembly, compatibility
+from normbench.assembly import made_class, norm_facts
+from normbench.data import Images, Text
+from normbench.models import Kaiming, Normal, Xavier
+from normbench.models.branches import MLP, Attention, ConvBranch, SwiGLU, rotate
+from normbench.models.transformer import rotary_angles
+from normbench.norms import NoNorm
+from normbench.placements import Deep
+from normbench.training.evaluation import cross_entropy
+from normbench.types import Site, Task
+
+
+def combination(norm: str, placement: str, kind: str) -> compatibility.Combination:
+    model, task = MATRIX[kind]
+    tree = {
+        "norm": section("norm", norm),
+        "placement": section("placement", placement),
+        "model": section("model", model),
+    }
+    return compatibility.Combination(
+        names={"norm": norm, "placement": placement, "model": model, "data": task.kind},
+        norm=norm_facts(tree),
+        placement=made_class(tree, "placement"),
+        model=made_class(tree, "model"),
+        data=Text if task.causal else Images,
+    )
+
+
+RESIDUAL = ["cnn", "mlp", "resnet20", "transformer LM", "transformer image"]
+PLAIN = ["cnn_plain", "mlp_plain"]
+
+# The complete list of what is refused: any other refusal is a bug.
+REFUSED = {
+    *itertools.product(["instancenorm"], PLACEMENTS, ["transformer LM", "mlp", "mlp_plain"]),
+    *itertools.product(NORMS, ["parallel"], ["cnn", "resnet20", "mlp"]),
+    *itertools.product(NORMS, ["plain"], RESIDUAL),
+    *itertools.product(NORMS, [p for p in PLACEMENTS if p != "plain"], PLAIN),
+}
+
+
+def test_the_refusals_are_exactly_these() -> None:
+    product = itertools.product(NORMS, PLACEMENTS, MATRIX)
+    refused = {(n, p, m) for n, p, m in product if compatibility.refusal(combination(n, p, m)) is not None}
+    assert refused == REFUSED
+
+
+def allowed() -> Iterator[tuple[str, str, str]]:
+    return (c for c in itertools.product(NORMS, PLACEMENTS, MATRIX) if c not in REFUSED)
+
+
+# pRMSNorm's 6.25 % of 16 features would be a single one, whose sign is then all that is left: half of them instead.
+NORM_SETTINGS = {"prmsnorm": {"fraction": 0.5}}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", MATRIX)
+def test_matrix_trains(kind: str) -> None:
+    """Every norm × placement takes 20 steps on one batch, learns from it, and has a gradient in every parameter."""
+    model_name, task = MATRIX[kind]
+    batch = random_batch(task)
+    for norm, placement, _ in (c for c in allowed() if c[2] == kind):
+        model, _ = build(norm, placement, model_name, task, norm_settings=NORM_SETTINGS.get(norm))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+        losses = []
+        for step in range(20):
+            loss = cross_entropy(model(batch.inputs), batch.targets)
+            loss.backward()
+            if step == 1:  # at the first step, what reads a zero cannot learn yet
+                without = [
+                    name for name, p in model.named_parameters() if p.grad is None or not p.grad.isfinite().all()
+                ]
+                assert not without, (norm, placement, without)
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        assert losses[-1] < losses[0], (norm, placement, losses)
+
+
+@pytest.mark.parametrize("kind", ["transformer LM", "transformer image", "resnet20", "mlp"])
+def test_pairs_start_alike(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Same seed, any two norms or placements: every weight outside the norms starts alike, before the gains."""
+    monkeypatch.setattr(Deep, "branch_gain", 1.0)  # test_deepnorm_scales_the_paper_s_weights checks the gain itself
+    reference = weights("layernorm", "pre", kind)
+    for norm, placement, _ in (c for c in allowed() if c[2] == kind):
+        other = weights(norm, placement, kind)
+        assert other.keys() == reference.keys()
+        for name in reference:
+            assert torch.equal(other[name], reference[name]), (norm, placement, name)
+    matrices = [name for name in reference if reference[name].ndim > 1]
+    assert len(matrices) > 4
+    different = weights("layernorm", "pre", kind, seed=1)
+    assert not any(torch.equal(different[name], reference[name]) for name in matrices)
+
+
+def weights(norm: str, placement: str, kind: str, seed: int = 0) -> dict[str, torch.Tensor]:
+    """Parameters outside the norms, as they start."""
+    model_name, task = MATRIX[kind]
+    model, norms = build(norm, placement, model_name, task, seed=seed)
+    inside = {id(parameter) for made in norms.values() for parameter in made.parameters()}
+    return {name: p.detach() for name, p in model.named_parameters() if id(p) not in inside}
+
+
+def test_dropout_masks_are_paired() -> None:
+    """The same step drops the same units whatever the norm or placement, also in parallel."""
+    patterns = []
+    for norm, placement in [("layernorm", "pre"), ("rmsnorm", "post"), ("batchnorm", "sandwich"), ("none", "parallel")]:
+        model, _ = build(norm, placement, dropout=0.3)
+        masks: list[torch.Tensor] = []
+        for module in model.modules():
+            if isinstance(module, nn.Dropout):
+                module.register_forward_hook(lambda m, i, o, masks=masks: masks.append((o == 0) & (i[0] != 0)))
+        torch.manual_seed(5)
+        model(random_batch(TEXT).inputs)
+        patterns.append(masks)
+    assert all(mask.float().mean() > 0.1 for mask in patterns[0])
+    for other in patterns[1:]:
+        assert [bool(torch.equal(a, b)) for a, b in zip(patterns[0], other, strict=True)] == [True] * len(other)
+
+
+def test_initial_standard_deviations() -> None:
+    """Xavier, Kaiming, normal: the std of each weight is the formula's; GPT-2's gain comes on top."""
+    settings = {"width": 64, "heads": 2, "depth": 3}
+    plain = dict(build(**settings)[0].named_parameters())
+    std = plain["blocks.0.branches.attention.qkv.weight"].std().item()
+    assert std == pytest.approx(math.sqrt(2 / (64 + 64)), rel=0.05)
+    assert plain["blocks.0.branches.mlp.fc1.weight"].std().item() == pytest.approx(math.sqrt(2 / (64 + 256)), rel=0.05)
+    assert plain["stem.embedding.weight"].std().item() == pytest.approx(0.02, rel=0.1)
+    gpt2 = Normal(embedding_std=0.02, residual_scale=True, weight_std=0.02)
+    named = dict(build(init=gpt2, **settings)[0].named_parameters())
+    assert named["blocks.1.branches.mlp.fc1.weight"].std().item() == pytest.approx(0.02, rel=0.05)
+    assert named["blocks.1.branches.mlp.fc2.weight"].std().item() == pytest.approx(0.02 / math.sqrt(6), rel=0.05)
+    assert named["blocks.1.branches.attention.out.weight"].std().item() == pytest.approx(0.02 / math.sqrt(6), rel=0.05)
+    conv = dict(build(model="resnet20", task=IMAGES, init=Kaiming(0.02, False), width=32)[0].named_parameters())
+    assert conv["blocks.4.branches.conv.conv2.weight"].std().item() == pytest.approx(math.sqrt(2 / (64 * 9)), rel=0.05)
+
+
+def test_deepnorm_scales_the_paper_s_weights() -> None:
+    """β on fc1, fc2, out_proj and v_proj; gain 1 on q and k (Wang et al. 2022, figure 2)."""
+    deep, pre = (dict(build("layernorm", p, depth=3)[0].named_parameters()) for p in ("deep", "pre"))
+    beta = (8 * 3) ** -0.25
+    for name in ("mlp.fc1", "mlp.fc2", "attention.out"):
+        assert torch.equal(deep[f"blocks.0.branches.{name}.weight"], pre[f"blocks.0.branches.{name}.weight"] * beta)
+    q, k, v = deep["blocks.0.branches.attention.qkv.weight"].chunk(3)
+    q0, k0, v0 = pre["blocks.0.branches.attention.qkv.weight"].chunk(3)
+    assert torch.equal(q, q0)
+    assert torch.equal(k, k0)
+    assert torch.equal(v, v0 * beta)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_attention_against_torch(causal: bool) -> None:
+    """The same weights in torch's MultiheadAttention give the same output."""
+    torch.manual_seed(0)
+    ours = Attention(16, 4, causal=causal, bias=True, dropout=0.0).double()
+    theirs = nn.MultiheadAttention(16, 4, batch_first=True).double()
+    theirs.in_proj_weight.data, theirs.in_proj_bias.data = ours.qkv.weight.data, ours.qkv.bias.data
+    theirs.out_proj.weight.data, theirs.out_proj.bias.data = ours.out.weight.data, ours.out.bias.data
+    x = torch.randn(2, 7, 16, dtype=torch.float64)
+    mask = torch.triu(torch.ones(7, 7, dtype=torch.bool), 1) if causal else None
+    assert torch.allclose(ours(x), theirs(x, x, x, attn_mask=mask, need_weights=False)[0], atol=1e-12)
+
+
+def test_mlps_against_formulas() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 12)
+    mlp = MLP(12, activation="gelu", bias=True, dropout=0.0)
+    expected = F.gelu(x @ mlp.fc1.weight.T + mlp.fc1.bias) @ mlp.fc2.weight.T + mlp.fc2.bias
+    assert torch.allclose(mlp(x), expected, atol=1e-6)
+    swiglu = SwiGLU(12, bias=False, dropout=0.0)
+    assert swiglu.fc2.in_features == 32  # 8/3 × 12
+    gate, up = swiglu.fc1.part(0), swiglu.fc1.part(1)
+    assert torch.allclose(swiglu(x), (F.silu(x @ gate.T) * (x @ up.T)) @ swiglu.fc2.weight.T, atol=1e-6)
+
+
+def test_rotary_products_depend_on_distance_alone() -> None:
+    """⟨R(m)q, R(n)k⟩ is a function of n − m (Su et al. 2021, equation 11), and rotation keeps lengths."""
+    angles = rotary_angles(32, 8)
+    q, k = torch.randn(8), torch.randn(8)
+    rotated_q = rotate(q.expand(1, 1, 32, 8), angles)[0, 0]
+    rotated_k = rotate(k.expand(1, 1, 32, 8), angles)[0, 0]
+    products = rotated_q @ rotated_k.T
+    for distance in (0, 3, 10):
+        diagonal = products.diagonal(distance)
+        assert torch.allclose(diagonal, diagonal[:1].expand_as(diagonal), atol=1e-4)
+    assert torch.allclose(rotated_q.norm(dim=-1), q.norm().expand(32), atol=1e-5)
+
+
+@pytest.mark.parametrize("settings", [{}, {"position": "rotary"}, {"mlp": "swiglu"}, {"tied": False}, {"bias": True}])
+def test_language_model_is_causal(settings: dict[str, object]) -> None:
+    """A later token changes nothing before it, under every norm that says so."""
+    batch = random_batch(TEXT).inputs
+    changed = batch.clone()
+    changed[:, 9] = (changed[:, 9] + 1) % TEXT.num_classes
+    for norm in ("layernorm", "rmsnorm", "groupnorm", "dyt", "none"):
+        model, _ = build(norm, **settings)
+        a, b = model(batch), model(changed)
+        assert torch.allclose(a[:, :9], b[:, :9], atol=1e-6)
+        assert not torch.allclose(a[:, 9:], b[:, 9:], atol=1e-6)
+
+
+def test_batchnorm_shows_the_future_in_training_only() -> None:
+    """What `sees_future="training"` claims, measured."""
+    batch = random_batch(TEXT).inputs
+    changed = batch.clone()
+    changed[:, 9:] = (changed[:, 9:] + 1) % TEXT.num_classes
+    model, _ = build("batchnorm")
+    assert not torch.allclose(model(batch)[:, :9], model(changed)[:, :9], atol=1e-6)
+    model.eval()
+    assert torch.allclose(model(batch)[:, :9], model(changed)[:, :9], atol=1e-6)
+
+
+def test_image_transformer_counts_tokens() -> None:
+    for pool, tokens in (("mean", 16), ("class_token", 17)):
+        model, _ = build(task=IMAGES, pool=pool)
+        assert model.positions.weight.shape[0] == tokens  # type: ignore[union-attr]
+        assert model(random_batch(IMAGES).inputs).shape == (4, 5)
+
+
+def test_embedding_scale_starts_at_the_root_of_the_width() -> None:
+    model, _ = build(embedding_scale=True)
+    assert model.scale.item() == pytest.approx(4.0)  # type: ignore[union-attr]
+    assert isinstance(model.scale, nn.Parameter)
+
+
+def test_tied_embeddings_are_one_parameter() -> None:
+    tied, untied = build()[0], build(tied=False)[0]
+    extra = 17 * 16
+    assert sum(p.numel() for p in untied.parameters()) - sum(p.numel() for p in tied.parameters()) == extra
+
+
+def test_resnet_shortcut_is_he_s_option_a() -> None:
+    """Every second pixel, and zeros for the new channels; no parameters."""
+    branch = ConvBranch((4, 8), 2, lambda n, **_: NoNorm(n, channel_dim=1), Site("block", 0), norm_order="before")
+    x = torch.randn(2, 4, 6, 6)
+    y = branch.shortcut(x)
+    assert y.shape == (2, 8, 3, 3)
+    assert torch.equal(y[:, :4], x[:, :, ::2, ::2])
+    assert not y[:, 4:].any()
+
+
+@pytest.mark.parametrize(("name", "layers", "parameters"), [("resnet20", 20, 0.27e6), ("resnet56", 56, 0.85e6)])
+def test_resnet_sizes(name: str, layers: int, parameters: float) -> None:
+    """He et al. 2016a, table 6: 20 layers have 0.27 M parameters, 56 have 0.85 M."""
+    tree = {key: section(key, value) for key, value in {"norm": "batchnorm", "placement": "pre", "model": name}.items()}
+    task = Task("image_classification", 10, image_shape=(3, 32, 32))
+    model = assembly.factory(tree, "model")(task, assembly.factory(tree, "norm"), assembly.factory(tree, "placement"))
+    assert sum(isinstance(m, nn.Conv2d | nn.Linear) for m in model.modules()) == layers
+    assert sum(p.numel() for p in model.parameters()) == pytest.approx(parameters, rel=0.02)
+
+
+def test_norm_order() -> None:
+    """`before`: convolution, norm, ReLU; `after`: convolution, ReLU, norm."""
+    for order, first in (("before", NoNorm), ("after", nn.ReLU)):
+        model, _ = build("none", model="cnn", task=IMAGES, norm_order=order)
+        assert isinstance(model.blocks[0].branches["conv"].between[0], first)  # type: ignore[union-attr,index]
+
+
+def test_plain_networks_have_no_skip() -> None:
+    """With all weights 0 nothing of the input is left, where a residual stack would pass it on."""
+    for name in ("cnn_plain", "mlp_plain"):
+        model, _ = build("none", "plain", name, IMAGES)
+        batch = random_batch(IMAGES).inputs
+        for module in model.blocks.modules():
+            if isinstance(module, nn.Conv2d | nn.Linear):
+                nn.init.zeros_(module.weight)
+        assert torch.equal(model(batch), model(-batch))
+
+
+def test_xavier_is_the_default() -> None:
+    assert section("init", "xavier")["_target_"].rpartition(".")[2] == Xavier.__name__

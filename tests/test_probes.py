@@ -1,0 +1,190 @@
+"""Probes: right numbers, and a run that does not notice them."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from support import IMAGES, TEXT, build, random_batch
+from torch import nn
+
+from normbench.probes import Probes
+from normbench.probes.statistics import histogram, moments, total_norm
+from normbench.training.evaluation import cross_entropy
+from normbench.types import Model
+
+
+def probes_of(model: Model, norms: dict[str, nn.Module]) -> Probes:
+    return Probes(model, norms, activations=True, gradients=True, parameters=True)
+
+
+def test_moments_against_float64_formulas() -> None:
+    x = torch.randn(3, 5, 7) * 2 + 0.5
+    x[:, :, 2] = 0
+    found = moments(x, channel_dim=-1)
+    y = x.double()
+    centered = y - y.mean()
+    expected = {
+        "mean": y.mean(),
+        "std": y.std(correction=0),
+        "rms": y.square().mean().sqrt(),
+        "max": y.abs().max(),
+        "kurtosis": centered.pow(4).mean() / centered.square().mean().square(),
+        "dead": torch.tensor(1 / 7, dtype=torch.float64),
+    }
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert found[name].item() == pytest.approx(value.item(), rel=1e-5), name
+
+
+def test_moments_leave_their_input_alone() -> None:
+    x = torch.randn(4, 6)
+    before = x.clone()
+    moments(x, -1)
+    assert torch.equal(x, before)
+
+
+def test_kurtosis_of_a_gaussian_is_three() -> None:
+    torch.manual_seed(0)
+    assert moments(torch.randn(1000, 100), -1)["kurtosis"].item() == pytest.approx(3.0, abs=0.1)
+
+
+def test_dead_channels_of_images() -> None:
+    x = torch.rand(2, 4, 3, 3) + 0.1
+    x[:, 1] = 0
+    x[0, 2] = 0  # dead in one sample only
+    assert moments(x, channel_dim=1)["dead"].item() == 0.25
+
+
+def test_histogram_against_numpy() -> None:
+    x = torch.tensor([0.0, 0.1, 0.1, 0.9, 1.0, 2.0])
+    found = histogram(x, bins=4).on_host()
+    counts, edges = np.histogram(x.numpy(), bins=4)
+    assert found.counts == counts.tolist() == [3.0, 1.0, 1.0, 1.0]
+    assert found.edges == pytest.approx(edges.tolist())
+    constant = histogram(torch.full((5,), 3.0)).on_host()
+    assert sum(constant.counts) == 5
+
+
+def test_total_norm() -> None:
+    tensors = [torch.randn(3, 4), torch.randn(5)]
+    flat = torch.cat([tensor.flatten() for tensor in tensors])
+    assert total_norm(tensors).item() == pytest.approx(flat.norm().item(), rel=1e-6)
+
+
+def probed_step(norm: str, placement: str = "pre", model: str = "nano", task=TEXT):  # type: ignore[no-untyped-def]
+    made, norms = build(norm, placement, model, task)
+    batch = random_batch(task)
+    seen: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+    for name, module in norms.items():
+        module.register_forward_hook(lambda m, i, o, name=name: seen.update({name: (i[0].detach(), o.detach())}))
+    with probes_of(made, norms).watch(histograms=True) as reading:
+        cross_entropy(made(batch.inputs), batch.targets).backward()
+    return made, norms, reading, seen
+
+
+def test_every_norm_site_is_read() -> None:
+    _, norms, reading, seen = probed_step("layernorm")
+    numbers = reading.numbers()
+    assert list(norms) == ["block00.attention", "block00.mlp", "block01.attention", "block01.mlp", "final"]
+    for name, (x, y) in seen.items():
+        assert numbers[f"act/{name}/rms_in"] == pytest.approx(x.square().mean().sqrt().item(), rel=1e-5)
+        assert numbers[f"act/{name}/mean_out"] == pytest.approx(y.mean().item(), abs=1e-6)
+        assert reading.histograms[f"act/{name}/in"].counts.sum() == x.numel()
+    assert math.isclose(numbers["act/final/rms_out"], 1.0, rel_tol=0.02)
+
+
+def test_residual_stream_and_gradients_by_depth() -> None:
+    model, _, reading, _ = probed_step("rmsnorm", "sandwich")
+    numbers = reading.numbers()
+    assert {"act/stream00/rms", "act/stream01/rms"} <= numbers.keys()
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+    mlp = [g for name, g in gradients.items() if name.startswith("blocks.1.branches.mlp.") and g is not None]
+    assert numbers["grad/block01.mlp/norm"] == pytest.approx(total_norm(mlp).item(), rel=1e-6)
+    parts = [value for tag, value in numbers.items() if tag.startswith("grad/")]
+    everything = total_norm([g for g in gradients.values() if g is not None]).item()
+    assert math.sqrt(sum(part**2 for part in parts)) == pytest.approx(everything, rel=1e-5)
+
+
+def test_norm_parameters() -> None:
+    _, _, reading, _ = probed_step("dyt")
+    numbers = reading.numbers()
+    assert numbers["norm/block01.mlp/alpha"] == 0.5
+    assert numbers["norm/block01.mlp/gamma_mean"] == 1.0
+    assert numbers["norm/block01.mlp/beta_std"] == 0.0
+    assert 0 <= numbers["act/block01.mlp/saturated_out"] <= 1
+
+
+def test_batchnorm_s_gap_is_taken_before_its_update() -> None:
+    _, norms, reading, seen = probed_step("batchnorm", model="cnn", task=IMAGES)
+    name = next(iter(norms))
+    x = seen[name][0]
+    mean, std = x.mean((0, 2, 3)), x.std((0, 2, 3), correction=0)
+    eps = norms[name].eps
+    assert reading.numbers()[f"norm/{name}/mean_gap"] == pytest.approx(
+        (mean / math.sqrt(1 + eps)).square().mean().sqrt().item(), rel=1e-4
+    )
+    assert reading.numbers()[f"norm/{name}/std_ratio"] == pytest.approx(
+        (std / math.sqrt(1 + eps)).mean().item(), rel=1e-4
+    )
+
+
+@pytest.mark.parametrize("norm", ["layernorm", "batchnorm", "dyt", "none"])
+def test_probes_change_nothing(norm: str) -> None:
+    """Output, gradients, buffers and random state have the same bits with a probe and without."""
+    results = []
+    for probed in (False, True):
+        torch.manual_seed(3)
+        model, norms = build(norm, "sandwich", dropout=0.2)
+        batch = random_batch(TEXT)
+        probes = probes_of(model, norms)
+        for _ in range(2):
+            if probed:
+                with probes.watch(histograms=True):
+                    logits = model(batch.inputs)
+                    cross_entropy(logits, batch.targets).backward()
+            else:
+                logits = model(batch.inputs)
+                cross_entropy(logits, batch.targets).backward()
+        gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        results.append([logits, *gradients, *model.buffers(), torch.random.get_rng_state()])
+    assert len(results[0]) == len(results[1]) > 10
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def test_no_hook_stays_behind() -> None:
+    model, norms = build("layernorm")
+    with probes_of(model, norms).watch():
+        assert any(module._forward_hooks for module in model.modules())
+        cross_entropy(model(random_batch(TEXT).inputs), random_batch(TEXT).targets).backward()
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_one_copy_from_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All numbers of a step leave the device together."""
+    _, _, reading, _ = probed_step("layernorm")
+    copies = []
+    original = torch.Tensor.tolist
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda tensor: copies.append(tensor.numel()) or original(tensor))
+    numbers = reading.numbers()
+    assert copies == [len(numbers)]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_probing_does_not_wait_for_a_gpu() -> None:
+    """Everything up to `numbers` runs under CUDA's sync debug mode `error`."""
+    model, norms = build("batchnorm", "sandwich")
+    model.cuda()
+    batch = random_batch(TEXT)
+    inputs, targets = batch.inputs.cuda(), batch.targets.cuda()
+    cross_entropy(model(inputs), targets).backward()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with probes_of(model, norms).watch(histograms=True) as reading:
+            cross_entropy(model(inputs), targets).backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert all(math.isfinite(value) for value in reading.numbers().values())

@@ -1,0 +1,277 @@
+"""The loop's parts against independent references."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from support import IMAGES, TEXT, build, random_batch, section
+from torch import nn
+
+from normbench import assembly
+from normbench.errors import UsageError
+from normbench.ledger import make_ledger, parameter_counts
+from normbench.training.clock import Clock
+from normbench.training.evaluation import cross_entropy, evaluate
+from normbench.training.guard import Diverged, Guard, LatchedGuard, Runaway, first_nonfinite
+from normbench.training.optimizer import make_optimizer, parameter_groups
+from normbench.training.schedules import Constant, Cosine, Linear, OneCycle, Schedule
+
+CPU = torch.device("cpu")
+
+# ---- schedules
+
+
+def curve(schedule: Schedule, steps: int) -> list[float]:
+    return [schedule.factor(step, steps) for step in range(steps)]
+
+
+def torch_curve(make: Callable[[torch.optim.Optimizer], Any], steps: int) -> list[float]:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    scheduler = make(optimizer)
+    factors = []
+    for _ in range(steps):
+        factors.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    return factors
+
+
+def test_cosine_against_nanogpt_s_formula() -> None:
+    """nanoGPT's get_lr: warm-up (it + 1) / (warmup + 1), then a cosine to the smallest rate."""
+    warmup, steps, final = 10, 100, 0.1
+    found = curve(Cosine(warmup=warmup, final=final), steps)
+    for it in range(steps):
+        if it < warmup:
+            expected = (it + 1) / (warmup + 1)
+        else:
+            progress = (it - warmup) / (steps - 1 - warmup)
+            expected = final + 0.5 * (1 + math.cos(math.pi * progress)) * (1 - final)
+        assert found[it] == pytest.approx(expected)
+    assert found[-1] == pytest.approx(final)
+
+
+def test_cosine_against_torch() -> None:
+    expected = torch_curve(partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=49, eta_min=0.1), 50)
+    assert curve(Cosine(warmup=0, final=0.1), 50) == pytest.approx(expected, rel=1e-5)
+
+
+def test_linear_against_torch() -> None:
+    linear = partial(torch.optim.lr_scheduler.LinearLR, start_factor=1.0, end_factor=0.2, total_iters=49)
+    assert curve(Linear(warmup=0, final=0.2), 50) == pytest.approx(torch_curve(linear, 50), rel=1e-5)
+
+
+def test_one_cycle_has_its_landmarks() -> None:
+    found = curve(OneCycle(warmup=0.3, start=0.04, final=1e-4), 100)
+    assert max(found) == pytest.approx(1.0)
+    assert found.index(max(found)) == 30
+    assert found[0] < 0.06
+    assert found[-1] == pytest.approx(1e-4)
+    assert found[:31] == sorted(found[:31])
+    assert found[30:] == sorted(found[30:], reverse=True)
+
+
+def test_warm_up_as_share_and_as_number() -> None:
+    assert curve(Constant(warmup=0.1), 50) == curve(Constant(warmup=5), 50)
+    assert curve(Constant(warmup=0.0), 5) == [1.0] * 5
+    assert max(curve(Cosine(warmup=1000, final=0.1), 10)) < 0.02  # a warm-up longer than the run
+    assert curve(Cosine(warmup=0.5, final=0.1), 1) == [1.0]
+
+
+# ---- optimizer
+
+
+def test_decay_on_matrices_only() -> None:
+    model, norms = build("layernorm", bias=True)
+    decayed, rest = parameter_groups(model, norms.values(), 0.1, decay_norms=False)
+    assert decayed["weight_decay"] == 0.1
+    assert rest["weight_decay"] == 0.0
+    assert all(parameter.ndim >= 2 for parameter in decayed["params"])
+    assert all(parameter.ndim < 2 for parameter in rest["params"])
+    assert sum(p.numel() for g in (decayed, rest) for p in g["params"]) == sum(p.numel() for p in model.parameters())
+    with_norms, _ = parameter_groups(model, norms.values(), 0.1, decay_norms=True)
+    in_norms = sum(len(list(norm.parameters())) for norm in norms.values())
+    assert len(with_norms["params"]) == len(decayed["params"]) + in_norms
+
+
+@pytest.mark.parametrize("name", ["adamw", "adam", "sgd"])
+def test_every_optimizer_is_built_fused(name: str) -> None:
+    model, norms = build()
+    tree = {"optim": section("optim", name)}
+    optimizer = make_optimizer(
+        assembly.factory(tree, "optim"), parameter_groups(model, norms.values(), 0.1, False), CPU
+    )
+    assert all(group["fused"] for group in optimizer.param_groups)
+
+
+def test_any_torch_optimizer_by_its_path() -> None:
+    """The settings of the YAML that the class does not take fall away; what was asked for is refused."""
+    tree = {name: section(name, option) for name, option in [("norm", "none"), ("placement", "pre"), ("model", "nano")]}
+    tree |= {"optim": section("optim", "adamw", _target_="torch.optim.Adagrad")}
+    tree |= {s: {"_target_": "builtins.dict"} for s in ("data", "schedule", "init")}
+    adopted = assembly.adopt_targets(tree, lambda key: key == "optim._target_")
+    assert set(adopted["optim"]) == {"_target_", "_partial_", "lr", "eps", "weight_decay"}
+    model, norms = build()
+    groups = parameter_groups(model, norms.values(), 0.1, False)
+    assert isinstance(make_optimizer(assembly.factory(adopted, "optim"), groups, CPU), torch.optim.Adagrad)
+    kept = assembly.adopt_targets(tree, lambda key: key in ("optim._target_", "optim.betas"))
+    with pytest.raises(UsageError, match=r"optim\.betas is not a setting of torch\.optim\.Adagrad"):
+        assembly.factory(kept, "optim")
+
+
+# ---- evaluation
+
+
+def test_evaluation_weighs_every_prediction_alike() -> None:
+    """Batches of different sizes: the mean over all targets, not over batches; and eval mode is left again."""
+    model, _ = build("batchnorm", dropout=0.5)
+    batches = [random_batch(TEXT, size=n, seed=n) for n in (5, 2)]
+    found = evaluate(model, batches, TEXT, CPU)
+    assert model.training
+    model.eval()
+    with torch.no_grad():
+        logits = torch.cat([model(batch.inputs).flatten(0, 1) for batch in batches]).double()
+    targets = torch.cat([batch.targets.flatten() for batch in batches])
+    loss = nn.functional.cross_entropy(logits, targets).item()
+    assert found["loss"] == pytest.approx(loss, rel=1e-6)
+    assert found["accuracy"] == pytest.approx((logits.argmax(-1) == targets).double().mean().item())
+    assert found["perplexity"] == pytest.approx(math.exp(loss), rel=1e-6)
+
+
+# ---- divergence
+
+
+def test_guard() -> None:
+    one, nan, inf = (torch.tensor(x) for x in (1.0, math.nan, math.inf))
+    guard = Guard()
+    assert guard.admits(one, one)
+    assert not guard.admits(nan, one)
+    assert not guard.admits(one, inf)
+
+
+def test_latched_guard_freezes_the_weights_from_the_first_bad_step_on() -> None:
+    """Fused AdamW honours `found_inf` (on the CPU too), so the check needs no wait for the device."""
+    weight = nn.Parameter(torch.ones(4))
+    optimizer = torch.optim.AdamW([weight], lr=0.1, fused=True)
+    guard = LatchedGuard(optimizer, CPU)
+    seen = []
+    for gradient in (1.0, 2.0, math.nan, 1.0):
+        weight.grad = torch.full((4,), gradient)
+        guard.admits(torch.tensor(0.5), weight.grad.norm())
+        optimizer.step()
+        seen.append(weight.detach().clone())
+    assert not torch.equal(seen[0], seen[1])
+    assert torch.equal(seen[1], seen[2])
+    assert torch.equal(seen[1], seen[3])
+    assert guard.tripped() == 2
+
+
+def test_latched_guard_lets_good_steps_pass() -> None:
+    weights = [nn.Parameter(torch.ones(4)) for _ in range(2)]
+    optimizers = [torch.optim.AdamW([weight], lr=0.1, fused=True) for weight in weights]
+    guard = LatchedGuard(optimizers[0], CPU)
+    for _ in range(3):
+        for weight, optimizer in zip(weights, optimizers, strict=True):
+            weight.grad = torch.arange(4.0)
+            guard.admits(torch.tensor(0.5), torch.tensor(0.5))
+            optimizer.step()
+    assert torch.equal(*weights)
+    assert guard.tripped() is None
+
+
+def test_runaway_needs_patience() -> None:
+    watch = Runaway(factor=3.0, patience=30)
+    watch.check(1, 2.0)
+    watch.check(10, 7.0)
+    watch.check(20, 5.0)  # back below: counted anew
+    watch.check(30, 7.0)
+    watch.check(50, 6.5)
+    with pytest.raises(Diverged) as caught:
+        watch.check(60, 9.0)
+    assert caught.value.step == 30
+
+
+def test_first_nonfinite_output_is_named() -> None:
+    model, _ = build("batchnorm", model="cnn", task=IMAGES)
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    with torch.no_grad():
+        model.blocks[1].branches["conv"].conv1.weight[0, 0, 0, 0] = math.nan  # type: ignore[union-attr,index]
+    assert first_nonfinite(model, random_batch(IMAGES)) == "output of blocks.1.branches.conv.conv1"
+    assert all(torch.equal(buffer, before[name]) for name, buffer in model.named_buffers())
+
+
+def test_first_nonfinite_gradient_is_named() -> None:
+    """√|x| has a finite value and an infinite slope at 0."""
+
+    class Root(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.abs().sqrt()
+
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 4), Root(), nn.Linear(4, 5))
+    nn.init.zeros_(model[1].weight)
+    nn.init.zeros_(model[1].bias)
+    batch = random_batch(IMAGES)
+    batch = batch._replace(inputs=torch.randn(4, 3))
+    assert first_nonfinite(model, batch) == "gradient of 1.weight"
+
+
+# ---- clock, ledger
+
+
+def test_clock_leaves_out_warm_up_and_probed_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([0.0, 9.0, 10.0, 10.002, 20.0, 25.0, 30.0, 30.004])
+    clock = Clock(warmup=1)
+    marks = {"now": 0.0}
+    monkeypatch.setattr(clock, "mark", lambda: marks["now"])
+    for counts in (True, True, False, True):
+        marks["now"] = next(times)
+        clock.start()
+        marks["now"] = next(times)
+        clock.stop(counts)
+    assert clock.recent() == pytest.approx(3.0)
+    assert clock.recent() is None
+    assert clock.summary()["n"] == 2
+    assert clock.summary()["median_ms"] == pytest.approx(3.0)
+    later = Clock()
+    later.restore(clock.state())
+    assert later.summary() == clock.summary()
+
+
+def test_ledger_counts_and_names_what_was_built() -> None:
+    model, norms = build("groupnorm", "deep", depth=2)
+    tree = {"trainer": {"decay_norms": False}, "init": section("init", "xavier")}
+    ledger = make_ledger(model, norms, tree, CPU)
+    assert ledger["norms"] == 4
+    assert ledger["eps"] == 1e-5
+    assert ledger["groups"] == 4  # auto: 16 features / 4
+    assert ledger["parameters"]["in_norms"] == 4 * 2 * 16
+    assert ledger["parameters"] == parameter_counts(model, norms.values())
+    assert ledger["residual_gain"] == pytest.approx(4**0.25, abs=1e-6)
+    assert ledger["branch_gain"] == pytest.approx(16**-0.25, abs=1e-6)
+    assert ledger["norm_parameters_decayed"] is False
+    assert "torch" in ledger["implementation"]
+
+
+def test_training_repeats_to_the_bit() -> None:
+    """Same seed, same losses."""
+
+    def losses() -> list[float]:
+        model, norms = build("rmsnorm", dropout=0.1)
+        groups = parameter_groups(model, norms.values(), 0.1, False)
+        optimizer = make_optimizer(partial(torch.optim.AdamW, lr=1e-2), groups, CPU)
+        found = []
+        for step in range(5):
+            torch.manual_seed(step)
+            batch = random_batch(TEXT, seed=step)
+            loss = cross_entropy(model(batch.inputs), batch.targets)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            found.append(loss.item())
+        return found
+
+    assert losses() == losses()
