@@ -14,8 +14,9 @@ from normbench.types import Branch, Model, NormFactory, PlacementFactory, Site, 
 class ConvNet(Model):
     """A residual CNN after He et al. 2016b: a 3 × 3 stem, stages of equal blocks, mean pool, linear head.
 
-    width: channels of the first stage. stages: each stage's channels in multiples of `width`; every stage but the first
-    halves height and width. depth: residual blocks in all, the same number in each stage (ResNet-20: 9).
+    width: channels of the first stage. stages: each stage's channels in multiples of `width`. strides: by how much each
+    stage shrinks height and width, the first one in the stem. depth: residual blocks in all, the same number in each
+    stage (ResNet-20: 9).
     norm_order: inside a branch, the norm `before` or `after` the activation.
 
     data flow: images ─ stem ─ blocks ─ final norm, if the placement needs one ─ ReLU ─ mean over pixels ─ head
@@ -34,21 +35,25 @@ class ConvNet(Model):
         depth: int,
         width: int,
         stages: list[int],
+        strides: list[int],
         norm_order: str,
     ) -> None:
         super().__init__()
-        if depth % len(stages):
-            raise UsageError(f"model.depth={depth} is not a multiple of the {len(stages)} stages: change model.depth")
+        check_stages(depth, stages, strides)
         assert task.image_shape is not None
-        per_stage = depth // len(stages)
-        channels = task.image_shape[0]
-        self.stem = nn.Conv2d(channels, width, 3, padding=1, bias=False) if self.residual else nn.Identity()
+        channels, per_stage = task.image_shape[0], depth // len(stages)
+        stem = nn.Conv2d(channels, width, 3, stride=strides[0], padding=1, bias=False)
+        self.stem = stem if self.residual else nn.Identity()
         widths = [width if self.residual else channels, *(width * stages[i // per_stage] for i in range(depth))]
+
+        def stride(layer: int) -> int:
+            first_of_stage = layer % per_stage == 0 and not (self.residual and layer == 0)
+            return strides[layer // per_stage] if first_of_stage else 1
 
         def block(layer: int) -> nn.Module:
             site = Site("block", layer, depth, branches=depth)
-            stride = 2 if layer and layer % per_stage == 0 else 1
-            branch: Branch = self.branch((widths[layer], widths[layer + 1]), stride, norm, site, norm_order=norm_order)
+            shape = (widths[layer], widths[layer + 1]), stride(layer)
+            branch: Branch = self.branch(*shape, norm, site, norm_order=norm_order)
             return placement({"conv": branch}, norm, site)
 
         self.blocks = nn.ModuleList([block(layer) for layer in range(depth)])
@@ -77,3 +82,11 @@ class PlainConvNet(ConvNet):
 
     def make_final(self, norm: NormFactory, width: int, depth: int) -> nn.Module:
         return nn.Identity()
+
+
+def check_stages(depth: int, stages: list[int], strides: list[int]) -> None:
+    """Refuse a depth that the stages cannot share, and strides that do not belong to them."""
+    if len(stages) != len(strides):
+        raise UsageError(f"model.strides has {len(strides)} numbers for the {len(stages)} of model.stages: give as many")
+    if depth % len(stages):
+        raise UsageError(f"model.depth={depth} is not a multiple of the {len(stages)} stages: change model.depth")

@@ -49,9 +49,7 @@ def write(state: State, file: IO[bytes]) -> None:
     try:
         torch.save(state, hashed)  # type: ignore[arg-type]  # it needs no more of a file
     except RuntimeError as error:
-        if isinstance(error.__context__, OSError):  # torch complains of what it did not get to write instead
-            raise error.__context__ from None
-        raise
+        raise error.__context__ or error from None  # where a write failed, torch tells that it did, not why
     file.write(hashed.digest.digest())
 
 

@@ -29,7 +29,7 @@ class Interrupted(Exception):
 
 @dataclass(frozen=True)
 class Parts:
-    """What a loop works with."""
+    """What a loop works with. compiled: what runs in place of the model in training, if anything."""
 
     model: nn.Module
     data: Data
@@ -39,6 +39,7 @@ class Parts:
     recorder: Sink
     checkpoints: Checkpoints
     device: torch.device
+    compiled: Callable[[Tensor], Tensor] | None = None
 
 
 class Loop:
@@ -97,9 +98,7 @@ class Loop:
         factor = self.parts.schedule.factor(self.step, self.steps)
         for group, lr in zip(self.parts.optimizer.param_groups, self.base_lrs, strict=True):
             group["lr"] = lr * factor
-        with self.watch() as reading:
-            loss = cross_entropy(self.parts.model(batch.inputs), batch.targets)
-            loss.backward()
+        loss, reading = self.forward_backward(batch)
         self.grad_norm = self.clip()
         if not self.guard.admits(loss, self.grad_norm):
             self.diverge(self.step)
@@ -112,6 +111,40 @@ class Loop:
         self.clock.stop(counts=reading is None)
         if reading is not None:
             self.record_probes(reading)
+
+    def forward_backward(self, batch: Batch) -> tuple[Tensor, Reading | None]:
+        """The loss, with its gradients in the parameters, and what the probes saw where they are due (else None).
+
+        Probes ride on this very pass. A compiled model runs code of its own, which hooks cannot look into and must not
+        change: there the uncompiled model runs the same batch beside it, and leaves no trace.
+        """
+        probing, histograms = self.probes_due()
+        compiled = self.parts.compiled
+        if compiled is None:
+            with self.parts.probes.watch(histograms) if probing else nullcontext() as reading:
+                loss = self.backward(self.parts.model, batch)
+            return loss, reading
+        loss = self.backward(compiled, batch)
+        return loss, self.replay(batch, histograms) if probing else None
+
+    def backward(self, model: Callable[[Tensor], Tensor], batch: Batch) -> Tensor:
+        loss = cross_entropy(model(batch.inputs), batch.targets)
+        loss.backward()
+        return loss
+
+    def replay(self, batch: Batch, histograms: bool) -> Reading:
+        """Probe the uncompiled model on this step's batch and dropout masks; gradients and buffers are as before."""
+        parameters, buffers = list(self.parts.model.parameters()), list(self.parts.model.buffers())
+        gradients, contents = [p.grad for p in parameters], [buffer.clone() for buffer in buffers]
+        self.parts.model.zero_grad(set_to_none=True)
+        torch.manual_seed(stable_seed(self.seed, "dropout", self.step))
+        with self.parts.probes.watch(histograms) as reading:
+            self.backward(self.parts.model, batch)
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
+        for buffer, content in zip(buffers, contents, strict=True):
+            buffer.copy_(content)
+        return reading
 
     def seeded_batch(self, step: int) -> Batch:
         """The batch of a step on the device, with the generators set to what the step's dropout draws from."""
@@ -183,13 +216,11 @@ class Loop:
         results = evaluate(self.parts.model, batches, self.parts.data.task, self.parts.device)
         return {f"{name}/{split}": value for name, value in results.items()}
 
-    def watch(self) -> Any:
-        """The probes' look at this step (counted from 1) where one is due, else nothing."""
+    def probes_due(self) -> tuple[bool, bool]:
+        """Whether probes, and histograms among them, are due at this step (counted from 1; the first one always is)."""
         step, config = self.step + 1, self.probes_config
         histograms = due(step, config.histograms_every)
-        if due(step, config.every) or histograms or (step == 1 and config.every):
-            return self.parts.probes.watch(histograms)
-        return nullcontext()
+        return due(step, config.every) or histograms or (step == 1 and config.every > 0), histograms
 
     def record_probes(self, reading: Reading) -> None:
         self.record(reading.numbers())

@@ -8,6 +8,10 @@ venv=$root/.venv
 state=$venv/set-up.state
 under_way="under way"
 
+# pip's words for a network that is down; the last are for an index that gave nothing at all.
+no_network='connection broken by|Max retries exceeded|ConnectionError|TimeoutError|ProxyError|IncompleteRead'
+no_network+='|from versions: none'
+
 say() { printf 'normbench: %s\n' "$*" >&2; }
 fail() {
     say "$*"
@@ -66,9 +70,10 @@ make_venv() {
     "$python" -I -c 'import ensurepip, venv' 2>/dev/null ||
         fail "$python cannot make virtual environments: install its venv module (Debian, Ubuntu:" \
             "apt install python$(version_of "$python" | cut -d. -f1,2)-venv) and start again."
+    rm -rf "$venv"
     require_space "$root" 2000
     require_space "${TMPDIR:-/tmp}" 500
-    output=$("$python" -I -m venv --clear "$venv" 2>&1) || fail "$python could not make $venv: ${output##*$'\n'}"
+    output=$("$python" -I -m venv "$venv" 2>&1) || fail "$python could not make $venv: ${output##*$'\n'}"
 }
 
 # Prints the first Python in range.
@@ -98,28 +103,33 @@ require_space() {
 
 free_megabytes() { df -Pk "$1" | awk 'NR == 2 { print int($4 / 1000) }'; }
 
+# pip's progress is shown as it comes; what it complains about is kept, and becomes a sentence if it fails.
 install() {
-    local log=${PIP_LOG:-$venv/set-up.log}
+    local complaints
     say "installing $1 (with torch, Hydra, datasets, TensorBoard and what they need) into $venv, at the versions in" \
         "constraints.txt."
     say "That is 0.4 GB to download and 1.7 GB on disk with torch's CPU build; with CUDA, which is what PyPI has for" \
         "Linux on x86-64, 3 GB and 5.5 GB."
     say "pip's own settings hold: PIP_EXTRA_INDEX_URL with PyTorch's CPU index gives the CPU build."
-    rm -f "$venv/set-up.log"
     echo "$under_way" >"$state"
-    PIP_LOG=$log "$venv/bin/python" -I -m pip install \
-        --constraint "$root/constraints.txt" --editable "$root${1#normbench}" >&2 || explain_failure "$log"
+    {
+        complaints=$("$venv/bin/python" -I -m pip install --constraint "$root/constraints.txt" \
+            --editable "$root${1#normbench}" 2>&1 >&3)
+    } 3>&2 || explain_failure "$complaints"
     { ingredients && echo "$1"; } >"$state.new"
     mv "$state.new" "$state"
 }
 
 explain_failure() {
-    local recent
-    recent=$(tail -n 300 "$1" 2>/dev/null || true)
-    if grep -qE 'No space left on device|Disk quota exceeded' <<<"$recent" || (($(free_megabytes "$venv") < 10)); then
+    local reason log=$venv/set-up.log
+    if grep -qE 'No space left on device|Disk quota exceeded' <<<"$1"; then
         fail "the disk is full: make room where $venv, ${TMPDIR:-/tmp} and pip's cache are, and start again."
-    elif grep -qE 'connection broken by|Max retries exceeded|Connection(Reset|Refused|Timeout)?Error' <<<"$recent"; then
-        fail "pip could not reach its package index: check the network and pip's settings, and start again (log: $1)."
     fi
-    fail "pip could not install normbench: see its last lines above, or the log in $1."
+    printf '%s\n' "$1" >"$log"
+    if grep -qE "$no_network" "$log"; then
+        fail "pip could not reach its package index, or not all that it needs is there: check the network and pip's" \
+            "settings, and start again (pip's errors are in $log)."
+    fi
+    reason=$(sed -nE 's/^(ERROR|error): //p' "$log" | tail -n 1)
+    fail "pip could not install normbench: ${reason:-it gave no reason} (pip's errors are in $log)."
 }

@@ -1,0 +1,155 @@
+"""Labelled images in memory, and batches of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int64, UInt8
+from torch import Tensor
+
+from normbench.data.cache import Source, open_content
+from normbench.data.holdout import check_size, held_out
+from normbench.errors import UsageError
+from normbench.seeds import stable_seed
+from normbench.types import Batch, Data, Split, Task
+
+
+class Labelled(NamedTuple):
+    """Images and their classes."""
+
+    images: UInt8[Tensor, "images channels height width"]
+    labels: Int64[Tensor, " images"]
+
+
+class Scaling(NamedTuple):
+    """From pixels 0..255 to what a model sees: (x − shift) / divisor, by channel."""
+
+    shift: Float[Tensor, "channels 1 1"]
+    divisor: Float[Tensor, "channels 1 1"]
+
+
+class Images(Data):
+    """A classifier's data: an epoch is a permutation of the training images, its last incomplete batch dropped.
+
+    Args:
+        source: where the images come from.
+        batch_size: images of a training batch.
+        eval_batch_size: images of an evaluation batch.
+        seed: of the permutations.
+        scaling: `none` (0 to 255), `unit` (0 to 1) or `standard` (mean 0 and deviation 1 over the training images that
+            are used, by channel).
+        holdout: share (< 1) or number (≥ 1) of the last training images; they become `val`, and training uses the rest.
+
+    Raises:
+        UsageError: a number is out of bounds, an unknown scaling, or a batch larger than the training set.
+    """
+
+    kind = "image_classification"
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        batch_size: int,
+        eval_batch_size: int,
+        seed: int,
+        scaling: str = "standard",
+        holdout: float = 0,
+    ) -> None:
+        self.batch_size = check_size("data.batch_size", batch_size)
+        self.eval_batch_size = check_size("data.eval_batch_size", eval_batch_size)
+        self.seed = seed
+        self.source = source
+        content, self.fingerprint = open_content(source)
+        train, val = (
+            Labelled(
+                *(torch.from_numpy(np.asarray(content.arrays[f"{split}_{part}"])) for part in ("images", "labels"))
+            )
+            for split in ("train", "val")
+        )
+        held = held_out(len(train.labels), holdout, "images")
+        used = len(train.labels) - held
+        held_part = Labelled(train.images[used:], train.labels[used:])
+        self.splits: dict[Split, Labelled] = {
+            "train": Labelled(train.images[:used], train.labels[:used]),
+            "val": held_part if held else val,
+        }
+        self.classes: tuple[str, ...] = tuple(content.facts["classes"])
+        channels, height, width = train.images.shape[1:]
+        self.task = Task(
+            kind="image_classification", num_classes=len(self.classes), image_shape=(channels, height, width)
+        )
+        self.scaling = scaling
+        self._scaling = make_scaling(scaling, content.arrays["train_moments"][:used], height * width)
+        self.steps_per_epoch = self._steps(used)
+        self._epoch: int | None = None
+        self._order = torch.empty(0, dtype=torch.int64)
+
+    def _steps(self, images: int) -> int:
+        if self.batch_size > images:
+            raise UsageError(
+                f"data.batch_size={self.batch_size:,} is more than the {images:,} training images of "
+                f"{self.source.name}: use at most {images:,}"
+            )
+        return images // self.batch_size
+
+    def train_batch(self, step: int) -> Batch:
+        """The images of this step's place in its epoch's permutation, which depends on (seed, epoch) alone."""
+        epoch, place = divmod(step, self.steps_per_epoch)
+        if epoch != self._epoch:
+            generator = torch.Generator().manual_seed(stable_seed(self.seed, "data", epoch))
+            self._order = torch.randperm(len(self.splits["train"].labels), generator=generator)
+            self._epoch = epoch
+        return self._batch("train", self._order[place * self.batch_size : (place + 1) * self.batch_size])
+
+    def eval_batches(self, split: Split, limit: int | None = None) -> Iterator[Batch]:
+        """The split in order, the last batch perhaps smaller.
+
+        With `limit`: so many batches of `eval_batch_size` images spread evenly over the split, or all if that is less.
+        """
+        total = len(self.splits[split].labels)
+        count = total if limit is None else min(total, limit * self.eval_batch_size)
+        for indices in (torch.arange(count) * total // count).split(self.eval_batch_size):
+            yield self._batch(split, indices)
+
+    def _batch(self, split: Split, indices: Int64[Tensor, " batch"]) -> Batch:
+        images, labels = self.splits[split]
+        pixels = images.index_select(0, indices).float()
+        return Batch(pixels.sub_(self._scaling.shift).div_(self._scaling.divisor), labels.index_select(0, indices))
+
+    def describe(self) -> dict[str, Any]:
+        """What the data are, for the record; mean and deviation are those of pixels from 0 to 1."""
+        return self.source.describe() | {
+            "kind": self.kind,
+            "train_images": len(self.splits["train"].labels),
+            "val_images": len(self.splits["val"].labels),
+            "image_shape": list(self.task.image_shape or ()),
+            "classes": list(self.classes),
+            "scaling": self.scaling,
+            "shift": [round(value / 255, 6) for value in self._scaling.shift.flatten().tolist()],
+            "divisor": [round(value / 255, 6) for value in self._scaling.divisor.flatten().tolist()],
+            "steps_per_epoch": self.steps_per_epoch,
+            "fingerprint": self.fingerprint,
+        }
+
+
+def make_scaling(scaling: str, moments: Int64[np.ndarray, "images channels 2"], pixels: int) -> Scaling:
+    """The scaling of that name, from each image's sum and sum of squares over its `pixels` pixels.
+
+    Raises:
+        UsageError: no scaling has that name.
+    """
+    total, squares = moments.sum(axis=0).T.astype(np.float64) / (len(moments) * pixels)
+    deviation = np.sqrt(np.maximum(squares - total**2, 0))
+    known = {
+        "none": (np.zeros_like(total), np.ones_like(total)),
+        "unit": (np.zeros_like(total), np.full_like(total, 255)),
+        "standard": (total, np.where(deviation > 0, deviation, 1)),  # a channel without variation stays 0
+    }
+    if scaling not in known:
+        raise UsageError(f"data.scaling={scaling} is unknown: use {', '.join(known)}")
+    shift, divisor = (torch.from_numpy(values).float()[:, None, None] for values in known[scaling])
+    return Scaling(shift, divisor)

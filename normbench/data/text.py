@@ -1,0 +1,128 @@
+"""Text as token ids in memory, and windows of it as batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from jaxtyping import Int, Int64
+from torch import Tensor
+
+from normbench.data.cache import Source, open_content
+from normbench.data.holdout import check_size, held_out
+from normbench.data.vocabulary import Tokens, Vocabulary
+from normbench.errors import UsageError
+from normbench.seeds import stable_seed
+from normbench.types import Batch, Data, Split, Task
+
+
+class TextSource(Source, Protocol):
+    """A source of the arrays `train` and `val`: token ids."""
+
+    def vocabulary(self, facts: dict[str, Any]) -> Vocabulary:
+        """What the tokens stand for."""
+
+
+class Text(Data):
+    """A language model's data: windows of `context` tokens; the targets are the inputs one token later.
+
+    Training windows start anywhere, at random, as nanoGPT samples them; an epoch is as many windows as would cover the
+    text once. Evaluation covers every target exactly once.
+
+    Args:
+        source: where the tokens come from.
+        context: length of a window, in tokens.
+        batch_size: windows of a training batch.
+        eval_batch_size: windows of an evaluation batch.
+        seed: of the windows' starts.
+        holdout: share (< 1) or number (≥ 1) of the last training tokens; they become `val`, and training uses the rest.
+
+    Raises:
+        UsageError: a number is out of bounds, or a part of the text is shorter than a window and its last target.
+    """
+
+    kind = "language_model"
+
+    def __init__(
+        self, source: TextSource, *, context: int, batch_size: int, eval_batch_size: int, seed: int, holdout: float = 0
+    ) -> None:
+        self.context = check_size("data.context", context)
+        self.batch_size = check_size("data.batch_size", batch_size)
+        self.eval_batch_size = check_size("data.eval_batch_size", eval_batch_size)
+        self.seed = seed
+        self.source = source
+        content, self.fingerprint = open_content(source)
+        self._vocabulary = source.vocabulary(content.facts)
+        train, val = np.asarray(content.arrays["train"]), np.asarray(content.arrays["val"])
+        held = held_out(len(train), holdout, "tokens")
+        self.splits: dict[Split, Tokens] = {"train": train[: len(train) - held], "val": train[-held:] if held else val}
+        self._check_lengths()
+        self.task = Task(kind="language_model", num_classes=len(self.vocabulary), context=context)
+        self.steps_per_epoch = max(1, len(self.splits["train"]) // (batch_size * context))
+
+    def _check_lengths(self) -> None:
+        for split, tokens in self.splits.items():
+            if len(tokens) <= self.context:
+                raise UsageError(
+                    f"data.context={self.context:,} is too long for the {len(tokens):,} tokens of {self.source.name} "
+                    f"({split}): use at most {len(tokens) - 1:,}, or hold out other amounts"
+                )
+
+    @property
+    def vocabulary(self) -> tuple[str, ...]:
+        """The symbol of each token; bytes that are no printable ASCII as `\\x0a`."""
+        return self._vocabulary.symbols
+
+    def decode(self, tokens: Int[Tensor, " tokens"]) -> str:
+        """The text of token ids."""
+        return self._vocabulary.decode(np.asarray(tokens))
+
+    def train_batch(self, step: int) -> Batch:
+        """`batch_size` windows whose starts depend on (seed, step) alone."""
+        tokens = self.splits["train"]
+        generator = torch.Generator().manual_seed(stable_seed(self.seed, "data", step))
+        starts = torch.randint(len(tokens) - self.context, (self.batch_size,), generator=generator)
+        return windows(tokens, starts.numpy(), self.context)
+
+    def eval_batches(self, split: Split, limit: int | None = None) -> Iterator[Batch]:
+        """Every target of the split once, the remainder as a last batch of one shorter window.
+
+        With `limit`: so many batches of `batch_size` windows, their starts spread evenly over the split.
+        """
+        tokens = self.splits[split]
+        if limit is None:
+            yield from self._all_windows(tokens)
+            return
+        last = len(tokens) - self.context - 1
+        starts = np.arange(limit * self.batch_size) * last // max(1, limit * self.batch_size - 1)
+        for rows in starts.reshape(limit, self.batch_size):
+            yield windows(tokens, rows, self.context)
+
+    def _all_windows(self, tokens: Tokens) -> Iterator[Batch]:
+        count, remainder = divmod(len(tokens) - 1, self.context)
+        starts = np.arange(count) * self.context
+        for first in range(0, count, self.eval_batch_size):
+            yield windows(tokens, starts[first : first + self.eval_batch_size], self.context)
+        if remainder:
+            yield windows(tokens, np.array([count * self.context]), remainder)
+
+    def describe(self) -> dict[str, Any]:
+        """What the data are, for the record."""
+        return self.source.describe() | {
+            "kind": self.kind,
+            "train_tokens": len(self.splits["train"]),
+            "val_tokens": len(self.splits["val"]),
+            "vocabulary_size": len(self.vocabulary),
+            "level": self._vocabulary.level,
+            "context": self.context,
+            "steps_per_epoch": self.steps_per_epoch,
+            "fingerprint": self.fingerprint,
+        }
+
+
+def windows(tokens: Tokens, starts: Int64[np.ndarray, " batch"], length: int) -> Batch:
+    """The windows at `starts`, and the same one token later."""
+    picked = torch.from_numpy(tokens[starts[:, None] + np.arange(length + 1)].astype(np.int64))
+    return Batch(picked[:, :-1].contiguous(), picked[:, 1:].contiguous())
