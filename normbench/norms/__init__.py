@@ -1,0 +1,12 @@
+"""The normalizations, one file each; `conf/norm/` is their registry."""
+
+from normbench.norms.batchnorm import BatchNorm
+from normbench.norms.dyt import DyT
+from normbench.norms.groupnorm import GroupNorm
+from normbench.norms.instancenorm import InstanceNorm
+from normbench.norms.layernorm import LayerNorm
+from normbench.norms.none import NoNorm
+from normbench.norms.prmsnorm import PartialRMSNorm
+from normbench.norms.rmsnorm import RMSNorm
+
+__all__ = ["BatchNorm", "DyT", "GroupNorm", "InstanceNorm", "LayerNorm", "NoNorm", "PartialRMSNorm", "RMSNorm"]

@@ -1,0 +1,99 @@
+"""Batch normalization."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from normbench.norms.common import (
+    RunningNorm,
+    check_count,
+    choose,
+    from_running,
+    fused_from_running,
+    scale_and_shift,
+    standardize,
+)
+from normbench.types import NormFacts, Site
+
+
+class BatchNorm(RunningNorm):
+    """Standardizes each feature over the batch, and over time or space where the input has them.
+
+    y = γ(x−μ)/√(σ²+ε)+β. In training μ and σ² (biased) come from the batch; in evaluation they are the running mean and
+    the running unbiased variance, kept in training as new = (1−m)·old + m·batch with m = `momentum`, or, with
+    `momentum=None`, as the average over all batches. With `track_running_stats=False` they always come from the batch.
+
+    Shapes: `(batch, [time,] features)`, or `(batch, channels, height, width)` with channel_dim=1.
+    Raises UsageError where the batch has a single value for each feature.
+    Source: Ioffe & Szegedy 2015, algorithms 1 and 2; the moving average is torch.nn.BatchNorm1d's.
+    """
+
+    facts: ClassVar[NormFacts] = NormFacts(
+        statistics_over="batch and time or space, for each feature",
+        centers=True,
+        crosses_samples=True,
+        sees_future="training",
+    )
+
+    def __init__(
+        self,
+        num_features: int,
+        *,
+        channel_dim: int = -1,
+        site: Site | None = None,
+        eps: float = 1e-5,
+        affine: bool = True,
+        momentum: float | None = 0.1,
+        track_running_stats: bool = True,
+        impl: str = "auto",
+    ) -> None:
+        super().__init__(
+            num_features,
+            channel_dim=channel_dim,
+            site=site,
+            eps=eps,
+            affine=affine,
+            momentum=momentum,
+            track_running_stats=track_running_stats,
+        )
+        fused = ("torch.nn.functional.batch_norm", (fused_from_batch, fused_from_running))
+        # torch's operator refuses an eps of 0 in training
+        chosen = choose(impl, (from_batch, from_running), fused if eps else None, "batchnorm with norm.eps=0")
+        (self._from_batch, self._from_running), self.implementation = chosen
+
+    @classmethod
+    def facts_for(cls, **options: Any) -> NormFacts:
+        tracks = options.get("track_running_stats", True)
+        return cls.facts if tracks else replace(cls.facts, sees_future="always")
+
+    def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        flat = x.flatten(0, -2) if self.channel_dim == -1 else x
+        if self.track_running_stats and not self.training:
+            y = self._from_running(flat, self.running_mean, self.running_var, weight, bias, self.eps)
+            return y.reshape(x.shape)
+        check_count(x.numel() // self.num_features, "batchnorm", "use larger batches")
+        y, mean, var = self._from_batch(flat, weight, bias, self.eps)
+        if self.track_running_stats:
+            self.update_running(mean, var)
+        return y.reshape(x.shape)
+
+
+def from_batch(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """The formula with the batch's statistics; x `(batch, features, ...)`. Also its mean and unbiased variance."""
+    dims = (0, *range(2, x.ndim))
+    var, mean = torch.var_mean(x.detach(), dims)
+    return scale_and_shift(standardize(x, dims, eps), weight, bias, 1), mean, var
+
+
+def fused_from_batch(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`from_batch` by torch's operator: with a momentum of 1 its moving averages are the batch's own statistics."""
+    mean, var = x.new_zeros(x.shape[1]), x.new_zeros(x.shape[1])
+    y = F.batch_norm(x, mean, var, weight, bias, training=True, momentum=1.0, eps=eps)
+    return y, mean, var

@@ -1,0 +1,75 @@
+"""Dynamic tanh."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float, Num
+from torch import Tensor, nn
+
+from normbench.norms.common import AffineNorm, check_number, choose, scale_and_shift
+from normbench.types import NormFacts, Site
+
+# width of a LLaMA: α₀ of the norms before attention, α₀ of all others (Zhu et al. 2025, tables 11 and 12)
+LLAMA_ALPHA0 = {1024: (1.0, 1.0), 2048: (1.0, 0.5), 4096: (0.8, 0.2), 5120: (0.6, 0.15), 8192: (0.2, 0.05)}
+SATURATED = 0.99
+
+
+class DyT(AffineNorm):
+    """Squashes each value by a tanh whose slope is learned; takes no statistics.
+
+    y = γ·tanh(αx)+β, with one learned α that starts at α₀ = `alpha0`; "llama" takes α₀ from the paper's table by width
+    and by `site.role` (without a site: as for all but attention). The paper's form for LLaMA has no β: `bias=False`.
+
+    Shapes: `(batch, [time,] features)`, or `(batch, channels, height, width)` with channel_dim=1.
+    Source: Zhu, Chen, He, LeCun & Liu 2025, section 4; α₀ for LLaMA: tables 11 and 12.
+    """
+
+    facts: ClassVar[NormFacts] = NormFacts(statistics_over="none", centers=False)
+    eps: None = None
+    eps_place: ClassVar[str] = "none"
+
+    def __init__(
+        self,
+        num_features: int,
+        *,
+        channel_dim: int = -1,
+        site: Site | None = None,
+        alpha0: float | str = 0.5,
+        affine: bool = True,
+        bias: bool = True,
+        impl: str = "auto",
+    ) -> None:
+        super().__init__(num_features, channel_dim=channel_dim, site=site, affine=affine, bias=bias)
+        if alpha0 == "llama":
+            alpha0 = llama_alpha0(num_features, site)
+        self.alpha0 = check_number("alpha0", alpha0, "llama or a finite number > 0", lambda value: value > 0)
+        self.alpha = nn.Parameter(torch.full((1,), self.alpha0))
+        self._dynamic_tanh, self.implementation = choose(impl, dynamic_tanh, None, "dyt")
+
+    def settings(self) -> dict[str, Any]:
+        return super().settings() | {"alpha0": self.alpha0}
+
+    def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        return self._dynamic_tanh(x, self.alpha.to(x.dtype), weight, bias, self.channel_dim)
+
+    @torch.no_grad()
+    def saturation(self, x: Num[Tensor, "..."]) -> Float[Tensor, ""]:
+        """Share of the values of x with |tanh(αx)| > 0.99."""
+        return (x.float() * self.alpha).abs().gt(math.atanh(SATURATED)).float().mean()
+
+
+def llama_alpha0(num_features: int, site: Site | None) -> float:
+    """α₀ by the largest width in the table that is not above num_features (the narrowest row for what is narrower)."""
+    width = max((width for width in LLAMA_ALPHA0 if width <= num_features), default=min(LLAMA_ALPHA0))
+    attention, others = LLAMA_ALPHA0[width]
+    return attention if site is not None and site.role == "attention" else others
+
+
+def dynamic_tanh(
+    x: Tensor, alpha: Float[Tensor, "1"], weight: Tensor | None, bias: Tensor | None, channel_dim: int
+) -> Tensor:
+    """The formula, with the features along channel_dim."""
+    return scale_and_shift(torch.tanh(alpha * x), weight, bias, channel_dim)

@@ -1,0 +1,38 @@
+"""No normalization."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from jaxtyping import Num
+from torch import Tensor
+
+from normbench.norms.common import check_place, choose
+from normbench.types import Norm, NormFacts, Site
+
+
+class NoNorm(Norm):
+    """Leaves its input as it is: what the norms are compared with.
+
+    y = x.
+
+    Shapes: any.
+    """
+
+    facts: ClassVar[NormFacts] = NormFacts(statistics_over="none", centers=False)
+    cast_order: ClassVar[str] = "none"
+    eps: None = None
+    eps_place: ClassVar[str] = "none"
+
+    def __init__(
+        self, num_features: int, *, channel_dim: int = -1, site: Site | None = None, impl: str = "auto"
+    ) -> None:
+        super().__init__()
+        check_place(num_features, channel_dim)
+        self.num_features = num_features
+        self.channel_dim = channel_dim
+        self.site = site
+        _, self.implementation = choose(impl, None, None, "none")
+
+    def forward(self, x: Num[Tensor, "..."]) -> Num[Tensor, "..."]:
+        return x

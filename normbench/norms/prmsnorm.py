@@ -1,0 +1,56 @@
+"""Partial root mean square normalization."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from normbench.norms.common import StatisticsNorm, check_number, choose, scale_and_shift
+from normbench.types import NormFacts, Site
+
+
+class PartialRMSNorm(StatisticsNorm):
+    """Divides the features of each position by the root mean square of the first few.
+
+    y = γ·x/√(ms(x₁..x_k)+ε), with k = ⌈p·d⌉ of the d features and p = `fraction`.
+
+    Shapes: `(batch, [time,] features)`, or `(batch, channels, height, width)` with channel_dim=1, where a position is a
+    pixel and its features the channels.
+    Source: Zhang & Sennrich 2019, section 5 (their code takes ⌊p·d⌋).
+    """
+
+    facts: ClassVar[NormFacts] = NormFacts(statistics_over="the first features of one position", centers=False)
+
+    def __init__(
+        self,
+        num_features: int,
+        *,
+        channel_dim: int = -1,
+        site: Site | None = None,
+        eps: float = 1e-5,
+        affine: bool = True,
+        fraction: float = 0.0625,
+        impl: str = "auto",
+    ) -> None:
+        super().__init__(num_features, channel_dim=channel_dim, site=site, eps=eps, affine=affine, bias=False)
+        check_number("fraction", fraction, "a number in (0, 1]", lambda value: 0 < value <= 1)
+        self.fraction = fraction
+        # exact in decimal: in binary 0.07 * 100 is more than 7
+        self.k = math.ceil(Fraction(str(fraction)) * num_features)
+        self._partial_rms_norm, self.implementation = choose(impl, partial_rms_norm, None, "prmsnorm")
+
+    def settings(self) -> dict[str, Any]:
+        return super().settings() | {"fraction": self.fraction, "k": self.k}
+
+    def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        return self._partial_rms_norm(x, weight, self.k, self.eps, self.channel_dim)
+
+
+def partial_rms_norm(x: Tensor, weight: Tensor | None, k: int, eps: float, channel_dim: int) -> Tensor:
+    """The formula, with the features along channel_dim."""
+    mean_square = x.narrow(channel_dim, 0, k).square().mean(channel_dim, keepdim=True)
+    return scale_and_shift(x * torch.rsqrt(mean_square + eps), weight, None, channel_dim)

@@ -1,0 +1,274 @@
+"""What the norms decide from their options, what they refuse, and whether the facts they declare are true."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import math
+from typing import Any
+
+import pytest
+import torch
+from test_norms import (
+    CONF,
+    FEATURES,
+    NAMES,
+    OPERATORS,
+    implementations,
+    layouts,
+    make,
+    options,
+    random_input,
+    random_norm,
+)
+from torch import nn
+
+from normbench.errors import UsageError
+from normbench.norms import DyT, GroupNorm, PartialRMSNorm
+from normbench.types import Norm, NormFacts, Site
+
+# --- the YAML files are the registry
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_yaml_shows_every_option_with_its_default(name: str) -> None:
+    settings = options(name)
+    norm = make(name, site=Site("mlp", 0))
+    assert isinstance(norm, Norm) and isinstance(norm.facts, NormFacts)
+    assert settings.pop("_target_") == f"normbench.norms.{type(norm).__name__}"
+    assert settings.pop("_partial_") is True
+    parameters = inspect.signature(type(norm)).parameters
+    assert list(parameters)[:3] == ["num_features", "channel_dim", "site"]
+    assert all(parameters[key].kind is inspect.Parameter.KEYWORD_ONLY for key in list(parameters)[1:])
+    assert settings == {key: value.default for key, value in parameters.items() if key not in list(parameters)[:3]}
+    assert (CONF / f"{name}.yaml").read_text().startswith("# ")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_norm_knows_its_place_and_its_implementation(name: str) -> None:
+    site = Site("conv", 1, 3)
+    norm = make(name, channel_dim=1, site=site)
+    assert (norm.num_features, norm.channel_dim, norm.site) == (FEATURES, 1, site)
+    assert norm.eps == options(name).get("eps")
+    assert make(name, impl="eager").implementation == "eager"
+    if name in OPERATORS:
+        assert norm.implementation.startswith("torch.nn.functional.")
+        assert make(name, channel_dim=1, impl="torch").implementation == norm.implementation
+    else:
+        assert norm.implementation == "eager"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_copies_and_reloads(name: str) -> None:
+    norm, reloaded = random_norm(name, "sequence"), random_norm(name, "sequence")
+    norm(random_input("sequence", seed=1))
+    with torch.no_grad():
+        for parameter in reloaded.parameters():
+            parameter.zero_()
+    reloaded.load_state_dict(norm.state_dict())
+    x = random_input("sequence")
+    expected = norm.eval()(x)
+    assert torch.equal(copy.deepcopy(norm)(x), expected)
+    assert torch.equal(reloaded.eval()(x), expected)
+
+
+# --- affine
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if "affine" in options(name)])
+def test_affine(name: str) -> None:
+    plain, affine = make(name, affine=False), make(name, affine=True)
+    kept = {"alpha"} if name == "dyt" else set()
+    assert {key for key, _ in plain.named_parameters()} == kept
+    assert {key for key, _ in affine.named_parameters()} - kept in ({"weight"}, {"weight", "bias"})
+    assert torch.equal(affine.weight, torch.ones(FEATURES))
+    assert affine.bias is None or torch.equal(affine.bias, torch.zeros(FEATURES))
+    x = random_input("sequence")
+    torch.testing.assert_close(plain(x), affine(x))
+    assert plain.settings()["affine"] is False and affine.settings()["affine"] is True
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if "bias" in options(name)])
+def test_bias_can_be_left_out(name: str) -> None:
+    without, both = make(name, bias=False), make(name)
+    assert {key for key, _ in both.named_parameters()} - {key for key, _ in without.named_parameters()} == {"bias"}
+    assert without.settings()["bias"] is False and both.settings()["bias"] is True
+    x = random_input("sequence")
+    with torch.no_grad():
+        both.bias.fill_(0.5)
+    torch.testing.assert_close(without(x) + 0.5, both(x))
+
+
+# --- the facts are true
+
+FACT_CASES: list[tuple[str, dict[str, Any]]] = [
+    *((name, {}) for name in NAMES),
+    ("groupnorm", {"across_time": True}),
+    ("batchnorm", {"track_running_stats": False}),
+    ("instancenorm", {"track_running_stats": True}),
+]
+
+
+def reaches(norm: Norm, read: Any, write: Any) -> bool:
+    """Whether the output at `read` depends on the input at `write`."""
+    x = random_input("sequence").double().requires_grad_()
+    uneven = random_input("sequence", seed=9)  # the plain sum of what is standardized is constant
+    (norm(x) * uneven)[read].sum().backward()
+    assert x.grad is not None
+    return bool(x.grad[write].abs().max() > 1e-8)
+
+
+@pytest.mark.parametrize(("name", "changes"), FACT_CASES)
+def test_declared_leaks_are_the_true_ones(name: str, changes: dict[str, Any]) -> None:
+    norm = make(name, **changes).double()
+    facts = norm.facts_for(**options(name) | changes)
+    norm(random_input("sequence").double())
+    sample, other_sample, early, later = (0,), (1,), (slice(None), 0), (slice(None), 3)
+    assert reaches(norm, sample, sample)
+    assert reaches(norm.train(), sample, other_sample) == facts.crosses_samples
+    in_training, in_evaluation = reaches(norm.train(), early, later), reaches(norm.eval(), early, later)
+    assert (in_training, in_evaluation) == {
+        "never": (False, False),
+        "training": (True, False),
+        "always": (True, True),
+    }[facts.sees_future]
+
+
+@pytest.mark.parametrize(("name", "changes"), FACT_CASES)
+def test_declared_centering_is_true(name: str, changes: dict[str, Any]) -> None:
+    norm = make(name, **changes).double()
+    x = random_input("sequence").double()
+    unmoved = torch.allclose(norm(x + 3), norm(x), rtol=1e-9, atol=1e-9)
+    assert unmoved == norm.facts_for(**options(name) | changes).centers
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_norms_that_need_positions_refuse_input_without(name: str) -> None:
+    x = torch.randn(6, FEATURES)
+    if make(name).facts.needs_positions:
+        with pytest.raises(UsageError, match="another norm"):
+            make(name)(x)
+    else:
+        assert make(name)(x).shape == x.shape
+
+
+# --- decisions
+
+
+@pytest.mark.parametrize(
+    ("width", "groups"), [(4, 1), (6, 1), (8, 2), (12, 3), (16, 4), (64, 16), (127 - 3, 31), (128, 32), (384, 32)]
+)
+def test_auto_groups(width: int, groups: int) -> None:
+    norm = GroupNorm(width)
+    assert norm.groups == norm.settings()["groups"] == groups
+
+
+LLAMA = {1024: (1.0, 1.0), 2048: (1.0, 0.5), 4096: (0.8, 0.2), 5120: (0.6, 0.15), 8192: (0.2, 0.05)}
+WIDTHS = [*((width, width) for width in LLAMA), (64, 1024), (1023, 1024), (2047, 1024), (6000, 5120), (16384, 8192)]
+
+
+@pytest.mark.parametrize(("width", "row"), WIDTHS)
+def test_llama_alpha0(width: int, row: int) -> None:
+    roles = ("attention", "mlp", "final")
+    norms = [DyT(width, alpha0="llama", bias=False, site=Site(role, 0)) for role in roles]
+    attention, others = LLAMA[row]
+    assert [norm.settings()["alpha0"] for norm in norms] == [attention, others, others]
+    torch.testing.assert_close([norm.alpha.item() for norm in norms], [attention, others, others])
+    assert norms[0].bias is None and norms[0].alpha.shape == (1,)
+
+
+def test_saturation_counts_what_is_beyond_099() -> None:
+    norm = DyT(4, alpha0=2.0)
+    edge = math.atanh(0.99) / 2
+    share = norm.saturation(torch.tensor([[0.0, edge * 1.001, -edge * 1.001, edge * 0.999]]))
+    assert share.shape == () and share.item() == 0.5 and not share.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("width", "fraction", "k"), [(16, 0.0625, 1), (128, 0.0625, 8), (17, 0.0625, 2), (100, 0.07, 7), (10, 1.0, 10)]
+)
+def test_partial_features_are_rounded_up(width: int, fraction: float, k: int) -> None:
+    norm = PartialRMSNorm(width, fraction=fraction)
+    assert norm.k == norm.settings()["k"] == k
+    x = torch.randn(3, width)
+    x[:, k:] *= 100  # what is not counted does not change the rest
+    kept = nn.functional.rms_norm(x[:, :k], (k,), eps=norm.eps)
+    torch.testing.assert_close(norm(x)[:, :k], kept)
+
+
+# --- refusals
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    *((name, {"impl": "fused"}, "auto or torch or eager") for name in NAMES),
+    *((name, {"width": width}, "whole number") for name in NAMES for width in (0, -3, 2.5)),
+    *((name, {"channel_dim": 2}, "channel_dim") for name in NAMES),
+    *((name, {"impl": "torch"}, "auto or eager") for name in NAMES if name not in OPERATORS),
+    *((name, {"eps": eps}, "eps") for name in NAMES if "eps" in options(name) for eps in (-1e-5, math.inf, "1e", None)),
+    *((name, {"affine": "yes"}, "true or false") for name in NAMES if "affine" in options(name)),
+    ("batchnorm", {"eps": 0, "impl": "torch"}, "auto or eager"),
+    ("batchnorm", {"momentum": 0}, r"\(0, 1\]"),
+    ("batchnorm", {"momentum": 1.5}, r"\(0, 1\]"),
+    ("batchnorm", {"momentum": math.nan}, r"\(0, 1\]"),
+    ("batchnorm", {"track_running_stats": 1}, "true or false"),
+    ("instancenorm", {"momentum": -0.1}, r"\(0, 1\]"),
+    ("prmsnorm", {"fraction": 0}, r"\(0, 1\]"),
+    ("prmsnorm", {"fraction": 1.01}, r"\(0, 1\]"),
+    ("dyt", {"alpha0": 0}, "llama or a finite number > 0"),
+    ("dyt", {"alpha0": "gpt"}, "llama or a finite number > 0"),
+    ("dyt", {"alpha0": True}, "llama or a finite number > 0"),
+    *((name, {"bias": 0}, "true or false") for name in NAMES if "bias" in options(name)),
+    ("groupnorm", {"groups": 5}, "4 or 6"),
+    ("groupnorm", {"groups": 100}, "set norm.groups to 12$"),
+    ("groupnorm", {"width": 30}, "6 or 10"),
+    ("groupnorm", {"width": 130}, "26 or 65"),
+    ("groupnorm", {"groups": 0}, "auto or a whole number"),
+    ("groupnorm", {"groups": 2.0}, "auto or a whole number"),
+    ("groupnorm", {"groups": "many"}, "auto or a whole number"),
+    ("groupnorm", {"groups": 12}, "lower norm.groups"),
+    ("groupnorm", {"across_time": "no"}, "true or false"),
+]
+
+
+@pytest.mark.parametrize(("name", "changes", "words"), REFUSED)
+def test_refused_options(name: str, changes: dict[str, Any], words: str) -> None:
+    # a constructor called as a model does it, so that what is raised is not wrapped by Hydra
+    settings = {key: value for key, value in (options(name) | {"width": FEATURES} | changes).items() if key[0] != "_"}
+    with pytest.raises(UsageError, match=words) as refusal:
+        type(make(name))(settings.pop("width"), **settings)
+    assert_one_sentence(str(refusal.value))
+
+
+SINGLE: list[tuple[str, dict[str, Any], tuple[int, ...], str]] = [
+    ("batchnorm", {}, (1, FEATURES), "larger batches"),
+    ("batchnorm", {}, (1, 1, FEATURES), "larger batches"),
+    ("batchnorm", {"channel_dim": 1}, (1, FEATURES, 1, 1), "larger batches"),
+    ("instancenorm", {}, (6, FEATURES), "another norm"),
+    ("instancenorm", {"channel_dim": 1}, (6, FEATURES, 1, 1), "another norm"),
+    ("groupnorm", {"channel_dim": 1, "groups": FEATURES}, (6, FEATURES, 1, 1), "lower norm.groups"),
+    ("groupnorm", {"across_time": True, "groups": FEATURES}, (6, 1, FEATURES), "lower norm.groups"),
+]
+
+
+@pytest.mark.parametrize(("name", "changes", "shape", "words"), SINGLE)
+def test_statistics_of_a_single_value_are_refused(
+    name: str, changes: dict[str, Any], shape: tuple[int, ...], words: str
+) -> None:
+    for impl in implementations(name):
+        with pytest.raises(UsageError, match=words) as refusal:
+            make(name, **changes, impl=impl)(torch.randn(shape))
+        assert_one_sentence(str(refusal.value))
+
+
+@pytest.mark.parametrize("name", ["batchnorm", "instancenorm"])
+def test_running_statistics_serve_a_single_value(name: str) -> None:
+    norm = make(name, channel_dim=1, track_running_stats=True).eval()
+    x = torch.randn(1, FEATURES, 1, 1)
+    torch.testing.assert_close(norm(x), x / math.sqrt(1 + norm.eps))
+
+
+def assert_one_sentence(message: str) -> None:
+    assert 20 < len(message) < 200 and "\n" not in message and ". " not in message and not message.endswith(".")
+
+
+def test_every_layout_is_tried() -> None:
+    assert {layout for name in NAMES for layout in layouts(name)} == {"flat", "sequence", "image"}

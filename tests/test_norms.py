@@ -1,0 +1,372 @@
+"""Each norm against its formula in float64, torch's own modules, hand computation, its invariances and its facts."""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from normbench.norms import BatchNorm, DyT, GroupNorm, InstanceNorm, LayerNorm, NoNorm, PartialRMSNorm, RMSNorm
+from normbench.types import Norm, Site
+
+CONF = Path(__file__).resolve().parents[1] / "conf" / "norm"
+NAMES = sorted(path.stem for path in CONF.glob("*.yaml"))
+OPERATORS = {"batchnorm", "groupnorm", "instancenorm", "layernorm", "rmsnorm"}  # torch has one
+
+FEATURES = 12
+EPS = 0.1  # large, so that its place shows
+ALPHA0 = 0.7
+LAYOUTS = {"flat": (30, FEATURES), "sequence": (4, 5, FEATURES), "image": (4, FEATURES, 3, 5)}
+MEMORY = ("contiguous", "transposed", "channels_last")
+OPTIONS: dict[str, dict[str, Any]] = {
+    "dyt": {"alpha0": ALPHA0},
+    "groupnorm": {"groups": 3},
+    "instancenorm": {"affine": True},
+    "prmsnorm": {"fraction": 0.2},  # 2.4 features: 3
+}
+
+
+def options(name: str) -> dict[str, Any]:
+    return {str(key): value for key, value in OmegaConf.load(CONF / f"{name}.yaml").items()}
+
+
+def make(name: str, width: int = FEATURES, channel_dim: int = -1, site: Site | None = None, **changes: Any) -> Any:
+    """The norm of conf/norm/<name>.yaml, as a run makes it."""
+    return instantiate(options(name) | changes)(width, channel_dim=channel_dim, site=site)
+
+
+def layouts(name: str) -> list[str]:
+    needs_positions = make(name).facts.needs_positions
+    return [layout for layout in LAYOUTS if not (needs_positions and layout == "flat")]
+
+
+def implementations(name: str) -> list[str]:
+    return ["torch", "eager"] if name in OPERATORS else ["eager"]
+
+
+def cases(names: list[str]) -> list[tuple[str, str, str]]:
+    return [(name, layout, impl) for name in names for layout in layouts(name) for impl in implementations(name)]
+
+
+def channel_dim(layout: str) -> int:
+    return 1 if layout == "image" else -1
+
+
+def random_norm(name: str, layout: str, **changes: Any) -> Norm:
+    """A norm whose options and parameters are unlike the default, so that each of them shows in the result."""
+    eps: dict[str, Any] = {"eps": EPS} if "eps" in options(name) else {}
+    norm: Norm = make(name, channel_dim=channel_dim(layout), **(eps | OPTIONS.get(name, {}) | changes))
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in norm.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.3)
+    return norm
+
+
+def random_input(layout: str, dtype: torch.dtype = torch.float32, memory: str = "contiguous", seed: int = 0) -> Tensor:
+    x = (torch.randn(LAYOUTS[layout], generator=torch.Generator().manual_seed(seed)) * 2 + 1).to(dtype)
+    if memory == "transposed":
+        x = x.transpose(0, -1).contiguous().transpose(0, -1)
+    elif memory == "channels_last":
+        x = x.movedim(channel_dim(layout), -1).contiguous().movedim(-1, channel_dim(layout))
+    return x
+
+
+def standardized(x: Tensor, dims: tuple[int, ...]) -> Tensor:
+    count = math.prod(x.shape[dim] for dim in dims)
+    mean = x.sum(dims, keepdim=True) / count
+    variance = ((x - mean) ** 2).sum(dims, keepdim=True) / count
+    return (x - mean) / (variance + EPS).sqrt()
+
+
+def grouped(x: Tensor, image: bool) -> Tensor:
+    y = x.reshape(*x.shape[:-1], 3, FEATURES // 3)
+    return standardized(y, (1, 2, 4) if image else (-1,)).reshape(x.shape)
+
+
+# the formulas before γ and β; x has the features last, whatever the layout
+Reference = Callable[[Tensor, dict[str, Tensor], bool], Tensor]
+REFERENCES: dict[str, Reference] = {
+    "batchnorm": lambda x, p, image: standardized(x, tuple(range(x.ndim - 1))),
+    "layernorm": lambda x, p, image: standardized(x, (-1,)),
+    "rmsnorm": lambda x, p, image: x / ((x**2).sum(-1, keepdim=True) / FEATURES + EPS).sqrt(),
+    "prmsnorm": lambda x, p, image: x / ((x[..., :3] ** 2).sum(-1, keepdim=True) / 3 + EPS).sqrt(),
+    "dyt": lambda x, p, image: 1 - 2 / (torch.exp(2 * p["alpha"] * x) + 1),
+    "groupnorm": lambda x, p, image: grouped(x, image),
+    "instancenorm": lambda x, p, image: standardized(x, tuple(range(1, x.ndim - 1))),
+    "none": lambda x, p, image: x,
+}
+
+
+def reference_run(name: str, layout: str, norm: Norm, x: Tensor, g: Tensor) -> dict[str, Tensor]:
+    """Output and gradients of the formula in float64."""
+    params = {key: value.detach().double().requires_grad_() for key, value in norm.named_parameters()}
+    x = x.detach().double().requires_grad_()
+    last = REFERENCES[name](x.movedim(channel_dim(layout), -1), params, layout == "image")
+    y = (last * params.get("weight", 1) + params.get("bias", 0)).movedim(-1, channel_dim(layout))
+    y.backward(g.double())
+    return results(y, x, params)
+
+
+def results(y: Tensor, x: Tensor, params: dict[str, Any]) -> dict[str, Tensor]:
+    return {"y": y.detach(), "x": x.grad, **{key: value.grad for key, value in params.items()}}
+
+
+def run_both(
+    name: str, layout: str, norm: Norm, dtype: torch.dtype, memory: str
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Output and gradients of the norm, and of the formula."""
+    x, g = random_input(layout, dtype, memory).requires_grad_(), random_input(layout, dtype, memory, seed=2)
+    y = norm(x)
+    assert y.dtype == dtype and y.shape == x.shape
+    y.backward(g)
+    return results(y, x, dict(norm.named_parameters())), reference_run(name, layout, norm, x, g)
+
+
+def check_full_precision(name: str, layout: str, impl: str, dtype: torch.dtype) -> None:
+    rtol, atol = {torch.float32: (1e-5, 3e-6), torch.float64: (1e-12, 1e-12)}[dtype]
+    for memory in MEMORY:
+        norm = random_norm(name, layout, impl=impl)
+        ours, expected = run_both(name, layout, norm, dtype, memory)
+        for key, value in expected.items():
+            # γ and β are float32, so their gradients are rounded to it
+            tolerance = (rtol, atol) if key in ("y", "x") else (1e-5, 3e-6)
+            torch.testing.assert_close(ours[key].double(), value, rtol=tolerance[0], atol=tolerance[1])
+
+
+def check_half_precision(name: str, layout: str, impl: str, dtype: torch.dtype) -> None:
+    """The float64 result, rounded once: nearly all values exact, none off by more than one step."""
+    norm = random_norm(name, layout, impl=impl)
+    ours, expected = run_both(name, layout, norm, dtype, "transposed")
+    for key in ("y", "x"):
+        rounded = expected[key].to(dtype)
+        torch.testing.assert_close(ours[key], rounded, rtol=torch.finfo(dtype).eps, atol=1e-5)
+        assert (ours[key] == rounded).float().mean() > 0.97, f"{name} {layout}: {key} is rounded more than once"
+    for key, parameter in norm.named_parameters():
+        torch.testing.assert_close(ours[key].double(), expected[key], rtol=1e-5, atol=1e-5)
+        assert parameter.dtype == ours[key].dtype == torch.float32
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("name", "layout", "impl"), cases(list(REFERENCES)))
+def test_output_and_gradients_are_those_of_the_formula(name: str, layout: str, impl: str, dtype: torch.dtype) -> None:
+    check_full_precision(name, layout, impl, dtype)
+
+
+def test_float16_result_is_the_formula_rounded_once() -> None:
+    for name, layout, impl in cases(list(REFERENCES)):
+        check_half_precision(name, layout, impl, torch.float16)
+
+
+def test_bfloat16_result_is_the_formula_rounded_once() -> None:
+    """In a process of its own: some machines kill one that uses bfloat16 on the CPU."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    child = subprocess.run([sys.executable, __file__], capture_output=True, text=True, check=False, env=environment)
+    if child.returncode == -signal.SIGILL:
+        pytest.skip("this CPU stops bfloat16 with an illegal instruction")
+    assert child.returncode == 0, child.stderr
+    assert child.stdout.split() == ["/".join(case) for case in cases(list(REFERENCES))]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_float16_statistics_do_not_overflow(name: str) -> None:
+    for layout in layouts(name):
+        x = random_input(layout) * 1000  # whose squares float16 cannot hold
+        expected = random_norm(name, layout)(x.half().float())
+        torch.testing.assert_close(random_norm(name, layout)(x.half()), expected.half(), rtol=2**-10, atol=1e-3)
+
+
+@pytest.mark.parametrize(("name", "layout", "impl"), cases(NAMES))
+def test_gradcheck(name: str, layout: str, impl: str) -> None:
+    norm = random_norm(name, layout, impl=impl).double()
+    params = dict(norm.named_parameters())
+
+    def run(x: Tensor, *values: Tensor) -> Tensor:
+        return functional_call(norm, dict(zip(params, values, strict=True)), (x,))
+
+    x = random_input(layout, torch.float64)[:3].clone().requires_grad_()
+    assert torch.autograd.gradcheck(run, (x, *params.values()), fast_mode=True)
+    assert torch.autograd.gradgradcheck(run, (x, *params.values()), fast_mode=True)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_implementations_agree_in_training_and_evaluation(name: str) -> None:
+    for layout in layouts(name):
+        norms = [random_norm(name, layout, impl=impl) for impl in ("auto", *implementations(name))]
+        for seed in range(2):
+            outputs = [norm(random_input(layout, seed=seed)) for norm in norms]
+        for norm in norms:
+            outputs.append(norm.eval()(random_input(layout, seed=5)))
+        half = len(norms)
+        for i, norm in enumerate(norms):
+            torch.testing.assert_close(outputs[i], outputs[0])
+            torch.testing.assert_close(outputs[half + i], outputs[half])
+            torch.testing.assert_close(norm.state_dict(), norms[0].state_dict())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_image_and_sequence_agree(name: str) -> None:
+    """An image of one row is a sequence: the same numbers in the two layouts, in training and in evaluation."""
+    spans = {"across_time": True} if name == "groupnorm" else {}
+    first, last = random_norm(name, "image", **spans), random_norm(name, "sequence", **spans)
+    for train in (True, False):
+        x = random_input("sequence", seed=3)
+        image = x.transpose(1, 2).unsqueeze(2)
+        y = first.train(train)(image).squeeze(2).transpose(1, 2)
+        torch.testing.assert_close(y, last.train(train)(x))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_channels_last_input_gives_channels_last_output(name: str) -> None:
+    for impl in implementations(name):
+        norm = random_norm(name, "image", impl=impl)
+        for train in (True, False):
+            y = norm.train(train)(random_input("image", memory="channels_last"))
+            assert y.is_contiguous(memory_format=torch.channels_last)
+
+
+# --- running statistics, against torch's modules
+
+
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("track_running_stats", [True, False])
+@pytest.mark.parametrize("momentum", [0.1, 0.6, None])
+@pytest.mark.parametrize("impl", ["torch", "eager"])
+def test_batchnorm_is_torchs(impl: str, momentum: float | None, track_running_stats: bool, affine: bool) -> None:
+    kwargs: dict[str, Any] = {"momentum": momentum, "track_running_stats": track_running_stats, "affine": affine}
+    modules = {"sequence": nn.BatchNorm1d, "image": nn.BatchNorm2d, "flat": nn.BatchNorm1d}
+    for layout, module in modules.items():
+        theirs = module(FEATURES, eps=EPS, **kwargs)
+        check_like_torch(BatchNorm, theirs, layout, impl=impl, **kwargs)
+
+
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("track_running_stats", [True, False])
+@pytest.mark.parametrize("impl", ["torch", "eager"])
+def test_instancenorm_is_torchs(impl: str, track_running_stats: bool, affine: bool) -> None:
+    kwargs: dict[str, Any] = {"momentum": 0.3, "track_running_stats": track_running_stats, "affine": affine}
+    for layout, module in {"sequence": nn.InstanceNorm1d, "image": nn.InstanceNorm2d}.items():
+        theirs = module(FEATURES, eps=EPS, **kwargs)
+        check_like_torch(InstanceNorm, theirs, layout, impl=impl, **kwargs)
+
+
+def check_like_torch(norm_class: type[Norm], theirs: nn.Module, layout: str, **kwargs: Any) -> None:
+    """Three training batches of different sizes, then evaluation: outputs and state as torch's module has them."""
+    ours = norm_class(FEATURES, channel_dim=channel_dim(layout), eps=EPS, **kwargs)
+    assert set(ours.state_dict()) == set(theirs.state_dict())
+    for seed in range(4):
+        training = seed < 3
+        x = random_input(layout, seed=seed)[seed:] * (seed + 1) + seed
+        torch_x = x.transpose(1, 2) if layout == "sequence" else x
+        expected = theirs.train(training)(torch_x)
+        expected = expected.transpose(1, 2) if layout == "sequence" else expected
+        torch.testing.assert_close(ours.train(training)(x), expected)
+        for key, value in theirs.state_dict().items():
+            if not (isinstance(ours, InstanceNorm) and key == "num_batches_tracked"):  # torch leaves it at 0 there
+                torch.testing.assert_close(ours.state_dict()[key], value)
+
+
+def test_cumulative_average_is_exact_in_float64() -> None:
+    norm = BatchNorm(FEATURES, momentum=None).double()
+    batches = [random_input("sequence", torch.float64, seed=seed) for seed in range(7)]
+    for batch in batches:
+        norm(batch)
+    means, variances = zip(*((b.flatten(0, 1).mean(0), b.flatten(0, 1).var(0)) for b in batches), strict=True)
+    torch.testing.assert_close(norm.running_mean, torch.stack(means).mean(0), rtol=1e-14, atol=1e-14)
+    torch.testing.assert_close(norm.running_var, torch.stack(variances).mean(0), rtol=1e-14, atol=1e-14)
+    assert norm.num_batches_tracked == 7
+
+
+def test_evaluation_leaves_the_running_statistics_alone() -> None:
+    norm = random_norm("batchnorm", "sequence")
+    norm(random_input("sequence"))
+    before = copy.deepcopy(norm.state_dict())
+    norm.eval()(random_input("sequence", seed=1))
+    assert all(torch.equal(value, before[key]) for key, value in norm.state_dict().items())
+
+
+# --- by hand
+
+BY_HAND = {
+    # mean 2, variance 1: ±1 / √(1 + 3)
+    "batchnorm": (BatchNorm(1, eps=3.0), [[1.0], [3.0]], [[-0.5], [0.5]]),
+    "layernorm": (LayerNorm(2, eps=3.0), [[1.0, 3.0]], [[-0.5, 0.5]]),
+    "instancenorm": (InstanceNorm(1, eps=3.0), [[[1.0], [3.0]]], [[[-0.5], [0.5]]]),
+    # means 2 and 12, variances 1 and 4
+    "groupnorm": (GroupNorm(4, eps=0.0, groups=2), [[1.0, 3.0, 10.0, 14.0]], [[-1.0, 1.0, -1.0, 1.0]]),
+    # mean square 12.5: / √(12.5 + 3.5)
+    "rmsnorm": (RMSNorm(2, eps=3.5), [[3.0, 4.0]], [[0.75, 1.0]]),
+    "prmsnorm": (PartialRMSNorm(4, eps=3.5, fraction=0.3), [[3.0, 4.0, 8.0, 0.0]], [[0.75, 1.0, 2.0, 0.0]]),
+    # tanh(½ ln 3) = (3 − 1) / (3 + 1)
+    "dyt": (DyT(2), [[math.log(3), -math.log(3)]], [[0.5, -0.5]]),
+    "none": (NoNorm(2), [[1.0, 3.0]], [[1.0, 3.0]]),
+}
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_hand_computed_example(name: str) -> None:
+    norm, x, y = BY_HAND[name]
+    torch.testing.assert_close(norm(torch.tensor(x)), torch.tensor(y))
+
+
+def test_hand_computed_running_statistics() -> None:
+    norm = BatchNorm(1)
+    norm(torch.tensor([[1.0], [3.0]]))  # mean 2, unbiased variance 2
+    torch.testing.assert_close((norm.running_mean.item(), norm.running_var.item()), (0.2, 0.9 + 0.2))
+    eps = norm.eps
+    torch.testing.assert_close(norm.eval()(torch.tensor([[1.2]])).item(), 1 / math.sqrt(1.1 + eps))
+
+
+# --- invariances of norm(Wx): W × c, W + 1cᵀ, one weight vector × c, data × c, data + c, one sample × c
+
+INVARIANCES = {
+    "batchnorm": (True, False, True, True, True, False),
+    "layernorm": (True, True, False, True, False, True),
+    "rmsnorm": (True, False, False, True, False, True),
+    "prmsnorm": (True, False, False, True, False, True),
+    "dyt": (False,) * 6,
+    "none": (False,) * 6,
+}
+
+
+@pytest.mark.parametrize("name", INVARIANCES)
+def test_invariances(name: str) -> None:
+    exact: dict[str, Any] = {"eps": 0.0} if "eps" in options(name) else {}
+    norm = make(name, **exact).double()
+    torch.manual_seed(0)
+    w, x, shift = torch.randn(FEATURES, 5).double(), torch.randn(7, 5).double(), torch.randn(5).double()
+    row = torch.ones(FEATURES, 1).double().index_fill(0, torch.tensor([2]), 3.0)
+    sample = torch.ones(7, 1).double().index_fill(0, torch.tensor([4]), 3.0)
+    changed = [(3 * w, x), (w + shift, x), (row * w, x), (w, 3 * x), (w, x + 3), (w, sample * x)]
+    y = norm(x @ w.T)
+    found = tuple(torch.allclose(norm(data @ weight.T), y, rtol=1e-9, atol=1e-9) for weight, data in changed)
+    assert found == INVARIANCES[name]
+
+
+@pytest.mark.parametrize("name", [name for name, found in INVARIANCES.items() if found[0]])
+def test_gradient_is_orthogonal_to_a_scale_invariant_weight(name: str) -> None:
+    norm = make(name, eps=0.0).double()
+    torch.manual_seed(0)
+    w, x = torch.randn(FEATURES, 5).double().requires_grad_(), torch.randn(7, 5).double()
+    norm(x @ w.T).pow(3).sum().backward()
+    assert w.grad is not None and w.grad.norm() > 1e-2
+    assert abs((w * w.grad).sum()) < 1e-10 * w.norm() * w.grad.norm()
+
+
+if __name__ == "__main__":
+    for case in cases(list(REFERENCES)):
+        check_half_precision(*case, torch.bfloat16)
+        print("/".join(case))
