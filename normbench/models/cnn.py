@@ -87,6 +87,6 @@ class PlainConvNet(ConvNet):
 def check_stages(depth: int, stages: list[int], strides: list[int]) -> None:
     """Refuse a depth that the stages cannot share, and strides that do not belong to them."""
     if len(stages) != len(strides):
-        raise UsageError(f"model.strides has {len(strides)} numbers for the {len(stages)} of model.stages: give as many")
+        raise UsageError(f"model.strides has {len(strides)} numbers for {len(stages)} stages: give as many")
     if depth % len(stages):
         raise UsageError(f"model.depth={depth} is not a multiple of the {len(stages)} stages: change model.depth")

@@ -124,31 +124,35 @@ class Loop:
             with self.parts.probes.watch(histograms) if probing else nullcontext() as reading:
                 loss = self.backward(self.parts.model, batch)
             return loss, reading
-        loss = self.backward(compiled, batch)
-        return loss, self.replay(batch, histograms) if probing else None
+        reading = self.probe_apart(batch, histograms) if probing else None
+        return self.backward(compiled, batch), reading
 
     def backward(self, model: Callable[[Tensor], Tensor], batch: Batch) -> Tensor:
         loss = cross_entropy(model(batch.inputs), batch.targets)
         loss.backward()
         return loss
 
-    def replay(self, batch: Batch, histograms: bool) -> Reading:
-        """Probe the uncompiled model on this step's batch and dropout masks; gradients and buffers are as before."""
-        parameters, buffers = list(self.parts.model.parameters()), list(self.parts.model.buffers())
-        gradients, contents = [p.grad for p in parameters], [buffer.clone() for buffer in buffers]
-        self.parts.model.zero_grad(set_to_none=True)
-        torch.manual_seed(stable_seed(self.seed, "dropout", self.step))
+    def probe_apart(self, batch: Batch, histograms: bool) -> Reading:
+        """Probe the uncompiled model on this step's batch and dropout masks, and put everything back as it was.
+
+        It comes before the step itself, which moves the running statistics that probes compare a batch with.
+        """
+        buffers = [(buffer, buffer.clone()) for buffer in self.parts.model.buffers()]
         with self.parts.probes.watch(histograms) as reading:
             self.backward(self.parts.model, batch)
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.grad = gradient
-        for buffer, content in zip(buffers, contents, strict=True):
-            buffer.copy_(content)
+        self.parts.model.zero_grad(set_to_none=True)
+        for buffer, before in buffers:
+            buffer.copy_(before)
+        self.seed_dropout(self.step)
         return reading
+
+    def seed_dropout(self, step: int) -> None:
+        """Set the generators to what the step's dropout draws from."""
+        torch.manual_seed(stable_seed(self.seed, "dropout", step))
 
     def seeded_batch(self, step: int) -> Batch:
         """The batch of a step on the device, with the generators set to what the step's dropout draws from."""
-        torch.manual_seed(stable_seed(self.seed, "dropout", step))
+        self.seed_dropout(step)
         return to_device(self.parts.data.train_batch(step), self.parts.device)
 
     def clip(self) -> Tensor:

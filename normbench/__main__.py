@@ -1,0 +1,7 @@
+"""`python -m normbench`."""
+
+import sys
+
+from normbench.cli import main
+
+sys.exit(main())

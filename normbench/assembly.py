@@ -1,0 +1,163 @@
+"""From a resolved configuration to the parts of a run: device, data, model and norms."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import pkgutil
+from collections.abc import Callable, Mapping
+from typing import Any, get_type_hints
+
+import torch
+from hydra.utils import instantiate
+from torch import nn
+
+from normbench import compatibility, targets
+from normbench.config import OPEN_SECTIONS, Tree, nearest
+from normbench.errors import UsageError
+from normbench.models import initialize
+from normbench.types import Data, Model, NormFactory, NormFacts, Site
+
+
+def resolve_device(name: str) -> torch.device:
+    """The device of this name; `auto` takes a GPU where there is one.
+
+    Raises:
+        UsageError: this machine has no such device.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UsageError(
+            f"device={name} is not there: this machine has {torch.cuda.device_count()} CUDA devices; use cpu"
+        )
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise UsageError("device=mps is not there: torch finds no Apple GPU on this machine; use cpu")
+    return device
+
+
+def target(tree: Tree, section: str) -> Callable[..., Any]:
+    """What `<section>._target_` names: a class, or a function that makes an instance.
+
+    Raises:
+        UsageError: it cannot be imported.
+    """
+    path = tree[section].get("_target_")
+    try:
+        found = pkgutil.resolve_name(path)
+    except (ImportError, ValueError, TypeError, AttributeError) as error:
+        raise UsageError(
+            f"{section}._target_={path} cannot be imported ({error}): give package.module.Class"
+        ) from error
+    if not callable(found):
+        raise UsageError(f"{section}._target_={path} is not a class: give package.module.Class")
+    return targets.check_kind(section, path, found)
+
+
+def made_class(tree: Tree, section: str) -> type:
+    """The class of what `<section>._target_` makes; a function says it in its return annotation."""
+    found = target(tree, section)
+    made: type = found if isinstance(found, type) else get_type_hints(found)["return"]
+    return made
+
+
+def accepted(tree: Tree, section: str) -> list[str] | None:
+    """Names of the settings that a section's target takes; None where it takes any."""
+    parameters = inspect.signature(target(tree, section)).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return None
+    return list(parameters)
+
+
+def adopt_targets(tree: Tree, overridden: Callable[[str], bool]) -> dict[str, Any]:
+    """Where the command line named a `_target_` of its own, leave out what the YAML sets for the class it replaces.
+
+    What the command line itself sets stays, and is refused later if the target does not take it.
+    """
+    adopted = dict(tree)
+    for section in OPEN_SECTIONS:
+        if overridden(f"{section}._target_") and (names := accepted(tree, section)) is not None:
+            adopted[section] = {
+                key: value
+                for key, value in tree[section].items()
+                if key.startswith("_") or key in names or overridden(f"{section}.{key}")
+            }
+    return adopted
+
+
+def factory(tree: Tree, section: str) -> Callable[..., Any]:
+    """What `<section>._target_` names with the section's settings, to be called with the rest.
+
+    Raises:
+        UsageError: a setting that the target does not take, or a part of it that cannot be made.
+    """
+    names = accepted(tree, section)
+    for key in tree[section]:
+        if names is not None and key not in names and not key.startswith("_"):
+            raise UsageError(
+                f"{section}.{key} is not a setting of {tree[section]['_target_']}: "
+                f"{nearest(key, names)}remove it with '~{section}.{key}'"
+            )
+    return targets.checked(tree, section, instantiate({**tree[section], "_partial_": True, "_convert_": "all"}))
+
+
+class NormsOnRecord:
+    """A norm factory that remembers what it made, by the name of its site."""
+
+    def __init__(self, factory: NormFactory) -> None:
+        self.factory = factory
+        self.made: dict[str, nn.Module] = {}
+
+    def __call__(self, num_features: int, *, channel_dim: int = -1, site: Site | None = None) -> nn.Module:
+        norm = self.factory(num_features, channel_dim=channel_dim, site=site)
+        self.made[site.name if site else f"norm{len(self.made)}"] = norm
+        return norm
+
+
+def norm_facts(tree: Tree) -> NormFacts:
+    """What the chosen norm declares about itself under the chosen options."""
+    norm_class = made_class(tree, "norm")
+    facts_for = getattr(norm_class, "facts_for", None)
+    if facts_for is None or not hasattr(norm_class, "facts"):
+        return NormFacts(statistics_over="unknown", centers=False)
+    facts: NormFacts = facts_for(**{k: v for k, v in tree["norm"].items() if not k.startswith("_")})
+    return facts
+
+
+def check_combination(tree: Tree, names: Mapping[str, str]) -> NormFacts:
+    """Refuse what does not go together; returns the norm's facts.
+
+    Raises:
+        UsageError: the combination is refused.
+    """
+    facts = norm_facts(tree)
+    combination = compatibility.Combination(
+        names=dict(names),
+        norm=facts,
+        placement=made_class(tree, "placement"),
+        model=made_class(tree, "model"),
+        data=made_class(tree, "data"),
+    )
+    compatibility.check(combination)
+    return facts
+
+
+def make_model(tree: Tree, data: Data, seed: int) -> tuple[Model, dict[str, nn.Module]]:
+    """The model with its starting weights, and its norms by site.
+
+    Raises:
+        UsageError: a setting that does not fit.
+    """
+    norms = NormsOnRecord(factory(tree, "norm"))
+    model: Model = factory(tree, "model")(data.task, norms, factory(tree, "placement"))
+    initialize(model, factory(tree, "init")(), seed, norms.made.values())
+    return model, norms.made
+
+
+def number_of_steps(tree: Tree, data: Data) -> int:
+    """Length of the run in optimizer steps."""
+    trainer = tree["trainer"]
+    if trainer["steps"] is not None:
+        return int(trainer["steps"])
+    return max(1, math.ceil(trainer["epochs"] * data.steps_per_epoch))

@@ -1,0 +1,60 @@
+"""What there is to choose from: the groups of `conf/`, their options, and each option's one line."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+GROUPS = {
+    "norm": "the normalization",
+    "placement": "where it stands in a block",
+    "model": "the network",
+    "data": "what it learns",
+    "optim": "the optimizer",
+    "schedule": "the learning rate over time",
+    "init": "how weights start",
+    "probes": "what is measured inside",
+    "experiment": "a whole setting with a published result",
+}
+
+# What a reader must know beside the options' own lines.
+NOTES = {
+    "placement": "Words differ: x + N(f(x)), sometimes called post-norm, is post_inside here; x + attention(N(x)) + "
+    "mlp(N(x)), sometimes called pre-norm, is parallel.",
+}
+
+
+def config_directory() -> Path:
+    """Where the YAMLs are: inside the installed package, or beside it in a checkout."""
+    inside = Path(__file__).parent / "conf"
+    return inside if inside.is_dir() else Path(__file__).parent.parent / "conf"
+
+
+def options(group: str, *more: Path) -> dict[str, str]:
+    """The options of a group and their one lines, from `conf/` and further directories."""
+    found = {}
+    for directory in (config_directory(), *more):
+        for path in sorted((directory / group).glob("*.yaml")):
+            found[path.stem] = first_comment(path)
+    return found
+
+
+def options_with(group: str, setting: str) -> dict[str, str]:
+    """The options of a group whose own YAML has a setting, and its value there, as it is written."""
+    found = {}
+    for path in sorted((config_directory() / group).glob("*.yaml")):
+        if match := re.search(rf"^ *{re.escape(setting)}: *(.*)$", path.read_text("utf-8"), re.MULTILINE):
+            found[path.stem] = match[1]
+    return found
+
+
+def first_comment(path: Path) -> str:
+    """The first comment of a YAML that is not Hydra's `@package` header."""
+    with open(path, encoding="utf-8") as file:
+        for line in file:
+            if not line.startswith("#"):
+                break
+            text = line.lstrip("# ").strip()
+            if not text.startswith("@package"):
+                return text
+    return ""

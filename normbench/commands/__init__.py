@@ -1,0 +1,1 @@
+"""One file a command: what it does with the words behind its name."""

@@ -1,0 +1,157 @@
+"""`normbench train`."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from normbench.catalog import GROUPS, NOTES, options, options_with
+from normbench.commands.pages import entries, paragraph
+from normbench.compose import Composition, compose
+from normbench.config import COMMON_KEYS, KEYS, Tree, lookup, parse, typed
+from normbench.errors import UsageError
+from normbench.keys import either, show
+from normbench.rundir import RunDirectory
+
+# What may be changed of a run that is extended; everything else is its parent's.
+EXTENSION_KEYS = ("extend", "trainer", "name", "outputs", "quiet", "rerun", "data.root", "device")
+
+# The groups whose option on the command line becomes a word of the run's name, beside norm and placement.
+NAMING_GROUPS = ("model", "data", "optim", "schedule", "init")
+
+EXAMPLES = """\
+examples:
+  normbench train norm=rmsnorm placement=pre
+  normbench train model=cnn data=digits norm=groupnorm norm.groups=8 seed=1
+  normbench train experiment=nanogpt_cpu data.root=PATH trainer.steps=500"""
+
+FLAGS = {
+    "--cfg job": "print the whole configuration and do nothing else; --resolve fills in what refers to other keys",
+    "--config-dir DIR": "look for options in DIR/norm/NAME.yaml, DIR/placement/NAME.yaml, ... too",
+    "--info defaults-tree": "print which files the configuration comes from",
+}
+
+
+def run(words: list[str]) -> int:
+    """Train one model; returns the exit status."""
+    for word in words:
+        if word == "-m" or (len(word) > 2 and "--multirun".startswith(word)):
+            raise UsageError(
+                f"{word} (many runs) is sweep's, which is not in this version: start one normbench train for each run"
+            )
+    composition = compose("train", words)
+    if composition is None:
+        return 0
+    composition = replace(composition, tree=typed(composition.tree))
+    parse(composition.tree)
+    check_length(composition)
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # a class of the user's own may be in a file here
+    from normbench import assembly  # imports torch: behind every mistake that the configuration alone shows
+    from normbench import run as runs
+
+    tree, parent = assembly.adopt_targets(composition.tree, composition.overridden), None
+    choices = runs.Choices(named_groups(composition), tuple(name_words(composition)))
+    if tree["extend"] is not None:
+        parent = RunDirectory(Path(tree["extend"]))
+        tree, choices = extended(composition, parent, choices)
+    return runs.train(tree, choices, parent)
+
+
+def check_length(composition: Composition) -> None:
+    """Refuse epochs on the command line where an experiment's steps would win."""
+    steps = composition.tree["trainer"]["steps"]
+    if steps and composition.overridden("trainer.epochs") and not composition.overridden("trainer.steps"):
+        raise UsageError(f"trainer.epochs is given where trainer.steps={steps} is set already: add trainer.steps=null")
+
+
+def named_groups(composition: Composition) -> dict[str, str]:
+    """The option of each group; a class of the user's own by its name."""
+    groups = dict(composition.groups)
+    for section in ("norm", "placement", "model", "data"):
+        if composition.overridden(f"{section}._target_"):
+            groups[section] = str(composition.tree[section]["_target_"]).rpartition(".")[2].lower()
+    return groups
+
+
+def name_words(composition: Composition) -> list[str]:
+    """Norm, placement, and what else was chosen on the command line."""
+    groups = named_groups(composition)
+    return [groups["norm"], groups["placement"], *(groups[g] for g in NAMING_GROUPS if composition.overridden(g))]
+
+
+def extended(composition: Composition, parent: RunDirectory, choices: Any) -> tuple[dict[str, Any], Any]:
+    """The parent's configuration with what an extension may change, and the parent's choices.
+
+    Raises:
+        UsageError: there is no such run, or something else was set.
+    """
+    import yaml
+
+    summary = parent.ended()
+    if summary is None or not parent.config.exists():
+        raise UsageError(f"extend={parent.path} is not the directory of a finished run: give one under outputs/")
+    for word in composition.overrides:
+        key = word.lstrip("+~").partition("=")[0]
+        if not any(key == allowed or key.startswith(f"{allowed}.") for allowed in EXTENSION_KEYS):
+            raise UsageError(
+                f"{word} cannot be changed with extend=: leave it out, everything but trainer.* is the run's own"
+            )
+    tree: dict[str, Any] = yaml.safe_load(parent.config.read_text())
+    for word in composition.overrides:
+        path = word.lstrip("+~").partition("=")[0]
+        section, _, key = path.rpartition(".")
+        target = lookup(tree, section) if section else tree
+        target[key] = lookup(composition.tree, path)
+    words = parent.path.name.rsplit("-", 2)[0].split("-")
+    return tree, type(choices)(summary["choices"], tuple(words))
+
+
+def help_text(words: list[str]) -> str:
+    """The page of `normbench train --help`; `--config-dir` among the words adds its options."""
+    composition = compose("train", [])
+    assert composition is not None
+    lines = [
+        "usage: normbench train [GROUP=OPTION ...] [KEY=VALUE ...] [FLAGS]",
+        "",
+        *paragraph(
+            "Trains one model and records it in outputs/NAME/RUN, which normbench tensorboard shows. The same command "
+            "goes on with a run that was stopped."
+        ),
+        "",
+        EXAMPLES,
+        "",
+        "groups:",
+    ]
+    more = [Path(directory) for directory in re.findall(r"--config-dir[= ](\S+)", " ".join(words))]
+    for group, meaning in GROUPS.items():
+        chosen = composition.groups.get(group, "None")
+        lines.append(f"  {group}=  {meaning}" + ("" if chosen == "None" else f" (default: {chosen})"))
+        lines += entries(options(group, *more).items(), indent=4)
+        lines += paragraph(NOTES[group], indent=4) if group in NOTES else []
+    lines += [
+        "",
+        *paragraph("keys that people set most, with the defaults of the default options; all keys: --cfg job"),
+    ]
+    lines += entries([(f"{path}={default(path, composition.tree)}", meaning_of(path)) for path in COMMON_KEYS])
+    return "\n".join([*lines, "", "flags:", *entries(FLAGS.items())])
+
+
+def default(path: str, tree: Tree) -> str:
+    """The default of a key: in the default configuration, else in the first option that has it."""
+    try:
+        return show(lookup(tree, path))
+    except KeyError:
+        written = next(iter(options_with(*path.split(".")).values()))
+        return re.sub(r"\$\{oc\.env:(\w+),\w+\}", r"$\1", written)
+
+
+def meaning_of(path: str) -> str:
+    """What a key is, and its unit or words."""
+    key = KEYS[path]
+    unit = key.unit or (either(key.choices) if key.choices else "true or false" if bool in key.types else "")
+    return f"{key.doc} [{unit}]" if unit else key.doc

@@ -1,0 +1,65 @@
+"""One forward pass before anything is written, so that what does not fit leaves no run directory behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from normbench.errors import UsageError
+from normbench.types import Data, Model
+
+EXAMPLES = 2  # enough for every statistic that a larger batch can give
+
+
+@torch.no_grad()
+def rehearse(model: Model, norms: Mapping[str, nn.Module], data: Data, device: torch.device) -> None:
+    """Run the start of the first batch through the model, as in training; buffers and generators stay as they are.
+
+    Raises:
+        UsageError: a norm changes its input's shape, takes a statistic over one value, or the logits are misshaped.
+    """
+    inputs, targets = (tensor[:EXAMPLES].to(device) for tensor in data.train_batch(0))
+    with untouched(model, device), watched(norms):
+        logits = model.train()(inputs)
+    expected = (*targets.shape, data.task.num_classes)
+    if logits.shape != expected:
+        raise UsageError(
+            f"the model's logits have the shape {tuple(logits.shape)}, and the data need {expected}: change its forward"
+        )
+
+
+@contextmanager
+def untouched(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """Put running statistics and random numbers back at the end."""
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        yield
+    for buffer, before in buffers:
+        buffer.copy_(before)
+
+
+@contextmanager
+def watched(norms: Mapping[str, nn.Module]) -> Iterator[None]:
+    """Check the shape of what each norm returns."""
+    hooks = [norm.register_forward_hook(partial(check_shape, site)) for site, norm in norms.items()]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def check_shape(site: str, norm: nn.Module, inputs: tuple[Tensor, ...], output: Any) -> None:
+    """Raises UsageError unless the output is a tensor of the input's shape."""
+    given, returned = tuple(inputs[0].shape), getattr(output, "shape", None)
+    if returned != inputs[0].shape:
+        what = f"the shape {tuple(returned)}" if returned is not None else f"a {type(output).__name__}"
+        raise UsageError(
+            f"{type(norm).__name__} returns {what} for an input of {given} at {site}: a norm keeps its input's shape"
+        )

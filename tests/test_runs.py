@@ -1,0 +1,197 @@
+"""Whole runs through the command line: what they reach, and that probes and compilation leave no trace."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support import EXPERIMENTS
+
+from normbench.cli import main
+from normbench.data import pydocs
+from normbench.training.checkpoint import read
+
+TINY = ["model.depth=2", "model.width=16", "model.heads=2", "model.context=16", "threads=1", "device=cpu", "quiet=true"]
+
+
+def train(folder: Path, *words: str) -> Path:
+    """Run `normbench train` in this process; returns the run directory."""
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        assert main(["train", *words]) == 0
+    finally:
+        os.chdir(before)
+    return newest_run(folder)
+
+
+def newest_run(folder: Path) -> Path:
+    return max(folder.glob("outputs/*/*/status.json"), key=lambda path: path.stat().st_mtime_ns).parent
+
+
+def in_a_process(folder: Path, *words: str) -> Path:
+    """Run `normbench train` as a person would; returns the run directory."""
+    command = [sys.executable, "-m", "normbench", "train", *words]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return newest_run(folder)
+
+
+def summary_of(run: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((run / "summary.json").read_text())
+    return content
+
+
+def metrics_of(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def losses(run: Path) -> list[tuple[int, float]]:
+    return [(line["step"], line["loss/train"]) for line in metrics_of(run) if "loss/train" in line]
+
+
+@pytest.mark.parametrize("norm", ["batchnorm", "dyt"])
+def test_probes_change_no_bit_of_a_run(tmp_path: Path, norm: str) -> None:
+    words = [
+        *TINY,
+        f"norm={norm}",
+        "placement=sandwich",
+        "model.dropout=0.2",
+        "trainer.steps=25",
+        "trainer.log_every=1",
+    ]
+    runs = [train(tmp_path, *words, f"probes={probes}", f"name={probes}") for probes in ("off", "light", "full")]
+    more = [train(tmp_path, *words, "probes=full", "probes.every=3", "probes.histograms_every=4", "name=often")]
+    states = [read(run / "checkpoint.pt") for run in [*runs, *more]]
+    for run, state in zip([*runs, *more], states, strict=True):
+        assert losses(run) == losses(runs[0])
+        assert state["model"].keys() == states[0]["model"].keys()
+        assert all(torch.equal(state["model"][key], value) for key, value in states[0]["model"].items())
+    read_tags = {tag.split("/")[0] for line in metrics_of(more[0]) for tag in line}
+    assert {"act", "grad", "norm"} <= read_tags
+    assert "act" not in {tag.split("/")[0] for line in metrics_of(runs[0]) for tag in line}
+
+
+def test_batches_are_paired_across_norms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every norm and placement sees the same batches in the same order."""
+    from normbench.data import Text
+
+    seen: list[list[torch.Tensor]] = []
+    original = Text.train_batch
+
+    def spy(data: Text, step: int) -> Any:
+        batch = original(data, step)
+        seen[-1].append(batch.inputs.clone())
+        return batch
+
+    monkeypatch.setattr(Text, "train_batch", spy)
+    for norm, placement in (("layernorm", "pre"), ("none", "parallel"), ("batchnorm", "deep")):
+        seen.append([])
+        train(tmp_path, *TINY, f"norm={norm}", f"placement={placement}", "trainer.steps=5")
+    assert len(seen[0]) >= 5
+    for other in seen[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(seen[0], other, strict=True))
+
+
+def test_the_same_seed_gives_the_same_bits(tmp_path: Path) -> None:
+    words = [*TINY, "norm=rmsnorm", "model.dropout=0.1", "trainer.steps=20", "trainer.log_every=1"]
+    first, second = (train(tmp_path, *words, f"name={name}") for name in ("first", "second"))
+    assert losses(first) == losses(second)
+    assert losses(train(tmp_path, *words, "seed=1")) != losses(first)
+
+
+def test_golden_curve(tmp_path: Path) -> None:
+    """A loss curve that an earlier version gave: a change of it must be meant. (digits are the same everywhere.)"""
+    words = ["model=mlp", "model.width=32", "data=digits", "norm=layernorm", "threads=1", "device=cpu", "quiet=true"]
+    run = train(tmp_path, *words, "trainer.steps=60", "trainer.log_every=20")
+    assert [step for step, _ in losses(run)] == [1, 20, 40, 60]
+    assert [loss for _, loss in losses(run)] == pytest.approx(GOLDEN, rel=1e-4)
+
+
+GOLDEN = [3.0135149955, 2.4429285145, 1.9324522018, 1.7522022247]
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_every_experiment_runs_in_miniature(tmp_path: Path, experiment: str) -> None:
+    run = train(
+        tmp_path, f"experiment={experiment}", "trainer.steps=3", "trainer.eval_batches=1", "threads=1", "quiet=true"
+    )
+    assert summary_of(run)["status"] == "finished"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="torch.compile needs a C++ compiler")
+def test_compiled_runs_have_the_same_probes_and_no_trace_of_them(tmp_path: Path) -> None:
+    words = [*TINY, "norm=batchnorm", "placement=pre", "model.dropout=0.1", "trainer.steps=12", "trainer.log_every=1"]
+    words += ["probes.every=5", "probes.histograms_every=0"]
+    eager = train(tmp_path, *words)
+    compiled = in_a_process(tmp_path, *words, "trainer.compile=true")
+    silent = in_a_process(tmp_path, *words, "trainer.compile=true", "probes=off")
+    assert losses(compiled) == losses(silent)
+    a, b = read(compiled / "checkpoint.pt")["model"], read(silent / "checkpoint.pt")["model"]
+    assert all(torch.equal(value, b[key]) for key, value in a.items())
+    probed = [
+        [line for line in metrics_of(run) if any(t.startswith("act/") for t in line)] for run in (eager, compiled)
+    ]
+    assert [line["step"] for line in probed[0]] == [line["step"] for line in probed[1]] == [1, 5, 10]
+    first, again = probed[0][0], probed[1][0]
+    assert first.keys() == again.keys()
+    for tag, value in first.items():  # the same weights, batch and masks at the first step
+        assert value == pytest.approx(again[tag], rel=1e-4, abs=1e-6), tag
+
+
+def bigram_loss(train_bytes: torch.Tensor, val_bytes: torch.Tensor) -> float:
+    """Cross-entropy in nats of add-one smoothed bigram counts, each byte of val after its first from the one before."""
+    counts = torch.ones(256, 256, dtype=torch.float64)
+    pairs = 256 * train_bytes[:-1].long() + train_bytes[1:].long()
+    counts += torch.bincount(pairs, minlength=256 * 256).view(256, 256)
+    log_p = (counts / counts.sum(1, keepdim=True)).log()
+    return -log_p[val_bytes[:-1].long(), val_bytes[1:].long()].mean().item()
+
+
+@pytest.mark.slow
+def test_the_readme_s_first_command_beats_a_bigram_model(tmp_path: Path) -> None:
+    data = pydocs(context=64, batch_size=12, eval_batch_size=64, seed=0)
+    splits = []
+    for split in ("train", "val"):
+        batches = list(data.eval_batches(split))
+        first = batches[0].inputs.flatten()[:1]
+        splits.append(torch.cat([first, *(batch.targets.flatten() for batch in batches)]))
+    reference = bigram_loss(*splits)
+    assert 2.0 < reference < 3.0
+    found = summary_of(in_a_process(tmp_path, "norm=rmsnorm", "placement=pre"))
+    assert found["status"] == "finished"
+    assert found["metrics"]["loss/val"] < reference - 0.1
+    print(f"validation loss {found['metrics']['loss/val']:.4f}, bigram {reference:.4f}")
+
+
+@pytest.mark.slow
+@pytest.mark.data
+def test_nanogpt_s_documented_cpu_run(tmp_path: Path) -> None:
+    """nanoGPT's README gives a validation loss of 1.88 over 20 batches; here over the whole last tenth."""
+    found = summary_of(in_a_process(tmp_path, "experiment=nanogpt_cpu"))
+    assert found["steps"] == 2000
+    assert found["data"]["val_tokens"] == 111540
+    assert found["metrics"]["loss/val"] <= 1.90
+    assert math.isfinite(found["metrics"]["loss/train_eval"])
+
+
+@pytest.mark.slow
+@pytest.mark.data
+@pytest.mark.parametrize("model", ["cnn", "cnn_plain"])
+def test_mnist_to_99_percent(tmp_path: Path, model: str) -> None:
+    start = time.monotonic()
+    found = summary_of(in_a_process(tmp_path, f"model={model}", "norm=batchnorm", "data=mnist"))
+    seconds = time.monotonic() - start
+    assert found["metrics"]["accuracy/val"] >= 0.99
+    print(f"{model}: {100 * found['metrics']['accuracy/val']:.2f} % in {seconds:.0f} s")
