@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 GROUPS = {
@@ -22,6 +24,14 @@ NOTES = {
     "placement": "Words differ: x + N(f(x)), sometimes called post-norm, is post_inside here; x + attention(N(x)) + "
     "mlp(N(x)), sometimes called pre-norm, is parallel.",
 }
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What a person chose: the option of each group, and the words that name the run."""
+
+    groups: Mapping[str, str]
+    words: tuple[str, ...]
 
 
 def config_directory() -> Path:

@@ -79,6 +79,9 @@ def composition(config: DictConfig, runtime: Any) -> Composition:
         UsageError: a group's option is a list or a path, which could not name a run.
     """
     groups = {key: str(value) for key, value in runtime.runtime.choices.items() if key in GROUPS}
+    for group in GROUPS:
+        if group in config and group not in groups:
+            raise UsageError(f"{group} takes one option, not a list: normbench list {group} shows them")
     for group, option in groups.items():
         if not re.fullmatch(r"[\w.+-]+", option):
             raise UsageError(unknown_option(group, option, list(options(group))))
@@ -181,29 +184,13 @@ def unknown_key(key: str, command: str, words: list[str]) -> str:
         full = [path for path in KEYS if path.endswith(f".{key}")]
         meant = f"did you mean {' or '.join(full)}? " if full else nearest(key, [*KEYS, *GROUPS])
         return f"{key} is unknown: {meant}normbench {command} --help lists the keys"
-    option, known = chosen(section, key, command, words)
-    if not known:
-        return f"{key} is unknown: {nearest(key, list(KEYS))}normbench {command} --help lists the keys"
-    if others := options_with(section, name):
-        return (
-            f"{key} is not a setting of {section}={option}, which has {', '.join(known)}: leave it out, or choose "
-            f"{section}={either(others)}"
-        )
-    return f"{key} is unknown: {nearest(key, known)}the settings of {section}={option} are {', '.join(known)}"
-
-
-def chosen(section: str, key: str, command: str, words: list[str]) -> tuple[str, list[str]]:
-    """The chosen option of a section, and the settings that it has; none if the other words are wrong too."""
-    if section not in GROUPS or any(word.startswith("-") for word in words):
-        return "", []
-    try:
-        rest = compose(command, [word for word in words if key_of(word) != key])
-    except UsageError:
-        return "", []
-    assert rest is not None
-    return rest.groups.get(section, ""), [
-        f"{section}.{name}" for name in rest.tree.get(section, {}) if not name.startswith("_")
-    ]
+    if any(key_of(word) == f"{section}._target_" for word in words):
+        return f"{key} is not in the configuration yet: write +{key}=VALUE to give it to a class of your own"
+    if key in KEYS and section in GROUPS:
+        choice = next((word for word in reversed(words) if key_of(word) == section), f"the chosen {section}")
+        having = either(options_with(section, name))
+        return f"{key} is not a setting of {choice}: leave it out, or choose {section}={having}"
+    return f"{key} is unknown: {nearest(key, list(KEYS))}normbench {command} --cfg job shows the keys that there are"
 
 
 def nothing_to_delete(key: str, command: str, words: list[str]) -> str:
@@ -246,6 +233,6 @@ COMPLAINTS: dict[str, Callable[[str, str, list[str]], str]] = {
         f"${{{key}}} refers to a key that is not there: write the key in full, such as ${{model.width}}"
     ),
     r"Additional config directory '([^']+)' not found": lambda folder, *_: (
-        f"--config-dir {folder} is not a folder: give the one that holds norm/, placement/, ..."
+        f"--config-dir {folder} is not a folder: give the one that holds your norm/NAME.yaml"
     ),
 }

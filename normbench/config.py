@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
-from difflib import get_close_matches
+from difflib import SequenceMatcher
 from types import NoneType, UnionType
 from typing import Any, get_args, get_type_hints
 
@@ -196,9 +196,11 @@ def lookup(tree: Tree, path: str) -> Any:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """`did you mean X? ` where something known is like the word, else nothing."""
-    close = get_close_matches(word, list(known), n=2, cutoff=0.6)
-    return f"did you mean {' or '.join(close)}? " if close else ""
+    """`did you mean X? ` where something known is like the word, else nothing; two, where they are about as like."""
+    likeness = {other: SequenceMatcher(None, word, other).ratio() for other in known}
+    enough = max(0.6, max(likeness.values(), default=0) - 0.15)
+    close = sorted((other for other in likeness if likeness[other] >= enough), key=likeness.__getitem__, reverse=True)
+    return f"did you mean {' or '.join(close[:2])}? " if close else ""
 
 
 def build(section: type, tree: Tree, prefix: str = "") -> Any:
@@ -272,7 +274,7 @@ def check_words(config: TrainConfig) -> None:
     """The keys of which one must be set, and the words that are patterns."""
     if config.trainer.steps is None and config.trainer.epochs is None:
         raise UsageError("trainer.steps and trainer.epochs are both null: set one of them")
-    if not re.fullmatch(r"auto|cpu|mps|cuda(:[0-9]{1,3})?", config.device):
+    if not re.fullmatch(r"auto|cpu|mps|cuda(:[0-9]{1,2})?", config.device):
         raise UsageError(f"device={config.device} is unknown: use auto, cpu, cuda, cuda:N or mps")
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,99}", config.name):
         raise UsageError(

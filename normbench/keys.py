@@ -98,7 +98,7 @@ class Key:
     def within(self, number: float) -> bool:
         """Whether a number is finite and within the bounds."""
         return (
-            math.isfinite(number)
+            -math.inf < number < math.inf
             and (self.low is None or number >= self.low)
             and (self.high is None or number <= self.high)
             and (self.above is None or number > self.above)

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import torch
 import yaml
@@ -23,6 +23,7 @@ from normbench.errors import RunFailure
 from normbench.files import write_atomically, write_json
 from normbench.ledger import make_ledger, parameter_counts
 from normbench.limits import is_out_of_memory
+from normbench.plan import Plan
 from normbench.probes import Probes
 from normbench.recording import (
     ConsoleSink,
@@ -39,9 +40,6 @@ from normbench.training.checkpoint import Checkpoints, State
 from normbench.training.guard import Diverged
 from normbench.training.loop import Interrupted, Loop, Parts
 from normbench.types import Model
-
-if TYPE_CHECKING:
-    from normbench.run import Plan
 
 HEARTBEAT_SECONDS = 5.0
 

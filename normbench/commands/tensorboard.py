@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 from normbench.errors import UsageError
@@ -11,7 +12,7 @@ from normbench.errors import UsageError
 
 def port(flags: list[str]) -> str:
     """Where TensorBoard will serve: its own default, or what the flags say."""
-    for flag, following in zip(flags, [*flags[1:], ""], strict=True):
+    for flag, following in pairwise([*flags, ""]):
         if flag.startswith("--port"):
             return flag.partition("=")[2] or following
     return "6006"

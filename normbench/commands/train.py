@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from normbench.catalog import GROUPS, NOTES, options, options_with
+from normbench.catalog import GROUPS, NOTES, Choices, options, options_with
 from normbench.commands.pages import entries, paragraph
 from normbench.compose import Composition, compose
 from normbench.config import COMMON_KEYS, KEYS, Tree, lookup, parse, typed
@@ -52,14 +52,14 @@ def run(words: list[str]) -> int:
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # a class of the user's own may be in a file here
     from normbench import assembly  # imports torch: behind every mistake that the configuration alone shows
-    from normbench import run as runs
+    from normbench.run import train
 
     tree, parent = assembly.adopt_targets(composition.tree, composition.overridden), None
-    choices = runs.Choices(named_groups(composition), tuple(name_words(composition)))
+    choices = Choices(named_groups(composition), tuple(name_words(composition)))
     if tree["extend"] is not None:
         parent = RunDirectory(Path(tree["extend"]))
-        tree, choices = extended(composition, parent, choices)
-    return runs.train(tree, choices, parent)
+        tree, choices = extended(composition, parent)
+    return train(tree, choices, parent)
 
 
 def check_length(composition: Composition) -> None:
@@ -84,7 +84,7 @@ def name_words(composition: Composition) -> list[str]:
     return [groups["norm"], groups["placement"], *(groups[g] for g in NAMING_GROUPS if composition.overridden(g))]
 
 
-def extended(composition: Composition, parent: RunDirectory, choices: Any) -> tuple[dict[str, Any], Any]:
+def extended(composition: Composition, parent: RunDirectory) -> tuple[dict[str, Any], Choices]:
     """The parent's configuration with what an extension may change, and the parent's choices.
 
     Raises:
@@ -108,7 +108,7 @@ def extended(composition: Composition, parent: RunDirectory, choices: Any) -> tu
         target = lookup(tree, section) if section else tree
         target[key] = lookup(composition.tree, path)
     words = parent.path.name.rsplit("-", 2)[0].split("-")
-    return tree, type(choices)(summary["choices"], tuple(words))
+    return tree, Choices(summary["choices"], tuple(words))
 
 
 def help_text(words: list[str]) -> str:

@@ -1,0 +1,388 @@
+"""Mistakes on the command line: one sentence, exit status 2, before any training, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from normbench import session
+from normbench.catalog import options_with
+from normbench.cli import main
+from normbench.config import KEYS
+from normbench.keys import Key
+from tests.data_helpers import LABELS, SMALL, write_images
+
+ROOT = Path(__file__).resolve().parent.parent
+CNN = "model=cnn data=digits"
+MLP = "model=mlp data=digits"
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One data cache for all tests of this file."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty current directory, in which no run may come so far that it trains."""
+    folder = tmp_path / "here"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("NORMBENCH_CACHE", str(cache))
+    monkeypatch.delenv("NORMBENCH_DATA", raising=False)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    def trained(self: session.Session) -> int:
+        raise AssertionError("it came to training")
+
+    monkeypatch.setattr(session.Session, "run", trained)
+    return folder
+
+
+def refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """The sentence with which a command is refused; whatever was in the current directory is all that is in it."""
+    before = sorted(Path.cwd().rglob("*"))
+    status = main(words)
+    out, err = capsys.readouterr()
+    assert (status, out) == (2, ""), err
+    assert sorted(Path.cwd().rglob("*")) == before
+    assert err.startswith("normbench: ")
+    assert err.endswith("\n")
+    sentence = err.removeprefix("normbench: ").removesuffix("\n")
+    assert "\n" not in sentence
+    assert not sentence.endswith(".")
+    assert ":" in sentence  # behind it is what to do
+    assert len(sentence) < 500
+    return sentence
+
+
+# ---- names
+
+UNKNOWN = {
+    "norm=rmsnrm": "norm=rmsnrm is unknown: did you mean rmsnorm or prmsnorm? allowed are batchnorm, dyt, groupnorm",
+    "placement=pots": "placement=pots is unknown: did you mean post? allowed are deep, parallel",
+    "model=nanno": "did you mean nano?",
+    "data=mnits": "did you mean mnist?",
+    "optim=adamww": "did you mean adamw or adam?",
+    "schedule=cos": "did you mean cosine?",
+    "init=he": "init=he is unknown: allowed are kaiming, normal, xavier",
+    "probes=heavy": "probes=heavy is unknown: allowed are full, light, off",
+    "experiment=nanogpt": "did you mean nanogpt_cpu?",
+    "nrom=rmsnorm": "nrom is unknown: did you mean norm?",
+    "modle.width=3": "modle.width is unknown: did you mean model.width",
+    "trainer.step=10": "trainer.step is unknown: did you mean trainer.steps",
+    "norm.epz=1": "norm.epz is unknown: did you mean norm.eps? normbench train --cfg job shows",
+    "outputz=a": "outputz is unknown: did you mean outputs?",
+    "lr=0.1": "lr is unknown: did you mean optim.lr?",
+    "steps=10": "steps is unknown: did you mean trainer.steps?",
+    "zzz=1": "zzz is unknown: normbench train --help lists the keys",
+    "zz.zz=1": "zz.zz is unknown: normbench train --cfg job shows the keys",
+    "trainer.steps.foo=3": "trainer.steps.foo is unknown",
+    "norm@foo=rmsnorm": "norm@foo is unknown",
+    "+foo=1": "foo is unknown: allowed are trainer",
+    "+foo.bar=1": "foo is unknown: allowed are trainer",
+    "+trainer.foo=1": "trainer.foo is unknown: allowed are steps",
+    "+norm.foo=1": "norm.foo is not a setting of normbench.norms.LayerNorm",
+    "+model.foo=1": "model.foo is not a setting of normbench.models.Transformer",
+    "+placement.foo=1": "placement.foo is not a setting of normbench.placements.Pre",
+    "+optim.foo=1": "optim.foo is not a setting of torch.optim.AdamW",
+    "+schedule.foo=1": "schedule.foo is not a setting of normbench.training.schedules.Cosine",
+    "+init.foo=1": "init.foo is not a setting of normbench.models.Xavier",
+    "+data.foo=1": "data.foo is not a setting of normbench.data.pydocs",
+    "norm=rmsnorm norm.groups=4": "norm.groups is not a setting of norm=rmsnorm: leave it out, or choose "
+    "norm=groupnorm",
+    "norm.groups=4": "norm.groups is not a setting of the chosen norm: leave it out, or choose norm=groupnorm",
+    "norm=none norm.eps=1": "norm.eps is not a setting of norm=none",
+    f"{CNN} model.heads=3": "model.heads is not a setting of model=cnn",
+}
+
+# ---- the grammar of the command line
+
+GRAMMAR = {
+    "hello": "'hello' is not KEY=VALUE",
+    "=3": ": normbench train --help",
+    "norm=": "norm= is unknown: allowed are batchnorm",
+    "norm=null": "norm=null is unknown: allowed are",
+    "norm=3": "norm=3 is unknown: allowed are",
+    "norm=[rmsnorm,layernorm]": "norm takes one option, not a list: normbench list norm",
+    "norm={a:1}": "norm={a:1} is unknown: allowed are",
+    "norm=../norm/rmsnorm": "norm=../norm/rmsnorm is unknown",  # it would name the run's directory
+    "experiment=null": "experiment=null is unknown",
+    "norm=rmsnorm,layernorm": "norm=rmsnorm,layernorm gives several values, which only a sweep takes",
+    "seed=1,2": "seed=1,2 gives several values",
+    "seed=range(3)": "seed=range(3) gives several values",
+    "seed=[1": "seed=[1 cannot be read: write KEY=VALUE",
+    "seed=(1": "seed=(1 cannot be read",
+    "seed='1": "seed='1 cannot be read",
+    "norm.eps=1e-5=3": "norm.eps=1e-5=3 cannot be read",
+    "name=ü": "name=ü cannot be read: write KEY=VALUE without blanks, and quote",
+    "nörm=rmsnorm": "nörm=rmsnorm cannot be read",
+    "norm.eps=${foo}": "${foo} refers to a key that is not there",
+    "norm.eps=${oc.env:NO_SUCH}": "the environment variable NO_SUCH is not set",
+    "norm.eps=???": ": check the keys and their values with normbench train --cfg job",
+    "+seed=3": "+seed adds a key that is there already: leave out the +",
+    "+norm=rmsnorm": "norm is chosen twice: leave out the +",
+    "~norm": "norm has no _target_",
+    "~trainer": "trainer is missing",
+    "~seed": "seed is missing",
+    "~foo": "foo is unknown",
+    "~trainer.steps": "~trainer.steps finds nothing to delete",
+    "~model.width": "model.width missing for normbench.models.Transformer: set it with +model.width=VALUE",
+    "~data.batch_size": "data.batch_size missing for normbench.data.pydocs",
+    "trainer=3": "trainer=3 is not allowed: it is a section, set its keys, such as trainer.steps",
+    "probes=null": "probes=null is unknown",
+    "-x": "unrecognized arguments: -x: normbench train --help shows the flags",
+    "--cfg": "argument --cfg/-c: expected one argument",
+    "--cfg foo": "invalid choice: 'foo'",
+    "--config-dir nowhere": "nowhere is not a folder: give the one that holds",
+    "--config-name foo": "check --config-name",
+    "--config-path foo": "check --config-name",
+    "-m norm=rmsnorm,layernorm": "-m (many runs) is sweep's, which is not in this version",
+    "--multirun": "--multirun (many runs) is sweep's",
+    "--multi": "--multi (many runs) is sweep's",
+    "hydra.run.dir=foo": "hydra.run.dir=foo is not allowed: outputs= and name= say where",
+    "--cfg job hydra.mode=MULTIRUN": "hydra.mode=MULTIRUN is not allowed",
+    "hydra/launcher=basic": "hydra/launcher=basic is not allowed",
+}
+
+# ---- values that do not fit each other, the data or the machine
+
+VALUES = {
+    "trainer.steps=null trainer.epochs=null": "trainer.steps and trainer.epochs are both null: set one of them",
+    "experiment=nanogpt_cpu trainer.epochs=1": "add trainer.steps=null",
+    "model.heads=3": "model.width=128 is not divisible by model.heads=3: set model.heads to 2 or 4",
+    "norm=groupnorm norm.groups=3": "norm.groups=3 does not divide model.width=128: set norm.groups to 2 or 4",
+    "norm=groupnorm norm.groups=128": "groupnorm here would take its statistics over 1 value",
+    f"{CNN} norm=groupnorm norm.groups=3": "norm.groups=3 makes 3 groups of 16 features",
+    f"{MLP} norm=batchnorm data.batch_size=1": "batchnorm here would take its statistics over 1 value",
+    "model.position=foo": "model.position=foo is not allowed: use learned or rotary",
+    "model.pool=foo": "model.pool=foo is not allowed: use mean or class_token",
+    "model.mlp=foo": "model.mlp=foo is not allowed: use gelu, relu",
+    f"{CNN} model.norm_order=foo": "model.norm_order=foo is not allowed: use before or after",
+    f"{MLP} model.activation=foo": "model.activation=foo is not allowed: use relu, gelu",
+    f"{CNN} model.stages=[]": "model.stages=[] is not allowed: use a list of integers from 1",
+    f"{CNN} model.stages=[0,1,2]": "model.stages=[0,1,2] is not allowed",
+    f"{CNN} model.depth=4": "model.depth=4 is not a multiple of the 3 stages",
+    "model.position=rotary model.heads=128": "rotary needs an even width",
+    "model.context=1000000": "is too long for the",
+    "data.context=32": "set model.context alone",
+    "model=nano data=digits model.patch=3": "model.patch=3 does not tile images of 8 × 8 pixels",
+    f"{CNN} data.batch_size=5000": "data.batch_size=5,000 is more than the 1,500 training images of digits",
+    f"{CNN} data.holdout=1.5": "use a share from 0 to below 1, or a whole number",
+    f"{CNN} data.holdout=5000": "leaves none of the 1,500 training images",
+    "norm=dyt norm.impl=torch": "torch has no operator for dyt",
+    "optim=sgd optim.momentum=0": "SGD refuses its settings",
+    "device=cuda:99": "device=cuda:99 is not there: this machine has",
+    "device=cuda:300": "device=cuda:300 is unknown",  # torch takes it for number 44
+    "device=foo": "device=foo is unknown: use auto, cpu, cuda, cuda:N or mps",
+    "name=a/b": "name=a/b cannot name a folder",
+    "name=..": "name=.. cannot name a folder",
+    "outputs=": "outputs is empty: give a folder",
+    "outputs=/dev/null": "outputs=/dev/null cannot be written (Not a directory): give another folder",
+    "outputs=/proc/normbench": "outputs=/proc/normbench cannot be written",
+    "extend=nowhere": "extend=nowhere is not the directory of a finished run",
+    "data=mnist data.root=nowhere": "no copy of ylecun/mnist in data.root=nowhere",
+    # combinations
+    "model=cnn": "model=cnn with data=pydocs is refused: the model is not made for this kind of data",
+    "model=mlp data=tinyshakespeare": "model=mlp with data=tinyshakespeare is refused",
+    "norm=instancenorm": "norm=instancenorm with data=pydocs is refused: its statistics run over time",
+    "norm=groupnorm norm.across_time=true": "norm=groupnorm with data=pydocs is refused",
+    "norm=batchnorm norm.track_running_stats=false": "norm=batchnorm with data=pydocs is refused",
+    f"{MLP} norm=instancenorm": "norm=instancenorm with model=mlp is refused",
+    f"{CNN} placement=parallel": "placement=parallel with model=cnn is refused",
+    "placement=plain": "placement=plain with model=nano is refused",
+    "data=digits model=cnn_plain placement=pre": "placement=pre with model=cnn_plain is refused",
+    # what a _target_ names
+    "norm._target_=no_such.Norm": "norm._target_=no_such.Norm cannot be imported (No module named 'no_such')",
+    "norm._target_=torch.nn.Nope": "norm._target_=torch.nn.Nope cannot be imported",
+    "norm._target_=": "norm._target_= cannot be imported",
+    "norm._target_=math.pi": "norm._target_=math.pi is not a class: give package.module.Class",
+    "norm._target_=math.sqrt": "norm._target_=math.sqrt makes no Module",
+    "norm._target_=torch.nn.LayerNorm": "must take (num_features, *, channel_dim=-1, site=None)",
+    "placement._target_=torch.nn.Linear": "makes no Placement: give package.module.Class of a class derived from",
+    "model._target_=torch.nn.Linear": "makes no Model",
+    "data._target_=builtins.dict": "makes no Data",
+    "optim._target_=os.system": "makes no Optimizer",
+    "schedule._target_=torch.optim.lr_scheduler.StepLR": "makes no Schedule",
+    "init._target_=builtins.dict": "makes no Initialization",
+    "norm._target_=own.MyNorm norm.power=3": "write +norm.power=VALUE to give it to a class of your own",
+}  # fmt: skip
+
+MISTAKES = UNKNOWN | GRAMMAR | VALUES
+
+
+@pytest.mark.parametrize("line", MISTAKES)
+def test_a_mistake_ends_in_one_sentence(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert MISTAKES[line] in refused(["train", *line.split(" ")], capsys)
+
+
+@pytest.mark.parametrize("words", [[""], [" "], ["name=a b"], ["norm = rmsnorm"], ["seed: 1"], ["seed=1 norm.eps=2"]])
+def test_words_with_blanks_are_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    refused(["train", *words], capsys)
+
+
+def wrong_value(key: Key) -> str:
+    """One value that a key refuses, a number where that is possible."""
+    if key.items:
+        return "[nan]"
+    if {int, float} & set(key.types):
+        return "nan"
+    return "[a]" if str in key.types and not key.choices else "3"
+
+
+@pytest.mark.parametrize("path", KEYS)
+def test_every_key_refuses_a_wrong_value_on_the_command_line(path: str, capsys: pytest.CaptureFixture[str]) -> None:
+    section, _, name = path.rpartition(".")
+    with_key = options_with(section, name) if section in ("norm", "model", "data", "optim", "schedule", "init") else {}
+    words = [f"{section}={next(iter(with_key))}"] if with_key else []
+    value = wrong_value(KEYS[path])
+    sentence = refused(["train", *words, f"{path}={value}"], capsys)
+    assert sentence == f"{path}={value} is not allowed: use {KEYS[path].allowed}"
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["trian", "norm=rmsnorm", "sweep", "report --help", "help trian", "list norms", "tensorboard", "tensorboard ."],
+)
+def test_wrong_commands(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    refused(line.split(), capsys)
+
+
+def test_device_mps_is_refused_where_there_is_none(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.backends.mps.is_available", lambda: False)
+    assert "device=mps is not there" in refused(["train", "device=mps"], capsys)
+
+
+# ---- folders and files
+
+
+def test_outputs_that_is_a_file(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "taken").touch()
+    assert "outputs=taken cannot be written" in refused(["train", "outputs=taken"], capsys)
+
+
+def copy_of_pets(root: Path, images: dict[str, list[Any]]) -> list[str]:
+    """The words that train on a hub-layout copy with these images."""
+    write_images(root, images, LABELS)
+    return ["train", "model=cnn", "data=mnist", f"data.root={root}", "data.hub_id=me/pets", "data.batch_size=2"]
+
+
+def test_a_damaged_parquet_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = copy_of_pets(tmp_path / "root", SMALL)
+    file = next((tmp_path / "root").rglob("train*.parquet"))
+    file.write_bytes(file.read_bytes()[:-20])
+    assert f"{file} is not a whole Parquet file" in refused(words, capsys)
+
+
+def test_a_damaged_image_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    images = {"train": [*SMALL["train"][:19], b"no image"], "test": SMALL["test"]}
+    assert "row 19 of me/pets (train) cannot be decoded" in refused(copy_of_pets(tmp_path / "root", images), capsys)
+
+
+def test_a_data_set_with_images_of_many_sizes_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    images = {"train": [*SMALL["train"][:19], np.zeros((3, 3), np.uint8)], "test": SMALL["test"]}
+    assert "all images must have the same" in refused(copy_of_pets(tmp_path / "root", images), capsys)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("# A norm\neps: [1\n", "a configuration file is no YAML"),
+        ("# A norm\neps: 1e-5\n", "norm has no _target_"),
+        ("# A norm\n_target_: normbench.norms.LayerNorm\nepsilon: 1e-5\n", "norm.epsilon is not a setting of"),
+        ("# A norm\n_target_: normbench.norms.LayerNorm\neps: ${nowhere}\n", "${nowhere} refers to a key"),
+    ],
+)
+def test_mistakes_in_a_users_yaml(here: Path, text: str, complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "mine/norm").mkdir(parents=True)
+    (here / "mine/norm/own.yaml").write_text(text)
+    assert complaint in refused(["train", "--config-dir", "mine", "norm=own"], capsys)
+
+
+def test_an_option_that_is_missing_in_the_users_directory_too(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "mine/norm").mkdir(parents=True)
+    (here / "mine/norm/renorm.yaml").write_text("# A norm\n_target_: normbench.norms.LayerNorm\n")
+    sentence = refused(["train", "--config-dir", "mine", "norm=reenorm"], capsys)
+    assert "did you mean renorm" in sentence
+
+
+# ---- a user's own class
+
+
+OWN_CLASSES = {
+    "IsNoClass = 3": "is not a class",
+    "def is_no_class(num_features): ...": "makes no Module",
+    "class IsNoModule: ...": "makes no Module",
+    "class TakesNothing(nn.Module):\n  def __init__(self): super().__init__()": "must take (num_features",
+    "class NeedsMore(nn.Module):\n  def __init__(self, n, channel_dim, site, k): super().__init__()": "norm.k missing",
+    "class Wider(nn.Module):\n  def __init__(self, n, channel_dim, site): super().__init__()\n"
+    "  def forward(self, x): return x.mean(-1)": "Wider returns the shape",
+    "class Tuple(nn.Module):\n  def __init__(self, n, channel_dim, site): super().__init__()\n"
+    "  def forward(self, x): return x, x": "Tuple returns a tuple",
+}
+
+
+@pytest.mark.parametrize("source", OWN_CLASSES)
+def test_mistakes_in_a_users_class(here: Path, source: str, capsys: pytest.CaptureFixture[str]) -> None:
+    name = source.split("(")[0].split(":")[0].split()[-3 if "=" in source.split("(")[0] else -1]
+    module = f"own_{name.lower()}"
+    (here / f"{module}.py").write_text(f"from torch import nn\n{source}\n")
+    sys.dont_write_bytecode, before = True, sys.dont_write_bytecode
+    try:
+        sentence = refused(["train", "model.depth=1", "model.width=16", f"norm._target_={module}.{name}"], capsys)
+    finally:
+        sys.dont_write_bytecode = before
+    assert OWN_CLASSES[source] in sentence
+
+
+def test_a_model_with_misshaped_logits(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "own_model.py").write_text(
+        "from normbench.models import ResidualMLP\n"
+        "class Short(ResidualMLP):\n"
+        "    def forward(self, inputs): return super().forward(inputs)[:, :-1]\n"
+    )
+    words = ["train", *MLP.split(), "model._target_=own_model.Short"]
+    sys.dont_write_bytecode, before = True, sys.dont_write_bytecode
+    try:
+        sentence = refused(words, capsys)
+    finally:
+        sys.dont_write_bytecode = before
+    assert "the model's logits have the shape (2, 9), and the data need (2, 10)" in sentence
+
+
+def test_a_fault_inside_a_users_class_keeps_its_traceback(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its author needs the line."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    (here / "own_fault.py").write_text(
+        "from torch import nn\n"
+        "def helper(a): ...\n"
+        "class Faulty(nn.Module):\n"
+        "    def __init__(self, n, channel_dim, site):\n"
+        "        super().__init__()\n"
+        "        helper()\n"
+    )
+    with pytest.raises(TypeError, match="missing 1 required positional argument"):
+        main(["train", "model.depth=1", "model.width=16", "norm._target_=own_fault.Faulty"])
+
+
+# ---- as its user runs it
+
+
+@pytest.mark.parametrize("words", ["norm=rmsnrm", "seed=-1", "model.heads=3", "device=cuda:99", "outputs=/dev/null"])
+def test_a_mistake_in_a_process_of_its_own(here: Path, cache: Path, words: str) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "NORMBENCH_CACHE": str(cache)}
+    command = [sys.executable, "-m", "normbench", "train", words]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("normbench: ")
+    assert done.stderr.count("\n") == 1
+    assert list(here.iterdir()) == []
