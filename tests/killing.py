@@ -1,0 +1,336 @@
+"""Runs of normbench in forked processes that say where they are, and can end themselves at a chosen place.
+
+Importing torch takes seconds, so a server (this file, run as a script) imports everything once, without computing
+anything, and forks a child for each run. A child writes each place that it passes (`evaluation > batch`,
+`checkpoint > half of a write to checkpoint.pt`) to a file before it goes on, so the file says where a kill fell.
+"""
+
+from __future__ import annotations
+
+import builtins
+import itertools
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+PATIENCE = 120.0  # seconds for anything
+
+
+@dataclass(frozen=True)
+class Trap:
+    """At the nth passage of a place that contains `place`, a child sends itself signals or limits its memory.
+
+    signals: in this order. memory: bytes that it may take from then on.
+    """
+
+    place: str
+    nth: int = 1
+    signals: tuple[int, ...] = (signal.SIGKILL,)
+    memory: int | None = None
+
+
+@dataclass(frozen=True)
+class Child:
+    """A run at work, or over."""
+
+    server: Server
+    pid: int
+    output_file: Path
+    places_file: Path
+
+    @property
+    def output(self) -> str:
+        """What it has printed on both streams."""
+        return self.output_file.read_text()
+
+    @property
+    def places(self) -> list[str]:
+        """The places that it has passed, the last one last."""
+        return self.places_file.read_text().splitlines()
+
+    def kill(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def wait(self) -> int:
+        """Its exit status; negative: the signal that ended it."""
+        deadline = time.monotonic() + PATIENCE
+        while (status := self.server.ask({"ended": self.pid})) is None:
+            assert time.monotonic() < deadline, f"still running:\n{self.output}"
+            time.sleep(0.005)
+        return int(status)
+
+    def wait_for(self, line: str) -> None:
+        """Return when it has passed a place."""
+        deadline = time.monotonic() + PATIENCE
+        while line not in self.places_file.read_text():
+            assert time.monotonic() < deadline, f"{line} was not passed"
+            time.sleep(0.005)
+
+
+@dataclass
+class Server:
+    """Starts runs, each in a process of its own."""
+
+    folder: Path
+    numbers: Iterator[int] = field(default_factory=itertools.count)
+    process: subprocess.Popen[str] = field(init=False)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=self.environment
+        )
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """For processes that run normbench."""
+        # Threads that a library starts at import would not survive a fork.
+        quiet = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+        paths = {"NORMBENCH_CACHE": str(self.folder / "cache"), "PYTHONPATH": str(Path(__file__).parent.parent)}
+        return {**os.environ, **quiet, **paths, "COLUMNS": "200"}
+
+    def ask(self, request: dict[str, Any]) -> Any:
+        assert self.process.stdin and self.process.stdout
+        with self.lock:
+            print(json.dumps(request), file=self.process.stdin, flush=True)
+            return json.loads(self.process.stdout.readline())
+
+    def start(self, words: list[str], cwd: Path, trap: Trap | None = None, file_size: int | None = None) -> Child:
+        """Start `normbench` with these words. file_size: bytes that a file may have at most."""
+        number = next(self.numbers)
+        output = self.folder / f"{number}.output"
+        places = self.folder / f"{number}.places"
+        places.touch()
+        request = {
+            "words": words,
+            "cwd": str(cwd),
+            "output": str(output),
+            "places": str(places),
+            "trap": vars(trap) if trap else None,
+            "file_size": file_size,
+        }
+        return Child(self, self.ask(request), output, places)
+
+    def close(self) -> None:
+        assert self.process.stdin and self.process.stdout
+        self.process.stdin.close()
+        self.process.wait(PATIENCE)
+        self.process.stdout.close()
+
+
+# ---- in the server
+
+
+def serve() -> None:
+    """Answer requests until there are none."""
+    import torch._dynamo  # noqa: F401 (torch's optimizers import it when they are first made)
+
+    import normbench.run  # noqa: F401
+    from normbench.commands import train
+    from normbench.compose import Composition
+    from normbench.errors import UsageError
+    from normbench.recording import console, display  # noqa: F401
+
+    compose, composed = train.compose, dict[tuple[str, ...], Composition | None]()
+    train.compose = lambda command, words: composed.get(tuple(words)) or compose(command, words)
+    ended: dict[int, int] = {}  # process -> exit status
+    answer: int | None
+    for line in sys.stdin:
+        request = json.loads(line)
+        if "ended" in request:
+            pid = request["ended"]
+            if pid not in ended:
+                done, status = os.waitpid(pid, os.WNOHANG)
+                ended |= {pid: os.waitstatus_to_exitcode(status)} if done else {}
+            answer = ended.get(pid)
+        else:
+            words = tuple(request["words"][1:])
+            if words not in composed:  # here, once for all children that are given the same words
+                with suppress(UsageError):
+                    composed[words] = compose("train", list(words))
+            answer = os.fork()
+            if answer == 0:
+                be_child(request)
+        print(json.dumps(answer), flush=True)
+
+
+def be_child(request: dict[str, Any]) -> None:
+    """Run one command as a process of its own would; does not return."""
+    from normbench.cli import main
+
+    status = 1
+    try:
+        redirect(request["output"])
+        os.chdir(request["cwd"])
+        if request["file_size"]:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (request["file_size"], request["file_size"]))
+        watch(Places(request["places"], Trap(**request["trap"]) if request["trap"] else None))
+        sys.argv = ["normbench", *request["words"]]
+        status = main(request["words"])
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(status)
+
+
+def redirect(output: str) -> None:
+    """Send both streams to a file, and read from nothing."""
+    written = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.dup2(written, 1)
+    os.dup2(written, 2)
+
+
+class Places:
+    """Where a process is, on record, and what happens to it there."""
+
+    def __init__(self, record: str, trap: Trap | None) -> None:
+        self.record = os.open(record, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        self.trap = trap
+        self.passed = 0
+        self.inside: list[str] = []
+
+    def note(self, line: str) -> None:
+        os.write(self.record, f"{line}\n".encode())
+
+    def passage(self, name: str, before: Callable[[], object] = lambda: None) -> None:
+        """The process is about to do something; `before` is done first where the trap lies."""
+        place = " > ".join([*self.inside, name])
+        self.note(place)
+        if self.trap is None or self.trap.place not in place:
+            return
+        self.passed += 1
+        if self.passed == self.trap.nth:
+            before()
+            self.spring(self.trap, place)
+
+    def spring(self, trap: Trap, place: str) -> None:
+        self.note(f"trapped: {place}")
+        if trap.memory is not None:
+            pages = int(Path("/proc/self/statm").read_text().split()[0])
+            resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + trap.memory,) * 2)
+            return
+        for number in trap.signals:
+            os.kill(os.getpid(), number)
+
+    @contextmanager
+    def within(self, name: str) -> Iterator[None]:
+        self.inside.append(name)
+        try:
+            self.passage("begin")
+            yield
+        finally:
+            self.inside.pop()
+
+
+def watch(places: Places) -> None:
+    """Make normbench note where it is: which part is at work, each file operation, each batch."""
+    from normbench import assembly, files, session
+    from normbench.recording import appended
+    from normbench.training import checkpoint, evaluation, loop
+
+    around(places, checkpoint.Checkpoints, "save", "checkpoint", lambda owner, state: f"saved {state['step']}")
+    around(places, checkpoint.Checkpoints, "save_best", "best weights")
+    around(places, loop.Loop, "evaluate", "evaluation")
+    around(places, loop.Loop, "train_step", "training")
+    around(places, loop.Loop, "log", "logging")
+    around(places, assembly, "make_model", "building")
+    around(places, session, "truncate_metrics", "truncating metrics")
+    around(places, session, "truncate_events", "truncating events")
+    around(places, session, "copy_record", "copying")
+    around(places, session.Session, "prepare", "preparation")
+    around(places, session.Session, "finish", "finish")
+    ahead(places, evaluation, "to_device", lambda *_: "batch")
+    ahead(places, evaluation, "cross_entropy", lambda *_, **__: "loss")
+    ahead(places, loop.Loop, "clip", lambda *_: "gradients")
+    ahead(places, os, "replace", lambda source, target: f"rename to {final_name(target)}")
+    ahead(places, os, "unlink", lambda path, **_: f"unlink {final_name(path)}")
+    ahead(places, os, "fsync", lambda descriptor: f"fsync {final_name(os.readlink(f'/proc/self/fd/{descriptor}'))}")
+    for module in (files, appended):
+        vars(module)["open"] = lambda path, mode: TracedFile(places, builtins.open(path, mode))  # noqa: SIM115
+
+
+def around(places: Places, owner: Any, name: str, part: str, done: Callable[..., str] = lambda *_: "") -> None:
+    """Note the part while a function runs, and what `done` says when it has ended well."""
+    function = getattr(owner, name)
+
+    @wraps(function)
+    def noted(*args: Any, **options: Any) -> Any:
+        with places.within(part):
+            result = function(*args, **options)
+        if line := done(*args):
+            places.note(line)
+        return result
+
+    setattr(owner, name, noted)
+
+
+def ahead(places: Places, owner: Any, name: str, describe: Callable[..., str]) -> None:
+    """Note a passage ahead of each call of a function."""
+    function = getattr(owner, name)
+
+    @wraps(function)
+    def noted(*args: Any, **options: Any) -> Any:
+        places.passage(describe(*args, **options))
+        return function(*args, **options)
+
+    setattr(owner, name, noted)
+
+
+def final_name(path: str | Path) -> str:
+    """A file's name, where it is temporary the one that it is to have; the same for each run's directory and events."""
+    name = Path(path).name
+    if name.startswith((".events", "events")):
+        return "events"
+    if name.endswith(".tmp"):
+        return name[1:].rsplit(".", 2)[0]
+    return "the directory" if Path(path).is_dir() else name
+
+
+class TracedFile:
+    """A binary file with a place before and in the middle of each write."""
+
+    def __init__(self, places: Places, file: Any) -> None:
+        self._places, self._file = places, file
+        self._name = final_name(file.name)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def __enter__(self) -> TracedFile:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._file.close()
+
+    def write(self, data: Any) -> int:
+        half = len(data) // 2
+        self._places.passage(f"write to {self._name}", self._file.flush)
+        self._file.write(data[:half])
+        self._places.passage(f"half of a write to {self._name}", self._file.flush)
+        self._file.write(data[half:])
+        return len(data)
+
+    def writelines(self, lines: Any) -> None:
+        for line in lines:
+            self.write(line)
+
+
+if __name__ == "__main__":
+    serve()

@@ -1,0 +1,32 @@
+"""A pytest plugin for the tests that disturb runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from killing import Server
+from run_records import Record, assert_steps_increase, read_record
+from tiny_runs import MODELS, run_directory, start
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Starts runs that can be told to end themselves."""
+    server = Server(tmp_path_factory.mktemp("server"))
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="session")
+def undisturbed(server: Server, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Record]:
+    """The record of each model's run without any disturbance."""
+    records = {}
+    for model in MODELS:
+        folder = tmp_path_factory.mktemp(model)
+        child = start(server, model, folder)
+        assert child.wait() == 0, child.output
+        records[model] = read_record(run_directory(folder))
+        assert_steps_increase(records[model])
+        assert records[model].metrics[-1]["step"] == 40
+    return records

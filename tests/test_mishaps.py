@@ -1,0 +1,394 @@
+"""Damaged files, a full disk, too little memory, another machine, divergence: told in a sentence, nothing is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from killing import Child, Server, Trap
+from run_records import Record, assert_same, read_json, read_metrics, read_record
+from tiny_runs import run_directory, slow, start, words
+
+from normbench.training import checkpoint
+
+pytest_plugins = ["run_fixtures"]
+
+
+def assert_sentence(child: Child, status: int, *parts: str) -> None:
+    """It has ended with this exit status and one sentence as its last words."""
+    assert child.wait() == status, child.output
+    assert "Traceback" not in child.output
+    last = child.output.splitlines()[-1]
+    assert last.startswith("normbench: ")
+    for part in parts:
+        assert part in last
+
+
+# ---- damaged files
+
+
+@pytest.fixture(scope="module")
+def stopped(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that was stopped at step 28; the checkpoint before that is of step 24."""
+    folder = tmp_path_factory.mktemp("stopped")
+    assert start(server, "transformer", folder, Trap("training > gradients", 28, (signal.SIGINT,))).wait() == 130
+    return folder
+
+
+@pytest.fixture
+def folder(stopped: Path, tmp_path: Path) -> Path:
+    """A copy of that folder."""
+    return Path(shutil.copytree(stopped, tmp_path / "copy"))
+
+
+def flip(content: bytes) -> bytes:
+    middle = len(content) // 2
+    return content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+
+
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    "one bit": flip,
+    "torn": lambda content: content[: len(content) * 2 // 3],
+    "empty": lambda content: b"",
+    "zeros": lambda content: bytes(len(content)),
+    "longer": lambda content: content + b"\0",
+}
+
+
+def damage(path: Path, kind: str) -> None:
+    path.write_bytes(DAMAGE[kind](path.read_bytes()))
+
+
+@pytest.mark.parametrize("kind", ["one bit", *slow("torn", "empty", "zeros", "longer")])
+def test_damaged_checkpoint_is_named_and_the_one_before_it_used(
+    server: Server, undisturbed: dict[str, Record], folder: Path, kind: str
+) -> None:
+    damage(run_directory(folder) / "checkpoint.pt", kind)
+    child = start(server, "transformer", folder)
+    assert child.wait() == 0
+    assert "checkpoint.pt is damaged" in child.output
+    assert "the one before it is used" in child.output
+    assert "going on from step 24" in child.output
+    assert_same(read_record(run_directory(folder)), undisturbed["transformer"])
+
+
+def test_damaged_checkpoint_does_not_replace_the_good_one(
+    server: Server, undisturbed: dict[str, Record], folder: Path
+) -> None:
+    damage(run_directory(folder) / "checkpoint.pt", "torn")
+    child = start(server, "transformer", folder, Trap("checkpoint > rename to checkpoint.pt"))
+    assert child.wait() == -signal.SIGKILL
+    again = start(server, "transformer", folder)
+    assert again.wait() == 0
+    assert "going on from step 24" in again.output
+    assert_same(read_record(run_directory(folder)), undisturbed["transformer"])
+
+
+def test_two_damaged_checkpoints_are_named_and_the_run_begins_anew(
+    server: Server, undisturbed: dict[str, Record], folder: Path
+) -> None:
+    for name in ("checkpoint.pt", "checkpoint.prev.pt"):
+        damage(run_directory(folder) / name, "one bit")
+    child = start(server, "transformer", folder)
+    assert child.wait() == 0
+    assert "checkpoint.pt is damaged" in child.output
+    assert "checkpoint.prev.pt is damaged" in child.output
+    assert "the run begins anew" in child.output
+    assert "going on" not in child.output
+    assert_same(read_record(run_directory(folder)), undisturbed["transformer"])
+
+
+@pytest.mark.parametrize("content", [b'{"status": "runn', *slow(b"", b"[]", b"\xff\xfe")])
+def test_damaged_status_is_named(server: Server, undisturbed: dict[str, Record], folder: Path, content: bytes) -> None:
+    (run_directory(folder) / "status.json").write_bytes(content)
+    child = start(server, "transformer", folder)
+    assert child.wait() == 0
+    assert "status.json is damaged" in child.output
+    assert "going on from step 28" in child.output
+    assert_same(read_record(run_directory(folder)), undisturbed["transformer"])
+
+
+def test_checkpoint_of_another_version_is_refused(server: Server, folder: Path) -> None:
+    path = run_directory(folder) / "checkpoint.pt"
+    state = checkpoint.read(path)
+    del state["best_loss"]
+    with open(path, "wb") as file:
+        checkpoint.write(state, file)
+    assert_sentence(start(server, "transformer", folder), 1, "does not fit this version of normbench", "rerun=true")
+
+
+def test_damaged_parent_is_not_extended(server: Server, tmp_path: Path) -> None:
+    assert server.start(words("cnn", "trainer.steps=10"), tmp_path).wait() == 0
+    parent = run_directory(tmp_path)
+    damage(parent / "checkpoint.pt", "one bit")
+    child = server.start(["train", f"extend={parent}", "trainer.steps=20"], tmp_path)
+    assert_sentence(child, 2, "has a damaged checkpoint.pt")
+    assert run_directory(tmp_path) == parent
+
+
+def small_checkpoint(path: Path) -> dict[str, Any]:
+    state = {"step": 3, "model": {"weight": torch.arange(4.0)}}
+    with open(path, "wb") as file:
+        checkpoint.write(state, file)
+    return state
+
+
+def test_no_byte_of_a_checkpoint_can_change_unseen(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.pt"
+    small_checkpoint(path)
+    content = bytearray(path.read_bytes())
+    assert checkpoint.is_whole(path)
+    for place in range(len(content)):
+        content[place] ^= 1 << place % 8
+        path.write_bytes(content)
+        assert not checkpoint.is_whole(path), place
+        content[place] ^= 1 << place % 8
+
+
+def test_checkpoint_is_one_that_torch_reads(tmp_path: Path) -> None:
+    state = small_checkpoint(tmp_path / "checkpoint.pt")
+    found = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
+    assert found["step"] == state["step"]
+    torch.testing.assert_close(found["model"], state["model"], rtol=0, atol=0)
+
+
+class Malice:
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, (f"touch {self.target}",)
+
+
+def write_archive(content: Any, path: Path) -> None:
+    with open(path, "wb") as file:
+        checkpoint.write(content, file)
+
+
+def write_pickle(content: Any, path: Path) -> None:
+    with open(path, "wb") as file:
+        hashed = checkpoint.HashedFile(file)
+        hashed.write(memoryview(pickle.dumps(content, protocol=2)))
+        file.write(hashed.digest.digest())
+
+
+@pytest.mark.parametrize("write", [write_archive, write_pickle])
+def test_checkpoint_runs_no_code(tmp_path: Path, write: Callable[[Any, Path], None]) -> None:
+    path, mark = tmp_path / "checkpoint.pt", tmp_path / "mark"
+    write({"step": Malice(mark)}, path)
+    said: list[str] = []
+    found = checkpoint.Checkpoints(path, tmp_path / "previous", tmp_path / "best").load(said.append)
+    assert found is None
+    assert said[0].startswith("checkpoint.pt is not a checkpoint of normbench")
+    assert not mark.exists()
+    with suppress(RuntimeError):
+        torch.load(path, weights_only=False)
+    assert mark.exists()  # that would have run it
+
+
+# ---- a full disk
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of one megabyte."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = shutil.which("mount") and subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)], capture_output=True
+    )
+    if not mounted or mounted.returncode:
+        pytest.skip("this user may not mount a file system")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+def fill(disk: Path) -> Path:
+    """A file that leaves no room."""
+    filler = disk / "filler"
+    with open(filler, "wb", buffering=0) as file:
+        for size in (4096, 1):
+            try:
+                while True:
+                    file.write(bytes(size))
+            except OSError:
+                continue
+    assert shutil.disk_usage(disk).free == 0
+    return filler
+
+
+@pytest.mark.parametrize(
+    ("place", "nth", "saved"),
+    [
+        ("checkpoint > half of a write to checkpoint.pt", 700, 8),
+        ("logging > begin", 5, 16),
+        *slow(
+            ("checkpoint > write to checkpoint.pt", 3, 0),
+            ("checkpoint > fsync checkpoint.pt", 2, 16),
+            ("training > begin", 13, 8),
+            ("evaluation > begin", 2, 16),
+            ("finish > begin", 1, 40),
+            ("preparation > begin", 1, 0),
+        ),
+    ],
+)
+def test_full_disk_ends_the_run_and_loses_nothing(
+    server: Server, undisturbed: dict[str, Record], small_disk: Path, place: str, nth: int, saved: int
+) -> None:
+    child = start(server, "transformer", small_disk, Trap(place, nth, (signal.SIGSTOP,)))
+    child.wait_for("trapped: ")
+    filler = fill(small_disk)
+    child.kill(signal.SIGCONT)
+    assert_sentence(child, 1, "the disk is full (outputs=outputs)", "give the same command to go on")
+    assert last_step(run_directory(small_disk)) >= saved
+    filler.unlink()
+    assert start(server, "transformer", small_disk).wait() == 0
+    assert_same(read_record(run_directory(small_disk)), undisturbed["transformer"])
+
+
+def last_step(directory: Path) -> int:
+    """The step of the newest checkpoint, which must be whole."""
+    paths = [directory / f"checkpoint{infix}.pt" for infix in ("", ".prev", ".best")]
+    state = checkpoint.Checkpoints(*paths).load(pytest.fail)
+    return state["step"] if state else 0
+
+
+def test_full_disk_before_anything_is_written(server: Server, small_disk: Path) -> None:
+    filler = fill(small_disk)
+    assert_sentence(start(server, "transformer", small_disk), 1, "the disk is full (outputs=outputs)")
+    filler.unlink()
+    assert start(server, "transformer", small_disk).wait() == 0
+
+
+def test_checkpoint_too_large_for_the_limit_on_file_sizes(
+    server: Server, undisturbed: dict[str, Record], folder: Path
+) -> None:
+    directory = run_directory(folder)
+    before = {name: (directory / name).read_bytes() for name in ("checkpoint.pt", "checkpoint.prev.pt")}
+    assert len(before["checkpoint.pt"]) > 100_000
+    child = server.start(words("transformer"), folder, file_size=80_000)
+    assert_sentence(child, 1, "the disk is full (outputs=outputs)")
+    assert {name: (directory / name).read_bytes() for name in before} == before
+    assert read_json(directory / "status.json")["status"] == "failed"
+    assert not list(directory.glob(".*.tmp"))
+    assert start(server, "transformer", folder).wait() == 0
+    assert_same(read_record(directory), undisturbed["transformer"])
+
+
+# ---- too little memory
+
+
+def test_too_little_memory_ends_the_run_and_loses_nothing(
+    server: Server, undisturbed: dict[str, Record], tmp_path: Path
+) -> None:
+    child = start(server, "transformer", tmp_path, Trap("evaluation > begin", 4, memory=1 << 20))
+    assert_sentence(child, 1, "out of memory", "data.eval_batch_size")
+    status = read_json(run_directory(tmp_path) / "status.json")
+    assert (status["status"], status["step"]) == ("out_of_memory", 40)
+    assert last_step(run_directory(tmp_path)) == 32
+    assert start(server, "transformer", tmp_path).wait() == 0
+    assert_same(read_record(run_directory(tmp_path)), undisturbed["transformer"])
+
+
+def test_model_too_large_for_the_memory_leaves_no_directory(server: Server, tmp_path: Path) -> None:
+    child = server.start(words("transformer", "model.width=8192"), tmp_path, Trap("building > begin", memory=64 << 20))
+    assert_sentence(child, 1, "out of memory", "model.width")
+    assert not list(tmp_path.iterdir())
+
+
+# ---- another machine, another version
+
+
+@pytest.mark.parametrize(
+    ("key", "before"), [("commit", "0123abc"), *slow(("cpu", "Another CPU"), ("packages", {"torch": "1.0"}))]
+)
+def test_run_from_elsewhere_is_told_in_one_line(server: Server, folder: Path, key: str, before: object) -> None:
+    path = run_directory(folder) / "environment.json"
+    known = read_json(path)
+    known["sessions"][0][key] = before
+    path.write_text(json.dumps(known))
+    for status in ("going on from step 28", "is finished already"):
+        child = start(server, "transformer", folder)
+        assert child.wait() == 0
+        assert status in child.output
+        (line,) = (line for line in child.output.splitlines() if "begun elsewhere" in line)
+        assert str(before).strip("{}") in line
+        assert "rerun=true" in line
+    assert len(read_json(path)["sessions"]) == 2  # it was stopped once
+
+
+def test_run_from_here_is_not_told_to_be_from_elsewhere(server: Server, folder: Path) -> None:
+    child = start(server, "transformer", folder)
+    assert child.wait() == 0
+    assert "elsewhere" not in child.output
+
+
+# ---- divergence
+
+
+def diverged(server: Server, folder: Path, *more: str) -> dict[str, Any]:
+    """The summary of a run that diverges; run again, it is only shown."""
+    child = server.start(words(*more), folder)
+    assert child.wait() == 0
+    summary = read_json(run_directory(folder) / "summary.json")
+    assert summary["status"] == read_json(run_directory(folder) / "status.json")["status"] == "diverged"
+    again = server.start(words(*more), folder)
+    assert again.wait() == 0
+    assert "is diverged already" in again.output
+    assert not any("training" in place for place in again.places)
+    return summary
+
+
+def test_loss_that_is_not_finite_ends_the_run_before_the_optimizer_steps(server: Server, tmp_path: Path) -> None:
+    summary = diverged(
+        server, tmp_path, "cnn", "norm=none", "optim.lr=1000", "trainer.grad_clip=0", "trainer.checkpoint_every=1"
+    )
+    state = checkpoint.read(run_directory(tmp_path) / "checkpoint.pt")
+    assert 1 < summary["step"] == state["step"] + 1 <= 40
+    assert summary["message"].startswith("not finite: ")
+    assert all(weight.isfinite().all() for weight in state["model"].values())
+    json.loads((run_directory(tmp_path) / "summary.json").read_text(), parse_constant=pytest.fail)
+
+
+def test_loss_that_runs_away_ends_the_run_after_a_patience(server: Server, tmp_path: Path) -> None:
+    summary = diverged(server, tmp_path, "transformer", "norm=none", "optim.lr=10", "trainer.divergence_patience=10")
+    assert "stayed above 3 × its first value" in summary["message"]
+    assert summary["step"] == 5
+    assert read_metrics(run_directory(tmp_path))[-1]["step"] == 15
+
+
+# ---- what stays
+
+
+def test_best_checkpoint_is_that_of_the_lowest_validation_loss(undisturbed: dict[str, Record]) -> None:
+    assert "checkpoint.best.pt" in undisturbed["cnn"].files
+    assert "checkpoint.best.pt" not in undisturbed["transformer"].files
+
+
+@pytest.mark.parametrize("lr", ["0.1", "30"])
+def test_best_checkpoint_has_the_weights_of_the_lowest_validation_loss(server: Server, tmp_path: Path, lr: str) -> None:
+    assert server.start(words("cnn", f"optim.lr={lr}"), tmp_path).wait() == 0
+    directory = run_directory(tmp_path)
+    losses = {line["step"]: line["loss/val"] for line in read_metrics(directory) if "loss/val" in line}
+    assert checkpoint.read(directory / "checkpoint.best.pt")["step"] == min(losses, key=losses.__getitem__)
+
+
+def test_kept_checkpoint_none(server: Server, undisturbed: dict[str, Record], tmp_path: Path) -> None:
+    given = words("transformer", "trainer.keep_checkpoint=none")
+    assert server.start(given, tmp_path, Trap("finish > fsync summary.json")).wait() == -signal.SIGKILL
+    assert server.start(given, tmp_path, Trap("finish > write to status.json")).wait() == -signal.SIGKILL
+    assert server.start(given, tmp_path).wait() == 0
+    directory = run_directory(tmp_path)
+    assert not list(directory.glob("*checkpoint*"))
+    assert read_json(directory / "status.json")["status"] == "finished"
+    assert read_metrics(directory) == undisturbed["transformer"].metrics
