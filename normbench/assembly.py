@@ -73,15 +73,17 @@ def accepted(tree: Tree, section: str) -> list[str] | None:
 def adopt_targets(tree: Tree, overridden: Callable[[str], bool]) -> dict[str, Any]:
     """Where the command line named a `_target_` of its own, leave out what the YAML sets for the class it replaces.
 
-    What the command line itself sets stays, and is refused later if the target does not take it.
+    What the command line itself sets stays, and is refused later if the target does not take it. Of an optimizer only
+    the learning rate is taken over: AdamW's decay and ε mean something else to another.
     """
     adopted = dict(tree)
     for section in OPEN_SECTIONS:
         if overridden(f"{section}._target_") and (names := accepted(tree, section)) is not None:
+            shared = ["lr"] if section == "optim" else names
             adopted[section] = {
                 key: value
                 for key, value in tree[section].items()
-                if key.startswith("_") or key in names or overridden(f"{section}.{key}")
+                if key.startswith("_") or key in shared or overridden(f"{section}.{key}")
             }
     return adopted
 

@@ -58,6 +58,15 @@ def options_with(group: str, setting: str) -> dict[str, str]:
     return found
 
 
+def default_options(command: str) -> dict[str, str]:
+    """The option of each group that a command's root config sets."""
+    import yaml
+
+    root = yaml.safe_load((config_directory() / f"{command}.yaml").read_text(encoding="utf-8"))
+    entries = [entry for entry in root["defaults"] if isinstance(entry, dict)]
+    return {group: str(option) for entry in entries for group, option in entry.items() if group in GROUPS}
+
+
 def first_comment(path: Path) -> str:
     """The first comment of a YAML that is not Hydra's `@package` header."""
     with open(path, encoding="utf-8") as file:

@@ -126,7 +126,7 @@ def dispatch(argv: list[str]) -> int:
     if not argv or argv[0] in ("-h", "--help"):
         print(overview())
         return 0
-    if argv[0] == "--version":
+    if "--version" in argv[:2] and argv[0] != "tensorboard":
         print(f"normbench {__version__}")
         return 0
     name, words = argv[0], argv[1:]

@@ -148,9 +148,13 @@ def unreadable(word: str) -> str:
     """For a word that is not in Hydra's grammar."""
     if "=" not in word:
         return f"'{word}' is not KEY=VALUE: normbench train --help shows the keys"
+    key, value = word.split("=", 1)
+    if not re.fullmatch(r"[+~]*[A-Za-z_][A-Za-z0-9_./@-]*", key):
+        return f"{word} cannot be read: write KEY=VALUE without blanks, and keys as normbench train --help shows them"
+    quoted = value.replace("'", "")
     return (
-        f"{word} cannot be read: write KEY=VALUE without blanks, and quote a value that has blanks, commas, brackets "
-        "or letters beyond ASCII, as in \"name='a b'\""
+        f"{word} cannot be read: quote a value that has blanks, commas, brackets, '=', '~' or letters beyond ASCII, as "
+        f"in \"{key}='{quoted}'\""
     )
 
 

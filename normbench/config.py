@@ -41,7 +41,10 @@ class TrainerConfig:
     )
     eval_train: bool = key("evaluate on as many batches of the training data too")
     checkpoint_every: int = key("steps between checkpoints", "steps", low=1, high=10**9)
-    keep_checkpoint: str = key("what stays of a finished run", choices=("last", "best", "none"))
+    keep_checkpoint: str = key(
+        "checkpoint that stays of a finished run; best: also that of the lowest validation loss",
+        choices=("last", "best", "none"),
+    )
     compile: bool = key("run the training step through torch.compile")
     decay_norms: bool = key("weight decay on γ, β and α too")
     divergence_factor: float = key("a loss above this × the first one runs away", "× first loss", above=1, high=1e9)

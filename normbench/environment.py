@@ -15,7 +15,7 @@ from typing import Any
 PACKAGES = ("torch", "numpy", "hydra-core", "omegaconf", "datasets", "tensorboard")
 
 # What must be the same for a continuation to give the same bits.
-DECISIVE = ("commit", "cpu", "accelerator", "python", "packages", "machine")
+DECISIVE = ("commit", "cpu", "accelerator", "python", "machine")
 
 
 def package_version(name: str) -> str | None:
@@ -71,4 +71,10 @@ def describe(device: str, accelerator: str | None, threads: int, data: dict[str,
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """What decides about bits and differs between two descriptions, in words."""
-    return [f"{key} was {before.get(key)}, is {now.get(key)}" for key in DECISIVE if before.get(key) != now.get(key)]
+    before, now = decisive(before), decisive(now)
+    return [f"{key} was {before.get(key)}, is {now.get(key)}" for key in now if before.get(key) != now.get(key)]
+
+
+def decisive(description: dict[str, Any]) -> dict[str, Any]:
+    """What decides about bits, each package by its name."""
+    return {key: description.get(key) for key in DECISIVE} | dict(description.get("packages") or {})

@@ -47,8 +47,7 @@ def make_plan(tree: Tree, choices: Choices, parent: RunDirectory | None) -> Plan
     config = parse(tree)
     facts = assembly.check_combination(tree, choices.groups)
     device = assembly.resolve_device(config.device)
-    if config.threads:
-        torch.set_num_threads(config.threads)
+    prepare_torch(config, device)
     data: Data = assembly.factory(tree, "data")(seed=config.seed)
     steps = assembly.number_of_steps(tree, data)
     if parent is not None:
@@ -65,6 +64,16 @@ def make_plan(tree: Tree, choices: Choices, parent: RunDirectory | None) -> Plan
     directory = RunDirectory(Path(config.outputs) / config.name / name)
     schedule: Schedule = assembly.factory(tree, "schedule")()
     return Plan(config, tree, choices, facts, device, data, schedule, steps, directory, parent)
+
+
+def prepare_torch(config: TrainConfig, device: torch.device) -> None:
+    """Threads, full float32 in matrix products and convolutions, and on the CPU the same bits each time."""
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
+    torch.use_deterministic_algorithms(device.type == "cpu", warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # it costs time for nothing
 
 
 def without(tree: Tree, paths: tuple[str, ...], prefix: str = "") -> dict[str, Any]:

@@ -200,6 +200,8 @@ class Session:
             self.say(f"going on from step {start_step:,}")
         if leak := self.leak():
             self.say(f"warning: {leak}")
+        if (warmup := self.plan.schedule.warmup_steps(self.plan.steps)) >= self.plan.steps:
+            self.say(f"note: the run ends within its warm-up of {warmup:,} steps (schedule.warmup)")
 
     def hyperparameters(self) -> dict[str, Any]:
         """What TensorBoard's table shows: the choices that made the run first."""
@@ -244,7 +246,6 @@ class Session:
                 for tag, value in loop.latest.items()
                 if tag.split("/")[0] in RESULTS
             },
-            "best_loss_val": loop.best_loss if loop.best_loss < float("inf") else None,
             "step_time": loop.clock.summary(),
             "data": plan.data.describe(),
             "norm_facts": vars(plan.facts),
@@ -280,7 +281,7 @@ class Session:
             self.console.message(line)
 
 
-RESULTS = ("loss", "accuracy", "perplexity", "time")
+RESULTS = ("loss", "accuracy", "perplexity")
 
 
 @contextmanager

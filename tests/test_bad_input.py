@@ -14,7 +14,7 @@ import pytest
 from normbench import session
 from normbench.catalog import options_with
 from normbench.cli import main
-from normbench.config import KEYS
+from normbench.config import COMMON_KEYS, KEYS
 from normbench.keys import Key
 from tests.data_helpers import LABELS, SMALL, write_images
 
@@ -118,12 +118,13 @@ GRAMMAR = {
     "norm=rmsnorm,layernorm": "norm=rmsnorm,layernorm gives several values, which only a sweep takes",
     "seed=1,2": "seed=1,2 gives several values",
     "seed=range(3)": "seed=range(3) gives several values",
-    "seed=[1": "seed=[1 cannot be read: write KEY=VALUE",
+    "seed=[1": "seed=[1 cannot be read: quote a value",
     "seed=(1": "seed=(1 cannot be read",
     "seed='1": "seed='1 cannot be read",
+    "outputs=~/x": "as in \"outputs='~/x'\"",
     "norm.eps=1e-5=3": "norm.eps=1e-5=3 cannot be read",
-    "name=ü": "name=ü cannot be read: write KEY=VALUE without blanks, and quote",
-    "nörm=rmsnorm": "nörm=rmsnorm cannot be read",
+    "name=ü": "letters beyond ASCII, as in \"name='ü'\"",
+    "nörm=rmsnorm": "nörm=rmsnorm cannot be read: write KEY=VALUE without blanks, and keys as",
     "norm.eps=${foo}": "${foo} refers to a key that is not there",
     "norm.eps=${oc.env:NO_SUCH}": "the environment variable NO_SUCH is not set",
     "norm.eps=???": ": check the keys and their values with normbench train --cfg job",
@@ -187,6 +188,7 @@ VALUES = {
     "outputs=": "outputs is empty: give a folder",
     "outputs=/dev/null": "outputs=/dev/null cannot be written (Not a directory): give another folder",
     "outputs=/proc/normbench": "outputs=/proc/normbench cannot be written",
+    "extend=": "is not the directory of a finished run",
     "extend=nowhere": "extend=nowhere is not the directory of a finished run",
     "data=mnist data.root=nowhere": "no copy of ylecun/mnist in data.root=nowhere",
     # combinations
@@ -237,8 +239,8 @@ def wrong_value(key: Key) -> str:
     return "[a]" if str in key.types and not key.choices else "3"
 
 
-@pytest.mark.parametrize("path", KEYS)
-def test_every_key_refuses_a_wrong_value_on_the_command_line(path: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("path", COMMON_KEYS)  # test_config.py has all keys
+def test_a_key_refuses_a_wrong_value_on_the_command_line(path: str, capsys: pytest.CaptureFixture[str]) -> None:
     section, _, name = path.rpartition(".")
     with_key = options_with(section, name) if section in ("norm", "model", "data", "optim", "schedule", "init") else {}
     words = [f"{section}={next(iter(with_key))}"] if with_key else []
@@ -377,7 +379,7 @@ def test_a_fault_inside_a_users_class_keeps_its_traceback(here: Path, monkeypatc
 # ---- as its user runs it
 
 
-@pytest.mark.parametrize("words", ["norm=rmsnrm", "seed=-1", "model.heads=3", "device=cuda:99", "outputs=/dev/null"])
+@pytest.mark.parametrize("words", ["norm=rmsnrm", "outputs=/dev/null"])
 def test_a_mistake_in_a_process_of_its_own(here: Path, cache: Path, words: str) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "NORMBENCH_CACHE": str(cache)}
     command = [sys.executable, "-m", "normbench", "train", words]

@@ -86,8 +86,9 @@ def test_the_overview_names_every_command(words: list[str], capsys: pytest.Captu
     assert out.index("commands:") < out.index("  tensorboard") < out.index("not in this version:") < out.index("sweep")
 
 
-def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert page(capsys, "--version") == f"normbench {__version__}\n"
+@pytest.mark.parametrize("words", [["--version"], ["train", "--version"]])
+def test_the_version(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert page(capsys, *words) == f"normbench {__version__}\n"
 
 
 @pytest.mark.parametrize("name", [name for name, known in COMMANDS.items() if known.run])
@@ -256,6 +257,13 @@ def test_however_a_number_is_written_it_is_the_same_run(here: Path) -> None:
     results(here)
 
 
+def test_a_tilde_is_the_home_folder(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shell leaves it alone behind `outputs=`."""
+    monkeypatch.setenv("HOME", str(here / "home"))
+    assert main(["train", "outputs='~/outputs'", *SMALL]) == 0
+    results(here / "home")
+
+
 # ---- tensorboard
 
 
@@ -324,13 +332,13 @@ def cpu_seconds(action: Callable[[], object]) -> float:
 
 @pytest.mark.parametrize(
     ("line", "limit"),
-    [("--help", 0.3), ("train norm=rmsnrm", 0.5), ("train norm.epz=1", 0.5), ("train seed=-1", 0.5)],
+    [("--help", 0.3), ("train norm.epz=1", 0.5), ("train seed=-1", 0.5)],
 )
 def test_help_and_mistakes_come_at_once(line: str, limit: float) -> None:
     """CPU time, the best of a few: what else the machine does at the time is not ours, nor that its caches are cold."""
     if os.getloadavg()[0] > 1.5 * (os.cpu_count() or 1):
         pytest.skip("the machine is busy with something else, and its cores are shared")
-    best = min(cpu_seconds(lambda: command(*line.split())) for _ in range(5))
+    best = min(cpu_seconds(lambda: command(*line.split())) for _ in range(3))
     assert best <= limit
 
 

@@ -62,10 +62,6 @@ def allowed() -> Iterator[tuple[str, str, str]]:
     return (c for c in itertools.product(NORMS, PLACEMENTS, MATRIX) if c not in REFUSED)
 
 
-# pRMSNorm's 6.25 % of 16 features would be a single one, whose sign is then all that is left: half of them instead.
-NORM_SETTINGS = {"prmsnorm": {"fraction": 0.5}}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", MATRIX)
 def test_matrix_trains(kind: str) -> None:
@@ -73,7 +69,7 @@ def test_matrix_trains(kind: str) -> None:
     model_name, task = MATRIX[kind]
     batch = random_batch(task)
     for norm, placement, _ in (c for c in allowed() if c[2] == kind):
-        model, _ = build(norm, placement, model_name, task, norm_settings=NORM_SETTINGS.get(norm))
+        model, _ = build(norm, placement, model_name, task)
         optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
         losses = []
         for step in range(20):

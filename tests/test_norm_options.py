@@ -185,7 +185,8 @@ def test_saturation_counts_what_is_beyond_099() -> None:
 
 
 @pytest.mark.parametrize(
-    ("width", "fraction", "k"), [(16, 0.0625, 1), (128, 0.0625, 8), (17, 0.0625, 2), (100, 0.07, 7), (10, 1.0, 10)]
+    ("width", "fraction", "k"),
+    [(16, 0.0625, 8), (4, 0.0625, 4), (128, 0.0625, 8), (129, 0.0625, 9), (300, 0.07, 21), (10, 1.0, 10)],
 )
 def test_partial_features_are_rounded_up(width: int, fraction: float, k: int) -> None:
     norm = PartialRMSNorm(width, fraction=fraction)

@@ -10,7 +10,7 @@ import torch
 from support import IMAGES, TEXT, build, random_batch
 from torch import nn
 
-from normbench.probes import Probes
+from normbench.probes import Probes, Reading
 from normbench.probes.statistics import histogram, moments, total_norm
 from normbench.training.evaluation import cross_entropy
 from normbench.types import Model
@@ -60,12 +60,11 @@ def test_dead_channels_of_images() -> None:
 
 def test_histogram_against_numpy() -> None:
     x = torch.tensor([0.0, 0.1, 0.1, 0.9, 1.0, 2.0])
-    found = histogram(x, bins=4).on_host()
+    found = Reading(histograms={"x": histogram(x, bins=4)}).host_histograms()["x"]
     counts, edges = np.histogram(x.numpy(), bins=4)
     assert found.counts == counts.tolist() == [3.0, 1.0, 1.0, 1.0]
     assert found.edges == pytest.approx(edges.tolist())
-    constant = histogram(torch.full((5,), 3.0)).on_host()
-    assert sum(constant.counts) == 5
+    assert histogram(torch.full((5,), 3.0)).counts.sum() == 5
 
 
 def test_total_norm() -> None:

@@ -58,18 +58,25 @@ def test_train_command(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     if "data.root=PATH" in command:
         needs_data(monkeypatch)
         command = command.replace(" data.root=PATH", "")
-    if "mynorms" in command:
-        (tmp_path / "mynorms.py").write_text(blocks("python")[0])
-        monkeypatch.syspath_prepend(tmp_path)
+    if "mynorms" in command or "myconf" in command:
+        own_norm(tmp_path, monkeypatch)
     if "extend=" in command:
         assert main([*words(TRAIN[TRAIN.index(command) - 1]), "trainer.steps=2", "trainer.eval_batches=1"]) == 0
         command = re.sub(r"trainer.steps=\d+", "trainer.steps=4 trainer.eval_batches=1", command)
         assert main([here(word) for word in words(command)]) == 0
-    elif "--" in command:
+    elif "--cfg" in command or "--help" in command:
         assert main(words(command)) == 0
     else:
         assert main([*words(command), *SHORT]) == 0
         assert list(tmp_path.glob("outputs/*/*/summary.json"))
+
+
+def own_norm(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The README's norm and its YAML, where the README says they are."""
+    (folder / "mynorms.py").write_text(blocks("python")[0])
+    monkeypatch.syspath_prepend(folder)
+    (folder / "myconf/norm").mkdir(parents=True)
+    (folder / "myconf/norm/l1.yaml").write_text(blocks("yaml")[0])
 
 
 def needs_data(monkeypatch: pytest.MonkeyPatch) -> None:

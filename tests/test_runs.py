@@ -117,7 +117,7 @@ def test_golden_curve(tmp_path: Path) -> None:
     assert [loss for _, loss in losses(run)] == pytest.approx(GOLDEN, rel=1e-4)
 
 
-GOLDEN = [3.0135149955, 2.4429285145, 1.9324522018, 1.7522022247]
+GOLDEN = [3.0135149955, 2.0716454355, 1.2459723473, 0.9464652061]
 
 
 @pytest.mark.data

@@ -114,7 +114,7 @@ def test_any_torch_optimizer_by_its_path() -> None:
     tree |= {"optim": section("optim", "adamw", _target_="torch.optim.Adagrad")}
     tree |= {s: {"_target_": "builtins.dict"} for s in ("data", "schedule", "init")}
     adopted = assembly.adopt_targets(tree, lambda key: key == "optim._target_")
-    assert set(adopted["optim"]) == {"_target_", "_partial_", "lr", "eps", "weight_decay"}
+    assert set(adopted["optim"]) == {"_target_", "_partial_", "lr"}  # AdamW's decay and eps are AdamW's
     model, norms = build()
     groups = parameter_groups(model, norms.values(), 0.1, False)
     assert isinstance(make_optimizer(assembly.factory(adopted, "optim"), groups, CPU), torch.optim.Adagrad)
@@ -148,9 +148,9 @@ def test_evaluation_weighs_every_prediction_alike() -> None:
 def test_guard() -> None:
     one, nan, inf = (torch.tensor(x) for x in (1.0, math.nan, math.inf))
     guard = Guard()
-    assert guard.admits(one, one)
-    assert not guard.admits(nan, one)
-    assert not guard.admits(one, inf)
+    assert guard.admits(0, one, one)
+    assert not guard.admits(1, nan, one)
+    assert not guard.admits(2, one, inf)
 
 
 def test_latched_guard_freezes_the_weights_from_the_first_bad_step_on() -> None:
@@ -159,28 +159,35 @@ def test_latched_guard_freezes_the_weights_from_the_first_bad_step_on() -> None:
     optimizer = torch.optim.AdamW([weight], lr=0.1, fused=True)
     guard = LatchedGuard(optimizer, CPU)
     seen = []
-    for gradient in (1.0, 2.0, math.nan, 1.0):
+    for step, gradient in enumerate((1.0, 2.0, math.nan, 1.0, math.inf), start=25):
         weight.grad = torch.full((4,), gradient)
-        guard.admits(torch.tensor(0.5), weight.grad.norm())
+        guard.admits(step, torch.tensor(0.5), weight.grad.norm())
         optimizer.step()
         seen.append(weight.detach().clone())
     assert not torch.equal(seen[0], seen[1])
-    assert torch.equal(seen[1], seen[2])
-    assert torch.equal(seen[1], seen[3])
-    assert guard.tripped() == 2
+    assert all(torch.equal(seen[1], later) for later in seen[2:])
+    assert guard.tripped() == 27
 
 
 def test_latched_guard_lets_good_steps_pass() -> None:
     weights = [nn.Parameter(torch.ones(4)) for _ in range(2)]
     optimizers = [torch.optim.AdamW([weight], lr=0.1, fused=True) for weight in weights]
     guard = LatchedGuard(optimizers[0], CPU)
-    for _ in range(3):
+    for step in range(3):
         for weight, optimizer in zip(weights, optimizers, strict=True):
             weight.grad = torch.arange(4.0)
-            guard.admits(torch.tensor(0.5), torch.tensor(0.5))
+            guard.admits(step, torch.tensor(0.5), torch.tensor(0.5))
             optimizer.step()
     assert torch.equal(*weights)
     assert guard.tripped() is None
+
+
+@pytest.mark.parametrize("path", ["torch.optim.LBFGS", "torch.optim.SparseAdam"])
+def test_optimizers_that_need_another_loop_are_refused(path: str) -> None:
+    model, norms = build()
+    tree = {"optim": {"_target_": path, "_partial_": True, "lr": 0.1}}
+    with pytest.raises(UsageError, match="cannot train here"):
+        make_optimizer(assembly.factory(tree, "optim"), parameter_groups(model, norms.values(), 0.0, False)[:1], CPU)
 
 
 def test_runaway_needs_patience() -> None:

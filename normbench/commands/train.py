@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from normbench.catalog import GROUPS, NOTES, Choices, options, options_with
+from normbench.catalog import GROUPS, NOTES, Choices, default_options, options, options_with
 from normbench.commands.pages import entries, paragraph
 from normbench.compose import Composition, compose
 from normbench.config import COMMON_KEYS, KEYS, Tree, lookup, parse, typed
@@ -18,10 +18,10 @@ from normbench.keys import either, show
 from normbench.rundir import RunDirectory
 
 # What may be changed of a run that is extended; everything else is its parent's.
-EXTENSION_KEYS = ("extend", "trainer", "name", "outputs", "quiet", "rerun", "data.root", "device")
+EXTENSION_KEYS = ("extend", "trainer", "name", "outputs", "quiet", "rerun", "device")
 
-# The groups whose option on the command line becomes a word of the run's name, beside norm and placement.
-NAMING_GROUPS = ("model", "data", "optim", "schedule", "init")
+# The groups whose option becomes a word of the run's name where it is not the default, beside norm and placement.
+NAMING_GROUPS = ("model", "data")
 
 EXAMPLES = """\
 examples:
@@ -48,6 +48,9 @@ def run(words: list[str]) -> int:
         return 0
     composition = replace(composition, tree=typed(composition.tree))
     parse(composition.tree)
+    for folder in ("outputs", "extend"):  # the shell leaves `~` alone behind a `=`
+        if (path := composition.tree[folder]) is not None:
+            composition.tree[folder] = os.path.expanduser(path)
     check_length(composition)
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # a class of the user's own may be in a file here
@@ -79,9 +82,10 @@ def named_groups(composition: Composition) -> dict[str, str]:
 
 
 def name_words(composition: Composition) -> list[str]:
-    """Norm, placement, and what else was chosen on the command line."""
-    groups = named_groups(composition)
-    return [groups["norm"], groups["placement"], *(groups[g] for g in NAMING_GROUPS if composition.overridden(g))]
+    """Norm, placement, and what else is not the default."""
+    groups, defaults = named_groups(composition), default_options("train")
+    others = [groups[group] for group in NAMING_GROUPS if groups[group] != defaults[group]]
+    return [groups["norm"], groups["placement"], *others]
 
 
 def extended(composition: Composition, parent: RunDirectory) -> tuple[dict[str, Any], Choices]:
@@ -107,6 +111,9 @@ def extended(composition: Composition, parent: RunDirectory) -> tuple[dict[str, 
         section, _, key = path.rpartition(".")
         target = lookup(tree, section) if section else tree
         target[key] = lookup(composition.tree, path)
+    tree |= {key: composition.tree[key] for key in ("rerun", "quiet")}  # of this command, not of the parent's
+    if composition.overridden("trainer.epochs") and not composition.overridden("trainer.steps"):
+        tree["trainer"]["steps"] = None
     words = parent.path.name.rsplit("-", 2)[0].split("-")
     return tree, Choices(summary["choices"], tuple(words))
 

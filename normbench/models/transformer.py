@@ -82,7 +82,7 @@ class Transformer(Model):
     """A stack of attention and MLP blocks (Vaswani et al. 2017).
 
     depth: blocks. width: features of the stream. heads: attention heads, which divide the width.
-    position: `learned` or `rotary` (images always learn theirs). mlp: `gelu`, `relu`, `silu` or `swiglu`.
+    position: `learned` or, for text, `rotary`. mlp: `swiglu`, or an activation such as `gelu`.
     tied: the output layer uses the token embedding. patch: side of an image patch in pixels.
     pool: `mean` or `class_token` for images. bias: in linear maps of the blocks.
     embedding_scale: one learned scalar, starting at √width, on the embedding's output (DyT's LLaMA form).
@@ -114,12 +114,14 @@ class Transformer(Model):
     ) -> None:
         super().__init__()
         check_choices(position, pool, width, heads)
+        if position == "rotary" and not task.causal:
+            raise UsageError("model.position=rotary is for text: images use model.position=learned")
         class_token = pool == "class_token" and not task.causal
         self.stem: TokenStem | PatchStem = (
             TokenStem(task, width) if task.causal else PatchStem(task, width, patch, class_token)
         )
         self.scale = nn.Parameter(torch.tensor(width**0.5)) if embedding_scale else None
-        rotary = position == "rotary" and task.causal
+        rotary = position == "rotary"
         self.positions = None if rotary else nn.Embedding(self.stem.length, width)
         angles = rotary_angles(self.stem.length, width // heads) if rotary else None
         self.angles: Tensor | None

@@ -12,6 +12,8 @@ from torch import Tensor
 from normbench.norms.common import StatisticsNorm, check_number, choose, scale_and_shift
 from normbench.types import NormFacts, Site
 
+FEWEST = 8  # features that the statistic sees; the paper's networks have 500 and more
+
 
 class PartialRMSNorm(StatisticsNorm):
     """Divides the features of each position by the root mean square of the first few.
@@ -20,6 +22,8 @@ class PartialRMSNorm(StatisticsNorm):
 
     Shapes: `(batch, [time,] features)`, or `(batch, channels, height, width)` with channel_dim=1, where a position is a
     pixel and its features the channels.
+    k is at least 8 (or all features): below 128 features 6.25 % would be a handful or a single one, which is no
+    statistic. `settings()` records it.
     Source: Zhang & Sennrich 2019, section 5 (their code takes ⌊p·d⌋).
     """
 
@@ -40,7 +44,8 @@ class PartialRMSNorm(StatisticsNorm):
         check_number("fraction", fraction, "a number in (0, 1]", lambda value: 0 < value <= 1)
         self.fraction = fraction
         # exact in decimal: in binary 0.07 * 100 is more than 7
-        self.k = math.ceil(Fraction(str(fraction)) * num_features)
+        share = math.ceil(Fraction(str(fraction)) * num_features)
+        self.k = min(max(share, FEWEST), num_features)
         self._partial_rms_norm, self.implementation = choose(impl, partial_rms_norm, None, "prmsnorm")
 
     def settings(self) -> dict[str, Any]:

@@ -16,7 +16,8 @@ from normbench.types import Branch, NormFactory
 class Parallel(Residual):
     """Attention and MLP side by side: x ← x + attention(N(x)) + mlp(N(x)), and one N after the last block.
 
-    Both branches read the same N. GPT-J (Wang & Komatsuzaki 2021), PaLM (Chowdhery et al. 2022, §2).
+    Both branches read the same N, whose site is the block (DyT's table counts it among "all others").
+    GPT-J (Wang & Komatsuzaki 2021), PaLM (Chowdhery et al. 2022, §2).
     Some texts call this formula pre-norm.
     """
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from normbench.probes.statistics import DeviceHistogram, histogram, moments, rms, total_norm
+from normbench.probes.statistics import DeviceHistogram, Histogram, between, histogram, moments, rms, total_norm
 from normbench.types import Branch, Model, Norm, Placement
 
 
@@ -32,6 +32,14 @@ class Reading:
             return {}
         values = torch.stack([value.float() for value in self.scalars.values()]).tolist()
         return dict(zip(self.scalars, values, strict=True))
+
+    def host_histograms(self) -> dict[str, Histogram]:
+        """All histograms, in two copies from the device."""
+        found = self.histograms.values()
+        counts = torch.stack([histogram.counts for histogram in found]).tolist()
+        limits = torch.stack([histogram.limits for histogram in found]).tolist()
+        made = [between(c, *low_high) for c, low_high in zip(counts, limits, strict=True)]
+        return dict(zip(self.histograms, made, strict=True))
 
 
 class Probes:
@@ -68,7 +76,7 @@ class Probes:
                 yield norm.register_forward_hook(norm_hook(reading, name, self.activations, histograms))
         if self.parameters:
             for name, norm in self.norms.items():
-                if isinstance(getattr(norm, "running_mean", None), Tensor):
+                if isinstance(norm, Norm) and isinstance(getattr(norm, "running_mean", None), Tensor):
                     yield norm.register_forward_pre_hook(running_hook(reading, name))
         if self.activations:
             for layer, block in enumerate(self.model.blocks):

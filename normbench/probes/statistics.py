@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 Scalar = Float[Tensor, ""]
@@ -54,14 +54,8 @@ class Histogram(NamedTuple):
 class DeviceHistogram(NamedTuple):
     """Counts in equal bins between two limits, still on the device."""
 
-    counts: Tensor
-    limits: Tensor
-
-    def on_host(self) -> Histogram:
-        """The same as numbers; waits for the device."""
-        low, high = self.limits.tolist()
-        edges = torch.linspace(low, high, len(self.counts) + 1, dtype=torch.float64)
-        return Histogram(self.counts.tolist(), edges.tolist())
+    counts: Int64[Tensor, " bins"]
+    limits: Float[Tensor, "2"]
 
 
 def histogram(x: Float[Tensor, "..."], bins: int = 64) -> DeviceHistogram:
@@ -70,5 +64,10 @@ def histogram(x: Float[Tensor, "..."], bins: int = 64) -> DeviceHistogram:
     low, high = x.aminmax()
     width = ((high - low) / bins).clamp_min(torch.finfo(torch.float32).tiny)
     index = ((x - low) / width).long().clamp_(0, bins - 1)
-    counts = torch.zeros(bins, device=x.device).scatter_add_(0, index, torch.ones_like(x))
+    counts = torch.zeros(bins, device=x.device, dtype=torch.int64).scatter_add_(0, index, torch.ones_like(index))
     return DeviceHistogram(counts, torch.stack((low, high)))
+
+
+def between(counts: list[float], low: float, high: float) -> Histogram:
+    """The histogram with these counts in equal bins from low to high."""
+    return Histogram(counts, torch.linspace(low, high, len(counts) + 1, dtype=torch.float64).tolist())

@@ -8,8 +8,8 @@ from urllib.parse import urlencode
 # Custom Scalars tab: category -> chart -> regular expressions of the tags that it overlays
 CHARTS: dict[str, dict[str, list[str]]] = {
     "training": {
-        "loss": [r"^loss/(train|val)$"],
-        "accuracy": [r"^accuracy/(train|val)$"],
+        "loss": [r"^loss/(train|train_eval|val)$"],
+        "accuracy": [r"^accuracy/(train_eval|val)$"],
         "gradient norm": [r"^grad/norm$"],
     },
     "depth": {

@@ -24,36 +24,37 @@ class Diverged(Exception):
 class Guard:
     """Looks at each step's loss and gradient before the optimizer steps; one look costs nothing on a CPU."""
 
-    def admits(self, loss: Tensor, grad_norm: Tensor) -> bool:
-        """Whether the optimizer may step."""
+    def admits(self, step: int, loss: Tensor, grad_norm: Tensor) -> bool:
+        """Whether the optimizer may take this step."""
         return math.isfinite(loss.item()) and math.isfinite(grad_norm.item())
 
     def tripped(self) -> int | None:
-        """How many good steps came before the first bad one since the last call, if there was a bad one."""
+        """The first bad step that was admitted, if there was one."""
         return None
 
 
 class LatchedGuard(Guard):
     """The same without waiting for the device: fused optimizers skip a step while `found_inf` is set.
 
-    It stays set from the first bad step on, so the weights stay as that step found them until `tripped` is asked.
+    It stays set from the first bad step on, so the weights stay as that step found them until somebody asks `tripped`,
+    which waits for the device.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
-        self.bad = torch.zeros((), device=device)
-        self.good_steps = torch.zeros((), device=device)
+        self.first_bad = torch.full((), -1, device=device)
+        self.found_inf = torch.zeros((), device=device)
         optimizer.grad_scale = None  # type: ignore[attr-defined]
-        optimizer.found_inf = self.bad  # type: ignore[attr-defined]  # as torch.amp.GradScaler asks for it
+        optimizer.found_inf = self.found_inf  # type: ignore[attr-defined]  # as torch.amp.GradScaler asks for it
 
-    def admits(self, loss: Tensor, grad_norm: Tensor) -> bool:
-        self.bad.logical_or_(~(loss + grad_norm).isfinite())
-        self.good_steps += 1 - self.bad
+    def admits(self, step: int, loss: Tensor, grad_norm: Tensor) -> bool:
+        bad = ~(loss + grad_norm).isfinite()
+        self.first_bad.masked_fill_(bad & (self.first_bad < 0), step)
+        self.found_inf.masked_fill_(bad, 1.0)
         return True
 
     def tripped(self) -> int | None:
-        bad, good_steps = torch.stack((self.bad, self.good_steps)).tolist()
-        self.good_steps.zero_()
-        return int(good_steps) if bad else None
+        first_bad = int(self.first_bad.item())
+        return None if first_bad < 0 else first_bad
 
 
 def make_guard(optimizer: torch.optim.Optimizer, device: torch.device) -> Guard:

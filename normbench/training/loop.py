@@ -100,7 +100,7 @@ class Loop:
             group["lr"] = lr * factor
         loss, reading = self.forward_backward(batch)
         self.grad_norm = self.clip()
-        if not self.guard.admits(loss, self.grad_norm):
+        if not self.guard.admits(self.step, loss, self.grad_norm):
             self.diverge(self.step)
         self.parts.optimizer.step()
         self.parts.optimizer.zero_grad(set_to_none=True)
@@ -174,6 +174,11 @@ class Loop:
         where = first_nonfinite(self.parts.model, self.seeded_batch(step))
         raise Diverged(step + 1, f"not finite: {where}")
 
+    def check_guard(self) -> None:
+        """End the run if a bad step was let pass: before anything is recorded, evaluated or saved."""
+        if (step := self.guard.tripped()) is not None:
+            self.diverge(step)
+
     # ---- what is recorded
 
     def record(self, values: dict[str, float]) -> None:
@@ -183,8 +188,7 @@ class Loop:
 
     def log(self) -> None:
         """Record the training loss since the last log, gradient and weight norms, learning rate and speed."""
-        if (good_steps := self.guard.tripped()) is not None:
-            self.diverge(self.step - self.loss_count + good_steps)
+        self.check_guard()
         loss = self.loss_sum.item() / self.loss_count
         values = {
             "loss/train": loss,
@@ -204,6 +208,7 @@ class Loop:
 
     def evaluate(self) -> None:
         """Record the validation loss; on the whole validation set at the last step."""
+        self.check_guard()
         data = self.parts.data
         limit = None if self.step == self.steps else self.trainer.eval_batches
         values = self.tagged("val", data.eval_batches("val", limit))
@@ -211,7 +216,8 @@ class Loop:
             values |= self.tagged("train_eval", data.eval_batches("train", self.trainer.eval_batches or 20))
         self.record(values)
         self.parts.recorder.progress(self.step, self.latest)
-        if values["loss/val"] < self.best_loss:
+        comparable = limit == self.trainer.eval_batches or math.isinf(self.best_loss)
+        if comparable and values["loss/val"] < self.best_loss:
             self.best_loss = values["loss/val"]
             if self.trainer.keep_checkpoint == "best":
                 self.parts.checkpoints.save_best({"step": self.step, "model": self.parts.model.state_dict()})
@@ -229,13 +235,13 @@ class Loop:
     def record_probes(self, reading: Reading) -> None:
         self.record(reading.numbers())
         if reading.histograms:
-            found = {tag: histogram.on_host() for tag, histogram in reading.histograms.items()}
-            self.parts.recorder.histograms(self.step, found)
+            self.parts.recorder.histograms(self.step, reading.host_histograms())
 
     # ---- continuation
 
     def save(self) -> None:
         """Write a checkpoint; what was recorded up to here is on disk before it."""
+        self.check_guard()
         self.parts.recorder.flush()
         self.parts.checkpoints.save(self.state())
 

@@ -46,8 +46,14 @@ def make_optimizer(
     if "fused" in known and device.type in ("cpu", "cuda", "mps"):
         factory = partial(factory, fused=True)
     try:
-        return factory(groups)
+        optimizer = factory(groups)
     except (TypeError, ValueError) as error:
         raise UsageError(
             f"optim: {name} refuses its settings ({error}): change them, or remove one with '~optim.KEY'"
         ) from error
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if (closure is not None and closure.default is closure.empty) or isinstance(optimizer, torch.optim.SparseAdam):
+        raise UsageError(
+            f"optim: {name} cannot train here, it wants closures or sparse gradients: use another optimizer"
+        )
+    return optimizer
