@@ -124,6 +124,8 @@ def translated(command: str, words: list[str]) -> Iterator[None]:
         if stop.code:
             last = "".join(complaint.getvalue().strip().splitlines()[-1:])
             raise UsageError(f"{last.partition('error: ')[2]}: normbench {command} --help shows the flags") from stop
+    except UsageError:
+        raise
     except OverrideParseException as error:
         raise UsageError(unreadable(error.override)) from error
     except MissingConfigException as error:

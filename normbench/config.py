@@ -153,10 +153,8 @@ OPEN_KEYS: dict[str, Key] = {
 # What people set most, in the order of `normbench train --help`.
 COMMON_KEYS = (
     "trainer.steps", "trainer.epochs", "optim.lr", "optim.weight_decay", "data.batch_size", "data.root",
-    "model.depth", "model.width", "model.heads", "model.context", "model.dropout", "norm.eps", "norm.groups",
-    "norm.momentum", "norm.alpha0", "norm.impl",
-    "trainer.grad_clip", "trainer.eval_every", "trainer.checkpoint_every", "probes.every",
-    "device", "threads", "seed", "name", "outputs", "quiet",
+    "model.depth", "model.width", "model.heads", "model.dropout", "norm.eps", "norm.impl", "trainer.grad_clip",
+    "trainer.eval_every", "probes.every", "device", "threads", "seed", "name", "quiet",
 )  # fmt: skip
 
 # Sections that hold `_target_` and its arguments.

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from data_helpers import LABELS, SMALL, write_images
 
 from normbench import session
 from normbench.catalog import options_with
 from normbench.cli import main
 from normbench.config import COMMON_KEYS, KEYS
 from normbench.keys import Key
-from tests.data_helpers import LABELS, SMALL, write_images
 
 ROOT = Path(__file__).resolve().parent.parent
 CNN = "model=cnn data=digits"
@@ -91,10 +91,7 @@ UNKNOWN = {
     "+trainer.foo=1": "trainer.foo is unknown: allowed are steps",
     "+norm.foo=1": "norm.foo is not a setting of normbench.norms.LayerNorm",
     "+model.foo=1": "model.foo is not a setting of normbench.models.Transformer",
-    "+placement.foo=1": "placement.foo is not a setting of normbench.placements.Pre",
     "+optim.foo=1": "optim.foo is not a setting of torch.optim.AdamW",
-    "+schedule.foo=1": "schedule.foo is not a setting of normbench.training.schedules.Cosine",
-    "+init.foo=1": "init.foo is not a setting of normbench.models.Xavier",
     "+data.foo=1": "data.foo is not a setting of normbench.data.pydocs",
     "norm=rmsnorm norm.groups=4": "norm.groups is not a setting of norm=rmsnorm: leave it out, or choose "
     "norm=groupnorm",
@@ -164,12 +161,8 @@ VALUES = {
     f"{CNN} norm=groupnorm norm.groups=3": "norm.groups=3 makes 3 groups of 16 features",
     f"{MLP} norm=batchnorm data.batch_size=1": "batchnorm here would take its statistics over 1 value",
     "model.position=foo": "model.position=foo is not allowed: use learned or rotary",
-    "model.pool=foo": "model.pool=foo is not allowed: use mean or class_token",
-    "model.mlp=foo": "model.mlp=foo is not allowed: use gelu, relu",
     f"{CNN} model.norm_order=foo": "model.norm_order=foo is not allowed: use before or after",
-    f"{MLP} model.activation=foo": "model.activation=foo is not allowed: use relu, gelu",
     f"{CNN} model.stages=[]": "model.stages=[] is not allowed: use a list of integers from 1",
-    f"{CNN} model.stages=[0,1,2]": "model.stages=[0,1,2] is not allowed",
     f"{CNN} model.depth=4": "model.depth=4 is not a multiple of the 3 stages",
     "model.position=rotary model.heads=128": "rotary needs an even width",
     "model.context=1000000": "is too long for the",
@@ -222,7 +215,10 @@ MISTAKES = UNKNOWN | GRAMMAR | VALUES
 
 @pytest.mark.parametrize("line", MISTAKES)
 def test_a_mistake_ends_in_one_sentence(line: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert MISTAKES[line] in refused(["train", *line.split(" ")], capsys)
+    sentence = refused(["train", *line.split(" ")], capsys)
+    assert MISTAKES[line] in sentence
+    fallback = ": check the keys and their values"
+    assert (fallback in sentence) == (fallback in MISTAKES[line])
 
 
 @pytest.mark.parametrize("words", [[""], [" "], ["name=a b"], ["norm = rmsnorm"], ["seed: 1"], ["seed=1 norm.eps=2"]])
@@ -239,7 +235,7 @@ def wrong_value(key: Key) -> str:
     return "[a]" if str in key.types and not key.choices else "3"
 
 
-@pytest.mark.parametrize("path", COMMON_KEYS)  # test_config.py has all keys
+@pytest.mark.parametrize("path", COMMON_KEYS[::3])  # test_config.py has all keys
 def test_a_key_refuses_a_wrong_value_on_the_command_line(path: str, capsys: pytest.CaptureFixture[str]) -> None:
     section, _, name = path.rpartition(".")
     with_key = options_with(section, name) if section in ("norm", "model", "data", "optim", "schedule", "init") else {}
@@ -379,7 +375,7 @@ def test_a_fault_inside_a_users_class_keeps_its_traceback(here: Path, monkeypatc
 # ---- as its user runs it
 
 
-@pytest.mark.parametrize("words", ["norm=rmsnrm", "outputs=/dev/null"])
+@pytest.mark.parametrize("words", ["norm=rmsnrm", "device=cuda:99"])
 def test_a_mistake_in_a_process_of_its_own(here: Path, cache: Path, words: str) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "NORMBENCH_CACHE": str(cache)}
     command = [sys.executable, "-m", "normbench", "train", words]

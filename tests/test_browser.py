@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 import json
-import math
 import os
 import shutil
 import signal
@@ -25,7 +24,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from normbench.recording import Scalar, TensorBoardSink, start_page
+from normbench.cli import main
+from normbench.recording import start_page
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -58,56 +58,22 @@ class Runs(NamedTuple):
     names: tuple[str, str]
 
 
-class Histogram(NamedTuple):
-    counts: list[float]
-    edges: list[float]
-
-
 # ---- what is looked at
+
+TINY = ["model.width=16", "model.heads=2", "model.context=16", "trainer.steps=100", "trainer.eval_every=20"]
+PROBED = ["probes.every=5", "probes.histograms_every=5"]
 
 
 @pytest.fixture(scope="module")
 def two_runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    folder = tmp_path_factory.mktemp("outputs")
-    names = ("train/layernorm-pre-s0-1a2b3c4d", "train/rmsnorm-pre-s0-5e6f7a8b")
-    for seed, (name, norm) in enumerate(zip(names, ("layernorm", "rmsnorm"), strict=True)):
-        (folder / name).mkdir(parents=True)
-        write_run(folder / name, norm, seed)
-    return Runs(folder, names)
-
-
-def write_run(directory: Path, norm: str, seed: int) -> None:
-    """What a run of 1,000 steps records."""
-    random = np.random.default_rng(seed)
-    config: dict[str, Scalar] = {"norm": norm, "placement": "pre", "model": "nano", "data": "pydocs", "seed": seed}
-    sink = TensorBoardSink(directory)
-    sink.text("config", "```yaml\n" + "\n".join(f"{key}: {value}" for key, value in config.items()) + "\n```")
-    sink.hparams(config, {})
-    for step in range(10, 1001, 10):
-        loss = 1.8 + 0.2 * seed + 2 * math.exp(-step / 300)
-        sink.scalars(step, {"loss/train": loss, "grad/norm": random.random(), "optim/lr": 1e-3})
-        sink.scalars(step, {"time/step_ms": 15 + random.random(), "time/tokens_per_second": 5e4})
-        if step % 50 == 0:
-            sink.scalars(step, probed(step, random))
-            sink.scalars(step, {"loss/val": loss + 0.1, "accuracy/val": 1 / loss})
-            sink.histograms(step, {f"act/block{b:02d}.mlp/in": histogram(random, 1 + b) for b in range(4)})
-    sink.hparams(config, {"loss/val": loss})
-    sink.close()
-
-
-def probed(step: int, random: np.random.Generator) -> dict[str, float]:
-    values: dict[str, float] = {}
-    for block in range(4):
-        values[f"act/stream{block:02d}/rms"] = 1 + block + step / 1000
-        values[f"act/block{block:02d}.mlp/rms_out"] = 1 + 0.1 * random.random()
-        values[f"grad/block{block:02d}.mlp/norm"] = random.random() / (1 + block)
-        values[f"norm/block{block:02d}.mlp/gamma_mean"] = 1 + 0.1 * block * step / 1000
-    return values
-
-
-def histogram(random: np.random.Generator, scale: float) -> Histogram:
-    counts, edges = np.histogram(random.normal(0, scale, 5000), 64)
-    return Histogram(counts.tolist(), edges.tolist())
+    """Two small models, trained."""
+    folder = tmp_path_factory.mktemp("runs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for norm in ("layernorm", "rmsnorm"):
+            assert main(["train", f"norm={norm}", *TINY, *PROBED, "threads=1", "device=cpu", "quiet=true"]) == 0
+    first, second = sorted(path.parent for path in folder.glob("outputs/*/*/summary.json"))
+    return Runs(folder / "outputs", (f"train/{first.name}", f"train/{second.name}"))
 
 
 @pytest.fixture(scope="module")
@@ -238,7 +204,7 @@ def test_histograms_shows_histograms_of_each_run(page: Page, two_runs: Runs) -> 
 
 def test_text_shows_the_configuration_of_each_run(page: Page, two_runs: Runs) -> None:
     page.open(f"{page.address}#text")
-    page.shows(*two_runs.names, "norm: layernorm", "norm: rmsnorm")
+    page.shows(*two_runs.names, "normbench.norms.LayerNorm", "normbench.norms.RMSNorm")
     page.keep("text")
 
 

@@ -18,6 +18,18 @@ from normbench.errors import UsageError
 from normbench.keys import Key, count, either, show
 
 OPTIONS = [(group, option) for group in GROUPS for option in options(group)]
+
+# Every option in some row: an option of each group at a time, and the experiments by themselves.
+ROWS = [
+    tuple(
+        f"{group}={names[row % len(names)]}"
+        for group in GROUPS
+        if group != "experiment"
+        for names in [[*options(group)]]
+    )
+    for row in range(max(len(options(group)) for group in GROUPS))
+] + [(f"experiment={name}",) for name in options("experiment")]
+
 NUMBERS = [path for path, key in KEYS.items() if {int, float} & {*key.types, *key.items}]
 
 
@@ -259,13 +271,17 @@ def test_a_missing_key_is_named(tree: dict[str, Any]) -> None:
 # ---- conf/
 
 
-@pytest.mark.parametrize(("group", "option"), OPTIONS)
-def test_every_option_composes_within_the_bounds_and_sets_documented_keys_only(group: str, option: str) -> None:
-    tree = composed(f"{group}={option}")
+@pytest.mark.parametrize("words", ROWS, ids=" ".join)
+def test_every_option_composes_within_the_bounds_and_sets_documented_keys_only(words: tuple[str, ...]) -> None:
+    tree = composed(*words)
     parse(tree)
     for section in OPEN_SECTIONS:
         undocumented = [f"{section}.{name}" for name in tree[section] if f"{section}.{name}" not in KEYS]
         assert [path for path in undocumented if not path.endswith(("._target_", "._partial_"))] == []
+
+
+def test_the_rows_hold_every_option() -> None:
+    assert {word for words in ROWS for word in words} == {f"{group}={option}" for group, option in OPTIONS}
 
 
 @pytest.mark.parametrize(("group", "option"), OPTIONS)
@@ -281,10 +297,7 @@ def test_every_folder_of_conf_is_a_group() -> None:
 def test_every_setting_of_the_open_sections_occurs_in_an_option() -> None:
     """A documented key that nothing has any more is a key too many."""
     settings = {
-        f"{section}.{name}"
-        for group, option in OPTIONS
-        for section in OPEN_SECTIONS
-        for name in composed(f"{group}={option}")[section]
+        f"{section}.{name}" for words in ROWS for section in OPEN_SECTIONS for name in composed(*words)[section]
     }
     assert set(OPEN_KEYS) <= settings
 
