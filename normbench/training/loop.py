@@ -227,10 +227,10 @@ class Loop:
         return {f"{name}/{split}": value for name, value in results.items()}
 
     def probes_due(self) -> tuple[bool, bool]:
-        """Whether probes, and histograms among them, are due at this step (counted from 1; the first one always is)."""
+        """Whether probes, and histograms among them, are due at this step (counted from 1; the first one is)."""
         step, config = self.step + 1, self.probes_config
         histograms = due(step, config.histograms_every)
-        return due(step, config.every) or histograms or (step == 1 and config.every > 0), histograms
+        return due(step, config.every) or histograms, histograms
 
     def record_probes(self, reading: Reading) -> None:
         self.record(reading.numbers())
@@ -274,5 +274,5 @@ class Loop:
 
 
 def due(step: int, every: int) -> bool:
-    """Whether something done every so many steps (0: never) falls on this step."""
-    return every > 0 and step % every == 0
+    """Whether something done at the first step and then every so many (0: never) falls on this step."""
+    return every > 0 and (step == 1 or step % every == 0)
