@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from normbench import assembly, limits
@@ -30,7 +33,8 @@ def train(tree: Tree, choices: Choices, parent: RunDirectory | None = None) -> i
         RunFailure: the machine ended the run; the last good checkpoint is intact.
     """
     with limits.named(tree["outputs"]):
-        plan = make_plan(tree, choices, parent)
+        with notes_shown(tree["quiet"]):
+            plan = make_plan(tree, choices, parent)
         if (summary := plan.directory.ended()) and not plan.config.rerun:
             with suppress(OSError, RunFailure), plan.directory.held():  # where it may be written, and by nobody else
                 settle(plan, summary)
@@ -41,6 +45,19 @@ def train(tree: Tree, choices: Choices, parent: RunDirectory | None = None) -> i
             if summary := plan.directory.ended():  # another process was faster
                 return show_ended(plan, summary)
             return session.run()
+
+
+@contextmanager
+def notes_shown(quiet: bool) -> Iterator[None]:
+    """Let what the data part notes reach the person: that it fetches, decodes or mends something, which takes time."""
+    logger, handler = logging.getLogger("normbench"), logging.StreamHandler(sys.stdout)
+    if not quiet:
+        logger.setLevel(logging.INFO)
+        logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
 
 
 def make_session(plan: Plan) -> Session:

@@ -310,9 +310,15 @@ def test_model_too_large_for_the_memory_leaves_no_directory(server: Server, tmp_
 
 
 @pytest.mark.parametrize(
-    ("key", "before"), [("commit", "0123abc"), *slow(("cpu", "Another CPU"), ("packages", {"torch": "1.0"}))]
+    ("key", "before", "told"),
+    [
+        ("commit", "0123abc", "commit was 0123abc"),
+        *slow(("cpu", "Another CPU", "cpu was Another CPU"), ("packages", {"torch": "1.0"}, "torch was 1.0, is")),
+    ],
 )
-def test_run_from_elsewhere_is_told_in_one_line(server: Server, folder: Path, key: str, before: object) -> None:
+def test_run_from_elsewhere_is_told_in_one_line(
+    server: Server, folder: Path, key: str, before: object, told: str
+) -> None:
     path = run_directory(folder) / "environment.json"
     known = read_json(path)
     known["sessions"][0][key] = before
@@ -322,7 +328,7 @@ def test_run_from_elsewhere_is_told_in_one_line(server: Server, folder: Path, ke
         assert child.wait() == 0
         assert status in child.output
         (line,) = (line for line in child.output.splitlines() if "begun elsewhere" in line)
-        assert str(before).strip("{}") in line
+        assert told in line
         assert "rerun=true" in line
     assert len(read_json(path)["sessions"]) == 2  # it was stopped once
 

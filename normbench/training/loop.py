@@ -216,11 +216,17 @@ class Loop:
             values |= self.tagged("train_eval", data.eval_batches("train", self.trainer.eval_batches or 20))
         self.record(values)
         self.parts.recorder.progress(self.step, self.latest)
-        comparable = limit == self.trainer.eval_batches or math.isinf(self.best_loss)
-        if comparable and values["loss/val"] < self.best_loss:
-            self.best_loss = values["loss/val"]
-            if self.trainer.keep_checkpoint == "best":
-                self.parts.checkpoints.save_best({"step": self.step, "model": self.parts.model.state_dict()})
+        self.keep_best(values["loss/val"])
+
+    def keep_best(self, loss: float) -> None:
+        """Keep the weights of the lowest validation loss where asked for; the same batches judge, also at the end."""
+        if self.trainer.keep_checkpoint != "best":
+            return
+        if self.step == self.steps and self.trainer.eval_batches is not None:
+            loss = self.tagged("val", self.parts.data.eval_batches("val", self.trainer.eval_batches))["loss/val"]
+        if loss < self.best_loss:
+            self.best_loss = loss
+            self.parts.checkpoints.save_best({"step": self.step, "model": self.parts.model.state_dict()})
 
     def tagged(self, split: str, batches: Any) -> dict[str, float]:
         results = evaluate(self.parts.model, batches, self.parts.data.task, self.parts.device)

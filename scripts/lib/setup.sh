@@ -110,7 +110,7 @@ install() {
         "constraints.txt."
     say "That is 0.4 GB to download and 1.7 GB on disk with torch's CPU build; with CUDA, which is what PyPI has for" \
         "Linux on x86-64, 3 GB and 5.5 GB."
-    say "pip's own settings hold: PIP_EXTRA_INDEX_URL with PyTorch's CPU index gives the CPU build."
+    say "pip's own settings hold: PIP_EXTRA_INDEX_URL with PyTorch's CPU index (pytorch.org says where it is) gives the CPU build."
     echo "$under_way" >"$state"
     {
         complaints=$("$venv/bin/python" -I -m pip install --constraint "$root/constraints.txt" \
