@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import pytest
 import torch
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interruptible() -> None:
+    """A shell that starts the tests in the background has them, and what they start, ignore Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -111,7 +111,6 @@ def test_the_help_of_train_shows_groups_options_keys_and_examples(capsys: pytest
     assert "trainer.steps=null length of the run; null: from trainer.epochs [optimizer steps]" in text
     assert "optim.lr=0.001 learning rate at its peak" in text
     assert "seed=0 " in text
-    assert "norm.groups=auto " in text
     assert "data.root=$NORMBENCH_DATA " in text
     assert out.count("\n  normbench train ") == 3
     assert "--cfg job" in out
@@ -303,9 +302,9 @@ print(status, *sorted({name.split(".")[0] for name in sys.modules}), file=sys.st
         (["trian"], 2, (*HEAVY, "hydra", "omegaconf", "yaml")),
         (["list"], 0, (*HEAVY, "hydra", "omegaconf", "yaml")),
         (["train", "--help"], 0, HEAVY),
-        (["train", "norm=rmsnrm"], 2, HEAVY),
-        (["train", "norm.epz=1"], 2, HEAVY),
-        (["train", "seed=-1"], 2, HEAVY),
+        (["train", "norm=rmsnrm"], 2, (*HEAVY, "hydra", "omegaconf", "yaml")),
+        (["train", "norm.epz=1"], 2, (*HEAVY, "hydra", "omegaconf", "yaml")),
+        (["train", "seed=-1"], 2, (*HEAVY, "hydra", "omegaconf", "yaml")),
         (["train", "model.heads=3"], 2, HEAVY),
         (["train", "--config-dir", "nowhere"], 2, HEAVY),
     ],
@@ -329,12 +328,10 @@ def cpu_seconds(action: Callable[[], object]) -> float:
 
 @pytest.mark.parametrize(
     ("line", "limit"),
-    [("--help", 0.3), ("train norm.epz=1", 0.5), ("train seed=-1", 0.5)],
+    [("--help", 0.3), ("train norm=rmsnrm", 0.5), ("train norm.epz=1", 0.5), ("train seed=-1", 0.5)],
 )
 def test_help_and_mistakes_come_at_once(line: str, limit: float) -> None:
-    """CPU time, the best of a few; a core that is shared with other work takes half as long again."""
-    if "PYTEST_XDIST_WORKER" in os.environ or os.getloadavg()[0] > 0.75 * (os.cpu_count() or 1):
-        pytest.skip("the machine is busy with other work")
+    """CPU time, the best of a few: what else the machine does is not ours."""
     best = min(cpu_seconds(lambda: command(*line.split())) for _ in range(3))
     assert best <= limit
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -103,8 +102,7 @@ def test_tensorboard_command_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             assert server.stdout is not None
             assert any("http://localhost:" in text and "TensorBoard 2" in text for text in server.stdout)
         finally:
-            server.send_signal(signal.SIGINT)
-            server.wait(20)
+            server.terminate()
 
 
 @pytest.mark.parametrize("group", ["norm", "placement", "model", "data"])
