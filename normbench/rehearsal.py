@@ -36,12 +36,13 @@ def rehearse(model: Model, norms: Mapping[str, nn.Module], data: Data, device: t
 @contextmanager
 def untouched(model: nn.Module, device: torch.device) -> Iterator[None]:
     """Put running statistics and random numbers back at the end."""
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    buffers = [(module, name, buffer, buffer.clone()) for module in model.modules()
+               for name, buffer in module.named_buffers(recurse=False)]  # fmt: skip
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
         yield
-    for buffer, before in buffers:
-        buffer.copy_(before)
+    for module, name, buffer, before in buffers:
+        setattr(module, name, buffer.copy_(before))  # a module may have put another tensor in its place
 
 
 @contextmanager

@@ -1,0 +1,95 @@
+"""The forward pass before anything is written: it finds what does not fit, and leaves everything as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from support import IMAGES, TEXT, build, random_batch
+from torch import Tensor, nn
+
+from normbench.errors import UsageError
+from normbench.rehearsal import rehearse
+from normbench.types import Batch, Data, Split, Task
+
+CPU = torch.device("cpu")
+
+
+class Fixed(Data):
+    """One batch of a task, always the same."""
+
+    kind = "image_classification"
+    fingerprint = ""
+    steps_per_epoch = 1
+
+    def __init__(self, task: Task, batch_size: int) -> None:
+        self.task, self.batch = task, random_batch(task, batch_size)
+
+    def train_batch(self, step: int) -> Batch:
+        return self.batch
+
+    def eval_batches(self, split: Split, limit: int | None = None) -> Iterator[Batch]:
+        yield self.batch
+
+    def describe(self) -> dict[str, Any]:
+        return {}
+
+
+class Replacing(nn.Module):
+    """Keeps the newest batch's mean, in a new tensor each time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("newest", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.newest = x.mean()
+        return x
+
+
+@pytest.mark.parametrize(("model", "task"), [("nano", TEXT), ("nano", IMAGES), ("cnn", IMAGES), ("mlp", IMAGES)])
+def test_a_rehearsal_changes_nothing(model: str, task: Task) -> None:
+    made, norms = build("batchnorm", "pre", model, task, **({"dropout": 0.5} if model == "nano" else {}))
+    made.append_module = Replacing()
+    next(iter(norms.values())).register_forward_pre_hook(lambda norm, x: made.append_module(x[0]))
+    before = {name: tensor.clone() for name, tensor in made.state_dict().items()}
+    data, generator = Fixed(task, 4), torch.get_rng_state()
+    hooks = [len(norm._forward_hooks) for norm in norms.values()]
+    rehearse(made, norms, data, CPU)
+    after = made.state_dict()
+    assert list(after) == list(before)
+    assert all(torch.equal(after[name], before[name]) for name in before)
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert [len(norm._forward_hooks) for norm in norms.values()] == hooks
+    assert all(parameter.grad is None for parameter in made.parameters())
+
+
+def test_a_statistic_over_one_value_is_found() -> None:
+    made, norms = build("batchnorm", "pre", "mlp", IMAGES)
+    with pytest.raises(UsageError, match="batchnorm here would take its statistics over 1 value"):
+        rehearse(made, norms, Fixed(IMAGES, 1), CPU)
+    rehearse(made, norms, Fixed(IMAGES, 2), CPU)
+
+
+@pytest.mark.parametrize(
+    ("returned", "complaint"),
+    [
+        (lambda y: y[..., :1], r"returns the shape \(2, 1\) for an input of \(2, 16\) at block00"),
+        (lambda y: [y], "returns a list"),
+    ],
+)
+def test_a_norm_that_changes_the_shape_is_named(returned: Any, complaint: str) -> None:
+    made, norms = build("layernorm", "pre", "mlp", IMAGES)
+    first = next(iter(norms.values()))
+    first.register_forward_hook(lambda norm, x, y: returned(y))
+    with pytest.raises(UsageError, match=complaint):
+        rehearse(made, norms, Fixed(IMAGES, 4), CPU)
+
+
+def test_logits_of_a_wrong_shape_are_refused() -> None:
+    made, norms = build("layernorm", "pre", "mlp", IMAGES)
+    other = Task("image_classification", num_classes=7, image_shape=IMAGES.image_shape)
+    with pytest.raises(UsageError, match=r"logits have the shape \(2, 5\), and the data need \(2, 7\)"):
+        rehearse(made, norms, Fixed(other, 4), CPU)
