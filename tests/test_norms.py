@@ -35,7 +35,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "dyt": {"alpha0": ALPHA0},
     "groupnorm": {"groups": 3},
     "instancenorm": {"affine": True},
-    "prmsnorm": {"fraction": 0.2},  # 2.4 features: 3
+    "prmsnorm": {"fraction": 0.7},  # 8.4 features: 9
 }
 
 
@@ -103,7 +103,7 @@ REFERENCES: dict[str, Reference] = {
     "batchnorm": lambda x, p, image: standardized(x, tuple(range(x.ndim - 1))),
     "layernorm": lambda x, p, image: standardized(x, (-1,)),
     "rmsnorm": lambda x, p, image: x / ((x**2).sum(-1, keepdim=True) / FEATURES + EPS).sqrt(),
-    "prmsnorm": lambda x, p, image: x / ((x[..., :3] ** 2).sum(-1, keepdim=True) / 3 + EPS).sqrt(),
+    "prmsnorm": lambda x, p, image: x / ((x[..., :9] ** 2).sum(-1, keepdim=True) / 9 + EPS).sqrt(),
     "dyt": lambda x, p, image: 1 - 2 / (torch.exp(2 * p["alpha"] * x) + 1),
     "groupnorm": lambda x, p, image: grouped(x, image),
     "instancenorm": lambda x, p, image: standardized(x, tuple(range(1, x.ndim - 1))),
@@ -309,7 +309,8 @@ BY_HAND = {
     "groupnorm": (GroupNorm(4, eps=0.0, groups=2), [[1.0, 3.0, 10.0, 14.0]], [[-1.0, 1.0, -1.0, 1.0]]),
     # mean square 12.5: / √(12.5 + 3.5)
     "rmsnorm": (RMSNorm(2, eps=3.5), [[3.0, 4.0]], [[0.75, 1.0]]),
-    "prmsnorm": (PartialRMSNorm(4, eps=3.5, fraction=0.3), [[3.0, 4.0, 8.0, 0.0]], [[0.75, 1.0, 2.0, 0.0]]),
+    # the first 8 of 9 features: (9 + 16) / 8 + 3.125 = 6.25
+    "prmsnorm": (PartialRMSNorm(9, eps=3.125), [[3.0, 4.0, *[0.0] * 6, 8.0]], [[1.2, 1.6, *[0.0] * 6, 3.2]]),
     # tanh(½ ln 3) = (3 − 1) / (3 + 1)
     "dyt": (DyT(2), [[math.log(3), -math.log(3)]], [[0.5, -0.5]]),
     "none": (NoNorm(2), [[1.0, 3.0]], [[1.0, 3.0]]),
