@@ -106,7 +106,7 @@ class PlainDisplay(Display):
         super().update(step, values)
         now = self._console.get_time()
         due = step - self._printed_step >= LINE_SHARE * self._total or now - self._printed_time >= LINE_PERIOD
-        if evaluated or (due and step < self._total):  # at the last step an evaluation follows the log
+        if evaluated or due or step >= self._total:
             width = len(str(self._total))
             parts = f"step {step:>{width}}/{self._total}", self.numbers, self.time_left
             self._console.print("  ".join(part for part in parts if part), highlight=False, soft_wrap=True)
