@@ -6,12 +6,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from omegaconf import OmegaConf
 from torch import nn
 
 from normbench import assembly
 from normbench.catalog import config_directory, options
+from normbench.cli import main
 from normbench.models import Xavier, initialize
 from normbench.types import Batch, Model, Task
 
@@ -93,3 +95,21 @@ NORMS = list(options("norm"))
 PLACEMENTS = list(options("placement"))
 EXPERIMENTS = list(options("experiment"))
 REPOSITORY = Path(__file__).parent.parent
+
+
+def refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """The sentence with which a command is refused; whatever was in the current directory is all that is in it."""
+    before = sorted(Path.cwd().rglob("*"))
+    status = main(words)
+    out, err = capsys.readouterr()
+    assert status == 2, err
+    assert [line for line in out.splitlines() if not line.startswith("decoding ")] == []
+    assert sorted(Path.cwd().rglob("*")) == before
+    assert err.startswith("normbench: ")
+    assert err.endswith("\n")
+    sentence = err.removeprefix("normbench: ").removesuffix("\n")
+    assert "\n" not in sentence
+    assert not sentence.endswith(".")
+    assert ":" in sentence  # behind it is what to do
+    assert len(sentence) < 500
+    return sentence

@@ -29,6 +29,7 @@ from hydra.utils import get_class, get_method, instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from normbench.data import Digits, Hub, HubText, Images, Text, digits, pydocs
+from normbench.data.cache import Content
 from normbench.data.holdout import held_out
 from normbench.data.vocabulary import Bytes, Characters
 from normbench.errors import UsageError
@@ -153,27 +154,56 @@ def test_text_windows_follow_from_seed_and_step_alone() -> None:
     assert not torch.equal(first.train_batch(0).inputs, other.train_batch(0).inputs)
 
 
-def test_text_windows_are_pieces_of_the_training_text() -> None:
-    data = pydocs(**TEXT)
-    text = data.splits["train"].tobytes()
-    starts = []
-    for step in range(200):
+class Counting:
+    """A text whose tokens are their own places."""
+
+    name = kind = "counting"
+
+    def key(self) -> str:
+        return self.name
+
+    def load(self) -> Content:
+        return Content({"train": np.arange(1000), "val": np.arange(100)}, {})
+
+    def vocabulary(self, facts: dict[str, Any]) -> Characters:
+        return Characters("".join(map(chr, range(1000))))
+
+    def describe(self) -> dict[str, Any]:
+        return {"name": self.name}
+
+
+def test_an_epoch_of_text_takes_each_token_once_but_at_the_ends() -> None:
+    data = Text(Counting(), **TEXT)
+    assert data.steps_per_epoch == 123 // 3, "windows of 8 in 1,000 tokens, less one for the cut"
+    cuts = []
+    for epoch in range(4):
+        starts = [window[0] for window in windows_of_an_epoch(data, epoch)]
+        assert len({start % 8 for start in starts}) == 1 and len(set(starts)) == len(starts) == 123
+        assert starts != sorted(starts)
+        cuts.append(min(starts))
+    assert len(set(cuts)) > 1 and max(cuts) < 16, "each epoch cuts elsewhere"
+
+
+def windows_of_an_epoch(data: Text, epoch: int) -> list[list[int]]:
+    """The training windows of an epoch, each with its last target."""
+    found = []
+    for step in range(epoch * data.steps_per_epoch, (epoch + 1) * data.steps_per_epoch):
         inputs, targets = data.train_batch(step)
         assert inputs.shape == targets.shape == (3, 8) and inputs.dtype == targets.dtype == torch.int64
         assert torch.equal(inputs[:, 1:], targets[:, :-1])
-        starts += [
-            text.index(bytes([*row.tolist(), last])) for row, last in zip(inputs, targets[:, -1].tolist(), strict=True)
-        ]
-    assert min(starts) < 0.05 * len(text) and max(starts) > 0.9 * len(text)
-    assert data.steps_per_epoch == len(text) // 24
+        found += torch.cat((inputs, targets[:, -1:]), dim=1).tolist()
+    return found
 
 
 def test_shortest_text_has_one_window(tmp_path: Path) -> None:
-    data = Text(plays(write_text(tmp_path, train=["abcdefghi"], validation=["abcdefgh"], test=["i"])), **TEXT)
+    root = write_text(tmp_path, train=["abcdefghi"], validation=["abcdefgh"], test=["i"])
+    data = Text(plays(root), **TEXT | {"batch_size": 1})
     for step in range(5):
         inputs, targets = data.train_batch(step)
-        assert inputs.tolist() == [list(range(8))] * 3 and targets.tolist() == [list(range(1, 9))] * 3
+        assert inputs.tolist() == [list(range(8))] and targets.tolist() == [list(range(1, 9))]
     assert data.steps_per_epoch == 1
+    with pytest.raises(UsageError, match=r"data.batch_size=3 is more than the 1 training windows .* at most 1"):
+        Text(plays(root), **TEXT)
 
 
 @pytest.mark.parametrize("length", [9, 16, 17, 18, 33, 40, 41, 100])
@@ -233,6 +263,12 @@ def test_limited_image_evaluation_spreads_over_the_split() -> None:
     expected = data.splits["val"].images[[297 * i // 30 for i in range(30)]].float()
     assert torch.equal(torch.cat([batch.inputs for batch in batches]), expected)
     assert sum(len(batch.targets) for batch in data.eval_batches("val", limit=1000)) == 297
+
+
+def test_no_evaluation_batch_is_a_lone_image() -> None:
+    """BatchNorm without running statistics could not evaluate it."""
+    data = digits(**IMAGES | {"eval_batch_size": 296})
+    assert [len(batch.targets) for batch in data.eval_batches("val")] == [149, 148]
 
 
 @pytest.mark.parametrize("holdout", [0, 5, 0.4])

@@ -17,7 +17,7 @@ from normbench.assembly import made_class, norm_facts
 from normbench.data import Images, Text
 from normbench.models import Kaiming, Normal, Xavier
 from normbench.models.branches import MLP, Attention, ConvBranch, SwiGLU, rotate
-from normbench.models.transformer import rotary_angles
+from normbench.models.transformer import rotary
 from normbench.norms import NoNorm
 from normbench.placements import Deep
 from normbench.training.evaluation import cross_entropy
@@ -184,10 +184,10 @@ def test_mlps_against_formulas() -> None:
 
 def test_rotary_products_depend_on_distance_alone() -> None:
     """⟨R(m)q, R(n)k⟩ is a function of n − m (Su et al. 2021, equation 11), and rotation keeps lengths."""
-    angles = rotary_angles(32, 8)
+    rotation = rotary(32, 8)
     q, k = torch.randn(8), torch.randn(8)
-    rotated_q = rotate(q.expand(1, 1, 32, 8), angles)[0, 0]
-    rotated_k = rotate(k.expand(1, 1, 32, 8), angles)[0, 0]
+    rotated_q = rotate(q.expand(1, 1, 32, 8), rotation)[0, 0]
+    rotated_k = rotate(k.expand(1, 1, 32, 8), rotation)[0, 0]
     products = rotated_q @ rotated_k.T
     for distance in (0, 3, 10):
         diagonal = products.diagonal(distance)

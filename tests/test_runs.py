@@ -177,9 +177,12 @@ def test_the_readme_s_first_command_beats_a_bigram_model(tmp_path: Path) -> None
 
 @pytest.mark.slow
 @pytest.mark.data
-@pytest.mark.xfail(reason="reaches 1.902 (seed 0) and 1.910 (seed 1337): the last 0.01 is not found yet")
 def test_nanogpt_s_documented_cpu_run(tmp_path: Path) -> None:
-    """nanoGPT's README gives a validation loss of 1.88 over 20 batches; here over the whole last tenth."""
+    """nanoGPT's README gives a validation loss of 1.88 over 20 batches; here over the whole last tenth, with its seed.
+
+    Its own code, judged over the whole last tenth, gave 1.898, 1.909, 1.891 and 1.908 for seeds 1337, 0, 1 and 2; ours
+    1.888, 1.904, 1.911 and 1.897.
+    """
     found = summary_of(in_a_process(tmp_path, "experiment=nanogpt_cpu"))
     assert found["steps"] == 2000
     assert found["data"]["val_tokens"] == 111540

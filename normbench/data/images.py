@@ -12,8 +12,8 @@ from torch import Tensor
 
 from normbench.data.cache import Source, open_content
 from normbench.data.holdout import check_size, held_out
+from normbench.data.order import EpochOrder
 from normbench.errors import UsageError
-from normbench.seeds import stable_seed
 from normbench.types import Batch, Data, Split, Task
 
 
@@ -84,35 +84,30 @@ class Images(Data):
         )
         self.scaling = scaling
         self._scaling = make_scaling(scaling, content.arrays["train_moments"][:used], height * width)
-        self.steps_per_epoch = self._steps(used)
-        self._epoch: int | None = None
-        self._order = torch.empty(0, dtype=torch.int64)
+        self.order = self._images_in_order(used)
+        self.steps_per_epoch = self.order.steps_per_epoch
 
-    def _steps(self, images: int) -> int:
+    def _images_in_order(self, images: int) -> EpochOrder:
         if self.batch_size > images:
             raise UsageError(
                 f"data.batch_size={self.batch_size:,} is more than the {images:,} training images of "
                 f"{self.source.name}: use at most {images:,}"
             )
-        return images // self.batch_size
+        return EpochOrder(images, self.batch_size, self.seed)
 
     def train_batch(self, step: int) -> Batch:
         """The images of this step's place in its epoch's permutation, which depends on (seed, epoch) alone."""
-        epoch, place = divmod(step, self.steps_per_epoch)
-        if epoch != self._epoch:
-            generator = torch.Generator().manual_seed(stable_seed(self.seed, "data", epoch))
-            self._order = torch.randperm(len(self.splits["train"].labels), generator=generator)
-            self._epoch = epoch
-        return self._batch("train", self._order[place * self.batch_size : (place + 1) * self.batch_size])
+        return self._batch("train", self.order.batch(step))
 
     def eval_batches(self, split: Split, limit: int | None = None) -> Iterator[Batch]:
-        """The split in order, the last batch perhaps smaller.
+        """The split in order, in batches of one size or two sizes that differ by one image: none has a lone last one.
 
         With `limit`: so many batches of `eval_batch_size` images spread evenly over the split, or all if that is less.
         """
         total = len(self.splits[split].labels)
         count = total if limit is None else min(total, limit * self.eval_batch_size)
-        for indices in (torch.arange(count) * total // count).split(self.eval_batch_size):
+        batches = -(-count // self.eval_batch_size)
+        for indices in (torch.arange(count) * total // count).tensor_split(batches):
             yield self._batch(split, indices)
 
     def _batch(self, split: Split, indices: Int64[Tensor, " batch"]) -> Batch:

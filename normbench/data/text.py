@@ -12,9 +12,9 @@ from torch import Tensor
 
 from normbench.data.cache import Source, open_content
 from normbench.data.holdout import check_size, held_out
+from normbench.data.order import EpochOrder
 from normbench.data.vocabulary import Tokens, Vocabulary
 from normbench.errors import UsageError
-from normbench.seeds import stable_seed
 from normbench.types import Batch, Data, Split, Task
 
 
@@ -28,19 +28,19 @@ class TextSource(Source, Protocol):
 class Text(Data):
     """A language model's data: windows of `context` tokens; the targets are the inputs one token later.
 
-    Training windows start anywhere, at random, as nanoGPT samples them; an epoch is as many windows as would cover the
-    text once. Evaluation covers every target exactly once.
+    In training an epoch cuts the text into windows side by side, from a random first token on, and takes them in random
+    order: every token but those at the ends once. Evaluation covers every target exactly once.
 
     Args:
         source: where the tokens come from.
         context: length of a window, in tokens.
         batch_size: windows of a training batch.
         eval_batch_size: windows of an evaluation batch.
-        seed: of the windows' starts.
+        seed: of where the windows start and of their order.
         holdout: share (< 1) or number (≥ 1) of the last training tokens; they become `val`, and training uses the rest.
 
     Raises:
-        UsageError: a number is out of bounds, or a part of the text is shorter than a window and its last target.
+        UsageError: a number is out of bounds, or a part of the text is too short for a window or a batch.
     """
 
     kind = "language_model"
@@ -60,7 +60,8 @@ class Text(Data):
         self.splits: dict[Split, Tokens] = {"train": train[: len(train) - held], "val": train[-held:] if held else val}
         self._check_lengths()
         self.task = Task(kind="language_model", num_classes=len(self.vocabulary), context=context)
-        self.steps_per_epoch = max(1, len(self.splits["train"]) // (batch_size * context))
+        self.order = self._windows_in_order()
+        self.steps_per_epoch = self.order.steps_per_epoch
 
     def _check_lengths(self) -> None:
         for split, tokens in self.splits.items():
@@ -69,6 +70,16 @@ class Text(Data):
                     f"data.context={self.context:,} is too long for the {len(tokens):,} tokens of {self.source.name} "
                     f"({split}): use at most {len(tokens) - 1:,}, or hold out other amounts"
                 )
+
+    def _windows_in_order(self) -> EpochOrder:
+        """At least one window's length is left over, so that each epoch can cut elsewhere."""
+        count = max(1, (len(self.splits["train"]) - 1) // self.context - 1)
+        if self.batch_size > count:
+            raise UsageError(
+                f"data.batch_size={self.batch_size:,} is more than the {count:,} training windows of {self.context:,} "
+                f"tokens in {self.source.name}: use at most {count:,}"
+            )
+        return EpochOrder(count, self.batch_size, self.seed)
 
     @property
     def vocabulary(self) -> tuple[str, ...]:
@@ -80,11 +91,11 @@ class Text(Data):
         return self._vocabulary.decode(np.asarray(tokens))
 
     def train_batch(self, step: int) -> Batch:
-        """`batch_size` windows whose starts depend on (seed, step) alone."""
+        """The windows of this step's place in its epoch, whose cut and order depend on (seed, epoch) alone."""
         tokens = self.splits["train"]
-        generator = torch.Generator().manual_seed(stable_seed(self.seed, "data", step))
-        starts = torch.randint(len(tokens) - self.context, (self.batch_size,), generator=generator)
-        return windows(tokens, starts.numpy(), self.context)
+        leeway = len(tokens) - self.order.total * self.context
+        first = torch.randint(leeway, (), generator=self.order.generator(step // self.steps_per_epoch, "cut"))
+        return windows(tokens, (first + self.order.batch(step) * self.context).numpy(), self.context)
 
     def eval_batches(self, split: Split, limit: int | None = None) -> Iterator[Batch]:
         """Every target of the split once, the remainder as a last batch of one shorter window.

@@ -50,10 +50,10 @@ class FusedLinear(nn.Linear):
 
 
 def rotate(
-    x: Float[Tensor, "batch heads time size"], angles: Float[Tensor, "time half"]
+    x: Float[Tensor, "batch heads time size"], rotation: Float[Tensor, "2 time half"]
 ) -> Float[Tensor, "batch heads time size"]:
-    """Rotary position embedding, halves as pairs (Su et al. 2021, equation 34; GPT-NeoX's layout)."""
-    cos, sin = angles.cos(), angles.sin()
+    """Rotary position embedding by cosines and sines, halves as pairs (Su et al. 2021, eq. 34; GPT-NeoX's layout)."""
+    cos, sin = rotation
     a, b = x.chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
 
@@ -61,7 +61,7 @@ def rotate(
 class Attention(Branch):
     """Multi-head self-attention (Vaswani et al. 2017, §3.2): (batch, time, width) to the same shape.
 
-    `angles` (time, width / heads / 2), if given, rotates queries and keys.
+    `rotation` (2, time, width / heads / 2), if given, rotates queries and keys.
     """
 
     def __init__(self, width: int, heads: int, *, causal: bool, bias: bool, dropout: float) -> None:
@@ -73,12 +73,12 @@ class Attention(Branch):
         self.dropout = make_dropout(dropout)
 
     def forward(
-        self, x: Float[Tensor, "batch time width"], angles: Tensor | None = None
+        self, x: Float[Tensor, "batch time width"], rotation: Tensor | None = None
     ) -> Float[Tensor, "batch time width"]:
         batch, time, width = x.shape
         q, k, v = self.qkv(x).view(batch, time, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
-        if angles is not None:
-            q, k = rotate(q, angles), rotate(k, angles)
+        if rotation is not None:
+            q, k = rotate(q, rotation), rotate(k, rotation)
         dropout_p = self.dropout_p if self.training else 0.0
         y = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal, dropout_p=dropout_p)
         return self.dropout(self.out(y.transpose(1, 2).reshape(batch, time, width)))

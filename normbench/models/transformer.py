@@ -72,10 +72,11 @@ class ClassHead(nn.Module):
         return self.linear(x[:, 0] if self.class_token else x.mean(dim=1))
 
 
-def rotary_angles(length: int, size: int, base: float = 10_000.0) -> Float[Tensor, "time half"]:
-    """Angle of each position and pair of features: position · base^(−2i / size) (Su et al. 2021, equation 15)."""
+def rotary(length: int, size: int, base: float = 10_000.0) -> Float[Tensor, "2 time half"]:
+    """Cosines and sines of the angles position · base^(−2i / size) of feature pairs i (Su et al. 2021, eq. 15)."""
     frequencies = base ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
-    return torch.outer(torch.arange(length, dtype=torch.float64), frequencies).float()
+    angles = torch.outer(torch.arange(length, dtype=torch.float64), frequencies)
+    return torch.stack((angles.cos(), angles.sin())).float()
 
 
 class Transformer(Model):
@@ -121,11 +122,11 @@ class Transformer(Model):
             TokenStem(task, width) if task.causal else PatchStem(task, width, patch, class_token)
         )
         self.scale = nn.Parameter(torch.tensor(width**0.5)) if embedding_scale else None
-        rotary = position == "rotary"
-        self.positions = None if rotary else nn.Embedding(self.stem.length, width)
-        angles = rotary_angles(self.stem.length, width // heads) if rotary else None
-        self.angles: Tensor | None
-        self.register_buffer("angles", angles, persistent=False)
+        rotates = position == "rotary"
+        self.positions = None if rotates else nn.Embedding(self.stem.length, width)
+        self.rotation: Tensor | None
+        rotation = rotary(self.stem.length, width // heads) if rotates else None
+        self.register_buffer("rotation", rotation, persistent=False)
         self.dropout = make_dropout(dropout)
 
         def block(layer: int) -> nn.Module:
@@ -154,9 +155,9 @@ class Transformer(Model):
         if self.positions is not None:
             x = x + self.positions.weight[:time]
         x = self.dropout(x)
-        angles = None if self.angles is None else self.angles[:time]
+        rotation = None if self.rotation is None else self.rotation[:, :time]
         for block in self.blocks:
-            x = block(x, angles=angles)
+            x = block(x, rotation=rotation)
         return self.head(self.final_norm(x))
 
 

@@ -1,0 +1,131 @@
+"""Mistakes in files and in a user's own classes: one sentence, exit status 2, and nothing left behind."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from data_helpers import LABELS, SMALL, write_images
+from support import refused
+
+from normbench.cli import main
+
+pytest_plugins = ["refusals"]
+pytestmark = pytest.mark.usefixtures("here")
+
+MLP = "model=mlp data=digits"
+
+
+# ---- folders and files
+
+
+def test_outputs_that_is_a_file(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "taken").touch()
+    assert "outputs=taken cannot be written" in refused(["train", "outputs=taken"], capsys)
+
+
+def copy_of_pets(root: Path, images: dict[str, list[Any]]) -> list[str]:
+    """The words that train on a hub-layout copy with these images."""
+    write_images(root, images, LABELS)
+    return ["train", "model=cnn", "data=mnist", f"data.root={root}", "data.hub_id=me/pets", "data.batch_size=2"]
+
+
+def test_a_damaged_parquet_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = copy_of_pets(tmp_path / "root", SMALL)
+    file = next((tmp_path / "root").rglob("train*.parquet"))
+    file.write_bytes(file.read_bytes()[:-20])
+    assert f"{file} is not a whole Parquet file" in refused(words, capsys)
+
+
+def test_a_damaged_image_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    images = {"train": [*SMALL["train"][:19], b"no image"], "test": SMALL["test"]}
+    assert "row 19 of me/pets (train) cannot be decoded" in refused(copy_of_pets(tmp_path / "root", images), capsys)
+
+
+def test_a_data_set_with_images_of_many_sizes_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    images = {"train": [*SMALL["train"][:19], np.zeros((3, 3), np.uint8)], "test": SMALL["test"]}
+    assert "all images must have the same" in refused(copy_of_pets(tmp_path / "root", images), capsys)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("# A norm\neps: [1\n", "a configuration file is no YAML"),
+        ("# A norm\neps: 1e-5\n", "norm has no _target_"),
+        ("# A norm\n_target_: normbench.norms.LayerNorm\nepsilon: 1e-5\n", "norm.epsilon is not a setting of"),
+        ("# A norm\n_target_: normbench.norms.LayerNorm\neps: ${nowhere}\n", "${nowhere} refers to a key"),
+    ],
+)
+def test_mistakes_in_a_users_yaml(here: Path, text: str, complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "mine/norm").mkdir(parents=True)
+    (here / "mine/norm/own.yaml").write_text(text)
+    assert complaint in refused(["train", "--config-dir", "mine", "norm=own"], capsys)
+
+
+def test_an_option_that_is_missing_in_the_users_directory_too(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "mine/norm").mkdir(parents=True)
+    (here / "mine/norm/renorm.yaml").write_text("# A norm\n_target_: normbench.norms.LayerNorm\n")
+    sentence = refused(["train", "--config-dir", "mine", "norm=reenorm"], capsys)
+    assert "did you mean renorm" in sentence
+
+
+# ---- a user's own class
+
+
+OWN_CLASSES = {
+    "IsNoClass = 3": "is not a class",
+    "def is_no_class(num_features): ...": "makes no Module",
+    "class IsNoModule: ...": "makes no Module",
+    "class TakesNothing(nn.Module):\n  def __init__(self): super().__init__()": "must take (num_features",
+    "class NeedsMore(nn.Module):\n  def __init__(self, n, channel_dim, site, k): super().__init__()": "norm.k missing",
+    "class Wider(nn.Module):\n  def __init__(self, n, channel_dim, site): super().__init__()\n"
+    "  def forward(self, x): return x.mean(-1)": "Wider returns the shape",
+    "class Tuple(nn.Module):\n  def __init__(self, n, channel_dim, site): super().__init__()\n"
+    "  def forward(self, x): return x, x": "Tuple returns a tuple",
+}
+
+
+@pytest.mark.parametrize("source", OWN_CLASSES)
+def test_mistakes_in_a_users_class(here: Path, source: str, capsys: pytest.CaptureFixture[str]) -> None:
+    name = source.split("(")[0].split(":")[0].split()[-3 if "=" in source.split("(")[0] else -1]
+    module = f"own_{name.lower()}"
+    (here / f"{module}.py").write_text(f"from torch import nn\n{source}\n")
+    sys.dont_write_bytecode, before = True, sys.dont_write_bytecode
+    try:
+        sentence = refused(["train", "model.depth=1", "model.width=16", f"norm._target_={module}.{name}"], capsys)
+    finally:
+        sys.dont_write_bytecode = before
+    assert OWN_CLASSES[source] in sentence
+
+
+def test_a_model_with_misshaped_logits(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "own_model.py").write_text(
+        "from normbench.models import ResidualMLP\n"
+        "class Short(ResidualMLP):\n"
+        "    def forward(self, inputs): return super().forward(inputs)[:, :-1]\n"
+    )
+    words = ["train", *MLP.split(), "model._target_=own_model.Short"]
+    sys.dont_write_bytecode, before = True, sys.dont_write_bytecode
+    try:
+        sentence = refused(words, capsys)
+    finally:
+        sys.dont_write_bytecode = before
+    assert "the model's logits have the shape (2, 9), and the data need (2, 10)" in sentence
+
+
+def test_a_fault_inside_a_users_class_keeps_its_traceback(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its author needs the line."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    (here / "own_fault.py").write_text(
+        "from torch import nn\n"
+        "def helper(a): ...\n"
+        "class Faulty(nn.Module):\n"
+        "    def __init__(self, n, channel_dim, site):\n"
+        "        super().__init__()\n"
+        "        helper()\n"
+    )
+    with pytest.raises(TypeError, match="missing 1 required positional argument"):
+        main(["train", "model.depth=1", "model.width=16", "norm._target_=own_fault.Faulty"])
