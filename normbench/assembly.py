@@ -162,4 +162,4 @@ def number_of_steps(tree: Tree, data: Data) -> int:
     trainer = tree["trainer"]
     if trainer["steps"] is not None:
         return int(trainer["steps"])
-    return max(1, math.ceil(trainer["epochs"] * data.steps_per_epoch))
+    return max(1, math.ceil(trainer["epochs"] * data.steps_per_epoch / trainer["accumulate"]))

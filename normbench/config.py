@@ -46,6 +46,12 @@ class TrainerConfig:
         choices=("last", "best", "none"),
     )
     compile: bool = key("run the training step through torch.compile")
+    precision: str = key("of matrix products and convolutions; fp16 scales the loss", choices=("fp32", "bf16", "fp16"))
+    tf32: bool = key("let a GPU round float32 matrix products to TensorFloat-32")
+    accumulate: int = key("batches whose gradients add up to one step", "batches", low=1, high=10**6)
+    ema: float | None = key(
+        "decay of an average of the weights, judged beside them; null: none", "per step", above=0, below=1
+    )
     decay_norms: bool = key("weight decay on γ, β and α too")
     divergence_factor: float = key("a loss above this × the first one runs away", "× first loss", above=1, high=1e9)
     divergence_patience: int = key(
@@ -61,6 +67,10 @@ class ProbesConfig:
     activations: bool = key("what enters and leaves each norm; residual stream by depth")
     gradients: bool = key("gradient norm by block")
     parameters: bool = key("γ, β, α of each norm; BatchNorm's batch-against-running gap")
+    tails: bool = key("quantiles and outlier channels before and after each norm")
+    geometry: bool = key("effective rank and token similarity of the residual stream by depth")
+    attention: bool = key("entropy and largest logit of attention")
+    updates: bool = key("how far a step moves the weights, as a share of their norm")
     histograms_every: int = key(
         "steps between histograms before and after each norm; 0: never", "steps", low=0, high=10**9
     )
@@ -126,12 +136,26 @@ OPEN_KEYS: dict[str, Key] = {
     "data.hub_id": Key("owner/name on the Hugging Face hub", (str,)),
     "data.revision": Key("branch, tag or commit on the hub", (str,)),
     "data.root": Key("folder of local copies in the hub's layout; null: from the hub", (str, NoneType)),
+    "data.config": Key("which of the repository's configurations", (str, NoneType)),
+    "data.path": Key("your own file or folder", (str, NoneType)),
     "data.text_column": Key("column of the text", (str,)),
+    "data.level": Key("what a token is", (str,), choices=("character", "byte", "word", "lowercase_word", "bpe")),
+    "data.vocabulary_size": Key(
+        "most symbols of words or byte pairs; null: all words, 8,192 pairs",
+        (int, NoneType),
+        "symbols",
+        low=2,
+        high=10**7,
+    ),
+    "data.lines": Key("each row is a line of its own", (bool,)),
+    "data.val_splits": Key("splits that validate", (list,), items=(str,)),
+    "data.test_splits": Key("splits that judge once, at the end; null: none", (list, NoneType), items=(str,)),
+    "data.val_split": Key("split that validates", (str,)),
     "data.image_column": Key("column of the images", (str,)),
     "data.label_column": Key("column of the classes", (str,)),
     "data.context": Key("length of a window; set model.context, it follows", (int,), "tokens", low=1, high=10**7),
-    "data.batch_size": Key("windows or images a step", (int,), low=1, high=10**6),
-    "data.eval_batch_size": Key("windows or images an evaluation batch", (int,), low=1, high=10**6),
+    "data.batch_size": Key("windows, texts or images a batch", (int,), low=1, high=10**6),
+    "data.eval_batch_size": Key("windows, texts or images an evaluation batch", (int,), low=1, high=10**6),
     "data.holdout": Key(
         "share (< 1) or number (≥ 1) of the last training examples to judge by", (float,), low=0, high=1e12
     ),
@@ -162,7 +186,7 @@ OPEN_SECTIONS = ("norm", "placement", "model", "data", "optim", "schedule", "ini
 
 # Keys that change what is kept or shown, never a number; they stay out of the run's hash.
 UNHASHED_KEYS = (
-    "name", "outputs", "quiet", "rerun", "extend", "device", "threads", "data.root",
+    "name", "outputs", "quiet", "rerun", "extend", "device", "threads", "data.root", "data.path",
     "trainer.checkpoint_every", "trainer.keep_checkpoint",
 )  # fmt: skip
 

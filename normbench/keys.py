@@ -12,7 +12,7 @@ from typing import Any
 from normbench.errors import UsageError
 
 ONE: dict[type, str] = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
-MANY: dict[type, str] = {int: "integers", float: "numbers"}
+MANY: dict[type, str] = {int: "integers", float: "numbers", str: "words"}
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,9 @@ class Key:
         """Whether a value is of an allowed type and within the bounds."""
         if isinstance(value, list) and self.items:
             right_length = len(value) == self.length if self.length else len(value) > 0
-            return right_length and all(type(item) in self.items and self.within(item) for item in value)
+            return right_length and all(
+                type(item) in self.items and (isinstance(item, str) or self.within(item)) for item in value
+            )
         if type(value) not in self.types:
             return False
         if isinstance(value, str):

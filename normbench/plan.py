@@ -67,11 +67,11 @@ def make_plan(tree: Tree, choices: Choices, parent: RunDirectory | None) -> Plan
 
 
 def prepare_torch(config: TrainConfig, device: torch.device) -> None:
-    """Threads, full float32 in matrix products and convolutions, and on the CPU the same bits each time."""
+    """Threads, full float32 in matrix products and convolutions or TF32, and on the CPU the same bits each time."""
     if config.threads:
         torch.set_num_threads(config.threads)
-    torch.set_float32_matmul_precision("highest")
-    torch.backends.cudnn.allow_tf32 = False
+    torch.set_float32_matmul_precision("high" if config.trainer.tf32 else "highest")
+    torch.backends.cudnn.allow_tf32 = config.trainer.tf32
     torch.use_deterministic_algorithms(device.type == "cpu", warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # it costs time for nothing
 

@@ -23,10 +23,10 @@ def rehearse(model: Model, norms: Mapping[str, nn.Module], data: Data, device: t
     Raises:
         UsageError: a norm changes its input's shape, takes a statistic over one value, or the logits are misshaped.
     """
-    inputs, targets = (tensor[:EXAMPLES].to(device) for tensor in data.train_batch(0))
+    batch = data.train_batch(0).map(lambda tensor: tensor[:EXAMPLES].to(device))
     with untouched(model, device), watched(norms):
-        logits = model.train()(inputs)
-    expected = (*targets.shape, data.task.num_classes)
+        logits = model.train()(*batch.arguments)
+    expected = (*batch.targets.shape, data.task.num_classes)
     if logits.shape != expected:
         raise UsageError(
             f"the model's logits have the shape {tuple(logits.shape)}, and the data need {expected}: change its forward"

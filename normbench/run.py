@@ -18,6 +18,7 @@ from normbench.rehearsal import rehearse
 from normbench.rundir import RunDirectory
 from normbench.session import Session, begun_elsewhere, describe_here, settle, show_summary
 from normbench.training.optimizer import make_optimizer, parameter_groups
+from normbench.training.precision import make_precision
 
 
 def train(tree: Tree, choices: Choices, parent: RunDirectory | None = None) -> int:
@@ -62,15 +63,17 @@ def notes_shown(quiet: bool) -> Iterator[None]:
 
 def make_session(plan: Plan) -> Session:
     """Build the model and its optimizer; nothing is written."""
+    precision = make_precision(plan.config.trainer.precision, plan.device)
     model, norms = assembly.make_model(plan.tree, plan.data, plan.config.seed)
     model.to(plan.device)
-    rehearse(model, norms, plan.data, plan.device)
+    with precision.autocast():
+        rehearse(model, norms, plan.data, plan.device)
     trainer = plan.tree["trainer"]
     groups = parameter_groups(
         model, norms.values(), plan.tree["optim"].get("weight_decay", 0.0), trainer["decay_norms"]
     )
     optimizer = make_optimizer(assembly.factory(plan.tree, "optim"), groups, plan.device)
-    return Session(plan, model, norms, optimizer)
+    return Session(plan, model, norms, optimizer, precision)
 
 
 def make_directory(plan: Plan) -> None:

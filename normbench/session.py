@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -24,7 +25,7 @@ from normbench.files import write_atomically, write_json
 from normbench.ledger import make_ledger, parameter_counts
 from normbench.limits import is_out_of_memory
 from normbench.plan import Plan
-from normbench.probes import Probes
+from normbench.probes import Probes, Wanted
 from normbench.recording import (
     ConsoleSink,
     JsonLinesSink,
@@ -36,9 +37,11 @@ from normbench.recording import (
     truncate_metrics,
 )
 from normbench.rundir import RunDirectory, Status, read_json
+from normbench.training.averaging import WeightAverage
 from normbench.training.checkpoint import Checkpoints, State
 from normbench.training.guard import Diverged
 from normbench.training.loop import Interrupted, Loop, Parts
+from normbench.training.precision import Precision
 from normbench.types import Model
 
 HEARTBEAT_SECONDS = 5.0
@@ -48,9 +51,14 @@ class Session:
     """From a held directory to a result; `run` does it all."""
 
     def __init__(
-        self, plan: Plan, model: Model, norms: Mapping[str, nn.Module], optimizer: torch.optim.Optimizer
+        self,
+        plan: Plan,
+        model: Model,
+        norms: Mapping[str, nn.Module],
+        optimizer: torch.optim.Optimizer,
+        precision: Precision,
     ) -> None:
-        self.plan, self.model, self.norms, self.optimizer = plan, model, norms, optimizer
+        self.plan, self.model, self.norms, self.optimizer, self.precision = plan, model, norms, optimizer, precision
         self.directory = plan.directory
         self.checkpoints = Checkpoints(self.directory.checkpoint, self.directory.previous, self.directory.best)
         self.last_beat = 0.0
@@ -119,22 +127,19 @@ class Session:
 
     def make_loop(self) -> Loop:
         plan, probes = self.plan, self.plan.config.probes
+        wanted = Wanted(**{item.name: getattr(probes, item.name) for item in fields(Wanted)})
         return Loop(
             Parts(
                 model=self.model,
                 data=plan.data,
                 optimizer=self.optimizer,
                 schedule=plan.schedule,
-                probes=Probes(
-                    self.model,
-                    self.norms,
-                    activations=probes.activations,
-                    gradients=probes.gradients,
-                    parameters=probes.parameters,
-                ),
+                probes=Probes(self.model, self.norms, wanted),
                 recorder=self.recorder,
                 checkpoints=self.checkpoints,
                 device=plan.device,
+                precision=self.precision,
+                average=None if plan.config.trainer.ema is None else WeightAverage(self.model, plan.config.trainer.ema),
                 compiled=torch.compile(self.model) if plan.config.trainer.compile else None,
             ),
             plan.config.trainer,
@@ -198,8 +203,8 @@ class Session:
         self.say(f"run directory: {self.directory.path}")
         if start_step:
             self.say(f"going on from step {start_step:,}")
-        if leak := self.leak():
-            self.say(f"warning: {leak}")
+        for caveat in filter(None, (self.leak(), self.padding())):
+            self.say(f"warning: {caveat}")
         if (warmup := self.plan.schedule.warmup_steps(self.plan.steps)) >= self.plan.steps:
             self.say(f"note: the run ends within its warm-up of {warmup:,} steps (schedule.warmup)")
 
@@ -214,6 +219,15 @@ class Session:
             return (
                 f"{self.plan.choices.groups['norm']} takes statistics over time, so in training each position is "
                 "shown its future; the training loss is not comparable, and the summary is marked"
+            )
+        return None
+
+    def padding(self) -> str | None:
+        """What padded texts do to the norm's statistics, if anything."""
+        if self.plan.data.pads and self.plan.facts.sees_future != "never":
+            return (
+                f"{self.plan.choices.groups['norm']} takes statistics over time, and counts the padding of shorter "
+                "texts in them; the summary is marked"
             )
         return None
 
@@ -247,9 +261,12 @@ class Session:
                 if tag.split("/")[0] in RESULTS
             },
             "step_time": loop.clock.summary(),
+            "compile_seconds": loop.compile_seconds or None,
+            "skipped_steps": int(self.precision.skipped),
             "data": plan.data.describe(),
             "norm_facts": vars(plan.facts),
             "leak": self.leak(),
+            "padding": self.padding(),
             "extends": plan.parent.path.name if plan.parent else None,
             "ledger": make_ledger(self.model, self.norms, plan.tree, plan.device),
         }
@@ -364,8 +381,16 @@ def show_summary(directory: RunDirectory, summary: Mapping[str, Any], console: S
     step_time = summary["step_time"]
     rows = [("status", status), *sorted(summary["metrics"].items())]
     rows += [(f"step time, {key}", value) for key, value in step_time.items()]
-    if summary["leak"]:
-        rows.append(("leak", summary["leak"]))
+    rows += [
+        (words, summary[key])
+        for key, words in (
+            ("compile_seconds", "compile time, s"),
+            ("skipped_steps", "steps left out (fp16)"),
+            ("leak", "leak"),
+            ("padding", "padding"),
+        )
+        if summary[key]
+    ]
     console.summary(directory.path.name, rows)
     console.summary("ledger", flat(summary["ledger"]).items())
     console.message(f"look at the curves: normbench tensorboard {directory.path.parent}")

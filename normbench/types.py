@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 from jaxtyping import Float, Num
 from torch import Tensor, nn
 
-TaskKind = Literal["language_model", "image_classification"]
-Split = Literal["train", "val"]
+TaskKind = Literal["language_model", "text_classification", "image_classification"]
+Split = Literal["train", "val", "test"]
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,10 @@ class Model(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, inputs: Tensor) -> Float[Tensor, "..."]:
-        """Logits: (batch, time, vocabulary) for a language model, (batch, classes) for a classifier."""
+        """Logits: (batch, time, vocabulary) for a language model, (batch, classes) for a classifier.
+
+        A classifier of texts takes `mask=None` too: (batch, time), False where a text is padded.
+        """
 
 
 @dataclass(frozen=True)
@@ -177,12 +180,14 @@ class Task:
     """What a data set asks of a model.
 
     num_classes: number of labels, or the vocabulary's size for a language model.
-    context: longest sequence in tokens (language models).
+    vocabulary_size: number of different tokens (text).
+    context: longest sequence in tokens (text).
     image_shape: channels, height, width (images).
     """
 
     kind: TaskKind
     num_classes: int
+    vocabulary_size: int | None = None
     context: int | None = None
     image_shape: tuple[int, int, int] | None = None
 
@@ -193,27 +198,40 @@ class Task:
     @property
     def unit(self) -> str:
         """What throughput counts."""
-        return "tokens" if self.kind == "language_model" else "images"
+        return {"language_model": "tokens", "text_classification": "texts"}.get(self.kind, "images")
 
 
 class Batch(NamedTuple):
-    """One batch on the CPU: token ids or images, and what is to be predicted.
+    """One batch: token ids or images, and what is to be predicted.
 
     inputs: int64 (batch, time) or float32 (batch, channels, height, width).
     targets: int64 (batch, time) or (batch,).
+    mask: bool (batch, time), False where a text is padded; None where nothing is.
     """
 
     inputs: Tensor
     targets: Tensor
+    mask: Tensor | None = None
+
+    @property
+    def arguments(self) -> tuple[Tensor, ...]:
+        """What a model is called with."""
+        return (self.inputs,) if self.mask is None else (self.inputs, self.mask)
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Batch:
+        """The batch with a function applied to each tensor."""
+        return Batch(*(None if tensor is None else function(tensor) for tensor in self))  # type: ignore[arg-type]
 
 
 class Data(ABC):
     """A data set in memory, and its batches: a pure function of (seed, step), so that a run can go on anywhere."""
 
     kind: ClassVar[TaskKind]
+    pads: ClassVar[bool] = False  # whether batches come with a mask
     task: Task
     fingerprint: str  # sha256 of the decoded content
     steps_per_epoch: int
+    has_test: bool = False  # whether there is a split `test`, judged once at the end
 
     @abstractmethod
     def train_batch(self, step: int) -> Batch:

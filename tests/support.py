@@ -17,7 +17,8 @@ from normbench.cli import main
 from normbench.models import Xavier, initialize
 from normbench.types import Batch, Model, Task
 
-TEXT = Task("language_model", num_classes=17, context=16)
+TEXT = Task("language_model", num_classes=17, vocabulary_size=17, context=16)
+TEXTS = Task("text_classification", num_classes=5, vocabulary_size=17, context=16)
 IMAGES = Task("image_classification", num_classes=5, image_shape=(3, 16, 16))
 
 # Small sizes for each model that the matrix walks; every other setting is the YAML's own.

@@ -6,7 +6,7 @@ import inspect
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 import pytest
@@ -25,11 +25,11 @@ from data_helpers import (
     write_images,
     write_text,
 )
-from hydra.utils import get_class, get_method, instantiate
+from hydra.utils import get_method, instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from normbench.data import Digits, Hub, HubText, Images, Text, digits, pydocs
-from normbench.data.cache import Content
+from normbench.data.cache import Cached, Content
 from normbench.data.holdout import held_out
 from normbench.data.vocabulary import Bytes, Characters
 from normbench.errors import UsageError
@@ -94,7 +94,7 @@ def test_hub_and_local_copy_have_one_fingerprint(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     hub = Text(HubText("plays", Hub("me/plays", revision="v1")), **TEXT)
-    assert asked == [("me/plays",), (("me/plays",), {"revision": "v1"})]
+    assert asked == [("me/plays",), (("me/plays", None), {"revision": "v1"})]
     assert hub.fingerprint == local.fingerprint
     assert hub.source.key() != HubText("plays", Hub("me/plays", revision="v2")).key()
 
@@ -130,7 +130,7 @@ def test_digits_are_sklearns_in_a_fixed_order() -> None:
 
 @pytest.mark.parametrize("text", ["banana ’tis", "".join(map(chr, range(32, 400)))], ids=["few", "more than 256"])
 def test_characters_decode_to_what_they_encode(text: str) -> None:
-    vocabulary = Characters.of(text)
+    vocabulary = Characters.learn([text])
     tokens = vocabulary.encode(text)
     assert tokens.tolist() == [sorted(set(text)).index(character) for character in text]
     assert tokens.dtype == (np.uint8 if len(set(text)) <= 256 else np.uint16)
@@ -154,7 +154,7 @@ def test_text_windows_follow_from_seed_and_step_alone() -> None:
     assert not torch.equal(first.train_batch(0).inputs, other.train_batch(0).inputs)
 
 
-class Counting:
+class Counting(Cached):
     """A text whose tokens are their own places."""
 
     name = kind = "counting"
@@ -188,7 +188,7 @@ def windows_of_an_epoch(data: Text, epoch: int) -> list[list[int]]:
     """The training windows of an epoch, each with its last target."""
     found = []
     for step in range(epoch * data.steps_per_epoch, (epoch + 1) * data.steps_per_epoch):
-        inputs, targets = data.train_batch(step)
+        inputs, targets, _ = data.train_batch(step)
         assert inputs.shape == targets.shape == (3, 8) and inputs.dtype == targets.dtype == torch.int64
         assert torch.equal(inputs[:, 1:], targets[:, :-1])
         found += torch.cat((inputs, targets[:, -1:]), dim=1).tolist()
@@ -199,7 +199,7 @@ def test_shortest_text_has_one_window(tmp_path: Path) -> None:
     root = write_text(tmp_path, train=["abcdefghi"], validation=["abcdefgh"], test=["i"])
     data = Text(plays(root), **TEXT | {"batch_size": 1})
     for step in range(5):
-        inputs, targets = data.train_batch(step)
+        inputs, targets, _ = data.train_batch(step)
         assert inputs.tolist() == [list(range(8))] and targets.tolist() == [list(range(1, 9))]
     assert data.steps_per_epoch == 1
     with pytest.raises(UsageError, match=r"data.batch_size=3 is more than the 1 training windows .* at most 1"):
@@ -341,7 +341,7 @@ def test_every_config_fits_its_target(file: Path, monkeypatch: pytest.MonkeyPatc
     data: Any = OmegaConf.to_container(config.data, resolve=True)
     assert data["name"] == file.stem and data.get("root") is None and config.trainer.epochs >= 1
     factory = get_method(data.pop("_target_"))
-    built = get_class("normbench.data.Text" if "context" in data else "normbench.data.Images")
+    built = get_type_hints(factory)["return"]
     accepted = {*inspect.signature(factory).parameters, *inspect.signature(built).parameters} - {
         "seed",
         "source",

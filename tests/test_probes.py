@@ -10,14 +10,14 @@ import torch
 from support import IMAGES, TEXT, build, random_batch
 from torch import nn
 
-from normbench.probes import Probes, Reading
+from normbench.probes import Probes, Reading, Wanted
 from normbench.probes.statistics import histogram, moments, total_norm
 from normbench.training.evaluation import cross_entropy
 from normbench.types import Model
 
 
 def probes_of(model: Model, norms: dict[str, nn.Module]) -> Probes:
-    return Probes(model, norms, activations=True, gradients=True, parameters=True)
+    return Probes(model, norms, Wanted(activations=True, gradients=True, parameters=True))
 
 
 def test_moments_against_float64_formulas() -> None:

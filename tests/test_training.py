@@ -250,7 +250,8 @@ def test_clock_leaves_out_warm_up_and_probed_steps(monkeypatch: pytest.MonkeyPat
 
 def test_ledger_counts_and_names_what_was_built() -> None:
     model, norms = build("groupnorm", "deep", depth=2)
-    tree = {"trainer": {"decay_norms": False, "compile": False}, "init": section("init", "xavier")}
+    trainer = {"decay_norms": False, "compile": False, "precision": "fp32", "accumulate": 1}
+    tree = {"trainer": trainer, "init": section("init", "xavier")}
     ledger = make_ledger(model, norms, tree, CPU)
     assert ledger["norms"] == 4
     assert ledger["eps"] == 1e-5

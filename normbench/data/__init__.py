@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from normbench.data.cache import Content, Source
 from normbench.data.embedded import Digits, PythonDocs
-from normbench.data.factories import digits, hub_images, hub_text, pydocs
+from normbench.data.factories import digits, hub_images, hub_text, hub_texts, pydocs, text_file
+from normbench.data.hub import Hub
 from normbench.data.images import Images
-from normbench.data.sources import Hub, HubImages, HubText
+from normbench.data.sources import HubImages, HubText, HubTexts
 from normbench.data.text import Text, TextSource
+from normbench.data.textfile import TextFile
+from normbench.data.texts import Texts
 
 __all__ = [
     "Content",
@@ -15,13 +18,18 @@ __all__ = [
     "Hub",
     "HubImages",
     "HubText",
+    "HubTexts",
     "Images",
     "PythonDocs",
     "Source",
     "Text",
+    "TextFile",
     "TextSource",
+    "Texts",
     "digits",
     "hub_images",
     "hub_text",
+    "hub_texts",
     "pydocs",
+    "text_file",
 ]

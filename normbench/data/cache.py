@@ -33,7 +33,7 @@ logger = logging.getLogger("normbench")
 class Content:
     """What a source decodes to: arrays by name, and what JSON can hold about them (class names, symbols)."""
 
-    arrays: dict[str, np.ndarray]
+    arrays: dict[str, Any]  # NumPy arrays, or what reads like one
     facts: dict[str, Any]
 
 
@@ -64,6 +64,16 @@ class Source(Protocol):
 
     def describe(self) -> dict[str, Any]:
         """Where the data come from, for the record; without local paths."""
+
+    def open(self) -> tuple[Content, str]:
+        """The decoded content, and its fingerprint."""
+
+
+class Cached:
+    """A source that is decoded once, into the cache."""
+
+    def open(self: Source) -> tuple[Content, str]:
+        return open_content(self)
 
 
 def cache_folder() -> Path:
@@ -106,7 +116,7 @@ def read(folder: Path) -> tuple[Content, str] | None:
     try:
         meta = json.loads((folder / "meta.json").read_bytes())
         digests = dict(sorted(meta["sha256"].items()))
-        arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="c") for name in digests}
+        arrays = {name: np.asarray(np.load(folder / f"{name}.npy", mmap_mode="c")) for name in digests}
         damaged = [name for name, array in arrays.items() if digest(array) != digests[name]]
         if damaged:
             raise ValueError(f"{damaged[0]}.npy is not what was written")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -12,15 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from normbench.data.cache import Content
+from normbench.data.cache import Cached, Content
+from normbench.data.hub import file_digest
 from normbench.data.pixels import image_content
-from normbench.data.sources import file_digest
 from normbench.data.vocabulary import Bytes
 from normbench.errors import UsageError
 
 
 @dataclass(frozen=True)
-class PythonDocs:
+class PythonDocs(Cached):
     """Python's language reference, about 0.5 MB, by bytes: `pydoc_data.topics` in alphabetical order.
 
     The first 90 % trains, the last tenth validates. The text, and so the fingerprint, differs between Python versions.
@@ -51,7 +52,7 @@ class PythonDocs:
         cut = len(tokens) * 9 // 10
         return Content({"train": tokens[:cut], "val": tokens[cut:]}, {})
 
-    def vocabulary(self, facts: dict[str, Any]) -> Bytes:
+    def vocabulary(self, facts: Mapping[str, Any]) -> Bytes:
         """All bytes."""
         return Bytes()
 
@@ -60,7 +61,7 @@ class PythonDocs:
 
 
 @dataclass(frozen=True)
-class Digits:
+class Digits(Cached):
     """scikit-learn's 1,797 scanned digits of 8 × 8 pixels, 0 to 16 scaled to 0 to 255.
 
     They are shuffled by `numpy.random.RandomState(0)`, as neighbours have the same writer; then the first 1,500 train

@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 
-from normbench.data.cache import Source, open_content
+from normbench.data.cache import Source
 from normbench.data.holdout import check_size, held_out
-from normbench.data.order import EpochOrder
+from normbench.data.order import EpochOrder, spread
 from normbench.errors import UsageError
 from normbench.types import Batch, Data, Split, Task
 
@@ -63,11 +63,9 @@ class Images(Data):
         self.eval_batch_size = check_size("data.eval_batch_size", eval_batch_size)
         self.seed = seed
         self.source = source
-        content, self.fingerprint = open_content(source)
+        content, self.fingerprint = source.open()
         train, val = (
-            Labelled(
-                *(torch.from_numpy(np.asarray(content.arrays[f"{split}_{part}"])) for part in ("images", "labels"))
-            )
+            Labelled(*(torch.from_numpy(content.arrays[f"{split}_{part}"]) for part in ("images", "labels")))
             for split in ("train", "val")
         )
         held = held_out(len(train.labels), holdout, "images")
@@ -100,14 +98,11 @@ class Images(Data):
         return self._batch("train", self.order.batch(step))
 
     def eval_batches(self, split: Split, limit: int | None = None) -> Iterator[Batch]:
-        """The split in order, in batches of one size or two sizes that differ by one image: none has a lone last one.
+        """The split in order, in batches whose sizes differ by at most one image.
 
         With `limit`: so many batches of `eval_batch_size` images spread evenly over the split, or all if that is less.
         """
-        total = len(self.splits[split].labels)
-        count = total if limit is None else min(total, limit * self.eval_batch_size)
-        batches = -(-count // self.eval_batch_size)
-        for indices in (torch.arange(count) * total // count).tensor_split(batches):
+        for indices in spread(len(self.splits[split].labels), self.eval_batch_size, limit):
             yield self._batch(split, indices)
 
     def _batch(self, split: Split, indices: Int64[Tensor, " batch"]) -> Batch:

@@ -29,6 +29,16 @@ class EpochOrder:
         """The examples of training step `step` (from 0)."""
         epoch, place = divmod(step, self.steps_per_epoch)
         if epoch != self._epoch:
-            self._order = torch.randperm(self.total, generator=self.generator(epoch, "order"))
+            dtype = torch.int32 if self.total < 2**31 else torch.int64  # half the memory, for very long texts
+            self._order = torch.randperm(self.total, generator=self.generator(epoch, "order"), dtype=dtype)
             self._epoch = epoch
-        return self._order[place * self.batch_size : (place + 1) * self.batch_size]
+        return self._order[place * self.batch_size : (place + 1) * self.batch_size].long()
+
+
+def spread(total: int, batch_size: int, limit: int | None = None) -> tuple[Int64[Tensor, " batch"], ...]:
+    """All of `total` examples in order, in batches whose sizes differ by at most one: none is a lone last example.
+
+    With `limit`: at most so many full batches, spread evenly over the examples.
+    """
+    count = total if limit is None else min(total, limit * batch_size)
+    return (torch.arange(count) * total // count).tensor_split(-(-count // batch_size))

@@ -1,223 +1,117 @@
-"""Data sets of the Hugging Face hub: from the hub itself, or from local copies in its layout."""
+"""Data sets of the hub: what the columns of their splits decode to."""
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from normbench.data.cache import DISK_FULL, Content, logger
+from normbench.data.cache import Cached, Content
+from normbench.data.hub import Hub
 from normbench.data.pixels import Labels, Pixels, image_content
-from normbench.data.vocabulary import Characters
-from normbench.errors import RunFailure, UsageError
+from normbench.data.vocabulary import Vocabulary, learn, recall
+from normbench.errors import UsageError
 
 if TYPE_CHECKING:
-    import datasets  # type: ignore[import-untyped]
     import pyarrow  # type: ignore[import-untyped]
 
-READ_ROWS = 4096  # rows that are read at once
-OTHERWISE = (
-    "set data.root or NORMBENCH_DATA to a folder that holds copies in the hub's layout (ROOT/owner/name/…/*.parquet), "
-    "or use data=pydocs or data=digits, which need none"
-)
-
-
-class Tables(NamedTuple):
-    """Columns of splits.
-
-    features: what each column declares itself to be. splits: the rows of each split.
-    """
-
-    features: Mapping[str, Any]
-    splits: dict[str, pyarrow.Table]
-
 
 @dataclass(frozen=True)
-class Hub:
-    """A repository of a data set.
+class HubText(Cached):
+    """A text; the rows of a split follow each other, and so do several splits that serve one purpose.
 
-    hub_id: `owner/name`.
-    revision: branch, tag or commit on the hub; says nothing about a local copy.
-    root: folder with local copies in the hub's layout, relative to the current one; None or empty: the hub.
-    """
+    In karpathy/tiny_shakespeare the split `train` is the first 90 % and `validation` with `test` the last tenth, as
+    nanoGPT splits it: both validate.
 
-    hub_id: str
-    revision: str = "main"
-    root: str | None = None
-
-    @property
-    def folder(self) -> Path | None:
-        """The local copy's folder."""
-        return Path(self.root).expanduser() / self.hub_id if self.root else None
-
-    def files(self) -> list[Path]:
-        """The local copy's Parquet files.
-
-        Raises:
-            UsageError: there is no local copy.
-        """
-        assert self.folder is not None
-        files = sorted(self.folder.rglob("*.parquet"))
-        if not files:
-            missing = "has no Parquet file" if self.folder.is_dir() else "does not exist"
-            raise UsageError(
-                f"no copy of {self.hub_id} in data.root={self.root} ({self.folder} {missing}): {OTHERWISE}"
-            )
-        return files
-
-    def key(self) -> list[Any]:
-        """The local copy's files with their sha256 (its README says which split they make), or the hub's revision."""
-        if self.folder is None:
-            return [f"hub:{self.hub_id}@{self.revision}"]
-        readme = self.folder / "README.md"
-        files = [*self.files(), *([readme] if readme.exists() else [])]
-        try:
-            return [[str(path.relative_to(self.folder)), file_digest(path)] for path in files]
-        except OSError as fault:
-            raise UsageError(f"{fault.filename} cannot be read ({fault.strerror}): make it readable") from fault
-
-    def read(self, splits: Sequence[str], columns: Sequence[str]) -> Tables:
-        """Columns of splits, as they are stored.
-
-        `datasets` is imported here: that takes over a second, and a cache hit needs it not. A local copy is streamed,
-        which leaves no second copy in the cache of `datasets`.
-
-        Raises:
-            UsageError: the repository cannot be reached or read, or a split or column is missing.
-            RunFailure: the disk is full.
-        """
-        import datasets
-
-        silence()
-        with self.explained(splits), TemporaryDirectory() as scratch:  # `datasets` leaves a lock file there
-            if self.folder is None:
-                self.reach()
-                loaded = datasets.load_dataset(self.hub_id, revision=self.revision)
-            else:
-                loaded = datasets.load_dataset(str(self.folder), streaming=True, cache_dir=scratch)
-        for split in splits:
-            self.check(split, loaded, columns)
-        with self.explained(splits):
-            arrow = {
-                split: loaded[split].select_columns(list(dict.fromkeys(columns))).with_format("arrow")
-                for split in splits
-            }
-            parts = {split: list(rows.iter(batch_size=READ_ROWS)) for split, rows in arrow.items()}
-        tables = {split: self.joined(split, tables) for split, tables in parts.items()}
-        return Tables(loaded[splits[0]].features, tables)
-
-    def check(self, split: str, loaded: datasets.DatasetDict, columns: Sequence[str]) -> None:
-        """Refuses a split that is not there, or without the columns."""
-        if split not in loaded:
-            raise UsageError(
-                f"{self.hub_id} has no split {split} (splits: {', '.join(loaded)}): "
-                "choose a data set that has, or complete the copy"
-            )
-        known = loaded[split].column_names
-        for column in columns:
-            if column not in known:
-                raise UsageError(
-                    f"{self.hub_id} has no column {column} in the split {split} (columns: {', '.join(known)}): "
-                    "name the right ones (data.text_column, or data.image_column and data.label_column)"
-                )
-
-    def joined(self, split: str, parts: list[pyarrow.Table]) -> pyarrow.Table:
-        """One table; refuses one without rows."""
-        import pyarrow
-
-        if not parts:
-            raise UsageError(
-                f"{self.hub_id} has no rows in the split {split}: choose a data set that has, or fetch it again"
-            )
-        return pyarrow.concat_tables(parts)
-
-    def reach(self) -> None:
-        """One request, so that a machine without a network hears at once, not after half a minute of retries."""
-        import huggingface_hub
-        from huggingface_hub.errors import OfflineModeIsEnabled
-
-        logger.info("fetching %s from the hub", self.hub_id)
-        try:
-            huggingface_hub.HfApi().dataset_info(self.hub_id, revision=self.revision, timeout=10)
-        except OfflineModeIsEnabled:
-            return  # load_dataset then looks into its own cache
-        except Exception as fault:  # the HTTP library's errors are not to be relied on
-            raise UsageError(f"{self.hub_id} cannot be fetched from the hub ({reason(fault)}): {OTHERWISE}") from fault
-
-    @contextmanager
-    def explained(self, splits: Sequence[str]) -> Iterator[None]:
-        """Says in a sentence what stopped `datasets`; YAML's, Arrow's, HTTP's and its errors have no common class."""
-        try:
-            yield
-        except (UsageError, MemoryError):
-            raise
-        except Exception as fault:
-            raise self.explain(fault, splits) from fault
-
-    def explain(self, fault: Exception, splits: Sequence[str]) -> UsageError | RunFailure:
-        """The sentence."""
-        if any(isinstance(cause, OSError) and cause.errno in DISK_FULL for cause in causes(fault)):
-            return RunFailure(f"no space left to fetch {self.hub_id}: free some, or set HF_HOME to another disk")
-        if self.folder is None:
-            return UsageError(f"{self.hub_id} cannot be loaded from the hub ({reason(fault)}): {OTHERWISE}")
-        damaged = next(filter(is_damaged, self.files()), None)
-        if damaged:
-            return UsageError(f"{damaged} is not a whole Parquet file ({reason(fault)}): fetch it again")
-        return UsageError(
-            f"{self.folder} cannot be loaded ({reason(fault)}): it needs Parquet files of {', '.join(splits)}"
-        )
-
-
-@dataclass(frozen=True)
-class HubText:
-    """A text by characters; the rows of a split follow each other.
-
-    The split `train` trains; `validation` and `test` together validate. In karpathy/tiny_shakespeare they are the first
-    90 % and the last tenth, as nanoGPT splits it.
+    column: of the text. level: what a token is (see `vocabulary`). vocabulary_size: most tokens that may be learned;
+    None: all. lines: each row is a line of its own. val, test: the splits that validate, and that judge at the end.
     """
 
     name: str
     hub: Hub
     column: str = "text"
+    level: str = "character"
+    vocabulary_size: int | None = None
+    lines: bool = False
+    val: tuple[str, ...] = ("validation", "test")
+    test: tuple[str, ...] = ()
     kind = "text"
 
     def key(self) -> str:
-        return json.dumps(["hub", self.hub.key(), self.column])
+        return json.dumps(
+            ["hub", self.hub.key(), self.column, self.level, self.vocabulary_size, self.lines, self.val, self.test]
+        )
 
     def load(self) -> Content:
-        tables = self.hub.read(("train", "validation", "test"), [self.column]).splits
-        train, validation, test = (self.text(split, table[self.column].to_pylist()) for split, table in tables.items())
-        vocabulary = Characters.of(train + validation + test)
-        arrays = {"train": vocabulary.encode(train), "val": vocabulary.encode(validation + test)}
-        return Content(arrays, {"symbols": "".join(vocabulary.symbols)})
+        parts = {"train": ("train",), "val": self.val, "test": self.test}
+        tables = self.hub.read([split for splits in parts.values() for split in splits], [self.column]).splits
+        rows = {split: texts_of(table[self.column], split, self.hub) for split, table in tables.items()}
+        texts = {
+            part: "".join(self.joined(rows[split]) for split in splits) for part, splits in parts.items() if splits
+        }
+        vocabulary = learn(self.level, list(texts.values()), self.vocabulary_size)
+        return Content({part: vocabulary.encode(text) for part, text in texts.items()}, vocabulary.facts())
 
-    def text(self, split: str, rows: list[Any]) -> str:
+    def joined(self, rows: Sequence[str]) -> str:
         """All rows of a split, one after the other."""
-        for row, text in enumerate(rows):
-            if not isinstance(text, str):
-                raise UsageError(
-                    f"row {row} of {self.hub.hub_id} ({split}) is no text but {text!r:.40}: "
-                    "set data.text_column to a column of text"
-                )
-        return "".join(rows)
+        return "".join(f"{row.removesuffix(LINE_END)}{LINE_END}" for row in rows) if self.lines else "".join(rows)
 
-    def vocabulary(self, facts: dict[str, Any]) -> Characters:
-        """The characters that occur anywhere in the text."""
-        return Characters(facts["symbols"])
+    def vocabulary(self, facts: Mapping[str, Any]) -> Vocabulary:
+        """What the tokens stand for."""
+        return recall(facts)
 
     def describe(self) -> dict[str, Any]:
         return {"name": self.name, "hub_id": self.hub.hub_id}
 
 
 @dataclass(frozen=True)
-class HubImages:
+class HubTexts(Cached):
+    """Texts and their classes: the split `train` trains, the split `val` validates.
+
+    level, vocabulary_size: as for HubText; the vocabulary is learned from the training texts.
+    """
+
+    name: str
+    hub: Hub
+    text_column: str = "text"
+    label_column: str = "label"
+    level: str = "lowercase_word"
+    vocabulary_size: int | None = None
+    val: str = "test"
+    kind = "texts"
+
+    def key(self) -> str:
+        columns = [self.text_column, self.label_column]
+        return json.dumps(["hub", self.hub.key(), *columns, self.level, self.vocabulary_size, self.val])
+
+    def load(self) -> Content:
+        features, tables = self.hub.read(("train", self.val), [self.text_column, self.label_column])
+        classes = class_names(features, self.label_column, self.hub)
+        texts = {split: texts_of(table[self.text_column], split, self.hub) for split, table in tables.items()}
+        vocabulary = learn(self.level, [LINE_END.join(texts["train"])], self.vocabulary_size)
+        arrays = {}
+        for part, split in (("train", "train"), ("val", self.val)):
+            where = f"{self.hub.hub_id} ({split})"
+            encoded = (vocabulary.encode(text) for text in texts[split])
+            pieces = [tokens if len(tokens) else NO_TOKENS for tokens in encoded]
+            arrays[f"{part}_tokens"] = np.concatenate(pieces)
+            arrays[f"{part}_ends"] = np.cumsum([len(piece) for piece in pieces])
+            arrays[f"{part}_labels"] = class_labels(tables[split][self.label_column], len(classes), where)
+        return Content(arrays, {"classes": classes, **vocabulary.facts()})
+
+    def vocabulary(self, facts: Mapping[str, Any]) -> Vocabulary:
+        """What the tokens stand for."""
+        return recall(facts)
+
+    def describe(self) -> dict[str, Any]:
+        return {"name": self.name, "hub_id": self.hub.hub_id}
+
+
+@dataclass(frozen=True)
+class HubImages(Cached):
     """Images and their classes: the split `train` trains, the split `test` validates."""
 
     name: str
@@ -231,8 +125,11 @@ class HubImages:
 
     def load(self) -> Content:
         features, tables = self.hub.read(("train", "test"), [self.image_column, self.label_column])
-        classes = self.classes(features)
-        labels = {split: self.labels(split, table[self.label_column], len(classes)) for split, table in tables.items()}
+        classes = class_names(features, self.label_column, self.hub)
+        labels = {
+            split: class_labels(table[self.label_column], len(classes), f"{self.hub.hub_id} ({split})")
+            for split, table in tables.items()
+        }
         images = {split: self.images(split, table[self.image_column]) for split, table in tables.items()}
         train, test = images["train"].shape[1:], images["test"].shape[1:]
         if train != test:
@@ -241,27 +138,6 @@ class HubImages:
                 "all must have the same"
             )
         return image_content((images["train"], labels["train"]), (images["test"], labels["test"]), classes)
-
-    def classes(self, features: Mapping[str, Any]) -> list[str]:
-        """The names of the classes, as the label column declares them."""
-        names = getattr(features[self.label_column], "names", None)
-        if not names:
-            raise UsageError(
-                f"column {self.label_column} of {self.hub.hub_id} declares no classes: set data.label_column, "
-                "or declare it as class_label under dataset_info in the copy's README.md"
-            )
-        return list(names)
-
-    def labels(self, split: str, column: pyarrow.ChunkedArray, num_classes: int) -> Labels:
-        """The class of each image."""
-        labels = column.fill_null(-1).to_numpy().astype(np.int64)
-        wrong = np.flatnonzero((labels < 0) | (labels >= num_classes))
-        if len(wrong):
-            raise UsageError(
-                f"row {wrong[0]} of {self.hub.hub_id} ({split}) has the label {column[int(wrong[0])]}: "
-                f"labels go from 0 to {num_classes - 1}"
-            )
-        return labels
 
     def images(self, split: str, column: pyarrow.ChunkedArray) -> Pixels:
         """The pixels of each image (Pillow is imported here: a cache hit needs it not)."""
@@ -276,42 +152,51 @@ class HubImages:
         return {"name": self.name, "hub_id": self.hub.hub_id}
 
 
-def file_digest(path: Path) -> str:
-    """sha256 of a file."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+LINE_END = "\n"
+NO_TOKENS = np.zeros(1, np.uint8)  # an empty text is one unknown token, since nothing cannot be averaged
 
 
-def is_damaged(path: Path) -> bool:
-    """Whether a Parquet file cannot be read to its end."""
-    import pyarrow.parquet  # type: ignore[import-untyped]
+def texts_of(column: pyarrow.ChunkedArray, split: str, hub: Hub) -> list[str]:
+    """The rows of a column of text.
 
-    try:
-        pyarrow.parquet.read_table(path)
-    except (OSError, pyarrow.ArrowException):
-        return True
-    return False
-
-
-def silence() -> None:
-    """No progress bars and no retries on the console: the run has its own display."""
-    import datasets
-    import huggingface_hub
-
-    datasets.disable_progress_bars()
-    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
-    huggingface_hub.utils.disable_progress_bars()
-    huggingface_hub.logging.set_verbosity_error()
+    Raises:
+        UsageError: a row is no text.
+    """
+    rows: list[str] = column.to_pylist()
+    for row, text in enumerate(rows):
+        if not isinstance(text, str):
+            raise UsageError(
+                f"row {row} of {hub.hub_id} ({split}) is no text but {text!r:.40}: "
+                "set data.text_column to a column of text"
+            )
+    return rows
 
 
-def causes(fault: BaseException | None) -> Iterator[BaseException]:
-    """An exception, and what led to it."""
-    while fault is not None:
-        yield fault
-        fault = fault.__cause__ or fault.__context__
+def class_names(features: Mapping[str, Any], column: str, hub: Hub) -> list[str]:
+    """The names of the classes, as the label column declares them.
+
+    Raises:
+        UsageError: it declares none.
+    """
+    names = getattr(features[column], "names", None)
+    if not names:
+        raise UsageError(
+            f"column {column} of {hub.hub_id} declares no classes: set data.label_column, "
+            "or declare it as class_label under dataset_info in the copy's README.md"
+        )
+    return list(names)
 
 
-def reason(fault: BaseException) -> str:
-    """The first line of what an exception says at its root."""
-    root = list(causes(fault))[-1]
-    return (str(root).strip().splitlines() or [type(root).__name__])[0].rstrip(".:")
+def class_labels(column: pyarrow.ChunkedArray, num_classes: int, where: str) -> Labels:
+    """The class of each row.
+
+    Raises:
+        UsageError: a label is outside the range.
+    """
+    labels = column.fill_null(-1).to_numpy().astype(np.int64)
+    wrong = np.flatnonzero((labels < 0) | (labels >= num_classes))
+    if len(wrong):
+        raise UsageError(
+            f"row {wrong[0]} of {where} has the label {column[int(wrong[0])]}: labels go from 0 to {num_classes - 1}"
+        )
+    return labels

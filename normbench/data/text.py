@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Int, Int64
 from torch import Tensor
 
-from normbench.data.cache import Source, open_content
+from normbench.data.cache import Source
 from normbench.data.holdout import check_size, held_out
 from normbench.data.order import EpochOrder
 from normbench.data.vocabulary import Tokens, Vocabulary
@@ -19,9 +19,9 @@ from normbench.types import Batch, Data, Split, Task
 
 
 class TextSource(Source, Protocol):
-    """A source of the arrays `train` and `val`: token ids."""
+    """A source of the arrays `train`, `val` and perhaps `test`: token ids."""
 
-    def vocabulary(self, facts: dict[str, Any]) -> Vocabulary:
+    def vocabulary(self, facts: Mapping[str, Any]) -> Vocabulary:
         """What the tokens stand for."""
 
 
@@ -53,13 +53,18 @@ class Text(Data):
         self.eval_batch_size = check_size("data.eval_batch_size", eval_batch_size)
         self.seed = seed
         self.source = source
-        content, self.fingerprint = open_content(source)
+        content, self.fingerprint = source.open()
         self._vocabulary = source.vocabulary(content.facts)
-        train, val = np.asarray(content.arrays["train"]), np.asarray(content.arrays["val"])
+        train, val = content.arrays["train"], content.arrays["val"]
         held = held_out(len(train), holdout, "tokens")
-        self.splits: dict[Split, Tokens] = {"train": train[: len(train) - held], "val": train[-held:] if held else val}
+        used = len(train) - held
+        self.splits: dict[Split, Tokens] = {"train": train[:used], "val": train[used:] if held else val}
+        if "test" in content.arrays:
+            self.splits["test"] = content.arrays["test"]
+        self.has_test = "test" in self.splits
         self._check_lengths()
-        self.task = Task(kind="language_model", num_classes=len(self.vocabulary), context=context)
+        size = len(self.vocabulary)
+        self.task = Task(kind="language_model", num_classes=size, vocabulary_size=size, context=context)
         self.order = self._windows_in_order()
         self.steps_per_epoch = self.order.steps_per_epoch
 
@@ -123,8 +128,7 @@ class Text(Data):
         """What the data are, for the record."""
         return self.source.describe() | {
             "kind": self.kind,
-            "train_tokens": len(self.splits["train"]),
-            "val_tokens": len(self.splits["val"]),
+            **{f"{split}_tokens": len(tokens) for split, tokens in self.splits.items()},
             "vocabulary_size": len(self.vocabulary),
             "level": self._vocabulary.level,
             "context": self.context,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -61,7 +62,8 @@ def rotate(
 class Attention(Branch):
     """Multi-head self-attention (Vaswani et al. 2017, §3.2): (batch, time, width) to the same shape.
 
-    `rotation` (2, time, width / heads / 2), if given, rotates queries and keys.
+    `rotation` (2, time, width / heads / 2), if given, rotates queries and keys; `mask` (batch, 1, 1, time) is
+    False where nobody may look.
     """
 
     def __init__(self, width: int, heads: int, *, causal: bool, bias: bool, dropout: float) -> None:
@@ -73,15 +75,31 @@ class Attention(Branch):
         self.dropout = make_dropout(dropout)
 
     def forward(
-        self, x: Float[Tensor, "batch time width"], rotation: Tensor | None = None
+        self, x: Float[Tensor, "batch time width"], rotation: Tensor | None = None, mask: Tensor | None = None
     ) -> Float[Tensor, "batch time width"]:
+        q, k, v = self.queries_keys_values(x, rotation)
+        dropout_p = self.dropout_p if self.training else 0.0
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=self.causal, dropout_p=dropout_p)
+        return self.dropout(self.out(y.transpose(1, 2).reshape(x.shape)))
+
+    def queries_keys_values(
+        self, x: Float[Tensor, "batch time width"], rotation: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """(batch, heads, time, size) each: queries, keys and values; the first two rotated where asked for."""
         batch, time, width = x.shape
         q, k, v = self.qkv(x).view(batch, time, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
-        if rotation is not None:
-            q, k = rotate(q, rotation), rotate(k, rotation)
-        dropout_p = self.dropout_p if self.training else 0.0
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal, dropout_p=dropout_p)
-        return self.dropout(self.out(y.transpose(1, 2).reshape(batch, time, width)))
+        return (q, k, v) if rotation is None else (rotate(q, rotation), rotate(k, rotation), v)
+
+    def attention_logits(
+        self, x: Float[Tensor, "batch time width"], rotation: Tensor | None = None, mask: Tensor | None = None
+    ) -> Float[Tensor, "batch heads time time"]:
+        """q·k/√size of each query and key, −∞ where a query may not look; for who wants to see what attention does."""
+        q, k, _ = self.queries_keys_values(x, rotation)
+        logits = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
+        if self.causal:
+            seen = torch.ones(logits.shape[-2:], dtype=torch.bool, device=x.device).tril()
+            mask = seen if mask is None else mask & seen
+        return logits if mask is None else logits.masked_fill(~mask, -math.inf)
 
     def scaled_weights(self) -> Iterator[Tensor]:
         yield self.qkv.part(2)

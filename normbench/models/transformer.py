@@ -1,9 +1,9 @@
-"""One Transformer stack: a causal language model or an image classifier, as the data asks."""
+"""One Transformer stack: a causal language model, or a classifier of texts or images, as the data asks."""
 
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -17,18 +17,18 @@ class TokenStem(nn.Module):
 
     def __init__(self, task: Task, width: int) -> None:
         super().__init__()
-        assert task.context is not None
+        assert task.context is not None and task.vocabulary_size is not None
         self.length = task.context
-        self.embedding = nn.Embedding(task.num_classes, width)
+        self.embedding = nn.Embedding(task.vocabulary_size, width)
 
     def forward(self, tokens: Int[Tensor, "batch time"]) -> Float[Tensor, "batch time width"]:
         return self.embedding(tokens)
 
 
 class PatchStem(nn.Module):
-    """Patches to tokens, with a class token in front where asked for (Dosovitskiy et al. 2021, §3.1)."""
+    """Patches to tokens (Dosovitskiy et al. 2021, §3.1)."""
 
-    def __init__(self, task: Task, width: int, patch: int, class_token: bool) -> None:
+    def __init__(self, task: Task, width: int, patch: int) -> None:
         super().__init__()
         assert task.image_shape is not None
         channels, height, image_width = task.image_shape
@@ -38,14 +38,10 @@ class PatchStem(nn.Module):
                 f"use a common divisor of {height} and {image_width}"
             )
         self.projection = nn.Conv2d(channels, width, patch, stride=patch)
-        self.class_token = nn.Embedding(1, width) if class_token else None
-        self.length = (height // patch) * (image_width // patch) + class_token
+        self.length = (height // patch) * (image_width // patch)
 
     def forward(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch time features"]:
-        x = self.projection(images).flatten(2).transpose(1, 2)
-        if self.class_token is None:
-            return x
-        return torch.cat((self.class_token.weight.expand(x.shape[0], 1, -1), x), dim=1)
+        return self.projection(images).flatten(2).transpose(1, 2)
 
 
 class LanguageHead(nn.Module):
@@ -56,20 +52,34 @@ class LanguageHead(nn.Module):
         self.linear = nn.Linear(width, vocabulary, bias=False) if tied is None else None
         self.tied = [tied] if tied is not None else []  # in a list, so that the embedding is not a part of the head too
 
-    def forward(self, x: Float[Tensor, "batch time width"]) -> Float[Tensor, "batch time vocabulary"]:
+    def forward(
+        self, x: Float[Tensor, "batch time width"], mask: Tensor | None = None
+    ) -> Float[Tensor, "batch time vocabulary"]:
         return F.linear(x, self.tied[0].weight) if self.linear is None else self.linear(x)
 
 
 class ClassHead(nn.Module):
-    """Logits over the classes, from the class token or from the mean over positions."""
+    """Logits over the classes, from the class token or from the mean over positions that are no padding."""
 
     def __init__(self, width: int, classes: int, class_token: bool) -> None:
         super().__init__()
         self.class_token = class_token
         self.linear = nn.Linear(width, classes)
 
-    def forward(self, x: Float[Tensor, "batch time width"]) -> Float[Tensor, "batch classes"]:
-        return self.linear(x[:, 0] if self.class_token else x.mean(dim=1))
+    def forward(
+        self, x: Float[Tensor, "batch time width"], mask: Bool[Tensor, "batch time"] | None = None
+    ) -> Float[Tensor, "batch classes"]:
+        return self.linear(x[:, 0] if self.class_token else masked_mean(x, mask))
+
+
+def masked_mean(
+    x: Float[Tensor, "batch time width"], mask: Bool[Tensor, "batch time"] | None
+) -> Float[Tensor, "batch width"]:
+    """Mean over the positions where the mask is True, or over all."""
+    if mask is None:
+        return x.mean(dim=1)
+    weights = mask.to(x.dtype).unsqueeze(-1)
+    return (x * weights).sum(dim=1) / weights.sum(dim=1)
 
 
 def rotary(length: int, size: int, base: float = 10_000.0) -> Float[Tensor, "2 time half"]:
@@ -85,13 +95,14 @@ class Transformer(Model):
     depth: blocks. width: features of the stream. heads: attention heads, which divide the width.
     position: `learned` or, for text, `rotary`. mlp: `swiglu`, or an activation such as `gelu`.
     tied: the output layer uses the token embedding. patch: side of an image patch in pixels.
-    pool: `mean` or `class_token` for images. bias: in linear maps of the blocks.
+    pool: `mean` or `class_token`, for a classifier. bias: in linear maps of the blocks.
     embedding_scale: one learned scalar, starting at √width, on the embedding's output (DyT's LLaMA form).
 
-    data flow: inputs ─ stem ─(× scale)─ + positions ─ dropout ─ blocks ─ final norm, if the placement needs one ─ head
+    data flow: inputs ─ stem ─(class token in front)─(× scale)─ + positions ─ dropout ─ blocks ─ final norm, if the
+    placement needs one ─ head. With a mask (False where a text is padded) nobody attends to padding.
     """
 
-    kinds = frozenset({"language_model", "image_classification"})
+    kinds = frozenset({"language_model", "text_classification", "image_classification"})
     roles = ("attention", "mlp")
 
     def __init__(
@@ -115,17 +126,18 @@ class Transformer(Model):
     ) -> None:
         super().__init__()
         check_choices(position, pool, width, heads)
-        if position == "rotary" and not task.causal:
+        images = task.kind == "image_classification"
+        if position == "rotary" and images:
             raise UsageError("model.position=rotary is for text: images use model.position=learned")
+        self.stem: TokenStem | PatchStem = PatchStem(task, width, patch) if images else TokenStem(task, width)
         class_token = pool == "class_token" and not task.causal
-        self.stem: TokenStem | PatchStem = (
-            TokenStem(task, width) if task.causal else PatchStem(task, width, patch, class_token)
-        )
+        self.class_token = nn.Embedding(1, width) if class_token else None
+        length = self.stem.length + class_token
         self.scale = nn.Parameter(torch.tensor(width**0.5)) if embedding_scale else None
         rotates = position == "rotary"
-        self.positions = None if rotates else nn.Embedding(self.stem.length, width)
+        self.positions = None if rotates else nn.Embedding(length, width)
         self.rotation: Tensor | None
-        rotation = rotary(self.stem.length, width // heads) if rotates else None
+        rotation = rotary(length, width // heads) if rotates else None
         self.register_buffer("rotation", rotation, persistent=False)
         self.dropout = make_dropout(dropout)
 
@@ -141,14 +153,18 @@ class Transformer(Model):
         self.blocks = nn.ModuleList([block(layer) for layer in range(depth)])
         needs_final_norm = self.blocks[-1].needs_final_norm
         self.final_norm = norm(width, site=Site("final", depth=depth)) if needs_final_norm else nn.Identity()
-        if isinstance(self.stem, TokenStem):
+        if task.causal:
+            assert isinstance(self.stem, TokenStem)
             embedding = self.stem.embedding if tied else None
             self.head: nn.Module = LanguageHead(width, task.num_classes, embedding)
         else:
             self.head = ClassHead(width, task.num_classes, class_token)
 
-    def forward(self, inputs: Tensor) -> Float[Tensor, "..."]:
+    def forward(self, inputs: Tensor, mask: Bool[Tensor, "batch time"] | None = None) -> Float[Tensor, "..."]:
         x = self.stem(inputs)
+        if self.class_token is not None:
+            x = torch.cat((self.class_token.weight.expand(x.shape[0], 1, -1), x), dim=1)
+            mask = None if mask is None else F.pad(mask, (1, 0), value=True)
         time = x.shape[1]
         if self.scale is not None:
             x = x * self.scale
@@ -156,9 +172,10 @@ class Transformer(Model):
             x = x + self.positions.weight[:time]
         x = self.dropout(x)
         rotation = None if self.rotation is None else self.rotation[:, :time]
+        attended = None if mask is None else mask[:, None, None, :]
         for block in self.blocks:
-            x = block(x, rotation=rotation)
-        return self.head(self.final_norm(x))
+            x = block(x, rotation=rotation, mask=attended)
+        return self.head(self.final_norm(x), mask)
 
 
 def check_choices(position: str, pool: str, width: int, heads: int) -> None:

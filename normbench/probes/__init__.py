@@ -1,5 +1,6 @@
 """Statistics that ride on the training forward and backward pass."""
 
-from normbench.probes.probes import Probes, Reading
+from normbench.probes.probes import Probes, Wanted
+from normbench.probes.reading import Reading
 
-__all__ = ["Probes", "Reading"]
+__all__ = ["Probes", "Reading", "Wanted"]

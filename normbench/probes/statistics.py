@@ -39,6 +39,56 @@ def rms(x: Float[Tensor, "..."]) -> Scalar:
     return x.detach().float().square().mean().sqrt()
 
 
+OUTLIER = 6.0  # a channel whose RMS is so many times the median channel's
+SAMPLED = 1 << 16  # values that quantiles are taken of
+
+
+def tails(x: Float[Tensor, "..."], channel_dim: int) -> dict[str, Scalar]:
+    """Quantiles of the values, and channels that stick out.
+
+    q01, q25, q50, q75, q99: of at most 65,536 values, evenly spaced in memory. outlier_ratio: largest root mean square
+    of a channel over the median channel's; outliers: share of channels where that is above 6.
+    """
+    x = x.detach().float()
+    values = x.flatten()
+    sample = values[:: max(1, values.numel() // SAMPLED)]
+    shares = torch.tensor([0.01, 0.25, 0.5, 0.75, 0.99], device=x.device)
+    found = dict(zip(("q01", "q25", "q50", "q75", "q99"), sample.quantile(shares).unbind(), strict=True))
+    channels = x.square().mean(dim=[d for d in range(x.ndim) if d != channel_dim % x.ndim]).sqrt()
+    ratio = channels / channels.median()
+    return found | {"outlier_ratio": ratio.max(), "outliers": (ratio > OUTLIER).float().mean()}
+
+
+def second_moment(x: Float[Tensor, "..."], channel_dim: int) -> Float[Tensor, "features features"]:
+    """Mean over all positions of x xᵀ."""
+    rows = x.detach().float().movedim(channel_dim, -1).flatten(0, -2)
+    return rows.T @ rows / rows.shape[0]
+
+
+def effective_rank(moment: Float[Tensor, "features features"]) -> float:
+    """exp of the entropy of the singular values, as shares of their sum (Roy & Vetterli 2007, §2).
+
+    They are those of the rows whose second moment is given. From 1 (all rows on a line) to the number of features.
+    """
+    if not moment.isfinite().all():
+        return float("nan")
+    singular = torch.linalg.eigvalsh(moment).clamp_min(0).sqrt()
+    return float(torch.special.entr(singular / singular.sum()).sum().exp())
+
+
+def token_similarity(x: Float[Tensor, "batch ..."], channel_dim: int) -> Scalar:
+    """Mean cosine between two different positions (tokens, pixels) of a sample, over all pairs and samples."""
+    rows = x.detach().float().movedim(channel_dim, -1).flatten(1, -2)
+    rows = rows / torch.linalg.vector_norm(rows, dim=-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
+    count = rows.shape[1]
+    return ((rows.sum(1).square().sum(-1) - count) / (count * (count - 1))).mean()
+
+
+def entropy(logits: Float[Tensor, "... choices"]) -> Scalar:
+    """Mean entropy of softmax(logits), in nats."""
+    return torch.special.entr(logits.softmax(dim=-1)).sum(dim=-1).mean()
+
+
 def total_norm(tensors: list[Tensor]) -> Scalar:
     """Euclidean norm of all elements of all tensors."""
     return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tensors)))

@@ -8,12 +8,16 @@ from urllib.parse import urlencode
 # Custom Scalars tab: category -> chart -> regular expressions of the tags that it overlays
 CHARTS: dict[str, dict[str, list[str]]] = {
     "training": {
-        "loss": [r"^loss/(train|train_eval|val)$"],
-        "accuracy": [r"^accuracy/(train_eval|val)$"],
+        "loss": [r"^loss/(train|train_eval|val|val_ema|test)$"],
+        "accuracy": [r"^accuracy/(train_eval|val|val_ema|test)$"],
         "gradient norm": [r"^grad/norm$"],
     },
     "depth": {
-        "residual stream RMS by depth": [r"^act/.*stream.*"],
+        "residual stream RMS by depth": [r"^act/stream.*/rms$"],
+        "effective rank of the stream": [r"^act/stream.*/effective_rank$"],
+        "token similarity of the stream": [r"^act/stream.*/token_similarity$"],
+        "entropy of attention": [r"^attention/.*/entropy$"],
+        "update-to-weight ratio": [r"^update/.*/ratio$"],
         "RMS of norm outputs": [r"^act/.*/rms_out$"],
         "gradient norm by block": [r"^grad/.*/norm$"],
         "α and mean γ of the norms": [r"^norm/.*/(alpha|gamma_mean)$"],

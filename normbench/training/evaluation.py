@@ -14,14 +14,14 @@ from normbench.types import Batch, Task
 
 def cross_entropy(logits: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
     """Cross-entropy in nats of logits (..., classes) against targets (...)."""
-    return F.cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction=reduction)
+    return F.cross_entropy(logits.flatten(0, -2).float(), targets.flatten(), reduction=reduction)
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
     """The batch on the device; copies to a GPU start from pinned memory, so that nothing waits for them."""
     if device.type == "cuda":
-        batch = Batch(*(tensor.pin_memory() for tensor in batch))
-    return Batch(*(tensor.to(device, non_blocking=True) for tensor in batch))
+        batch = batch.map(Tensor.pin_memory)
+    return batch.map(lambda tensor: tensor.to(device, non_blocking=True))
 
 
 @torch.no_grad()
@@ -34,11 +34,11 @@ def evaluate(model: nn.Module, batches: Iterable[Batch], task: Task, device: tor
     model.eval()
     losses, hits, count = [], [], 0
     for batch in batches:
-        inputs, targets = to_device(batch, device)
-        logits = model(inputs)
-        losses.append(cross_entropy(logits, targets, reduction="sum"))
-        hits.append((logits.argmax(dim=-1) == targets).sum())
-        count += targets.numel()
+        batch = to_device(batch, device)
+        logits = model(*batch.arguments)
+        losses.append(cross_entropy(logits, batch.targets, reduction="sum"))
+        hits.append((logits.argmax(dim=-1) == batch.targets).sum())
+        count += batch.targets.numel()
     model.train(training)
     loss = math.fsum(torch.stack(losses).tolist()) / count
     result = {"loss": loss, "accuracy": sum(torch.stack(hits).tolist()) / count}

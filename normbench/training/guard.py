@@ -10,7 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from normbench.training.evaluation import cross_entropy
+from normbench.training.precision import LossScaling, Precision
 from normbench.types import Batch
+
+GRADIENT_NORM = "the gradient norm"
 
 
 class Diverged(Exception):
@@ -57,8 +60,17 @@ class LatchedGuard(Guard):
         return None if first_bad < 0 else first_bad
 
 
-def make_guard(optimizer: torch.optim.Optimizer, device: torch.device) -> Guard:
+class LossScaleGuard(Guard):
+    """Leaves it to the scaled loss: overflowing steps are left out until the scale is lost."""
+
+    def admits(self, step: int, loss: Tensor, grad_norm: Tensor) -> bool:
+        return True
+
+
+def make_guard(optimizer: torch.optim.Optimizer, precision: Precision, device: torch.device) -> Guard:
     """The guard that does not wait where the device and the optimizer allow it."""
+    if isinstance(precision, LossScaling):
+        return LossScaleGuard()
     fused = all(group.get("fused") for group in optimizer.param_groups)
     return LatchedGuard(optimizer, device) if fused and device.type == "cuda" else Guard()
 
@@ -110,7 +122,7 @@ def first_nonfinite(model: nn.Module, batch: Batch) -> str:
 
     handles = [module.register_forward_hook(watch(name)) for name, module in model.named_modules()]
     try:
-        logits = model(batch.inputs)
+        logits = model(*batch.arguments)
     finally:
         for handle in handles:
             handle.remove()
@@ -134,4 +146,4 @@ def first_nonfinite_gradient(model: nn.Module, loss: Tensor, order: list[str]) -
         for name, gradient in gradients.items():
             if name.rpartition(".")[0] == module and gradient is not None and not gradient.isfinite().all():
                 return f"gradient of {name}"
-    return "the gradient norm"
+    return GRADIENT_NORM

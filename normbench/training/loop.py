@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +15,12 @@ from normbench.config import ProbesConfig, TrainerConfig
 from normbench.probes import Probes, Reading
 from normbench.recording import Sink
 from normbench.seeds import stable_seed
+from normbench.training.averaging import WeightAverage
 from normbench.training.checkpoint import Checkpoints, State
 from normbench.training.clock import make_clock
 from normbench.training.evaluation import cross_entropy, evaluate, to_device
-from normbench.training.guard import Diverged, Runaway, first_nonfinite, make_guard
+from normbench.training.guard import GRADIENT_NORM, Diverged, Runaway, first_nonfinite, make_guard
+from normbench.training.precision import Precision
 from normbench.training.schedules import Schedule
 from normbench.types import Batch, Data
 
@@ -29,7 +31,10 @@ class Interrupted(Exception):
 
 @dataclass(frozen=True)
 class Parts:
-    """What a loop works with. compiled: what runs in place of the model in training, if anything."""
+    """What a loop works with.
+
+    average: of the weights, if one is kept. compiled: what runs in place of the model in training, if anything.
+    """
 
     model: nn.Module
     data: Data
@@ -39,7 +44,9 @@ class Parts:
     recorder: Sink
     checkpoints: Checkpoints
     device: torch.device
-    compiled: Callable[[Tensor], Tensor] | None = None
+    precision: Precision
+    average: WeightAverage | None = None
+    compiled: Callable[..., Tensor] | None = None
 
 
 class Loop:
@@ -56,12 +63,13 @@ class Loop:
         self.latest: dict[str, float] = {}  # the newest value of each tag
         self.best_loss = math.inf
         self.clock = make_clock(parts.device)
-        self.guard = make_guard(parts.optimizer, parts.device)
+        self.guard = make_guard(parts.optimizer, parts.precision, parts.device)
         self.runaway = Runaway(trainer.divergence_factor, trainer.divergence_patience)
         self.base_lrs = [group["lr"] for group in parts.optimizer.param_groups]
         self.loss_sum = torch.zeros((), device=parts.device)
         self.loss_count = 0
-        self.units = 0  # tokens or images of the last batch
+        self.units = 0  # tokens, texts or images of the last step
+        self.compile_seconds = 0.0  # what the first step took where torch.compile works in it
         self.grad_norm: Tensor = torch.zeros((), device=parts.device)
 
     # ---- the run
@@ -93,67 +101,81 @@ class Loop:
 
     def train_step(self) -> None:
         """One optimizer step, and what is probed on its way."""
+        parts = self.parts
         self.clock.start()
-        batch = self.seeded_batch(self.step)
-        factor = self.parts.schedule.factor(self.step, self.steps)
-        for group, lr in zip(self.parts.optimizer.param_groups, self.base_lrs, strict=True):
+        factor = parts.schedule.factor(self.step, self.steps)
+        for group, lr in zip(parts.optimizer.param_groups, self.base_lrs, strict=True):
             group["lr"] = lr * factor
-        loss, reading = self.forward_backward(batch)
-        self.grad_norm = self.clip()
+        loss, reading = self.forward_backward()
         if not self.guard.admits(self.step, loss, self.grad_norm):
             self.diverge(self.step)
-        self.parts.optimizer.step()
-        self.parts.optimizer.zero_grad(set_to_none=True)
-        self.loss_sum += loss.detach()
+        with parts.probes.watch_update(reading):
+            parts.precision.step(parts.optimizer, self.grad_norm)
+        parts.optimizer.zero_grad(set_to_none=True)
+        if parts.average is not None:
+            parts.average.update()
+        self.loss_sum += loss
         self.loss_count += 1
-        self.units = batch.targets.numel()
         self.step += 1
         self.clock.stop(counts=reading is None)
         if reading is not None:
             self.record_probes(reading)
 
-    def forward_backward(self, batch: Batch) -> tuple[Tensor, Reading | None]:
-        """The loss, with its gradients in the parameters, and what the probes saw where they are due (else None).
+    def forward_backward(self) -> tuple[Tensor, Reading | None]:
+        """The loss, with its clipped gradients in the parameters, and what probes saw where they are due (else None).
 
         Probes ride on this very pass. A compiled model runs code of its own, which hooks cannot look into and must not
-        change: there the uncompiled model runs the same batch beside it, and leaves no trace.
+        change: there the uncompiled model runs the same batches beside it, and leaves no trace.
         """
         probing, histograms = self.probes_due()
         compiled = self.parts.compiled
         if compiled is None:
             with self.parts.probes.watch(histograms) if probing else nullcontext() as reading:
-                loss = self.backward(self.parts.model, batch)
+                loss = self.gradients(self.parts.model, self.parts.precision)
+            self.grad_norm = self.clip()
             return loss, reading
-        reading = self.probe_apart(batch, histograms) if probing else None
-        return self.backward(compiled, batch), reading
+        reading = self.probe_apart(histograms) if probing else None
+        begun = time.perf_counter()
+        loss = self.gradients(compiled, self.parts.precision)
+        self.grad_norm = self.clip()
+        if not self.compile_seconds:
+            loss.item()  # waits for the device
+            self.compile_seconds = time.perf_counter() - begun
+        return loss, reading
 
-    def backward(self, model: Callable[[Tensor], Tensor], batch: Batch) -> Tensor:
-        loss = cross_entropy(model(batch.inputs), batch.targets)
-        loss.backward()
-        return loss
+    def gradients(self, model: Callable[..., Tensor], precision: Precision) -> Tensor:
+        """The mean loss over the step's batches, whose gradients add up in the parameters."""
+        count = self.trainer.accumulate
+        total = torch.zeros((), device=self.parts.device)
+        self.units = 0
+        for part in range(count):
+            batch = self.seeded_batch(self.step * count + part)
+            with precision.autocast():
+                loss = cross_entropy(model(*batch.arguments), batch.targets) / count
+            precision.backward(loss)
+            total += loss.detach()
+            self.units += batch.targets.numel()
+        precision.unscale(self.parts.optimizer)
+        return total
 
-    def probe_apart(self, batch: Batch, histograms: bool) -> Reading:
-        """Probe the uncompiled model on this step's batch and dropout masks, and put everything back as it was.
+    def probe_apart(self, histograms: bool) -> Reading:
+        """Probe the uncompiled model on this step's batches and dropout masks, and put everything back as it was.
 
         It comes before the step itself, which moves the running statistics that probes compare a batch with.
         """
-        buffers = [(buffer, buffer.clone()) for buffer in self.parts.model.buffers()]
-        with self.parts.probes.watch(histograms) as reading:
-            self.backward(self.parts.model, batch)
-        self.parts.model.zero_grad(set_to_none=True)
+        parts = self.parts
+        buffers = [(buffer, buffer.clone()) for buffer in parts.model.buffers()]
+        with parts.probes.watch(histograms) as reading:
+            self.gradients(parts.model, parts.precision.unscaled)
+        parts.model.zero_grad(set_to_none=True)
         for buffer, before in buffers:
             buffer.copy_(before)
-        self.seed_dropout(self.step)
         return reading
 
-    def seed_dropout(self, step: int) -> None:
-        """Set the generators to what the step's dropout draws from."""
-        torch.manual_seed(stable_seed(self.seed, "dropout", step))
-
-    def seeded_batch(self, step: int) -> Batch:
-        """The batch of a step on the device, with the generators set to what the step's dropout draws from."""
-        self.seed_dropout(step)
-        return to_device(self.parts.data.train_batch(step), self.parts.device)
+    def seeded_batch(self, number: int) -> Batch:
+        """A training batch (from 0) on the device, with the generators set to what its dropout draws from."""
+        torch.manual_seed(stable_seed(self.seed, "dropout", number))
+        return to_device(self.parts.data.train_batch(number), self.parts.device)
 
     def clip(self) -> Tensor:
         """Scale the gradients down to the largest norm allowed; returns the norm before."""
@@ -171,13 +193,20 @@ class Loop:
             Diverged: always.
         """
         self.parts.optimizer.zero_grad(set_to_none=True)
-        where = first_nonfinite(self.parts.model, self.seeded_batch(step))
+        for part in range(self.trainer.accumulate):
+            batch = self.seeded_batch(step * self.trainer.accumulate + part)
+            with self.parts.precision.autocast():
+                where = first_nonfinite(self.parts.model, batch)
+            if where != GRADIENT_NORM:
+                break
         raise Diverged(step + 1, f"not finite: {where}")
 
     def check_guard(self) -> None:
         """End the run if a bad step was let pass: before anything is recorded, evaluated or saved."""
         if (step := self.guard.tripped()) is not None:
             self.diverge(step)
+        if self.parts.precision.lost():
+            self.diverge(self.step - 1)
 
     # ---- what is recorded
 
@@ -212,8 +241,12 @@ class Loop:
         data = self.parts.data
         limit = None if self.step == self.steps else self.trainer.eval_batches
         values = self.tagged("val", data.eval_batches("val", limit))
+        if self.parts.average is not None:
+            values |= self.tagged("val_ema", data.eval_batches("val", limit), self.parts.average.model)
         if self.trainer.eval_train:
             values |= self.tagged("train_eval", data.eval_batches("train", self.trainer.eval_batches or 20))
+        if data.has_test and self.step == self.steps:
+            values |= self.tagged("test", data.eval_batches("test"))
         self.record(values)
         self.parts.recorder.progress(self.step, self.latest)
         self.keep_best(values["loss/val"])
@@ -228,8 +261,10 @@ class Loop:
             self.best_loss = loss
             self.parts.checkpoints.save_best({"step": self.step, "model": self.parts.model.state_dict()})
 
-    def tagged(self, split: str, batches: Any) -> dict[str, float]:
-        results = evaluate(self.parts.model, batches, self.parts.data.task, self.parts.device)
+    def tagged(self, split: str, batches: Iterable[Batch], model: nn.Module | None = None) -> dict[str, float]:
+        """What the batches of a split show of the model (or of another one), by tag."""
+        with self.parts.precision.autocast():
+            results = evaluate(model or self.parts.model, batches, self.parts.data.task, self.parts.device)
         return {f"{name}/{split}": value for name, value in results.items()}
 
     def probes_due(self) -> tuple[bool, bool]:
@@ -264,6 +299,9 @@ class Loop:
             "best_loss": self.best_loss,
             "latest": self.latest,
             "durations": self.clock.state(),
+            "compile_seconds": self.compile_seconds,
+            "precision": self.parts.precision.state(),
+            "average": None if self.parts.average is None else self.parts.average.state(),
         }
 
     def restore(self, state: State) -> None:
@@ -277,6 +315,10 @@ class Loop:
         self.best_loss = state["best_loss"]
         self.latest = state["latest"]
         self.clock.restore(state["durations"])
+        self.compile_seconds = state["compile_seconds"]
+        self.parts.precision.restore(state["precision"])
+        if self.parts.average is not None:
+            self.parts.average.restore(state["average"])
 
 
 def due(step: int, every: int) -> bool:

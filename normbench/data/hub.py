@@ -1,0 +1,213 @@
+"""Repositories of the Hugging Face hub: read from the hub itself, or from local copies in its layout."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from normbench.data.cache import DISK_FULL, logger
+from normbench.errors import RunFailure, UsageError
+
+if TYPE_CHECKING:
+    import datasets  # type: ignore[import-untyped]
+    import pyarrow  # type: ignore[import-untyped]
+
+READ_ROWS = 4096  # rows that are read at once
+OTHERWISE = (
+    "set data.root or NORMBENCH_DATA to a folder that holds copies in the hub's layout (ROOT/owner/name/…/*.parquet), "
+    "or use data=pydocs or data=digits, which need none"
+)
+
+
+class Tables(NamedTuple):
+    """Columns of splits.
+
+    features: what each column declares itself to be. splits: the rows of each split.
+    """
+
+    features: Mapping[str, Any]
+    splits: dict[str, pyarrow.Table]
+
+
+@dataclass(frozen=True)
+class Hub:
+    """A repository of a data set.
+
+    hub_id: `owner/name`.
+    revision: branch, tag or commit on the hub; says nothing about a local copy.
+    root: folder with local copies in the hub's layout, relative to the current one; None or empty: the hub.
+    config: which of the repository's configurations, where it has several.
+    """
+
+    hub_id: str
+    revision: str = "main"
+    root: str | None = None
+    config: str | None = None
+
+    @property
+    def folder(self) -> Path | None:
+        """The local copy's folder."""
+        return Path(self.root).expanduser() / self.hub_id if self.root else None
+
+    def files(self) -> list[Path]:
+        """The local copy's Parquet files.
+
+        Raises:
+            UsageError: there is no local copy.
+        """
+        assert self.folder is not None
+        files = sorted(self.folder.rglob("*.parquet"))
+        if not files:
+            missing = "has no Parquet file" if self.folder.is_dir() else "does not exist"
+            raise UsageError(
+                f"no copy of {self.hub_id} in data.root={self.root} ({self.folder} {missing}): {OTHERWISE}"
+            )
+        return files
+
+    def key(self) -> list[Any]:
+        """The local copy's files with their sha256 (its README says which split they make), or the hub's revision."""
+        if self.folder is None:
+            return [f"hub:{self.hub_id}@{self.revision}", self.config]
+        readme = self.folder / "README.md"
+        files = [*self.files(), *([readme] if readme.exists() else [])]
+        try:
+            return [*([str(path.relative_to(self.folder)), file_digest(path)] for path in files), self.config]
+        except OSError as fault:
+            raise UsageError(f"{fault.filename} cannot be read ({fault.strerror}): make it readable") from fault
+
+    def read(self, splits: Sequence[str], columns: Sequence[str]) -> Tables:
+        """Columns of splits, as they are stored.
+
+        `datasets` is imported here: that takes over a second, and a cache hit needs it not. A local copy is streamed,
+        which leaves no second copy in the cache of `datasets`.
+
+        Raises:
+            UsageError: the repository cannot be reached or read, or a split or column is missing.
+            RunFailure: the disk is full.
+        """
+        import datasets
+
+        silence()
+        with self.explained(splits), TemporaryDirectory() as scratch:  # `datasets` leaves a lock file there
+            if self.folder is None:
+                self.reach()
+                loaded = datasets.load_dataset(self.hub_id, self.config, revision=self.revision)
+            else:
+                loaded = datasets.load_dataset(str(self.folder), self.config, streaming=True, cache_dir=scratch)
+        for split in splits:
+            self.check(split, loaded, columns)
+        with self.explained(splits):
+            arrow = {
+                split: loaded[split].select_columns(list(dict.fromkeys(columns))).with_format("arrow")
+                for split in splits
+            }
+            parts = {split: list(rows.iter(batch_size=READ_ROWS)) for split, rows in arrow.items()}
+        tables = {split: self.joined(split, tables) for split, tables in parts.items()}
+        return Tables(loaded[splits[0]].features, tables)
+
+    def check(self, split: str, loaded: datasets.DatasetDict, columns: Sequence[str]) -> None:
+        """Refuses a split that is not there, or without the columns."""
+        if split not in loaded:
+            raise UsageError(
+                f"{self.hub_id} has no split {split} (splits: {', '.join(loaded)}): "
+                "choose a data set that has, or complete the copy"
+            )
+        known = loaded[split].column_names
+        for column in columns:
+            if column not in known:
+                raise UsageError(
+                    f"{self.hub_id} has no column {column} in the split {split} (columns: {', '.join(known)}): "
+                    "name the right ones (data.text_column, or data.image_column and data.label_column)"
+                )
+
+    def joined(self, split: str, parts: list[pyarrow.Table]) -> pyarrow.Table:
+        """One table; refuses one without rows."""
+        import pyarrow
+
+        if not parts:
+            raise UsageError(
+                f"{self.hub_id} has no rows in the split {split}: choose a data set that has, or fetch it again"
+            )
+        return pyarrow.concat_tables(parts)
+
+    def reach(self) -> None:
+        """One request, so that a machine without a network hears at once, not after half a minute of retries."""
+        import huggingface_hub
+        from huggingface_hub.errors import OfflineModeIsEnabled
+
+        logger.info("fetching %s from the hub", self.hub_id)
+        try:
+            huggingface_hub.HfApi().dataset_info(self.hub_id, revision=self.revision, timeout=10)
+        except OfflineModeIsEnabled:
+            return  # load_dataset then looks into its own cache
+        except Exception as fault:  # the HTTP library's errors are not to be relied on
+            raise UsageError(f"{self.hub_id} cannot be fetched from the hub ({reason(fault)}): {OTHERWISE}") from fault
+
+    @contextmanager
+    def explained(self, splits: Sequence[str]) -> Iterator[None]:
+        """Says in a sentence what stopped `datasets`; YAML's, Arrow's, HTTP's and its errors have no common class."""
+        try:
+            yield
+        except (UsageError, MemoryError):
+            raise
+        except Exception as fault:
+            raise self.explain(fault, splits) from fault
+
+    def explain(self, fault: Exception, splits: Sequence[str]) -> UsageError | RunFailure:
+        """The sentence."""
+        if any(isinstance(cause, OSError) and cause.errno in DISK_FULL for cause in causes(fault)):
+            return RunFailure(f"no space left to fetch {self.hub_id}: free some, or set HF_HOME to another disk")
+        if self.folder is None:
+            return UsageError(f"{self.hub_id} cannot be loaded from the hub ({reason(fault)}): {OTHERWISE}")
+        damaged = next(filter(is_damaged, self.files()), None)
+        if damaged:
+            return UsageError(f"{damaged} is not a whole Parquet file ({reason(fault)}): fetch it again")
+        return UsageError(
+            f"{self.folder} cannot be loaded ({reason(fault)}): it needs Parquet files of {', '.join(splits)}"
+        )
+
+
+def file_digest(path: Path) -> str:
+    """sha256 of a file."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def is_damaged(path: Path) -> bool:
+    """Whether a Parquet file cannot be read to its end."""
+    import pyarrow.parquet  # type: ignore[import-untyped]
+
+    try:
+        pyarrow.parquet.read_table(path)
+    except (OSError, pyarrow.ArrowException):
+        return True
+    return False
+
+
+def silence() -> None:
+    """No progress bars and no retries on the console: the run has its own display."""
+    import datasets
+    import huggingface_hub
+
+    datasets.disable_progress_bars()
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
+    huggingface_hub.utils.disable_progress_bars()
+    huggingface_hub.logging.set_verbosity_error()
+
+
+def causes(fault: BaseException | None) -> Iterator[BaseException]:
+    """An exception, and what led to it."""
+    while fault is not None:
+        yield fault
+        fault = fault.__cause__ or fault.__context__
+
+
+def reason(fault: BaseException) -> str:
+    """The first line of what an exception says at its root."""
+    root = list(causes(fault))[-1]
+    return (str(root).strip().splitlines() or [type(root).__name__])[0].rstrip(".:")

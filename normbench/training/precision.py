@@ -1,0 +1,151 @@
+"""In which number format the forward pass runs, and what keeps its gradients in range."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from normbench.errors import UsageError
+
+# Matrix products and a convolution, forward and backward, in a process that may die of it.
+TRIAL = """
+import sys, torch
+from torch.nn import functional as F
+device, dtype = sys.argv[1], getattr(torch, sys.argv[2])
+a, w = (torch.randn(64, 64, device=device, requires_grad=True) for _ in range(2))
+x, k = torch.randn(2, 8, 16, 16, device=device), torch.randn(8, 8, 3, 3, device=device, requires_grad=True)
+with torch.autocast(device, dtype):
+    loss = F.gelu(a @ w).float().mean() + F.conv2d(x, k).float().mean()
+    loss = loss + F.scaled_dot_product_attention(*[(a @ w).view(1, 4, 16, 64)] * 3, is_causal=True).float().mean()
+loss.backward()
+assert w.grad.isfinite().all() and k.grad.isfinite().all()
+"""
+
+
+class Precision:
+    """Everything in float32 (`fp32`)."""
+
+    dtype: ClassVar[torch.dtype] = torch.float32
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.skipped = torch.zeros((), dtype=torch.int64, device=device)  # optimizer steps that were left out
+
+    @property
+    def unscaled(self) -> Precision:
+        """The same without a scaled loss, for a pass whose gradients nobody steps along."""
+        return self
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Inside it the forward pass runs in this precision."""
+        return nullcontext()
+
+    def backward(self, loss: Tensor) -> None:
+        """Backpropagate."""
+        loss.backward()
+
+    def unscale(self, optimizer: torch.optim.Optimizer) -> None:
+        """Bring the gradients to their own scale."""
+
+    def step(self, optimizer: torch.optim.Optimizer, grad_norm: Tensor) -> None:
+        """Let the optimizer step."""
+        optimizer.step()
+
+    def lost(self) -> bool:
+        """Whether no scale keeps the gradients finite; waits for the device."""
+        return False
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint needs."""
+        return {"skipped": self.skipped}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.skipped.copy_(state["skipped"])
+
+
+class Autocast(Precision):
+    """Matrix products, convolutions and attention in 16 bits, the rest and the weights in float32 (`bf16`).
+
+    Source: Micikevicius et al. 2018; which operators are cast is `torch.autocast`'s list.
+    """
+
+    dtype = torch.bfloat16
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        return torch.autocast(self.device.type, self.dtype)
+
+
+class Half(Autocast):
+    """The same in float16."""
+
+    dtype = torch.float16
+
+
+class LossScaling(Half):
+    """float16 with a scaled loss, since small gradients would be 0 in it (`fp16`).
+
+    A step whose gradients overflow is left out and counted, and the scale is halved (Micikevicius et al. 2018, §3.2).
+    """
+
+    least_scale: ClassVar[float] = 1.0
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self.scaler = torch.amp.GradScaler(device.type)
+
+    @property
+    def unscaled(self) -> Precision:
+        return Half(self.device)
+
+    def backward(self, loss: Tensor) -> None:
+        scaled: Tensor = self.scaler.scale(loss)
+        scaled.backward()
+
+    def unscale(self, optimizer: torch.optim.Optimizer) -> None:
+        self.scaler.unscale_(optimizer)
+
+    def step(self, optimizer: torch.optim.Optimizer, grad_norm: Tensor) -> None:
+        self.skipped += ~grad_norm.isfinite()
+        self.scaler.step(optimizer)
+        self.scaler.update()
+
+    def lost(self) -> bool:
+        return self.scaler.get_scale() < self.least_scale
+
+    def state(self) -> dict[str, Any]:
+        return super().state() | {"scaler": self.scaler.state_dict()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        super().restore(state)
+        self.scaler.load_state_dict(state["scaler"])
+
+
+PRECISIONS: dict[str, type[Precision]] = {"fp32": Precision, "bf16": Autocast, "fp16": LossScaling}
+
+
+def make_precision(name: str, device: torch.device) -> Precision:
+    """The precision of this name.
+
+    Raises:
+        UsageError: the device cannot run it. On some CPUs it kills the process, whatever torch says about them: so it
+            is tried in a process of its own.
+    """
+    precision = PRECISIONS[name]
+    if precision is not Precision:
+        try_out(name, device)
+    return precision(device)
+
+
+def try_out(name: str, device: torch.device) -> None:
+    """Refuse a precision that a child process does not survive."""
+    dtype = str(PRECISIONS[name].dtype).removeprefix("torch.")
+    command = [sys.executable, "-c", TRIAL, device.type, dtype]
+    child = subprocess.run(command, capture_output=True, text=True, check=False)
+    if child.returncode:
+        last = (child.stderr.strip().splitlines() or [f"its trial died of signal {-child.returncode}"])[-1]
+        raise UsageError(f"trainer.precision={name} does not run on this machine's {device.type} ({last}): use fp32")
