@@ -199,7 +199,7 @@ def test_every_number_has_bounds_that_hold(path: str, tree: dict[str, Any]) -> N
 @pytest.mark.parametrize("path", KEYS)
 def test_every_key_refuses_values_of_other_types(path: str, tree: dict[str, Any]) -> None:
     key = KEYS[path]
-    wrong: list[Any] = [{"a": 1}, ["x"]]
+    wrong: list[Any] = [{"a": 1}, [{"a": 1}] if str in key.items else ["x"]]
     wrong += [] if NoneType in key.types else [None]
     wrong += [] if bool in key.types else [True]
     wrong += [] if str in key.types and not key.choices else ["abc"]

@@ -71,6 +71,8 @@ class HubText(Cached):
 class HubTexts(Cached):
     """Texts and their classes: the split `train` trains, the split `val` validates.
 
+    Training texts are shuffled by `numpy.random.RandomState(0)`: often they are sorted by class, and the last
+    are held out.
     level, vocabulary_size: as for HubText; the vocabulary is learned from the training texts.
     """
 
@@ -95,11 +97,12 @@ class HubTexts(Cached):
         arrays = {}
         for part, split in (("train", "train"), ("val", self.val)):
             where = f"{self.hub.hub_id} ({split})"
-            encoded = (vocabulary.encode(text) for text in texts[split])
+            order = np.random.RandomState(0).permutation(len(texts[split])) if part == "train" else slice(None)
+            encoded = (vocabulary.encode(text) for text in np.array(texts[split], dtype=object)[order])
             pieces = [tokens if len(tokens) else NO_TOKENS for tokens in encoded]
             arrays[f"{part}_tokens"] = np.concatenate(pieces)
             arrays[f"{part}_ends"] = np.cumsum([len(piece) for piece in pieces])
-            arrays[f"{part}_labels"] = class_labels(tables[split][self.label_column], len(classes), where)
+            arrays[f"{part}_labels"] = class_labels(tables[split][self.label_column], len(classes), where)[order]
         return Content(arrays, {"classes": classes, **vocabulary.facts()})
 
     def vocabulary(self, facts: Mapping[str, Any]) -> Vocabulary:

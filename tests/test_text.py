@@ -1,0 +1,273 @@
+"""Text: words and byte pairs, labelled texts and their padding, and files of a person's own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from data_helpers import LONG, TEXT, plays, write_parquet, write_text
+from support import TEXTS, build
+
+from normbench.data import Text, hub_text, hub_texts, text_file
+from normbench.data.vocabulary import BytePairs, LowercaseWords, Vocabulary, Words, learn, recall
+from normbench.errors import UsageError
+
+LINES = ["the cat sat .\n", "", "a dog <unk> the cat"]
+QUESTIONS = ["Where is my card?", "Is my CARD lost?", "", "Why a fee?", "What is this fee, please?"]
+
+
+@pytest.fixture(autouse=True)
+def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NORMBENCH_CACHE", str(tmp_path / "cache"))
+
+
+# ---- vocabularies
+
+
+def test_words_are_those_between_blanks_and_lines_end_in_one() -> None:
+    words = Words.learn(["b a a\nc <unk>\n"])
+    assert words.symbols == ("<unk>", "<eos>", "a", "b", "c")
+    assert words.encode("a new b\n\nc").tolist() == [2, 0, 3, 1, 1, 4, 1]
+    assert words.decode(words.encode("a b")) == "a b \n"
+
+
+def test_a_small_vocabulary_has_the_most_frequent_words() -> None:
+    assert Words.learn(["b a a b b c\n"], 3).symbols == ("<unk>", "b", "a")
+
+
+def test_lowercase_words_are_runs_of_letters_and_other_signs() -> None:
+    assert LowercaseWords.split("Don't pay £5, ÜBER!") == ["don", "'", "t", "pay", "£", "5", ",", "über", "!"]
+
+
+def test_byte_pairs_give_back_every_text() -> None:
+    pairs = BytePairs.learn([LONG * 5], 300)
+    assert len(pairs.symbols) == 300
+    for text in (LONG, "never seen: 日本 \x00 ’ß\n\n  two blanks\ttab\n"):
+        assert pairs.decode(pairs.encode(text)) == text
+    assert len(pairs.encode(LONG)) < len(LONG.encode()) / 2
+    assert pairs.facts() == BytePairs.learn([LONG * 5], 300).facts()
+
+
+def test_byte_pairs_merge_what_is_most_frequent() -> None:
+    """Sennrich et al. 2016, figure 1, with words of equal count left out: `e s`, `es t`, `l o` come first."""
+    text = " ".join(["low"] * 5 + ["lowest"] * 2 + ["newest"] * 6 + ["widest"] * 3) + "\n"
+    merges = BytePairs.learn([text], 256 + 2).facts()["tokenizer"]["model"]["merges"]
+    assert merges == [["e", "s"], ["es", "t"]]
+
+
+@pytest.mark.parametrize("level", ["character", "byte", "word", "lowercase_word", "bpe"])
+def test_a_vocabulary_comes_back_from_its_facts(level: str) -> None:
+    import json
+
+    vocabulary = learn(level, [LONG], 280 if level == "bpe" else None)
+    again: Vocabulary = recall(json.loads(json.dumps(vocabulary.facts())))
+    assert again.symbols == vocabulary.symbols
+    assert again.encode(LONG).tolist() == vocabulary.encode(LONG).tolist()
+
+
+@pytest.mark.parametrize(
+    ("level", "text", "size", "complaint"),
+    [
+        ("letters", "ab", None, "data.level=letters is unknown"),
+        ("character", "aaa", None, "a vocabulary of 1"),
+        ("bpe", "abc", 100, "data.vocabulary_size=100 is less than the 256 bytes"),
+    ],
+)
+def test_texts_without_a_vocabulary(level: str, text: str, size: int | None, complaint: str) -> None:
+    with pytest.raises(UsageError, match=complaint):
+        learn(level, [text], size)
+
+
+# ---- language models by words
+
+
+def test_text_by_lines_and_words_with_a_test_split(tmp_path: Path) -> None:
+    root = write_text(tmp_path, train=LINES * 10, validation=LINES * 5, test=["the bird sat"] * 9)
+    options: dict[str, Any] = {"level": "word", "lines": True, "val": ("validation",), "test": ("test",)}
+    data = Text(plays(root, **options), **TEXT)
+    assert data.has_test
+    assert {split: len(tokens) for split, tokens in data.splits.items()} == {"train": 120, "val": 60, "test": 36}
+    assert data.decode(torch.from_numpy(data.splits["test"][:4].astype(np.int64))) == "the <unk> sat \n"
+    found = data.describe()
+    assert (found["level"], found["vocabulary_size"], found["test_tokens"]) == ("word", 8, 36)
+    targets = torch.cat([batch.targets.flatten() for batch in data.eval_batches("test")])
+    assert targets.tolist() == data.splits["test"][1:].tolist()
+
+
+@pytest.mark.data
+def test_wikitext2_by_words_is_its_authors(tmp_path: Path) -> None:
+    """2,088,628 / 217,646 / 245,569 tokens of 33,278: pytorch/examples' corpus, and Merity et al. 2017, table 1."""
+    from hydra.utils import instantiate
+    from omegaconf import OmegaConf
+
+    config = OmegaConf.load(Path(__file__).parents[1] / "conf/data/wikitext2.yaml").data
+    data = instantiate(config, root=os.environ["NORMBENCH_DATA"], context=64, seed=0)
+    assert {split: len(tokens) for split, tokens in data.splits.items()} == {
+        "train": 2_088_628,
+        "val": 217_646,
+        "test": 245_569,
+    }
+    assert data.task.num_classes == data.task.vocabulary_size == 33_278
+
+
+# ---- labelled texts
+
+
+def write_questions(root: Path, labels: list[int] | None = None, classes: list[str] | None = None) -> Path:
+    features = {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=classes or ["card", "fee"])}
+    for split, times in (("train", 4), ("test", 1)):
+        columns = {"text": QUESTIONS * times, "label": (labels or [0, 0, 1, 1, 1]) * times}
+        write_parquet(root / "me/bank", columns, features, split)
+    return root
+
+
+def questions(root: Path, **options: Any) -> Any:
+    options = {"context": 16, "batch_size": 4, "eval_batch_size": 4, "seed": 0} | options
+    return hub_texts(name="bank", hub_id="me/bank", root=str(root), **options)
+
+
+def test_batches_are_padded_to_their_longest_text(tmp_path: Path) -> None:
+    data = questions(write_questions(tmp_path))
+    words = data._vocabulary
+    seen = []
+    for batch in data.eval_batches("val"):
+        assert batch.mask.dtype == torch.bool and batch.inputs.shape == batch.mask.shape
+        assert batch.mask.sum(1).max() == batch.inputs.shape[1]
+        assert (batch.inputs[~batch.mask] == 0).all()
+        seen += [words.decode(row[mask].numpy()) for row, mask in zip(batch.inputs, batch.mask, strict=True)]
+    assert seen == ["where is my card ?", "is my card lost ?", "<unk>", "why a fee ?", "what is this fee , please ?"]
+
+
+def test_long_texts_are_cut_to_the_context(tmp_path: Path) -> None:
+    data = questions(write_questions(tmp_path), context=3)
+    assert max(batch.inputs.shape[1] for batch in data.eval_batches("val")) == 3
+    assert data.describe()["cut"] == 16
+
+
+def test_an_epoch_takes_each_labelled_text_once(tmp_path: Path) -> None:
+    data = questions(write_questions(tmp_path), holdout=4)
+    assert data.steps_per_epoch == 4
+    labels = torch.cat([data.train_batch(step).targets for step in range(4)])
+    assert sorted(labels.tolist()) == sorted(data.splits["train"].labels.tolist()) and len(labels) == 16
+    assert torch.equal(data.train_batch(7).inputs, questions(tmp_path, holdout=4).train_batch(7).inputs)
+
+
+def test_held_out_texts_are_of_every_class(tmp_path: Path) -> None:
+    """Rows are often sorted by class."""
+    data = questions(write_questions(tmp_path, labels=[0, 0, 0, 1, 1]), holdout=0.5)
+    assert set(data.splits["val"].labels.tolist()) == {0, 1}
+
+
+@pytest.mark.parametrize("norm", ["layernorm", "dyt", "none"])
+@pytest.mark.parametrize("pool", ["mean", "class_token"])
+def test_padding_changes_no_logits(norm: str, pool: str) -> None:
+    model, _ = build(norm, "pre", task=TEXTS, pool=pool)
+    model.eval()
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randint(17, (3, 7), generator=generator)
+    whole = model(inputs)
+    padded = torch.nn.functional.pad(inputs, (0, 5), value=3)
+    mask = torch.nn.functional.pad(torch.ones(3, 7, dtype=torch.bool), (0, 5))
+    assert torch.allclose(model(padded, mask), whole, atol=1e-6)
+    assert not torch.allclose(model(padded), whole, atol=1e-3), "without the mask it would"
+
+
+def test_a_label_outside_the_range(tmp_path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    root = write_questions(tmp_path)
+    file = next(root.rglob("train*.parquet"))
+    table = pyarrow.parquet.read_table(file)
+    labels = pyarrow.array([7, *table["label"].to_pylist()[1:]], type=table["label"].type)
+    pyarrow.parquet.write_table(table.set_column(1, table.schema.field("label"), labels), file)
+    with pytest.raises(UsageError, match=r"row 0 of me/bank \(train\) has the label 7: labels go from 0 to 1"):
+        questions(root)
+
+
+# ---- a person's own file
+
+
+def own(path: Path, **options: Any) -> Text:
+    return text_file(path=str(path), **TEXT | options)
+
+
+def test_an_own_file_is_read_by_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "my.txt"
+    path.write_text(LONG, encoding="utf-8")
+    content = LONG.encode()
+    data = own(path)
+    cut = len(content) - len(content) // 10
+    assert (data.describe()["train_tokens"], data.describe()["val_tokens"]) == (cut, len(content) // 10)
+    windows = [bytes(row.tolist()) for batch in data.eval_batches("val") for row in batch.inputs]
+    assert b"".join(windows) == content[cut:-1]
+    batch = data.train_batch(0)
+    assert all(bytes(row.tolist()) in content for row in batch.inputs)
+    assert own(path, holdout=0.5).describe()["train_tokens"] == cut - round(cut / 2)
+    path.write_text(LONG + "!", encoding="utf-8")
+    assert own(path).fingerprint != data.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (b"", "is empty"),
+        (b"text\x00text" * 50, "is no text but binary"),
+        ("Größe".encode("latin-1") * 50, "byte 2 is not UTF-8"),
+        (b"cut in a sign: \xc3", "is not UTF-8"),
+        (b"a" * 500, "has a vocabulary of 1"),
+        (b"too short", "is too long for the"),
+        (b"a few bytes, not enough", "data.context=8 is too long"),
+    ],
+)
+def test_files_that_are_no_text(tmp_path: Path, content: bytes, complaint: str) -> None:
+    (tmp_path / "my.txt").write_bytes(content)
+    with pytest.raises(UsageError, match=complaint):
+        own(tmp_path / "my.txt")
+
+
+@pytest.mark.parametrize(
+    ("path", "complaint"), [("nowhere.txt", "No such file"), ("", "is not set"), (".", "directory")]
+)
+def test_paths_to_no_file(path: str, complaint: str) -> None:
+    with pytest.raises(UsageError, match=complaint):
+        text_file(path=path, **TEXT)
+
+
+@pytest.mark.slow
+def test_a_text_of_2_gb_trains_with_less_than_1_gib_of_memory(tmp_path: Path) -> None:
+    path = tmp_path / "long.txt"
+    block = (LONG * 4000).encode()
+    with open(path, "wb") as file:
+        for _ in range(-(-2_000_000_000 // len(block))):
+            file.write(block)
+    words = ["data=text", f"data.path={path}", "model.depth=1", "model.width=16", "trainer.steps=300", "threads=1"]
+    words += ["trainer.eval_batches=5", "quiet=true", f"outputs={tmp_path}"]
+    code = """
+        import resource, sys
+        from normbench.cli import main
+        status = main(["train", *sys.argv[1:]])
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        print(status, peak)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), *words], capture_output=True, text=True, check=True
+    )
+    status, kibibytes = done.stdout.splitlines()[-1].split()
+    print(f"{path.stat().st_size:,} bytes of text, {int(kibibytes) / 1024:,.0f} MiB of memory at most")
+    assert status == "0"
+    assert int(kibibytes) < 1024 * 1024
+
+
+def test_hub_text_takes_levels(tmp_path: Path) -> None:
+    root = write_text(tmp_path, train=[LONG] * 3, validation=[LONG], test=[LONG])
+    data = hub_text(name="plays", hub_id="me/plays", root=str(root), level="bpe", vocabulary_size=270, **TEXT)
+    assert len(data.vocabulary) == 270
