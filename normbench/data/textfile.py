@@ -15,7 +15,7 @@ from normbench.data.cache import Content
 from normbench.data.vocabulary import Bytes
 from normbench.errors import UsageError
 
-CHUNK = 1 << 24  # bytes that are looked at at once
+CHUNK = 1 << 20  # bytes that are looked at at once
 MOST_VAL = 1_000_000  # more bytes of validation cost time and tell nothing more
 
 

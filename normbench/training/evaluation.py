@@ -32,16 +32,19 @@ def evaluate(model: nn.Module, batches: Iterable[Batch], task: Task, device: tor
     """
     training = model.training
     model.eval()
-    losses, hits, count = [], [], 0
+    # sums in place: small tensors kept from each batch would lie between the large ones and make the heap grow
+    precise = torch.float32 if device.type == "mps" else torch.float64
+    sums = torch.zeros(2, dtype=precise, device=device)
+    count = 0
     for batch in batches:
         batch = to_device(batch, device)
         logits = model(*batch.arguments)
-        losses.append(cross_entropy(logits, batch.targets, reduction="sum"))
-        hits.append((logits.argmax(dim=-1) == batch.targets).sum())
+        sums[0] += cross_entropy(logits, batch.targets, reduction="sum")
+        sums[1] += (logits.argmax(dim=-1) == batch.targets).sum()
         count += batch.targets.numel()
     model.train(training)
-    loss = math.fsum(torch.stack(losses).tolist()) / count
-    result = {"loss": loss, "accuracy": sum(torch.stack(hits).tolist()) / count}
+    loss, accuracy = (sums / count).tolist()
+    result = {"loss": loss, "accuracy": accuracy}
     if task.causal:
         result["perplexity"] = math.exp(min(loss, 700.0)) if math.isfinite(loss) else math.inf
     return result
