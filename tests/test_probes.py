@@ -3,21 +3,34 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from support import IMAGES, TEXT, build, random_batch
+from support import IMAGES, TEXT, TEXTS, build, random_batch
 from torch import nn
 
 from normbench.probes import Probes, Reading, Wanted
-from normbench.probes.statistics import histogram, moments, total_norm
+from normbench.probes.statistics import (
+    effective_rank,
+    entropy,
+    histogram,
+    moments,
+    second_moment,
+    tails,
+    token_similarity,
+    total_norm,
+)
 from normbench.training.evaluation import cross_entropy
 from normbench.types import Model
 
+LIGHT = Wanted(activations=True, gradients=True, parameters=True)
+FULL = replace(LIGHT, tails=True, geometry=True, attention=True, updates=True)
 
-def probes_of(model: Model, norms: dict[str, nn.Module]) -> Probes:
-    return Probes(model, norms, Wanted(activations=True, gradients=True, parameters=True))
+
+def probes_of(model: Model, norms: dict[str, nn.Module], wanted: Wanted = FULL) -> Probes:
+    return Probes(model, norms, wanted)
 
 
 def test_moments_against_float64_formulas() -> None:
@@ -73,13 +86,103 @@ def test_total_norm() -> None:
     assert total_norm(tensors).item() == pytest.approx(flat.norm().item(), rel=1e-6)
 
 
-def probed_step(norm: str, placement: str = "pre", model: str = "nano", task=TEXT):  # type: ignore[no-untyped-def]
+def test_tails_against_numpy() -> None:
+    x = torch.randn(50, 7, 6, generator=torch.Generator().manual_seed(0))
+    x[..., 2] *= 100
+    found = tails(x, -1)
+    for share in (1, 25, 50, 75, 99):
+        expected = np.quantile(x.numpy(), share / 100, method="nearest")
+        assert found[f"q{share:02d}"].item() == pytest.approx(expected, rel=1e-6)
+    channels = np.sqrt(np.square(x.numpy().astype(np.float64)).mean((0, 1)))
+    median = np.quantile(channels, 0.5, method="lower")
+    assert found["outlier_ratio"].item() == pytest.approx(channels.max() / median, rel=1e-5)
+    assert found["outliers"].item() == pytest.approx(1 / 6)
+
+
+def test_quantiles_of_many_values_are_of_a_sample() -> None:
+    x = torch.linspace(0, 1, 1_000_000).view(1000, 1000)
+    assert tails(x, -1)["q25"].item() == pytest.approx(0.25, abs=1e-4)
+
+
+def test_effective_rank_is_that_of_the_rows() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(4, 9, 5, generator=generator)
+    singular = np.linalg.svd(x.view(36, 5).double().numpy(), compute_uv=False)
+    shares = singular / singular.sum()
+    expected = np.exp(-(shares * np.log(shares)).sum())
+    assert effective_rank(second_moment(x, -1).double()) == pytest.approx(expected, rel=1e-5)
+    images = x.view(4, 3, 3, 5).permute(0, 3, 1, 2)
+    assert effective_rank(second_moment(images, 1).double()) == pytest.approx(expected, rel=1e-5)
+    assert effective_rank(torch.eye(8, dtype=torch.float64)) == pytest.approx(8)
+    assert effective_rank(torch.ones(8, 8, dtype=torch.float64)) == pytest.approx(1)
+    assert math.isnan(effective_rank(torch.full((3, 3), math.nan)))
+
+
+def test_token_similarity_is_the_mean_cosine_of_pairs() -> None:
+    x = torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(0))
+    cosines = [
+        nn.functional.cosine_similarity(sample[i], sample[j], dim=0).item()
+        for sample in x
+        for i in range(5)
+        for j in range(5)
+        if i != j
+    ]
+    assert token_similarity(x, -1).item() == pytest.approx(np.mean(cosines), abs=1e-6)
+    assert token_similarity(torch.ones(2, 4, 3, 3), 1).item() == pytest.approx(1.0)
+
+
+def test_entropy_of_attention() -> None:
+    logits = torch.tensor([[0.0, 0.0, -math.inf, -math.inf], [5.0, -math.inf, -math.inf, -math.inf]])
+    assert entropy(logits).item() == pytest.approx(math.log(2) / 2)
+
+
+def test_attention_logits_are_those_that_torch_attends_by() -> None:
+    """softmax(logits) · v is what scaled_dot_product_attention gives, with rotation, causality and padding."""
+    for task, settings in ((TEXT, {"position": "rotary"}), (TEXT, {}), (TEXTS, {})):
+        model, _ = build(task=task, **settings)
+        attention = model.blocks[0].branches["attention"]
+        x = torch.randn(2, 16, 16)
+        rotation = model.rotation
+        mask = None if task is TEXT else (torch.arange(16) < torch.tensor([[16], [9]]))[:, None, None, :]
+        logits = attention.attention_logits(x, rotation=rotation, mask=mask)
+        _, _, v = attention.queries_keys_values(x, rotation)
+        y = (logits.softmax(-1) @ v).transpose(1, 2).reshape(x.shape)
+        assert torch.allclose(attention.out(y), attention(x, rotation=rotation, mask=mask), atol=1e-5)
+        assert (logits.isinf().any().item()) is True
+
+
+def test_attention_is_read_at_each_block() -> None:
+    numbers = probed_step("rmsnorm")[2].numbers()
+    for layer in range(2):
+        assert 0 < numbers[f"attention/block{layer:02d}.attention/entropy"] < math.log(16)
+        assert math.isfinite(numbers[f"attention/block{layer:02d}.attention/largest_logit"])
+        assert 1 < numbers[f"act/stream{layer:02d}/effective_rank"] <= 16
+        assert -1 <= numbers[f"act/stream{layer:02d}/token_similarity"] <= 1
+
+
+def test_updates_are_read_relative_to_the_weights() -> None:
+    model, norms = build("layernorm")
+    batch = random_batch(TEXT)
+    probes = probes_of(model, norms)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with probes.watch() as reading:
+        cross_entropy(model(batch.inputs), batch.targets).backward()
+    branch = model.blocks[1].branches["mlp"]
+    expected = 0.1 * total_norm([p.grad for p in branch.parameters()]) / total_norm(list(branch.parameters()))
+    with probes.watch_update(reading):
+        optimizer.step()
+    assert reading.numbers()["update/block01.mlp/ratio"] == pytest.approx(expected.item(), rel=1e-4)
+
+
+def probed_step(  # type: ignore[no-untyped-def]
+    norm: str, placement: str = "pre", model: str = "nano", task=TEXT, wanted: Wanted = FULL
+):
     made, norms = build(norm, placement, model, task)
     batch = random_batch(task)
     seen: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
     for name, module in norms.items():
         module.register_forward_hook(lambda m, i, o, name=name: seen.update({name: (i[0].detach(), o.detach())}))
-    with probes_of(made, norms).watch(histograms=True) as reading:
+    with probes_of(made, norms, wanted).watch(histograms=True) as reading:
         cross_entropy(made(batch.inputs), batch.targets).backward()
     return made, norms, reading, seen
 
@@ -163,7 +266,7 @@ def test_no_hook_stays_behind() -> None:
 
 def test_one_copy_from_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """All numbers of a step leave the device together."""
-    _, _, reading, _ = probed_step("layernorm")
+    _, _, reading, _ = probed_step("layernorm", wanted=LIGHT)
     copies = []
     original = torch.Tensor.tolist
     monkeypatch.setattr(torch.Tensor, "tolist", lambda tensor: copies.append(tensor.numel()) or original(tensor))

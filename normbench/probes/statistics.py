@@ -46,14 +46,13 @@ SAMPLED = 1 << 16  # values that quantiles are taken of
 def tails(x: Float[Tensor, "..."], channel_dim: int) -> dict[str, Scalar]:
     """Quantiles of the values, and channels that stick out.
 
-    q01, q25, q50, q75, q99: of at most 65,536 values, evenly spaced in memory. outlier_ratio: largest root mean square
-    of a channel over the median channel's; outliers: share of channels where that is above 6.
+    q01, q25, q50, q75, q99: of at most 65,536 values, evenly spaced in memory, the nearest one. outlier_ratio: largest
+    root mean square of a channel over the median channel's; outliers: share of channels where that is above 6.
     """
     x = x.detach().float()
     values = x.flatten()
-    sample = values[:: max(1, values.numel() // SAMPLED)]
-    shares = torch.tensor([0.01, 0.25, 0.5, 0.75, 0.99], device=x.device)
-    found = dict(zip(("q01", "q25", "q50", "q75", "q99"), sample.quantile(shares).unbind(), strict=True))
+    ranked = values[:: -(-values.numel() // SAMPLED)].sort().values
+    found = {f"q{share:02d}": ranked[round(share / 100 * (ranked.numel() - 1))] for share in (1, 25, 50, 75, 99)}
     channels = x.square().mean(dim=[d for d in range(x.ndim) if d != channel_dim % x.ndim]).sqrt()
     ratio = channels / channels.median()
     return found | {"outlier_ratio": ratio.max(), "outliers": (ratio > OUTLIER).float().mean()}

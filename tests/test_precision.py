@@ -1,0 +1,167 @@
+"""16-bit training, accumulated gradients and averaged weights, in runs and against formulas."""
+
+from __future__ import annotations
+
+import copy
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support import IMAGES, build, random_batch
+from test_runs import TINY, in_a_process, losses, metrics_of, summary_of, train
+from torch import nn
+
+from normbench.errors import UsageError
+from normbench.training import precision
+from normbench.training.averaging import WeightAverage
+from normbench.training.checkpoint import read
+from normbench.training.evaluation import evaluate
+from normbench.training.precision import LossScaling, make_precision
+from normbench.types import Batch
+
+CPU = torch.device("cpu")
+MLP = ["model=mlp", "model.width=32", "data=digits", "threads=1", "device=cpu", "quiet=true", "trainer.log_every=1"]
+
+
+# ---- accumulation
+
+
+def test_accumulated_batches_are_one_large_batch(tmp_path: Path) -> None:
+    """Where no norm crosses samples: same images, same mean loss, same steps to rounding."""
+    words = [*MLP, "norm=layernorm", "trainer.steps=20", "probes.every=5"]
+    large = train(tmp_path, *words, "data.batch_size=64")
+    parts = train(tmp_path, *words, "data.batch_size=16", "trainer.accumulate=4")
+    assert [loss for _, loss in losses(parts)] == pytest.approx([loss for _, loss in losses(large)], rel=1e-4)
+    assert summary_of(parts)["ledger"]["batches_a_step"] == 4
+    gradients = [
+        [line["grad/outside/norm"] for line in metrics_of(run) if "grad/outside/norm" in line] for run in (large, parts)
+    ]
+    assert gradients[1] == pytest.approx(gradients[0], rel=1e-3)
+    assert len(gradients[0]) == 5
+
+
+def test_epochs_count_what_is_seen(tmp_path: Path) -> None:
+    words = [*MLP, "trainer.epochs=2", "data.batch_size=16"]
+    assert summary_of(train(tmp_path, *words, "trainer.accumulate=4"))["steps"] == 47  # 2 · 93 / 4
+
+
+# ---- averaged weights
+
+
+def test_an_average_follows_the_formula() -> None:
+    model = nn.Linear(3, 2)
+    average = WeightAverage(model, 0.9)
+    expected = model.weight.detach().double().clone()
+    for step in range(50):
+        with torch.no_grad():
+            model.weight.add_(torch.randn(2, 3))
+        average.update()
+        decay = min(0.9, (1 + step) / (10 + step))
+        expected = decay * expected + (1 - decay) * model.weight.detach().double()
+    assert torch.allclose(average.model.weight.double(), expected, atol=1e-5)
+    assert not average.model.weight.requires_grad
+
+
+def test_averaged_running_statistics_fit_averaged_weights() -> None:
+    """As near to statistics taken anew for the averaged weights as those are to themselves on other batches."""
+    model, norms = build("batchnorm", "pre", "cnn", IMAGES)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    average = WeightAverage(model, 0.95)
+    for step in range(150):
+        batch = random_batch(IMAGES, 32, seed=step % 20)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(batch.inputs), batch.targets).backward()
+        optimizer.step()
+        average.update()
+    batches = [random_batch(IMAGES, 32, seed=step) for step in range(20)]
+    anew = copy.deepcopy(average.model)
+    torch.optim.swa_utils.update_bn([batch.inputs for batch in batches], anew)
+    stale = copy.deepcopy(average.model)
+    stale.load_state_dict({**average.model.state_dict(), **dict(model.named_buffers())})
+
+    def loss(of: nn.Module) -> float:
+        return evaluate(of, batches, IMAGES, CPU)["loss"]
+
+    assert abs(loss(average.model) - loss(anew)) < 0.05 * loss(anew) + 0.02
+    assert abs(loss(average.model) - loss(anew)) <= abs(loss(stale) - loss(anew)) + 0.01
+
+
+def test_a_run_judges_the_average_beside_the_weights(tmp_path: Path) -> None:
+    run = train(tmp_path, *MLP, "norm=batchnorm", "trainer.steps=30", "trainer.ema=0.9")
+    found = summary_of(run)["metrics"]
+    assert found["loss/val_ema"] != found["loss/val"] and 0 < found["accuracy/val_ema"] <= 1
+    plain = train(tmp_path, *MLP, "norm=batchnorm", "trainer.steps=30")
+    assert losses(plain) == losses(run), "an average changes nothing"
+    assert read(run / "checkpoint.pt")["average"]["updates"] == 30
+
+
+# ---- 16 bits
+
+
+def in_16_bits(folder: Path, *words: str) -> Path:
+    """A run in a process of its own; skipped where this machine cannot."""
+    name = next(word for word in words if word.startswith("trainer.precision=")).partition("=")[2]
+    try:
+        make_precision(name, CPU)
+    except UsageError as error:
+        pytest.skip(str(error))
+    return in_a_process(folder, *words)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["bf16", "fp16"])
+@pytest.mark.parametrize("model", [["model=nano", *TINY[:4]], ["model=cnn", "data=digits", "model.width=8"]])
+def test_16_bits_train_as_32_do(tmp_path: Path, name: str, model: list[str]) -> None:
+    words = [*model, "norm=batchnorm", "trainer.steps=30", "probes=full", "probes.every=10", "threads=1", "quiet=true"]
+    full = train(tmp_path, *words, "device=cpu", "trainer.log_every=1")
+    half = in_16_bits(tmp_path, *words, "device=cpu", "trainer.log_every=1", f"trainer.precision={name}")
+    assert summary_of(half)["ledger"]["precision"] == name
+    a, b = (dict(losses(run)) for run in (full, half))
+    assert a != b, "it was not cast at all"
+    assert b[1] == pytest.approx(a[1], rel=0.01)
+    assert b[30] == pytest.approx(a[30], rel=0.1)
+    probed = [[line for line in metrics_of(run) if "act/stream00/rms" in line] for run in (full, half)]
+    assert probed[1][0].keys() == probed[0][0].keys()
+    tags = [
+        tag
+        for tag in probed[0][0]
+        if tag.startswith(("act/", "grad/")) and "max" not in tag and tag.endswith(("rms_in", "norm"))
+    ]
+    for tag in tags:
+        assert probed[1][0][tag] == pytest.approx(probed[0][0][tag], rel=0.1, abs=1e-3), tag
+
+
+def test_overflowing_steps_are_left_out_and_counted() -> None:
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaling = LossScaling(CPU)
+    before = model.weight.detach().clone()
+    for factor in (1e37, 1.0):  # 65,536 times the first one's gradient is no float32 any more
+        scaling.backward(factor * model(torch.ones(2, 4)).sum())
+        scaling.unscale(optimizer)
+        norm = nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
+        scaling.step(optimizer, norm)
+        optimizer.zero_grad()
+        if factor > 1:
+            assert torch.equal(model.weight, before)
+    assert torch.allclose(model.weight, before - 0.1 * 2)
+    assert int(scaling.skipped) == 1
+    assert scaling.state()["scaler"]["scale"] == 32768
+    again = LossScaling(CPU)
+    again.restore(scaling.state())
+    assert int(again.skipped) == 1 and again.scaler.state_dict()["scale"] == 32768
+
+
+def test_a_precision_that_kills_its_trial_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precision, "TRIAL", f"import os; os.kill(os.getpid(), {int(signal.SIGILL)})")
+    with pytest.raises(UsageError, match=r"trainer.precision=bf16 does not run on this machine's cpu \(its trial died"):
+        make_precision("bf16", CPU)
+
+
+def test_batches_keep_their_mask_on_their_way() -> None:
+    batch = Batch(torch.zeros(2, 3), torch.zeros(2), torch.ones(2, 3, dtype=torch.bool))
+    doubled: Any = batch.map(lambda tensor: tensor + tensor)
+    assert len(batch.arguments) == 2 and doubled.mask is not None
+    assert len(Batch(batch.inputs, batch.targets).map(torch.clone).arguments) == 1
