@@ -15,9 +15,9 @@ LENGTHS += ["trainer.checkpoint_every=8", "probes.every=7", "probes.histograms_e
 # A Transformer with dropout under AdamW, and a CNN with BatchNorm's running statistics under SGD with momentum.
 MODELS = {
     "transformer": "train model=nano model.depth=1 model.width=16 model.heads=2 model.context=16 model.dropout=0.1 "
-    "data=pydocs data.eval_batch_size=512",
+    "data=pydocs data.eval_batch_size=512 probes=full",
     "cnn": "train model=cnn model.width=4 norm=batchnorm data=digits data.batch_size=16 optim=sgd "
-    "trainer.keep_checkpoint=best",
+    "trainer.keep_checkpoint=best trainer.accumulate=2 trainer.ema=0.9",
 }
 
 
