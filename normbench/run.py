@@ -16,7 +16,8 @@ from normbench.plan import Plan, make_plan
 from normbench.recording import ConsoleSink
 from normbench.rehearsal import rehearse
 from normbench.rundir import RunDirectory
-from normbench.session import Session, begun_elsewhere, describe_here, settle, show_summary
+from normbench.session import Session, begun_elsewhere, describe_here, settle
+from normbench.summary import show_summary
 from normbench.training.optimizer import make_optimizer, parameter_groups
 from normbench.training.precision import make_precision
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 import shutil
 import signal
 import time
@@ -22,7 +20,7 @@ from torch import nn
 from normbench import environment
 from normbench.errors import RunFailure
 from normbench.files import write_atomically, write_json
-from normbench.ledger import make_ledger, parameter_counts
+from normbench.ledger import parameter_counts
 from normbench.limits import is_out_of_memory
 from normbench.plan import Plan
 from normbench.probes import Probes, Wanted
@@ -37,6 +35,7 @@ from normbench.recording import (
     truncate_metrics,
 )
 from normbench.rundir import RunDirectory, Status, read_json
+from normbench.summary import flat, leak, padding, show_summary, summarize
 from normbench.training.averaging import WeightAverage
 from normbench.training.checkpoint import Checkpoints, State
 from normbench.training.guard import Diverged
@@ -203,7 +202,7 @@ class Session:
         self.say(f"run directory: {self.directory.path}")
         if start_step:
             self.say(f"going on from step {start_step:,}")
-        for caveat in filter(None, (self.leak(), self.padding())):
+        for caveat in filter(None, (leak(self.plan), padding(self.plan))):
             self.say(f"warning: {caveat}")
         if (warmup := self.plan.schedule.warmup_steps(self.plan.steps)) >= self.plan.steps:
             self.say(f"note: the run ends within its warm-up of {warmup:,} steps (schedule.warmup)")
@@ -213,29 +212,12 @@ class Session:
         groups = {group: self.plan.choices.groups[group] for group in ("norm", "placement", "model", "data")}
         return {**groups, "seed": self.plan.config.seed, **flat(self.plan.tree)}
 
-    def leak(self) -> str | None:
-        """What a causal model sees of its future in training, if anything."""
-        if self.plan.data.task.causal and self.plan.facts.sees_future == "training":
-            return (
-                f"{self.plan.choices.groups['norm']} takes statistics over time, so in training each position is "
-                "shown its future; the training loss is not comparable, and the summary is marked"
-            )
-        return None
-
-    def padding(self) -> str | None:
-        """What padded texts do to the norm's statistics, if anything."""
-        if self.plan.data.pads and self.plan.facts.sees_future != "never":
-            return (
-                f"{self.plan.choices.groups['norm']} takes statistics over time, and counts the padding of shorter "
-                "texts in them; the summary is marked"
-            )
-        return None
-
     # ---- how it ends
 
     def finish(self, loop: Loop, status: Status, step: int, message: str) -> int:
         """Write the summary; a result, whether finished or diverged."""
-        summary = self.summarize(loop, status, step, message)
+        parts = self.model, self.norms, self.precision
+        summary = summarize(self.plan, loop, *parts) | {"status": status, "step": step, "message": message}
         self.recorder.hparams(self.hyperparameters(), summary["metrics"])
         self.recorder.flush()
         write_json(self.directory.summary, summary)
@@ -244,32 +226,6 @@ class Session:
         if self.plan.config.quiet:
             print(self.directory.path)
         return 0
-
-    def summarize(self, loop: Loop, status: Status, step: int, message: str) -> dict[str, Any]:
-        """What analysis reads of the whole run."""
-        plan = self.plan
-        return {
-            "status": status,
-            "step": step,
-            "steps": plan.steps,
-            "message": message,
-            "choices": dict(plan.choices.groups),
-            "seed": plan.config.seed,
-            "metrics": {
-                tag: value if math.isfinite(value) else None  # JSON has no other word for it
-                for tag, value in loop.latest.items()
-                if tag.split("/")[0] in RESULTS
-            },
-            "step_time": loop.clock.summary(),
-            "compile_seconds": loop.compile_seconds or None,
-            "skipped_steps": int(self.precision.skipped),
-            "data": plan.data.describe(),
-            "norm_facts": vars(plan.facts),
-            "leak": self.leak(),
-            "padding": self.padding(),
-            "extends": plan.parent.path.name if plan.parent else None,
-            "ledger": make_ledger(self.model, self.norms, plan.tree, plan.device),
-        }
 
     def interrupted(self, step: int, number: int) -> int:
         """A signal ended the run behind a checkpoint."""
@@ -296,9 +252,6 @@ class Session:
                 print(line)
         else:
             self.console.message(line)
-
-
-RESULTS = ("loss", "accuracy", "perplexity")
 
 
 @contextmanager
@@ -362,35 +315,3 @@ def copy_record(parent: RunDirectory, child: RunDirectory) -> None:
 def copy_into(source: Path, file: IO[bytes]) -> None:
     with open(source, "rb") as original:
         shutil.copyfileobj(original, file)
-
-
-def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A nested configuration by dotted paths; lists as text."""
-    result: dict[str, Any] = {}
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            result |= flat(value, f"{prefix}{key}.")
-        else:
-            result[f"{prefix}{key}"] = json.dumps(value) if isinstance(value, list) else value
-    return result
-
-
-def show_summary(directory: RunDirectory, summary: Mapping[str, Any], console: Sink) -> None:
-    """The closing tables, and how to see more."""
-    status = summary["status"] + (f" at step {summary['step']}: {summary['message']}" if summary["message"] else "")
-    step_time = summary["step_time"]
-    rows = [("status", status), *sorted(summary["metrics"].items())]
-    rows += [(f"step time, {key}", value) for key, value in step_time.items()]
-    rows += [
-        (words, summary[key])
-        for key, words in (
-            ("compile_seconds", "compile time, s"),
-            ("skipped_steps", "steps left out (fp16)"),
-            ("leak", "leak"),
-            ("padding", "padding"),
-        )
-        if summary[key]
-    ]
-    console.summary(directory.path.name, rows)
-    console.summary("ledger", flat(summary["ledger"]).items())
-    console.message(f"look at the curves: normbench tensorboard {directory.path.parent}")

@@ -39,11 +39,14 @@ ARROWS: dict[str, set[str]] = {
     "targets": {"types", "config", "models", "training"},
     "assembly": {"types", "config", "models", "training", "compatibility", "targets"},
     "plan": {"types", "catalog", "config", "rundir", "training", "assembly"},
+    "summary": {"types", "recording", "rundir", "training", "ledger", "plan"},
     "session": {
         "types", "config", "probes", "recording", "rundir", "environment", "training", "limits", "ledger", "plan",
+        "summary",
     },
     "run": {
         "catalog", "config", "recording", "rundir", "training", "limits", "assembly", "plan", "rehearsal", "session",
+        "summary",
     },
     "commands": {"catalog", "glance", "compose", "config", "compatibility", "recording", "rundir", "assembly", "run"},
     "cli": {"commands", "config"},
