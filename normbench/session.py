@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import fields
 from functools import partial
@@ -44,6 +44,12 @@ from normbench.training.precision import Precision
 from normbench.types import Model
 
 HEARTBEAT_SECONDS = 5.0
+
+
+def compiled(model: nn.Module) -> Callable[..., torch.Tensor]:
+    """The model through torch.compile, with eager mode's random numbers: its own would give other dropout masks."""
+    made: Callable[..., torch.Tensor] = torch.compile(model, options={"fallback_random": True})
+    return made
 
 
 class Session:
@@ -139,7 +145,7 @@ class Session:
                 device=plan.device,
                 precision=self.precision,
                 average=None if plan.config.trainer.ema is None else WeightAverage(self.model, plan.config.trainer.ema),
-                compiled=torch.compile(self.model) if plan.config.trainer.compile else None,
+                compiled=compiled(self.model) if plan.config.trainer.compile else None,
             ),
             plan.config.trainer,
             probes,

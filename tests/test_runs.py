@@ -139,6 +139,7 @@ def test_compiled_runs_have_the_same_probes_and_no_trace_of_them(tmp_path: Path)
     compiled = in_a_process(tmp_path, *words, "trainer.compile=true")
     silent = in_a_process(tmp_path, *words, "trainer.compile=true", "probes=off")
     assert losses(compiled) == losses(silent)
+    assert [loss for _, loss in losses(compiled)] == pytest.approx([loss for _, loss in losses(eager)], rel=1e-4)
     assert summary_of(compiled)["compile_seconds"] > 1 and summary_of(eager)["compile_seconds"] is None
     a, b = read(compiled / "checkpoint.pt")["model"], read(silent / "checkpoint.pt")["model"]
     assert all(torch.equal(value, b[key]) for key, value in a.items())
