@@ -51,6 +51,28 @@ def test_a_data_set_with_images_of_many_sizes_is_refused(tmp_path: Path, capsys:
 
 
 @pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (None, "data.path is not set: give the file"),
+        (b"", "my.txt is empty"),
+        (b"\x7fELF\x00\x00", "my.txt is no text but binary"),
+        (b"\xff\xfe" * 100, "byte 0 is not UTF-8"),
+        (b"a" * 1000, "has a vocabulary of 1"),
+        (b"much too short", "is too long for the 13 tokens of text (train)"),
+        (b"short of a batch. " * 40, "data.batch_size=12 is more than the 9 training windows"),
+    ],
+)
+def test_an_own_text_that_is_none(
+    here: Path, content: bytes | None, complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["train", "data=text"]
+    if content is not None:
+        (here / "my.txt").write_bytes(content)
+        words.append("data.path=my.txt")
+    assert complaint in refused(words, capsys)
+
+
+@pytest.mark.parametrize(
     ("text", "complaint"),
     [
         ("# A norm\neps: [1\n", "a configuration file is no YAML"),
