@@ -78,7 +78,7 @@ REFUSALS = (
     ),
     Refusal(
         ("placement", "model"),
-        "a residual placement in a model without residuals (cnn_plain, mlp_plain)",
+        "a residual placement in a model without residuals (cnn_plain, vgg, mlp_plain)",
         "the model has no residual to place a norm around",
         "leave placement out, or use model=cnn or mlp",
         lambda c: c.placement.residual and not c.model.residual,

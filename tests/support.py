@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,11 @@ SMALL: dict[str, dict[str, Any]] = {
     "cnn": {"width": 8},
     "resnet20": {"width": 8},
     "mlp": {"width": 16},
+    "resnet18": {"width": 4, "blocks": [1, 1, 1, 1]},
+    "resnet50": {"width": 4, "blocks": [1, 1, 1, 1]},
+    "vit_tiny": {"depth": 2, "width": 12},
     "cnn_plain": {"width": 8},
+    "vgg": {"width": 4, "stages": [1, 2, 4], "blocks": [1, 1, 2], "strides": [2, 2, 2]},
     "mlp_plain": {"width": 16},
 }
 
@@ -37,12 +41,16 @@ MATRIX = {
     "transformer image": ("nano", IMAGES),
     "cnn": ("cnn", IMAGES),
     "resnet20": ("resnet20", IMAGES),
+    "resnet18": ("resnet18", IMAGES),
+    "resnet50": ("resnet50", IMAGES),
     "mlp": ("mlp", IMAGES),
     "cnn_plain": ("cnn_plain", IMAGES),
+    "vgg": ("vgg", IMAGES),
     "mlp_plain": ("mlp_plain", IMAGES),
 }
 
 
+@cache
 def read_yaml(group: str, name: str) -> dict[str, Any]:
     """The settings that an option of a group sets, with those that it builds on."""
     content: Any = OmegaConf.to_container(OmegaConf.load(config_directory() / group / f"{name}.yaml"))

@@ -40,13 +40,14 @@ def combination(norm: str, placement: str, kind: str) -> compatibility.Combinati
     )
 
 
-RESIDUAL = ["cnn", "mlp", "resnet20", "transformer LM", "transformer image"]
-PLAIN = ["cnn_plain", "mlp_plain"]
+ONE_BRANCH = ["cnn", "resnet20", "resnet18", "resnet50", "mlp"]
+RESIDUAL = [*ONE_BRANCH, "transformer LM", "transformer image"]
+PLAIN = ["cnn_plain", "vgg", "mlp_plain"]
 
 # The complete list of what is refused: any other refusal is a bug.
 REFUSED = {
     *itertools.product(["instancenorm"], PLACEMENTS, ["transformer LM", "mlp", "mlp_plain"]),
-    *itertools.product(NORMS, ["parallel"], ["cnn", "resnet20", "mlp"]),
+    *itertools.product(NORMS, ["parallel"], ONE_BRANCH),
     *itertools.product(NORMS, ["plain"], RESIDUAL),
     *itertools.product(NORMS, [p for p in PLACEMENTS if p != "plain"], PLAIN),
 }
@@ -86,7 +87,7 @@ def test_matrix_trains(kind: str) -> None:
         assert losses[-1] < losses[0], (norm, placement, losses)
 
 
-@pytest.mark.parametrize("kind", ["transformer LM", "transformer image", "resnet20", "mlp"])
+@pytest.mark.parametrize("kind", ["transformer LM", "transformer image", "resnet20", "resnet50", "mlp"])
 def test_pairs_start_alike(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Same seed, any two norms or placements: every weight outside the norms starts alike, before the gains."""
     monkeypatch.setattr(Deep, "branch_gain", 1.0)  # test_deepnorm_scales_the_paper_s_weights checks the gain itself
@@ -267,7 +268,7 @@ def test_norm_order() -> None:
 
 def test_plain_networks_have_no_skip() -> None:
     """With all weights 0 nothing of the input is left, where a residual stack would pass it on."""
-    for name in ("cnn_plain", "mlp_plain"):
+    for name in ("cnn_plain", "vgg", "mlp_plain"):
         model, _ = build("none", "plain", name, IMAGES)
         batch = random_batch(IMAGES).inputs
         for module in model.blocks.modules():

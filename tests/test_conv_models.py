@@ -1,0 +1,205 @@
+"""ResNet-18 and -50, VGG and ViT-Ti: their published sizes, and each new branch against its formula."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from support import IMAGES, NORMS, PLACEMENTS, SMALL, build, random_batch, section
+from torch import nn
+from torch.nn import functional as F
+
+from normbench import assembly
+from normbench.errors import UsageError
+from normbench.models.resnet import BasicBranch, BottleneckBranch
+from normbench.models.vgg import PooledConvBranch
+from normbench.norms import NoNorm
+from normbench.types import Model, Site, Task
+
+SITE = Site("block", 0)
+
+
+def full(name: str, norm: str, placement: str, side: int, classes: int, **settings: Any) -> Model:
+    """A model of its full size, with torch's own start."""
+    chosen = {"norm": norm, "placement": placement, "model": name}
+    tree = {group: section(group, option) for group, option in chosen.items()}
+    tree["model"] |= settings
+    task = Task("image_classification", classes, image_shape=(3, side, side))
+    model: Model = assembly.factory(tree, "model")(
+        task, assembly.factory(tree, "norm"), assembly.factory(tree, "placement")
+    )
+    return model
+
+
+def count(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+# ---- sizes
+
+# Parameters with 1,000 classes as torchvision has them, and channels of their BatchNorms, each with γ and β: behind the
+# stem, in the blocks (times blocks), behind the learned shortcuts.
+RESNETS = {
+    "resnet18": (11_689_512, 64 + 4 * (64 + 128 + 256 + 512) + (128 + 256 + 512)),
+    "resnet50": (
+        25_557_032,
+        64 + 3 * (2 * 64 + 256) + 4 * (2 * 128 + 512) + 6 * (2 * 256 + 1024) + 3 * (2 * 512 + 2048)
+        + (256 + 512 + 1024 + 2048),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RESNETS)
+def test_resnets_have_the_published_weights_but_in_the_norms(name: str) -> None:
+    """Pre-activation leaves every convolution and the head as they are, and moves the norms."""
+    published, channels = RESNETS[name]
+    assert count(full(name, "none", "pre", 224, 1000)) == published - 2 * channels
+
+
+# What pre-activation changes: no norm behind stem and shortcuts, a block's first norm has the block's input channels,
+# and a final norm.
+PRE_CHANNELS = {
+    "resnet18": (64 + 3 * 64) + (64 + 3 * 128) + (128 + 3 * 256) + (256 + 3 * 512) + 512,
+    "resnet50": (64 + 2 * 256 + 3 * 2 * 64) + (256 + 3 * 512 + 4 * 2 * 128) + (512 + 5 * 1024 + 6 * 2 * 256)
+    + (1024 + 2 * 2048 + 3 * 2 * 512) + 2048,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RESNETS)
+def test_resnets_with_batchnorm_are_within_a_tenth_of_a_percent_of_the_published(name: str) -> None:
+    published, channels = RESNETS[name]
+    ours = count(full(name, "batchnorm", "pre", 224, 1000))
+    assert ours == published - 2 * channels + 2 * PRE_CHANNELS[name]
+    assert ours == pytest.approx(published, rel=1e-3)
+
+
+def test_vgg_is_configuration_a_with_one_linear_layer() -> None:
+    """Eight convolutions: 9.2 M parameters on CIFAR-10, and nothing else but BatchNorm's γ and β and the head."""
+    widths = [3, 64, 128, 256, 256, 512, 512, 512, 512]
+    convolutions = sum(9 * before * after for before, after in pairwise(widths))
+    assert count(full("vgg", "none", "plain", 32, 10)) == convolutions + 512 * 10 + 10
+    model = full("vgg", "batchnorm", "plain", 32, 10)
+    assert count(model) == 9_228_362 == convolutions + 2 * sum(widths[1:]) + 512 * 10 + 10
+    assert [module.out_channels for module in model.modules() if isinstance(module, nn.Conv2d)] == widths[1:]
+
+
+def test_vit_tiny_is_deit_s() -> None:
+    """DeiT-Ti at 224 pixels in patches of 16 (Touvron et al. 2021, table 1: 5 M): the same 5,717,416 parameters."""
+    assert count(full("vit_tiny", "layernorm", "pre", 224, 1000, patch=16)) == 5_717_416
+    small = full("vit_tiny", "layernorm", "pre", 32, 10)
+    assert small.positions.weight.shape == (65, 192)  # 8 × 8 patches of 4 pixels, and the class token
+    assert any(isinstance(module, nn.Dropout) for module in small.modules())
+
+
+# ---- shapes
+
+
+@pytest.mark.parametrize(("side", "streams"), [(32, [32, 16, 8, 4]), (64, [64, 32, 16, 8]), (65, [17, 9, 5, 3]),
+                                               (224, [56, 28, 14, 7])])  # fmt: skip
+@pytest.mark.parametrize(("name", "widths"), [("resnet18", [4, 8, 16, 32]), ("resnet50", [16, 32, 64, 128])])
+def test_resnets_shrink_large_images_at_the_stem(name: str, widths: list[int], side: int, streams: list[int]) -> None:
+    """He et al. 2016a, table 1: a 224-pixel image is 56, 28, 14 and 7 pixels in the stages; small images keep all."""
+    model, _ = build("batchnorm", model=name, task=Task("image_classification", 5, image_shape=(3, side, side)))
+    seen: list[tuple[int, ...]] = []
+    for block in model.blocks:
+        block.register_forward_hook(lambda module, inputs, output: seen.append(tuple(output.shape[1:])))
+    assert model(torch.randn(2, 3, side, side)).shape == (2, 5)
+    assert seen == [(width, size, size) for width, size in zip(widths, streams, strict=True)]
+
+
+@pytest.mark.parametrize(("shape", "last"), [((3, 32, 32), 2), ((1, 28, 28), 2), ((1, 8, 8), 1), ((3, 1, 1), 1)])
+def test_vgg_takes_images_of_any_size(shape: tuple[int, int, int], last: int) -> None:
+    task = Task("image_classification", 10, image_shape=shape)
+    model, _ = build("layernorm", "plain", "vgg", task, stages=[1, 2, 4, 8, 8], blocks=[1, 1, 2, 2, 2], strides=[2] * 5)
+    inputs: list[torch.Tensor] = []
+    model.blocks[-1].register_forward_hook(lambda module, given, output: inputs.append(given[0]))
+    assert model(torch.randn(2, *shape)).shape == (2, 10)
+    assert inputs[0].shape[2:] == (last, last)
+
+
+@pytest.mark.parametrize("name", ["resnet18", "resnet50", "vgg"])
+def test_what_passes_through_a_cnn_has_its_channels_last(name: str) -> None:
+    model, _ = build("batchnorm", "plain" if name == "vgg" else "pre", name, IMAGES)
+    strange = []
+
+    def hook(module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
+        if output.ndim == 4 and not output.is_contiguous(memory_format=torch.channels_last):
+            strange.append(type(module).__name__)
+
+    for module in model.modules():
+        module.register_forward_hook(hook)
+    model(random_batch(IMAGES).inputs)
+    assert strange == []
+
+
+@pytest.mark.parametrize("name", ["resnet18", "resnet50"])
+@pytest.mark.parametrize("placement", [name for name in PLACEMENTS if name not in ("plain", "parallel")])
+def test_each_norm_of_a_resnet_has_a_site_of_its_own(name: str, placement: str) -> None:
+    for norm in NORMS:
+        model, norms = build(norm, placement, name, IMAGES)
+        classes = {type(made) for made in norms.values()}
+        assert len(norms) == sum(type(module) in classes for module in model.modules())
+
+
+def test_lists_that_do_not_belong_to_the_stages_are_refused() -> None:
+    for name, key in (("resnet18", "blocks"), ("resnet50", "strides"), ("vgg", "blocks")):
+        stages = len(section("model", name)["stages"] if name != "vgg" else SMALL["vgg"]["stages"])
+        with pytest.raises(UsageError, match=rf"^model.{key} has 2 numbers for {stages} stages: give as many$"):
+            build("none", "plain" if name == "vgg" else "pre", name, IMAGES, **{key: [1, 2]})
+
+
+# ---- branches against their formulas
+
+
+def no_norm(num_features: int, **_: Any) -> nn.Module:
+    return NoNorm(num_features, channel_dim=1)
+
+
+class Double(nn.Module):
+    """A stand-in for a norm that shows where it is: x → 2x + 1."""
+
+    def __init__(self, num_features: int, **_: Any) -> None:
+        super().__init__()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * x + 1
+
+
+@pytest.mark.parametrize("order", ["before", "after"])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_bottleneck_against_its_formula(order: str, stride: int) -> None:
+    torch.manual_seed(0)
+    branch = BottleneckBranch((8, 16), stride, Double, SITE, norm_order=order).double()
+    x = torch.randn(2, 8, 7, 7, dtype=torch.float64)
+
+    def between(y: torch.Tensor) -> torch.Tensor:
+        return F.relu(2 * y + 1) if order == "before" else 2 * F.relu(y) + 1
+
+    hidden = between(F.conv2d(F.relu(x), branch.conv1.weight))
+    hidden = between(F.conv2d(hidden, branch.conv2.weight, stride=stride, padding=1))
+    assert torch.allclose(branch(x), F.conv2d(hidden, branch.conv3.weight), atol=1e-12)
+    assert branch.conv1.weight.shape == (4, 8, 1, 1)
+    assert torch.equal(branch.shortcut(x), F.conv2d(x, branch.projection.weight, stride=stride))
+    assert [id(w) for w in branch.output_weights()] == [id(branch.conv3.weight)]
+    assert len(list(branch.scaled_weights())) == 3
+
+
+@pytest.mark.parametrize("branch_class", [BasicBranch, BottleneckBranch])
+def test_shortcuts_learn_only_where_the_shape_changes(branch_class: type[BasicBranch | BottleneckBranch]) -> None:
+    x = torch.randn(2, 8, 6, 6)
+    assert branch_class((8, 8), 1, no_norm, SITE, norm_order="before").shortcut(x) is x
+    for channels, stride, shape in (((8, 16), 1, (2, 16, 6, 6)), ((8, 8), 2, (2, 8, 3, 3))):
+        branch = branch_class(channels, stride, no_norm, SITE, norm_order="before")
+        assert branch.shortcut(x).shape == branch(x).shape == shape
+        assert branch.projection.weight.shape == (channels[1], 8, 1, 1)
+
+
+def test_vgg_pools_behind_norm_and_activation() -> None:
+    torch.manual_seed(0)
+    branch = PooledConvBranch((3, 5), 2, Double, SITE, norm_order="before")
+    x = torch.randn(2, 3, 7, 7)
+    expected = F.max_pool2d(F.relu(2 * F.conv2d(x, branch.conv1.weight, padding=1) + 1), 2, ceil_mode=True)
+    assert torch.equal(branch(x), expected)
+    assert branch(x).shape == (2, 5, 4, 4)
