@@ -160,6 +160,17 @@ OPEN_KEYS: dict[str, Key] = {
     "data.holdout": Key(
         "share (< 1) or number (≥ 1) of the last training examples to judge by", (float,), low=0, high=1e12
     ),
+    "data.crop": Key(
+        "training images are cut at random from a frame so many pixels wider; 0: off",
+        (int,),
+        "pixels",
+        low=0,
+        high=10**4,
+    ),
+    "data.flip": Key("mirror training images at random, left to right", (bool,)),
+    "data.cutout": Key(
+        "side of a random square of zeros in training images; 0: off", (int,), "pixels", low=0, high=10**4
+    ),
     "data.scaling": Key("of pixels", (str,), choices=("none", "unit", "standard")),
     "optim.lr": Key("learning rate at its peak", (float,), above=0, high=1e3),
     "optim.weight_decay": Key("decay of matrices; norms and biases have none", (float,), low=0, high=10),

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 
+from normbench.data.augmentation import Augmentation
 from normbench.data.cache import Source
 from normbench.data.holdout import check_size, held_out
 from normbench.data.order import EpochOrder, spread
@@ -34,14 +35,17 @@ class Scaling(NamedTuple):
 class Images(Data):
     """A classifier's data: an epoch is a permutation of the training images, its last incomplete batch dropped.
 
+    Training batches are augmented, batches of an evaluation are not, whichever split they are of.
+
     Args:
         source: where the images come from.
         batch_size: images of a training batch.
         eval_batch_size: images of an evaluation batch.
-        seed: of the permutations.
+        seed: of the permutations and the augmentation.
         scaling: `none` (0 to 255), `unit` (0 to 1) or `standard` (mean 0 and deviation 1 over the training images that
             are used, by channel).
         holdout: share (< 1) or number (≥ 1) of the last training images; they become `val`, and training uses the rest.
+        crop, flip, cutout: see Augmentation.
 
     Raises:
         UsageError: a number is out of bounds, an unknown scaling, or a batch larger than the training set.
@@ -58,6 +62,9 @@ class Images(Data):
         seed: int,
         scaling: str = "standard",
         holdout: float = 0,
+        crop: int = 0,
+        flip: bool = False,
+        cutout: int = 0,
     ) -> None:
         self.batch_size = check_size("data.batch_size", batch_size)
         self.eval_batch_size = check_size("data.eval_batch_size", eval_batch_size)
@@ -80,6 +87,7 @@ class Images(Data):
         self.task = Task(
             kind="image_classification", num_classes=len(self.classes), image_shape=(channels, height, width)
         )
+        self.augmentation = Augmentation(seed, (channels, height, width), crop, flip, cutout)
         self.scaling = scaling
         self._scaling = make_scaling(scaling, content.arrays["train_moments"][:used], height * width)
         self.order = self._images_in_order(used)
@@ -95,7 +103,10 @@ class Images(Data):
 
     def train_batch(self, step: int) -> Batch:
         """The images of this step's place in its epoch's permutation, which depends on (seed, epoch) alone."""
-        return self._batch("train", self.order.batch(step))
+        images, labels = self.splits["train"]
+        indices = self.order.batch(step)
+        pixels = self.augmentation.moved(images.index_select(0, indices), step)
+        return Batch(self.augmentation.cut(self._scaled(pixels), step), labels.index_select(0, indices))
 
     def eval_batches(self, split: Split, limit: int | None = None) -> Iterator[Batch]:
         """The split in order, in batches whose sizes differ by at most one image.
@@ -103,12 +114,11 @@ class Images(Data):
         With `limit`: so many batches of `eval_batch_size` images spread evenly over the split, or all if that is less.
         """
         for indices in spread(len(self.splits[split].labels), self.eval_batch_size, limit):
-            yield self._batch(split, indices)
+            images, labels = self.splits[split]
+            yield Batch(self._scaled(images.index_select(0, indices)), labels.index_select(0, indices))
 
-    def _batch(self, split: Split, indices: Int64[Tensor, " batch"]) -> Batch:
-        images, labels = self.splits[split]
-        pixels = images.index_select(0, indices).float()
-        return Batch(pixels.sub_(self._scaling.shift).div_(self._scaling.divisor), labels.index_select(0, indices))
+    def _scaled(self, pixels: UInt8[Tensor, "batch channels height width"]) -> Tensor:
+        return pixels.float().sub_(self._scaling.shift).div_(self._scaling.divisor)
 
     def describe(self) -> dict[str, Any]:
         """What the data are, for the record; mean and deviation are those of pixels from 0 to 1."""
@@ -121,6 +131,7 @@ class Images(Data):
             "scaling": self.scaling,
             "shift": [round(value / 255, 6) for value in self._scaling.shift.flatten().tolist()],
             "divisor": [round(value / 255, 6) for value in self._scaling.divisor.flatten().tolist()],
+            "augmentation": self.augmentation.describe(),
             "steps_per_epoch": self.steps_per_epoch,
             "fingerprint": self.fingerprint,
         }
