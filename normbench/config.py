@@ -139,6 +139,9 @@ OPEN_KEYS: dict[str, Key] = {
     "data.root": Key("folder of local copies in the hub's layout; null: from the hub", (str, NoneType)),
     "data.config": Key("which of the repository's configurations", (str, NoneType)),
     "data.path": Key("your own file or folder", (str, NoneType)),
+    "data.size": Key(
+        "side that images are brought to; null: they have one size", (int, NoneType), "pixels", low=1, high=10**4
+    ),
     "data.text_column": Key("column of the text", (str,)),
     "data.level": Key("what a token is", (str,), choices=("character", "byte", "word", "lowercase_word", "bpe")),
     "data.vocabulary_size": Key(
@@ -154,6 +157,9 @@ OPEN_KEYS: dict[str, Key] = {
     "data.val_split": Key("split that validates", (str,)),
     "data.image_column": Key("column of the images", (str,)),
     "data.label_column": Key("column of the classes", (str,)),
+    "data.split_column": Key(
+        "column that says train, val or test; null: a tenth of each class is val", (str, NoneType)
+    ),
     "data.context": Key("length of a window; set model.context, it follows", (int,), "tokens", low=1, high=10**7),
     "data.batch_size": Key("windows, texts or images a batch", (int,), low=1, high=10**6),
     "data.eval_batch_size": Key("windows, texts or images an evaluation batch", (int,), low=1, high=10**6),

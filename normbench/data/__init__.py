@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from normbench.data.cache import Content, Source
 from normbench.data.embedded import Digits, PythonDocs
-from normbench.data.factories import digits, hub_images, hub_text, hub_texts, pydocs, text_file
+from normbench.data.factories import digits, hub_images, hub_text, hub_texts, own_images, pydocs, text_file
 from normbench.data.hub import Hub
+from normbench.data.imagefolder import ImageFolder
 from normbench.data.images import Images
+from normbench.data.imagetable import ImageTable
 from normbench.data.sources import HubImages, HubText, HubTexts
 from normbench.data.text import Text, TextSource
 from normbench.data.textfile import TextFile
@@ -19,6 +21,8 @@ __all__ = [
     "HubImages",
     "HubText",
     "HubTexts",
+    "ImageFolder",
+    "ImageTable",
     "Images",
     "PythonDocs",
     "Source",
@@ -30,6 +34,7 @@ __all__ = [
     "hub_images",
     "hub_text",
     "hub_texts",
+    "own_images",
     "pydocs",
     "text_file",
 ]

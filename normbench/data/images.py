@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -71,10 +71,7 @@ class Images(Data):
         self.seed = seed
         self.source = source
         content, self.fingerprint = source.open()
-        train, val = (
-            Labelled(*(torch.from_numpy(content.arrays[f"{split}_{part}"]) for part in ("images", "labels")))
-            for split in ("train", "val")
-        )
+        train, val = labelled(content.arrays, "train"), labelled(content.arrays, "val")
         held = held_out(len(train.labels), holdout, "images")
         used = len(train.labels) - held
         held_part = Labelled(train.images[used:], train.labels[used:])
@@ -82,6 +79,10 @@ class Images(Data):
             "train": Labelled(train.images[:used], train.labels[:used]),
             "val": held_part if held else val,
         }
+        self.has_test = "test_images" in content.arrays
+        if self.has_test:
+            self.splits["test"] = labelled(content.arrays, "test")
+        self.left_out = int(content.facts.get("left_out", 0))
         self.classes: tuple[str, ...] = tuple(content.facts["classes"])
         channels, height, width = train.images.shape[1:]
         self.task = Task(
@@ -126,6 +127,8 @@ class Images(Data):
             "kind": self.kind,
             "train_images": len(self.splits["train"].labels),
             "val_images": len(self.splits["val"].labels),
+            "test_images": len(self.splits["test"].labels) if self.has_test else 0,
+            "left_out": self.left_out,
             "image_shape": list(self.task.image_shape or ()),
             "classes": list(self.classes),
             "scaling": self.scaling,
@@ -135,6 +138,12 @@ class Images(Data):
             "steps_per_epoch": self.steps_per_epoch,
             "fingerprint": self.fingerprint,
         }
+
+
+def labelled(arrays: Mapping[str, np.ndarray], split: Split) -> Labelled:
+    """A split of what a source decodes to."""
+    images, labels = (torch.from_numpy(arrays[f"{split}_{part}"]) for part in ("images", "labels"))
+    return Labelled(images, labels)
 
 
 def make_scaling(scaling: str, moments: Int64[np.ndarray, "images channels 2"], pixels: int) -> Scaling:

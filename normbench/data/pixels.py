@@ -25,8 +25,17 @@ def pixel_moments(pixels: Pixels) -> Int64[np.ndarray, "images channels 2"]:
     return moments
 
 
-def image_content(train: tuple[Pixels, Labels], val: tuple[Pixels, Labels], classes: Sequence[str]) -> Content:
-    """What an image source decodes to."""
+def image_content(
+    train: tuple[Pixels, Labels],
+    val: tuple[Pixels, Labels],
+    classes: Sequence[str],
+    test: tuple[Pixels, Labels] | None = None,
+    left_out: int = 0,
+) -> Content:
+    """What an image source decodes to.
+
+    test: what judges once, at the end, if anything. left_out: how many images could not be read.
+    """
     arrays = {
         "train_images": train[0],
         "train_labels": train[1],
@@ -34,4 +43,6 @@ def image_content(train: tuple[Pixels, Labels], val: tuple[Pixels, Labels], clas
         "val_images": val[0],
         "val_labels": val[1],
     }
-    return Content(arrays, {"classes": list(classes)})
+    if test is not None:
+        arrays |= {"test_images": test[0], "test_labels": test[1]}
+    return Content(arrays, {"classes": list(classes), "left_out": left_out})
