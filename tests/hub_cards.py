@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +67,7 @@ class Card:
     config: str
     columns: dict[str, Any]
     splits: tuple[str, ...] = ("train", "test")
-    rows: int = field(default=200)
+    rows: int = 200
 
     @property
     def features(self) -> dict[str, Any]:

@@ -12,11 +12,13 @@ from killing import Child, Server, Trap
 LENGTHS = ["trainer.steps=40", "trainer.log_every=5", "trainer.eval_every=10", "trainer.eval_batches=4"]
 LENGTHS += ["trainer.checkpoint_every=8", "probes.every=7", "probes.histograms_every=9", "threads=1", "device=cpu"]
 
-# A Transformer with dropout under AdamW, and a CNN with BatchNorm's running statistics under SGD with momentum.
+# A Transformer with dropout under AdamW, and a CNN with BatchNorm's running statistics under SGD with momentum, on
+# images that are cropped, flipped and cut at random.
 MODELS = {
     "transformer": "train model=nano model.depth=1 model.width=16 model.heads=2 model.context=16 model.dropout=0.1 "
     "data=pydocs data.eval_batch_size=512 probes=full",
     "cnn": "train model=cnn model.width=4 norm=batchnorm data=digits data.batch_size=16 optim=sgd "
+    "data.crop=1 data.flip=true data.cutout=2 "
     "trainer.keep_checkpoint=best trainer.accumulate=2 trainer.ema=0.9",
 }
 
