@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import repeat
@@ -101,7 +102,7 @@ def test_killed_run_ends_like_an_undisturbed_one(
 
 @pytest.mark.slow
 def test_killed_at_more_than_twenty_moments(
-    server: Server, undisturbed: dict[str, Record], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    server: Server, undisturbed: dict[str, Record], tmp_path: Path, tell: Callable[[str], None]
 ) -> None:
     folders = [tmp_path / str(number) for number in range(len(MOMENTS))]
     for folder in folders:
@@ -110,8 +111,8 @@ def test_killed_at_more_than_twenty_moments(
     with ThreadPoolExecutor(2) as pool:
         ends = pool.map(kill_and_continue, repeat(server), MOMENTS, folders)
         for moment, (places, record) in zip(MOMENTS, ends, strict=True):
-            with capsys.disabled():
-                print(*(f"\nSIGKILL {moment.model}: {place}" for place in places), end="")
+            for place in places:
+                tell(f"SIGKILL {moment.model}: {place}")
             fell += places
             assert_same(record, undisturbed[moment.model])
     assert len(fell) >= 20
@@ -125,7 +126,7 @@ def test_killed_from_outside_again_and_again(
     server: Server,
     undisturbed: dict[str, Record],
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    tell: Callable[[str], None],
     model: str,
 ) -> None:
     moments = random.Random(0)
@@ -135,8 +136,7 @@ def test_killed_from_outside_again_and_again(
         time.sleep(moments.uniform(0.0, 0.5))
         child.kill(signal.SIGKILL)
         status = child.wait()
-        with capsys.disabled():
-            print(f"\nSIGKILL {model} from outside, behind: {child.places[-1]}" if status else "\nended first", end="")
+        tell(f"SIGKILL {model} from outside, behind: {child.places[-1]}" if status else f"{model} ended first")
         if status == 0:
             break
         assert status == -signal.SIGKILL

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -163,7 +164,7 @@ def bigram_loss(train_bytes: torch.Tensor, val_bytes: torch.Tensor) -> float:
 
 
 @pytest.mark.slow
-def test_the_readme_s_first_command_beats_a_bigram_model(tmp_path: Path) -> None:
+def test_the_readme_s_first_command_beats_a_bigram_model(tmp_path: Path, tell: Callable[[str], None]) -> None:
     data = pydocs(context=64, batch_size=12, eval_batch_size=64, seed=0)
     splits = []
     for split in ("train", "val"):
@@ -175,12 +176,12 @@ def test_the_readme_s_first_command_beats_a_bigram_model(tmp_path: Path) -> None
     found = summary_of(in_a_process(tmp_path, "norm=rmsnorm", "placement=pre"))
     assert found["status"] == "finished"
     assert found["metrics"]["loss/val"] < reference - 0.1
-    print(f"validation loss {found['metrics']['loss/val']:.4f}, bigram {reference:.4f}")
+    tell(f"first command: validation loss {found['metrics']['loss/val']:.4f}, bigram model {reference:.4f}")
 
 
 @pytest.mark.slow
 @pytest.mark.data
-def test_nanogpt_s_documented_cpu_run(tmp_path: Path) -> None:
+def test_nanogpt_s_documented_cpu_run(tmp_path: Path, tell: Callable[[str], None]) -> None:
     """nanoGPT's README gives a validation loss of 1.88 over 20 batches; here over the whole last tenth, with its seed.
 
     Its own code, judged over the whole last tenth, gave 1.898, 1.909, 1.891 and 1.908 for seeds 1337, 0, 1 and 2; ours
@@ -189,6 +190,7 @@ def test_nanogpt_s_documented_cpu_run(tmp_path: Path) -> None:
     found = summary_of(in_a_process(tmp_path, "experiment=nanogpt_cpu"))
     assert found["steps"] == 2000
     assert found["data"]["val_tokens"] == 111540
+    tell(f"nanoGPT's CPU run: validation loss {found['metrics']['loss/val']:.4f} over the whole last tenth")
     assert found["metrics"]["loss/val"] <= 1.90
     assert math.isfinite(found["metrics"]["loss/train_eval"])
 
@@ -196,9 +198,9 @@ def test_nanogpt_s_documented_cpu_run(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.data
 @pytest.mark.parametrize("model", ["cnn", "cnn_plain"])
-def test_mnist_to_99_percent(tmp_path: Path, model: str) -> None:
+def test_mnist_to_99_percent(tmp_path: Path, model: str, tell: Callable[[str], None]) -> None:
     start = time.monotonic()
     found = summary_of(in_a_process(tmp_path, f"model={model}", "norm=batchnorm", "data=mnist"))
     seconds = time.monotonic() - start
     assert found["metrics"]["accuracy/val"] >= 0.99
-    print(f"{model}: {100 * found['metrics']['accuracy/val']:.2f} % in {seconds:.0f} s")
+    tell(f"MNIST, {model}: {100 * found['metrics']['accuracy/val']:.2f} % in {seconds:.0f} s")

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -243,7 +244,7 @@ def test_paths_to_no_file(path: str, complaint: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_text_of_2_gb_trains_with_less_than_1_gib_of_memory(tmp_path: Path) -> None:
+def test_a_text_of_2_gb_trains_with_less_than_1_gib_of_memory(tmp_path: Path, tell: Callable[[str], None]) -> None:
     path = tmp_path / "long.txt"
     block = (LONG * 4000).encode()
     with open(path, "wb") as file:
@@ -262,7 +263,7 @@ def test_a_text_of_2_gb_trains_with_less_than_1_gib_of_memory(tmp_path: Path) ->
         [sys.executable, "-c", textwrap.dedent(code), *words], capture_output=True, text=True, check=True
     )
     status, kibibytes = done.stdout.splitlines()[-1].split()
-    print(f"{path.stat().st_size:,} bytes of text, {int(kibibytes) / 1024:,.0f} MiB of memory at most")
+    tell(f"{path.stat().st_size:,} bytes of text, {int(kibibytes) / 1024:,.0f} MiB of memory at most")
     assert status == "0"
     assert int(kibibytes) < 1024 * 1024
 
