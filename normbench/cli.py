@@ -14,7 +14,10 @@ from normbench.errors import RunFailure, UsageError
 
 @dataclass(frozen=True)
 class Command:
-    """A command: its line in the overview, what runs it (None: not in this version), its words, its own page."""
+    """A command.
+
+    line: in the overview. run: what runs it; None: not in this version. words: what it takes. help: its own page.
+    """
 
     line: str
     run: Callable[[list[str]], int] | None = None
@@ -40,6 +43,12 @@ def list_options(words: list[str]) -> int:
     return run(words)
 
 
+def show(words: list[str]) -> int:
+    from normbench.commands.show import run
+
+    return run(words)
+
+
 def tensorboard(words: list[str]) -> int:
     from normbench.commands.tensorboard import run
 
@@ -53,7 +62,16 @@ def show_help(words: list[str]) -> int:
 
 
 COMMANDS = {
-    "train": Command("train one model and record it, or go on with a run that was stopped", train, help=train_help),
+    "train": Command(
+        "train one model and record it, or go on with a run that was stopped",
+        train,
+        help=train_help,
+    ),
+    "show": Command(
+        "the whole configuration that train would take: values, units, what is allowed, and where each was written",
+        show,
+        "[GROUP=OPTION ...] [KEY=VALUE ...] [--config-dir DIR]",
+    ),
     "list": Command(
         "what there is to choose: norms, placements, models, data sets, experiments; what is refused and why",
         list_options,

@@ -21,6 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 from normbench.catalog import GROUPS, config_directory, options
 from normbench.complaints import key_of, missing, one_line, sentence, unknown_option, unreadable
 from normbench.errors import UsageError
+from normbench.origins import Origins, trace
 
 
 @dataclass(frozen=True)
@@ -28,19 +29,23 @@ class Composition:
     """A configuration and how it came about.
 
     tree: resolved, plain containers. groups: the option of each group. overrides: the words of the command line.
+    origins: where each value was written, if that was asked for.
     """
 
     tree: dict[str, Any]
     groups: dict[str, str]
     overrides: tuple[str, ...]
+    origins: Origins | None = None
 
     def overridden(self, key: str) -> bool:
         """Whether the command line set this key."""
         return any(re.match(rf"[+~]*{re.escape(key)}(=|$)", word) for word in self.overrides)
 
 
-def compose(command: str, words: list[str]) -> Composition | None:
+def compose(command: str, words: list[str], traced: bool = False) -> Composition | None:
     """Compose the configuration of a command; None where Hydra has answered itself (`--cfg job`, `--info`).
+
+    traced: find out where each value was written, which takes as long as composing.
 
     Raises:
         UsageError: anything that is wrong with the words.
@@ -51,13 +56,13 @@ def compose(command: str, words: list[str]) -> Composition | None:
         if any(word.startswith("-") for word in words):
             with hydra_environment(command, words):
                 main = hydra.main(version_base="1.3", config_path=str(config_directory()), config_name=command)
-                main(lambda config: composed.append(composition(config, HydraConfig.get())))()
+                main(lambda config: composed.append(composition(command, config, HydraConfig.get(), traced)))()
         else:  # the same without flags, in half the time: hydra.main composes twice
             with hydra.initialize_config_dir(str(config_directory()), version_base="1.3"):
                 config = hydra.compose(command, words, return_hydra_config=True)
-            with open_dict(config):
-                runtime = config.pop("hydra")
-            composed.append(composition(config, runtime))
+                with open_dict(config):
+                    runtime = config.pop("hydra")
+                composed.append(composition(command, config, runtime, traced))
     return composed[0] if composed else None
 
 
@@ -71,7 +76,7 @@ def check_own_keys(words: list[str]) -> None:
             )
 
 
-def composition(config: DictConfig, runtime: Any) -> Composition:
+def composition(command: str, config: DictConfig, runtime: Any, traced: bool) -> Composition:
     """What Hydra composed; `runtime` is its own section.
 
     Raises:
@@ -84,7 +89,8 @@ def composition(config: DictConfig, runtime: Any) -> Composition:
     for group, option in groups.items():
         if not re.fullmatch(r"[\w.+-]+", option):
             raise UsageError(unknown_option(group, option, list(options(group))))
-    return Composition(plain(config), groups, tuple(runtime.overrides.task))
+    origins = trace(command, runtime) if traced else None
+    return Composition(plain(config), groups, tuple(runtime.overrides.task), origins)
 
 
 def plain(config: DictConfig) -> dict[str, Any]:

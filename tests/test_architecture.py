@@ -35,7 +35,8 @@ ARROWS: dict[str, set[str]] = {
     "training": {"types", "config", "data", "probes", "recording", "rundir", "environment"},
     "complaints": {"catalog", "config"},
     "glance": {"catalog", "config", "complaints"},
-    "compose": {"catalog", "complaints"},
+    "origins": {"catalog", "complaints"},
+    "compose": {"catalog", "complaints", "origins"},
     "targets": {"types", "config", "models", "training"},
     "assembly": {"types", "config", "models", "training", "compatibility", "targets"},
     "plan": {"types", "catalog", "config", "rundir", "training", "assembly"},
@@ -48,14 +49,19 @@ ARROWS: dict[str, set[str]] = {
         "catalog", "config", "recording", "rundir", "training", "limits", "assembly", "plan", "rehearsal", "session",
         "summary",
     },
-    "commands": {"catalog", "glance", "compose", "config", "compatibility", "recording", "rundir", "assembly", "run"},
+    "commands": {
+        "types", "catalog", "glance", "compose", "config", "compatibility", "recording", "rundir", "assembly", "run",
+    },
     "cli": {"commands", "config"},
     "__main__": {"cli"},
     "__init__": set(),
 }  # fmt: skip
 
 # Where these may be imported at all.
-OUTSIDE = {"hydra": {"compose.py", "assembly.py"}, "omegaconf": {"compose.py"}}
+OUTSIDE = {
+    "hydra": {"compose.py", "origins.py", "assembly.py"},
+    "omegaconf": {"compose.py", "origins.py"},
+}
 
 
 def part(path: Path) -> str:

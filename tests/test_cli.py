@@ -301,6 +301,8 @@ print(status, *sorted({name.split(".")[0] for name in sys.modules}), file=sys.st
         (["--version"], 0, (*HEAVY, "hydra", "omegaconf", "yaml")),
         (["trian"], 2, (*HEAVY, "hydra", "omegaconf", "yaml")),
         (["list"], 0, (*HEAVY, "hydra", "omegaconf", "yaml")),
+        (["show"], 0, HEAVY),
+        (["show", "norm=rmsnrm"], 2, (*HEAVY, "hydra", "omegaconf", "yaml")),
         (["train", "--help"], 0, HEAVY),
         (["train", "norm=rmsnrm"], 2, (*HEAVY, "hydra", "omegaconf", "yaml")),
         (["train", "norm.epz=1"], 2, (*HEAVY, "hydra", "omegaconf", "yaml")),
@@ -328,7 +330,13 @@ def cpu_seconds(action: Callable[[], object]) -> float:
 
 @pytest.mark.parametrize(
     ("line", "limit"),
-    [("--help", 0.3), ("train norm=rmsnrm", 0.5), ("train norm.epz=1", 0.5), ("train seed=-1", 0.5)],
+    [
+        ("--help", 0.3),
+        ("train norm=rmsnrm", 0.5),
+        ("train norm.epz=1", 0.5),
+        ("train seed=-1", 0.5),
+        ("show norm=rmsnorm", 1.0),
+    ],
 )
 def test_help_and_mistakes_come_at_once(line: str, limit: float) -> None:
     """CPU time, the best of a few: what else the machine does is not ours."""

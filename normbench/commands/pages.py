@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from textwrap import wrap
 
 WIDEST = 120
@@ -32,3 +32,9 @@ def entries(pairs: Iterable[tuple[str, str]], indent: int = 2) -> list[str]:
         first, *rest = paragraph(text, column) or [""]
         lines += [f"{' ' * indent}{name:<{column - indent}}{first.lstrip()}", *rest]
     return lines
+
+
+def columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows of words as lines with aligned columns, as wide as they are."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(f"{word:<{width}}" for word, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -41,23 +41,10 @@ FLAGS = {
 
 def run(words: list[str]) -> int:
     """Train one model; returns the exit status."""
-    for word in words:
-        if word == "-m" or (len(word) > 2 and "--multirun".startswith(word)):
-            raise UsageError(
-                f"{word} (many runs) is sweep's, which is not in this version: start one normbench train for each run"
-            )
-    glance("train", words)
-    composition = compose("train", words)
+    composition = checked(words)
     if composition is None:
         return 0
-    composition = replace(composition, tree=typed(composition.tree))
-    parse(composition.tree)
-    for folder in ("outputs", "extend"):  # the shell leaves `~` alone behind a `=`
-        if (path := composition.tree[folder]) is not None:
-            composition.tree[folder] = os.path.expanduser(path)
-    check_length(composition)
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # a class of the user's own may be in a file here
+    find_own_classes()
     from normbench import assembly  # imports torch: behind every mistake that the configuration alone shows
     from normbench.run import train
 
@@ -71,11 +58,43 @@ def run(words: list[str]) -> int:
     return train(tree, choices, parent)
 
 
-def compose(command: str, words: list[str]) -> Composition | None:
+def checked(words: list[str], traced: bool = False) -> Composition | None:
+    """The configuration that the words ask for, after all checks that it alone allows; None where Hydra has answered.
+
+    traced: find out where each value was written.
+
+    Raises:
+        UsageError: any mistake in the words.
+    """
+    for word in words:
+        if word == "-m" or (len(word) > 2 and "--multirun".startswith(word)):
+            raise UsageError(
+                f"{word} (many runs) is sweep's, which is not in this version: start one normbench train for each run"
+            )
+    glance("train", words)
+    composition = compose("train", words, traced)
+    if composition is None:
+        return None
+    composition = replace(composition, tree=typed(composition.tree))
+    parse(composition.tree)
+    for folder in ("outputs", "extend"):  # the shell leaves `~` alone behind a `=`
+        if (path := composition.tree[folder]) is not None:
+            composition.tree[folder] = os.path.expanduser(path)
+    check_length(composition)
+    return composition
+
+
+def find_own_classes() -> None:
+    """Let a class of the user's own be in a file in the current directory."""
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+
+
+def compose(command: str, words: list[str], traced: bool = False) -> Composition | None:
     """`normbench.compose.compose`, whose import takes a third of a second."""
     from normbench.compose import compose
 
-    return compose(command, words)
+    return compose(command, words, traced)
 
 
 def check_length(composition: Composition) -> None:
