@@ -60,11 +60,28 @@ def options_with(group: str, setting: str) -> dict[str, str]:
 
 def default_options(command: str) -> dict[str, str]:
     """The option of each group that a command's root config sets."""
-    import yaml
+    text = (config_directory() / f"{command}.yaml").read_text("utf-8")
+    entries = re.findall(r"^ *- (\w+): *(\S+)", text, re.MULTILINE)
+    return {group: option for group, option in entries if group in GROUPS and option != "null"}
 
-    root = yaml.safe_load((config_directory() / f"{command}.yaml").read_text(encoding="utf-8"))
-    entries = [entry for entry in root["defaults"] if isinstance(entry, dict)]
-    return {group: str(option) for entry in entries for group, option in entry.items() if group in GROUPS}
+
+def own_settings(group: str, option: str, *more: Path) -> tuple[set[str], dict[str, str]]:
+    """The names that an option's YAML sets, with those it builds on, and the options of other groups that it chooses.
+
+    Read line by line, as PyYAML takes longer than a person who completes a word waits for.
+    """
+    names: set[str] = set()
+    choices: dict[str, str] = {}
+    for path in (directory / group / f"{option}.yaml" for directory in (config_directory(), *more)):
+        if path.is_file():
+            text = path.read_text("utf-8")
+            for base in re.findall(r"^ *- (\w+)$", text, re.MULTILINE):
+                below, chosen = own_settings(group, base, *more) if base != "_self_" else (set(), {})
+                names |= below
+                choices |= chosen
+            names |= set(re.findall(r"^ *(\w+):", text, re.MULTILINE))
+            choices |= dict(re.findall(r"^ *- override /(\w+): *(\S+)", text, re.MULTILINE))
+    return names, choices
 
 
 def first_comment(path: Path) -> str:

@@ -17,12 +17,14 @@ class Command:
     """A command.
 
     line: in the overview. run: what runs it; None: not in this version. words: what it takes. help: its own page.
+    takes: how its words are completed: kinds that `normbench.commands.complete` knows, and flags.
     """
 
     line: str
     run: Callable[[list[str]], int] | None = None
     words: str = ""
     help: Callable[[list[str]], str] | None = None
+    takes: tuple[str, ...] = ()
 
 
 def train(words: list[str]) -> int:
@@ -55,6 +57,19 @@ def tensorboard(words: list[str]) -> int:
     return run(words)
 
 
+def completion(words: list[str]) -> int:
+    from normbench.commands.completion import run
+
+    return run(words)
+
+
+def complete(words: list[str]) -> int:
+    """What the completion scripts ask: `normbench complete -- WORDS`."""
+    from normbench.commands.complete import Known, run
+
+    return run(words, {name: Known(known.line, known.takes) for name, known in COMMANDS.items() if known.run})
+
+
 def show_help(words: list[str]) -> int:
     """`normbench help [COMMAND]`."""
     print(command_help(words[0], words[1:]) if words else overview())
@@ -66,28 +81,41 @@ COMMANDS = {
         "train one model and record it, or go on with a run that was stopped",
         train,
         help=train_help,
+        takes=("settings", "--cfg", "--config-dir", "--info"),
     ),
     "show": Command(
         "the whole configuration that train would take: values, units, what is allowed, and where each was written",
         show,
         "[GROUP=OPTION ...] [KEY=VALUE ...] [--config-dir DIR]",
+        takes=("settings", "--config-dir"),
     ),
     "list": Command(
         "what there is to choose: norms, placements, models, data sets, experiments; what is refused and why",
         list_options,
         "[GROUP ...]",
+        takes=("groups",),
     ),
     "tensorboard": Command(
         "look at the runs under outputs/, or under FOLDER; flags are TensorBoard's own",
         tensorboard,
         "[FOLDER] [--port N] [FLAGS]",
+        takes=("folders", "--port"),
     ),
-    "help": Command("this page, or one command's", show_help, "[COMMAND]"),
+    "completion": Command(
+        "the script with which a shell completes normbench's words: source <(normbench completion bash)",
+        completion,
+        "bash|zsh|fish",
+        takes=("shells",),
+    ),
+    "help": Command("this page, or one command's", show_help, "[COMMAND]", takes=("commands",)),
     "sweep": Command("many runs, resumable"),
     "report": Command("statistics and plots over runs"),
     "bench": Command("operator timings"),
     "study": Command("experiments around or on a trained run"),
 }
+
+# Commands for programs, which no page names.
+HIDDEN = {"complete": complete}
 
 
 def overview() -> str:
@@ -148,6 +176,8 @@ def dispatch(argv: list[str]) -> int:
         print(f"normbench {__version__}")
         return 0
     name, words = argv[0], argv[1:]
+    if name in HIDDEN:
+        return HIDDEN[name](words)
     command = find(name)
     assert command.run is not None
     if "-h" in words or "--help" in words:

@@ -303,6 +303,9 @@ print(status, *sorted({name.split(".")[0] for name in sys.modules}), file=sys.st
         (["list"], 0, (*HEAVY, "hydra", "omegaconf", "yaml")),
         (["show"], 0, HEAVY),
         (["show", "norm=rmsnrm"], 2, (*HEAVY, "hydra", "omegaconf", "yaml")),
+        (["completion", "bash"], 0, (*HEAVY, "hydra", "omegaconf", "yaml")),
+        (["complete", "--", "train", "norm="], 0, (*HEAVY, "hydra", "omegaconf", "yaml")),
+        (["complete", "--", "train", "norm."], 0, (*HEAVY, "hydra", "omegaconf", "yaml")),
         (["train", "--help"], 0, HEAVY),
         (["train", "norm=rmsnrm"], 2, (*HEAVY, "hydra", "omegaconf", "yaml")),
         (["train", "norm.epz=1"], 2, (*HEAVY, "hydra", "omegaconf", "yaml")),
@@ -335,6 +338,8 @@ def cpu_seconds(action: Callable[[], object]) -> float:
         ("train norm=rmsnrm", 0.5),
         ("train norm.epz=1", 0.5),
         ("train seed=-1", 0.5),
+        ("complete -- train norm=", 0.15),
+        ("complete -- train norm.", 0.15),
         ("show norm=rmsnorm", 1.0),
     ],
 )
