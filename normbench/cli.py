@@ -81,7 +81,7 @@ COMMANDS = {
         "train one model and record it, or go on with a run that was stopped",
         train,
         help=train_help,
-        takes=("settings", "--cfg", "--config-dir", "--info"),
+        takes=("settings", "--dry-run", "--cfg", "--config-dir", "--info"),
     ),
     "show": Command(
         "the whole configuration that train would take: values, units, what is allowed, and where each was written",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -57,6 +58,17 @@ class RunDirectory:
             ) from error
         if not os.access(self.path, os.W_OK):
             raise UsageError(f"outputs: {self.path} cannot be written: change its permissions or give another folder")
+
+    def check_creatable(self) -> None:
+        """Refuse a path where `create` would fail, without making anything.
+
+        Raises:
+            UsageError: it could not be made or written to.
+        """
+        existing = next(path for path in (self.path, *self.path.absolute().parents) if path.exists())
+        if not existing.is_dir() or not os.access(existing, os.W_OK):
+            reason = os.strerror(errno.EACCES if existing.is_dir() else errno.ENOTDIR)
+            raise UsageError(f"outputs={self.path.parent.parent} cannot be written ({reason}): give another folder")
 
     @contextmanager
     def held(self) -> Iterator[None]:

@@ -49,8 +49,14 @@ ARROWS: dict[str, set[str]] = {
         "catalog", "config", "recording", "rundir", "training", "limits", "assembly", "plan", "rehearsal", "session",
         "summary",
     },
+    "estimate": {"types", "recording", "training"},
+    "dryrun": {
+        "catalog", "config", "recording", "rundir", "training", "limits", "ledger", "plan", "session", "run",
+        "estimate",
+    },
     "commands": {
         "types", "catalog", "glance", "compose", "config", "compatibility", "recording", "rundir", "assembly", "run",
+        "dryrun",
     },
     "cli": {"commands", "config"},
     "__main__": {"cli"},

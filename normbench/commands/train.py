@@ -32,7 +32,10 @@ examples:
   normbench train model=cnn data=digits norm=groupnorm norm.groups=8 seed=1
   normbench train experiment=nanogpt_cpu data.root=PATH trainer.steps=500"""
 
+DRY_RUN = "--dry-run"
+
 FLAGS = {
+    DRY_RUN: "print what would run, with its memory, time and disk, measured on a few steps; leave nothing behind",
     "--cfg job": "print the whole configuration and do nothing else; --resolve fills in what refers to other keys",
     "--config-dir DIR": "look for options in DIR/norm/NAME.yaml, DIR/placement/NAME.yaml, ... too",
     "--info defaults-tree": "print which files the configuration comes from",
@@ -40,12 +43,13 @@ FLAGS = {
 
 
 def run(words: list[str]) -> int:
-    """Train one model; returns the exit status."""
-    composition = checked(words)
+    """Train one model, or with `--dry-run` say what that would take; returns the exit status."""
+    composition = checked([word for word in words if word != DRY_RUN])
     if composition is None:
         return 0
     find_own_classes()
     from normbench import assembly  # imports torch: behind every mistake that the configuration alone shows
+    from normbench.dryrun import dry_run
     from normbench.run import train
 
     tree, parent = assembly.adopt_targets(composition.tree, composition.overridden), None
@@ -55,7 +59,7 @@ def run(words: list[str]) -> int:
         tree, choices = extended(composition, parent)
     for section in OPEN_SECTIONS:
         assembly.factory(tree, section)  # settings that a class does not take are refused before the data are read
-    return train(tree, choices, parent)
+    return (dry_run if DRY_RUN in words else train)(tree, choices, parent)
 
 
 def checked(words: list[str], traced: bool = False) -> Composition | None:

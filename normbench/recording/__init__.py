@@ -8,6 +8,7 @@ from normbench.recording.json_lines import JsonLinesSink, truncate_metrics
 from normbench.recording.layout import start_page
 from normbench.recording.sink import Histogram, NullSink, Recorder, Scalar, Sink
 from normbench.recording.tensorboard_sink import TensorBoardSink
+from normbench.recording.weighing import WeighingSink
 
 __all__ = [
     "ConsoleSink",
@@ -18,6 +19,7 @@ __all__ = [
     "Scalar",
     "Sink",
     "TensorBoardSink",
+    "WeighingSink",
     "start_page",
     "truncate_events",
     "truncate_metrics",

@@ -1,0 +1,181 @@
+"""`normbench train --dry-run`: what it says against what the run then takes, and that it leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from support import refused
+
+from normbench.cli import main
+from normbench.estimate import Disk, Estimate, Memory, Times, forget_peak, nbytes, peak, times_due
+from normbench.recording import JsonLinesSink, WeighingSink
+
+TINY = ["model.depth=2", "model.width=16", "model.heads=2", "model.context=16", "data.eval_batch_size=512",
+        "trainer.steps=60", "trainer.eval_batches=2", "trainer.eval_every=20", "trainer.log_every=5",
+        "probes.every=20", "probes.histograms_every=30", "threads=1", "device=cpu", "quiet=true"]  # fmt: skip
+CNN = ["model=cnn", "model.width=4", "norm=batchnorm", "data=digits", "trainer.steps=8", "threads=1", "device=cpu"]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty current directory, an empty folder for temporary files, and a terminal that wraps nothing."""
+    for name in ("here", "scratch"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "scratch"))
+    monkeypatch.setenv("COLUMNS", "300")
+    return tmp_path / "here"
+
+
+def dry(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, str]:
+    """The table of a dry run, which leaves everything as it was."""
+    before = files(Path.cwd().parent)
+    assert main(["train", *words, "--dry-run"]) == 0
+    assert files(Path.cwd().parent) == before
+    pairs = (re.split(r"  +", line.strip(), maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    return {pair[0]: pair[1] for pair in pairs if len(pair) == 2}
+
+
+def files(folder: Path) -> dict[Path, bytes]:
+    """Everything in a folder, but for an empty one that torch makes for itself."""
+    found = {path: path.read_bytes() if path.is_file() else b"" for path in folder.rglob("*")}
+    return {path: content for path, content in found.items() if not path.name.startswith("torchinductor_")}
+
+
+def numbers(text: str) -> list[float]:
+    return [float(number.replace(",", "")) for number in re.findall(r"\d[\d,]*\.?\d*", text)]
+
+
+def trained(*words: str) -> Path:
+    assert main(["train", *words, "quiet=true"]) == 0
+    (run,) = Path("outputs/train").iterdir()
+    return run
+
+
+@pytest.mark.parametrize("words", [TINY, [*TINY, "trainer.ema=0.9", "trainer.accumulate=2"], CNN])
+def test_it_says_what_the_run_then_takes(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    said = dry(capsys, *words)
+    run = trained(*words)
+    summary = json.loads((run / "summary.json").read_text())
+    counts = summary["ledger"]["parameters"]
+    assert said["run directory"] == str(run)
+    assert said["state"] == "new"
+    assert numbers(said["steps"])[0] == summary["steps"]
+    assert numbers(said["parameters"]) == [counts["total"], counts["in_norms"], counts["outside_norms"]]
+    assert numbers(said["disk, checkpoints"])[0] == pytest.approx((run / "checkpoint.pt").stat().st_size / 1e6, rel=0.1)
+    recorded = [run / "metrics.jsonl", *run.glob("events*")]
+    size = sum(path.stat().st_size for path in recorded) / 1e6
+    assert numbers(said["disk, events and metrics"])[0] == pytest.approx(size, rel=0.3)  # beside the texts
+
+
+def test_memory_is_counted_from_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    """AdamW keeps two numbers a parameter, an average one more; float32 takes four bytes."""
+    said = dry(capsys, *TINY, "trainer.ema=0.9")
+    total = numbers(said["parameters"])[0]
+    everything, weights, gradients, optimizer, average = numbers(said["memory that stays"])
+    assert weights == gradients == average == pytest.approx(4 * total / 1e6, rel=0.01)
+    assert optimizer == pytest.approx(8 * total / 1e6, rel=0.02)
+    assert everything == pytest.approx(weights + gradients + optimizer + average, rel=0.01)
+    assert numbers(said["memory, peak of a step"])[0] > 100  # torch alone
+
+
+def test_what_is_there_already_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    run = trained(*TINY)
+    assert main(["train", *TINY, "--dry-run"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"{run} is finished already: train would only show its summary"
+    assert dry(capsys, *TINY, "rerun=true")["state"] == "finished; made anew, the old one is kept beside it"
+    longer = dry(capsys, f"extend={run}", "trainer.steps=100")
+    assert longer["state"] == f"new; goes on from step 60 of {run}"
+    assert numbers(longer["time of an evaluation"])[1] == 1  # of the 40 steps that are left, the last one's apart
+    (run / "summary.json").unlink()
+    (run / "status.json").write_text(json.dumps({"status": "interrupted", "step": 60}))
+    assert dry(capsys, *TINY)["state"] == "interrupted at step 60; goes on from there"
+
+
+def test_a_run_that_diverges_at_once_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    said = dry(capsys, *TINY, "norm=none", "optim=sgd", "optim.lr=1000", "trainer.grad_clip=0", "schedule.warmup=0")
+    assert re.match(r"diverges at step \d+: not finite: ", said["training"])
+    assert "time in all, about" not in said
+
+
+@pytest.mark.parametrize(
+    "words", [["norm=rmsnrm"], ["model.heads=3"], ["norm=instancenorm"], ["extend=nowhere"], ["+norm.foo=1"], ["--foo"]]
+)
+def test_it_refuses_what_train_refuses(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert refused(["train", *words, "--dry-run"], capsys) == refused(["train", *words], capsys)
+
+
+def test_it_refuses_a_folder_that_cannot_be_made(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "taken").touch()
+    words = ["train", *TINY, "outputs=taken"]
+    assert refused([*words, "--dry-run"], capsys) == refused(words, capsys)
+
+
+# ---- the arithmetic
+
+
+@pytest.mark.parametrize("every", [0, 1, 3, 7, 50])
+@pytest.mark.parametrize("steps", [1, 2, 7, 21])
+def test_times_due_counts_the_steps(steps: int, every: int) -> None:
+    """Against the rule itself: the first step, and then every so many."""
+    assert times_due(steps, every) == sum(every > 0 and (s == 1 or s % every == 0) for s in range(1, steps + 1))
+
+
+def made_up(every: int, histograms: int, times: Times) -> Estimate:
+    loop: Any = SimpleNamespace(
+        compile_seconds=0.0,
+        trainer=SimpleNamespace(log_every=5, eval_every=10),
+        probes_config=SimpleNamespace(every=every, histograms_every=histograms),
+    )
+    return Estimate(loop, Memory(0, 0, 0, 0, None), times, Disk(0, 0, probe=100, histogram=1000, log=10, evaluation=1))
+
+
+@pytest.mark.parametrize(("every", "histograms"), [(4, 6), (0, 6), (4, 0), (1, 3), (0, 0)])
+def test_a_step_with_several_probes_counts_once(every: int, histograms: int) -> None:
+    due = [step for step in range(1, 41) for each in {every, histograms} if each and (step == 1 or step % each == 0)]
+    assert made_up(every, histograms, Times(1, 1, 1, 1, 1)).probed(40) == len(set(due))
+
+
+def test_time_and_records_by_hand() -> None:
+    result = made_up(20, 40, Times(step_ms=10, steps=5, probed_ms=110, evaluation=2, last_evaluation=7))
+    # 3 probed steps (1, 20, 40) of 40; evaluations at 10, 20, 30, and the last one
+    assert result.seconds(40) == pytest.approx((37 * 10 + 3 * 110) / 1e3 + 3 * 2 + 7)
+    # logged at 1, 5, ..., 40; histograms at 1 and 40
+    assert result.record_bytes(40) == 9 * 10 + 4 * 1 + 3 * 100 + 2 * 1000
+    probed = made_up(1, 0, Times(step_ms=None, steps=0, probed_ms=110, evaluation=0, last_evaluation=0))
+    assert probed.seconds(10) == pytest.approx(1.1)
+
+
+def test_a_shared_storage_counts_once() -> None:
+    tensor = torch.zeros(10, dtype=torch.float64)
+    assert nbytes([tensor, tensor[:5], tensor.view(2, 5), torch.zeros(3)]) == 80 + 12
+
+
+@pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="only Linux forgets the peak so far")
+def test_the_peak_is_that_of_what_came_last() -> None:
+    device = torch.device("cpu")
+    peaks = []
+    for size in (300_000_000, 1):
+        forget_peak(device)
+        assert len(b"x" * size) == size
+        peaks.append(peak(device) or 0)
+    assert peaks[0] - peaks[1] > 250_000_000
+
+
+def test_a_sink_weighs_what_the_files_grow_by(tmp_path: Path) -> None:
+    sink, lines = WeighingSink(), JsonLinesSink(tmp_path / "metrics.jsonl")
+    for step in (1, 2):
+        sink.scalars(step, {"loss/train": 1.5, "loss/val": 2.5})
+        lines.scalars(step, {"loss/train": 1.5, "loss/val": 2.5})
+    size = (tmp_path / "metrics.jsonl").stat().st_size / 2
+    lines.close()
+    assert size + 40 < sink.scalar_bytes < size + 120  # beside it two tags in an event
+    sink.close()
+    assert not files(tmp_path / "scratch")
