@@ -1,3 +1,86 @@
-"""normbench: compare normalization in neural networks, and believe the result."""
+"""normbench: compare normalization in neural networks, and believe the result.
+
+From Python: `load` gives a run's trained model, `load_runs` a table of runs.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Literal, overload
+
+if TYPE_CHECKING:  # `import normbench` takes neither the second of torch nor the half of pandas
+    import pandas as pd  # type: ignore[import-untyped]
+    import torch
+
+    from normbench.types import Model
 
 __version__ = "0.1.0"
+
+__all__ = ["__version__", "load", "load_runs"]
+
+
+def load(
+    run_directory: str | os.PathLike[str],
+    *,
+    which: Literal["last", "best"] = "last",
+    ema: bool = False,
+    device: str | torch.device = "cpu",
+) -> Model:
+    """The model of a run with its trained weights, in evaluation mode.
+
+    It is built from the run's own config.yaml; the data are not needed. A class of your own must be importable, as it
+    was when the run was made.
+
+        model = normbench.load("outputs/train/rmsnorm-pre-s0-3f2a9c1b")
+        logits = model(torch.zeros(1, 64, dtype=torch.int64))  # (batch, time) -> (batch, time, vocabulary)
+
+    Args:
+        run_directory: as `normbench train` names it at its end.
+        which: `last`, the weights of the last checkpoint, or `best`, those of the lowest validation loss
+            (of a run with trainer.keep_checkpoint=best).
+        ema: the moving average of the weights instead (of a run with trainer.ema).
+        device: `cpu`, `cuda`, `cuda:N`, `mps`, or `auto`: a GPU where there is one.
+
+    Raises:
+        UsageError: a ValueError: no run, no such weights, or they do not fit this version.
+    """
+    from normbench import trained
+
+    return trained.load(run_directory, which=which, ema=ema, device=device)
+
+
+@overload
+def load_runs(folder: str | os.PathLike[str] = "outputs", *, metrics: Literal[False] = False) -> pd.DataFrame: ...
+@overload
+def load_runs(
+    folder: str | os.PathLike[str] = "outputs", *, metrics: Literal[True]
+) -> tuple[pd.DataFrame, pd.DataFrame]: ...
+def load_runs(
+    folder: str | os.PathLike[str] = "outputs", *, metrics: bool = False
+) -> pd.DataFrame | tuple[pd.DataFrame, pd.DataFrame]:
+    """All runs below a folder, a row each, also those that are running, were interrupted or failed.
+
+    Columns: `run` (the path from the folder on), `path`, `status`, `step`, `steps`, `heartbeat` (when it last said that
+    it is alive: a run that was killed stays `running`); the choices `norm`, `placement`, `model`, `data`, ...; the
+    configuration by its keys (`seed`, `trainer.steps`, `optim.lr`, `norm.eps`); the results by their tags (`loss/val`,
+    `accuracy/val`); `step_time.median_ms`, `ledger.parameters.total`, `ledger.implementation` and the rest of the
+    ledger. What a run does not have is missing (NaN, None), such as the results of one that has not ended.
+
+        runs = normbench.load_runs("outputs/tour")
+        runs.groupby("norm")["loss/val"].agg(["mean", "std", "count"])
+
+        runs, logged = normbench.load_runs("outputs/tour", metrics=True)
+        logged[logged.tag == "loss/val"].pivot(index="step", columns="run", values="value")
+
+    Args:
+        folder: of runs, at any depth, or one run.
+        metrics: return a second table too, of all numbers that the runs have logged, in long form: `run`, `step`,
+            `tag`, `value` (NaN where it was not finite).
+
+    Raises:
+        UsageError: a ValueError: no folder, or no runs in it.
+    """
+    from normbench import tables
+
+    runs = tables.load_runs(folder)
+    return (runs, tables.load_metrics(folder)) if metrics else runs

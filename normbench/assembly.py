@@ -16,7 +16,7 @@ from normbench import compatibility, targets
 from normbench.config import OPEN_SECTIONS, Tree, nearest
 from normbench.errors import UsageError
 from normbench.models import initialize
-from normbench.types import Data, Model, NormFactory, NormFacts, Site
+from normbench.types import Data, Model, NormFactory, NormFacts, Site, Task
 
 
 def resolve_device(name: str) -> torch.device:
@@ -27,7 +27,10 @@ def resolve_device(name: str) -> torch.device:
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-    device = torch.device(name)
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise UsageError(f"device={name} is unknown: use auto, cpu, cuda, cuda:N or mps") from error
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise UsageError(
             f"device={name} is not there: this machine has {torch.cuda.device_count()} CUDA devices; use cpu"
@@ -145,16 +148,26 @@ def check_combination(tree: Tree, names: Mapping[str, str]) -> NormFacts:
     return facts
 
 
+def build_model(tree: Tree, task: Task) -> tuple[Model, dict[str, nn.Module]]:
+    """The model as its classes make it, and its norms by site.
+
+    Raises:
+        UsageError: a setting that does not fit.
+    """
+    norms = NormsOnRecord(factory(tree, "norm"))
+    model: Model = factory(tree, "model")(task, norms, factory(tree, "placement"))
+    return model, norms.made
+
+
 def make_model(tree: Tree, data: Data, seed: int) -> tuple[Model, dict[str, nn.Module]]:
     """The model with its starting weights, and its norms by site.
 
     Raises:
         UsageError: a setting that does not fit.
     """
-    norms = NormsOnRecord(factory(tree, "norm"))
-    model: Model = factory(tree, "model")(data.task, norms, factory(tree, "placement"))
-    initialize(model, factory(tree, "init")(), seed, norms.made.values())
-    return model, norms.made
+    model, norms = build_model(tree, data.task)
+    initialize(model, factory(tree, "init")(), seed, norms.values())
+    return model, norms
 
 
 def number_of_steps(tree: Tree, data: Data) -> int:

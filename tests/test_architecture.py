@@ -54,13 +54,15 @@ ARROWS: dict[str, set[str]] = {
         "catalog", "config", "recording", "rundir", "training", "limits", "ledger", "plan", "session", "run",
         "estimate",
     },
+    "trained": {"types", "config", "rundir", "training", "assembly"},
+    "tables": {"catalog", "rundir"},
     "commands": {
         "types", "catalog", "glance", "compose", "config", "compatibility", "recording", "rundir", "assembly", "run",
-        "dryrun",
+        "dryrun", "trained",
     },
     "cli": {"commands", "config"},
     "__main__": {"cli"},
-    "__init__": set(),
+    "__init__": {"types", "trained", "tables"},
 }  # fmt: skip
 
 # Where these may be imported at all.

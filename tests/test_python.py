@@ -1,0 +1,212 @@
+"""The interface for Python: `normbench.load` and `normbench.load_runs`."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+import normbench
+from normbench import trained
+from normbench.data import digits, pydocs
+from normbench.errors import UsageError
+from normbench.training.checkpoint import read
+from normbench.training.evaluation import evaluate
+
+pytest_plugins = ["trained_runs"]
+
+CPU = torch.device("cpu")
+
+
+def summary(run: Path) -> dict:
+    content: dict = json.loads((run / "summary.json").read_text())
+    return content
+
+
+# ---- load
+
+
+def test_a_loaded_model_judges_as_its_run_did(runs: dict[str, Path]) -> None:
+    """The validation loss of the summary, from the weights in the checkpoint."""
+    sizes = {"batch_size": 12, "eval_batch_size": 512, "seed": 0}
+    for kind, data in (("text", pydocs(context=16, **sizes)), ("images", digits(scaling="standard", **sizes))):
+        model = normbench.load(runs[kind])
+        assert not model.training
+        found = evaluate(model, data.eval_batches("val"), data.task, CPU)
+        assert found["loss"] == pytest.approx(summary(runs[kind])["metrics"]["loss/val"], rel=1e-6)
+
+
+def test_the_averaged_and_the_best_weights(runs: dict[str, Path]) -> None:
+    state, best = read(runs["text"] / "checkpoint.pt"), read(runs["text"] / "checkpoint.best.pt")
+    wanted = [
+        (normbench.load(runs["text"]), state["model"]),
+        (normbench.load(str(runs["text"]), ema=True), state["average"]["model"]),
+        (normbench.load(runs["text"], which="best", device=CPU), best["model"]),
+    ]
+    for model, weights in wanted:
+        assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in weights.items())
+    first, averaged = (next(model.parameters()) for model, _ in wanted[:2])
+    assert not torch.equal(first, averaged)
+
+
+def test_loading_needs_no_data_and_moves_no_random_number(
+    runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The text classifier's data are gone."""
+    monkeypatch.setenv("NORMBENCH_CACHE", str(tmp_path))
+    copy = moved(runs["texts"], tmp_path)
+    config = yaml.safe_load((copy / "config.yaml").read_text())
+    config["data"]["root"] = "nowhere"
+    (copy / "config.yaml").write_text(yaml.safe_dump(config))
+    torch.manual_seed(3)
+    expected = torch.rand(3)
+    torch.manual_seed(3)
+    model = normbench.load(copy)
+    assert torch.equal(torch.rand(3), expected)
+    assert model(torch.zeros(2, 5, dtype=torch.int64)).shape == (2, 3)
+
+
+def test_a_run_that_noted_no_task_asks_its_data(runs: dict[str, Path], tmp_path: Path) -> None:
+    copy = moved(runs["images"], tmp_path)
+    noted = trained.open_run(copy).task()
+    environment = json.loads((copy / "environment.json").read_text())
+    del environment["sessions"][-1]["task"]
+    (copy / "environment.json").write_text(json.dumps(environment))
+    assert trained.open_run(copy).task() == noted
+    assert noted.image_shape == (1, 8, 8)
+
+
+def moved(run: Path, folder: Path) -> Path:
+    return Path(shutil.copytree(run, folder / run.name))
+
+
+def test_the_checkpoint_before_serves_where_the_last_is_damaged(runs: dict[str, Path], tmp_path: Path) -> None:
+    copy = moved(runs["images"], tmp_path)
+    shutil.copy(copy / "checkpoint.pt", copy / "checkpoint.prev.pt")
+    (copy / "checkpoint.pt").write_bytes((copy / "checkpoint.pt").read_bytes()[:-100])
+    with pytest.warns(UserWarning, match="checkpoint.pt is damaged"):
+        normbench.load(copy)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "sentence"),
+    [
+        ("images", {"ema": True}, "has no averaged weights: they are kept by a run with trainer.ema"),
+        ("images", {"which": "best"}, "has no best checkpoint: it is kept by a run with trainer.keep_checkpoint=best"),
+        ("text", {"which": "best", "ema": True}, "give ema or which=best, not both"),
+        ("text", {"which": "first"}, "which=first is unknown: use last or best"),
+        ("text", {"device": "gpu"}, "device=gpu is unknown: use auto, cpu, cuda"),
+    ],
+)
+def test_what_a_run_does_not_have_is_said(runs: dict[str, Path], kind: str, options: dict, sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        normbench.load(runs[kind], **options)
+
+
+def test_what_is_no_run_is_said(runs: dict[str, Path], tmp_path: Path) -> None:
+    empty, other = moved(runs["images"], tmp_path), tmp_path / "other"
+    (empty / "checkpoint.pt").unlink()
+    other.mkdir()
+    (other / "config.yaml").write_text("a: 1\n")
+    for folder, sentence in (
+        (tmp_path / "nowhere", "is not a directory: give the directory of a run"),
+        (tmp_path, "holds no run"),
+        (other, "is not the configuration of a run"),
+        (empty, "has no checkpoint: none was written yet"),
+    ):
+        with pytest.raises(UsageError, match=sentence):
+            normbench.load(folder)
+
+
+# ---- load_runs
+
+
+def test_a_row_holds_what_the_run_is_and_what_came_out(runs: dict[str, Path]) -> None:
+    table = normbench.load_runs(runs["text"].parent.parent)
+    assert sorted(table.path) == sorted(str(run) for run in runs.values())
+    row = table.set_index("path").loc[str(runs["text"])]
+    record = summary(runs["text"])
+    assert row["run"] == f"train/{runs['text'].name}"
+    assert (row.status, row.step, row.steps, row.seed) == ("finished", 30, 30, 0)
+    assert (row.norm, row.placement, row.model, row["data"]) == ("rmsnorm", "pre", "nano", "pydocs")
+    assert (row["norm.eps"], row["model.width"], row["trainer.steps"], row["optim.betas"]) == (
+        1e-5,
+        16,
+        30,
+        "[0.9, 0.99]",
+    )
+    assert row["loss/val"] == record["metrics"]["loss/val"]
+    assert row["step_time.median_ms"] == record["step_time"]["median_ms"]
+    assert row["ledger.parameters.total"] == record["ledger"]["parameters"]["total"]
+    assert row["ledger.implementation"] == record["ledger"]["implementation"]
+    assert math.isnan(table.set_index("path").loc[str(runs["images"])]["loss/val_ema"])
+    assert len(normbench.load_runs(runs["text"])) == 1
+
+
+def test_runs_that_have_not_ended_have_their_status(runs: dict[str, Path], tmp_path: Path) -> None:
+    for number, status in enumerate(("interrupted", "failed", None)):
+        copy = moved(runs["images"], tmp_path / str(number))
+        (copy / "summary.json").unlink()
+        content = json.dumps({"status": status, "step": 7, "steps": 46, "heartbeat": 0.0}) if status else "{dam"
+        (copy / "status.json").write_text(content)
+    table = normbench.load_runs(tmp_path)
+    assert list(table.status.fillna("")) == ["interrupted", "failed", ""]
+    assert list(table.norm) == ["batchnorm"] * 3
+    assert table.heartbeat.iloc[0].isoformat() == "1970-01-01T00:00:00+00:00"
+    assert "loss/val" not in table
+
+
+def test_metrics_come_in_long_form(runs: dict[str, Path], tmp_path: Path) -> None:
+    copy = moved(runs["images"], tmp_path)
+    with open(copy / "metrics.jsonl", "a") as file:
+        file.write('{"step": 47, "loss/train": null}\n{"step": 48, "lo')  # not finite; torn by a kill
+    table, logged = normbench.load_runs(tmp_path, metrics=True)
+    assert list(logged) == ["run", "step", "tag", "value"]
+    assert set(logged.run) == set(table.run)
+    lines = [json.loads(line) for line in (copy / "metrics.jsonl").read_text().splitlines()[:-1]]
+    expected = [(line["step"], line["loss/train"]) for line in lines if "loss/train" in line]
+    found = logged[logged.tag == "loss/train"]
+    assert list(found.step) == [step for step, _ in expected]
+    assert list(found.value)[:-1] == [value for _, value in expected][:-1]
+    assert math.isnan(list(found.value)[-1])
+    assert logged[logged.tag == "loss/val"].value.iloc[-1] == table["loss/val"].iloc[0]
+
+
+@pytest.mark.parametrize(("folder", "sentence"), [("nowhere", "is not a folder"), (".", "holds no runs")])
+def test_a_folder_without_runs_is_said(tmp_path: Path, folder: str, sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        normbench.load_runs(tmp_path / folder)
+
+
+# ---- the package
+
+
+def test_importing_the_package_is_light_and_it_is_typed() -> None:
+    code = "import sys, normbench; print(*{name.partition('.')[0] for name in sys.modules})"
+    imported = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"torch", "pandas", "numpy", "hydra", "yaml"} & set(imported)
+    assert (Path(normbench.__file__).parent / "py.typed").exists()
+
+
+@pytest.mark.slow
+def test_types_are_seen_from_outside(tmp_path: Path) -> None:
+    (tmp_path / "use.py").write_text(
+        "import normbench\n"
+        "reveal_type(normbench.load('x'))\n"
+        "reveal_type(normbench.load('x', which='first'))\n"
+        "reveal_type(normbench.load_runs('x', metrics=True))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--config-file=", str(tmp_path / "use.py")],
+        capture_output=True, text=True, cwd=Path(normbench.__file__).parent.parent,
+    )  # fmt: skip
+    assert 'Revealed type is "normbench.types.Model"' in done.stdout
+    assert 'Argument "which" to "load" has incompatible type "Literal[\'first\']"' in done.stdout
+    assert 'Revealed type is "tuple[' in done.stdout

@@ -1,0 +1,52 @@
+"""A pytest plugin: three tiny runs of each kind, trained once for all tests."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from pathlib import Path
+
+import datasets
+import pytest
+from data_helpers import write_parquet
+
+from normbench.cli import main
+
+SIZE = ["model.depth=1", "model.width=16", "model.heads=2", "model.context=16"]
+SHORT = ["threads=1", "device=cpu", "quiet=true", "data.eval_batch_size=512", "trainer.eval_batches=2"]
+
+WORDS = {
+    "text": [*SIZE, "norm=rmsnorm", "trainer.steps=30", "trainer.ema=0.9", "trainer.keep_checkpoint=best",
+             "trainer.eval_every=10"],
+    "images": ["model=cnn", "model.width=4", "norm=batchnorm", "data=digits", "trainer.epochs=2"],
+    "texts": [*SIZE, "data=banking77", "data.batch_size=8", "trainer.steps=40"],
+}  # fmt: skip
+
+CLASSES = ["card", "cash", "fees"]
+
+
+def write_questions(root: Path) -> None:
+    """A copy of banking77 in the hub's layout, with questions that one word decides."""
+    folder = root / "legacy-datasets/banking77"
+    features = {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=CLASSES)}
+    for split, count in (("train", 60), ("test", 12)):
+        labels = [row % 3 for row in range(count)]
+        texts = [f"Where is my {CLASSES[label]} number {row % 7}?" for row, label in enumerate(labels)]
+        write_parquet(folder, {"text": texts, "label": labels}, features, split)
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The run directories of a language model, an image classifier and a text classifier."""
+    folder = tmp_path_factory.mktemp("trained")
+    write_questions(folder / "hub")
+    more = {"texts": [f"data.root={folder / 'hub'}"]}
+    with contextlib.chdir(folder):
+        return {kind: folder / train([*words, *more.get(kind, [])]) for kind, words in WORDS.items()}
+
+
+def train(words: list[str]) -> str:
+    """A quiet run; returns its directory."""
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        assert main(["train", *words, *SHORT]) == 0
+    return out.getvalue().strip().splitlines()[-1]
