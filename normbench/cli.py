@@ -57,6 +57,18 @@ def tensorboard(words: list[str]) -> int:
     return run(words)
 
 
+def sample(words: list[str]) -> int:
+    from normbench.commands.sample import run
+
+    return run(words)
+
+
+def sample_help(words: list[str]) -> str:
+    from normbench.commands.sample import help_text
+
+    return help_text(words)
+
+
 def completion(words: list[str]) -> int:
     from normbench.commands.completion import run
 
@@ -100,6 +112,25 @@ COMMANDS = {
         tensorboard,
         "[FOLDER] [--port N] [FLAGS]",
         takes=("folders", "--port"),
+    ),
+    "sample": Command(
+        "what a run's model has learned: text that it writes, or validation data that it classifies, mistakes first",
+        sample,
+        "RUN [FLAGS]",
+        help=sample_help,
+        takes=(
+            "folders",
+            "--prompt",
+            "--tokens",
+            "--temperature",
+            "--top-k",
+            "--seed",
+            "--count",
+            "--out",
+            "--which",
+            "--device",
+            "--ema",
+        ),
     ),
     "completion": Command(
         "the script with which a shell completes normbench's words: source <(normbench completion bash)",

@@ -56,9 +56,10 @@ ARROWS: dict[str, set[str]] = {
     },
     "trained": {"types", "config", "rundir", "training", "assembly"},
     "tables": {"catalog", "rundir"},
+    "sampling": {"types"},
     "commands": {
         "types", "catalog", "glance", "compose", "config", "compatibility", "recording", "rundir", "assembly", "run",
-        "dryrun", "trained",
+        "dryrun", "trained", "sampling",
     },
     "cli": {"commands", "config"},
     "__main__": {"cli"},

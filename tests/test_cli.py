@@ -306,6 +306,7 @@ print(status, *sorted({name.split(".")[0] for name in sys.modules}), file=sys.st
         (["completion", "bash"], 0, (*HEAVY, "hydra", "omegaconf", "yaml")),
         (["complete", "--", "train", "norm="], 0, (*HEAVY, "hydra", "omegaconf", "yaml")),
         (["complete", "--", "train", "norm."], 0, (*HEAVY, "hydra", "omegaconf", "yaml")),
+        (["sample", "run", "--tokens=0"], 2, (*HEAVY, "hydra", "omegaconf", "yaml")),
         (["train", "--help"], 0, HEAVY),
         (["train", "norm=rmsnrm"], 2, (*HEAVY, "hydra", "omegaconf", "yaml")),
         (["train", "norm.epz=1"], 2, (*HEAVY, "hydra", "omegaconf", "yaml")),

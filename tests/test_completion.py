@@ -138,9 +138,10 @@ def test_values_with_choices(word: str, values: set[str], capsys: pytest.Capture
 
 
 def test_files_and_folders_are_left_to_the_shell(capsys: pytest.CaptureFixture[str]) -> None:
-    for words in (["train", "data.root=/x"], ["tensorboard", ""], ["show", "--config-dir", "m"]):
+    for words in (["train", "data.root=/x"], ["tensorboard", ""], ["sample", "out"], ["show", "--config-dir", "m"]):
         assert list(answers(capsys, *words)) == ["<folders>"]
-    assert list(answers(capsys, "train", "data=text", "data.path=")) == ["<files>"]
+    for words in (["train", "data=text", "data.path="], ["sample", "run", "--out", ""]):
+        assert list(answers(capsys, *words)) == ["<files>"]
 
 
 def test_a_folder_of_the_users_own_counts(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -121,6 +121,12 @@ class Images(Data):
     def _scaled(self, pixels: UInt8[Tensor, "batch channels height width"]) -> Tensor:
         return pixels.float().sub_(self._scaling.shift).div_(self._scaling.divisor)
 
+    def pixels(
+        self, inputs: Float[Tensor, "batch channels height width"]
+    ) -> UInt8[Tensor, "batch channels height width"]:
+        """The pixels, from 0 to 255, that a batch's inputs were made of."""
+        return (inputs * self._scaling.divisor + self._scaling.shift).round().clamp(0, 255).to(torch.uint8)
+
     def describe(self) -> dict[str, Any]:
         """What the data are, for the record; mean and deviation are those of pixels from 0 to 1."""
         return self.source.describe() | {

@@ -91,6 +91,14 @@ class Text(Data):
         """The symbol of each token; bytes that are no printable ASCII as `\\x0a`."""
         return self._vocabulary.symbols
 
+    def encode(self, text: str) -> Int64[Tensor, " tokens"]:
+        """The token ids of a text.
+
+        Raises:
+            UsageError: it has a character that the vocabulary does not.
+        """
+        return torch.from_numpy(self._vocabulary.encode(text).astype(np.int64))
+
     def decode(self, tokens: Int[Tensor, " tokens"]) -> str:
         """The text of token ids."""
         return self._vocabulary.decode(np.asarray(tokens))

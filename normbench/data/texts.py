@@ -89,6 +89,10 @@ class Texts(Data):
             context=context,
         )
 
+    def decode(self, tokens: Int64[Tensor, " tokens"]) -> str:
+        """The text of token ids."""
+        return self._vocabulary.decode(tokens.numpy())
+
     def train_batch(self, step: int) -> Batch:
         """The texts of this step's place in its epoch's permutation, which depends on (seed, epoch) alone."""
         return self._batch("train", self.order.batch(step))

@@ -46,7 +46,19 @@ class Characters:
         return cls("".join(sorted(set().union(*texts))))
 
     def encode(self, text: str) -> UInt[np.ndarray, " tokens"]:
-        indices = np.searchsorted(code_points("".join(self.symbols)), code_points(text))
+        """The tokens of a text.
+
+        Raises:
+            UsageError: a character has no token.
+        """
+        known, wanted = code_points("".join(self.symbols)), code_points(text)
+        indices = np.searchsorted(known, wanted)
+        unknown = np.flatnonzero(known.take(indices, mode="clip") != wanted)
+        if len(unknown):
+            raise UsageError(
+                f"the text has the character {text[unknown[0]]!r}, which is not among the {len(known)} that were "
+                "learned: leave it out"
+            )
         return indices.astype(token_type(len(self.symbols)))
 
     def decode(self, tokens: Tokens) -> str:
