@@ -63,8 +63,9 @@ def test_train_command(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert main([*words(TRAIN[TRAIN.index(command) - 1]), "trainer.steps=2", "trainer.eval_batches=1"]) == 0
         command = re.sub(r"trainer.steps=\d+", "trainer.steps=4 trainer.eval_batches=1", command)
         assert main([here(word) for word in words(command)]) == 0
-    elif "--cfg" in command or "--help" in command:
+    elif any(flag in command for flag in ("--cfg", "--help", "--dry-run")):
         assert main(words(command)) == 0
+        assert not (tmp_path / "outputs").exists()
     else:
         assert main([*words(command), *SHORT]) == 0
         assert list(tmp_path.glob("outputs/*/*/summary.json"))
@@ -85,7 +86,16 @@ def needs_data(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.skip("NORMBENCH_DATA names no folder with the public data sets")
 
 
-@pytest.mark.parametrize("command", [command for command in OTHER if "tensorboard" not in command])
+def tour(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first run of the tour, with a few steps, in a folder."""
+    monkeypatch.chdir(folder)
+    assert main([*words(TRAIN[1]), *SHORT]) == 0
+
+
+NEEDING_A_RUN = ("tensorboard", "sample")
+
+
+@pytest.mark.parametrize("command", [command for command in OTHER if words(command)[0] not in NEEDING_A_RUN])
 def test_other_command(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words(command)) == 0
     assert len(capsys.readouterr().out) > 200
@@ -93,9 +103,8 @@ def test_other_command(command: str, capsys: pytest.CaptureFixture[str]) -> None
 
 def test_tensorboard_command_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`normbench tensorboard outputs/tour` is the real one; here on a free port."""
-    (command,) = (command for command in OTHER if "tensorboard" in command)
-    monkeypatch.chdir(tmp_path)
-    assert main([*words(TRAIN[1]), "name=tour", *SHORT]) == 0
+    (command,) = (command for command in OTHER if words(command)[0] == "tensorboard")
+    tour(tmp_path, monkeypatch)
     line = [sys.executable, "-m", "normbench", *words(command), "--port=0"]
     with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as server:
         try:
@@ -103,6 +112,28 @@ def test_tensorboard_command_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             assert any("http://localhost:" in text and "TensorBoard 2" in text for text in server.stdout)
         finally:
             server.terminate()
+
+
+def test_sample_command_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (command,) = (command for command in OTHER if words(command)[0] == "sample")
+    tour(tmp_path, monkeypatch)
+    (run,) = (tmp_path / "outputs/tour").iterdir()
+    capsys.readouterr()
+    assert main([word.replace("RUN", run.name) for word in words(command)]) == 0
+    assert capsys.readouterr().out.startswith("The ")
+
+
+def test_the_notebook_s_lines_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tour(tmp_path, monkeypatch)
+    capsys.readouterr()
+    names: dict[str, object] = {}
+    exec(blocks("python")[1], names)
+    assert "layernorm" in capsys.readouterr().out
+    assert type(names["model"]).__name__ == "Transformer"
 
 
 @pytest.mark.parametrize("group", ["norm", "placement", "model", "data"])
