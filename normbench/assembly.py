@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import math
-import pkgutil
+import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, get_type_hints
 
 import torch
@@ -44,18 +46,19 @@ def target(tree: Tree, section: str) -> Callable[..., Any]:
     """What `<section>._target_` names: a class, or a function that makes an instance.
 
     Raises:
+        UsageError: it cannot be imported, or makes something else than the section is for.
+    """
+    return targets.check_kind(section, tree[section]["_target_"], named(tree, section))
+
+
+def named(tree: Tree, section: str) -> Callable[..., Any]:
+    """What `<section>._target_` names, whatever it makes.
+
+    Raises:
         UsageError: it cannot be imported.
     """
     path = tree[section].get("_target_")
-    try:
-        found = pkgutil.resolve_name(path)
-    except (ImportError, ValueError, TypeError, AttributeError) as error:
-        raise UsageError(
-            f"{section}._target_={path} cannot be imported ({error}): give package.module.Class"
-        ) from error
-    if not callable(found):
-        raise UsageError(f"{section}._target_={path} is not a class: give package.module.Class")
-    return targets.check_kind(section, path, found)
+    return targets.imported(path, f"{section}._target_={path}")
 
 
 def made_class(tree: Tree, section: str) -> type:
@@ -65,9 +68,23 @@ def made_class(tree: Tree, section: str) -> type:
     return made
 
 
+def own_code(tree: Tree) -> dict[str, str]:
+    """A digest of the source file of each class that is neither ours nor torch's, by section."""
+    found = {}
+    for section in OPEN_SECTIONS:
+        module = sys.modules.get(getattr(target(tree, section), "__module__", ""))
+        file = getattr(module, "__file__", None)
+        if module is not None and file and module.__name__.partition(".")[0] not in ("normbench", "torch"):
+            found[section] = hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    return found
+
+
 def accepted(tree: Tree, section: str) -> list[str] | None:
-    """Names of the settings that a section's target takes; None where it takes any."""
-    parameters = inspect.signature(target(tree, section)).parameters
+    """Names of the settings that a section's target takes; None where it takes any, or does not say."""
+    try:
+        parameters = inspect.signature(named(tree, section)).parameters
+    except ValueError:  # a class that is not written in Python
+        return None
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return None
     return list(parameters)
@@ -95,8 +112,9 @@ def factory(tree: Tree, section: str) -> Callable[..., Any]:
     """What `<section>._target_` names with the section's settings, to be called with the rest.
 
     Raises:
-        UsageError: a setting that the target does not take, or a part of it that cannot be made.
+        UsageError: what `target` raises, or a setting that the target does not take.
     """
+    target(tree, section)
     names = accepted(tree, section)
     for key in tree[section]:
         if names is not None and key not in names and not key.startswith("_"):
@@ -115,9 +133,17 @@ class NormsOnRecord:
         self.made: dict[str, nn.Module] = {}
 
     def __call__(self, num_features: int, *, channel_dim: int = -1, site: Site | None = None) -> nn.Module:
-        norm = self.factory(num_features, channel_dim=channel_dim, site=site)
-        self.made[site.name if site else f"norm{len(self.made)}"] = norm
-        return norm
+        norm: Any = self.factory(num_features, channel_dim=channel_dim, site=site)
+        if not hasattr(norm, "channel_dim"):  # a user's own need not keep it, and probes take statistics by channel
+            norm.channel_dim = channel_dim
+        name = site.name if site else f"norm{len(self.made)}"
+        if name in self.made:
+            raise UsageError(
+                f"two norms stand at {name}: give each norm of a branch a slot of its own, as in site.at('mlp', 'out')"
+            )
+        self.made[name] = norm
+        made: nn.Module = norm
+        return made
 
 
 def norm_facts(tree: Tree) -> NormFacts:

@@ -14,12 +14,13 @@ from typing import Any
 import hydra
 import yaml
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from normbench.catalog import GROUPS, config_directory, options
-from normbench.complaints import key_of, missing, one_line, sentence, unknown_option, unreadable
+from normbench.complaints import key_of, missing, one_line, sentence, several_values, unknown_option, unreadable
 from normbench.errors import UsageError
 from normbench.origins import Origins, trace
 
@@ -54,6 +55,8 @@ def compose(command: str, words: list[str], traced: bool = False) -> Composition
     composed: list[Composition] = []
     with translated(command, words):
         if any(word.startswith("-") for word in words):
+            # argparse takes KEY=VALUE on one side of the flags only
+            words = sorted(words, key=lambda word: word.startswith("-") or not re.match(r"[+~]|[\w./@]+=", word))
             with hydra_environment(command, words):
                 main = hydra.main(version_base="1.3", config_path=str(config_directory()), config_name=command)
                 main(lambda config: composed.append(composition(command, config, HydraConfig.get(), traced)))()
@@ -91,6 +94,30 @@ def composition(command: str, config: DictConfig, runtime: Any, traced: bool) ->
             raise UsageError(unknown_option(group, option, list(options(group))))
     origins = trace(command, runtime) if traced else None
     return Composition(plain(config), groups, tuple(runtime.overrides.task), origins)
+
+
+def option(group: str, name: str) -> dict[str, Any]:
+    """What one option of `conf/` sets for its own section, without the rest of a configuration."""
+    content = OmegaConf.load(config_directory() / group / f"{name}.yaml")
+    assert isinstance(content, DictConfig)
+    return plain(content)
+
+
+def values(command: str, words: list[str]) -> dict[str, Any]:
+    """The words KEY=VALUE by key, values as Hydra reads them.
+
+    Raises:
+        UsageError: a word is not KEY=VALUE, or gives several values.
+    """
+    found: dict[str, Any] = {}
+    with translated(command, words):
+        for override in OverridesParser.create().parse_overrides(words):
+            if override.is_sweep_override():
+                raise UsageError(several_values(override.input_line or "", command, words))
+            if override.is_delete():
+                raise UsageError(f"{override.input_line} has nothing to delete: leave it out")
+            found[override.get_key_element().lstrip("+")] = override.value()
+    return found
 
 
 def plain(config: DictConfig) -> dict[str, Any]:

@@ -1,8 +1,12 @@
-"""The two ways in which normbench stops without a traceback."""
+"""The ways in which normbench stops without a traceback."""
 
 
 class UsageError(ValueError):
     """A user's mistake: one sentence with what was given, what is allowed and how to fix it (exit status 2)."""
+
+
+class ContractError(UsageError):
+    """A class of the user's own lacks something that every norm, placement, model or data set has."""
 
 
 class RunFailure(RuntimeError):

@@ -60,6 +60,8 @@ def make_plan(tree: Tree, choices: Choices, parent: RunDirectory | None) -> Plan
         "threads": torch.get_num_threads(),
         "extends": parent.path.name if parent else None,
     }
+    if code := assembly.own_code(tree):  # a class that its author has changed makes another run
+        content["code"] = code
     name = "-".join([*choices.words, f"s{config.seed}", fingerprint(content)])
     directory = RunDirectory(Path(config.outputs) / config.name / name)
     schedule: Schedule = assembly.factory(tree, "schedule")()

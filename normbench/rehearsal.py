@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normbench.errors import UsageError
+from normbench.errors import ContractError, UsageError
 from normbench.types import Data, Model
 
 EXAMPLES = 2  # enough for every statistic that a larger batch can give
@@ -21,7 +21,8 @@ def rehearse(model: Model, norms: Mapping[str, nn.Module], data: Data, device: t
     """Run the start of the first batch through the model, as in training; buffers and generators stay as they are.
 
     Raises:
-        UsageError: a norm changes its input's shape, takes a statistic over one value, or the logits are misshaped.
+        UsageError: a norm changes its input's shape or dtype, or takes a statistic over one value; the logits are
+            misshaped.
     """
     batch = data.train_batch(0).map(lambda tensor: tensor[:EXAMPLES].to(device))
     with untouched(model, device), watched(norms):
@@ -47,7 +48,7 @@ def untouched(model: nn.Module, device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def watched(norms: Mapping[str, nn.Module]) -> Iterator[None]:
-    """Check the shape of what each norm returns."""
+    """Check the shape and, where autocast does not choose it, the dtype of what each norm returns."""
     hooks = [norm.register_forward_hook(partial(check_shape, site)) for site, norm in norms.items()]
     try:
         yield
@@ -57,10 +58,16 @@ def watched(norms: Mapping[str, nn.Module]) -> Iterator[None]:
 
 
 def check_shape(site: str, norm: nn.Module, inputs: tuple[Tensor, ...], output: Any) -> None:
-    """Raises UsageError unless the output is a tensor of the input's shape."""
-    given, returned = tuple(inputs[0].shape), getattr(output, "shape", None)
-    if returned != inputs[0].shape:
+    """Raises ContractError unless the output is a tensor of the input's shape and dtype."""
+    x, returned = inputs[0], getattr(output, "shape", None)
+    given = tuple(x.shape)
+    if returned != x.shape:
         what = f"the shape {tuple(returned)}" if returned is not None else f"a {type(output).__name__}"
-        raise UsageError(
+        raise ContractError(
             f"{type(norm).__name__} returns {what} for an input of {given} at {site}: a norm keeps its input's shape"
+        )
+    if output.dtype != x.dtype and not torch.is_autocast_enabled(x.device.type):
+        raise ContractError(
+            f"{type(norm).__name__} returns {output.dtype} for an input of {x.dtype} at {site}: a norm keeps its "
+            "input's dtype, end its forward with .to(x.dtype)"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 import re
 import traceback
 from collections.abc import Callable
@@ -11,8 +12,9 @@ from typing import Any, get_type_hints
 import torch
 from torch import nn
 
+from normbench import contracts
 from normbench.config import Tree
-from normbench.errors import UsageError
+from normbench.errors import ContractError, UsageError
 from normbench.models import Initialization
 from normbench.training.schedules import Schedule
 from normbench.types import Data, Model, Placement
@@ -29,19 +31,39 @@ KINDS: dict[str, tuple[type, str]] = {
 }
 
 
+def imported(path: Any, where: str = "") -> Callable[..., Any]:
+    """What a dotted path names; `where` begins the complaint.
+
+    Raises:
+        UsageError: it cannot be imported, or is neither a class nor a function.
+    """
+    try:
+        if ":" in str(path):
+            raise ValueError("it has a colon")
+        found = pkgutil.resolve_name(path)
+    except (ImportError, ValueError, TypeError, AttributeError) as error:
+        raise UsageError(f"{where or path} cannot be imported ({error}): give package.module.Class") from error
+    if not callable(found):
+        raise UsageError(f"{where or path} is not a class: give package.module.Class")
+    target: Callable[..., Any] = found
+    return target
+
+
 def check_kind(section: str, path: str, found: Any) -> Callable[..., Any]:
     """What `<section>._target_` names, if it makes what the section is for.
 
     Raises:
-        UsageError: it is neither such a class nor a function that says that it returns one.
+        ContractError: it is neither such a class nor a function that says that it returns one, or the class lacks
+            something.
     """
     kind, _ = KINDS[section]
     made = product(found)
     if not (isinstance(made, type) and issubclass(made, kind)):
-        raise UsageError(
+        raise ContractError(
             f"{section}._target_={path} makes no {kind.__name__}: give package.module.Class of a class derived from "
             f"{kind.__module__}.{kind.__qualname__}, or a function annotated to return one"
         )
+    contracts.check_class(section, path, made, whole=found is made)
     target: Callable[..., Any] = found
     return target
 
@@ -57,7 +79,7 @@ def product(found: Any) -> Any:
 
 
 def checked(tree: Tree, section: str, make: Callable[..., Any]) -> Callable[..., Any]:
-    """`make`, with a call that does not fit its signature turned into a sentence.
+    """`make`, with a call that does not fit its signature, or a result that lacks something, turned into a sentence.
 
     An optimizer is left alone: what it refuses, `make_optimizer` says.
     """
@@ -67,11 +89,13 @@ def checked(tree: Tree, section: str, make: Callable[..., Any]) -> Callable[...,
     @wraps(make, assigned=())
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
-            return make(*args, **kwargs)
+            made = make(*args, **kwargs)
         except TypeError as error:
             if not is_call_mistake(error):
                 raise
-            raise UsageError(call_mistake(tree, section, str(error))) from error
+            raise call_mistake(tree, section, str(error)) from error
+        contracts.check_made(section, tree[section]["_target_"], made)
+        return made
 
     return call
 
@@ -84,14 +108,16 @@ def is_call_mistake(error: TypeError) -> bool:
     return in_caller and re.search(r"unexpected keyword|missing \d+ required|takes .*argument", str(error)) is not None
 
 
-def call_mistake(tree: Tree, section: str, complaint: str) -> str:
-    """The sentence for what Python says about a call."""
+def call_mistake(tree: Tree, section: str, complaint: str) -> UsageError:
+    """What Python says about a call, in a sentence."""
     path, names = tree[section]["_target_"], re.findall(r"'(\w+)'", complaint)
     if "unexpected keyword" in complaint and names[0] in tree[section]:
-        return (
+        return UsageError(
             f"{section}.{names[0]} is not a setting of {path}: leave it out, or remove it with '~{section}.{names[0]}'"
         )
-    if "missing" in complaint:
+    if "missing" in complaint and not any(name in KINDS[section][1] for name in names):
         listed = " and ".join(f"{section}.{name}" for name in names)
-        return f"{listed} missing for {path}: set it with +{section}.{names[0]}=VALUE, or give it a default"
-    return f"{section}._target_={path} must take {KINDS[section][1]} and {section}'s settings ({complaint}): change it"
+        return UsageError(f"{listed} missing for {path}: set it with +{section}.{names[0]}=VALUE, or give it a default")
+    return ContractError(
+        f"{section}._target_={path} must take {KINDS[section][1]} and {section}'s settings ({complaint}): change it"
+    )

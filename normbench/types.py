@@ -76,7 +76,7 @@ class Norm(nn.Module, ABC):
     site: Site | None
     eps: float | None  # None: the formula has no epsilon
     eps_place: ClassVar[str] = "inside the root"
-    implementation: str  # which code runs: chosen once, at construction
+    implementation: str = "eager"  # which code runs: chosen once, at construction
 
     @classmethod
     def facts_for(cls, **options: Any) -> NormFacts:

@@ -101,8 +101,8 @@ OWN_CLASSES = {
     "IsNoClass = 3": "is not a class",
     "def is_no_class(num_features): ...": "makes no Module",
     "class IsNoModule: ...": "makes no Module",
-    "class TakesNothing(nn.Module):\n  def __init__(self): super().__init__()": "must take (num_features",
-    "class NeedsMore(nn.Module):\n  def __init__(self, n, channel_dim, site, k): super().__init__()": "norm.k missing",
+    "class TakesNothing(nn.Identity):\n  def __init__(self): super().__init__()": "must take (num_features",
+    "class NeedsMore(nn.Identity):\n  def __init__(self, n, channel_dim, site, k): ...": "norm.k missing",
     "class Wider(nn.Module):\n  def __init__(self, n, channel_dim, site): super().__init__()\n"
     "  def forward(self, x): return x.mean(-1)": "Wider returns the shape",
     "class Tuple(nn.Module):\n  def __init__(self, n, channel_dim, site): super().__init__()\n"
@@ -144,7 +144,7 @@ def test_a_fault_inside_a_users_class_keeps_its_traceback(here: Path, monkeypatc
     (here / "own_fault.py").write_text(
         "from torch import nn\n"
         "def helper(a): ...\n"
-        "class Faulty(nn.Module):\n"
+        "class Faulty(nn.Identity):\n"
         "    def __init__(self, n, channel_dim, site):\n"
         "        super().__init__()\n"
         "        helper()\n"

@@ -18,7 +18,6 @@ from normbench.probes.statistics import (
     tails,
     token_similarity,
 )
-from normbench.types import Norm
 
 Hook = Callable[..., None]
 
@@ -53,7 +52,7 @@ def norm_hook(reading: Reading, name: str, *, scalars: bool, tails_too: bool, hi
 
     @reads_only
     def hook(norm: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        channel_dim = norm.channel_dim if isinstance(norm, Norm) else -1
+        channel_dim: int = getattr(norm, "channel_dim", -1)
         for side, x in (("in", inputs[0]), ("out", output)):
             found = moments(x, channel_dim) if scalars else {}
             if tails_too:
