@@ -51,6 +51,18 @@ def show(words: list[str]) -> int:
     return run(words)
 
 
+def check(words: list[str]) -> int:
+    from normbench.commands.check import run
+
+    return run(words)
+
+
+def check_help(words: list[str]) -> str:
+    from normbench.commands.check import help_text
+
+    return help_text(words)
+
+
 def tensorboard(words: list[str]) -> int:
     from normbench.commands.tensorboard import run
 
@@ -106,6 +118,12 @@ COMMANDS = {
         list_options,
         "[GROUP ...]",
         takes=("groups",),
+    ),
+    "check": Command(
+        "whether a norm, placement, model or data set keeps its contract, your own or ours",
+        check,
+        help=check_help,
+        takes=("settings", "--config-dir"),
     ),
     "tensorboard": Command(
         "look at the runs under outputs/, or under FOLDER; flags are TensorBoard's own",

@@ -95,8 +95,20 @@ def tour(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 NEEDING_A_RUN = ("tensorboard", "sample")
 
 
-@pytest.mark.parametrize("command", [command for command in OTHER if words(command)[0] not in NEEDING_A_RUN])
-def test_other_command(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(command, marks=pytest.mark.slow) if words(command)[0] == "check" else command
+        for command in OTHER
+        if words(command)[0] not in NEEDING_A_RUN
+    ],
+)
+def test_other_command(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if "mynorms" in command:
+        own_norm(tmp_path, monkeypatch)
     assert main(words(command)) == 0
     assert len(capsys.readouterr().out) > 200
 

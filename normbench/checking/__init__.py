@@ -1,0 +1,1 @@
+"""What `normbench check` does: the contract of one part, and that it trains with everything it can meet."""
