@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -45,19 +45,25 @@ def norm_rows(**section: Any) -> list[Row]:
     return list(perform([*norms.contract(part), *behaviour.behaviour(part), *behaviour.invariances(part)]))
 
 
+@cache
+def our_rows(name: str) -> list[Row]:
+    """The same of a norm of ours."""
+    return norm_rows(**read_yaml("norm", name))
+
+
 # ---- norms
 
 
 @pytest.mark.parametrize("name", NORMS)
 def test_our_norms_keep_the_contract(name: str) -> None:
-    rows = norm_rows(**read_yaml("norm", name))
+    rows = our_rows(name)
     assert failures(rows) == {}
     assert len(rows) == 26
 
 
 @pytest.mark.parametrize("name", INVARIANCES)
 def test_invariances_are_those_of_the_papers(name: str) -> None:
-    found = {row.name: row.outcome for row in norm_rows(**read_yaml("norm", name)) if row.name.startswith("invariant")}
+    found = {row.name: row.outcome for row in our_rows(name) if row.name.startswith("invariant")}
     assert tuple(outcome.result == "yes" for outcome in found.values()) == INVARIANCES[name]
 
 
@@ -72,7 +78,7 @@ MEASURED = {  # evaluation differs, crosses samples in evaluation, layouts agree
 
 @pytest.mark.parametrize("name", MEASURED)
 def test_what_is_only_measured(name: str) -> None:
-    found = outcomes(norm_rows(**read_yaml("norm", name)))
+    found = outcomes(our_rows(name))
     names = ("evaluation differs from training", "crosses samples in evaluation", "layouts agree over time and space")
     assert tuple(found[each].result for each in names) == MEASURED[name]
     assert found["takes a mask"].result == "no"

@@ -106,7 +106,8 @@ class Trials:
         if must_learn and (rising := [name for name, share in self.fell.items() if share <= 0]):
             return failed(f"the loss of one batch does not fall with {', '.join(rising)}")
         low, high = min(self.fell.values()), max(self.fell.values())
-        falls = f"; the loss falls by {low:.1%} to {high:.1%}" if must_learn else ""
+        shares = f"{low:.1%}" if len(self.fell) == 1 else f"{low:.1%} to {high:.1%}"
+        falls = f"; the loss falls by {shares}" if must_learn else ""
         return passed(f"{', '.join(self.fell)}{falls}")
 
 

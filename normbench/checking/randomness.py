@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def draws_of(action: Callable[[], T]) -> tuple[T, str]:
-    """What an action gives, and from which global random numbers it draws, in words; `` for none."""
+    """What an action gives, and from which global random numbers it draws, in words; empty for none."""
     before = torch.get_rng_state(), random.getstate(), repr(np.random.get_state(legacy=False))
     result = action()
     moved = {
