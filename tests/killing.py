@@ -144,7 +144,7 @@ def serve() -> None:
     from normbench.recording import console, display  # noqa: F401
 
     compose, composed = train.compose, dict[tuple[str, ...], Composition | None]()
-    train.compose = lambda command, words: composed.get(tuple(words)) or compose(command, words)
+    train.compose = lambda command, words, traced: composed.get(tuple(words)) or compose(command, words, traced)
     ended: dict[int, int] = {}  # process -> exit status
     answer: int | None
     for line in sys.stdin:
