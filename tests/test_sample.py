@@ -195,7 +195,10 @@ def test_on_a_terminal_it_is_a_table(
 # ---- mistakes
 
 
-def test_mistakes_are_told_in_a_sentence(here: Path, runs: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_are_told_in_a_sentence(
+    here: Path, runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("NORMBENCH_DATA", raising=False)
     copy = Path(shutil.copytree(runs["images"], here / "copy"))
     (copy / "checkpoint.pt").unlink()
     gone = Path(shutil.copytree(runs["texts"], here / "gone"))

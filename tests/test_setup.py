@@ -158,7 +158,7 @@ def test_the_check_command_has_the_test_extra_and_passes_arguments_to_pytest(mac
         f"ruff in {place}: check .",
         f"ruff in {place}: format --check .",
         f"mypy in {place}: ",
-        f"pytest in {place}: -m pytest -k two words",
+        f"pytest in {place}: -m pytest -n auto --dist worksteal -k two words",
     ]
     assert machine.installs()[0].endswith("[test]")
 
