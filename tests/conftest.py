@@ -26,7 +26,11 @@ def one_thread() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests on the public data sets need the folder that NORMBENCH_DATA names."""
+    """Slow tests come first, so that no core waits for the last one.
+
+    Tests on the public data sets need the folder that NORMBENCH_DATA names.
+    """
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
     if "NORMBENCH_DATA" not in os.environ:
         skip = pytest.mark.skip(reason="NORMBENCH_DATA names no folder with the public data sets")
         for item in items:
