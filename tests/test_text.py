@@ -16,6 +16,7 @@ import pytest
 import torch
 from data_helpers import LONG, TEXT, plays, write_parquet, write_text
 from support import TEXTS, build
+from test_runs import in_a_process, summary_of
 
 from normbench.data import Text, hub_text, hub_texts, text_file
 from normbench.data.vocabulary import BytePairs, LowercaseWords, Vocabulary, Words, learn, recall
@@ -192,6 +193,16 @@ def test_a_label_outside_the_range(tmp_path: Path) -> None:
     pyarrow.parquet.write_table(table.set_column(1, table.schema.field("label"), labels), file)
     with pytest.raises(UsageError, match=r"row 0 of me/bank \(train\) has the label 7: labels go from 0 to 1"):
         questions(root)
+
+
+@pytest.mark.slow
+@pytest.mark.data
+def test_banking77_from_scratch(tmp_path: Path, tell: Callable[[str], None]) -> None:
+    """The README's command, three epochs of its ten."""
+    words = ["data=banking77", "model.depth=2", "model.dropout=0.3", "trainer.epochs=3", "threads=1", "quiet=true"]
+    found = summary_of(in_a_process(tmp_path, *words))["metrics"]
+    tell(f"banking77 after three epochs: {100 * found['accuracy/val']:.1f} % of the test questions")
+    assert found["accuracy/val"] >= 0.8
 
 
 # ---- a person's own file
