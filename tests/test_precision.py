@@ -67,6 +67,17 @@ def test_an_average_follows_the_formula() -> None:
     assert not average.model.weight.requires_grad
 
 
+def test_tied_weights_are_averaged_once() -> None:
+    model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
+    model[1].weight = model[0].weight
+    average = WeightAverage(model, 0.5)
+    before = model[0].weight.detach().clone()
+    with torch.no_grad():
+        model[0].weight.add_(1.0)
+    average.update()
+    assert torch.allclose(average.model[0].weight, before + 0.9)  # the first decay is 1/10
+
+
 def test_averaged_running_statistics_fit_averaged_weights() -> None:
     """As near to statistics taken anew for the averaged weights as those are to themselves on other batches."""
     model, _ = build("batchnorm", "pre", "cnn", IMAGES)
@@ -150,6 +161,15 @@ def test_overflowing_steps_are_left_out_and_counted() -> None:
     again = LossScaling(CPU)
     again.restore(scaling.state())
     assert int(again.skipped) == 1 and again.scaler.state_dict()["scale"] == 32768
+
+
+def test_a_pass_beside_has_its_gradients_at_their_own_scale() -> None:
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters())
+    beside = LossScaling(CPU).beside
+    beside.backward(3 * model(torch.ones(2, 4)).sum())
+    beside.unscale(optimizer)
+    assert model.weight.grad is not None and torch.allclose(model.weight.grad, torch.full((1, 4), 6.0))
 
 
 def test_a_precision_that_kills_its_trial_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

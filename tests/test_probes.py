@@ -104,6 +104,25 @@ def test_quantiles_of_many_values_are_of_a_sample() -> None:
     assert tails(x, -1)["q25"].item() == pytest.approx(0.25, abs=1e-4)
 
 
+@pytest.mark.parametrize("shape", [(64, 256, 384), (64, 1024, 128)])
+def test_quantiles_are_of_all_channels(shape: tuple[int, int, int]) -> None:
+    """A stride that shares a factor with the width would see some channels only."""
+    x = torch.arange(shape[-1], dtype=torch.float32).expand(shape)
+    assert tails(x, -1)["q75"].item() == pytest.approx(0.75 * shape[-1], abs=1.5)
+    images = x.permute(0, 2, 1).contiguous()[..., None]
+    assert tails(images, 1)["q25"].item() == pytest.approx(0.25 * shape[-1], abs=1.5)
+
+
+def test_rows_on_a_line_have_rank_one() -> None:
+    x = torch.randn(32, 64, 1) * torch.randn(768)
+    assert effective_rank(second_moment(x, -1).double()) == pytest.approx(1, abs=1e-2)
+
+
+def test_ranks_alone_are_read() -> None:
+    _, _, reading, _ = probed_step("layernorm", model="mlp", task=IMAGES, wanted=Wanted(geometry=True))
+    assert len(reading.numbers()) >= 1
+
+
 def test_effective_rank_is_that_of_the_rows() -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(4, 9, 5, generator=generator)

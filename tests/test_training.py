@@ -17,9 +17,10 @@ from normbench.errors import UsageError
 from normbench.ledger import make_ledger, parameter_counts
 from normbench.training.clock import Clock
 from normbench.training.evaluation import cross_entropy, evaluate
-from normbench.training.guard import Diverged, Guard, LatchedGuard, Runaway, first_nonfinite
+from normbench.training.guard import GRADIENT_NORM, Diverged, Guard, LatchedGuard, Runaway, first_nonfinite
 from normbench.training.optimizer import make_optimizer, parameter_groups
 from normbench.training.schedules import Constant, Cosine, Linear, OneCycle, Schedule
+from normbench.types import Batch
 
 CPU = torch.device("cpu")
 
@@ -224,6 +225,14 @@ def test_first_nonfinite_gradient_is_named() -> None:
     batch = random_batch(IMAGES)
     batch = batch._replace(inputs=torch.randn(4, 3))
     assert first_nonfinite(model, batch) == "gradient of 1.weight"
+
+
+def test_a_gradient_behind_torch_s_own_batchnorm_is_told_and_leaves_its_statistics() -> None:
+    """Its backward pass reads the running statistics: they must not be put back before it."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    assert first_nonfinite(model, Batch(torch.randn(8, 3), torch.zeros(8, dtype=torch.int64))) == GRADIENT_NORM
+    assert all(torch.equal(buffer, before[name]) for name, buffer in model.named_buffers())
 
 
 # ---- clock, ledger

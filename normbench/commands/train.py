@@ -22,6 +22,8 @@ if TYPE_CHECKING:  # imports Hydra: behind every mistake that the words alone sh
 
 # What may be changed of a run that is extended; everything else is its parent's.
 EXTENSION_KEYS = ("extend", "trainer", "name", "outputs", "quiet", "rerun", "device")
+# ... and what of the trainer may not: a checkpoint has what belongs to it.
+FIXED_KEYS = ("trainer.precision", "trainer.accumulate", "trainer.ema")
 
 # The groups whose option becomes a word of the run's name where it is not the default, beside norm and placement.
 NAMING_GROUPS = ("model", "data")
@@ -137,9 +139,10 @@ def extended(composition: Composition, parent: RunDirectory) -> tuple[dict[str, 
         raise UsageError(f"extend={parent.path} is not the directory of a finished run: give one under outputs/")
     for word in composition.overrides:
         key = word.lstrip("+~").partition("=")[0]
-        if not any(key == allowed or key.startswith(f"{allowed}.") for allowed in EXTENSION_KEYS):
+        if key in FIXED_KEYS or not any(key == part or key.startswith(f"{part}.") for part in EXTENSION_KEYS):
             raise UsageError(
-                f"{word} cannot be changed with extend=: leave it out, everything but trainer.* is the run's own"
+                f"{word} cannot be changed with extend=: leave it out, everything but trainer.* is the run's own, and "
+                "of that precision, accumulate and ema"
             )
     tree: dict[str, Any] = yaml.safe_load(parent.config.read_text())
     for word in composition.overrides:

@@ -93,7 +93,9 @@ class HubTexts(Cached):
         features, tables = self.hub.read(("train", self.val), [self.text_column, self.label_column])
         classes = class_names(features, self.label_column, self.hub)
         texts = {split: texts_of(table[self.text_column], split, self.hub) for split, table in tables.items()}
-        vocabulary = learn(self.level, [LINE_END.join(texts["train"])], self.vocabulary_size)
+        vocabulary = learn(
+            self.level, [LINE_END.join(texts[split]) for split in ("train", self.val)], self.vocabulary_size
+        )
         arrays = {}
         for part, split in (("train", "train"), ("val", self.val)):
             where = f"{self.hub.hub_id} ({split})"

@@ -20,9 +20,8 @@ class Reading:
 
     def numbers(self) -> dict[str, float]:
         """All numbers, in one copy from the device, and all effective ranks, in another."""
-        if not self.scalars:
-            return {}
-        values = torch.stack([value.float() for value in self.scalars.values()]).tolist()
+        scalars = [value.float() for value in self.scalars.values()]
+        values = torch.stack(scalars).tolist() if scalars else []
         return dict(zip(self.scalars, values, strict=True)) | self.ranks()
 
     def ranks(self) -> dict[str, float]:

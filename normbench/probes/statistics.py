@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -46,12 +47,15 @@ SAMPLED = 1 << 16  # values that quantiles are taken of
 def tails(x: Float[Tensor, "..."], channel_dim: int) -> dict[str, Scalar]:
     """Quantiles of the values, and channels that stick out.
 
-    q01, q25, q50, q75, q99: of at most 65,536 values, evenly spaced in memory, the nearest one. outlier_ratio: largest
+    q01, q25, q50, q75, q99: of at most 65,536 values from all channels, the nearest one. outlier_ratio: largest
     root mean square of a channel over the median channel's; outliers: share of channels where that is above 6.
     """
     x = x.detach().float()
     values = x.flatten()
-    ranked = values[:: -(-values.numel() // SAMPLED)].sort().values
+    step = -(-values.numel() // SAMPLED)
+    while math.gcd(step, x[0].numel()) > 1:  # else it would fall on some channels only
+        step += 1
+    ranked = values[::step].sort().values
     found = {f"q{share:02d}": ranked[round(share / 100 * (ranked.numel() - 1))] for share in (1, 25, 50, 75, 99)}
     channels = x.square().mean(dim=[d for d in range(x.ndim) if d != channel_dim % x.ndim]).sqrt()
     ratio = channels / channels.median()
@@ -59,8 +63,9 @@ def tails(x: Float[Tensor, "..."], channel_dim: int) -> dict[str, Scalar]:
 
 
 def second_moment(x: Float[Tensor, "..."], channel_dim: int) -> Float[Tensor, "features features"]:
-    """Mean over all positions of x xᵀ."""
-    rows = x.detach().float().movedim(channel_dim, -1).flatten(0, -2)
+    """Mean over all positions of x xᵀ; in float64 where there is one, since ranks come from its smallest values too."""
+    precise = torch.float32 if x.device.type == "mps" else torch.float64
+    rows = x.detach().to(precise).movedim(channel_dim, -1).flatten(0, -2)
     return rows.T @ rows / rows.shape[0]
 
 

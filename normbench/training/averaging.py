@@ -22,8 +22,9 @@ class WeightAverage:
         self.updates = 0
         self.model = copy.deepcopy(model).requires_grad_(False).eval()
         ours, theirs = self.model.state_dict(), model.state_dict()
-        self.floats = [name for name, tensor in ours.items() if tensor.is_floating_point()]
-        self.others = [name for name in ours if name not in self.floats]
+        once = {tensor.data_ptr(): name for name, tensor in ours.items()}.values()  # tied weights have several names
+        self.floats = [name for name in once if ours[name].is_floating_point()]
+        self.others = [name for name in once if not ours[name].is_floating_point()]
         self.averages: dict[str, Tensor] = ours
         self.sources: dict[str, Tensor] = theirs
 

@@ -123,17 +123,16 @@ def first_nonfinite(model: nn.Module, batch: Batch) -> str:
     handles = [module.register_forward_hook(watch(name)) for name, module in model.named_modules()]
     try:
         logits = model(*batch.arguments)
-    finally:
+        if bad:
+            return f"output of {bad[0] or 'the model'}"
+        loss = cross_entropy(logits, batch.targets)
+        return first_nonfinite_gradient(model, loss, order) if loss.isfinite() else "the loss"
+    finally:  # behind the backward pass, which torch's batch_norm lets use the running statistics
         for handle in handles:
             handle.remove()
-        for name, buffer in model.named_buffers():
-            buffer.copy_(buffers[name])
-    if bad:
-        return f"output of {bad[0] or 'the model'}"
-    loss = cross_entropy(logits, batch.targets)
-    if not loss.isfinite():
-        return "the loss"
-    return first_nonfinite_gradient(model, loss, order)
+        with torch.no_grad():
+            for name, buffer in model.named_buffers():
+                buffer.copy_(buffers[name])
 
 
 def first_nonfinite_gradient(model: nn.Module, loss: Tensor, order: list[str]) -> str:

@@ -166,7 +166,7 @@ class Loop:
         parts = self.parts
         buffers = [(buffer, buffer.clone()) for buffer in parts.model.buffers()]
         with parts.probes.watch(histograms) as reading:
-            self.gradients(parts.model, parts.precision.unscaled)
+            self.gradients(parts.model, parts.precision.beside)
         parts.model.zero_grad(set_to_none=True)
         for buffer, before in buffers:
             buffer.copy_(before)
@@ -274,6 +274,7 @@ class Loop:
         return due(step, config.every) or histograms, histograms
 
     def record_probes(self, reading: Reading) -> None:
+        self.check_guard()
         self.record(reading.numbers())
         if reading.histograms:
             self.parts.recorder.histograms(self.step, reading.host_histograms())

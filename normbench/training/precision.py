@@ -16,10 +16,10 @@ from normbench.errors import UsageError
 TRIAL = """
 import sys, torch
 from torch.nn import functional as F
-device, dtype = sys.argv[1], getattr(torch, sys.argv[2])
+device, dtype = torch.device(sys.argv[1]), getattr(torch, sys.argv[2])
 a, w = (torch.randn(64, 64, device=device, requires_grad=True) for _ in range(2))
 x, k = torch.randn(2, 8, 16, 16, device=device), torch.randn(8, 8, 3, 3, device=device, requires_grad=True)
-with torch.autocast(device, dtype):
+with torch.autocast(device.type, dtype):
     loss = F.gelu(a @ w).float().mean() + F.conv2d(x, k).float().mean()
     loss = loss + F.scaled_dot_product_attention(*[(a @ w).view(1, 4, 16, 64)] * 3, is_causal=True).float().mean()
 loss.backward()
@@ -37,8 +37,8 @@ class Precision:
         self.skipped = torch.zeros((), dtype=torch.int64, device=device)  # optimizer steps that were left out
 
     @property
-    def unscaled(self) -> Precision:
-        """The same without a scaled loss, for a pass whose gradients nobody steps along."""
+    def beside(self) -> Precision:
+        """The same for a pass beside the step's own, whose gradients nobody steps along."""
         return self
 
     def autocast(self) -> AbstractContextManager[Any]:
@@ -86,6 +86,21 @@ class Half(Autocast):
     dtype = torch.float16
 
 
+class FixedScaling(Half):
+    """float16 with a loss that is scaled by a given factor."""
+
+    def __init__(self, device: torch.device, scale: float) -> None:
+        super().__init__(device)
+        self.scale = scale
+
+    def backward(self, loss: Tensor) -> None:
+        (self.scale * loss).backward()
+
+    def unscale(self, optimizer: torch.optim.Optimizer) -> None:
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        torch._foreach_div_([parameter.grad for parameter in parameters if parameter.grad is not None], self.scale)
+
+
 class LossScaling(Half):
     """float16 with a scaled loss, since small gradients would be 0 in it (`fp16`).
 
@@ -99,8 +114,8 @@ class LossScaling(Half):
         self.scaler = torch.amp.GradScaler(device.type)
 
     @property
-    def unscaled(self) -> Precision:
-        return Half(self.device)
+    def beside(self) -> Precision:
+        return FixedScaling(self.device, self.scaler.get_scale())
 
     def backward(self, loss: Tensor) -> None:
         scaled: Tensor = self.scaler.scale(loss)
@@ -144,7 +159,7 @@ def make_precision(name: str, device: torch.device) -> Precision:
 def try_out(name: str, device: torch.device) -> None:
     """Refuse a precision that a child process does not survive."""
     dtype = str(PRECISIONS[name].dtype).removeprefix("torch.")
-    command = [sys.executable, "-c", TRIAL, device.type, dtype]
+    command = [sys.executable, "-c", TRIAL, str(device), dtype]
     child = subprocess.run(command, capture_output=True, text=True, check=False)
     if child.returncode:
         last = (child.stderr.strip().splitlines() or [f"its trial died of signal {-child.returncode}"])[-1]
