@@ -118,7 +118,7 @@ class Session:
         except KeyboardInterrupt:
             self.write_status("interrupted", self.step, "stopped at once by a second Ctrl-C")
             raise
-        except Exception as error:
+        except Exception as error:  # noted, and raised again
             self.write_status("out_of_memory" if is_out_of_memory(error) else "failed", self.step, str(error))
             raise
         finally:

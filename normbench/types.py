@@ -220,7 +220,7 @@ class Batch(NamedTuple):
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Batch:
         """The batch with a function applied to each tensor."""
-        return Batch(*(None if tensor is None else function(tensor) for tensor in self))  # type: ignore[arg-type]
+        return Batch(*(None if tensor is None else function(tensor) for tensor in self))  # type: ignore[arg-type]  # the mask alone is None
 
 
 class Data(ABC):

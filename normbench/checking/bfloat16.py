@@ -68,5 +68,5 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     try:
         print(json.dumps(measure(NormPart({"norm": json.loads(sys.argv[1])}))))
-    except Exception as error:
+    except Exception as error:  # whatever the norm raises is the answer that the parent waits for
         print(json.dumps({"complaint": explain(error)}))

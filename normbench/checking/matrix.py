@@ -90,7 +90,7 @@ class Trials:
             return
         try:
             losses = train(tree, data, steps)
-        except Exception as error:
+        except Exception as error:  # a person's code may raise anything: that is a combination that broke
             self.broken[name] = explain(error)
         else:
             self.fell[name] = 1 - losses[-1] / losses[0]

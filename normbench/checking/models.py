@@ -39,7 +39,7 @@ class ModelPart:
     @property
     def kinds(self) -> list[TaskKind]:
         """The tasks that it says it can do."""
-        return sorted(assembly.made_class(self.tree, "model").kinds)  # type: ignore[attr-defined]
+        return sorted(assembly.made_class(self.tree, "model").kinds)  # type: ignore[attr-defined]  # a Model
 
     def tree_with(self, norm: str, data: Data) -> dict[str, Any]:
         """With a norm and the first placement that goes with both.

@@ -76,7 +76,7 @@ def perform(checks: Iterable[Check], begin: Callable[[str], object] = str) -> It
         try:
             with torch.random.fork_rng(devices=[]):
                 outcome = check.run()
-        except Exception as error:
+        except Exception as error:  # a person's code may raise anything: that is a failed row
             if check.decisive and isinstance(error, UsageError) and not isinstance(error, ContractError):
                 raise
             outcome = failed(explain(error))

@@ -85,7 +85,7 @@ class PlacementPart:
     @property
     def min_branches(self) -> int:
         """How many branches a block must have."""
-        return int(assembly.made_class(self.tree, "placement").min_branches)  # type: ignore[attr-defined]
+        return int(assembly.made_class(self.tree, "placement").min_branches)  # type: ignore[attr-defined]  # a Placement
 
     def make(self, *branches: Stub) -> tuple[Placement, NormsMade]:
         """A block in the middle of a small stack, and its norms."""

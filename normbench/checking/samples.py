@@ -44,7 +44,7 @@ class Tiny(Data):
     """One random batch of a task, always the same; `side`: of its images, in pixels."""
 
     kind: TaskKind  # type: ignore[misc]  # of the instance here, as its task's
-    pads: bool  # type: ignore[misc]
+    pads: bool  # type: ignore[misc]  # likewise
     fingerprint = "tiny"
     steps_per_epoch = 1
 

@@ -155,7 +155,7 @@ class Hub:
             yield
         except (UsageError, MemoryError):
             raise
-        except Exception as fault:
+        except Exception as fault:  # no common class, see above
             raise self.explain(fault, splits) from fault
 
     def explain(self, fault: Exception, splits: Sequence[str]) -> UsageError | RunFailure:

@@ -209,7 +209,7 @@ def recall(facts: Mapping[str, Any]) -> Vocabulary:
         return Bytes()
     if facts["level"] == BytePairs.level:
         return BytePairs(json.dumps(facts["tokenizer"]))
-    vocabulary: Vocabulary = LEVELS[facts["level"]](facts["symbols"])  # type: ignore[call-arg]
+    vocabulary: Vocabulary = LEVELS[facts["level"]](facts["symbols"])  # type: ignore[call-arg]  # Bytes is gone above
     return vocabulary
 
 

@@ -46,7 +46,7 @@ class LatchedGuard(Guard):
     def __init__(self, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
         self.first_bad = torch.full((), -1, device=device)
         self.found_inf = torch.zeros((), device=device)
-        optimizer.grad_scale = None  # type: ignore[attr-defined]
+        optimizer.grad_scale = None  # type: ignore[attr-defined]  # not in torch's stubs
         optimizer.found_inf = self.found_inf  # type: ignore[attr-defined]  # as torch.amp.GradScaler asks for it
 
     def admits(self, step: int, loss: Tensor, grad_norm: Tensor) -> bool:
