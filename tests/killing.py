@@ -63,19 +63,28 @@ class Child:
     def kill(self, number: int) -> None:
         os.kill(self.pid, number)
 
+    @property
+    def status(self) -> int | None:
+        """Its exit status; negative: the signal that ended it; None: it is at work."""
+        status: int | None = self.server.ask({"ended": self.pid})
+        return status
+
     def wait(self) -> int:
-        """Its exit status; negative: the signal that ended it."""
+        """Its exit status, once it has ended."""
         deadline = time.monotonic() + PATIENCE
-        while (status := self.server.ask({"ended": self.pid})) is None:
+        while (status := self.status) is None:
             assert time.monotonic() < deadline, f"still running:\n{self.output}"
             time.sleep(0.005)
-        return int(status)
+        return status
 
-    def wait_for(self, line: str) -> None:
-        """Return when it has passed a place."""
+    def wait_for(self, line: str) -> bool:
+        """Whether it passes a place before it ends; returns as soon as that is known."""
         deadline = time.monotonic() + PATIENCE
-        while line not in self.places_file.read_text():
-            assert time.monotonic() < deadline, f"{line} was not passed"
+        while True:
+            ended = self.status is not None  # asked first: what it wrote before its end is read behind it
+            if (passed := line in self.places_file.read_text()) or ended:
+                return passed
+            assert time.monotonic() < deadline, f"{line} was not passed:\n{self.output}"
             time.sleep(0.005)
 
 
