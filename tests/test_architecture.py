@@ -57,6 +57,7 @@ ARROWS: dict[str, set[str]] = {
     },
     "trained": {"types", "config", "rundir", "training", "assembly"},
     "tables": {"catalog", "rundir"},
+    "analysis": {"catalog", "rundir", "tables"},
     "sampling": {"types"},
     "checking": {
         "types", "catalog", "compose", "config", "training", "contracts", "targets", "assembly", "compatibility",

@@ -1,0 +1,1 @@
+"""From run directories to statistics, figures and a report; nothing here knows a model."""

@@ -1,0 +1,250 @@
+"""The runs below folders as a study: arms, which differ in what a person varied, each with a run for each seed."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from normbench.catalog import GROUPS
+from normbench.errors import UsageError
+from normbench.rundir import RunDirectory, read_json
+from normbench.tables import configuration, flat, name_of, run_directories
+
+# Which of the keys that vary names an arm, where several tell the same runs apart: the first of these, then by name.
+FIRST_KEYS = ("optim.lr", "model.depth", "model.width", "model.heads", "model.context", "data.batch_size")
+
+# Keys that tell no arms apart: the seed, where a run lies or runs, what is shown, kept or probed.
+ASIDE = (
+    "seed", "name", "outputs", "quiet", "rerun", "extend", "device", "threads", "data.root", "data.path",
+    "trainer.checkpoint_every", "trainer.keep_checkpoint",
+)  # fmt: skip
+ASIDE_SECTIONS = ("probes.",)
+
+# The groups whose option can name an arm.
+ARM_GROUPS = tuple(group for group in GROUPS if group not in ("experiment", "probes"))
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What a run has logged under one tag.
+
+    steps: (n,) integers, increasing. values: (n,) float64; NaN where the number was not finite.
+    """
+
+    steps: np.ndarray
+    values: np.ndarray
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run as its directory tells it.
+
+    name: the path from the given folder on. status: of status.json's words. choices: the option of each group.
+    config: by dotted path. summary: empty until the run has ended. session: the newest of environment.json.
+    """
+
+    name: str
+    path: Path
+    status: str
+    step: int
+    steps: int
+    message: str
+    seed: int
+    choices: Mapping[str, str]
+    config: Mapping[str, Any]
+    summary: Mapping[str, Any]
+    session: Mapping[str, Any]
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is a result."""
+        return self.status in ("finished", "diverged") and bool(self.summary)
+
+    @property
+    def task(self) -> str:
+        """Its kind of task, as the data describe it."""
+        return str(self.session.get("task", {}).get("kind") or self.summary.get("data", {}).get("kind"))
+
+    @cached_property
+    def curves(self) -> Mapping[str, Curve]:
+        """Every tag of metrics.jsonl, up to a line that is torn."""
+        return read_curves(self.path / "metrics.jsonl")[0]
+
+
+@dataclass(frozen=True)
+class Arm:
+    """The runs that differ in nothing but the seed.
+
+    settings: what varies in the study -> this arm's value. runs: by seed.
+    """
+
+    settings: Mapping[str, Any]
+    runs: tuple[Run, ...]
+
+    @property
+    def name(self) -> str:
+        """Such as `rmsnorm · pre`: options by their words, other settings as `lr=0.001`."""
+        words = [str(v) if k in GROUPS else f"{k.rpartition('.')[2]}={v}" for k, v in self.settings.items()]
+        return " · ".join(words) or "all runs"
+
+    @property
+    def ended(self) -> tuple[Run, ...]:
+        """The runs that are results."""
+        return tuple(run for run in self.runs if run.ended)
+
+
+@dataclass(frozen=True)
+class Study:
+    """Runs that may be compared.
+
+    varied: the settings that tell the arms apart. damaged: runs that cannot be read, and why.
+    """
+
+    folders: tuple[Path, ...]
+    arms: tuple[Arm, ...]
+    varied: tuple[str, ...]
+    damaged: tuple[tuple[str, str], ...]
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        """All runs, arm by arm."""
+        return tuple(run for arm in self.arms for run in arm.runs)
+
+    @property
+    def task(self) -> str:
+        """The one kind of task of all runs."""
+        return self.runs[0].task
+
+
+def read_study(folders: Sequence[Path]) -> Study:
+    """The study that the runs below some folders make.
+
+    Raises:
+        UsageError: a folder is not there or holds no runs, no run has ended, or the runs have different tasks.
+    """
+    runs, damaged = [], []
+    for folder in folders:
+        for directory in run_directories(folder):
+            if directory.path.suffix.startswith(".old") or directory.path.parent.name.startswith("."):
+                continue  # set aside when the run was made anew
+            name = name_of(directory, folder)
+            try:
+                runs.append(read_run(directory, name))
+            except ValueError as error:
+                damaged.append((name, str(error)))
+    if not any(run.ended for run in runs):
+        where = ", ".join(map(str, folders))
+        raise UsageError(f"{where} holds no run that has ended: wait for one, or give another folder")
+    if len(tasks := sorted({run.task for run in runs})) > 1:
+        raise UsageError(f"the runs have different tasks ({', '.join(tasks)}): give the folders of one task")
+    varied = varied_settings(runs)
+    return Study(tuple(folders), arms_of(runs, varied), varied, tuple(damaged))
+
+
+def read_run(directory: RunDirectory, name: str) -> Run:
+    """One run.
+
+    Raises:
+        ValueError: what it must have is missing or damaged.
+    """
+    config = dict(flat(configuration(directory)))
+    if "seed" not in config:
+        raise ValueError("config.yaml is damaged")
+    summary, status = read_json(directory.summary), read_json(directory.status)
+    if summary is None and directory.summary.exists():
+        raise ValueError("summary.json is damaged")
+    if status is None and summary is None:
+        raise ValueError("status.json is damaged, and there is no summary.json")
+    stands = summary or status or {}
+    session = ((read_json(directory.environment) or {}).get("sessions") or [{}])[-1]
+    return Run(
+        name=name,
+        path=directory.path,
+        status=str(stands.get("status")),
+        step=int(stands.get("step") or 0),
+        steps=int(stands.get("steps") or 0),
+        message=str(stands.get("message") or ""),
+        seed=int(config["seed"]),
+        choices=session.get("choices") or (summary or {}).get("choices") or {},
+        config=config,
+        summary=summary or {},
+        session=session,
+    )
+
+
+def read_curves(path: Path) -> tuple[dict[str, Curve], str | None]:
+    """What metrics.jsonl holds, by tag, and what is wrong with it, if anything: nothing behind a torn line counts."""
+    found: dict[str, tuple[list[int], list[float]]] = defaultdict(lambda: ([], []))
+    complaint = None
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        return {}, f"metrics.jsonl cannot be read ({error})"
+    for number, line in enumerate(lines, start=1):
+        try:
+            entry = json.loads(line)
+            step = int(entry.pop("step"))
+            for tag, value in entry.items():
+                steps, values = found[tag]
+                steps.append(step)
+                values.append(float("nan") if value is None else float(value))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            complaint = f"metrics.jsonl is torn at line {number}"
+            break
+    return {tag: Curve(np.array(steps), np.array(values)) for tag, (steps, values) in found.items()}, complaint
+
+
+# ---- arms
+
+
+def varied_settings(runs: Sequence[Run]) -> tuple[str, ...]:
+    """The settings that tell the arms apart: groups first, and none that follows from those before it."""
+    cells: list[Hashable] = [()] * len(runs)
+    varied = []
+    for key in candidates(runs):
+        values = [setting(run, key) for run in runs]
+        refined = list(zip(cells, values, strict=True))
+        if len(set(refined)) > len(set(cells)):
+            varied.append(key)
+            cells = list(refined)
+    return tuple(varied)
+
+
+def candidates(runs: Iterable[Run]) -> list[str]:
+    """The settings that could tell arms apart, in the order in which they are asked."""
+    keys = {key for run in runs for key in run.config if key not in ASIDE and not key.startswith(ASIDE_SECTIONS)}
+    first = [key for key in FIRST_KEYS if key in keys]
+    return [*ARM_GROUPS, *first, *sorted(keys.difference(first))]
+
+
+def setting(run: Run, key: str) -> Any:
+    """A run's option of a group, or value of a key."""
+    return run.choices.get(key) if key in GROUPS else run.config.get(key)
+
+
+def arms_of(runs: Sequence[Run], varied: Sequence[str]) -> tuple[Arm, ...]:
+    """Runs gathered by the settings that vary; arms in the order of their settings, runs by seed."""
+    gathered: dict[tuple[Any, ...], list[Run]] = defaultdict(list)
+    for run in runs:
+        gathered[tuple(setting(run, key) for key in varied)].append(run)
+    ordered = sorted(gathered.items(), key=lambda item: [in_order(value) for value in item[0]])
+    return tuple(
+        Arm(dict(zip(varied, values, strict=True)), tuple(sorted(own, key=lambda run: (run.seed, run.name))))
+        for values, own in ordered
+    )
+
+
+def in_order(value: Any) -> tuple[int, float, str]:
+    """A sort key for values of any kind: none, numbers, then words."""
+    if value is None:
+        return 0, 0.0, ""
+    if isinstance(value, int | float):
+        return 1, float(value), ""
+    return 2, 0.0, str(value)
