@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import math
-import resource
-import sys
 import time
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 
-import torch
 from torch import Tensor
 
+from normbench.memory import forget_peak, peak
 from normbench.recording import WeighingSink
 from normbench.training.checkpoint import State, write
 from normbench.training.clock import make_clock
@@ -220,30 +216,6 @@ def nbytes(tensors: Iterable[Tensor]) -> int:
     """Bytes of tensors, each storage once."""
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
     return sum(storages.values())
-
-
-def forget_peak(device: torch.device) -> None:
-    """Let the peak be that of what comes, where the system can forget."""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-    with suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")  # Linux
-
-
-def peak(device: torch.device) -> int | None:
-    """The most memory that was in use since `forget_peak`, in bytes; None: not known."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return peak_of_process() if device.type == "cpu" else None
-
-
-def peak_of_process() -> int:
-    """The most memory that this process has held, in bytes."""
-    with suppress(OSError, StopIteration):
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return 1024 * int(next(line for line in lines if line.startswith("VmHWM")).split()[1])
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else 1024 * peak
 
 
 class Counter:

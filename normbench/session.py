@@ -22,6 +22,7 @@ from normbench.errors import RunFailure
 from normbench.files import write_atomically, write_json
 from normbench.ledger import parameter_counts
 from normbench.limits import is_out_of_memory
+from normbench.memory import forget_peak
 from normbench.plan import Plan
 from normbench.probes import Probes, Wanted
 from normbench.recording import (
@@ -80,6 +81,7 @@ class Session:
 
     def prepare(self) -> Loop:
         """Bring the record and the loop to the step where the run goes on."""
+        forget_peak(self.plan.device)
         state = self.find_state()
         start_step = state["step"] if state else 0
         self.beat(start_step)

@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from normbench.ledger import make_ledger
+from normbench.memory import peak
 from normbench.plan import Plan
 from normbench.recording import Sink
 from normbench.rundir import RunDirectory
@@ -62,6 +63,7 @@ def summarize(
             if tag.split("/")[0] in RESULTS
         },
         "step_time": loop.clock.summary(),
+        "peak_memory_bytes": peak(plan.device),  # since this process took the run up
         "compile_seconds": loop.compile_seconds or None,
         "skipped_steps": int(precision.skipped),
         "data": plan.data.describe(),

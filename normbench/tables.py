@@ -23,6 +23,7 @@ DETAILS = (
     "message",
     "leak",
     "padding",
+    "peak_memory_bytes",
     "skipped_steps",
     "compile_seconds",
     "extends",

@@ -21,6 +21,7 @@ ARROWS: dict[str, set[str]] = {
     "config": set(),
     "catalog": set(),
     "limits": set(),
+    "memory": set(),
     "rundir": set(),
     "environment": set(),
     "recording": set(),
@@ -41,16 +42,16 @@ ARROWS: dict[str, set[str]] = {
     "targets": {"types", "config", "models", "training", "contracts"},
     "assembly": {"types", "config", "models", "training", "compatibility", "targets"},
     "plan": {"types", "catalog", "config", "rundir", "training", "assembly"},
-    "summary": {"types", "recording", "rundir", "training", "ledger", "plan"},
+    "summary": {"types", "memory", "recording", "rundir", "training", "ledger", "plan"},
     "session": {
-        "types", "config", "probes", "recording", "rundir", "environment", "training", "limits", "ledger", "plan",
-        "summary",
+        "types", "config", "probes", "recording", "rundir", "environment", "training", "limits", "memory", "ledger",
+        "plan", "summary",
     },
     "run": {
         "catalog", "config", "recording", "rundir", "training", "limits", "assembly", "plan", "rehearsal", "session",
         "summary",
     },
-    "estimate": {"types", "recording", "training"},
+    "estimate": {"types", "memory", "recording", "training"},
     "dryrun": {
         "catalog", "config", "recording", "rundir", "training", "limits", "ledger", "plan", "session", "run",
         "estimate",

@@ -14,7 +14,8 @@ import torch
 from support import refused
 
 from normbench.cli import main
-from normbench.estimate import Disk, Estimate, Memory, Times, forget_peak, nbytes, peak, times_due
+from normbench.estimate import Disk, Estimate, Memory, Times, nbytes, times_due
+from normbench.memory import forget_peak, peak
 from normbench.recording import JsonLinesSink, WeighingSink
 
 TINY = ["model.depth=2", "model.width=16", "model.heads=2", "model.context=16", "data.eval_batch_size=512",

@@ -121,6 +121,13 @@ def test_golden_curve(tmp_path: Path) -> None:
 GOLDEN = [2.7287108898, 2.1103190372, 1.2969514847, 0.9898358345]
 
 
+def test_the_summary_has_the_peak_of_memory(tmp_path: Path) -> None:
+    small, large = (train(tmp_path, *TINY, "trainer.steps=2", f"model.width={width}") for width in (16, 1024))
+    peaks = [summary_of(run)["peak_memory_bytes"] for run in (small, large)]
+    weights = 4 * summary_of(large)["ledger"]["parameters"]["total"]
+    assert peaks[1] - peaks[0] > 3 * weights  # with gradients and Adam's averages
+
+
 @pytest.mark.data
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_every_experiment_runs_in_miniature(tmp_path: Path, experiment: str) -> None:
