@@ -1,0 +1,175 @@
+"""Power of the paired t test against published numbers and simulated studies."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cache
+
+import numpy as np
+import pytest
+from scipy import special, stats
+
+from normbench.analysis.power import detectable_difference, paired_power, sd_upper_limit, seeds_needed
+from normbench.analysis.statistics import holm, paired_difference
+from normbench.errors import UsageError
+
+STUDIES = 2_000
+ARMS = 5
+
+
+def standard_error(share: float, studies: int) -> float:
+    """Of a share found in so many independent studies."""
+    return math.sqrt(share * (1 - share) / studies)
+
+
+# Cohen's d_z, seeds: as G*Power 3.1 gives them for a paired, two-sided t test at 5 % with a power of 80 %.
+@pytest.mark.parametrize(("effect", "n"), [(0.2, 199), (0.5, 34), (0.8, 15), (1.0, 10)])
+def test_seeds_needed_are_the_published_ones(effect: float, n: int) -> None:
+    assert seeds_needed(effect, 1.0) == seeds_needed(-3 * effect, 3.0) == n
+
+
+@pytest.mark.parametrize("family", [1, 2, 5, 35])
+@pytest.mark.parametrize("effect", [0.3, 1.0, 2.5, 40.0])
+def test_seeds_needed_are_the_fewest(effect: float, family: int) -> None:
+    n = seeds_needed(effect, 1.0, family=family)
+    assert paired_power(effect, 1.0, n, family=family) >= 0.8
+    assert n == 2 or paired_power(effect, 1.0, n - 1, family=family) < 0.8
+
+
+@pytest.mark.parametrize("n", [2, 3, 5, 10, 100])
+@pytest.mark.parametrize("family", [1, 5, 35])
+def test_power_is_the_share_of_simulated_noncentral_t_values(n: int, family: int) -> None:
+    rng = np.random.default_rng(n)
+    draws = 200_000
+    critical = stats.t.isf(0.025 / family, n - 1)
+    normal, spread = rng.normal(size=draws), np.sqrt(rng.chisquare(n - 1, draws) / (n - 1))
+    for share in (0.3, 1.0, 1.5):
+        shift = share * critical
+        found = (np.abs((normal + shift) / spread) > critical).mean()
+        predicted = paired_power(shift / math.sqrt(n), 1.0, n, family=family)
+        assert abs(found - predicted) < 4 * standard_error(predicted, draws)
+
+
+@pytest.mark.parametrize("n", [2, 3, 7, 30, 1_000, 44_741, 300_000])
+@pytest.mark.parametrize("alpha", [0.05, 0.0087])
+def test_power_is_that_of_the_noncentral_f_distribution(n: int, alpha: float) -> None:
+    # T² follows a noncentral F with 1 and n − 1 degrees of freedom and the square of the noncentrality.
+    critical = float(stats.t.isf(alpha / 2, n - 1))
+    for noncentrality in (0.3, 2.0, 4.5, 6.0):
+        reference = 1 - special.ncfdtr(1, n - 1, noncentrality**2, critical**2)
+        assert paired_power(noncentrality / math.sqrt(n), 1.0, n, alpha=alpha) == pytest.approx(reference, abs=1e-8)
+
+
+def test_the_narrow_step_of_many_seeds_is_not_overlooked() -> None:
+    # For so many t is normal but for the fourth digit: Φ(shift − critical), 5 digits of it.
+    n, alpha, shift = 44_741, 0.008698321112462095, 6.001929872194382
+    normal = stats.norm.cdf(shift - stats.t.isf(alpha / 2, n - 1))
+    assert paired_power(shift / math.sqrt(n), 1.0, n, alpha=alpha) == pytest.approx(normal, abs=2e-6)
+
+
+@pytest.mark.parametrize("n", [2, 3, 5, 50, 1_000_000])
+@pytest.mark.parametrize("family", [1, 20])
+def test_the_detectable_difference_has_the_power_asked_for(n: int, family: int) -> None:
+    found = detectable_difference(n, 0.02, family=family)
+    assert found is not None
+    assert paired_power(found, 0.02, n, family=family) == pytest.approx(0.8, abs=1e-7)
+
+
+def test_the_detectable_difference_is_above_the_normal_approximation() -> None:
+    # (1.95996 + 0.84162)·sd/√n is 1.253 for five seeds; they can show no less than 1.682.
+    assert detectable_difference(5, 1.0) == pytest.approx(1.682, abs=5e-4)
+
+
+def test_power_at_its_limits() -> None:
+    assert paired_power(1.0, 1.0, 1) == 0 and detectable_difference(1, 1.0) is None
+    assert paired_power(0.0, 1.0, 5) == pytest.approx(0.05)
+    assert paired_power(1e-12, 1.0, 2) == pytest.approx(0.05)
+    assert paired_power(1e200, 1e-200, 2) == 1
+    assert paired_power(0.1, 0.0, 2) == 1 and paired_power(0.0, 0.0, 2) == 0
+    assert seeds_needed(0.1, 0.0) == 2 and detectable_difference(5, 0.0) == 0
+
+
+@pytest.mark.parametrize("plan", [
+    {"difference": 0.0, "sd": 1.0},
+    {"difference": math.nan, "sd": 1.0},
+    {"difference": 1e-6, "sd": 1.0},
+    {"difference": 1.0, "sd": -1.0},
+    {"difference": 1.0, "sd": math.nan},
+    {"difference": 1.0, "sd": 1.0, "family": 0},
+])  # fmt: skip
+def test_what_cannot_be_planned_is_refused_in_a_sentence(plan: dict[str, float]) -> None:
+    with pytest.raises(UsageError, match=r"^[^:]+: [^:]+[^.]$"):
+        seeds_needed(**plan)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("n", [2, 5, 20])
+def test_the_cautious_sd_is_large_enough_in_four_of_five_pilots(n: int) -> None:
+    pilots = np.random.default_rng(n).normal(size=(20_000, n)).std(axis=1, ddof=1)
+    share = np.mean([sd_upper_limit(sd, n) >= 1 for sd in pilots.tolist()])
+    assert abs(share - 0.8) < 4 * standard_error(0.8, 20_000)
+    with pytest.raises(ValueError, match="from two values on"):
+        sd_upper_limit(1.0, 1)
+
+
+@cache
+def simulated(n: int, shifted: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Studies of five arms against a baseline, n seeds each: corrected p and whether the interval holds the truth.
+
+    A run's loss is its seed's part, which pairing takes out, and a part of its own; all differences share the
+    baseline's. The first `shifted` arms truly differ, by one standard deviation of the differences.
+    """
+    rng = np.random.default_rng(100 * n + shifted)
+    seeds, own = rng.normal(2, 0.1, (STUDIES, 1, n)), rng.normal(0, 0.02, (STUDIES, ARMS + 1, n))
+    truth = np.where(np.arange(ARMS) < shifted, 0.02 * math.sqrt(2), 0.0)
+    runs = seeds + own
+    runs[:, 1:] += truth[:, None]
+    corrected, held = np.empty((STUDIES, ARMS)), np.empty((STUDIES, ARMS), dtype=bool)
+    for study, (baseline, *arms) in enumerate(runs.tolist()):
+        reference = dict(enumerate(baseline))
+        found = [paired_difference(dict(enumerate(arm)), reference) for arm in arms]
+        corrected[study] = holm([difference.p for difference in found])
+        intervals = [difference.interval for difference in found]
+        held[study] = [i is not None and i.lower <= t <= i.upper for i, t in zip(intervals, truth, strict=True)]
+    return corrected, held
+
+
+@pytest.mark.parametrize("n", [3, 5, 10])
+def test_intervals_cover_and_false_alarms_are_rare(n: int, tell: Callable[[str], None]) -> None:
+    corrected, held = simulated(n)
+    # The standard error of a coverage of 95 % in 2,000 studies is 0.5 %; the first arm's studies are independent.
+    coverage, alarms = held[:, 0].mean(), (corrected <= 0.05).any(axis=1).mean()
+    tell(
+        f"{STUDIES:,} studies without a difference, {n} seeds: 95 % interval covers {coverage:.2%}, "
+        f"Holm's family of {ARMS} alarms in {alarms:.2%}"
+    )
+    assert 0.93 <= coverage <= 0.97
+    assert alarms <= 0.06
+
+
+def test_true_differences_do_not_raise_the_false_alarms_of_the_others() -> None:
+    corrected, _ = simulated(10, shifted=2)
+    assert (corrected[:, 2:] <= 0.05).any(axis=1).mean() <= 0.06
+
+
+@pytest.mark.parametrize("n", [3, 5, 10])
+def test_a_shift_is_found_as_often_as_predicted(n: int, tell: Callable[[str], None]) -> None:
+    studies = np.random.default_rng(n).normal(0.03, 0.03, (STUDIES, n)).tolist()
+    baseline = dict.fromkeys(range(n), 0.0)
+    p = np.array([paired_difference(dict(enumerate(study)), baseline).p for study in studies])
+    found, predicted = (p <= 0.05).mean(), paired_power(0.03, 0.03, n)
+    error = standard_error(predicted, STUDIES)
+    tell(
+        f"a shift of one sd at {n} seeds: found in {found:.2%} of {STUDIES:,}, predicted {predicted:.2%} ± {error:.2%}"
+    )
+    assert abs(found - predicted) < 3 * error
+
+
+def test_a_planned_family_finds_its_difference_at_least_as_often_as_predicted() -> None:
+    # Holm's smallest level is that of the first arm only while no other is found: the prediction is a lower limit.
+    n = seeds_needed(1.0, 1.0, family=ARMS)
+    corrected, _ = simulated(n, shifted=1)
+    predicted = paired_power(1.0, 1.0, n, family=ARMS)
+    found = (corrected[:, 0] <= 0.05).mean()
+    assert predicted >= 0.8
+    assert found >= predicted - 3 * standard_error(predicted, STUDIES)
