@@ -6,7 +6,8 @@ import hashlib
 import inspect
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -18,7 +19,11 @@ from normbench import compatibility, targets
 from normbench.config import OPEN_SECTIONS, Tree, nearest
 from normbench.errors import UsageError
 from normbench.models import initialize
-from normbench.types import Data, Model, NormFactory, NormFacts, Site, Task
+from normbench.seeds import stable_seed
+from normbench.types import Branch, Data, Model, NormFactory, NormFacts, Placement, PlacementFactory, Site, Task
+
+# A setting that a class takes over, where it takes it, from the one that it replaces: model and data agree on it.
+SHARED = {"model": ("context",), "data": ("context",)}
 
 
 def resolve_device(name: str) -> torch.device:
@@ -93,19 +98,38 @@ def accepted(tree: Tree, section: str) -> list[str] | None:
 def adopt_targets(tree: Tree, overridden: Callable[[str], bool]) -> dict[str, Any]:
     """Where the command line named a `_target_` of its own, leave out what the YAML sets for the class it replaces.
 
-    What the command line itself sets stays, and is refused later if the target does not take it. Of an optimizer only
-    the learning rate is taken over: AdamW's decay and ε mean something else to another.
+    What the command line itself sets stays, and is refused later if the target does not take it. Of the rest only what
+    the target takes and has no default for, and what is not the replaced class's alone: the peak of the schedule, and
+    the length of a window, on which model and data agree.
     """
     adopted = dict(tree)
     for section in OPEN_SECTIONS:
-        if overridden(f"{section}._target_") and (names := accepted(tree, section)) is not None:
-            shared = ["lr"] if section == "optim" else names
+        if overridden(f"{section}._target_"):
+            found, names = named(tree, section), accepted(tree, section)
+            shared = [name for name in SHARED.get(section, ()) if names is None or name in names]
+            kept = {*required(found), *shared, *(["lr"] if section == "optim" else [])}
             adopted[section] = {
                 key: value
                 for key, value in tree[section].items()
-                if key.startswith("_") or key in shared or overridden(f"{section}.{key}")
+                if key.startswith("_") or key in kept or overridden(f"{section}.{key}")
             }
     return adopted
+
+
+def required(found: Callable[..., Any]) -> set[str]:
+    """Names of the settings without a default, also of the base classes to which a constructor may hand on `**`."""
+    bases = found.__mro__ if isinstance(found, type) else ()
+    makers: list[Any] = [vars(base)["__init__"] for base in bases if "__init__" in vars(base)] or [found]
+    names: set[str] = set()
+    for maker in makers:
+        try:
+            parameters = inspect.signature(maker).parameters.values()
+        except ValueError:  # not written in Python
+            break
+        names |= {parameter.name for parameter in parameters if parameter.default is parameter.empty}
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+            break
+    return names
 
 
 def factory(tree: Tree, section: str) -> Callable[..., Any]:
@@ -125,15 +149,24 @@ def factory(tree: Tree, section: str) -> Callable[..., Any]:
     return targets.checked(tree, section, instantiate({**tree[section], "_partial_": True, "_convert_": "all"}))
 
 
-class NormsOnRecord:
-    """A norm factory that remembers what it made, by the name of its site."""
+@contextmanager
+def seeded(*words: object) -> Iterator[None]:
+    """What is drawn inside from torch's random numbers on the CPU follows from the words; outside they stay."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(stable_seed(*words))
+        yield
 
-    def __init__(self, factory: NormFactory) -> None:
-        self.factory = factory
+
+class NormsOnRecord:
+    """A norm factory that remembers what it made, by the name of its site, which with the seed decides its draws."""
+
+    def __init__(self, factory: NormFactory, seed: int = 0) -> None:
+        self.factory, self.seed = factory, seed
         self.made: dict[str, nn.Module] = {}
 
     def __call__(self, num_features: int, *, channel_dim: int = -1, site: Site | None = None) -> nn.Module:
-        norm: Any = self.factory(num_features, channel_dim=channel_dim, site=site)
+        with seeded(self.seed, "norm", site.name if site else len(self.made)):
+            norm: Any = self.factory(num_features, channel_dim=channel_dim, site=site)
         if not hasattr(norm, "channel_dim"):  # a user's own need not keep it, and probes take statistics by channel
             norm.channel_dim = channel_dim
         name = site.name if site else f"norm{len(self.made)}"
@@ -174,14 +207,28 @@ def check_combination(tree: Tree, names: Mapping[str, str]) -> NormFacts:
     return facts
 
 
-def build_model(tree: Tree, task: Task) -> tuple[Model, dict[str, nn.Module]]:
+def placed(factory: PlacementFactory, seed: int) -> PlacementFactory:
+    """The placement factory with draws of its own, if any, that the seed and the site decide."""
+
+    def place(branches: Mapping[str, Branch], norm: NormFactory, site: Site) -> Placement:
+        with seeded(seed, "placement", site.name):
+            return factory(branches, norm, site)
+
+    return place
+
+
+def build_model(tree: Tree, task: Task, seed: int) -> tuple[Model, dict[str, nn.Module]]:
     """The model as its classes make it, and its norms by site.
+
+    What the model itself draws does not depend on what norms and placements draw in between, so that it starts alike
+    with any of them.
 
     Raises:
         UsageError: a setting that does not fit.
     """
-    norms = NormsOnRecord(factory(tree, "norm"))
-    model: Model = factory(tree, "model")(task, norms, factory(tree, "placement"))
+    norms = NormsOnRecord(factory(tree, "norm"), seed)
+    with seeded(seed, "model"):
+        model: Model = factory(tree, "model")(task, norms, placed(factory(tree, "placement"), seed))
     return model, norms.made
 
 
@@ -191,7 +238,7 @@ def make_model(tree: Tree, data: Data, seed: int) -> tuple[Model, dict[str, nn.M
     Raises:
         UsageError: a setting that does not fit.
     """
-    model, norms = build_model(tree, data.task)
+    model, norms = build_model(tree, data.task, seed)
     initialize(model, factory(tree, "init")(), seed, norms.values())
     return model, norms
 

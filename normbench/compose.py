@@ -39,8 +39,8 @@ class Composition:
     origins: Origins | None = None
 
     def overridden(self, key: str) -> bool:
-        """Whether the command line set this key."""
-        return any(re.match(rf"[+~]*{re.escape(key)}(=|$)", word) for word in self.overrides)
+        """Whether the command line set this key, or one below it."""
+        return any(re.match(rf"[+~]*{re.escape(key)}([=.]|$)", word) for word in self.overrides)
 
 
 def compose(command: str, words: list[str], traced: bool = False) -> Composition | None:

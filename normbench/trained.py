@@ -89,8 +89,7 @@ def load_model(run: Run, *, which: Which = "last", ema: bool = False, device: st
         UsageError: the run has no such weights, or they do not fit.
     """
     weights = averaged(run, which) if ema else stored(run, which)["model"]
-    with torch.random.fork_rng(devices=[]):
-        model, _ = assembly.build_model(run.tree, run.task())
+    model, _ = assembly.build_model(run.tree, run.task(), run.tree["seed"])
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import random
 from typing import Any
 
 import torch
@@ -61,6 +63,15 @@ class Drawn(Rms):
     def __init__(self, num_features: int, *, channel_dim: int = -1, site: Any = None) -> None:
         super().__init__(num_features, channel_dim=channel_dim)
         self.shift = nn.Parameter(0.1 * torch.randn(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + self.shift.to(x.dtype)
+
+
+class Unseeded(Rms):
+    def __init__(self, num_features: int, *, channel_dim: int = -1, site: Any = None) -> None:
+        super().__init__(num_features, channel_dim=channel_dim)
+        self.shift = nn.Parameter(torch.tensor(random.gauss()))
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) + self.shift.to(x.dtype)
@@ -137,6 +148,13 @@ class Wide(Rms):
         return super().forward(x) * torch.ones(1)
 
 
+class NoNumber(Rms):
+    """NaN, in float32, for images alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * (math.nan if x.ndim == 4 and x.dtype == torch.float32 else 1)
+
+
 class Exploding(Rms):
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) * 1e30
@@ -171,7 +189,7 @@ BROKEN = {
     },
     "Detached": {"gradcheck": "Jacobian mismatch"},
     "Idle": {"gradient in every parameter": "none in weight for (batch, features)"},
-    "Drawn": {"made without random numbers": "draws from torch: use a torch.Generator"},
+    "Unseeded": {"the seed decides the start": "draws from random: draw from torch, whose random numbers are seeded"},
     "Forgetful": {"deepcopy and state_dict": "largest difference"},
     "GradMatters": {"torch.no_grad changes nothing": "largest difference"},
     "Lying": {
@@ -181,6 +199,11 @@ BROKEN = {
     },
     "Careless": {"sees later time steps": "facts.sees_future=training"},
     "Rounded": {"float32 against float64": "of the largest output"},
+    "NoNumber": {
+        "float32 against float64": "inf of the largest output, inf of the largest gradient",
+        "deepcopy and state_dict": "largest difference inf",
+        "torch.no_grad changes nothing": "as above",
+    },
 }
 
 SPREADING = ("Flattens", "Single")  # other checks fail by the same fault
@@ -191,4 +214,5 @@ SOUND = {
     "OneStatistic": {"sees later time steps": "yes", "crosses samples in training": "yes"},
     "Noisy": {"draws random numbers": "yes", "evaluation differs from training": "yes"},
     "Masked": {"takes a mask": "yes"},
+    "Drawn": {"the seed decides the start": "passed"},
 }

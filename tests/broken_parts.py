@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +12,7 @@ from mypkg.parts import Halved, Stripes, TwoLayers
 from torch import Tensor, nn
 
 from normbench.models import Transformer
-from normbench.placements import Pre
+from normbench.placements import Parallel, Pre
 from normbench.placements.base import Residual
 from normbench.types import Batch, Branch, Data, Split, Task
 
@@ -105,16 +106,42 @@ class Negative(Pre):
         return -1.0
 
 
+class Strong(Parallel):
+    """Nothing is wrong with it: both branches beside one skip that has a gain."""
+
+    residual_gain = 2.0
+
+    def forward(self, x: Tensor, **context: Any) -> Tensor:
+        return super().forward(x, **context) + x
+
+
+class Each(Strong):
+    """Nor with it: a gain for each branch."""
+
+    def forward(self, x: Tensor, **context: Any) -> Tensor:
+        return super().forward(x, **context) + 2 * x
+
+
 # ---- models
 
 
 class OwnDraws(TwoLayers):
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
-        self.shift = nn.Parameter(torch.randn(12))
+        self.shift = nn.Parameter(torch.tensor([random.gauss() for _ in range(12)]))
 
     def forward(self, inputs: Tensor) -> Tensor:
         return super().forward(inputs) + self.shift.sum()
+
+
+class Mixed(TwoLayers):
+    """Nothing is wrong with it: layers and a parameter that initialisation does not know, drawn behind its norms."""
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self.convolution = nn.Conv1d(3, 4, 3)
+        self.attention = nn.MultiheadAttention(12, 2)
+        self.shift = nn.Parameter(torch.randn(12))
 
 
 class Restless(TwoLayers):

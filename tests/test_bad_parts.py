@@ -51,8 +51,8 @@ DATA = {
     "Tuples": "gives a batch of type tuple: return a normbench.types.Batch",
     "FromOne": "train_batch(0) has targets from 1 to 2: the task has 2, so they go from 0 to 1",
     "JudgedFromOne": "eval_batches('val', 1) has targets from -1 to 0: the task has 2",
-    "OneHot": "train_batch(0) has targets of [12, 2] of int64: the task needs [12] of int64",
-    "Doubles": "train_batch(0) has inputs of [12, 1, 8, 8] of float64: the task needs [12, 1, 8, 8] of float32",
+    "OneHot": "train_batch(0) has targets of [8, 2] of int64: the task needs [8] of int64",
+    "Doubles": "train_batch(0) has inputs of [8, 1, 8, 8] of float64: the task needs [8, 1, 8, 8] of float32",
     "Infinite": "train_batch(0) has inputs that are not finite: mend",
     "NothingToJudge": "gives no batch in eval_batches('val', 1): the validation loss needs one",
 }
@@ -61,6 +61,7 @@ TEXTS = {
     "NoMask": "train_batch(0) has no mask, and pads=True: make them agree",
     "AllPadding": "train_batch(0) has a row that is all padding: leave out empty texts",
     "UnknownToken": "train_batch(0) has tokens from 1 to 5: the task has 5, so they go from 0 to 4",
+    "PaddedText": "has kind=language_model and pads=True: padding would count in the loss, so cut",
     "TooLong": "train_batch(0) has 4 tokens a row, and task.context=3: cut them",
 }
 CASES = [

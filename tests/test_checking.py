@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from functools import cache, partial
 from typing import Any
@@ -128,6 +129,7 @@ def test_steps_of_bfloat16_are_counted() -> None:
     expected = torch.tensor([1.0, 1.5, -2.0], dtype=torch.float64)
     assert steps_off(expected, expected) == 0
     assert steps_off(expected * (1 + 3 * 2.0**-7), expected) == pytest.approx(3)
+    assert steps_off(torch.full_like(expected, math.nan), expected) == math.inf
 
 
 # ---- placements
@@ -176,6 +178,11 @@ def test_a_broken_placement_fails_where_it_is_broken(name: str) -> None:
 def test_the_gain_of_deepnorm_is_measured() -> None:
     figure = outcomes(placement_rows(_target_="normbench.placements.Deep"))["skip is residual_gain · x"].figure
     assert figure == "1.316 · x, residual=True, residual_gain=1.316"  # (2·3 branches / 2)^¼, of one branch a layer
+
+
+@pytest.mark.parametrize("name", ["Strong", "Each"])
+def test_the_gain_stands_once_or_for_each_of_several_branches(name: str) -> None:
+    assert failures(placement_rows(_target_=f"broken_parts.{name}")) == {}
 
 
 # ---- models

@@ -17,6 +17,7 @@ from support import REPOSITORY
 
 from normbench import assembly
 from normbench.cli import main
+from normbench.compose import compose
 from normbench.errors import UsageError
 from normbench.probes import Probes, Wanted
 from normbench.types import Site
@@ -97,7 +98,9 @@ def test_a_class_of_the_current_directory_trains(here: Path) -> None:
     shutil.copytree(EXAMPLE / "mypkg", here / "mypkg")
     words = [f"{section}._target_={target}" for section, target in TARGETS.items()]
     assert main(["train", *words, "norm.eps=1e-3", *SHORT]) == 0
-    assert run_of(here)[0]["norm"] == {"_target_": "mypkg.MyNorm", "_partial_": True, "eps": 1e-3}
+    config, summary = run_of(here)
+    assert config["norm"] == {"_target_": "mypkg.MyNorm", "_partial_": True, "eps": 1e-3}
+    assert summary["ledger"]["eps"] == 1e-3
 
 
 @pytest.mark.slow
@@ -153,3 +156,61 @@ def test_two_norms_at_one_site_are_refused() -> None:
     norms(3, site=Site("mlp", 1))
     with pytest.raises(UsageError, match=r"two norms stand at block00\.mlp: give"):
         norms(3, site=Site("mlp", 0))
+
+
+class Defaults:
+    """What a user's class may look like to the settings of the one that it replaces."""
+
+    def __init__(self, task: Any, *, width: int, depth: int = 7, context: int = 32) -> None: ...
+
+
+class HandsOn(Defaults):
+    def __init__(self, *args: Any, heads: int = 3, **settings: Any) -> None: ...
+
+
+@pytest.mark.parametrize("name", ["Defaults", "HandsOn"])
+def test_a_class_keeps_its_own_defaults_where_the_command_line_sets_nothing(name: str) -> None:
+    """What has no default, and the length of a window, comes from the YAML of the class that is replaced."""
+    composition = compose("train", [f"model._target_=test_own_parts.{name}", "+model.extra.one=1"])
+    assert composition is not None
+    model = assembly.adopt_targets(composition.tree, composition.overridden)["model"]
+    assert model == {"_target_": f"test_own_parts.{name}", "width": 128, "context": 64, "extra": {"one": 1}}
+
+
+def test_another_optimizer_takes_over_the_learning_rate_alone() -> None:
+    composition = compose("train", ["optim._target_=torch.optim.SGD", "+optim.momentum=0.5"])
+    assert composition is not None
+    optim = assembly.adopt_targets(composition.tree, composition.overridden)["optim"]
+    assert optim == {"_target_": "torch.optim.SGD", "_partial_": True, "lr": 1e-3, "momentum": 0.5}
+
+
+# ---- the start of what initialisation does not know
+
+
+def start(seed: int, **targets: str) -> dict[str, torch.Tensor]:
+    """All parameters of that model outside its norms, and those of its norms."""
+    from mypkg.parts import Stripes
+
+    words = {"norm": "mypkg.MyNorm", "placement": "normbench.placements.Pre", "model": "broken_parts.Mixed"} | targets
+    tree = {section: {"_target_": target} for section, target in words.items()}
+    tree["init"] = {"_target_": "normbench.models.Xavier", "embedding_std": 0.02, "residual_scale": False}
+    model, norms = assembly.make_model(tree, Stripes(seed=0), seed)
+    inside = {id(parameter): site for site, norm in norms.items() for parameter in norm.parameters()}
+    return {inside.get(id(parameter), name): parameter.detach() for name, parameter in model.named_parameters()}
+
+
+def test_what_a_model_draws_itself_follows_from_the_seed_whatever_the_norm(installed: None) -> None:
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    first = start(0)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(6)
+    again, other_seed = start(0), start(1)
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    for drawn in ("convolution.weight", "attention.in_proj_weight", "shift"):
+        assert not torch.equal(first[drawn], other_seed[drawn])
+    drawing = [start(seed, norm="bad_norms.Drawn", placement="mypkg.parts.Halved") for seed in (0, 0, 1)]
+    assert all(torch.equal(drawing[0][name], drawing[1][name]) for name in drawing[0])
+    assert len({values["block00.layer"].item() for values in drawing}) == 2
+    for name in first.keys() & drawing[0].keys() - {"block00.layer", "block01.layer", "final"}:
+        assert torch.equal(first[name], drawing[0][name]), name

@@ -98,10 +98,15 @@ def test_an_experiment_and_a_folder_of_the_users_own_are_named(here: Path, capsy
     assert "norm.bias" not in rows
 
 
-def test_a_class_of_the_users_own_drops_what_it_does_not_take(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_class_of_the_users_own_drops_what_the_replaced_one_is_set(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its own default of eps holds."""
     (here / "own_shown.py").write_text(OWN_NORM)
     rows = shown(capsys, "norm._target_=own_shown.MyNorm")
-    assert [path for path in rows if path.startswith("norm.")] == ["norm._target_", "norm.eps"]
+    assert [path for path in rows if path.startswith("norm.")] == ["norm._target_"]
+    rows = shown(capsys, "norm._target_=own_shown.MyNorm", "norm.eps=0.1")
+    assert (rows["norm.eps"]["value"], origin(rows, "norm.eps")) == ("0.1", "command line")
 
 
 def test_an_extended_run_shows_its_own_configuration(capsys: pytest.CaptureFixture[str]) -> None:

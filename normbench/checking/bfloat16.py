@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -59,9 +60,10 @@ def measure(part: NormPart) -> dict[str, float]:
 
 
 def steps_off(y: Tensor, expected: Tensor) -> float:
-    """Largest difference in steps of bfloat16; below the root mean square, in steps there."""
+    """Largest difference in steps of bfloat16; below the root mean square, in steps there; infinite for a NaN."""
     scale = expected.abs().clamp_min(expected.square().mean().sqrt().item())
-    return float(((y.double() - expected).abs() / (scale * STEP)).max())
+    steps = float(((y.double() - expected).abs() / (scale * STEP)).max())
+    return steps if math.isfinite(steps) else math.inf
 
 
 if __name__ == "__main__":

@@ -109,8 +109,8 @@ def start_is_seeded(part: ModelPart, kind: TaskKind) -> Outcome:
     different = [name for name, weight in starts[0].items() if not torch.equal(weight, starts[1][name])]
     if different:
         return failed(
-            f"{', '.join(different[:3])} differ with the same seed: initialisation draws Linear, Conv2d and Embedding; "
-            "start other parameters from a constant or a seeded generator"
+            f"{', '.join(different[:3])} differ with the same seed: start them from a constant, or from torch's random "
+            "numbers, which are seeded where a model is made"
         )
     return passed(f"{len(starts[0])} parameters")
 

@@ -8,8 +8,10 @@
 | a branch's scaled weights | × the placement's gain (DeepNorm's β) |
 | a branch's output weights | × 1/√(residual branches), with `init.residual_scale` (GPT-2) |
 | norms | untouched: a norm knows its own start |
+| anything else (Conv1d, a parameter of a user's own) | untouched: as its class makes it, from seeded random numbers |
 
-Each draw is seeded by (seed, parameter name) alone, so the same weight starts alike whatever the norm or placement.
+Each draw is seeded by (seed, parameter name) alone, so the same weight starts alike whatever the norm or placement;
+what classes draw where they are made is seeded too (`normbench.assembly.build_model`).
 """
 
 from __future__ import annotations
