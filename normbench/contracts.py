@@ -150,6 +150,11 @@ def check_attributes(where: str, data: Data) -> None:
         raise ContractError(f"{where} has no task: set self.task to a normbench.types.Task")
     if data.task.kind != type(data).kind:
         raise ContractError(f"{where} has kind={type(data).kind} and task.kind={data.task.kind}: make them the same")
+    if data.task.causal and data.pads:
+        raise ContractError(
+            f"{where} has kind=language_model and pads=True: padding would count in the loss, so cut the text into "
+            "windows without it"
+        )
     if not isinstance(fingerprint, str) or not fingerprint:
         raise ContractError(f"{where} has no fingerprint: set self.fingerprint to text that changes with the content")
     if not is_count(steps):

@@ -38,7 +38,7 @@ def norm_entries(norms: Mapping[str, nn.Module]) -> dict[str, Any]:
             settings.setdefault(key, []).append(value)
     return {
         "norms": len(norms),
-        "eps": distinct(norm.eps for norm in ours),
+        "eps": distinct(eps for norm in norms.values() if isinstance(eps := getattr(norm, "eps", None), float | None)),
         "eps_place": distinct(norm.eps_place for norm in ours if norm.eps is not None),
         "cast_order": distinct(norm.cast_order for norm in ours),
         "implementation": distinct(norm.implementation for norm in ours),

@@ -289,3 +289,12 @@ class UnknownToken(Words):
 class TooLong(Words):
     def __init__(self, *, seed: int) -> None:
         self.task = Task(self.kind, 2, vocabulary_size=5, context=3)
+
+
+class PaddedText(Words):
+    """A language model's, with a mask."""
+
+    kind = "language_model"
+
+    def __init__(self, *, seed: int) -> None:
+        self.task = Task(self.kind, 5, vocabulary_size=5, context=4)
