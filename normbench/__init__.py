@@ -60,6 +60,8 @@ def load_runs(
 ) -> pd.DataFrame | tuple[pd.DataFrame, pd.DataFrame]:
     """All runs below a folder, a row each, also those that are running, were interrupted or failed.
 
+    Left out are runs that `rerun=true` has set aside (`RUN.old1`), unless the folder is such a one itself.
+
     Columns: `run` (the path from the folder on), `path`, `status`, `step`, `steps`, `heartbeat` (when it last said that
     it is alive: a run that was killed stays `running`); the choices `norm`, `placement`, `model`, `data`, ...; the
     configuration by its keys (`seed`, `trainer.steps`, `optim.lr`, `norm.eps`); the results by their tags (`loss/val`,

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
+
+from normbench.errors import UsageError
 
 GROUPS = {
     "norm": "the normalization",
@@ -38,6 +41,28 @@ def config_directory() -> Path:
     """Where the YAMLs are: inside the installed package, or beside it in a checkout."""
     inside = Path(__file__).parent / "conf"
     return inside if inside.is_dir() else Path(__file__).parent.parent / "conf"
+
+
+def own_folders(words: Sequence[str]) -> list[Path]:
+    """The folders that `--config-dir` names, as far as they are written."""
+    parts = " ".join(words).replace("--config-dir=", "--config-dir ").split()
+    return [Path(folder).expanduser() for flag, folder in pairwise(parts) if flag == "--config-dir"]
+
+
+def check_names(folders: Iterable[Path]) -> None:
+    """Refuse an option of a user's own that has the name of one in `conf/`, which would be taken instead.
+
+    Raises:
+        UsageError: there is one.
+    """
+    for folder in folders:
+        if folder.resolve() != config_directory().resolve():
+            for path in (folder / group / f"{name}.yaml" for group in GROUPS for name in options(group)):
+                if path.is_file():
+                    raise UsageError(
+                        f"{path} has the name of the {path.parent.name} that normbench has already: rename it, such as "
+                        f"to my{path.name}"
+                    )
 
 
 def options(group: str, *more: Path) -> dict[str, str]:

@@ -19,7 +19,7 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from normbench.catalog import GROUPS, config_directory, options
+from normbench.catalog import GROUPS, check_names, config_directory, options, own_folders
 from normbench.complaints import key_of, missing, one_line, sentence, several_values, unknown_option, unreadable
 from normbench.errors import UsageError
 from normbench.origins import Origins, trace
@@ -52,6 +52,7 @@ def compose(command: str, words: list[str], traced: bool = False) -> Composition
         UsageError: anything that is wrong with the words.
     """
     check_own_keys(words)
+    check_names(own_folders(words))
     composed: list[Composition] = []
     with translated(command, words):
         if any(word.startswith("-") for word in words):

@@ -63,7 +63,8 @@ def find(config_path: str, folders: list[Path]) -> Path | None:
 def written(path: Path, package: str) -> dict[str, str]:
     """What a file sets, by the dotted paths of the whole configuration."""
     content = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
-    assert isinstance(content, dict)
+    if not isinstance(content, dict):  # a list, which `parse` refuses
+        return {}
     own = {str(key): value for key, value in content.items() if key not in ("defaults", "hydra")}
     name = shown(path)
     return {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -62,16 +63,24 @@ def load_metrics(folder: str | os.PathLike[str]) -> pd.DataFrame:
 def run_directories(folder: Path) -> list[RunDirectory]:
     """The runs below a folder, or the one that it is, by path.
 
+    Those that were set aside when they were made anew are left out, and those in hidden folders.
+
     Raises:
         UsageError: the folder is not there, or holds no runs.
     """
     if not folder.is_dir():
         raise UsageError(f"{folder} is not a folder: give the folder of your runs, such as outputs")
     paths = sorted(path.parent for path in folder.rglob("config.yaml"))
-    found = [run for run in map(RunDirectory, paths) if run.status.exists() or run.summary.exists()]
+    kept = [path for path in paths if not is_aside(path.relative_to(folder))]
+    found = [run for run in map(RunDirectory, kept) if run.status.exists() or run.summary.exists()]
     if not found:
         raise UsageError(f"{folder} holds no runs: train something first, or give the folder of your runs")
     return found
+
+
+def is_aside(path: Path) -> bool:
+    """Whether a run's path from a folder on is where `rerun=true` puts the old one, or hidden."""
+    return re.search(r"\.old\d+$", path.name) is not None or any(part.startswith(".") for part in path.parts)
 
 
 def name_of(directory: RunDirectory, folder: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import pkgutil
 import re
 import traceback
@@ -15,6 +16,7 @@ from torch import nn
 from normbench import contracts
 from normbench.config import Tree
 from normbench.errors import ContractError, UsageError
+from normbench.faults import explain, place_of
 from normbench.models import Initialization
 from normbench.training.schedules import Schedule
 from normbench.types import Data, Model, Placement
@@ -42,11 +44,25 @@ def imported(path: Any, where: str = "") -> Callable[..., Any]:
             raise ValueError("it has a colon")
         found = pkgutil.resolve_name(path)
     except (ImportError, ValueError, TypeError, AttributeError) as error:
+        if fault := fault_inside(str(path)):
+            raise UsageError(f"{where or path} cannot be imported: mend {fault}") from error
         raise UsageError(f"{where or path} cannot be imported ({error}): give package.module.Class") from error
     if not callable(found):
         raise UsageError(f"{where or path} is not a class: give package.module.Class")
     target: Callable[..., Any] = found
     return target
+
+
+def fault_inside(path: str) -> str:
+    """What breaks off the import of a module that is there, and where; empty where the path is wrong.
+
+    pkgutil passes over an ImportError inside a package's module, as if the package had no such name.
+    """
+    try:
+        importlib.import_module(path.rpartition(".")[0] or path)
+    except Exception as error:  # a person's module may raise anything
+        return explain(error) if place_of(error) else ""
+    return ""
 
 
 def check_kind(section: str, path: str, found: Any) -> Callable[..., Any]:

@@ -134,6 +134,11 @@ def newest(run: Run) -> State:
     if state is None:
         if run.tree["trainer"]["keep_checkpoint"] == "none":
             why = "it was made with trainer.keep_checkpoint=none; make it anew with keep_checkpoint=last"
+        elif (summary := directory.ended()) and summary["status"] == "diverged":
+            why = (
+                f"it diverged at step {summary['step']} before its first; make it anew with a smaller "
+                "trainer.checkpoint_every and rerun=true"
+            )
         else:
             why = "none was written yet, or all are damaged; train it further with its own command"
         raise UsageError(f"{run.path} has no checkpoint: {why}")

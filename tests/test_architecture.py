@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "normbench"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # Small words that every part may use.
-LEAVES = {"errors", "files", "keys", "seeds"}
+LEAVES = {"errors", "faults", "files", "keys", "seeds"}
 
 # What else each part may import of ours, beside itself.
 ARROWS: dict[str, set[str]] = {

@@ -94,6 +94,17 @@ def test_an_option_that_is_missing_in_the_users_directory_too(here: Path, capsys
     assert "did you mean renorm" in sentence
 
 
+@pytest.mark.parametrize("words", [["norm=layernorm"], [], ["--cfg", "job"], ["--help"]])
+def test_an_option_of_ones_own_that_would_be_ignored(
+    here: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Hydra takes the one in conf/."""
+    (here / "mine/norm").mkdir(parents=True)
+    (here / "mine/norm/layernorm.yaml").write_text("# A norm\n_target_: normbench.norms.LayerNorm\n")
+    sentence = refused(["train", "--config-dir=mine", *words], capsys)
+    assert "mine/norm/layernorm.yaml has the name of the norm that normbench has already: rename it" in sentence
+
+
 # ---- a user's own class
 
 
@@ -121,6 +132,20 @@ def test_mistakes_in_a_users_class(here: Path, source: str, capsys: pytest.Captu
     finally:
         sys.dont_write_bytecode = before
     assert OWN_CLASSES[source] in sentence
+
+
+@pytest.mark.parametrize("path", ["own_broken.MyNorm", "own_package.parts.MyNorm"])
+def test_a_fault_in_a_users_module_is_placed(
+    here: Path, path: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The path is right."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    file = here / f"{path.rpartition('.')[0].replace('.', '/')}.py"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("import torch\n\nimport no_such_module\n")
+    sentence = refused(["train", f"norm._target_={path}"], capsys)
+    fault = f"ModuleNotFoundError: No module named 'no_such_module' ({file.name}, line 3)"
+    assert sentence == f"norm._target_={path} cannot be imported: mend {fault}"
 
 
 def test_a_model_with_misshaped_logits(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -125,6 +125,15 @@ def test_what_is_no_run_is_said(runs: dict[str, Path], tmp_path: Path) -> None:
             normbench.load(folder)
 
 
+def test_a_run_that_diverged_before_its_first_checkpoint(runs: dict[str, Path], tmp_path: Path) -> None:
+    copy = moved(runs["images"], tmp_path)
+    (copy / "checkpoint.pt").unlink()
+    (copy / "summary.json").write_text(json.dumps(summary(copy) | {"status": "diverged", "step": 7}))
+    sentence = "has no checkpoint: it diverged at step 7 before its first; make it anew with a smaller trainer.checkpoi"
+    with pytest.raises(UsageError, match=sentence):
+        normbench.load(copy)
+
+
 # ---- load_runs
 
 
@@ -161,6 +170,16 @@ def test_runs_that_have_not_ended_have_their_status(runs: dict[str, Path], tmp_p
     assert list(table.norm) == ["batchnorm"] * 3
     assert table.heartbeat.iloc[0].isoformat() == "1970-01-01T00:00:00+00:00"
     assert "loss/val" not in table
+
+
+def test_runs_that_were_set_aside_are_left_out(runs: dict[str, Path], tmp_path: Path) -> None:
+    copy = moved(runs["images"], tmp_path / "name")
+    old = Path(shutil.copytree(copy, copy.with_name(f"{copy.name}.old1")))
+    shutil.copytree(copy, tmp_path / ".hidden" / copy.name)
+    table, logged = normbench.load_runs(tmp_path, metrics=True)
+    assert list(table.path) == [str(copy)]
+    assert set(logged.run) == set(table.run)
+    assert list(normbench.load_runs(old).path) == [str(old)]  # it was asked for
 
 
 def test_metrics_come_in_long_form(runs: dict[str, Path], tmp_path: Path) -> None:

@@ -65,6 +65,8 @@ def test_the_likeliest_token_follows_where_the_temperature_is_0() -> None:
     tokens = generate(model, torch.tensor([3]), 4, Sampling(tokens=10, temperature=0))
     assert tokens.tolist() == [(3 + n) % 7 for n in range(11)]
     assert model.longest == 4  # the context
+    for temperature in (1e-40, 5e-324):
+        assert torch.equal(generate(model, torch.tensor([3]), 4, Sampling(10, temperature, top_k=3)), tokens)
 
 
 def test_top_k_leaves_out_the_others_and_the_seed_repeats() -> None:
@@ -213,6 +215,7 @@ def test_mistakes_are_told_in_a_sentence(
         ([images, "--ema"], "has no averaged weights: they are kept by a run with trainer.ema"),
         ([images, "--which", "best"], "has no best checkpoint"),
         ([images, "--out", "no/page.png"], "no/page.png cannot be written (No such file or directory): give another"),
+        ([images, "--count=3", "--out=."], ". is a folder: give a file with --out, such as samples.png"),
         ([text, "--tokens", "0"], "--tokens=0 is not allowed: use an integer from 1 to 1,000,000"),
         ([text, "--temperature", "hot"], "--temperature=hot is not allowed: use a number from 0 to 100"),
         ([text, "--which", "first"], "--which=first is not allowed: use last or best"),

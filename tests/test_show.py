@@ -124,6 +124,13 @@ def test_it_refuses_what_train_refuses(words: list[str], capsys: pytest.CaptureF
     assert refused(["show", *words], capsys) == refused(["train", *words], capsys)
 
 
+def test_a_yaml_that_is_a_list_is_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "mine/norm").mkdir(parents=True)
+    (here / "mine/norm/listed.yaml").write_text("- eps\n- 3\n")
+    words = ["--config-dir", "mine", "norm=listed"]
+    assert refused(["show", *words], capsys) == refused(["train", *words], capsys)
+
+
 @pytest.mark.parametrize("columns", [80, 120])
 def test_on_a_terminal_it_is_a_table_by_sections(
     columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -132,8 +132,6 @@ def read_study(folders: Sequence[Path]) -> Study:
     runs, damaged = [], []
     for folder in folders:
         for directory in run_directories(folder):
-            if directory.path.suffix.startswith(".old") or directory.path.parent.name.startswith("."):
-                continue  # set aside when the run was made anew
             name = name_of(directory, folder)
             try:
                 runs.append(read_run(directory, name))

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 import torch
 
 from normbench.errors import ContractError, UsageError
+from normbench.faults import explain
 
 Result = Literal["passed", "failed", "not applicable", "yes", "no"]
 
@@ -84,17 +83,3 @@ def perform(checks: Iterable[Check], begin: Callable[[str], object] = str) -> It
         told = outcome if outcome.result == "failed" else told
         if check.decisive and outcome.result == "failed":
             return
-
-
-def explain(error: Exception) -> str:
-    """What went wrong in one line, and where in code that is neither torch's nor ours."""
-    lines = str(error).strip().splitlines()
-    if isinstance(error, UsageError):
-        return " ".join(lines)
-    said = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-    ours = [Path(torch.__file__).parent, Path(__file__).parent.parent]
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        path = Path(frame.filename)
-        if path.exists() and not any(path.is_relative_to(folder) for folder in ours):
-            return f"{said} ({path.name}, line {frame.lineno})"
-    return said

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
-from pathlib import Path
 from types import NoneType
 
-from normbench.catalog import GROUPS, default_options, options, own_settings
+from normbench.catalog import GROUPS, default_options, options, own_folders, own_settings
 from normbench.config import KEYS
 from normbench.keys import Key
 
@@ -128,12 +126,6 @@ def chosen(group: str, before: list[str]) -> str:
         if group in chooses:
             return chooses[group]
     return default_options("train").get(group, "")
-
-
-def own_folders(before: list[str]) -> list[Path]:
-    """The folders that `--config-dir` names."""
-    words = " ".join(before).replace("--config-dir=", "--config-dir ").split()
-    return [Path(folder).expanduser() for flag, folder in pairwise(words) if flag == "--config-dir"]
 
 
 KINDS: dict[str, Callable[[list[str], str], Iterable[Candidate]]] = {

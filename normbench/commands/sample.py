@@ -166,6 +166,8 @@ def show_images(run: Run, model: Model, data: Data, settings: argparse.Namespace
     examples, title = classified(run, model, data, settings.count or 60)
     page = draw_page(title, examples, [pixels(example.inputs[None])[0].numpy() for example in examples], classes)
     path = Path(settings.out).expanduser() if settings.out else run.path / "samples.png"
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder: give a file with --out, such as {path / 'samples.png'}")
     try:
         write_atomically(path, partial(page.save, format="PNG"))
     except OSError as error:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from normbench.catalog import GROUPS, NOTES, Choices, default_options, options, options_with
+from normbench.catalog import GROUPS, NOTES, Choices, check_names, default_options, options, options_with, own_folders
 from normbench.commands.pages import entries, paragraph
 from normbench.config import COMMON_KEYS, KEYS, OPEN_SECTIONS, Tree, lookup, parse, typed
 from normbench.errors import UsageError
@@ -173,7 +173,8 @@ def help_text(words: list[str]) -> str:
         "",
         "groups:",
     ]
-    more = [Path(directory) for directory in re.findall(r"--config-dir[= ](\S+)", " ".join(words))]
+    more = own_folders(words)
+    check_names(more)
     for group, meaning in GROUPS.items():
         chosen = composition.groups.get(group, "None")
         lines.append(f"  {group}=  {meaning}" + ("" if chosen == "None" else f" (default: {chosen})"))

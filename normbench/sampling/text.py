@@ -50,4 +50,6 @@ def draw(logits: Float[Tensor, " vocabulary"], sampling: Sampling, generator: to
     if sampling.top_k is not None and sampling.top_k < len(logits):
         least = logits.topk(sampling.top_k).values[-1]
         logits = logits.masked_fill(logits < least, -torch.inf)
-    return torch.multinomial((logits / sampling.temperature).softmax(dim=-1), 1, generator=generator)
+    # from 0 down and in double precision: no temperature is too low for that
+    cooled = (logits - logits.max()).double() / sampling.temperature
+    return torch.multinomial(cooled.softmax(dim=-1).float(), 1, generator=generator)
