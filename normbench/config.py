@@ -278,7 +278,7 @@ def build(section: type, tree: Tree, prefix: str = "") -> Any:
 def typed(tree: Tree) -> dict[str, Any]:
     """The tree with each known value checked and in its own type: `trainer.steps=1e3` is the integer 1000.
 
-    Words that only normbench's own classes know are not checked for a class of the user's.
+    Of a class of the user's own only the learning rate is known: see `is_known`.
 
     Raises:
         UsageError: a wrong type, or a value out of bounds.
@@ -287,11 +287,22 @@ def typed(tree: Tree) -> dict[str, Any]:
     for path, known in KEYS.items():
         section, _, name = path.rpartition(".")
         values = result.get(section) if section else result
-        if isinstance(values, dict) and name in values:
-            foreign = not str(values.get("_target_", "normbench.")).startswith("normbench.")
-            if not (known.choices and foreign):
-                values[name] = known.check(path, values[name])
+        if isinstance(values, dict) and name in values and is_known(path, values):
+            values[name] = known.check(path, values[name])
     return result
+
+
+def is_known(path: str, values: Tree) -> bool:
+    """Whether what KEYS says of a path holds for the section that has it.
+
+    A class of the user's own may mean something else by the same name; the learning rate is the schedule's.
+    """
+    return path == "optim.lr" or not is_foreign(values)
+
+
+def is_foreign(section: Tree) -> bool:
+    """Whether a section is for a class that is neither ours nor one of torch's optimizers."""
+    return not str(section.get("_target_", "normbench.")).startswith(("normbench.", "torch.optim."))
 
 
 def parse(tree: Tree) -> TrainConfig:
@@ -329,7 +340,8 @@ def check_words(config: TrainConfig) -> None:
 
 
 def check_sizes(model: Tree, norm: Tree, data: Tree) -> None:
-    """Sizes that must fit each other."""
+    """Sizes that must fit each other, where they are those of our own classes."""
+    model, norm, data = ({} if is_foreign(section) else section for section in (model, norm, data))
     width, heads, groups = model.get("width"), model.get("heads"), norm.get("groups")
     if width and heads and width % heads:
         raise UsageError(

@@ -36,7 +36,7 @@ def check_word(word: str, key: str, value: str, command: str, words: list[str]) 
             raise UsageError(unknown_option(key, value, options(key)))
     elif key in KEYS:
         own_class = any(key_of(other) == f"{section}._target_" for other in words)
-        if not (own_class and KEYS[key].choices):
+        if key == "optim.lr" or not own_class:
             KEYS[key].check(key, scalar(value))
     elif not word.startswith("+") and not name.startswith("_") and not is_section(key):
         raise UsageError(unknown_key(key, command, words))

@@ -172,6 +172,7 @@ VALUES = {
     "optim._target_=os.system": "makes no Optimizer",
     "schedule._target_=torch.optim.lr_scheduler.StepLR": "makes no Schedule",
     "init._target_=builtins.dict": "makes no Initialization",
+    "optim._target_=own.Optimizer optim.lr=-1": "optim.lr=-1 is not allowed: use a number above 0",
     "norm._target_=own.MyNorm norm.power=3": "write +norm.power=VALUE to give it to a class of your own",
 }  # fmt: skip
 
@@ -204,7 +205,7 @@ def test_a_glance_says_what_hydra_would(
     "line",
     [
         "norm=rmsnorm placement=pre seed=3 trainer.steps=1e3 optim.lr=1 quiet=True threads=null name=7",
-        "norm._target_=own.MyNorm norm.impl=fast +norm.power=3 +norm.momentum=0.5",
+        "norm._target_=own.MyNorm norm.impl=fast +norm.power=3 +norm.momentum=5 norm.eps=-1",
         "--config-dir mine norm=mine",
         "hydra.searchpath=[file://mine] norm=mine",
         "norm.eps=${optim.eps} 'name=a b' norm/own=x ~norm.eps",

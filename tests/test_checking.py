@@ -100,6 +100,19 @@ def test_facts_are_measured_under_the_options(settings: dict[str, Any], sees_fut
     assert row.figure.startswith(f"{sees_future} (") and row.figure.endswith(f"facts.sees_future={sees_future}")
 
 
+@pytest.mark.parametrize(("groups", "width"), [(2, 24), (5, 30), (32, 128)])
+def test_a_norm_is_tried_on_features_that_its_groups_divide(groups: int, width: int) -> None:
+    rows = norm_rows(_target_="normbench.norms.GroupNorm", groups=groups)
+    assert failures(rows) == {}
+    assert outcomes(rows)["keeps (batch, features)"].figure == f"[6, {width}]"
+
+
+@pytest.mark.parametrize(("patch", "pixels"), [(7, 35), (4, 32), (33, 33)])
+def test_a_model_is_tried_on_images_that_its_patches_tile(patch: int, pixels: int) -> None:
+    part = models.ModelPart({"model": read_yaml("model", "nano") | {"patch": patch}})
+    assert part.side == pixels
+
+
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_norm_fails_where_it_is_broken(name: str) -> None:
     found = failures(norm_rows(_target_=f"bad_norms.{name}"))
@@ -194,6 +207,10 @@ def model_rows(**section: Any) -> list[Row]:
     assert composition is not None
     checks = models.contract(models.ModelPart({**composition.tree, "model": section}))
     return list(perform(check for check in checks if not check.name.endswith("trains")))
+
+
+def test_a_patch_that_does_not_tile_32_pixels() -> None:
+    assert failures(model_rows(**read_yaml("model", "nano") | {"depth": 1, "width": 16, "patch": 7})) == {}
 
 
 @pytest.mark.parametrize("name", ["nano", "cnn", "resnet20", "mlp", "cnn_plain", "mlp_plain"])

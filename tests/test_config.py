@@ -262,6 +262,20 @@ def test_a_configuration_that_does_not_fit_together_is_refused(
         parse(tree)
 
 
+def test_keys_of_a_users_class_are_its_own(tree: dict[str, Any]) -> None:
+    """All but the learning rate, which the schedule multiplies."""
+    tree["model"] = {"_target_": "own.Model", "blocks": 3, "width": [5, 7], "heads": 3, "context": "all"}
+    tree["norm"] |= {"_target_": "own.Norm", "eps": -1, "groups": 0.5}
+    tree["optim"] = {"_target_": "own.Optimizer", "betas": 3, "lr": 1}
+    found = typed(tree)
+    assert found["model"] == tree["model"] and found["norm"] == tree["norm"]
+    assert type(found["optim"]["lr"]) is float
+    parse(tree)
+    tree["optim"]["lr"] = 0
+    with pytest.raises(UsageError, match=r"^optim\.lr=0 is not allowed"):
+        typed(tree)
+
+
 def test_a_missing_key_is_named(tree: dict[str, Any]) -> None:
     del tree["trainer"]["steps"]
     with pytest.raises(UsageError, match=r"^trainer\.steps is missing"):

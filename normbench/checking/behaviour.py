@@ -13,7 +13,7 @@ from normbench import assembly
 from normbench.checking.norms import TOLERANCE, NormPart, error, run
 from normbench.checking.outcomes import Check, Outcome, judged, measured
 from normbench.checking.randomness import draws_of
-from normbench.checking.samples import WIDTH, channel_dim, random_input
+from normbench.checking.samples import channel_dim
 
 Change = Callable[[Tensor], Tensor]
 LAST_SEEN = 3  # time steps before those that are changed
@@ -36,7 +36,7 @@ def prepared(part: NormPart, layout: str, training: bool) -> nn.Module:
     """A norm in float64 whose running statistics, if any, have seen a few batches."""
     norm = part.lively(layout).double()
     for seed in range(3):
-        run(norm.train(), random_input(layout, seed=10 + seed))
+        run(norm.train(), part.input(layout, seed=10 + seed))
     return norm.train(training)
 
 
@@ -50,7 +50,7 @@ def forward_draws(part: NormPart) -> Outcome:
     """Reported: its draws come before those of the dropout behind it, whose masks then differ from other norms'."""
     found = []
     for layout in part.layouts:
-        norm, x = part.make(channel_dim(layout)), random_input(layout).float()
+        norm, x = part.make(channel_dim(layout)), part.input(layout).float()
         found += [draws_of(partial(norm.train(training), x))[1] for training in (True, False)]
     kinds = sorted(set(filter(None, found)))
     note = f"{' and '.join(kinds)}: dropout behind it gets other masks than with other norms"
@@ -61,7 +61,7 @@ def evaluation_differs(part: NormPart) -> Outcome:
     """The same input in the two modes, after a few batches of training."""
     differences = []
     for layout in part.layouts:
-        norm, x = prepared(part, layout, training=False), random_input(layout)
+        norm, x = prepared(part, layout, training=False), part.input(layout)
         differences.append(error(run(norm, x), run(copy.deepcopy(norm).train(), x)))
     return measured(max(differences) > TOLERANCE, f"difference {max(differences):.1e}")
 
@@ -70,8 +70,8 @@ def crosses_samples(part: NormPart, training: bool) -> Outcome:
     """Change all samples but the first, and look at the first."""
     deviations = []
     for layout in part.layouts:
-        x = random_input(layout)
-        changed = torch.cat((x[:1], 3 * random_input(layout, seed=5)[1:] + 1))
+        x = part.input(layout)
+        changed = torch.cat((x[:1], 3 * part.input(layout, seed=5)[1:] + 1))
         deviations.append(deviation(prepared(part, layout, training), x, changed, (slice(0, 1),)))
     found, figure = max(deviations) > TOLERANCE, f"deviation {max(deviations):.1e}"
     if not training or part.facts is None:
@@ -87,8 +87,8 @@ def declared(found: object, said: object, name: str, figure: str) -> Outcome:
 
 def sees_future(part: NormPart) -> Outcome:
     """Change the later time steps, and look at the earlier ones; `never`, in `training` alone, or `always`."""
-    x = random_input("sequence")
-    changed = torch.cat((x[:, :LAST_SEEN], 3 * random_input("sequence", seed=5)[:, LAST_SEEN:] + 1), dim=1)
+    x = part.input("sequence")
+    changed = torch.cat((x[:, :LAST_SEEN], 3 * part.input("sequence", seed=5)[:, LAST_SEEN:] + 1), dim=1)
     kept = (slice(None), slice(0, LAST_SEEN))
     norms = (prepared(part, "sequence", training) for training in (True, False))
     in_training, in_evaluation = (deviation(norm, x, changed, kept) for norm in norms)
@@ -104,7 +104,7 @@ def sees_future(part: NormPart) -> Outcome:
 def centers(part: NormPart) -> Outcome:
     """One number added to everything is gone with the mean."""
     layout = part.layouts[-1]
-    norm, x = fresh(part, channel_dim(layout)), random_input(layout)
+    norm, x = fresh(part, channel_dim(layout)), part.input(layout)
     moved = deviation(norm, x, x + 3)
     found, figure = moved < INVARIANT, f"deviation {moved:.1e}"
     return measured(found, figure) if part.facts is None else declared(found, part.facts.centers, "centers", figure)
@@ -126,9 +126,9 @@ def fresh(part: NormPart, channels: int = -1) -> nn.Module:
 def invariances(part: NormPart) -> Iterator[Check]:
     """Of norm(Wx), before γ and β: table 1 of Ba et al. 2016 and of Zhang & Sennrich 2019."""
     generator = torch.Generator().manual_seed(0)
-    w, x = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in ((WIDTH, 5), (6, 4, 5)))
+    w, x = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in ((part.width, 5), (6, 4, 5)))
     shift = torch.randn(5, generator=generator, dtype=torch.float64)
-    one_vector, one_sample = torch.ones(WIDTH, 1, dtype=torch.float64), torch.ones(6, 1, 1, dtype=torch.float64)
+    one_vector, one_sample = torch.ones(part.width, 1, dtype=torch.float64), torch.ones(6, 1, 1, dtype=torch.float64)
     one_vector[2], one_sample[4] = 3, 3
     changes: dict[str, tuple[Tensor, Tensor]] = {
         "W × c": (3 * w, x),

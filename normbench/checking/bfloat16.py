@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from normbench.checking.norms import NormPart, run
-from normbench.checking.outcomes import Outcome, explain, failed, judged, not_applicable
-from normbench.checking.samples import random_input
+from normbench.checking.outcomes import Outcome, failed, judged, not_applicable
+from normbench.faults import explain
 
 STEP = 2.0**-7  # between neighbours, as a share of the value at most
 MOST_STEPS = 2.0  # a result that is rounded once is off by half a step
@@ -51,7 +51,7 @@ def measure(part: NormPart) -> dict[str, float]:
     steps, exact = [0.0], []
     for layout in part.layouts:
         for mean, std in ((0.5, 1.5), (16.0, 1.0)):
-            x = random_input(layout, mean=mean, std=std).bfloat16()
+            x = part.input(layout, mean=mean, std=std).bfloat16()
             y = run(part.lively(layout), x)
             expected = run(part.lively(layout).double(), x.double())
             steps.append(steps_off(y, expected))

@@ -11,11 +11,12 @@ import torch
 from normbench import assembly, compatibility
 from normbench.catalog import options
 from normbench.checking.gradients import without_gradient
-from normbench.checking.outcomes import Outcome, explain, failed, not_applicable, passed
+from normbench.checking.outcomes import Outcome, failed, not_applicable, passed
 from normbench.checking.samples import WIDTH, Tiny
 from normbench.compose import compose, option
 from normbench.config import Tree
 from normbench.errors import UsageError
+from normbench.faults import explain
 from normbench.rehearsal import rehearse
 from normbench.training.evaluation import cross_entropy
 from normbench.training.optimizer import make_optimizer, parameter_groups

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +22,8 @@ from normbench.errors import UsageError
 from normbench.rehearsal import rehearse
 from normbench.types import Data, Model, TaskKind
 
-SIDE = 32  # pixels: what most networks for small images can halve as often as they do
+SIDE = 32  # pixels, at least: what most networks for small images can halve as often as they do
+MOST_PIXELS = 256  # of a patch's side
 WORDS: dict[TaskKind, str] = {
     "language_model": "text",
     "text_classification": "texts",
@@ -41,6 +43,14 @@ class ModelPart:
         """The tasks that it says it can do."""
         return sorted(assembly.made_class(self.tree, "model").kinds)  # type: ignore[attr-defined]  # a Model
 
+    @property
+    def side(self) -> int:
+        """Pixels of the images that it is tried on, on a side: patches tile them."""
+        patch = self.tree["model"].get("patch")
+        if not isinstance(patch, int) or not 0 < patch <= MOST_PIXELS:
+            return SIDE
+        return patch * math.ceil(SIDE / patch)
+
     def tree_with(self, norm: str, data: Data) -> dict[str, Any]:
         """With a norm and the first placement that goes with both.
 
@@ -55,7 +65,7 @@ class ModelPart:
 
     def make(self, kind: TaskKind, norm: str = "layernorm") -> tuple[Model, dict[str, nn.Module], Data]:
         """The model with its starting weights, its norms, and what it could learn."""
-        data = Tiny(kind, SIDE)
+        data = Tiny(kind, self.side)
         model, norms = assembly.make_model(self.tree_with(norm, data), data, seed=0)
         return model, norms, data
 
@@ -159,4 +169,6 @@ def ignores_padding(part: ModelPart) -> Outcome:
 
 def trains_with(part: ModelPart, kind: TaskKind, norm: str) -> Outcome:
     """Builds, takes two steps, and has a gradient in every parameter, in each placement that goes with it."""
-    return over_placements({**part.tree, "norm": sections("norm")[norm]}, Tiny(kind, SIDE), steps=2, must_learn=False)
+    return over_placements(
+        {**part.tree, "norm": sections("norm")[norm]}, Tiny(kind, part.side), steps=2, must_learn=False
+    )

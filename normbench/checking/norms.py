@@ -25,6 +25,7 @@ from normbench.types import NormFacts, Site
 
 SITE = Site("mlp", 0, depth=2, branches=4)
 FLOAT32_ERROR = 1e-5  # of the largest value: about 80 roundings
+MOST_GROUPS = 64  # more would take minutes
 TOLERANCE = 1e-9  # in float64, of the largest value
 
 
@@ -34,11 +35,23 @@ class NormPart:
 
     tree: Tree
 
+    @cached_property
+    def width(self) -> int:
+        """Features that it is tried on: an even number, four or more in each of its groups."""
+        groups = self.tree["norm"].get("groups")
+        if not isinstance(groups, int) or not 0 < groups <= MOST_GROUPS:
+            return WIDTH
+        return 2 * groups * max(2, math.ceil(WIDTH / (2 * groups)))
+
+    def input(self, layout: str, seed: int = 0, **moments: float) -> Tensor:
+        """A random input of its width, in float64."""
+        return random_input(layout, seed, width=self.width, **moments)
+
     def make(self, channel_dim: int = -1, **changes: Any) -> nn.Module:
         """The norm as a model would make it, with some settings changed."""
         factory = assembly.factory({"norm": {**self.tree["norm"], **changes}}, "norm")
         with assembly.seeded(0, "norm", SITE.name):
-            made: nn.Module = factory(WIDTH, channel_dim=channel_dim, site=SITE)
+            made: nn.Module = factory(self.width, channel_dim=channel_dim, site=SITE)
         return made
 
     def lively(self, layout: str) -> nn.Module:
@@ -84,7 +97,7 @@ def construct(part: NormPart) -> Outcome:
     norm = part.make()
     factory = assembly.factory(part.tree, "norm")
     for keywords in ({}, {"site": SITE}, {"channel_dim": 1, "site": SITE}):
-        factory(WIDTH, **keywords)
+        factory(part.width, **keywords)
     sizes = [f"{name} {list(parameter.shape)}" for name, parameter in norm.named_parameters()]
     return passed(f"(num_features, *, channel_dim=-1, site=None); parameters: {', '.join(sizes) or 'none'}")
 
@@ -93,7 +106,7 @@ def keeps_shape(part: NormPart, layout: str) -> Outcome:
     """Forward in training and evaluation."""
     if layout not in part.layouts:
         return not_applicable("its facts say that it needs positions")
-    x = random_input(layout).float()
+    x = part.input(layout).float()
     norm = part.make(channel_dim(layout))
     for training in (True, False):
         run(norm.train(training), x)
@@ -134,8 +147,8 @@ def layouts_agree(part: NormPart, layout: str) -> Outcome:
     first.load_state_dict(last.state_dict())
     errors = []
     for training in (True, False):
-        x = random_input(layout, seed=3)
-        image = x.reshape(x.shape[0], -1, 1, WIDTH).permute(0, 3, 2, 1)
+        x = part.input(layout, seed=3)
+        image = x.reshape(x.shape[0], -1, 1, part.width).permute(0, 3, 2, 1)
         y = run(first.train(training), image).permute(0, 3, 2, 1).reshape(x.shape)
         errors.append(error(y, run(last.train(training), x)))
     agree, figure = max(errors) < TOLERANCE, f"largest difference {max(errors):.1e}"
@@ -145,7 +158,7 @@ def layouts_agree(part: NormPart, layout: str) -> Outcome:
 def keeps_float64(part: NormPart) -> Outcome:
     """A norm in float64 on float64."""
     for layout in part.layouts:
-        run(part.lively(layout).double(), random_input(layout))
+        run(part.lively(layout).double(), part.input(layout))
     return passed()
 
 
@@ -153,7 +166,7 @@ def float32_error(part: NormPart) -> Outcome:
     """Output and input gradient in float32, against the same norm in float64."""
     outputs, gradients = [], []
     for layout in part.layouts:
-        norm, x = part.lively(layout), random_input(layout).float()
+        norm, x = part.lively(layout), part.input(layout).float()
         (y, gradient), (y64, gradient64) = forward_backward(norm, x), forward_backward(norm.double(), x.double())
         outputs.append(error(y, y64))
         gradients.append(error(gradient, gradient64))
@@ -184,7 +197,7 @@ def gradients_are_right(part: NormPart) -> Outcome:
             y: Tensor = functional_call(norm, state, (x,))
             return y
 
-        x = random_input(layout).requires_grad_()
+        x = part.input(layout).requires_grad_()
         torch.autograd.gradcheck(call, (x, *parameters.values()), fast_mode=True)
     return passed()
 
@@ -194,7 +207,7 @@ def parameters_learn(part: NormPart) -> Outcome:
     names: list[str] = []
     for layout in part.layouts:
         norm = part.lively(layout)
-        forward_backward_in_place(norm, random_input(layout).float())
+        forward_backward_in_place(norm, part.input(layout).float())
         if without := without_gradient(norm):
             return failed(f"none in {', '.join(without)} for {AXES[layout]}")
         names = [name for name, _ in norm.named_parameters()]
@@ -220,10 +233,10 @@ def copies_agree(part: NormPart) -> Outcome:
     for layout in part.layouts:
         norm = part.lively(layout)
         for seed in range(3):
-            run(norm, random_input(layout, seed).float())
+            run(norm, part.input(layout, seed).float())
         reloaded = part.make(channel_dim(layout))
         reloaded.load_state_dict(norm.state_dict())
-        x = random_input(layout, seed=7).float()
+        x = part.input(layout, seed=7).float()
         for training in (False, True):
             outputs = [run(one.train(training), x) for one in (copy.deepcopy(norm), reloaded, norm)]
             differences += [error(output, outputs[-1]) for output in outputs]
@@ -235,7 +248,7 @@ def same_without_grad(part: NormPart) -> Outcome:
     """As in an evaluation."""
     differences = []
     for layout in part.layouts:
-        norm, x = part.lively(layout), random_input(layout).float()
+        norm, x = part.lively(layout), part.input(layout).float()
         for training in (True, False):
             y = run(copy.deepcopy(norm).train(training), x)
             with torch.no_grad():

@@ -62,12 +62,13 @@ def norm_checks(tree: Tree) -> Iterator[Check]:
     yield from behaviour.behaviour(part)
     yield from behaviour.invariances(part)
     for ground in GROUNDS:
-        yield Check(f"trains: {ground.name}", partial(norm_trains, tree, ground))
+        yield Check(f"trains: {ground.name}", partial(norm_trains, part, ground))
 
 
-def norm_trains(tree: Tree, ground: Ground) -> Outcome:
+def norm_trains(part: norms.NormPart, ground: Ground) -> Outcome:
     """Every placement that goes with it."""
-    return over_placements({**ground.tree, "norm": tree["norm"]}, ground.data, STEPS)
+    model = {**ground.tree["model"], "width": part.width}
+    return over_placements({**ground.tree, "model": model, "norm": part.tree["norm"]}, ground.data, STEPS)
 
 
 MAKE: dict[str, Callable[[Tree], Iterator[Check]]] = {

@@ -25,10 +25,11 @@ def channel_dim(layout: str) -> int:
     return 1 if layout == "image" else -1
 
 
-def random_input(layout: str, seed: int = 0, mean: float = 0.5, std: float = 1.5) -> Tensor:
+def random_input(layout: str, seed: int = 0, mean: float = 0.5, std: float = 1.5, width: int = WIDTH) -> Tensor:
     """Normal numbers, in float64."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(LAYOUTS[layout], generator=generator, dtype=torch.float64) * std + mean
+    generator, shape = torch.Generator().manual_seed(seed), list(LAYOUTS[layout])
+    shape[channel_dim(layout)] = width
+    return torch.randn(shape, generator=generator, dtype=torch.float64) * std + mean
 
 
 SYMBOLS, CLASSES, TIME, BATCH = 17, 5, 16, 4

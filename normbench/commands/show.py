@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from normbench.catalog import GROUPS, options
 from normbench.commands.pages import columns
 from normbench.commands.train import checked, extended, find_own_classes
-from normbench.config import KEYS, OPEN_SECTIONS
+from normbench.config import KEYS, OPEN_SECTIONS, is_known
 from normbench.keys import show
 from normbench.rundir import RunDirectory
 
@@ -83,7 +83,7 @@ def rows(values: Mapping[str, Any], prefix: str, origin: Callable[[str], str]) -
         if isinstance(value, Mapping):
             yield from rows(value, f"{path}.", origin)
         elif name not in UNSHOWN:
-            key = KEYS.get(path)
+            key = KEYS.get(path) if is_known(path, values) else None
             unit, allowed = (key.unit, replace(key, unit="").allowed) if key else ("", "")
             yield path, show(value), unit, CLASS if name == "_target_" else allowed, origin(path)
 
