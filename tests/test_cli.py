@@ -276,11 +276,11 @@ def test_tensorboard_is_started_on_a_folder_with_runs(
     for words in ([], ["outputs/train"], ["--port", "7007"], ["outputs/train", "--port=7007"]):
         with pytest.raises(TypeError):  # the real one never comes back; the stand-in returns None
             main(["tensorboard", *words]) + 0
-    assert [words[1:4] for words in started] == [
-        ["-m", "tensorboard.main", f"--logdir={folder}"]
+    assert [words[1:5] for words in started] == [
+        ["-P", "-m", "tensorboard.main", f"--logdir={folder}"]
         for folder in ("outputs", "outputs/train", "outputs", "outputs/train")
     ]
-    assert [words[4:] for words in started] == [[], [], ["--port", "7007"], ["--port=7007"]]
+    assert [words[5:] for words in started] == [[], [], ["--port", "7007"], ["--port=7007"]]
     assert capsys.readouterr().out.count(":7007/") == 2
 
 

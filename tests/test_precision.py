@@ -178,6 +178,16 @@ def test_a_precision_that_kills_its_trial_is_refused(monkeypatch: pytest.MonkeyP
         make_precision("bf16", CPU)
 
 
+def test_files_in_the_current_directory_do_not_stand_in_for_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "torch.py").write_text("raise SystemExit('a file of the user')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    monkeypatch.setattr(precision, "TRIAL", "import torch")
+    make_precision("bf16", CPU)
+
+
 def test_batches_keep_their_mask_on_their_way() -> None:
     batch = Batch(torch.zeros(2, 3), torch.zeros(2), torch.ones(2, 3, dtype=torch.bool))
     doubled: Any = batch.map(lambda tensor: tensor + tensor)

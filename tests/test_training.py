@@ -109,6 +109,29 @@ def test_every_optimizer_is_built_fused(name: str) -> None:
     assert all(group["fused"] for group in optimizer.param_groups)
 
 
+@pytest.mark.parametrize("settings", [{"foreach": True}, {"foreach": False}, {"fused": False}])
+def test_another_implementation_may_be_chosen(settings: dict[str, bool]) -> None:
+    weight = nn.Parameter(torch.ones(3))
+    optimizer = make_optimizer(partial(torch.optim.AdamW, lr=0.1, **settings), [{"params": [weight]}], CPU)
+    assert not optimizer.defaults["fused"]
+    assert settings.items() <= optimizer.defaults.items()
+    weight.grad = torch.ones(3)
+    optimizer.step()
+    assert weight.tolist() != [1.0] * 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"fused": True, "foreach": True}, "optim: AdamW refuses its settings .*fused.*foreach.*: change them"),
+        ({"differentiable": True}, "optim.differentiable=true cannot train here"),
+    ],
+)
+def test_implementations_that_cannot_train_are_refused(settings: dict[str, bool], complaint: str) -> None:
+    with pytest.raises(UsageError, match=complaint):
+        make_optimizer(partial(torch.optim.AdamW, **settings), [{"params": [nn.Parameter(torch.ones(3))]}], CPU)
+
+
 def test_any_torch_optimizer_by_its_path() -> None:
     """The settings of the YAML that the class does not take fall away; what was asked for is refused."""
     tree = {name: section(name, option) for name, option in [("norm", "none"), ("placement", "pre"), ("model", "nano")]}
@@ -224,6 +247,8 @@ def test_first_nonfinite_gradient_is_named() -> None:
     nn.init.zeros_(model[1].bias)
     batch = random_batch(IMAGES)
     batch = batch._replace(inputs=torch.randn(4, 3))
+    assert first_nonfinite(model, batch) == "gradient of 1.weight"
+    model[0].weight.requires_grad_(False)  # frozen weights have no gradient to look at
     assert first_nonfinite(model, batch) == "gradient of 1.weight"
 
 

@@ -29,6 +29,7 @@ def run(words: list[str]) -> int:
     from normbench.recording.layout import start_page
 
     print(f"once it serves, the losses are at {start_page(f'http://localhost:{port(flags)}/')}")
-    command = [sys.executable, "-m", "tensorboard.main", f"--logdir={folder}", *flags]
+    # -P: no file in the current directory hides a module that TensorBoard imports
+    command = [sys.executable, "-P", "-m", "tensorboard.main", f"--logdir={folder}", *flags]
     sys.stdout.flush()
     os.execv(command[0], command)

@@ -137,7 +137,7 @@ def first_nonfinite(model: nn.Module, batch: Batch) -> str:
 
 def first_nonfinite_gradient(model: nn.Module, loss: Tensor, order: list[str]) -> str:
     """The module nearest to the loss with a weight whose gradient is not finite."""
-    parameters = dict(model.named_parameters())
+    parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     gradients = dict(
         zip(parameters, torch.autograd.grad(loss, list(parameters.values()), allow_unused=True), strict=True)
     )

@@ -159,7 +159,8 @@ def make_precision(name: str, device: torch.device) -> Precision:
 def try_out(name: str, device: torch.device) -> None:
     """Refuse a precision that a child process does not survive."""
     dtype = str(PRECISIONS[name].dtype).removeprefix("torch.")
-    command = [sys.executable, "-c", TRIAL, str(device), dtype]
+    # -P: no file in the current directory hides a module that torch imports
+    command = [sys.executable, "-P", "-c", TRIAL, str(device), dtype]
     child = subprocess.run(command, capture_output=True, text=True, check=False)
     if child.returncode:
         last = (child.stderr.strip().splitlines() or [f"its trial died of signal {-child.returncode}"])[-1]
