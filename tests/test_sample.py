@@ -17,8 +17,9 @@ from torch import nn
 
 import normbench
 from normbench.cli import main
+from normbench.commands.sample import prompt_tokens
 from normbench.data import digits
-from normbench.data.vocabulary import Characters
+from normbench.data.vocabulary import BytePairs, Bytes, Characters, LowercaseWords, Vocabulary, Words
 from normbench.errors import UsageError
 from normbench.sampling import Classified, Sampling, classify, draw_page, generate
 from normbench.types import Batch
@@ -96,6 +97,30 @@ def test_a_language_model_goes_on_from_a_prompt(runs: dict[str, Path], capsys: p
     assert printed(capsys, run, "--tokens=3").startswith("\n")
     for which in (["--ema"], ["--which", "best"]):
         assert len(printed(capsys, run, "--tokens=3", "--prompt=12", *which)) >= 3
+
+
+def test_words_go_on_in_the_line_of_the_prompt() -> None:
+    """The end of a line is a word, which an unfinished line does not have."""
+    words = Words.learn(["the cat sat\n"])
+    for prompt, expected in (
+        ("the cat", ["the", "cat"]),
+        ("the cat\n", ["the", "cat", "<eos>"]),
+        ("the\ncat", ["the", "<eos>", "cat"]),
+        ("the\n\n", ["the", "<eos>", "<eos>"]),
+        ("", ["<eos>"]),  # a line's start
+        (" ", []),
+    ):
+        assert [words.symbols[token] for token in prompt_tokens(prompt, words.encode)] == expected
+
+
+@pytest.mark.parametrize(
+    "vocabulary",
+    [Characters.learn(["the cat\n"]), Bytes(), LowercaseWords.learn(["the cat"]), BytePairs.learn(["the cat"], 260)],
+    ids=lambda vocabulary: vocabulary.level,
+)
+def test_other_prompts_keep_all_their_tokens(vocabulary: Vocabulary) -> None:
+    for prompt in ("the cat", "the cat\n", "\n", ""):
+        assert prompt_tokens(prompt, vocabulary.encode).tolist() == vocabulary.encode(prompt).tolist()
 
 
 def test_a_character_without_a_token_is_said() -> None:
@@ -221,6 +246,7 @@ def test_mistakes_are_told_in_a_sentence(
         ([text, "--which", "first"], "--which=first is not allowed: use last or best"),
         ([text, "--device", "gpu"], "device=gpu is unknown: use auto, cpu"),
         ([text, "--token", "3"], "unrecognized arguments: --token 3: normbench sample --help"),
+        ([text, "--prompt", "caf\udce9"], "--prompt='caf\\udce9' is not UTF-8: give text in that encoding"),
         ([text, "--seed"], "argument --seed: expected one argument: normbench sample --help"),
     ):
         assert sentence in refused(["sample", *words], capsys)

@@ -79,7 +79,7 @@ def parsed(words: list[str]) -> argparse.Namespace:
     """The words as settings, each checked.
 
     Raises:
-        UsageError: an unknown flag, or a value that is not allowed.
+        UsageError: an unknown flag, a value that is not allowed, or a prompt that is not UTF-8.
     """
     parser = Words(add_help=False, allow_abbrev=False)
     parser.add_argument("run", metavar="RUN")
@@ -93,6 +93,10 @@ def parsed(words: list[str]) -> argparse.Namespace:
         plain = str in key.types and not key.choices  # a text that looks like a number stays a text
         value = default if given is None else given if plain else key.check(f"--{name}", scalar(given))
         setattr(settings, field, value)
+    try:
+        settings.prompt.encode()
+    except UnicodeEncodeError as error:  # Python stands a surrogate in for a byte that the terminal should not send
+        raise UsageError(f"--prompt={settings.prompt!r:.80} is not UTF-8: give text in that encoding") from error
     return settings
 
 
@@ -125,13 +129,26 @@ def show_text(run: Run, model: Model, data: Data, settings: argparse.Namespace) 
     from normbench.sampling import Sampling, generate
 
     encode, decode = able(data, "encode"), able(data, "decode")
-    start = encode(settings.prompt)
+    start = prompt_tokens(settings.prompt, encode)
     if not len(start):
         start = line_start(data, encode)
     assert data.task.context is not None
     sampling = Sampling(settings.tokens, settings.temperature, settings.top_k, settings.seed)
     tokens = generate(model, start, data.task.context, sampling)
     print(decode(tokens))
+
+
+def prompt_tokens(prompt: str, encode: Callable[[str], Any]) -> Any:
+    """The tokens of a prompt, so that the model goes on in the line in which it ends.
+
+    Where lines end in a token, every text ends in it, the empty one too: behind an unfinished line it is left out.
+    """
+    tokens = encode(prompt)
+    if not prompt or prompt.endswith("\n"):
+        return tokens
+    ending = encode("")
+    ends_so = len(ending) and tokens[-len(ending) :].tolist() == ending.tolist()
+    return tokens[: -len(ending)] if ends_so else tokens
 
 
 def line_start(data: Data, encode: Callable[[str], Any]) -> Any:
