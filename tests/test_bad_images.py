@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,17 @@ def test_folders_that_cannot_be_trained_on(
     assert FOLDERS[make] in complaint("pets", capsys)
 
 
+def test_a_class_whose_name_is_not_utf_8(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = os.fsencode(write_folder(here / "pets", 4)) + b"/caf\xe9"
+    try:
+        os.mkdir(folder)
+    except OSError:
+        pytest.skip("this file system takes no such name")
+    assert r"the class 'caf\udce9' of data.path=pets has a name that is not UTF-8: rename it" in complaint(
+        "pets", capsys
+    )
+
+
 def test_unreadable_images_are_counted_and_named(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     unreadable(here / "pets")
     sentence = complaint("pets", capsys)
@@ -182,6 +194,7 @@ PARTS = "data.split_column=part"
         ),
         ({"label": [0.5, 1, 2, 3] * 3}, "", "row 0 of TABLE has the label 0.5: a label is a whole number"),
         ({"label": ["a", "b", None, "a"] * 3}, "", "row 2 of TABLE has no label in the column label: fill it"),
+        ({"label": [0.0, 1, None, 1] * 3}, "", "row 2 of TABLE has no label in the column label: fill it"),
         ({"label": [0, 1, None, 1] * 3}, "", "row 2 of TABLE has no label in the column label: fill it"),
         ({"label": ["a"] * 12}, "", "TABLE has one class only (a): give images of two or more"),
         ({"label": list(range(12))}, "", "the class 0 of TABLE has one image"),
@@ -213,6 +226,7 @@ def test_tables_that_cannot_be_trained_on(
         ("t.csv", b"image,label\n", "data.path=t.csv has no rows: give a table with a row for each image"),
         ("t.csv", b"image,label\na.png,1\nb.png\n", "data.path=t.csv cannot be read (CSV parse error"),
         ("t.csv", b"image,label\na.png,\xff\nb.png,1\n", "row 0 of data.path=t.csv has the label b'\\xff'"),
+        ("t.csv", b"image,label\na.png,0\nb.png,NA\n", "row 1 of data.path=t.csv has no label in the column label"),
         ("t.csv", b"image;label\na.png;1\n", "data.path=t.csv has no column image (columns: image;label)"),
         ("t.csv", b"image,image,label\na,b,1\n", "data.path=t.csv has several columns image"),
         ("t.parquet", b"PAR1 no", "data.path=t.parquet cannot be read ("),
@@ -232,6 +246,32 @@ def test_a_column_that_holds_no_images(here: Path, capsys: pytest.CaptureFixture
         "the column image of data.path=t.parquet holds int64: set data.image_column to a column of paths or bytes"
     )
     assert expected in complaint("t.parquet", capsys)
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        (
+            "data.label_column=image",
+            "data.image_column and data.label_column both name the column image of TABLE: name",
+        ),
+        (
+            "data.split_column=image",
+            "data.image_column and data.split_column both name the column image of TABLE: name",
+        ),
+        (
+            "data.split_column=label",
+            "data.label_column and data.split_column both name the column label of TABLE: name",
+        ),
+    ],
+)
+def test_one_column_for_two_purposes(
+    here: Path, ending: str, more: str, expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table(here, ending)
+    path = f"pets/table.{ending}"
+    assert expected.replace("TABLE", f"data.path={path}") in complaint(path, capsys, more)
 
 
 def test_labels_beyond_the_declared_classes(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -163,6 +163,36 @@ def test_whole_numbers_are_classes_in_their_order(tmp_path: Path) -> None:
                 {pixels(n).tobytes() for n in range(20)}} == {"10"}  # fmt: skip
 
 
+def labelled(folder: Path, labels: list[str]) -> tuple[tuple[str, ...], list[str]]:
+    """The classes of a CSV file with these labels for the cats, dogs and owls, and what those are called in it."""
+    rows = rows_of(write_folder(folder, 4))
+    lines = [f"{image},{labels[CLASSES.index(name)]}" for image, name in zip(rows["image"], rows["label"], strict=True)]
+    (folder / "t.csv").write_text("\n".join(["image,label", *lines]) + "\n")
+    data = own(folder / "t.csv")
+    names = {image.tobytes(): name for split in data.splits for image, name in stored(data, split)}
+    return data.classes, [names[pixels(1000 * index).tobytes()] for index in range(3)]
+
+
+@pytest.mark.parametrize("labels", [["10", "2", "1"], ["10.0", "2", "1.0"], [" 10", " 2", " 1"]])
+def test_labels_of_a_csv_file_are_numbers_if_all_are(tmp_path: Path, labels: list[str]) -> None:
+    assert labelled(tmp_path / "pets", labels) == (("1", "2", "10"), ["10", "2", "1"])
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        ["01", "1", "10"],
+        ["007", "7", "0"],
+        ["2024-01-02", "2024-01-01", "2023-12-31"],
+        ["true", "false", "maybe"],
+        ["12:30", "1e3", "NA"],
+        ["10", "2", "12345678901234567890"],
+    ],
+)
+def test_other_labels_of_a_csv_file_are_as_they_are_written(tmp_path: Path, labels: list[str]) -> None:
+    assert labelled(tmp_path / "pets", labels) == (tuple(sorted(labels)), labels)
+
+
 @pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary()])
 def test_a_table_may_hold_the_images_themselves(tmp_path: Path, kind: pa.DataType) -> None:
     images = [pixels(number) for number in range(40)]

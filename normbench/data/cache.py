@@ -22,7 +22,7 @@ import numpy as np
 from normbench.errors import RunFailure, UsageError
 from normbench.files import DISK_FULL
 
-FORMAT = 1  # goes up whenever the same source decodes to other arrays or facts
+FORMAT = 2  # goes up whenever the same source decodes to other arrays or facts
 LEFTOVER_SECONDS = 24 * 3600  # older temporary folders were left by killed processes
 DAMAGE = (OSError, ValueError, EOFError, KeyError, TypeError, AttributeError, TokenError)
 

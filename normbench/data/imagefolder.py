@@ -29,6 +29,9 @@ class ImageFolder(OwnImages):
         classes = sorted({name for folder, _ in self.parts() for name in names_in(folder)})
         if not classes:
             raise UsageError(f"{self.where} has no sub-folders: give a folder with a sub-folder for each class")
+        for name in classes:
+            if name != name.encode(errors="ignore").decode():  # it has surrogates for bytes, which no record can hold
+                raise UsageError(f"the class {name!r:.80} of {self.where} has a name that is not UTF-8: rename it")
         empty = sorted(set(classes) - {class_name for _, class_name, _ in files})
         if empty:
             of_them = f"the class {empty[0]:.80}" if files else f"any of its {len(classes)} classes"

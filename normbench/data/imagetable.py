@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,13 +22,17 @@ PARQUET = ".parquet"
 ENDINGS = (".csv", PARQUET)
 SHOWN = 12  # columns that an error lists
 
+# Labels of a CSV file that are numbers if all are; 01, 1e3 and what no number of 64 bits holds are names.
+WHOLE, DECIMAL = r"^(0|-?[1-9][0-9]{0,14})$", r"^-?(0|[1-9][0-9]{0,14})([.][0-9]+)?$"
+
 
 @dataclass(frozen=True)
 class ImageTable(OwnImages):
     """A CSV or Parquet file; an image is a path (relative to the file), bytes, or the hub's pair of both.
 
-    Labels are names, in alphabetical order, or whole numbers from 0, in the order of their size. Where a Parquet file
-    declares its classes, as `datasets` writes it, labels are numbers of those.
+    Labels are names, in alphabetical order, or whole numbers from 0, in the order of their size. In a CSV file they are
+    names as they are written, unless all are whole numbers. Where a Parquet file declares its classes, as `datasets`
+    writes it, labels are numbers of those.
 
     split_column: says `train`, `val` or `test`; None: nothing does.
     """
@@ -35,6 +40,18 @@ class ImageTable(OwnImages):
     image_column: str
     label_column: str
     split_column: str | None
+
+    def __post_init__(self) -> None:
+        named = {
+            "data.image_column": self.image_column,
+            "data.label_column": self.label_column,
+            "data.split_column": self.split_column,
+        }
+        for (one, column), (other, the_same) in combinations(named.items(), 2):
+            if column is not None and column == the_same:
+                raise UsageError(
+                    f"{one} and {other} both name the column {column:.80} of {self.where}: name a column for each"
+                )
 
     def contents(self) -> list[Any]:
         """The table, and the files that its paths lead to; bytes are a part of the table."""
@@ -83,18 +100,28 @@ class ImageTable(OwnImages):
         Raises:
             UsageError: the file is no such table, or has not these columns.
         """
-        import pyarrow
-        from pyarrow import csv, parquet
+        from pyarrow import parquet
 
+        if self.path.suffix.lower() != PARQUET:
+            return self.csv_table(*columns)
+        with self.explained(), parquet.ParquetFile(self.path) as file:
+            self.check_columns(file.schema_arrow.names, columns)
+            return file.read(list(columns))
+
+    def csv_table(self, *columns: str) -> pyarrow.Table:
+        """Columns of a CSV file."""
+        import pyarrow
+        from pyarrow import csv
+
+        text = {column: pyarrow.string() for column in (self.image_column, self.split_column) if column}
+        kinds = text | {self.label_column: pyarrow.binary()}  # bytes, of which `as_written` tells what they are
         with self.explained():
-            if self.path.suffix.lower() == PARQUET:
-                with parquet.ParquetFile(self.path) as file:
-                    self.check_columns(file.schema_arrow.names, columns)
-                    return file.read(list(columns))
-            text = {column: pyarrow.string() for column in (self.image_column, self.split_column) if column}
-            table = csv.read_csv(self.path, convert_options=csv.ConvertOptions(column_types=text))
+            table = csv.read_csv(self.path, convert_options=csv.ConvertOptions(column_types=kinds))
         self.check_columns(table.column_names, columns)
-        return table.select(list(columns))
+        found = {column: table[column] for column in columns}
+        if self.label_column in found:
+            found[self.label_column] = as_written(found[self.label_column])
+        return pyarrow.table(found)
 
     def check_columns(self, known: list[str], wanted: tuple[str, ...]) -> None:
         """Refuses a table without the columns, or with two of one name."""
@@ -191,6 +218,23 @@ def plain(column: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
         except pyarrow.ArrowInvalid:
             return column
     return column
+
+
+def as_written(labels: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
+    """Labels of a CSV file, from its bytes: numbers if all that are there are, else text; bytes if they are no text."""
+    import pyarrow
+    from pyarrow import compute, csv
+
+    try:
+        text = labels.cast(pyarrow.string())
+    except pyarrow.ArrowInvalid:
+        return labels
+    bare = compute.utf8_trim_whitespace(text)
+    missing = compute.is_in(bare, pyarrow.array(csv.ConvertOptions().null_values))
+    for pattern, kind in ((WHOLE, pyarrow.int64()), (DECIMAL, pyarrow.float64())):
+        if compute.all(compute.or_(missing, compute.match_substring_regex(bare, pattern))).as_py():
+            return compute.if_else(missing, pyarrow.scalar(None, pyarrow.string()), bare).cast(kind)
+    return text
 
 
 def bytes_or_path(value: str | bytes | Mapping[str, Any] | None) -> str | bytes | None:
