@@ -58,7 +58,12 @@ def test_a_data_set_with_images_of_many_sizes_is_refused(tmp_path: Path, capsys:
         (b"\x7fELF\x00\x00", "my.txt is no text but binary"),
         (b"\xff\xfe" * 100, "byte 0 is not UTF-8"),
         (b"a" * 1000, "has a vocabulary of 1"),
-        (b"much too short", "is too long for the 13 tokens of text (train)"),
+        (
+            b"much too short",
+            "is too long for the 1 tokens of text (val): give a longer text, or hold out other amounts",
+        ),
+        (b"short", "is too long for the 0 tokens of text (val): give a longer text"),
+        (b"not long enough. " * 20, "is too long for the 34 tokens of text (val): use at most 33, or hold out other"),
         (b"short of a batch. " * 40, "data.batch_size=12 is more than the 9 training windows"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -20,7 +21,7 @@ from test_runs import in_a_process, summary_of
 
 from normbench.data import Text, hub_text, hub_texts, text_file
 from normbench.data.vocabulary import BytePairs, LowercaseWords, Vocabulary, Words, learn, recall
-from normbench.errors import UsageError
+from normbench.errors import RunFailure, UsageError
 
 LINES = ["the cat sat .\n", "", "a dog <unk> the cat"]
 QUESTIONS = ["Where is my card?", "Is my CARD lost?", "", "Why a fee?", "What is this fee, please?"]
@@ -237,7 +238,8 @@ def test_an_own_file_is_read_by_bytes(tmp_path: Path) -> None:
         (b"cut in a sign: \xc3", "is not UTF-8"),
         (b"a" * 500, "has a vocabulary of 1"),
         (b"too short", "is too long for the"),
-        (b"a few bytes, not enough", "data.context=8 is too long"),
+        (b"a few bytes, not enough", "data.context=8 is too long for the 2 tokens of text .val.: use at most 1"),
+        (b"ab", "data.context=8 is too long for the 0 tokens of text .val.: give a longer text"),
     ],
 )
 def test_files_that_are_no_text(tmp_path: Path, content: bytes, complaint: str) -> None:
@@ -246,8 +248,62 @@ def test_files_that_are_no_text(tmp_path: Path, content: bytes, complaint: str) 
         own(tmp_path / "my.txt")
 
 
+def edit(path: Path) -> None:
+    path.write_text(LONG.swapcase(), encoding="utf-8")  # of the same length
+    os.utime(path, ns=(1, 1))
+
+
+def replace_by_a_copy(path: Path) -> None:
+    """What an editor does that writes a new file and renames it."""
+    times = path.stat()
+    shutil.copyfile(path, path.with_suffix(".new"))
+    path.with_suffix(".new").replace(path)
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+def append(path: Path) -> None:
+    with open(path, "a", encoding="utf-8") as file:
+        file.write("!")
+
+
 @pytest.mark.parametrize(
-    ("path", "complaint"), [("nowhere.txt", "No such file"), ("", "is not set"), (".", "directory")]
+    ("change", "how"),
+    [
+        (edit, "changed"),
+        (replace_by_a_copy, "changed"),
+        (append, "changed"),
+        (lambda path: os.truncate(path, 100), "changed"),
+        (Path.unlink, r"went out of reach \(No such file or directory\)"),
+    ],
+)
+def test_a_file_that_changes_under_a_run_ends_it(tmp_path: Path, change: Callable[[Path], None], how: str) -> None:
+    path = tmp_path / "my.txt"
+    path.write_text(LONG, encoding="utf-8")
+    data = own(path)
+    data.train_batch(0)
+    change(path)
+    for read in (lambda: data.train_batch(1), lambda: next(data.eval_batches("val"))):
+        with pytest.raises(RunFailure, match=f"my.txt {how} while the run read it: put it back as it was"):
+            read()
+
+
+def test_a_pipe_is_no_text_file(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.write(writing, LONG.encode())
+    os.close(writing)
+    with pytest.raises(UsageError, match="does not keep its size: give a text file"):
+        own(Path(f"/dev/fd/{reading}"))
+    os.close(reading)
+
+
+@pytest.mark.parametrize(
+    ("path", "complaint"),
+    [
+        ("nowhere.txt", "No such file"),
+        ("", "is not set"),
+        (".", "directory"),
+        ("~nobody_of_this_name/x.txt", r"cannot be read \(Could not determine home directory\): give a text file"),
+    ],
 )
 def test_paths_to_no_file(path: str, complaint: str) -> None:
     with pytest.raises(UsageError, match=complaint):

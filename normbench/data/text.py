@@ -69,12 +69,14 @@ class Text(Data):
         self.steps_per_epoch = self.order.steps_per_epoch
 
     def _check_lengths(self) -> None:
-        for split, tokens in self.splits.items():
-            if len(tokens) <= self.context:
-                raise UsageError(
-                    f"data.context={self.context:,} is too long for the {len(tokens):,} tokens of {self.source.name} "
-                    f"({split}): use at most {len(tokens) - 1:,}, or hold out other amounts"
-                )
+        """Every split must have a window and the token behind it."""
+        split, tokens = min(self.splits.items(), key=lambda item: len(item[1]))
+        if len(tokens) <= self.context:
+            cure = f"use at most {len(tokens) - 1:,}" if len(tokens) > 1 else "give a longer text"
+            raise UsageError(
+                f"data.context={self.context:,} is too long for the {len(tokens):,} tokens of {self.source.name} "
+                f"({split}): {cure}, or hold out other amounts"
+            )
 
     def _windows_in_order(self) -> EpochOrder:
         """At least one window's length is left over, so that each epoch can cut elsewhere."""
