@@ -105,6 +105,32 @@ def test_text_by_lines_and_words_with_a_test_split(tmp_path: Path) -> None:
     assert targets.tolist() == data.splits["test"][1:].tolist()
 
 
+@pytest.mark.parametrize("holdout", [0.5, 55])
+def test_no_words_are_learned_from_held_out_tokens(tmp_path: Path, holdout: float) -> None:
+    """Lines of ten words, each of which comes once: of the 110 tokens the last 55 are held out."""
+    lines = [" ".join(f"w{10 * line + place}" for place in range(10)) for line in range(10)]
+    root = write_text(tmp_path, train=lines, validation=LINES * 5, test=LINES)
+    options: dict[str, Any] = {"level": "word", "lines": True}
+    data = hub_text(name="plays", hub_id="me/plays", root=str(root), holdout=holdout, **options, **TEXT)
+    known = {f"w{number}" for number in range(50)}  # and five line ends
+    assert {*known, "<unk>", "<eos>"} >= set(data.vocabulary) >= {f"w{number}" for number in range(47)}
+    assert [len(data.splits[split]) for split in ("train", "val")] == [55, 55]
+    assert set(data.decode(torch.from_numpy(data.splits["val"].astype(np.int64))).split()) == {"<unk>"}
+    everything = hub_text(name="plays", hub_id="me/plays", root=str(root), **options, **TEXT)
+    assert set(everything.vocabulary) == {"<unk>", "<eos>", *" ".join(lines).split()}
+
+
+def test_no_byte_pairs_are_learned_from_held_out_tokens(tmp_path: Path) -> None:
+    """What is rare takes more tokens, so that the held-out share of the tokens is a smaller share of the text."""
+    rare = "qzqz " * 60 + "\n"
+    root = write_text(tmp_path, train=[LONG * 5, rare], validation=[LONG], test=[LONG])
+    options: dict[str, Any] = {"level": "bpe", "vocabulary_size": 300, "root": str(root)} | TEXT
+    for holdout, found in ((0.0, True), (0.2, False)):
+        data = hub_text(name="plays", hub_id="me/plays", holdout=holdout, **options)
+        assert any("qz" in symbol for symbol in data.vocabulary) == found
+    assert "qzqz" in data.decode(torch.from_numpy(data.splits["val"].astype(np.int64)))
+
+
 @pytest.mark.data
 def test_wikitext2_by_words_is_its_authors(tmp_path: Path) -> None:
     """2,088,628 / 217,646 / 245,569 tokens of 33,278: pytorch/examples' corpus, and Merity et al. 2017, table 1."""
@@ -167,6 +193,20 @@ def test_held_out_texts_are_of_every_class(tmp_path: Path) -> None:
     """Rows are often sorted by class."""
     data = questions(write_questions(tmp_path, labels=[0, 0, 0, 1, 1]), holdout=0.5)
     assert set(data.splits["val"].labels.tolist()) == {0, 1}
+
+
+def test_no_words_are_learned_from_held_out_texts(tmp_path: Path) -> None:
+    texts = [f"question {number}" for number in range(10)]
+    features = {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["card", "fee"])}
+    for split in ("train", "test"):
+        write_parquet(tmp_path / "me/bank", {"text": texts, "label": [0, 1] * 5}, features, split)
+    data = questions(tmp_path, holdout=4)
+    trained, held = ([row for batch in data.eval_batches(split) for row in batch.inputs] for split in ("train", "val"))
+    known = {data.decode(row) for row in trained}
+    assert len(known) == 6 and known <= set(texts)
+    assert [data.decode(row) for row in held] == ["question <unk>"] * 4
+    assert len(data._vocabulary.symbols) == 2 + 6
+    assert len(questions(tmp_path)._vocabulary.symbols) == 2 + 10
 
 
 @pytest.mark.parametrize("norm", ["layernorm", "dyt", "none"])

@@ -31,12 +31,14 @@ def hub_text(
     lines: bool = False,
     val_splits: Sequence[str] = ("validation", "test"),
     test_splits: Sequence[str] | None = None,
+    holdout: float = 0,
     **options: Any,
 ) -> Text:
     """A text of the hub; `options` are Text's."""
     hub = Hub(hub_id, revision, root, config)
     splits = tuple(val_splits), tuple(test_splits or ())
-    return Text(HubText(name, hub, text_column, level, vocabulary_size, lines, *splits), **options)
+    source = HubText(name, hub, text_column, level, vocabulary_size, lines, *splits, holdout)
+    return Text(source, holdout=holdout, **options)
 
 
 def hub_texts(
@@ -51,11 +53,13 @@ def hub_texts(
     level: str = "lowercase_word",
     vocabulary_size: int | None = None,
     val_split: str = "test",
+    holdout: float = 0,
     **options: Any,
 ) -> Texts:
     """Labelled texts of the hub; `options` are Texts'."""
     hub = Hub(hub_id, revision, root, config)
-    return Texts(HubTexts(name, hub, text_column, label_column, level, vocabulary_size, val_split), **options)
+    source = HubTexts(name, hub, text_column, label_column, level, vocabulary_size, val_split, holdout)
+    return Texts(source, holdout=holdout, **options)
 
 
 def hub_images(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from normbench.data.cache import Cached, Content
+from normbench.data.holdout import held_out
 from normbench.data.hub import Hub
 from normbench.data.pixels import Labels, Pixels, image_content
 from normbench.data.vocabulary import Vocabulary, learn, recall
@@ -28,6 +29,7 @@ class HubText(Cached):
 
     column: of the text. level: what a token is (see `vocabulary`). vocabulary_size: most tokens that may be learned;
     None: all. lines: each row is a line of its own. val, test: the splits that validate, and that judge at the end.
+    holdout: share or number of the last training tokens, of which no words or byte pairs are learned (as for Text).
     """
 
     name: str
@@ -38,12 +40,12 @@ class HubText(Cached):
     lines: bool = False
     val: tuple[str, ...] = ("validation", "test")
     test: tuple[str, ...] = ()
+    holdout: float = 0
     kind = "text"
 
     def key(self) -> str:
-        return json.dumps(
-            ["hub", self.hub.key(), self.column, self.level, self.vocabulary_size, self.lines, self.val, self.test]
-        )
+        splits = [self.lines, self.val, self.test, float(self.holdout)]
+        return json.dumps(["hub", self.hub.key(), self.column, self.level, self.vocabulary_size, *splits])
 
     def load(self) -> Content:
         parts = {"train": ("train",), "val": self.val, "test": self.test}
@@ -52,8 +54,22 @@ class HubText(Cached):
         texts = {
             part: "".join(self.joined(rows[split]) for split in splits) for part, splits in parts.items() if splits
         }
-        vocabulary = learn(self.level, list(texts.values()), self.vocabulary_size)
+        vocabulary = self.learned(*texts.values())
         return Content({part: vocabulary.encode(text) for part, text in texts.items()}, vocabulary.facts())
+
+    def learned(self, train: str, *others: str) -> Vocabulary:
+        """The vocabulary of the part that trains, cut at a blank: how long it is, in tokens, the vocabulary decides."""
+        if not self.holdout:
+            return learn(self.level, [train, *others], self.vocabulary_size)
+        cut = len(train) - held_out(len(train), self.holdout, "characters")
+        while True:
+            cut = 1 + max(train.rfind(blank, 0, cut) for blank in (" ", LINE_END))
+            vocabulary = learn(self.level, [train[:cut], train[cut:], *others], self.vocabulary_size)
+            total, seen = len(vocabulary.encode(train)), len(vocabulary.encode(train[:cut]))
+            used = total - held_out(total, self.holdout, "tokens")
+            if seen <= used:
+                return vocabulary
+            cut = cut * used // seen
 
     def joined(self, rows: Sequence[str]) -> str:
         """All rows of a split, one after the other."""
@@ -73,7 +89,8 @@ class HubTexts(Cached):
 
     Training texts are shuffled by `numpy.random.RandomState(0)`: often they are sorted by class, and the last
     are held out.
-    level, vocabulary_size: as for HubText; the vocabulary is learned from the training texts.
+    level, vocabulary_size: as for HubText. holdout: share or number of the last training texts (as for Texts); the
+    vocabulary is learned from the others.
     """
 
     name: str
@@ -83,23 +100,27 @@ class HubTexts(Cached):
     level: str = "lowercase_word"
     vocabulary_size: int | None = None
     val: str = "test"
+    holdout: float = 0
     kind = "texts"
 
     def key(self) -> str:
         columns = [self.text_column, self.label_column]
-        return json.dumps(["hub", self.hub.key(), *columns, self.level, self.vocabulary_size, self.val])
+        words = [self.level, self.vocabulary_size]
+        return json.dumps(["hub", self.hub.key(), *columns, *words, self.val, float(self.holdout)])
 
     def load(self) -> Content:
         features, tables = self.hub.read(("train", self.val), [self.text_column, self.label_column])
         classes = class_names(features, self.label_column, self.hub)
         texts = {split: texts_of(table[self.text_column], split, self.hub) for split, table in tables.items()}
-        vocabulary = learn(
-            self.level, [LINE_END.join(texts[split]) for split in ("train", self.val)], self.vocabulary_size
-        )
+        shuffled = np.random.RandomState(0).permutation(len(texts["train"]))
+        used = len(shuffled) - held_out(len(shuffled), self.holdout, "texts")
+        trained, held = ([texts["train"][row] for row in sorted(rows)] for rows in np.split(shuffled, [used]))
+        parts = [LINE_END.join(part) for part in (trained, held, texts[self.val])]
+        vocabulary = learn(self.level, parts, self.vocabulary_size)
         arrays = {}
         for part, split in (("train", "train"), ("val", self.val)):
             where = f"{self.hub.hub_id} ({split})"
-            order = np.random.RandomState(0).permutation(len(texts[split])) if part == "train" else slice(None)
+            order = shuffled if part == "train" else slice(None)
             encoded = (vocabulary.encode(text) for text in np.array(texts[split], dtype=object)[order])
             pieces = [tokens if len(tokens) else NO_TOKENS for tokens in encoded]
             arrays[f"{part}_tokens"] = np.concatenate(pieces)
