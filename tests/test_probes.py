@@ -12,6 +12,7 @@ from support import IMAGES, TEXT, TEXTS, build, random_batch
 from torch import nn
 
 from normbench.probes import Probes, Reading, Wanted
+from normbench.probes.hooks import stream_hook
 from normbench.probes.statistics import (
     effective_rank,
     entropy,
@@ -99,6 +100,18 @@ def test_tails_against_numpy() -> None:
     assert found["outliers"].item() == pytest.approx(1 / 6)
 
 
+@pytest.mark.parametrize("dead", range(7))
+def test_outliers_stick_out_of_the_channels_that_live(dead: int) -> None:
+    x = torch.randn(50, 7, generator=torch.Generator().manual_seed(0))
+    x[:, -1] *= 100
+    x[:, :dead] = 0
+    channels = np.sqrt(np.square(x.numpy().astype(np.float64)).mean(0))
+    median = np.quantile(channels[dead:], 0.5, method="lower")
+    found = tails(x, -1)
+    assert found["outlier_ratio"].item() == pytest.approx(channels.max() / median, rel=1e-5)
+    assert found["outliers"].item() == pytest.approx(np.mean(channels / median > 6))
+
+
 def test_quantiles_of_many_values_are_of_a_sample() -> None:
     x = torch.linspace(0, 1, 1_000_000).view(1000, 1000)
     assert tails(x, -1)["q25"].item() == pytest.approx(0.25, abs=1e-4)
@@ -148,6 +161,23 @@ def test_token_similarity_is_the_mean_cosine_of_pairs() -> None:
     ]
     assert token_similarity(x, -1).item() == pytest.approx(np.mean(cosines), abs=1e-6)
     assert token_similarity(torch.ones(2, 4, 3, 3), 1).item() == pytest.approx(1.0)
+
+
+def test_positions_that_are_0_are_like_no_other() -> None:
+    """As torch's cosine has it."""
+    x = torch.ones(1, 4, 8)
+    x[:, 2:] = 0
+    assert token_similarity(x, -1).item() == pytest.approx(1 / 6)  # one of six pairs
+    assert token_similarity(torch.zeros(1, 4, 8), -1).item() == 0
+
+
+def test_one_position_has_no_similarity() -> None:
+    for shape, channel_dim, expected in (((2, 5), -1, 0), ((2, 1, 5), -1, 0), ((2, 5, 1, 1), 1, 0), ((2, 2, 5), -1, 1)):
+        reading = Reading()
+        hook = stream_hook(reading, 0, channel_dim, scalars=False, geometry=True)
+        hook(nn.Identity(), (torch.ones(shape),), torch.ones(shape))
+        assert len(reading.scalars) == expected
+        assert reading.second_moments.keys() == {"act/stream00/effective_rank"}
 
 
 def test_entropy_of_attention() -> None:
@@ -227,6 +257,32 @@ def test_residual_stream_and_gradients_by_depth() -> None:
     parts = [value for tag, value in numbers.items() if tag.startswith("grad/")]
     everything = total_norm([g for g in gradients.values() if g is not None]).item()
     assert math.sqrt(sum(part**2 for part in parts)) == pytest.approx(everything, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("model", "placement"), [("cnn", "pre"), ("mlp", "pre"), ("resnet50", "pre"), ("vgg", "plain")]
+)
+def test_a_block_s_norms_are_those_in_its_branches_too(model: str, placement: str) -> None:
+    made, norms, reading, _ = probed_step("layernorm", placement, model, IMAGES)
+    numbers = reading.numbers()
+    inside = [norm for name, norm in norms.items() if name.startswith("block00")]
+    gradients = [parameter.grad for norm in inside for parameter in norm.parameters() if parameter.grad is not None]
+    assert gradients
+    assert numbers["grad/block00.norms/norm"] == pytest.approx(total_norm(gradients).item(), rel=1e-6)
+    parts = [value for tag, value in numbers.items() if tag.startswith("grad/")]
+    everything = total_norm([parameter.grad for parameter in made.parameters() if parameter.grad is not None]).item()
+    assert math.sqrt(sum(part**2 for part in parts)) == pytest.approx(everything, rel=1e-5)
+
+
+def test_every_parameter_is_in_one_group_those_of_a_placement_too() -> None:
+    model, norms = build("layernorm")
+    gain = nn.Parameter(torch.ones(()))
+    model.blocks[1].register_parameter("gain", gain)
+    groups = probes_of(model, norms).groups
+    assert groups["block01.placement"] == [gain]
+    assert "block00.placement" not in groups
+    found = [id(parameter) for parameters in groups.values() for parameter in parameters]
+    assert sorted(found) == sorted(id(parameter) for parameter in model.parameters())
 
 
 def test_norm_parameters() -> None:

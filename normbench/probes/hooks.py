@@ -95,7 +95,7 @@ def stream_hook(reading: Reading, layer: int, channel_dim: int, *, scalars: bool
             reading.scalars[f"{tag}/rms"] = rms(output)
         if geometry:
             reading.second_moments[f"{tag}/effective_rank"] = second_moment(output, channel_dim)
-            if output.ndim > 2:
+            if output[0].numel() > output.shape[channel_dim]:  # more than one position
                 reading.scalars[f"{tag}/token_similarity"] = token_similarity(output, channel_dim)
 
     return hook

@@ -7,7 +7,7 @@ a step takes several batches, what passes by is the last one's, and gradients ar
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -41,7 +41,7 @@ class Probes:
 
     def __init__(self, model: Model, norms: Mapping[str, nn.Module], wanted: Wanted) -> None:
         self.model, self.norms, self.wanted = model, norms, wanted
-        self.groups = parameter_groups(model)
+        self.groups = parameter_groups(model, norms.values())
 
     @contextmanager
     def watch(self, histograms: bool = False) -> Iterator[Reading]:
@@ -124,15 +124,27 @@ def branches_of(block: nn.Module) -> dict[str, Branch]:
     return {role: branch for role, branch in block.branches.items() if isinstance(branch, Branch)}
 
 
-def parameter_groups(model: Model) -> dict[str, list[nn.Parameter]]:
-    """Parameters by where they are: each branch of a block (`block03.mlp`), the block's norms, and the rest."""
+def parameter_groups(model: Model, norms: Iterable[nn.Module]) -> dict[str, list[nn.Parameter]]:
+    """Parameters by where they are, each in one group.
+
+    Each branch of a block without its norms (`block03.mlp`), all norms of the block (`block03.norms`), what else the
+    block has (`block03.placement`), and the rest (`outside`).
+    """
+    in_norms = {id(parameter) for norm in norms for parameter in norm.parameters()}
     groups: dict[str, list[nn.Parameter]] = {}
-    inside: set[int] = set()
+    taken: set[int] = set()
+
+    def take(tag: str, parameters: Iterable[nn.Parameter]) -> None:
+        groups[tag] = [parameter for parameter in parameters if id(parameter) not in taken]
+        taken.update(map(id, groups[tag]))
+
     for layer, block in enumerate(model.blocks):
         assert isinstance(block, Placement)
+        tag = f"block{layer:02d}"
+        of_norms = in_norms | {id(parameter) for parameter in block.norms.parameters()}
+        take(f"{tag}.norms", [parameter for parameter in block.parameters() if id(parameter) in of_norms])
         for role, branch in branches_of(block).items():
-            groups[f"block{layer:02d}.{role}"] = list(branch.parameters())
-        groups[f"block{layer:02d}.norms"] = list(block.norms.parameters())
-        inside |= {id(parameter) for parameter in block.parameters()}
-    groups["outside"] = [parameter for parameter in model.parameters() if id(parameter) not in inside]
+            take(f"{tag}.{role}", branch.parameters())
+        take(f"{tag}.placement", block.parameters())
+    take("outside", model.parameters())
     return {tag: parameters for tag, parameters in groups.items() if parameters}

@@ -48,7 +48,8 @@ def tails(x: Float[Tensor, "..."], channel_dim: int) -> dict[str, Scalar]:
     """Quantiles of the values, and channels that stick out.
 
     q01, q25, q50, q75, q99: of at most 65,536 values from all channels, the nearest one. outlier_ratio: largest
-    root mean square of a channel over the median channel's; outliers: share of channels where that is above 6.
+    root mean square of a channel over the median channel's, of those that are not 0 throughout; outliers: share of
+    channels where that is above 6.
     """
     x = x.detach().float()
     values = x.flatten()
@@ -58,8 +59,18 @@ def tails(x: Float[Tensor, "..."], channel_dim: int) -> dict[str, Scalar]:
     ranked = values[::step].sort().values
     found = {f"q{share:02d}": ranked[round(share / 100 * (ranked.numel() - 1))] for share in (1, 25, 50, 75, 99)}
     channels = x.square().mean(dim=[d for d in range(x.ndim) if d != channel_dim % x.ndim]).sqrt()
-    ratio = channels / channels.median()
+    ratio = channels / median_of_positive(channels)
     return found | {"outlier_ratio": ratio.max(), "outliers": (ratio > OUTLIER).float().mean()}
+
+
+def median_of_positive(values: Float[Tensor, " values"]) -> Scalar:
+    """The median of those of some values ≥ 0 that are above 0 (the lower one of two); 0 where none is.
+
+    `nanmedian` and a mask would wait for the device.
+    """
+    ranked = values.sort().values
+    zeros = (ranked == 0).sum()
+    return ranked.gather(0, (zeros + (ranked.numel() - zeros - 1) // 2)[None])[0]
 
 
 def second_moment(x: Float[Tensor, "..."], channel_dim: int) -> Float[Tensor, "features features"]:
@@ -81,11 +92,15 @@ def effective_rank(moment: Float[Tensor, "features features"]) -> float:
 
 
 def token_similarity(x: Float[Tensor, "batch ..."], channel_dim: int) -> Scalar:
-    """Mean cosine between two different positions (tokens, pixels) of a sample, over all pairs and samples."""
+    """Mean cosine between two different positions (tokens, pixels) of a sample, over all pairs and samples.
+
+    There are at least two; the cosine with one that is all 0 is 0.
+    """
     rows = x.detach().float().movedim(channel_dim, -1).flatten(1, -2)
     rows = rows / torch.linalg.vector_norm(rows, dim=-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
     count = rows.shape[1]
-    return ((rows.sum(1).square().sum(-1) - count) / (count * (count - 1))).mean()
+    pairs = rows.sum(1).square().sum(-1) - rows.square().sum((-1, -2))
+    return (pairs / (count * (count - 1))).mean()
 
 
 def entropy(logits: Float[Tensor, "... choices"]) -> Scalar:
