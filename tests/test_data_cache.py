@@ -95,6 +95,44 @@ def test_the_slower_of_two_takes_what_the_faster_made(cache_folder: Path, monkey
     assert not list(cache_folder.glob(".partial-*"))
 
 
+def test_a_folder_that_appears_after_the_look_for_it_stays(cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process may have mapped it."""
+    read = cache.read
+    inodes: list[int] = []
+
+    def overtaken(folder: Path) -> tuple[Content, str] | None:
+        monkeypatch.setattr(cache, "read", read)
+        found = read(folder)
+        pydocs(**TEXT)
+        inodes.extend(file.stat().st_ino for file in sorted(cache_folder.glob("text-*/*")))
+        return found
+
+    monkeypatch.setattr(cache, "read", overtaken)
+    pydocs(**TEXT)
+    assert inodes and inodes == [file.stat().st_ino for file in sorted(cache_folder.glob("text-*/*"))]
+
+
+@pytest.mark.parametrize(("times", "enough"), [(2, True), (3, False)])
+def test_a_folder_that_others_take_away_is_made_again(
+    times: int, enough: bool, cache_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish, published = cache.publish, []
+
+    def taken_away(partial: Path, folder: Path) -> None:
+        publish(partial, folder)
+        published.append(folder)
+        if len(published) <= times:
+            cache.discard(folder)
+
+    monkeypatch.setattr(cache, "publish", taken_away)
+    if enough:
+        assert len(digits(**IMAGES).train_batch(0).targets) == IMAGES["batch_size"]
+    else:
+        with pytest.raises(RunFailure, match="changes while it is read: set NORMBENCH_CACHE"):
+            digits(**IMAGES)
+    assert len(published) == 3
+
+
 def flip_last_byte(file: Path) -> None:
     content = file.read_bytes()
     file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))

@@ -23,6 +23,7 @@ from normbench.errors import RunFailure, UsageError
 from normbench.files import DISK_FULL
 
 FORMAT = 2  # goes up whenever the same source decodes to other arrays or facts
+ATTEMPTS = 3  # to make a folder and read it, while other processes may take a damaged one away
 LEFTOVER_SECONDS = 24 * 3600  # older temporary folders were left by killed processes
 DAMAGE = (OSError, ValueError, EOFError, KeyError, TypeError, AttributeError, TokenError)
 
@@ -93,24 +94,25 @@ def open_content(source: Source) -> tuple[Content, str]:
 
     Raises:
         UsageError: from the source, or the cache folder cannot be written.
-        RunFailure: the disk is full.
+        RunFailure: the disk is full, or others take the folder away again and again.
     """
     key = hashlib.sha256(json.dumps([FORMAT, source.kind, source.key()]).encode()).hexdigest()
     folder = cache_folder() / f"{source.kind}-{key[:20]}"
-    opened = read(folder)
-    if opened is None:
-        discard(folder)
+    for _ in range(ATTEMPTS):
+        if opened := read(folder):
+            return opened
         make(source, folder)
-        opened = read(folder)
-    if opened is None:
-        raise RunFailure(
-            f"the data cache {folder} changes while it is read: set NORMBENCH_CACHE to a folder of your own"
-        )
-    return opened
+        if opened := read(folder):
+            return opened
+    raise RunFailure(f"the data cache {folder} changes while it is read: set NORMBENCH_CACHE to a folder of your own")
 
 
 def read(folder: Path) -> tuple[Content, str] | None:
-    """The content in a cache folder and its fingerprint; None where there is none, or where it is damaged."""
+    """The content in a cache folder and its fingerprint; None where there is none, or where it was damaged: it is gone.
+
+    Raises:
+        UsageError: it is damaged and cannot be taken away.
+    """
     if not folder.exists():
         return None
     try:
@@ -123,6 +125,7 @@ def read(folder: Path) -> tuple[Content, str] | None:
         return Content(arrays, dict(meta["facts"])), hashlib.sha256(json.dumps(digests).encode()).hexdigest()
     except DAMAGE as fault:
         logger.warning("the data cache %s is damaged (%s): made anew", folder, fault)
+        discard(folder)
         return None
 
 
