@@ -42,7 +42,7 @@ def load_runs(folder: str | os.PathLike[str]) -> pd.DataFrame:
     """
     import pandas as pd
 
-    base = Path(folder).expanduser()
+    base = Path(os.path.expanduser(folder))
     return pd.DataFrame([row(directory, base) for directory in run_directories(base)])
 
 
@@ -54,7 +54,7 @@ def load_metrics(folder: str | os.PathLike[str]) -> pd.DataFrame:
     """
     import pandas as pd
 
-    base = Path(folder).expanduser()
+    base = Path(os.path.expanduser(folder))
     found = [entry for directory in run_directories(base) for entry in logged(directory, name_of(directory, base))]
     frame = pd.DataFrame(found, columns=["run", "step", "tag", "value"])
     return frame.astype({"run": "category", "step": "int64", "tag": "category", "value": "float64"})

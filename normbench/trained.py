@@ -40,7 +40,7 @@ class Run:
             UsageError: they are not there.
         """
         section = dict(self.tree["data"])
-        if (root := section.get("root")) and not Path(root).expanduser().is_dir():
+        if (root := section.get("root")) and not Path(os.path.expanduser(root)).is_dir():
             section["root"] = os.environ.get("NORMBENCH_DATA", root)
         data: Data = assembly.factory({**self.tree, "data": section}, "data")(seed=self.tree["seed"])
         return data
@@ -61,7 +61,7 @@ def open_run(path: str | os.PathLike[str]) -> Run:
     Raises:
         UsageError: the directory is not there, or holds no run.
     """
-    directory = RunDirectory(Path(path).expanduser())
+    directory = RunDirectory(Path(os.path.expanduser(path)))
     if not directory.path.is_dir():
         raise UsageError(f"{path} is not a directory: give the directory of a run, such as outputs/train/RUN")
     try:

@@ -226,8 +226,9 @@ def test_typed_values_are_the_same_however_they_are_written(tree: dict[str, Any]
 def test_the_words_of_a_users_class_are_its_own(tree: dict[str, Any]) -> None:
     tree["model"] |= {"_target_": "mine.Model", "position": "alibi", "depth": 3}
     assert typed(tree)["model"]["position"] == "alibi"
-    with pytest.raises(UsageError, match=r"^model\.depth=0 is not allowed"):
-        typed(with_value(tree, "model.depth", 0))
+    assert typed(with_value(tree, "model.depth", 0))["model"]["depth"] == 0
+    with pytest.raises(UsageError, match=r"^optim\.lr=0 is not allowed"):
+        typed(with_value(tree, "optim.lr", 0))
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -182,7 +183,7 @@ def show_images(run: Run, model: Model, data: Data, settings: argparse.Namespace
     pixels, classes = able(data, "pixels"), class_names(data)
     examples, title = classified(run, model, data, settings.count or 60)
     page = draw_page(title, examples, [pixels(example.inputs[None])[0].numpy() for example in examples], classes)
-    path = Path(settings.out).expanduser() if settings.out else run.path / "samples.png"
+    path = Path(os.path.expanduser(settings.out)) if settings.out else run.path / "samples.png"
     if path.is_dir():
         raise UsageError(f"{path} is a folder: give a file with --out, such as {path / 'samples.png'}")
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -52,7 +53,7 @@ class Hub:
     @property
     def folder(self) -> Path | None:
         """The local copy's folder."""
-        return Path(self.root).expanduser() / self.hub_id if self.root else None
+        return Path(os.path.expanduser(self.root)) / self.hub_id if self.root else None
 
     def files(self) -> list[Path]:
         """The local copy's Parquet files.
