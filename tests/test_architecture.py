@@ -58,7 +58,7 @@ ARROWS: dict[str, set[str]] = {
     },
     "trained": {"types", "config", "rundir", "training", "assembly"},
     "tables": {"catalog", "rundir"},
-    "analysis": {"catalog", "rundir", "tables"},
+    "analysis": {"catalog", "config", "rundir", "tables"},
     "sampling": {"types"},
     "checking": {
         "types", "catalog", "compose", "config", "training", "contracts", "targets", "assembly", "compatibility",

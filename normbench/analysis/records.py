@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,8 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from normbench.analysis.curves import Curve, Recorded, read_recorded
 from normbench.catalog import GROUPS
 from normbench.errors import UsageError
 from normbench.rundir import RunDirectory, read_json
@@ -29,17 +27,6 @@ ASIDE_SECTIONS = ("probes.",)
 
 # The groups whose option can name an arm.
 ARM_GROUPS = tuple(group for group in GROUPS if group not in ("experiment", "probes"))
-
-
-@dataclass(frozen=True)
-class Curve:
-    """What a run has logged under one tag.
-
-    steps: (n,) integers, increasing. values: (n,) float64; NaN where the number was not finite.
-    """
-
-    steps: np.ndarray
-    values: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -73,9 +60,14 @@ class Run:
         return str(self.session.get("task", {}).get("kind") or self.summary.get("data", {}).get("kind"))
 
     @cached_property
+    def recorded(self) -> Recorded:
+        """Its metrics.jsonl, read once."""
+        return read_recorded(self.path / "metrics.jsonl")
+
+    @property
     def curves(self) -> Mapping[str, Curve]:
         """Every tag of metrics.jsonl, up to a line that is torn."""
-        return read_curves(self.path / "metrics.jsonl")[0]
+        return self.recorded.curves
 
 
 @dataclass(frozen=True)
@@ -175,28 +167,6 @@ def read_run(directory: RunDirectory, name: str) -> Run:
         summary=summary or {},
         session=session,
     )
-
-
-def read_curves(path: Path) -> tuple[dict[str, Curve], str | None]:
-    """What metrics.jsonl holds, by tag, and what is wrong with it, if anything: nothing behind a torn line counts."""
-    found: dict[str, tuple[list[int], list[float]]] = defaultdict(lambda: ([], []))
-    complaint = None
-    try:
-        lines = path.read_text("utf-8").splitlines()
-    except (OSError, ValueError) as error:
-        return {}, f"metrics.jsonl cannot be read ({error})"
-    for number, line in enumerate(lines, start=1):
-        try:
-            entry = json.loads(line)
-            step = int(entry.pop("step"))
-            for tag, value in entry.items():
-                steps, values = found[tag]
-                steps.append(step)
-                values.append(float("nan") if value is None else float(value))
-        except (ValueError, KeyError, TypeError, AttributeError):
-            complaint = f"metrics.jsonl is torn at line {number}"
-            break
-    return {tag: Curve(np.array(steps), np.array(values)) for tag, (steps, values) in found.items()}, complaint
 
 
 # ---- arms

@@ -1,0 +1,135 @@
+"""What a run has logged: metrics.jsonl as a curve for each tag, quickly, and up to a line that is torn."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
+from pyarrow import json as arrow_json
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What a run has logged under one tag.
+
+    steps: (n,) integers, increasing. values: (n,) float64; NaN where the number was not finite.
+    """
+
+    steps: np.ndarray
+    values: np.ndarray
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A metrics.jsonl.
+
+    curves: by tag, up to the first line that cannot be read. torn: said where that is the last one, as a kill leaves
+    it. damage: said where more lines follow it, or the file itself cannot be read.
+    """
+
+    curves: Mapping[str, Curve]
+    torn: str = ""
+    damage: str = ""
+
+
+# The steps of one kind of line, and the values of each of its tags.
+Table = tuple[np.ndarray, dict[str, np.ndarray]]
+
+
+def read_recorded(path: Path) -> Recorded:
+    """What a metrics.jsonl holds."""
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        return Recorded({}, damage=f"metrics.jsonl cannot be read ({error.strerror})")
+    if not lines[-1]:
+        lines.pop()
+    try:
+        return Recorded(joined([read_table(alike) for alike in kinds(lines)]))
+    except (ValueError, KeyError, pa.ArrowException):
+        return read_line_by_line(lines)
+
+
+def kinds(lines: Iterable[bytes]) -> Iterable[list[bytes]]:
+    """The lines that have the same tags: the first one and their number tell it nearly always."""
+    found: dict[tuple[int, bytes], list[bytes]] = defaultdict(list)
+    for line in lines:
+        found[line.count(b'"'), line[: line.find(b":", line.find(b",") + 2)].rpartition(b",")[2]].append(line)
+    return found.values()
+
+
+def read_table(lines: Sequence[bytes]) -> Table:
+    """Lines with the same tags.
+
+    Raises:
+        ValueError, KeyError, ArrowException: a line is torn, or not like the others.
+    """
+    content = b"\n".join(lines)
+    options = arrow_json.ReadOptions(use_threads=False, block_size=len(content) + 1)
+    table = arrow_json.read_json(io.BytesIO(content), options)
+    if any(column.null_count for column in table.columns):  # not finite, or a tag that some of the lines do not have
+        return tables_of([json.loads(line) for line in lines])
+    if len(table) != len(lines):
+        raise ValueError("several objects in a line")
+    columns = {name: table[name].to_numpy() for name in table.column_names}
+    steps = columns.pop("step").astype(np.int64, casting="same_kind")
+    return steps, {tag: values.astype(float, casting="safe") for tag, values in columns.items()}
+
+
+def tables_of(entries: Sequence[dict[str, float | None]]) -> Table:
+    """The same of entries that json has read.
+
+    Raises:
+        ValueError: they have not all the same tags.
+    """
+    if len({tuple(entry) for entry in entries}) > 1:
+        raise ValueError("lines of several kinds")
+    steps = np.array([int(entry.pop("step") or 0) for entry in entries])
+    tags = entries[0]
+    return steps, {tag: np.array([entry[tag] for entry in entries], dtype=float) for tag in tags}
+
+
+def joined(tables: Sequence[Table]) -> dict[str, Curve]:
+    """The tables as a curve for each tag, by step; tags of the same lines share their steps."""
+    having: dict[str, list[int]] = defaultdict(list)
+    for number, (_, columns) in enumerate(tables):
+        for tag in columns:
+            having[tag].append(number)
+    orders: dict[tuple[int, ...], tuple[np.ndarray, np.ndarray]] = {}
+    curves = {}
+    for tag, numbers in having.items():
+        if (key := tuple(numbers)) not in orders:
+            steps = np.concatenate([tables[number][0] for number in numbers])
+            order = np.argsort(steps, kind="stable")
+            orders[key] = order, steps[order]
+        order, steps = orders[key]
+        curves[tag] = Curve(steps, np.concatenate([tables[number][1][tag] for number in numbers])[order])
+    return curves
+
+
+def read_line_by_line(lines: Sequence[bytes]) -> Recorded:
+    """What the lines hold up to the first one that cannot be read, and what is wrong with that one."""
+    found: dict[str, tuple[list[int], list[float]]] = defaultdict(lambda: ([], []))
+    torn = damage = ""
+    for number, line in enumerate(lines, start=1):
+        try:
+            entry = json.loads(line)
+            step = int(entry.pop("step"))
+            values = {tag: float("nan") if value is None else float(value) for tag, value in entry.items()}
+        except (ValueError, KeyError, TypeError, AttributeError):
+            if number == len(lines):
+                torn = f"the last line of metrics.jsonl, {number}, is torn"
+            else:
+                damage = f"metrics.jsonl is damaged at line {number} of {len(lines)}"
+            break
+        for tag, value in values.items():
+            found[tag][0].append(step)
+            found[tag][1].append(value)
+    curves = {tag: Curve(np.array(steps), np.array(values)) for tag, (steps, values) in found.items()}
+    return Recorded(curves, torn, damage)

@@ -1,0 +1,296 @@
+"""What makes a comparison unfair, from the recorded facts: one sentence each."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from normbench.analysis.comparisons import LEARNING_RATE, shortened
+from normbench.analysis.records import Arm, Run, Study, candidates
+from normbench.catalog import GROUPS
+
+SHORT = 8  # characters of a commit or a fingerprint that tell it
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One fact. topic: a word or two. text: the sentence. serious: whether it may decide who wins."""
+
+    topic: str
+    text: str
+    serious: bool = True
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A line of the ledger that is compared. keys: the settings that explain why it differs. serious: as in Finding."""
+
+    words: str
+    read: Callable[[Mapping[str, Any]], Any]
+    keys: tuple[str, ...] = ()
+    serious: bool = True
+
+
+def implementation(ledger: Mapping[str, Any]) -> str | None:
+    """What kind of implementation the norm has: its operator's name alone is another for each norm."""
+    name = ledger.get("implementation")
+    return None if name is None else "torch's operator" if "torch.nn.functional" in str(name) else str(name)
+
+
+LEDGER = (
+    Entry("eps", lambda ledger: ledger.get("eps"), ("norm.eps",)),
+    Entry("weight decay of the norms' γ and β", lambda ledger: ledger.get("norm_parameters_decayed")),
+    Entry("initialisation", lambda ledger: ledger.get("init"), ("init",)),
+    Entry("scaling of residual branches at initialisation", lambda ledger: ledger.get("residual_scale"), ("init",)),
+    Entry("gain of branches at initialisation", lambda ledger: ledger.get("branch_gain"), ("placement",)),
+    Entry("gain of the residual stream", lambda ledger: ledger.get("residual_gain"), ("placement",)),
+    Entry("precision", lambda ledger: ledger.get("precision")),
+    Entry("batches a step", lambda ledger: ledger.get("batches_a_step")),
+    Entry("compilation", lambda ledger: ledger.get("compiled"), (), False),
+    Entry("implementation (step times then compare kernels, not norms)", implementation, ("norm.impl",), False),
+    Entry("number of parameters", lambda ledger: (ledger.get("parameters") or {}).get("total"), ("model",), False),
+)
+
+# What is said elsewhere, or changes no result.
+SAID = ("trainer.steps", "trainer.epochs", "trainer.log_every", "trainer.decay_norms", "trainer.precision",
+        "trainer.accumulate", "trainer.compile")  # fmt: skip
+
+
+def findings(study: Study, rates_chosen: bool = False) -> tuple[Finding, ...]:
+    """All that is unfair in a study, what may decide it first.
+
+    rates_chosen: whether a learning rate was chosen for each arm on what is reported.
+    """
+    checks = (
+        damaged, torn, steps, fingerprints, machines, versions, seeds, doubles, unfinished, leaks, paddings,
+        single_samples, ledgers, settings,
+    )  # fmt: skip
+    found = [finding for check in checks for finding in check(study)]
+    if rates_chosen:
+        text = "the learning rate of each arm was chosen by the validation loss of the runs that are reported"
+        found.append(Finding("learning rate", f"{text}, which favours arms with more rates to choose from"))
+    return tuple(sorted(found, key=lambda finding: not finding.serious))
+
+
+# ---- words
+
+
+def by_value(pairs: Iterable[tuple[Any, str]]) -> dict[Any, list[str]]:
+    """The names of the arms that have each value; values of any kind by their text."""
+    found: dict[Any, list[str]] = {}
+    for value, name in pairs:
+        names = found.setdefault(value if isinstance(value, int | float | str) else json.dumps(value, default=str), [])
+        if name not in names:
+            names.append(name)
+    return found
+
+
+def values_in_words(found: Mapping[Any, Sequence[str]]) -> str:
+    """Such as `100 (layernorm), 200 (rmsnorm, dyt)`."""
+    return "; ".join(f"{in_words(value)} ({shortened(names, 4)})" for value, names in found.items())
+
+
+def in_words(value: Any) -> str:
+    """A value as it is written: numbers short, yes and no for truths."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def of_runs(study: Study, read: Callable[[Run], Any]) -> dict[Any, list[str]]:
+    """What runs have, and the arms that have it; without those that do not tell."""
+    pairs = ((read(run), arm.name) for arm in study.arms for run in arm.runs)
+    return by_value((value, name) for value, name in pairs if value is not None)
+
+
+def arms_with(study: Study, has: Callable[[Run], Any]) -> list[str]:
+    """The names of the arms of which a run is such."""
+    return [arm.name for arm in study.arms if any(has(run) for run in arm.runs)]
+
+
+# ---- what is asked of a run
+
+
+def session_value(key: str) -> Callable[[Run], Any]:
+    """An entry of environment.json."""
+    return lambda run: run.session.get(key)
+
+
+def package(name: str) -> Callable[[Run], Any]:
+    """The version of a package."""
+    return lambda run: (run.session.get("packages") or {}).get(name)
+
+
+def config_value(key: str) -> Callable[[Run], Any]:
+    """A setting."""
+    return lambda run: run.config.get(key)
+
+
+def ledger_value(entry: Entry) -> Callable[[Run], Any]:
+    """A line of the ledger."""
+    return lambda run: entry.read(run.summary.get("ledger") or {})
+
+
+def has_status(status: str) -> Callable[[Run], bool]:
+    """Whether it stands so."""
+    return lambda run: run.status == status
+
+
+def takes_one(key: str) -> Callable[[Run], bool]:
+    """Whether its norm's statistics cross samples, and a batch has one."""
+    return lambda run: bool((run.summary.get("norm_facts") or {}).get("crosses_samples")) and run.config.get(key) == 1
+
+
+# ---- the facts
+
+
+def damaged(study: Study) -> Iterator[Finding]:
+    """Runs that cannot be read."""
+    for name, why in study.damaged:
+        yield Finding("damaged run", f"{name} is left out: {why}")
+
+
+def torn(study: Study) -> Iterator[Finding]:
+    """Runs whose last line is half written."""
+    for run in study.runs:
+        if run.recorded.torn:
+            yield Finding("torn line", f"{run.name} is read up to it: {run.recorded.torn}", serious=run.ended)
+
+
+def steps(study: Study) -> Iterator[Finding]:
+    """Runs of different lengths."""
+    if len(found := of_runs(study, lambda run: run.steps or None)) > 1:
+        yield Finding("unequal steps", f"runs are not all of the same length, in steps: {values_in_words(found)}")
+
+
+def fingerprints(study: Study) -> Iterator[Finding]:
+    """Different data under one name."""
+    if "data" in study.varied:
+        return
+    found = of_runs(study, fingerprint)
+    if len(found) > 1:
+        short = {str(value)[:SHORT]: names for value, names in found.items()}
+        yield Finding("different data", f"the data are not the same, by their fingerprints: {values_in_words(short)}")
+
+
+def fingerprint(run: Run) -> Any:
+    """What tells the data apart."""
+    return (run.summary.get("data") or run.session.get("data") or {}).get("fingerprint")
+
+
+def machines(study: Study) -> Iterator[Finding]:
+    """Different machines or threads, which make times incomparable."""
+    for key, words in (("cpu", "processors"), ("accelerator", "accelerators"), ("device", "devices")):
+        if len(found := of_runs(study, session_value(key))) > 1:
+            yield Finding(
+                "different machines", f"times do not compare over different {words}: {values_in_words(found)}"
+            )
+    if len(found := of_runs(study, session_value("threads"))) > 1:
+        yield Finding("different threads", f"times do not compare over numbers of threads: {values_in_words(found)}")
+
+
+def versions(study: Study) -> Iterator[Finding]:
+    """Different versions of what made the runs."""
+    names = sorted({name for run in study.runs for name in run.session.get("packages") or {}})
+    for name in names:
+        found = of_runs(study, package(name))
+        if len(found) > 1:
+            yield Finding("different versions", f"{name} is not always the same: {values_in_words(found)}")
+    if len(found := of_runs(study, session_value("python"))) > 1:
+        yield Finding("different versions", f"Python is not always the same: {values_in_words(found)}")
+    if len(found := of_runs(study, session_value("commit"))) > 1:
+        short = {shorter(str(commit)): names for commit, names in found.items()}
+        yield Finding("different versions", f"the code is not always the same, by commit: {values_in_words(short)}")
+
+
+def shorter(commit: str) -> str:
+    """A commit's first digits, and whether there were changes."""
+    head, plus, changes = commit.partition("+")
+    return head[:SHORT] + plus + changes
+
+
+def seeds(study: Study) -> Iterator[Finding]:
+    """Arms that lack a seed that others have."""
+    every = {run.seed for run in study.runs}
+    lacking = by_value((missing, arm.name) for arm in study.arms if (missing := missing_seeds(arm, every)))
+    for missing, names in lacking.items():
+        yield Finding("missing seeds", f"{shortened(names, 6)}: no run with seed {missing}, which other arms have")
+
+
+def missing_seeds(arm: Arm, every: set[int]) -> str:
+    """The seeds that an arm lacks."""
+    return shortened([str(seed) for seed in sorted(every - {run.seed for run in arm.runs})])
+
+
+def doubles(study: Study) -> Iterator[Finding]:
+    """Several runs of one arm with one seed."""
+    for arm in study.arms:
+        for seed, count in Counter(run.seed for run in arm.runs).items():
+            if count > 1:
+                names = shortened([run.name for run in arm.runs if run.seed == seed], 4)
+                yield Finding("doubles", f"{arm.name} has {count} runs with seed {seed}, whose mean counts: {names}")
+
+
+def unfinished(study: Study) -> Iterator[Finding]:
+    """Runs that may still become results."""
+    for status, words in (("running", "still going"), ("interrupted", "interrupted")):
+        count = sum(run.status == status for run in study.runs)
+        if count:
+            names = arms_with(study, has_status(status))
+            runs = "1 run is" if count == 1 else f"{count} runs are"
+            yield Finding("unfinished runs", f"{runs} {words} and no result yet: {shortened(names, 6)}")
+
+
+def leaks(study: Study) -> Iterator[Finding]:
+    """Norms that show a causal model its future."""
+    if names := arms_with(study, lambda run: run.summary.get("leak")):
+        text = "the norm shows each position its future in training, so its training loss does not compare"
+        yield Finding("leaking norm", f"{shortened(names, 6)}: {text}")
+
+
+def paddings(study: Study) -> Iterator[Finding]:
+    """Norms that count padding."""
+    if names := arms_with(study, lambda run: run.summary.get("padding")):
+        yield Finding(
+            "padding", f"{shortened(names, 6)}: the norm counts the padding of shorter texts in its statistics"
+        )
+
+
+def single_samples(study: Study) -> Iterator[Finding]:
+    """Norms over the batch with a batch of one sample."""
+    for key, words in (("data.batch_size", "trained"), ("data.eval_batch_size", "judged")):
+        names = arms_with(
+            study,
+            lambda run, key=key: (
+                (run.summary.get("norm_facts") or {}).get("crosses_samples") and run.config.get(key) == 1
+            ),
+        )
+        if names:
+            text = f"the norm takes statistics over the batch, and is {words} at a batch size of 1"
+            yield Finding("batch of one", f"{shortened(names, 6)}: {text}")
+
+
+def ledgers(study: Study) -> Iterator[Finding]:
+    """Entries of the ledger that differ and are not what is compared."""
+    for entry in LEDGER:
+        if any(varied == key or varied.startswith(f"{key}.") for varied in study.varied for key in entry.keys):
+            continue
+        found = of_runs(study, ledger_value(entry))
+        if len(found) > 1:
+            yield Finding("ledger", f"the arms differ in {entry.words}: {values_in_words(found)}", entry.serious)
+
+
+def settings(study: Study) -> Iterator[Finding]:
+    """Settings that go along with what is compared."""
+    compared = [key for key in study.varied if key in GROUPS]
+    for key in candidates(study.runs):
+        section = key.partition(".")[0]
+        if key in GROUPS or key in study.varied or key in SAID or section in compared:
+            continue
+        found = of_runs(study, config_value(key))
+        if len(found) > 1:
+            chosen = ", which is fair only if each was chosen for its arm" if key == LEARNING_RATE else ""
+            yield Finding("settings", f"the arms differ in {key} too{chosen}: {values_in_words(found)}")
