@@ -81,6 +81,18 @@ def sample_help(words: list[str]) -> str:
     return help_text(words)
 
 
+def report(words: list[str]) -> int:
+    from normbench.commands.report import run
+
+    return run(words)
+
+
+def report_help(words: list[str]) -> str:
+    from normbench.commands.report import help_text
+
+    return help_text(words)
+
+
 def completion(words: list[str]) -> int:
     from normbench.commands.completion import run
 
@@ -150,6 +162,13 @@ COMMANDS = {
             "--ema",
         ),
     ),
+    "report": Command(
+        "which differences between runs are real: a verdict, tables and figures in one page",
+        report,
+        "FOLDER [FOLDER ...] [FLAGS]",
+        help=report_help,
+        takes=("folders", "--out", "--baseline", "--target", "--margin"),
+    ),
     "completion": Command(
         "the script with which a shell completes normbench's words: source <(normbench completion bash)",
         completion,
@@ -158,7 +177,6 @@ COMMANDS = {
     ),
     "help": Command("this page, or one command's", show_help, "[COMMAND]", takes=("commands",)),
     "sweep": Command("many runs, resumable"),
-    "report": Command("statistics and plots over runs"),
     "bench": Command("operator timings"),
     "study": Command("experiments around or on a trained run"),
 }

@@ -66,7 +66,7 @@ ARROWS: dict[str, set[str]] = {
     },
     "commands": {
         "types", "catalog", "glance", "complaints", "compose", "config", "compatibility", "recording", "rundir",
-        "targets", "assembly", "run", "dryrun", "trained", "sampling", "checking",
+        "targets", "assembly", "run", "dryrun", "trained", "sampling", "checking", "analysis",
     },
     "cli": {"commands", "config"},
     "__main__": {"cli"},

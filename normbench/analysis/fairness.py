@@ -262,12 +262,7 @@ def paddings(study: Study) -> Iterator[Finding]:
 def single_samples(study: Study) -> Iterator[Finding]:
     """Norms over the batch with a batch of one sample."""
     for key, words in (("data.batch_size", "trained"), ("data.eval_batch_size", "judged")):
-        names = arms_with(
-            study,
-            lambda run, key=key: (
-                (run.summary.get("norm_facts") or {}).get("crosses_samples") and run.config.get(key) == 1
-            ),
-        )
+        names = arms_with(study, takes_one(key))
         if names:
             text = f"the norm takes statistics over the batch, and is {words} at a batch size of 1"
             yield Finding("batch of one", f"{shortened(names, 6)}: {text}")

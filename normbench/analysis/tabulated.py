@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from normbench.analysis.comparisons import Comparison
 from normbench.analysis.measures import Measures, Metric, Yardstick, known
+from normbench.analysis.records import Run
 from normbench.analysis.sensitivity import Tried
 from normbench.analysis.statistics import Interval, mean_interval
 
@@ -121,7 +122,7 @@ def result_row(name: str, own: Sequence[Measures], by: Yardstick) -> tuple[str, 
         estimate = mean_interval(values) if values else None
         row += [fixed(estimate.mean, decimals_of(metric)) if estimate else NONE]
         row += [span(estimate.interval if estimate else None, decimals_of(metric))]
-    row.append(fixed(mean_of(one.best[0] for one in own), decimals_of(by.primary)))
+    row.append(fixed(mean_of(one.best[0] for one in own if one.run.status == "finished"), decimals_of(by.primary)))
     row += [fixed(mean_of(one.gap for one in own), 4, sign=True), fixed(mean_of(one.timed_loss for one in own), 4)]
     times = known(one.target_seconds for one in own)
     some = f" ({len(times)} of {len(own)})" if 0 < len(times) < len(own) else ""
@@ -172,21 +173,25 @@ def spikes(value: float) -> str:
 
 def differences_table(comparisons: Sequence[Comparison], metric: Metric, key: str) -> Table:
     """Each arm against its baseline."""
+    baselines = {one.baseline.name for one in comparisons}
+    same = len(baselines) == 1
     columns = (
-        "arm", "against", "seeds", f"difference, {metric.unit}", "95 % interval", "effect size", "p", "p after Holm",
-        "Wilcoxon p", "smallest that could be shown", "found",
+        "arm", *(() if same else ("against",)), "seeds", f"difference, {metric.unit}", "95 % interval", "effect size",
+        "p", "p after Holm", "Wilcoxon p", "smallest to be shown", "found",
     )  # fmt: skip
     better = "below zero" if metric.lower_is_better else "above zero"
     notes = (
         f"Arm less baseline, paired by seed: {better}, the arm is better. Interval and p: paired t. Effect size: mean "
         "over standard deviation of the differences, unbiased (Hedges' g). Holm corrects p over this table; each "
         "interval stands for itself. Wilcoxon: signed ranks, from six seeds on.",
-        "Smallest that could be shown: a true difference of this size would have been found four times in five with so "
+        "Smallest to be shown: a true difference of this size would have been found four times in five with so "
         "many seeds, correction included.",
     )
-    rows = tuple(difference_row(one, decimals_of(metric)) for one in comparisons)
+    rows = [difference_row(one, decimals_of(metric)) for one in comparisons]
     marked = frozenset(place for place, one in enumerate(comparisons) if one.real)
-    return Table(key, f"Differences in {metric.words}", notes, columns, rows, heads=2, marked=marked)
+    title = f"Differences in {metric.words}" + (f" from {baselines.pop()}" if same else "")
+    shown = tuple((row[0], *row[2:]) if same else row for row in rows)
+    return Table(key, title, notes, columns, shown, heads=1 if same else 2, marked=marked)
 
 
 def difference_row(one: Comparison, digits: int) -> tuple[str, ...]:
@@ -245,15 +250,15 @@ def rate_row(one: Tried) -> tuple[str, ...]:
 # ---- runs that give no result
 
 
-def lost_table(runs: Iterable[tuple[str, Measures]], command: Callable[[Measures], str]) -> Table | None:
+def lost_table(runs: Iterable[tuple[str, Measures]]) -> Table | None:
     """What did not finish, and why; None where all did."""
-    rows = tuple(
-        (
-            one.run.name, arm, str(one.run.seed), one.run.status.replace("_", " "),
-            f"{one.run.step:,} of {one.run.steps:,}", " ".join(one.run.message.split()) or NONE, command(one),
-        )
-        for arm, one in runs
-        if one.run.status != "finished"
-    )  # fmt: skip
     columns = ("run", "arm", "seed", "status", "step", "why", "its command")
-    return Table("lost", "Runs that did not finish", (), columns, rows, heads=7) if rows else None
+    rows = tuple(lost_row(arm, one.run) for arm, one in runs if one.run.status != "finished")
+    return Table("lost", "Runs that did not finish", (), columns, rows, heads=len(columns)) if rows else None
+
+
+def lost_row(arm: str, run: Run) -> tuple[str, ...]:
+    """One of them."""
+    stands, reached = run.status.replace("_", " "), f"{run.step:,} of {run.steps:,}"
+    why, command = (" ".join(str(text).split()) or NONE for text in (run.message, run.session.get("command") or ""))
+    return run.name, arm, str(run.seed), stands, reached, why, command

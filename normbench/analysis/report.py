@@ -1,0 +1,249 @@
+"""The report over the runs below some folders: a page, a text, tables and figures."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from normbench.analysis.comparisons import (
+    Baseline,
+    Comparison,
+    compare_all,
+    contenders,
+    given_baseline,
+    usual_baseline,
+)
+from normbench.analysis.fairness import Finding, findings
+from normbench.analysis.keeping import write_files
+from normbench.analysis.measures import Measures, Yardstick, measured, yardstick
+from normbench.analysis.records import Run, Study, read_study
+from normbench.analysis.sensitivity import tried_rates
+from normbench.analysis.tabulated import (
+    Table,
+    costs_table,
+    differences_table,
+    lost_table,
+    rates_table,
+    results_table,
+)
+from normbench.analysis.verdict import Sentence, verdict
+from normbench.errors import UsageError
+
+if TYPE_CHECKING:
+    import pandas as pd  # type: ignore[import-untyped]
+
+    from normbench.analysis.figures import Figure
+
+HTML, TEXT, CSV, PARQUET, FIGURES = "report.html", "report.md", "runs.csv", "runs.parquet", "figures"
+
+
+@dataclass(frozen=True)
+class Report:
+    """All that a report says, before it is drawn.
+
+    chosen: whether a learning rate was chosen for each arm. comparisons: in the primary metric.
+    """
+
+    study: Study
+    baseline: Baseline
+    by: Yardstick
+    chosen: bool
+    measures: dict[str, tuple[Measures, ...]]
+    comparisons: tuple[Comparison, ...]
+    verdict: tuple[Sentence, ...]
+    findings: tuple[Finding, ...]
+    tables: tuple[Table, ...]
+
+
+@dataclass(frozen=True)
+class Written:
+    """Where the page is, and a line on each file of a person's that is kept beside it."""
+
+    page: Path
+    notes: tuple[str, ...]
+
+
+def write_report(
+    folders: Sequence[Path],
+    out: Path | None = None,
+    *,
+    baseline: str | None = None,
+    target: float | None = None,
+    margin: float | None = None,
+) -> Path:
+    """Write the report of the runs below some folders; returns its page.
+
+    out: where it goes, by default `report` in the first folder. baseline: words of an arm, such as `norm=layernorm`.
+    target: the loss (nats) whose time is asked. margin: a difference in the primary metric that does not matter.
+
+    Raises:
+        UsageError: a folder is not there, no run has ended, the tasks differ, or the baseline is no arm.
+        OSError: it cannot be written.
+    """
+    report = make_report(folders, baseline=baseline, target=target, margin=margin)
+    return save(report, out or folders[0] / "report").page
+
+
+def make_report(
+    folders: Sequence[Path],
+    *,
+    baseline: str | None = None,
+    target: float | None = None,
+    margin: float | None = None,
+) -> Report:
+    """What the report says; see `write_report`.
+
+    Raises:
+        UsageError: as there.
+    """
+    study = readable(read_study(folders))
+    against = given_baseline(study, baseline) if baseline else usual_baseline(study)
+    arms, chosen = contenders(study, against)
+    by = yardstick(study, [arm for arm in arms if against.has(arm)], target)
+    measures = measured(study, by)
+    families = [compare_all(arms, against, metric) for metric in by.metrics]
+    return Report(
+        study=study,
+        baseline=against,
+        by=by,
+        chosen=chosen,
+        measures=measures,
+        comparisons=families[0],
+        verdict=verdict(study, families[0], margin),
+        findings=findings(study, rates_chosen=chosen and by.primary.tag.endswith("/val")),
+        tables=tables(study, by, measures, families),
+    )
+
+
+def readable(study: Study) -> Study:
+    """The study without the runs whose metrics are damaged, which are named among the damaged ones.
+
+    Raises:
+        UsageError: none is left that has ended.
+    """
+    bad = {run.path: why for run in study.runs if (why := damage(run))}
+    if not bad:
+        return study
+    arms = (replace(arm, runs=tuple(run for run in arm.runs if run.path not in bad)) for arm in study.arms)
+    left = tuple(arm for arm in arms if arm.runs)
+    damaged = (*study.damaged, *((run.name, bad[run.path]) for run in study.runs if run.path in bad))
+    if not any(run.ended for arm in left for run in arm.runs):
+        name, why = damaged[0]
+        raise UsageError(f"no run that has ended can be read ({name}: {why}): give other folders")
+    return replace(study, arms=left, damaged=damaged)
+
+
+def damage(run: Run) -> str:
+    """What is wrong with the metrics of a run that has ended; one that has not may have none yet."""
+    return run.recorded.damage if run.ended or run.recorded.curves else ""
+
+
+def tables(
+    study: Study, by: Yardstick, measures: dict[str, tuple[Measures, ...]], families: Sequence[Sequence[Comparison]]
+) -> tuple[Table, ...]:
+    """The tables that have rows."""
+    found: list[Table | None] = []
+    for place, (metric, comparisons) in enumerate(zip(by.metrics, families, strict=True)):
+        key = "differences" if not place else f"differences-{metric.tag.partition('/')[0]}"
+        found.append(differences_table(comparisons, metric, key) if comparisons else None)
+    if tried := tried_rates(study):
+        found.append(rates_table(tried))
+    every = [(name, one) for name, own in measures.items() for one in own]
+    found += [costs_table(measures), lost_table(every)]
+    return (results_table(measures, by), *(table for table in found if table is not None))
+
+
+# ---- the files
+
+
+def save(report: Report, out: Path, drawing: Callable[[], object] = lambda: None) -> Written:
+    """Draw the figures and write everything.
+
+    drawing: called before the figures are drawn.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    from normbench.analysis.pages import html_page, text_page
+
+    out.mkdir(parents=True, exist_ok=True)
+    drawing()
+    staging = Path(tempfile.mkdtemp(prefix=".figures-", dir=out))
+    try:
+        figures = draw(report, staging)
+        moment = datetime.now(UTC)
+        files = {f"{FIGURES}/{path.relative_to(staging)}": path.read_bytes() for path in drawn_files(figures)}
+        files[HTML] = html_page(report, figures, moment).encode()
+        files[TEXT] = text_page(report, figures).encode()
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    frame = runs_frame(report)
+    files[CSV] = frame.to_csv(index=False).encode()
+    files[PARQUET] = parquet(frame)
+    return Written(out / HTML, tuple(write_files(out, files)))
+
+
+def draw(report: Report, folder: Path) -> list[Figure]:
+    """All figures, in a folder."""
+    from normbench.analysis.figures import draw_all
+
+    return list(draw_all(report.study, folder, report.baseline))
+
+
+def drawn_files(figures: Sequence[Figure]) -> list[Path]:
+    """The files of the figures."""
+    return [path for figure in figures for path in (figure.svg, figure.png, figure.data)]
+
+
+def parquet(frame: pd.DataFrame) -> bytes:
+    """A table of runs as Parquet."""
+    buffer = io.BytesIO()
+    frame.to_parquet(buffer, index=False)
+    return buffer.getvalue()
+
+
+def runs_frame(report: Report) -> pd.DataFrame:
+    """A row for each run: what it is, and all that is measured of it."""
+    import pandas as pd
+
+    rows = [run_row(name, one, report) for name, own in report.measures.items() for one in own]
+    frame = pd.DataFrame(rows)
+    for column in frame.select_dtypes("object"):
+        if frame[column].map(type).nunique() > 1:  # a setting that is a number here and a word there
+            frame[column] = frame[column].map(lambda value: None if value is None else str(value))
+    return frame
+
+
+def run_row(arm: str, one: Measures, report: Report) -> dict[str, Any]:
+    """One run."""
+    run, metrics = one.run, one.run.summary.get("metrics", {})
+    return {
+        "run": run.name,
+        "arm": arm,
+        **one.arm.settings,
+        "seed": run.seed,
+        "status": run.status,
+        "step": run.step,
+        "steps": run.steps,
+        **{tag: value for tag, value in metrics.items() if tag.partition("/")[0] in ("loss", "accuracy")},
+        "best": one.best[0],
+        "best_step": one.best[1],
+        "gap": one.gap,
+        "training_seconds": one.seconds,
+        "target": report.by.target,
+        "target_seconds": one.target_seconds,
+        f"{report.by.timed}_at_equal_time": one.timed_loss,
+        "step_median_ms": one.step_time.get("median_ms"),
+        "step_p90_ms": one.step_time.get("p90_ms"),
+        "steps_timed": one.step_time.get("n"),
+        "peak_memory_bytes": one.memory,
+        "spikes": one.spikes,
+        "message": run.message,
+        "path": str(run.path),
+    }

@@ -1,0 +1,135 @@
+"""`normbench report`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from types import NoneType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from normbench.commands.pages import entries, paragraph
+from normbench.errors import RunFailure, UsageError
+from normbench.files import DISK_FULL
+from normbench.glance import scalar
+from normbench.keys import Key
+
+if TYPE_CHECKING:  # imports pandas, scipy and matplotlib: behind every mistake that the words alone show
+    from normbench.analysis.report import Report, Written
+
+# Flags: what each may be.
+FLAGS: dict[str, Key] = {
+    "out": Key("where the report goes; by default report in the first FOLDER", (str, NoneType)),
+    "baseline": Key(
+        "the arm that others are compared with, such as norm=layernorm; in what it does not name, each arm is compared "
+        "with its like; by default layernorm and pre, or the first arm",
+        (str, NoneType),
+    ),
+    "target": Key("the loss in nats whose time is asked; by default where the baseline ends", (float, NoneType)),
+    "margin": Key(
+        "a difference that does not matter, in nats or for accuracies in percentage points; the verdict says whether "
+        "arms are the same within it",
+        (float, NoneType),
+        low=0,
+    ),
+}
+
+EXAMPLES = """\
+examples:
+  normbench report outputs/train
+  normbench report outputs/norms_lm --baseline norm=layernorm --margin 0.01
+  normbench report outputs/first outputs/second --baseline "rmsnorm post" --target 2.0 --out both"""
+
+
+class Words(argparse.ArgumentParser):
+    """A parser whose complaints are a UsageError."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}: normbench report --help shows how it is called")
+
+
+def run(words: list[str]) -> int:
+    """Write the report of the runs below some folders, and print its verdict."""
+    settings = parsed(words)
+    folders = [Path(folder).expanduser() for folder in settings.folders]
+    for folder in folders:
+        if not folder.is_dir():
+            raise UsageError(f"{folder} is not a folder: give the folder of your runs, such as outputs")
+    out = Path(settings.out).expanduser() if settings.out else folders[0] / "report"
+    try:
+        report, written = made(folders, out, settings)
+    except OSError as error:
+        if error.errno in DISK_FULL:
+            raise RunFailure(f"the disk is full: {out} is not whole, free some space and repeat the command") from error
+        raise UsageError(f"{out} cannot be written ({error.strerror}): give another folder with --out") from error
+    show(report, written)
+    return 0
+
+
+def made(folders: list[Path], out: Path, settings: argparse.Namespace) -> tuple[Report, Written]:
+    """The report, written; on a terminal it says what it does."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    with console.status("reading the runs") as status:
+        from normbench.analysis.report import make_report, save
+
+        report = make_report(folders, baseline=settings.baseline, target=settings.target, margin=settings.margin)
+        return report, save(report, out, lambda: status.update(f"drawing {len(report.study.runs):,} runs"))
+
+
+def show(report: Report, written: Written) -> None:
+    """The verdict, what may decide it, and where the page is."""
+    for sentence in report.verdict:
+        print("\n".join(paragraph(sentence.text)))
+    serious = [finding for finding in report.findings if finding.serious]
+    if serious:
+        print("\nunfair:")
+        print("\n".join(entries([(finding.topic, finding.text) for finding in serious])))
+    for note in written.notes:
+        print(note)
+    print(f"\n{written.page}")
+
+
+def parsed(words: list[str]) -> argparse.Namespace:
+    """The words as settings, each checked.
+
+    Raises:
+        UsageError: an unknown flag, or a value that is not allowed.
+    """
+    parser = Words(add_help=False, allow_abbrev=False)
+    parser.add_argument("folders", metavar="FOLDER", nargs="+")
+    for name in FLAGS:
+        parser.add_argument(f"--{name}")
+    settings = parser.parse_intermixed_args(words)
+    for name, key in FLAGS.items():
+        given: Any = getattr(settings, name)
+        if given is not None and str not in key.types:
+            setattr(settings, name, key.check(f"--{name}", scalar(given)))
+    return settings
+
+
+def help_text(words: list[str]) -> str:
+    """The page of `normbench report --help`."""
+    what = (
+        "Says what the runs below FOLDER show: which differences between arms are real, how large the others may still "
+        "be, and what makes the comparison unfair. It reads run directories only, whether all have finished or not. "
+        "Runs that differ in nothing but the seed are an arm; arms are compared seed by seed."
+    )
+    leaves = (
+        "It writes report.html (one file, which opens offline), report.md, runs.csv, runs.parquet, and figures/ with "
+        "SVG, PNG and data of each figure. A file that you have edited is kept, as NAME.edited."
+    )
+    return "\n".join(
+        [
+            "usage: normbench report FOLDER [FOLDER ...] [FLAGS]",
+            "",
+            *paragraph(what),
+            "",
+            *paragraph(leaves),
+            "",
+            EXAMPLES,
+            "",
+            "flags:",
+            *entries((f"--{name} {name.upper()}", key.doc) for name, key in FLAGS.items()),
+        ]
+    )
