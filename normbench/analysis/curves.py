@@ -52,7 +52,7 @@ def read_recorded(path: Path) -> Recorded:
         lines.pop()
     try:
         return Recorded(joined([read_table(alike) for alike in kinds(lines)]))
-    except (ValueError, KeyError, pa.ArrowException):
+    except (ValueError, TypeError, KeyError, pa.ArrowException):
         return read_line_by_line(lines)
 
 
@@ -68,7 +68,7 @@ def read_table(lines: Sequence[bytes]) -> Table:
     """Lines with the same tags.
 
     Raises:
-        ValueError, KeyError, ArrowException: a line is torn, or not like the others.
+        ValueError, TypeError, KeyError, ArrowException: a line is torn, or not like the others.
     """
     content = b"\n".join(lines)
     options = arrow_json.ReadOptions(use_threads=False, block_size=len(content) + 1)

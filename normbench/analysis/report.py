@@ -213,11 +213,11 @@ def runs_frame(report: Report) -> pd.DataFrame:
     import pandas as pd
 
     rows = [run_row(name, one, report) for name, own in report.measures.items() for one in own]
-    frame = pd.DataFrame(rows)
-    for column in frame.select_dtypes("object"):
-        if frame[column].map(type).nunique() > 1:  # a setting that is a number here and a word there
-            frame[column] = frame[column].map(lambda value: None if value is None else str(value))
-    return frame
+    for setting in report.study.varied:
+        if len({type(row[setting]) for row in rows} - {type(None)}) > 1:  # a number here and a word there
+            for row in rows:
+                row[setting] = None if row[setting] is None else str(row[setting])
+    return pd.DataFrame(rows)
 
 
 def run_row(arm: str, one: Measures, report: Report) -> dict[str, Any]:
