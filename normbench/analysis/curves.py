@@ -7,6 +7,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from pathlib import Path
 
 import numpy as np
@@ -51,48 +52,53 @@ def read_recorded(path: Path) -> Recorded:
     if not lines[-1]:
         lines.pop()
     try:
-        return Recorded(joined([read_table(alike) for alike in kinds(lines)]))
+        return Recorded(joined([table for alike in of_one_length(lines) for table in read_tables(alike)]))
     except (ValueError, TypeError, KeyError, pa.ArrowException):
         return read_line_by_line(lines)
 
 
-def kinds(lines: Iterable[bytes]) -> Iterable[list[bytes]]:
-    """The lines that have the same tags: the first one and their number tell it nearly always."""
-    found: dict[tuple[int, bytes], list[bytes]] = defaultdict(list)
-    for line in lines:
-        found[line.count(b'"'), line[: line.find(b":", line.find(b",") + 2)].rpartition(b",")[2]].append(line)
-    return found.values()
+def of_one_length(lines: Sequence[bytes]) -> Iterable[list[bytes]]:
+    """The lines with the same number of tags, which nearly always are the same tags."""
+    counts = np.array([line.count(b'"') for line in lines])
+    for count in np.unique(counts):
+        yield list(compress(lines, (counts == count).tolist()))
 
 
-def read_table(lines: Sequence[bytes]) -> Table:
-    """Lines with the same tags.
+def read_tables(lines: Sequence[bytes]) -> Sequence[Table]:
+    """Lines with as many tags.
 
     Raises:
-        ValueError, TypeError, KeyError, ArrowException: a line is torn, or not like the others.
+        ValueError, TypeError, KeyError, ArrowException: a line is torn, or holds something else.
     """
     content = b"\n".join(lines)
     options = arrow_json.ReadOptions(use_threads=False, block_size=len(content) + 1)
     table = arrow_json.read_json(io.BytesIO(content), options)
     if any(column.null_count for column in table.columns):  # not finite, or a tag that some of the lines do not have
-        return tables_of([json.loads(line) for line in lines])
+        return tables_of(lines)
     if len(table) != len(lines):
         raise ValueError("several objects in a line")
     columns = {name: table[name].to_numpy() for name in table.column_names}
     steps = columns.pop("step").astype(np.int64, casting="same_kind")
-    return steps, {tag: values.astype(float, casting="safe") for tag, values in columns.items()}
+    return [(steps, {tag: values.astype(float, casting="safe") for tag, values in columns.items()})]
 
 
-def tables_of(entries: Sequence[dict[str, float | None]]) -> Table:
-    """The same of entries that json has read.
+def tables_of(lines: Sequence[bytes]) -> Sequence[Table]:
+    """The same, with Python's json: a table for the lines of each kind.
 
     Raises:
-        ValueError: they have not all the same tags.
+        ValueError, TypeError, KeyError: as there.
     """
-    if len({tuple(entry) for entry in entries}) > 1:
-        raise ValueError("lines of several kinds")
-    steps = np.array([int(entry.pop("step") or 0) for entry in entries])
-    tags = entries[0]
-    return steps, {tag: np.array([entry[tag] for entry in entries], dtype=float) for tag in tags}
+    kinds: dict[tuple[str, ...], list[dict[str, float | None]]] = defaultdict(list)
+    for line in lines:
+        entry = json.loads(line)
+        kinds[tuple(entry)].append(entry)
+    return [
+        (
+            np.array([int(entry["step"] or 0) for entry in entries]),
+            {tag: np.array([entry[tag] for entry in entries], dtype=float) for tag in tags if tag != "step"},
+        )
+        for tags, entries in kinds.items()
+    ]
 
 
 def joined(tables: Sequence[Table]) -> dict[str, Curve]:
