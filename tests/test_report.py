@@ -81,6 +81,14 @@ def test_a_margin_says_whether_arms_are_the_same(tmp_path: Path) -> None:
     assert "more than the margin of 0.0001 nats" in text_of(make_report([tmp_path], margin=0.0001))
 
 
+def test_equal_results_are_said_to_be_equal(tmp_path: Path) -> None:
+    make_study(tmp_path, {"layernorm": LAYERNORM, "rmsnorm": LAYERNORM})
+    assert (
+        text_of(make_report([tmp_path]))
+        == "rmsnorm and layernorm end with the same validation loss in each of 5 seeds."
+    )
+
+
 def test_one_seed_says_nothing_about_differences(tmp_path: Path) -> None:
     make_study(tmp_path, {"layernorm": [2.0], "rmsnorm": [1.5]})
     report = make_report([tmp_path])

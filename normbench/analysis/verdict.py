@@ -99,6 +99,8 @@ def alike(one: Comparison, margin: float | None) -> str:
     bound = size(rounded_up(one.interval.reach, 2), one.metric, exact=False)
     evidence = f"({seeds_of(one)}, 95 %)"
     pair = f"{one.arm.name} and {one.baseline.name}"
+    if one.paired.sd == 0:
+        return f"{pair} end with the same {one.metric.words} in each of {count(one.n, 'seed')}."
     would = f"one of {could(one)} would have been, four times in five"
     if margin is None:
         return f"{pair} do not differ by more than {bound} {evidence}; no difference was found, and {would}."
