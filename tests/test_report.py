@@ -319,8 +319,8 @@ def test_a_fair_comparison_has_no_findings(tmp_path: Path) -> None:
         ({"summary": {"leak": "it does"}}, "leaking norm", "rmsnorm: the norm shows each position its future"),
         ({"summary": {"padding": "it does"}}, "padding", "rmsnorm: the norm counts the padding"),
         ({"seed": 1}, "missing seeds", "rmsnorm: no run with seed 0, which other arms have"),
-        ({"status": "running"}, "unfinished runs", "1 run is still going and no result yet: rmsnorm"),
-        ({"status": "interrupted"}, "unfinished runs", "1 run is interrupted"),
+        ({"status": "running"}, "unfinished runs", "1 run still going or killed, so no result yet: rmsnorm"),
+        ({"status": "interrupted"}, "unfinished runs", "1 run interrupted, so no result yet: rmsnorm"),
     ],
 )
 def test_what_makes_it_unfair_is_said(tmp_path: Path, other: dict[str, Any], topic: str, words: str) -> None:

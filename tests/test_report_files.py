@@ -16,7 +16,7 @@ import pytest
 from made_runs import make_run, make_study
 
 from normbench.analysis.keeping import write_files
-from normbench.analysis.report import write_report
+from normbench.analysis.report import make_report, write_report
 from normbench.cli import main
 
 EVIL = "<script>alert(1)<&'\"|"
@@ -213,6 +213,14 @@ def test_all_runs_damaged_is_one_sentence(tmp_path: Path, capsys: pytest.Capture
     assert "no run that has ended can be read (run: metrics.jsonl cannot be read" in refused([str(tmp_path)], capsys)
 
 
+def test_a_finished_run_without_its_summary_is_named_and_left_out(tmp_path: Path) -> None:
+    make_run(tmp_path)
+    (make_run(tmp_path, seed=1, name="bare") / "summary.json").unlink()
+    report = make_report([tmp_path])
+    assert report.study.damaged == (("bare", "summary.json is missing"),)
+    assert len(report.study.runs) == 1
+
+
 def test_analysis_loads_neither_torch_nor_hydra(tmp_path: Path) -> None:
     make_run(tmp_path, norm="layernorm")
     make_run(tmp_path, norm="rmsnorm")
@@ -230,7 +238,7 @@ def test_analysis_loads_neither_torch_nor_hydra(tmp_path: Path) -> None:
 MANY = """
 import resource, sys, time
 from pathlib import Path
-from normbench.analysis.report import write_report
+from normbench.analysis.report import make_report, write_report
 begun = time.perf_counter()
 write_report([Path(sys.argv[1])])
 used = resource.getrusage(resource.RUSAGE_SELF)

@@ -236,12 +236,15 @@ def doubles(study: Study) -> Iterator[Finding]:
 
 def unfinished(study: Study) -> Iterator[Finding]:
     """Runs that may still become results."""
-    for status, words in (("running", "still going"), ("interrupted", "interrupted")):
+    for status, words in (
+        ("running", "still going or killed, so no result yet"),
+        ("interrupted", "interrupted, so no result yet"),
+    ):
         count = sum(run.status == status for run in study.runs)
         if count:
             names = arms_with(study, has_status(status))
-            runs = "1 run is" if count == 1 else f"{count} runs are"
-            yield Finding("unfinished runs", f"{runs} {words} and no result yet: {shortened(names, 6)}")
+            runs = "1 run" if count == 1 else f"{count} runs"
+            yield Finding("unfinished runs", f"{runs} {words}: {shortened(names, 6)}")
 
 
 def leaks(study: Study) -> Iterator[Finding]:

@@ -34,6 +34,7 @@ from normbench.analysis.tabulated import (
 )
 from normbench.analysis.verdict import Sentence, verdict
 from normbench.errors import UsageError
+from normbench.rundir import ENDED
 
 if TYPE_CHECKING:
     import pandas as pd  # type: ignore[import-untyped]
@@ -140,7 +141,9 @@ def readable(study: Study) -> Study:
 
 
 def damage(run: Run) -> str:
-    """What is wrong with the metrics of a run that has ended; one that has not may have none yet."""
+    """What is wrong with the files of a run that has ended; one that has not may have no metrics yet."""
+    if run.status in ENDED and not run.summary:
+        return "summary.json is missing"
     return run.recorded.damage if run.ended or run.recorded.curves else ""
 
 

@@ -136,16 +136,16 @@ def several_alike(ones: Sequence[Comparison]) -> Iterator[str]:
 def too_few(ones: Sequence[Comparison], family: int) -> str:
     """What is said where there is one seed."""
     told = [
-        f"with {n} seeds, a difference of {fixed(found, 1)}" if n == 3 else f"with {n}, of {fixed(found, 1)}"
+        f"with {n} of {fixed(found, 1)}"
         for n in (3, 5, 10)
         if (found := detectable_difference(n, 1.0, family=family)) is not None
     ]
     names = shortened([one.arm.name for one in ones])
     whose = "With one seed for each arm" if len(ones) == family else f"{names}: with one seed"
     return (
-        f"{whose} nothing can be said about differences: add at least 2 seeds. Found four times in five would be, "
-        f"{', '.join(told)} standard deviations of the paired differences."
-    )
+        f"{whose} nothing can be said about differences: add at least 2 seeds. Found four times in five is a "
+        f"difference, in standard deviations of the paired differences, {', '.join(told)} ({count(family, 'comparison')})."
+    ).replace("with 3 of", "with 3 seeds of")
 
 
 def size(value: float, metric: Metric, exact: bool = True) -> str:
