@@ -144,7 +144,8 @@ def too_few(ones: Sequence[Comparison], family: int) -> str:
     whose = "With one seed for each arm" if len(ones) == family else f"{names}: with one seed"
     return (
         f"{whose} nothing can be said about differences: add at least 2 seeds. Found four times in five is a "
-        f"difference, in standard deviations of the paired differences, {', '.join(told)} ({count(family, 'comparison')})."
+        f"difference, in standard deviations of the paired differences, {', '.join(told)} "
+        f"({count(family, 'comparison')})."
     ).replace("with 3 of", "with 3 seeds of")
 
 
