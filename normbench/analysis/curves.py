@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -72,7 +71,7 @@ def read_tables(lines: Sequence[bytes]) -> Sequence[Table]:
     """
     content = b"\n".join(lines)
     options = arrow_json.ReadOptions(use_threads=False, block_size=len(content) + 1)
-    table = arrow_json.read_json(io.BytesIO(content), options)
+    table = arrow_json.read_json(pa.BufferReader(content), options)
     if any(column.null_count for column in table.columns):  # not finite, or a tag that some of the lines do not have
         return tables_of(lines)
     if len(table) != len(lines):
