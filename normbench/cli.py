@@ -93,6 +93,18 @@ def report_help(words: list[str]) -> str:
     return help_text(words)
 
 
+def compare(words: list[str]) -> int:
+    from normbench.commands.compare import run
+
+    return run(words)
+
+
+def compare_help(words: list[str]) -> str:
+    from normbench.commands.compare import help_text
+
+    return help_text(words)
+
+
 def completion(words: list[str]) -> int:
     from normbench.commands.completion import run
 
@@ -168,6 +180,13 @@ COMMANDS = {
         "FOLDER [FOLDER ...] [FLAGS]",
         help=report_help,
         takes=("folders", "--out", "--baseline", "--target", "--margin"),
+    ),
+    "compare": Command(
+        "two arms side by side: what differs, whether it is real, and how many seeds a difference needs",
+        compare,
+        "A B [--in FOLDER] [FLAGS]",
+        help=compare_help,
+        takes=("folders", "--in", "--margin", "--plan", "--difference"),
     ),
     "completion": Command(
         "the script with which a shell completes normbench's words: source <(normbench completion bash)",

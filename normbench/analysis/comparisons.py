@@ -99,16 +99,38 @@ def given_baseline(study: Study, words: str) -> Baseline:
     """
     if not study.varied:
         raise UsageError(f"--baseline {words}: all runs are of one arm, so leave it out")
+    return Baseline(settings_of(study, words, "--baseline "))
+
+
+def chosen_arm(study: Study, words: str) -> Arm:
+    """The one arm that words name, as `given_baseline` reads them.
+
+    Raises:
+        UsageError: no arm has it, or several have.
+    """
+    wanted = Baseline(settings_of(study, words)) if study.varied else Baseline({})
+    found = [arm for arm in study.arms if wanted.has(arm)]
+    if len(found) != 1:
+        raise UsageError(f"{words} names {len(found)} arms: say which of {shortened([arm.name for arm in found])}")
+    return found[0]
+
+
+def settings_of(study: Study, words: str, flag: str = "") -> dict[str, Any]:
+    """The settings that words name; `flag` begins the complaint.
+
+    Raises:
+        UsageError: no arm has them.
+    """
     settings: dict[str, Any] = {}
     for word in words.replace("·", " ").replace(",", " ").split():
-        settings |= named(study, word)
+        settings |= named(study, word, flag)
     if not settings or not any(Baseline(settings).has(arm) for arm in study.arms):
         names = [arm.name for arm in study.arms]
-        raise UsageError(f"--baseline {words} is no arm: {nearest(words, names)}allowed are {shortened(names)}")
-    return Baseline(settings)
+        raise UsageError(f"{flag}{words} is no arm: {nearest(words, names)}allowed are {shortened(names)}")
+    return settings
 
 
-def named(study: Study, word: str) -> dict[str, Any]:
+def named(study: Study, word: str, flag: str = "") -> dict[str, Any]:
     """The setting that a word names, with the value that arms have; nothing, where all runs have it.
 
     Raises:
@@ -126,7 +148,7 @@ def named(study: Study, word: str) -> dict[str, Any]:
     values = list(dict.fromkeys(str(arm.settings[varied]) for varied in keys for arm in study.arms))
     if not keys:
         value, values = key, [varied for varied in study.varied]
-    raise UsageError(f"--baseline {word} is no arm: {nearest(value, values)}allowed are {shortened(values)}")
+    raise UsageError(f"{flag}{word} is no arm: {nearest(value, values)}allowed are {shortened(values)}")
 
 
 def same(had: Any, written: str) -> bool:

@@ -1,0 +1,87 @@
+"""`normbench compare`: two arms side by side, and the seeds that a difference needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from made_runs import make_run
+from scipy import stats
+
+from normbench.cli import main
+
+BASE = [2.01, 1.99, 2.00, 2.02, 1.98]
+WORSE = [0.10, 0.11, 0.09, 0.105, 0.095]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Runs of three norms with five seeds, and two folders of the same norm."""
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.chdir(tmp_path)
+    for seed, (value, more) in enumerate(zip(BASE, WORSE, strict=True)):
+        make_run(tmp_path / "sw", norm="layernorm", seed=seed, final=value)
+        make_run(tmp_path / "sw", norm="dyt", seed=seed, final=value + more)
+        make_run(tmp_path / "sw", norm="rmsnorm", seed=seed, final=BASE[-1 - seed])
+        make_run(tmp_path / "again", norm="layernorm", seed=seed, final=value)
+    make_run(tmp_path / "alone", norm="layernorm", seed=0, final=2.0)
+    return tmp_path
+
+
+def test_a_difference_that_is_there(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", "dyt", "layernorm", "--in", "sw"]) == 0
+    out = capsys.readouterr().out
+    reference = stats.ttest_1samp(WORSE, 0).confidence_interval(0.95)
+    assert f"{np.mean(WORSE):.4f} nats higher" in " ".join(out.split())
+    assert f"+{reference.low:.4f} to +{reference.high:.4f}" in out
+    assert out.index("What differs") < out.index("Results of each arm") < out.index("dyt is worse than layernorm")
+    settings = out[: out.index("Results")]
+    assert "norm" in settings and "dyt" in settings and "optim.lr" not in settings and "seed" not in settings
+
+
+def test_one_that_is_not(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", "norm=rmsnorm", "layernorm", "--in", "sw"]) == 0
+    assert "rmsnorm and layernorm do not differ by more than" in capsys.readouterr().out
+
+
+def test_the_same_settings_in_two_folders(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "one").mkdir()
+    for seed, value in enumerate(BASE):
+        make_run(folder / "one", norm="layernorm", seed=seed, final=value)
+    assert main(["compare", "one", "again"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "The configurations do not differ" in out
+    assert "end with the same validation loss in each of 5 seeds" in out
+
+
+def test_a_plan_gives_the_seeds_that_find_the_difference(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", "--plan", "rmsnorm", "layernorm", "--in", "sw", "--difference", "0.03"]) == 0
+    row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("│"))
+    size, seeds, cautious, _ = (word.strip() for word in row.strip("│").split("│"))
+    assert size == "0.0300" and int(cautious) > int(seeds)
+    sd = float(np.std(np.subtract(BASE[::-1], BASE), ddof=1))
+    draws = np.random.default_rng(0).normal(0.03, sd, (20_000, int(seeds)))
+    found = (stats.ttest_1samp(draws, 0, axis=1).pvalue < 0.05).mean()
+    fewer = (stats.ttest_1samp(draws[:, 1:], 0, axis=1).pvalue < 0.05).mean()
+    assert found > 0.8 - 0.01 and fewer < 0.8 + 0.01  # 0.0028 is the standard error
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["rmsnrm", "dyt", "--in", "sw"], "rmsnrm is no arm: did you mean rmsnorm?"),
+        (["again", "sw"], "sw holds 3 arms (dyt, layernorm, rmsnorm)"),
+        (["again", "again"], "are the same runs"),
+        (["dyt"], "B: normbench compare --help"),
+        (["dyt", "layernorm", "--in", "nowhere"], "nowhere is not a folder"),
+        (["dyt", "layernorm"], "outputs is not a folder"),
+        (["dyt", "layernorm", "--in", "sw", "--difference", "0.1"], "--difference is what a plan is for"),
+        (["--plan", "dyt", "layernorm", "--in", "sw", "--difference", "0"], "--difference=0 is not allowed"),
+        (["--plan", "alone", "again"], "a plan needs a pilot of two seeds or more"),
+    ],
+)
+def test_mistakes(folder: Path, capsys: pytest.CaptureFixture[str], words: list[str], complaint: str) -> None:
+    assert main(["compare", *words]) == 2
+    error = capsys.readouterr().err
+    assert complaint in error and len(error.strip().splitlines()) == 1
