@@ -14,10 +14,6 @@ CHARTS: dict[str, dict[str, list[str]]] = {
     },
     "depth": {
         "residual stream RMS by depth": [r"^act/stream.*/rms$"],
-        "effective rank of the stream": [r"^act/stream.*/effective_rank$"],
-        "token similarity of the stream": [r"^act/stream.*/token_similarity$"],
-        "entropy of attention": [r"^attention/.*/entropy$"],
-        "update-to-weight ratio": [r"^update/.*/ratio$"],
         "RMS of norm outputs": [r"^act/.*/rms_out$"],
         "gradient norm by block": [r"^grad/.*/norm$"],
         "α and mean γ of the norms": [r"^norm/.*/(alpha|gamma_mean)$"],
@@ -25,6 +21,12 @@ CHARTS: dict[str, dict[str, list[str]]] = {
     "speed": {
         "step time": [r"^time/step_ms$"],
         "throughput": [r"^time/.*_per_second$"],
+    },
+    "with probes=full": {
+        "effective rank of the stream": [r"^act/stream.*/effective_rank$"],
+        "token similarity of the stream": [r"^act/stream.*/token_similarity$"],
+        "entropy of attention": [r"^attention/.*/entropy$"],
+        "update-to-weight ratio": [r"^update/.*/ratio$"],
     },
 }
 
