@@ -1,0 +1,316 @@
+"""The figures of a report: the numbers behind them, what is left out, their colours, and their files."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from color_vision import BLINDNESS, contrast, distance
+from made_runs import make_run, make_study
+from PIL import Image
+from scipy import stats
+
+from normbench.analysis.comparisons import Baseline
+from normbench.analysis.figures import Figure, draw_all
+from normbench.analysis.figures.bands import POINTS
+from normbench.analysis.figures.palette import DARK, EMPTY, FAINT, NORMS, norm_color
+from normbench.analysis.records import Arm, Study, read_study
+
+PAGE, DARK_PAGE = "#ffffff", "#14171b"
+
+
+def drawn(folder: Path, out: Path) -> dict[str, Figure]:
+    return {figure.name: figure for figure in draw_all(read_study([folder]), out)}
+
+
+def rows(figure: Figure) -> list[dict[str, str]]:
+    with open(figure.data, newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def chosen(figure: Figure, **having: str) -> list[dict[str, str]]:
+    return [row for row in rows(figure) if all(row[key] == value for key, value in having.items())]
+
+
+# ---- the numbers
+
+
+@pytest.fixture(scope="module")
+def grid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two norms × two placements × three seeds, probed; one run of post diverged."""
+    folder = tmp_path_factory.mktemp("grid")
+    for norm, placement, seed in itertools.product(("layernorm", "rmsnorm"), ("pre", "post"), range(3)):
+        lost = (norm, placement, seed) == ("rmsnorm", "post", 2)
+        final = 2 + 0.1 * (norm == "rmsnorm") + 0.01 * seed + 0.02 * (placement == "post") * seed
+        ms = 12.0 if norm == "rmsnorm" else 10.0
+        status = "diverged" if lost else "finished"
+        make_run(folder, norm=norm, placement=placement, seed=seed, final=final, step_ms=ms, status=status, probed=20)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def figures(grid: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Figure]:
+    return drawn(grid, tmp_path_factory.mktemp("figures"))
+
+
+def test_each_figure_has_its_files_and_its_words(figures: dict[str, Figure]) -> None:
+    assert list(figures) == [
+        "loss-train-steps", "loss-val-steps", "loss-train-time", "loss-val-time", "norm-placement", "differences",
+        "step-time-loss", "stream-rms-depth", "norm-output-rms-depth", "gradient-norm-depth", "stream-rms-steps",
+        "gradient-norm-steps", "gamma-steps",
+    ]  # fmt: skip
+    for name, figure in figures.items():
+        assert (figure.svg.name, figure.png.name, figure.data.name) == (f"{name}.svg", f"{name}.png", f"{name}.csv")
+        assert figure.title and figure.caption.endswith(".") and figure.alt.endswith(".")
+        with Image.open(figure.png) as image:
+            assert image.width == 1400 and image.convert("RGB").getpixel((0, 0)) == (255, 255, 255)
+        assert not list(figure.svg.parent.glob(".*"))
+
+
+def test_a_curve_is_the_mean_of_the_seeds_and_their_range(figures: dict[str, Figure]) -> None:
+    last = chosen(figures["loss-val-steps"], arm="layernorm · post", kind="mean")[-1]
+    assert [float(last[key]) for key in ("runs", "x", "mean", "low", "high")] == pytest.approx([3, 100, 2.03, 2, 2.06])
+    steps = [float(row["x"]) for row in chosen(figures["loss-val-steps"], arm="layernorm · post", kind="mean")]
+    assert steps == [20, 40, 60, 80, 100]
+
+
+def test_a_run_that_diverged_is_a_cross_and_in_no_mean(figures: dict[str, Figure]) -> None:
+    (cross,) = chosen(figures["loss-val-steps"], kind="diverged")
+    assert (cross["arm"], float(cross["x"])) == ("rmsnorm · post", 40)
+    assert {row["runs"] for row in chosen(figures["loss-val-steps"], arm="rmsnorm · post", kind="mean")} == {"2"}
+    assert "×" in figures["loss-val-steps"].caption
+
+
+def test_training_time_is_step_time_times_steps(figures: dict[str, Figure], grid: Path) -> None:
+    arm = next(arm for arm in read_study([grid]).arms if arm.name == "layernorm · pre")
+    seconds = []
+    for run in arm.runs:
+        total = before = 0.0
+        logged = list(zip(run.curves["time/step_ms"].steps, run.curves["time/step_ms"].values, strict=True))
+        for step, ms in logged:
+            total, before = total + ms * (step - before) / 1e3, step
+        seconds.append(total)
+    last = chosen(figures["loss-train-time"], arm="layernorm · pre", kind="mean")[-1]
+    assert float(last["x"]) == pytest.approx(np.mean(seconds))
+
+
+def test_the_heat_map_has_means_and_counts(figures: dict[str, Figure]) -> None:
+    found = {(row["norm"], row["placement"]): row for row in rows(figures["norm-placement"])}
+    assert float(found["layernorm", "pre"]["mean"]) == pytest.approx(2.01)
+    lost = found["rmsnorm", "post"]
+    assert [lost[key] for key in ("runs", "finished", "diverged")] == ["3", "2", "1"]
+    assert float(lost["mean"]) == pytest.approx(2.115)
+
+
+def test_the_forest_plot_has_paired_differences(figures: dict[str, Figure]) -> None:
+    means = {row["arm"]: row for row in chosen(figures["differences"], kind="mean")}
+    assert set(means) == {"layernorm · post", "rmsnorm · pre", "rmsnorm · post"}
+    assert {row["baseline"] for row in means.values()} == {"layernorm · pre"}
+    seeds = [float(row["difference"]) for row in chosen(figures["differences"], kind="seed", arm="layernorm · post")]
+    assert seeds == pytest.approx([0, 0.02, 0.04])
+    interval = stats.t.interval(0.95, 2, np.mean(seeds), stats.sem(seeds))
+    found = [float(means["layernorm · post"][key]) for key in ("difference", "low", "high")]
+    assert found == pytest.approx([0.02, *interval])
+
+
+def test_the_front_has_the_arms_that_none_beats(figures: dict[str, Figure]) -> None:
+    found = {row["arm"]: row for row in rows(figures["step-time-loss"])}
+    assert {arm for arm, row in found.items() if row["on_front"] == "yes"} == {"layernorm · pre"}
+    assert float(found["rmsnorm · pre"]["step_ms"]) == 12
+
+
+def test_depth_has_every_block_at_the_first_the_middle_and_the_last_probed_step(figures: dict[str, Figure]) -> None:
+    found = chosen(figures["stream-rms-depth"], arm="layernorm · pre")
+    assert [(int(row["step"]), int(row["block"])) for row in found] == list(itertools.product((20, 60, 100), range(4)))
+    assert [float(row["mean"]) for row in found[:4]] == [1, 2, 3, 4]
+    gradient = chosen(figures["gradient-norm-depth"], arm="layernorm · pre", step="20")
+    assert [float(row["mean"]) for row in gradient] == pytest.approx([0.1, 0.05, 0.1 / 3, 0.025])
+    # a run that diverged was probed at step 20 and 40 only, but two others stand for its arm
+    assert chosen(figures["stream-rms-depth"], arm="rmsnorm · post", step="100")[0]["runs"] == "2"
+
+
+def test_norms_of_the_parts_of_a_gradient_make_that_of_a_block(tmp_path: Path) -> None:
+    path = make_run(tmp_path, probed=50)
+    attention = {f"grad/block{block:02}.attention/norm": 0.4 for block in range(4)}
+    lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    last = next(entry for entry in lines if entry["step"] == 100 and "grad/block00.mlp/norm" in entry)
+    last |= attention | {f"grad/block{block:02}.mlp/norm": 0.3 for block in range(4)}
+    (path / "metrics.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in lines))
+    found = chosen(drawn(tmp_path, tmp_path / "out")["gradient-norm-depth"], step="100")
+    assert [float(row["mean"]) for row in found] == pytest.approx([0.5] * 4)
+
+
+def test_learning_rates_are_one_curve_an_arm(tmp_path: Path) -> None:
+    for rate, norm, seed in itertools.product((1e-3, 1e-2, 1e-1), ("layernorm", "dyt"), range(2)):
+        status = "diverged" if rate == 1e-1 and seed == 1 else "finished"
+        make_run(tmp_path, norm=norm, lr=rate, seed=seed, final=2 + abs(np.log10(rate) + 2), status=status)
+    figures = drawn(tmp_path, tmp_path / "out")
+    found = chosen(figures["learning-rates"], arm="dyt")
+    assert [float(row["learning_rate"]) for row in found] == [1e-3, 1e-2, 1e-1]
+    assert [row["diverged"] for row in found] == ["0", "0", "1"]
+    assert [float(row["mean"]) for row in found] == pytest.approx([3, 2, 3])
+    # all other figures have each arm at its best rate, and say so
+    assert float(chosen(figures["loss-val-steps"], arm="dyt")[-1]["mean"]) == pytest.approx(2)
+    assert "learning rate" in figures["loss-val-steps"].caption
+
+
+def test_long_curves_are_averaged_over_neighbours(tmp_path: Path) -> None:
+    make_run(tmp_path, steps=500, log_every=1)
+    figures = drawn(tmp_path, tmp_path / "out")
+    curve = read_study([tmp_path]).runs[0].curves["loss/train"].values
+    found = [float(row["mean"]) for row in rows(figures["loss-train-steps"])]
+    assert len(found) <= POINTS
+    assert found[:2] == pytest.approx([curve[:3].mean(), curve[3:6].mean()])
+    assert "mean of up to 3 records" in figures["loss-train-steps"].caption
+
+
+# ---- what is left out, and what does not break
+
+
+def test_a_figure_without_data_is_left_out(tmp_path: Path) -> None:
+    make_run(tmp_path, eval_every=100)  # one arm, one seed, one validation, no probes
+    names = set(drawn(tmp_path, tmp_path / "out"))
+    assert names == {"loss-train-steps", "loss-train-time", "gradient-norm-steps"}
+
+
+def test_runs_that_diverged_or_are_under_way_do_not_break(tmp_path: Path) -> None:
+    make_run(tmp_path, norm="layernorm", final=2.0, probed=20)
+    make_run(tmp_path, norm="rmsnorm", status="running", probed=20)
+    for seed in range(2):
+        path = make_run(tmp_path, norm="dyt", seed=seed, status="diverged", probed=20)
+        lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+        lines[-1] = {tag: None if tag != "step" else step for tag, step in lines[-1].items()}
+        (path / "metrics.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in lines) + '{"step": 60, "lo')
+    make_run(tmp_path, norm="groupnorm", status="failed")
+    figures = drawn(tmp_path, tmp_path / "out")
+    arms = {row["arm"] for row in rows(figures["loss-train-steps"])}
+    assert arms == {"layernorm", "rmsnorm", "dyt"}
+    values = [float(row[key]) for row in rows(figures["loss-train-steps"]) for key in ("x", "mean", "low", "high")]
+    assert np.isfinite(values).all()
+
+
+def test_any_name_can_be_drawn(tmp_path: Path) -> None:
+    names = ["_own", "$x$ ^{", "<script>alert(1)</script> -->", "归一化", "n" * 90]
+    for place, norm in enumerate(names):
+        for seed in range(2):
+            make_run(tmp_path, norm=norm, seed=seed, final=2 + place / 10, name=f"run{place}{seed}", probed=20)
+    for figure in drawn(tmp_path, tmp_path / "out").values():
+        text = figure.svg.read_text("utf-8")
+        ElementTree.fromstring(text)
+        assert "<script" not in text and "<!--" not in text
+
+
+@pytest.mark.parametrize("key, values", [("model.depth", (2, 4, 8)), ("data.batch_size", (8, 16))])
+def test_what_varies_need_not_be_a_norm(tmp_path: Path, key: str, values: tuple[int, ...]) -> None:
+    for value, seed in itertools.product(values, range(2)):
+        make_run(tmp_path, seed=seed, final=2 + value / 100, settings={key: value})
+    figures = drawn(tmp_path, tmp_path / "out")
+    assert "loss-val-steps" in figures and "norm-placement" not in figures
+    colors = set(re.findall(r"stroke: (#[0-9a-f]{6})", figures["loss-val-steps"].svg.read_text())) & set(DARK)
+    assert len(colors - {"#3b424a", "#c9ced4"}) == len(values)
+
+
+# ---- colours
+
+
+def test_a_norm_has_one_colour_in_every_study(tmp_path: Path) -> None:
+    make_study(tmp_path / "a", {"rmsnorm": [2.0, 2.1], "mine": [2.2, 2.3]})
+    make_study(tmp_path / "b", {"layernorm": [2.0], "dyt": [2.0], "mine": [2.0], "none": [2.1], "rmsnorm": [2.2]})
+    for folder in ("a", "b"):
+        for name in ("loss-val-steps", "step-time-loss"):
+            text = drawn(tmp_path / folder, tmp_path / f"{folder}-out")[name].svg.read_text()
+            assert norm_color("rmsnorm") in text and norm_color("mine") in text
+
+
+def test_a_persons_own_norm_has_no_colour_of_ours() -> None:
+    assert not {norm_color(f"own{number}") for number in range(50)} & set(NORMS.values())
+
+
+def test_colours_stand_out_from_a_light_page_and_a_dark_one() -> None:
+    for light, dark in DARK.items():
+        if light not in (FAINT, EMPTY):
+            assert contrast(light, PAGE) >= 3, light
+            assert contrast(dark, DARK_PAGE) >= 3, dark
+    assert set(NORMS.values()) <= set(DARK)
+
+
+@pytest.mark.parametrize("blindness", BLINDNESS)
+def test_norms_can_be_told_apart(blindness: str) -> None:
+    assert distance("#ffffff", "#000000", "none") == pytest.approx(100, abs=0.1)
+    for colors in (list(NORMS.values()), [DARK[color] for color in NORMS.values()]):
+        assert min(distance(a, b, blindness) for a, b in itertools.combinations(colors, 2)) >= 11
+
+
+# ---- files
+
+
+def test_the_same_study_gives_the_same_bytes(figures: dict[str, Figure], grid: Path, tmp_path: Path) -> None:
+    """In another process, with other hashes and a person's own settings of matplotlib."""
+    (tmp_path / "matplotlibrc").write_text("font.size: 30\nlines.linewidth: 9\nsvg.fonttype: none\n")
+    code = (
+        "import sys; from pathlib import Path; from normbench.analysis.records import read_study; "
+        "from normbench.analysis.figures import draw_all; assert 'matplotlib' not in sys.modules; "
+        "draw_all(read_study([Path(sys.argv[1])]), Path(sys.argv[2]))"
+    )
+    environment = {**os.environ, "PYTHONHASHSEED": "7", "MATPLOTLIBRC": str(tmp_path)}
+    out = tmp_path / "out"
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code, grid, out], env=environment, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    for figure in figures.values():
+        for path in (figure.svg, figure.png, figure.data):
+            assert (out / path.name).read_bytes() == path.read_bytes(), path.name
+
+
+def test_figures_can_stand_in_one_page(figures: dict[str, Figure]) -> None:
+    seen: set[str] = set()
+    for figure in figures.values():
+        text = figure.svg.read_text("utf-8")
+        root = ElementTree.fromstring(text)
+        ids = {element.get("id") for element in root.iter()} - {None}
+        assert ids and not ids & seen
+        seen |= {str(one) for one in ids}
+        used = re.findall(r'href="#([^"]+)"', text) + re.findall(r"url\(#([^)]+)\)", text)
+        assert set(used) <= ids
+        assert root.get("aria-label") == figure.alt
+        assert re.search(r"<style[^>]*>(@media|\.nb-figure)", text), "no rule reaches beyond the figure"
+
+
+def test_matplotlib_is_as_it_was(grid: Path, tmp_path: Path) -> None:
+    import matplotlib
+
+    with matplotlib.rc_context({"font.size": 17.0}):
+        drawn(grid, tmp_path)
+        assert matplotlib.rcParams["font.size"] == 17.0
+
+
+@pytest.mark.slow
+def test_a_thousand_runs_are_bands(tmp_path: Path, tell: Callable[[str], None]) -> None:
+    norms, placements = list(NORMS), ("pre", "post", "deep", "sandwich", "parallel")
+    for norm, placement in itertools.product(norms, placements):
+        make_run(tmp_path, norm=norm, placement=placement, steps=400, log_every=4, probed=40)
+    study = read_study([tmp_path])
+    arms = tuple(Arm(arm.settings, tuple(replace(arm.runs[0], seed=seed) for seed in range(25))) for arm in study.arms)
+    many = Study(study.folders, arms, study.varied, ())
+    assert len(many.runs) == 1000
+    for run in many.runs:
+        assert run.curves
+    start = time.perf_counter()
+    figures = draw_all(many, tmp_path / "out", Baseline({"norm": "layernorm", "placement": "pre"}))
+    seconds = time.perf_counter() - start
+    tell(f"{len(figures)} figures of 1,000 runs in {seconds:.1f} s")
+    assert seconds < 60  # a few where nothing else runs
+    assert max(figure.svg.stat().st_size for figure in figures) < 1_000_000
