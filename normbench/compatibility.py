@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from normbench.errors import UsageError
+from normbench.errors import CombinationRefused
 
 if TYPE_CHECKING:  # `normbench list` shows the refusals without the second that torch takes
     from normbench.types import Data, Model, NormFacts, Placement
@@ -102,7 +102,7 @@ def check(combination: Combination) -> None:
     """Let a combination pass.
 
     Raises:
-        UsageError: it is refused.
+        CombinationRefused: with the reason.
     """
     if (rule := refusal(combination)) is not None:
-        raise UsageError(rule.sentence(combination))
+        raise CombinationRefused(rule.sentence(combination))

@@ -257,7 +257,7 @@ def build(section: type, tree: Tree, prefix: str = "") -> Any:
             f"{prefix[:-1]}={show(tree)} is not allowed: it is a section, set its keys, such as "
             f"{prefix}{fields(section)[0].name}"
         )
-    hints = get_type_hints(section)
+    hints, keys = get_type_hints(section), dict(closed_keys(section, prefix))
     values = {}
     for item in fields(section):
         path = f"{prefix}{item.name}"
@@ -266,7 +266,7 @@ def build(section: type, tree: Tree, prefix: str = "") -> Any:
         if is_dataclass(hints[item.name]):
             values[item.name] = build(hints[item.name], tree[item.name], f"{path}.")
         else:
-            values[item.name] = KEYS[path].check(path, tree[item.name])
+            values[item.name] = keys[path].check(path, tree[item.name])
     known = [item.name for item in fields(section)]
     known += list(OPEN_SECTIONS) if section is TrainConfig else []
     for name in tree:

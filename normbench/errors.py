@@ -9,5 +9,13 @@ class ContractError(UsageError):
     """A class of the user's own lacks something that every norm, placement, model or data set has."""
 
 
+class CombinationRefused(UsageError):
+    """What was chosen does not go together, each part being right; a sweep leaves it out."""
+
+
 class RunFailure(RuntimeError):
     """A run that the machine ended, not the user: full disk, no memory, a run held elsewhere (exit status 1)."""
+
+
+class HeldElsewhere(RunFailure):
+    """Another process is at work on the run."""

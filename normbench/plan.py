@@ -52,20 +52,37 @@ def make_plan(tree: Tree, choices: Choices, parent: RunDirectory | None) -> Plan
     steps = assembly.number_of_steps(tree, data)
     if parent is not None:
         check_extension(parent, steps)
-    tree = {**tree, "trainer": {**tree["trainer"], "steps": steps, "epochs": None}}
+    tree = with_steps(tree, steps)
+    directory = directory_of(tree, choices, data, device.type, torch.get_num_threads(), parent)
+    schedule: Schedule = assembly.factory(tree, "schedule")()
+    return Plan(config, tree, choices, facts, device, data, schedule, steps, directory, parent)
+
+
+def with_steps(tree: Tree, steps: int) -> Tree:
+    """The tree of a run whose length in optimizer steps is decided."""
+    return {**tree, "trainer": {**tree["trainer"], "steps": steps, "epochs": None}}
+
+
+def directory_of(
+    tree: Tree, choices: Choices, data: Data, device: str, threads: int, parent: RunDirectory | None = None
+) -> RunDirectory:
+    """The directory of a run: its name ends in a hash of whatever changes its numbers.
+
+    Args:
+        tree: with its number of steps, as `with_steps` gives it.
+        device: its type, such as `cuda`.
+    """
     content = {
         "config": without(tree, UNHASHED_KEYS),
         "data": data.fingerprint,
-        "device": device.type,
-        "threads": torch.get_num_threads(),
+        "device": device,
+        "threads": threads,
         "extends": parent.path.name if parent else None,
     }
     if code := assembly.own_code(tree):  # a class that its author has changed makes another run
         content["code"] = code
-    name = "-".join([*choices.words, f"s{config.seed}", fingerprint(content)])
-    directory = RunDirectory(Path(config.outputs) / config.name / name)
-    schedule: Schedule = assembly.factory(tree, "schedule")()
-    return Plan(config, tree, choices, facts, device, data, schedule, steps, directory, parent)
+    name = "-".join([*choices.words, f"s{tree['seed']}", fingerprint(content)])
+    return RunDirectory(Path(tree["outputs"]) / tree["name"] / name)
 
 
 def prepare_torch(config: TrainConfig, device: torch.device) -> None:

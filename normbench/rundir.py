@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-from normbench.errors import RunFailure, UsageError
+from normbench.errors import HeldElsewhere, UsageError
 from normbench.files import DISK_FULL, remove_leftovers, write_json
 
 Status = Literal["running", "interrupted", "finished", "diverged", "failed", "out_of_memory"]
@@ -75,14 +75,14 @@ class RunDirectory:
         """Hold the run, so that no second process works on it, and clear away what a killed one left half written.
 
         Raises:
-            RunFailure: another process holds it.
+            HeldElsewhere: another process holds it.
         """
         with open(self.path / ".lock", "w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 holder = read_json(self.status) or {}
-                raise RunFailure(
+                raise HeldElsewhere(
                     f"{self.path} is being written by another process (pid {holder.get('pid', 'unknown')}): "
                     "wait for it, or give this run another name="
                 ) from error

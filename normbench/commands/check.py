@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from normbench.commands.pages import entries, page_width, paragraph
-from normbench.commands.train import compose, find_own_classes
+from normbench.commands.train import compose
 from normbench.complaints import key_of
 from normbench.config import nearest, typed
 from normbench.errors import UsageError
 from normbench.glance import glance
+from normbench.request import find_own_classes
 
 if TYPE_CHECKING:  # imports torch
     from normbench.checking.outcomes import Row

@@ -13,11 +13,11 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from normbench.commands.pages import columns, entries, paragraph
-from normbench.commands.train import find_own_classes
 from normbench.errors import UsageError
 from normbench.files import write_atomically
 from normbench.glance import scalar
 from normbench.keys import Key
+from normbench.request import find_own_classes
 
 if TYPE_CHECKING:  # imports torch: behind every mistake that the words alone show
     from normbench.sampling import Classified

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from normbench.catalog import GROUPS, options
 from normbench.commands.pages import columns
-from normbench.commands.train import checked, extended, find_own_classes
+from normbench.commands.train import checked, extended
 from normbench.config import KEYS, OPEN_SECTIONS, is_known
 from normbench.keys import show
+from normbench.request import find_own_classes
 from normbench.rundir import RunDirectory
 
 if TYPE_CHECKING:  # imports Hydra: behind every mistake that the words alone show

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import re
-import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from normbench.catalog import GROUPS, NOTES, Choices, check_names, default_options, options, options_with, own_folders
+from normbench.catalog import GROUPS, NOTES, Choices, check_names, options, options_with, own_folders
 from normbench.commands.pages import entries, paragraph
-from normbench.config import COMMON_KEYS, KEYS, OPEN_SECTIONS, Tree, lookup, parse, typed
+from normbench.config import COMMON_KEYS, KEYS, Tree, lookup
 from normbench.errors import UsageError
 from normbench.glance import glance
 from normbench.keys import either, show
+from normbench.request import check_settings, settled, wanted
 from normbench.rundir import RunDirectory
 
 if TYPE_CHECKING:  # imports Hydra: behind every mistake that the words alone show
@@ -24,9 +22,6 @@ if TYPE_CHECKING:  # imports Hydra: behind every mistake that the words alone sh
 EXTENSION_KEYS = ("extend", "trainer", "name", "outputs", "quiet", "rerun", "device")
 # ... and what of the trainer may not: a checkpoint has what belongs to it.
 FIXED_KEYS = ("trainer.precision", "trainer.accumulate", "trainer.ema")
-
-# The groups whose option becomes a word of the run's name where it is not the default, beside norm and placement.
-NAMING_GROUPS = ("model", "data")
 
 EXAMPLES = """\
 examples:
@@ -49,18 +44,15 @@ def run(words: list[str]) -> int:
     composition = checked([word for word in words if word != DRY_RUN])
     if composition is None:
         return 0
-    find_own_classes()
-    from normbench import assembly  # imports torch: behind every mistake that the configuration alone shows
+    tree, choices = wanted(composition)  # imports torch: behind every mistake that the configuration alone shows
     from normbench.dryrun import dry_run
     from normbench.run import train
 
-    tree, parent = assembly.adopt_targets(composition.tree, composition.overridden), None
-    choices = Choices(named_groups(composition), tuple(name_words(composition)))
+    parent = None
     if tree["extend"] is not None:
         parent = RunDirectory(Path(tree["extend"]))
         tree, choices = extended(composition, parent)
-    for section in OPEN_SECTIONS:
-        assembly.factory(tree, section)  # settings that a class does not take are refused before the data are read
+    check_settings(tree)
     return (dry_run if DRY_RUN in words else train)(tree, choices, parent)
 
 
@@ -75,25 +67,11 @@ def checked(words: list[str], traced: bool = False) -> Composition | None:
     for word in words:
         if word == "-m" or (len(word) > 2 and "--multirun".startswith(word)):
             raise UsageError(
-                f"{word} (many runs) is sweep's, which is not in this version: start one normbench train for each run"
+                f"{word} (many runs) is sweep's: normbench sweep takes the same words, with several values each"
             )
     glance("train", words)
     composition = compose("train", words, traced)
-    if composition is None:
-        return None
-    composition = replace(composition, tree=typed(composition.tree))
-    parse(composition.tree)
-    for folder in ("outputs", "extend"):  # the shell leaves `~` alone behind a `=`
-        if (path := composition.tree[folder]) is not None:
-            composition.tree[folder] = os.path.expanduser(path)
-    check_length(composition)
-    return composition
-
-
-def find_own_classes() -> None:
-    """Let a class of the user's own be in a file in the current directory."""
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
+    return None if composition is None else settled(composition)
 
 
 def compose(command: str, words: list[str], traced: bool = False) -> Composition | None:
@@ -101,29 +79,6 @@ def compose(command: str, words: list[str], traced: bool = False) -> Composition
     from normbench.compose import compose
 
     return compose(command, words, traced)
-
-
-def check_length(composition: Composition) -> None:
-    """Refuse epochs on the command line where an experiment's steps would win."""
-    steps = composition.tree["trainer"]["steps"]
-    if steps and composition.overridden("trainer.epochs") and not composition.overridden("trainer.steps"):
-        raise UsageError(f"trainer.epochs is given where trainer.steps={steps} is set already: add trainer.steps=null")
-
-
-def named_groups(composition: Composition) -> dict[str, str]:
-    """The option of each group; a class of the user's own by its name."""
-    groups = dict(composition.groups)
-    for section in ("norm", "placement", "model", "data"):
-        if composition.overridden(f"{section}._target_"):
-            groups[section] = str(composition.tree[section]["_target_"]).rpartition(".")[2].lower()
-    return groups
-
-
-def name_words(composition: Composition) -> list[str]:
-    """Norm, placement, and what else is not the default."""
-    groups, defaults = named_groups(composition), default_options("train")
-    others = [groups[group] for group in NAMING_GROUPS if groups[group] != defaults[group]]
-    return [groups["norm"], groups["placement"], *others]
 
 
 def extended(composition: Composition, parent: RunDirectory) -> tuple[dict[str, Any], Choices]:
