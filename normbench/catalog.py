@@ -22,6 +22,9 @@ GROUPS = {
     "experiment": "a whole setting with a published result",
 }
 
+# What only a sweep chooses.
+SWEEP_GROUPS = {"launcher": "where the runs of a sweep are started"}
+
 # What a reader must know beside the options' own lines.
 NOTES = {
     "placement": "Words differ: x + N(f(x)), sometimes called post-norm, is post_inside here; x + attention(N(x)) + "

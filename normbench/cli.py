@@ -39,6 +39,18 @@ def train_help(words: list[str]) -> str:
     return help_text(words)
 
 
+def sweep(words: list[str]) -> int:
+    from normbench.commands.sweep import run
+
+    return run(words)
+
+
+def sweep_help(words: list[str]) -> str:
+    from normbench.commands.sweep import help_text
+
+    return help_text(words)
+
+
 def list_options(words: list[str]) -> int:
     from normbench.commands.list import run
 
@@ -131,6 +143,12 @@ COMMANDS = {
         help=train_help,
         takes=("settings", "--dry-run", "--cfg", "--config-dir", "--info"),
     ),
+    "sweep": Command(
+        "many runs, each as train would make it: resumable, side by side, on this machine or a cluster",
+        sweep,
+        help=sweep_help,
+        takes=("sweep settings", "--dry-run", "--watch", "--config-dir"),
+    ),
     "show": Command(
         "the whole configuration that train would take: values, units, what is allowed, and where each was written",
         show,
@@ -195,7 +213,6 @@ COMMANDS = {
         takes=("shells",),
     ),
     "help": Command("this page, or one command's", show_help, "[COMMAND]", takes=("commands",)),
-    "sweep": Command("many runs, resumable"),
     "bench": Command("operator timings"),
     "study": Command("experiments around or on a trained run"),
 }

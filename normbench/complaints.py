@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 
-from normbench.catalog import GROUPS, options, options_with
+from normbench.catalog import GROUPS, SWEEP_GROUPS, options, options_with
 from normbench.config import KEYS, nearest
 from normbench.keys import either
 
@@ -37,7 +37,7 @@ def unreadable(word: str) -> str:
 def missing(file: str, known: Sequence[str], text: str) -> str:
     """For a file of the configuration that is not there, perhaps one of a group with some known options."""
     group, _, name = file.partition("/")
-    if group in GROUPS:
+    if group in GROUPS or group in SWEEP_GROUPS:
         return unknown_option(group, name, known or list(options(group)))
     return f"{text.splitlines()[0].rstrip('.')}: check --config-name, --config-path and --config-dir"
 
@@ -92,7 +92,10 @@ def wrong_option(_: str, command: str, words: list[str]) -> str:
 
 def several_values(word: str, command: str, words: list[str]) -> str:
     """For what only a sweep can do."""
-    return f"{word} gives several values, which only a sweep takes (not in this version): give one, or quote the commas"
+    return (
+        f"{word} gives several values, which only a sweep takes: start it with normbench sweep, give one, or quote the "
+        "commas"
+    )
 
 
 # What Hydra and OmegaConf complain about, and the sentence for it.

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 import os
 import re
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import hydra
 import yaml
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
@@ -21,7 +23,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from normbench.catalog import GROUPS, check_names, config_directory, options, own_folders
 from normbench.complaints import key_of, missing, one_line, sentence, several_values, unknown_option, unreadable
+from normbench.config import KEYS
 from normbench.errors import UsageError
+from normbench.glance import PLAIN
 from normbench.origins import Origins, trace
 
 
@@ -62,12 +66,85 @@ def compose(command: str, words: list[str], traced: bool = False) -> Composition
                 main = hydra.main(version_base="1.3", config_path=str(config_directory()), config_name=command)
                 main(lambda config: composed.append(composition(command, config, HydraConfig.get(), traced)))()
         else:  # the same without flags, in half the time: hydra.main composes twice
-            with hydra.initialize_config_dir(str(config_directory()), version_base="1.3"):
-                config = hydra.compose(command, words, return_hydra_config=True)
-                with open_dict(config):
-                    runtime = config.pop("hydra")
+            with initialized():
+                config, runtime = taken_apart(hydra.compose(command, words, return_hydra_config=True))
                 composed.append(composition(command, config, runtime, traced))
     return composed[0] if composed else None
+
+
+def compose_each(command: str, points: Iterable[Sequence[str]]) -> list[Composition]:
+    """The configuration of each list of words; those that differ in plain settings alone share one composition.
+
+    Raises:
+        UsageError: anything that is wrong with some words.
+    """
+    shared: dict[tuple[str, ...], tuple[DictConfig, Any]] = {}
+    found = []
+    with initialized():
+        for words in points:
+            settings = [word for word in words if is_setting(word)]
+            others = tuple(word for word in words if not is_setting(word))
+            with translated(command, list(words)):
+                try:
+                    if others not in shared:
+                        shared[others] = taken_apart(hydra.compose(command, list(others), return_hydra_config=True))
+                    config, runtime = with_settings(shared[others][0], settings), shared[others][1]
+                except (HydraException, OmegaConfBaseException):  # the words together say better what is wrong
+                    config, runtime = taken_apart(hydra.compose(command, list(words), return_hydra_config=True))
+                composed = composition(command, config, runtime, traced=False)
+            found.append(replace(composed, overrides=tuple(words)))
+    return found
+
+
+@contextlib.contextmanager
+def initialized() -> Iterator[Any]:
+    """Hydra at our configurations; gives its config loader."""
+    with hydra.initialize_config_dir(str(config_directory()), version_base="1.3"):
+        yield GlobalHydra.instance().config_loader()
+
+
+def study(command: str, words: Sequence[str]) -> tuple[str, dict[str, str]]:
+    """The name that a configuration gives, and what it holds under `hydra.sweeper.params`, Hydra's place for a study.
+
+    Called while Hydra is initialized.
+
+    Raises:
+        UsageError: anything that is wrong with the words.
+    """
+    with translated(command, list(words)):
+        config = hydra.compose(command, list(words), return_hydra_config=True)
+        params = config.hydra.sweeper.get("params") or {}
+        return str(config.name), {str(key): str(value) for key, value in params.items()}
+
+
+def is_setting(word: str) -> bool:
+    """Whether a word sets one known key to a plain value, which Hydra does behind the composition."""
+    match = PLAIN.fullmatch(word)
+    return match is not None and match["key"] in KEYS and not word.startswith("+")
+
+
+def taken_apart(config: DictConfig) -> tuple[DictConfig, Any]:
+    """What Hydra composed without its own section, and that section."""
+    with open_dict(config):
+        return config, config.pop("hydra")
+
+
+def with_settings(config: DictConfig, words: Sequence[str]) -> DictConfig:
+    """A copy of the configuration with plain settings, as Hydra makes them.
+
+    Raises:
+        OmegaConfBaseException: a key that the configuration does not have.
+    """
+    changed = copy.deepcopy(config)
+    for override in OverridesParser.create().parse_overrides(list(words)):
+        OmegaConf.update(changed, override.key_or_group, override.value(), merge=True)
+    return changed
+
+
+def composed_by_launcher(command: str, config: DictConfig) -> tuple[Composition, str]:
+    """What a launcher of Hydra's has composed for the job at work, and that job's name."""
+    runtime = HydraConfig.get()
+    return composition(command, config, runtime, traced=False), str(runtime.job.name)
 
 
 def check_own_keys(words: list[str]) -> None:

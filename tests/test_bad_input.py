@@ -103,7 +103,7 @@ GRAMMAR = {
     "--config-dir nowhere": "nowhere is not a folder: give the one that holds",
     "--config-name foo": "check --config-name",
     "--config-path foo": "check --config-name",
-    "-m norm=rmsnorm,layernorm": "-m (many runs) is sweep's, which is not in this version",
+    "-m norm=rmsnorm,layernorm": "-m (many runs) is sweep's: normbench sweep takes the same words",
     "--multirun": "--multirun (many runs) is sweep's",
     "--multi": "--multi (many runs) is sweep's",
     "hydra.run.dir=foo": "hydra.run.dir=foo is not allowed: outputs= and name= say where",

@@ -85,6 +85,18 @@ def test_commands_and_flags(capsys: pytest.CaptureFixture[str]) -> None:
     assert answers(capsys, "nothing", "") == {}
 
 
+def test_a_sweep_takes_several_values_and_keys_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    others = [name for name in options("norm") if name not in ("rmsnorm", "dyt")]
+    assert list(answers(capsys, "sweep", "norm=rmsnorm,dyt,")) == [f"norm=rmsnorm,dyt,{name}" for name in others]
+    assert list(answers(capsys, "sweep", "norm=dyt,rms")) == ["norm=dyt,rmsnorm"]
+    assert {"norm=", "launcher=", "sweep.", "seed="} <= answers(capsys, "sweep", "").keys()
+    assert "launcher=" not in answers(capsys, "train", "")
+    assert answers(capsys, "sweep", "sweep.lr=").keys() == {"sweep.lr=auto", "sweep.lr=null"}
+    assert answers(capsys, "sweep", "launcher=").keys() == {f"launcher={name}" for name in options("launcher")}
+    assert "sweep.jobs=" in answers(capsys, "sweep", "sweep.")
+    assert answers(capsys, "sweep", "--w").keys() == {"--watch"}
+
+
 @pytest.mark.parametrize("group", GROUPS)
 def test_the_options_of_every_group(group: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert answers(capsys, "train", f"{group}=") == {f"{group}={name}": line for name, line in options(group).items()}

@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
-from normbench.catalog import GROUPS, NOTES, config_directory, options
+from normbench.catalog import GROUPS, NOTES, SWEEP_GROUPS, config_directory, options
 from normbench.compose import compose
 from normbench.config import COMMON_KEYS, KEYS, OPEN_KEYS, OPEN_SECTIONS, UNHASHED_KEYS, lookup, nearest, parse, typed
 from normbench.errors import UsageError
 from normbench.keys import Key, count, either, show
 
 OPTIONS = [(group, option) for group in GROUPS for option in options(group)]
+SWEEP_OPTIONS = [(group, option) for group in SWEEP_GROUPS for option in options(group)]
 
 # Every option in some row: an option of each group at a time, and the experiments by themselves.
 ROWS = [
@@ -299,14 +300,14 @@ def test_the_rows_hold_every_option() -> None:
     assert {word for words in ROWS for word in words} == {f"{group}={option}" for group, option in OPTIONS}
 
 
-@pytest.mark.parametrize(("group", "option"), OPTIONS)
+@pytest.mark.parametrize(("group", "option"), [*OPTIONS, *SWEEP_OPTIONS])
 def test_every_option_is_described_in_one_line(group: str, option: str) -> None:
     assert re.fullmatch(r"\S.{5,150}\S", options(group)[option])
 
 
 def test_every_folder_of_conf_is_a_group() -> None:
-    assert {path.name for path in config_directory().iterdir() if path.is_dir()} == set(GROUPS)
-    assert all(options(group) for group in GROUPS)
+    assert {path.name for path in config_directory().iterdir() if path.is_dir()} == {*GROUPS, *SWEEP_GROUPS}
+    assert all(options(group) for group in (*GROUPS, *SWEEP_GROUPS))
 
 
 def test_every_setting_of_the_open_sections_occurs_in_an_option() -> None:

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import NoneType
 
-from normbench.catalog import GROUPS, default_options, options, own_folders, own_settings
+from normbench.catalog import GROUPS, SWEEP_GROUPS, default_options, options, own_folders, own_settings
 from normbench.config import KEYS
 from normbench.keys import Key
+from normbench.sweeping.settings import SWEEP_KEYS
 
 # A word for the shell, and its line; these two stand for what the shell itself completes.
 Candidate = tuple[str, str]
@@ -22,6 +23,7 @@ SHELLS = {"bash": "source <(normbench completion bash)", "zsh": "source <(normbe
 # What stands behind a flag that takes a word of its own.
 FLAG_WORDS: dict[str, list[Candidate]] = {
     "--config-dir": [FOLDERS],
+    "--watch": [FOLDERS],
     "--out": [FILES],
     "--cfg": [("job", "")],
     "--info": [(word, "") for word in ("all", "config", "defaults", "defaults-tree", "searchpath")],
@@ -82,6 +84,29 @@ def settings(before: list[str], current: str) -> Iterator[Candidate]:
         yield word if path else f"{sign}{key}={word}" if equals else f"{sign}{word}", line
 
 
+def sweep_settings(before: list[str], current: str) -> Iterator[Candidate]:
+    """Those of `settings`, of several values the last one, and those that only a sweep has."""
+    key, _, value = current.partition("=")
+    given, comma, _ = value.rpartition(",")
+    if key in SWEEP_GROUPS:
+        yield from ((f"{key}={word}", line) for word, line in options(key).items())
+    elif key in SWEEP_KEYS:
+        yield from ((f"{key}={word}", "") for word in allowed_words(SWEEP_KEYS[key]))
+    elif key.startswith("sweep."):
+        yield from ((f"{path}=", known.doc) for path, known in SWEEP_KEYS.items())
+    elif comma:
+        taken = given.split(",")
+        for word, line in settings(before, f"{key}="):
+            option = word.partition("=")[2]
+            if option and option not in taken:
+                yield f"{key}={given},{option}", line
+    else:
+        yield from settings(before, current)
+        if not current.count("=") and not current.count("."):
+            yield from ((f"{group}=", meaning) for group, meaning in SWEEP_GROUPS.items())
+            yield "sweep.", "keys of sweep"
+
+
 def names() -> Iterator[Candidate]:
     """Groups, keys that are in no section, and sections."""
     yield from ((f"{group}=", meaning) for group, meaning in GROUPS.items())
@@ -130,6 +155,7 @@ def chosen(group: str, before: list[str]) -> str:
 
 KINDS: dict[str, Callable[[list[str], str], Iterable[Candidate]]] = {
     "settings": settings,
+    "sweep settings": sweep_settings,
     "groups": lambda before, current: [*GROUPS.items(), ("refusals", "what does not go together, and why")],
     "folders": lambda before, current: [FOLDERS],
     "shells": lambda before, current: SHELLS.items(),

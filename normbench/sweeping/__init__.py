@@ -1,0 +1,1 @@
+"""Many runs: a grid of `train`'s words, resumable, shared between processes and machines."""

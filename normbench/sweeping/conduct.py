@@ -1,0 +1,263 @@
+"""A sweep from its words to its end: plan, learning rates where they are to be chosen, runs, and what has failed."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
+
+import torch
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from normbench import limits
+from normbench.compose import compose
+from normbench.errors import UsageError
+from normbench.run import notes_shown
+from normbench.sweeping.display import LOOK_SECONDS, make_view, overall
+from normbench.sweeping.execution import Execution, Stopped
+from normbench.sweeping.folder import Entry, SweepFolder
+from normbench.sweeping.forecast import show_forecast, show_left_out
+from normbench.sweeping.gpus import devices_to_hand_out
+from normbench.sweeping.grid import Grid, read_exclusions, read_grid
+from normbench.sweeping.launchers import Launching, Share
+from normbench.sweeping.plan import PlannedRun, Planner, SweepPlan
+from normbench.sweeping.progress import Progress, Reader
+from normbench.sweeping.settings import SweepConfig, parse_settings, readable
+from normbench.sweeping.tuning import (
+    CHOICE_FILE,
+    check_tunable,
+    choose,
+    lines,
+    tuned_grid,
+    tuning_grid,
+    write_choices,
+)
+from normbench.targets import imported
+
+SWEEP_NAME = "sweep"  # of the folder, where neither the words nor an experiment name it
+
+
+@dataclass
+class Sweep:
+    """A sweep that is understood; nothing has been run or written.
+
+    plan: where learning rates are to be chosen, with those that are set in their place.
+    """
+
+    grid: Grid
+    settings: SweepConfig
+    launching: Launching
+    share: Share
+    devices: tuple[str, ...]
+    planner: Planner
+    plan: SweepPlan
+    quiet: bool
+    console: Console = field(default_factory=lambda: Console(file=sys.stdout))
+    token: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    def say(self, line: str) -> None:
+        """A line for the person, unless they asked for quiet."""
+        if not self.quiet:
+            self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    # ---- --dry-run
+
+    def forecast(self) -> int:
+        """Say what would run; returns the exit status."""
+        plan, title = self.plan, f"{self.plan.folder}"
+        if self.settings.lr:
+            tuning = self.planner.plan(tuning_grid(plan, self.settings))
+            show_forecast(self.console, tuning, self.share.jobs, f"{tuning.folder}: runs that choose learning rates")
+            title += ": runs that are reported, with the learning rate of each arm still to be chosen"
+        show_forecast(self.console, plan, self.share.jobs, title)
+        show_left_out(self.console, plan.left_out)
+        return 0
+
+    # ---- the runs
+
+    def run(self) -> int:
+        """Make the runs; returns the exit status."""
+        if not self.quiet:
+            show_left_out(self.console, self.plan.left_out)
+        try:
+            plan = self.tuned() if self.settings.lr else self.plan
+            progress = self.finish(plan)
+        except Stopped as stop:
+            return self.stopped(stop.number)
+        return self.told(plan, progress)
+
+    def tuned(self) -> SweepPlan:
+        """The plan with each arm's own learning rate, which runs on held out data have chosen."""
+        tuning = self.planner.plan(tuning_grid(self.plan, self.settings))
+        self.say(f"learning rates: {len(tuning.runs)} runs in {tuning.folder} choose on a tenth of the training data")
+        self.finish(tuning)
+        choices = choose(tuning)
+        write_choices(self.plan.folder / CHOICE_FILE, choices, self.settings)
+        for line in lines(choices):
+            self.say(line)
+        if all(choice.lr is None for choice in choices):
+            raise UsageError("sweep.lr=auto has found no learning rate for any arm: give others with sweep.lr_grid")
+        return self.planner.plan(tuned_grid(self.plan, choices))
+
+    def finish(self, plan: SweepPlan) -> Progress:
+        """Make the runs of a plan, and show how far they are."""
+        folder, entries = SweepFolder(plan.folder), [run.entry for run in plan.runs]
+        if self.settings.retry_failed:
+            self.forget_failures(folder, plan.runs)
+        reader = Reader(folder, entries)
+        if (progress := reader.read()).over < len(entries):
+            folder.path.mkdir(parents=True, exist_ok=True)
+            folder.write_plan(entries)
+            execution = Execution(self.launching, self.share, self.devices, self.token)
+            self.announce(plan, progress)
+            with make_view(self.console, reader, self.quiet).showing():
+                execution.finish(plan.runs)
+            progress = reader.read()
+        return progress
+
+    def announce(self, plan: SweepPlan, progress: Progress) -> None:
+        """Say what begins."""
+        left, share = len(plan.runs) - progress.over, self.share
+        threads = "1 thread" if share.threads == 1 else f"{share.threads} threads"
+        self.say(
+            f"{left} of {len(plan.runs)} runs to do, {min(left, share.jobs)} at a time with {threads} each, in "
+            f"{plan.folder}"
+        )
+
+    def forget_failures(self, folder: SweepFolder, runs: Sequence[PlannedRun]) -> None:
+        """Let runs that have failed be tried again."""
+        for run in runs:
+            if folder.state(run.name) == "failed":
+                folder.failures.forget(run.name)
+                status = folder.run(run.name).status
+                if status.exists():
+                    folder.run(run.name).write_status("interrupted", 0, run.steps, "to be tried again")
+
+    def stopped(self, number: int) -> int:
+        """Say how far it got."""
+        progress = Reader(SweepFolder(self.plan.folder), [run.entry for run in self.plan.runs]).read()
+        self.console.print(
+            f"stopped by {signal.Signals(number).name}: {progress.over} of {len(progress.standings)} runs are over; "
+            "the same command goes on, each run from its checkpoint",
+            highlight=False,
+            soft_wrap=True,
+        )
+        return 128 + number
+
+    def told(self, plan: SweepPlan, progress: Progress) -> int:
+        """Say how the sweep has ended, with a table of what has failed; returns the exit status."""
+        failed = [standing.entry for standing in progress.standings if standing.state == "failed"]
+        self.say(f"{overall(progress)} in {plan.folder}")
+        if self.quiet:
+            print(plan.folder)
+        if failed:
+            show_failures(self.console, SweepFolder(plan.folder), failed)
+        return 1 if failed else 0
+
+
+def show_failures(console: Console, folder: SweepFolder, entries: Sequence[Entry]) -> None:
+    """A table of the runs that have failed, and behind it the command that repeats each."""
+    failures = [folder.failure(entry) for entry in entries]
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("failed run", overflow="fold")
+    table.add_column("cause", overflow="fold")
+    for failure in failures:
+        table.add_row(Text(failure.run), Text(failure.cause))
+    console.print(table)
+    for failure in failures:
+        console.print(failure.command, markup=False, highlight=False, soft_wrap=True)
+    console.print("sweep.retry_failed=true tries them again; the commands above repeat one each", highlight=False)
+
+
+def understand(words: Sequence[str]) -> Sweep:
+    """What words ask for, planned down to each run; the data are loaded, which prepares them for all runs.
+
+    Raises:
+        UsageError: any mistake, or nothing is left to run.
+    """
+    grid = read_grid(words)
+    composed = compose("sweep", readable(last_each(grid.own)))
+    assert composed is not None
+    settings = parse_settings(composed.tree["sweep"])
+    launching = make_launching(composed.tree["launcher"])
+    device, quiet = grid.value("device") or "auto", grid.value("quiet") == "true"
+    gpus = 0 if launching.elsewhere or device == "cpu" else torch.cuda.device_count()
+    devices = devices_to_hand_out(device, gpus)
+    threads = grid.value("threads")
+    share = launching.share(settings.jobs, int(threads) if threads and threads.isdigit() else None, len(devices))
+    more = [] if grid.value("threads") else [f"threads={share.threads}"]
+    more += [] if grid.named else [f"name={SWEEP_NAME}"]
+    planner = Planner(launching.elsewhere)
+    with notes_shown(quiet):
+        plan = planner.plan(grid.with_words(*more), read_exclusions(settings.exclude or ()))
+    if settings.lr:
+        check_tunable(plan, grid, settings)
+    return Sweep(grid, settings, launching, share, devices, planner, plan, quiet)
+
+
+def last_each(words: Sequence[str]) -> list[str]:
+    """Of words for the same key the last one, except for exclusions, which add up."""
+    found: dict[str, str] = {}
+    for word in words:
+        key = word.partition("=")[0]
+        found[word if key == "sweep.exclude" else key] = word
+    return list(found.values())
+
+
+def make_launching(section: dict[str, object]) -> Launching:
+    """Where the runs are started.
+
+    Raises:
+        UsageError: it cannot be imported, is not installed, or does not take a setting.
+    """
+    settings = {key: value for key, value in section.items() if key != "_target_"}
+    make = imported(section.get("_target_"), f"launcher._target_={section.get('_target_')}")
+    try:
+        launching = make(**settings)
+    except TypeError as error:
+        raise UsageError(f"launcher does not take these settings ({error}): see normbench sweep --help") from error
+    if not isinstance(launching, Launching):
+        raise UsageError(f"launcher._target_={section['_target_']} makes no Launching: choose launcher=joblib, say")
+    launching.check()
+    return cast(Launching, launching)
+
+
+def sweep(words: Sequence[str], dry_run: bool) -> int:
+    """Make many runs, or say what they would take; returns the exit status.
+
+    Raises:
+        UsageError: any mistake in the words; nothing was started.
+        RunFailure: the launcher starts nothing.
+    """
+    understood = understand(words)
+    if dry_run:
+        return understood.forecast()
+    with limits.named(str(understood.plan.folder.parent)):
+        return understood.run()
+
+
+def watch(folder: Path) -> int:
+    """Show how far the sweeps of a folder are, which run elsewhere, until they are over; returns the exit status."""
+    runs = SweepFolder(folder)
+    entries = runs.read_plans()
+    if not entries:
+        raise UsageError(f"{folder} holds no sweep: give the folder of one, such as outputs/{SWEEP_NAME}")
+    reader = Reader(runs, entries)
+    view = make_view(Console(file=sys.stdout), reader, quiet=False)
+    try:
+        while view.look().over < len(entries):
+            time.sleep(LOOK_SECONDS)
+    finally:
+        view.close()
+    failed = [entry for entry in entries if runs.state(entry.run) == "failed"]
+    if failed:
+        show_failures(view.console, runs, failed)
+    return 1 if failed else 0

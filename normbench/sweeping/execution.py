@@ -1,0 +1,175 @@
+"""Brings the runs of a sweep to their end, whatever happens to one of them, and beside other sweeps on the folder."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from normbench.errors import RunFailure
+from normbench.sweeping.folder import OVER, SweepFolder
+from normbench.sweeping.job import Job, ask_to_stop, stop_file
+from normbench.sweeping.launchers import Launching, Share
+from normbench.sweeping.launching import launch
+from normbench.sweeping.plan import PlannedRun
+
+LOOK_SECONDS = 1.0  # between two looks at runs that another process has claimed
+REST_SECONDS = 5.0  # for a run that another process holds without a claim, as `normbench train` does
+END_SECONDS = 20.0  # for the processes of a pool that has broken
+
+
+class Stopped(Exception):
+    """A signal has ended the sweep; `number` is the signal's."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+@dataclass
+class StopSignal:
+    """Notes the first SIGINT or SIGTERM, and tells the jobs, wherever they are, by a file; a second SIGINT raises."""
+
+    folder: Path
+    sweep: str
+    number: int = 0
+
+    def ask(self, number: int, frame: FrameType | None = None) -> None:
+        """Stop the sweep."""
+        if self.number and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.number = number
+        ask_to_stop(self.folder, self.sweep)
+
+    @contextmanager
+    def heard(self) -> Iterator[None]:
+        """While this lasts, signals are noted."""
+        before = {number: signal.signal(number, self.ask) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            stop_file(self.folder, self.sweep).unlink(missing_ok=True)
+
+
+@dataclass
+class Execution:
+    """One sweep at work.
+
+    deaths: how often a run's process has ended without a word while this sweep watched.
+    """
+
+    launching: Launching
+    share: Share
+    devices: tuple[str, ...]
+    sweep: str
+    deaths: Counter[str] = field(default_factory=Counter)
+    resting: dict[str, float] = field(default_factory=dict)
+
+    def finish(self, runs: Sequence[PlannedRun]) -> None:
+        """Make all runs that are not over, and wait for those that others make.
+
+        Raises:
+            Stopped: by a signal.
+            RunFailure: the launcher starts nothing.
+        """
+        folder = SweepFolder(runs[0].path.parent, self.sweep)
+        stop = StopSignal(folder.path, self.sweep)
+        try:
+            with stop.heard():
+                while waiting := [run for run in runs if folder.state(run.name) not in OVER]:
+                    if batch := self.next_batch(folder, waiting):
+                        self.start(folder, batch, stop)
+                    else:
+                        time.sleep(LOOK_SECONDS)
+                    if stop.number:
+                        raise Stopped(stop.number)
+        except KeyboardInterrupt:
+            raise Stopped(signal.SIGINT) from None
+
+    def next_batch(self, folder: SweepFolder, waiting: Sequence[PlannedRun]) -> list[PlannedRun]:
+        """What to start: all that is free, and then, one at a time, the runs whose process has died."""
+        now = time.monotonic()
+        free = [run for run in waiting if not folder.claims.at_work(run.name) and self.resting.get(run.name, 0) < now]
+        return [run for run in free if not self.deaths[run.name]] or free[:1]
+
+    def start(self, folder: SweepFolder, batch: Sequence[PlannedRun], stop: StopSignal) -> None:
+        """Let the launcher make some runs; returns when it has no more to do."""
+        job = Job(
+            folder=folder.path.absolute(),
+            sweep=self.sweep,
+            here=Path.cwd(),
+            parent=os.getpid() if self.launching.children else None,
+            devices=self.devices,
+            own_process=self.launching.own_process,
+        )
+        before = {run.name: folder.state(run.name) for run in batch}
+        named = [(run.name, run.words) for run in batch]
+        try:
+            outcomes = launch(self.launching, job, named, self.share.jobs, folder.notes.absolute())
+        except Exception as error:  # whatever a launcher raises where a worker dies
+            if not self.bury(folder, batch, str(error)) and all(folder.state(name) == before[name] for name in before):
+                raise RunFailure(f"the launcher has started nothing ({one_line(error)}): see its settings") from error
+            return
+        for run, outcome in zip(batch, outcomes, strict=True):
+            if outcome == "elsewhere":
+                self.resting[run.name] = time.monotonic() + REST_SECONDS
+            if outcome == "interrupted" and not self.launching.own_process and not stop.number:
+                stop.ask(signal.SIGINT)
+        self.bury(folder, batch, "")
+
+    def bury(self, folder: SweepFolder, batch: Sequence[PlannedRun], error: str) -> bool:
+        """Count the runs whose process has died; one that has died twice, the second time alone, has failed."""
+        self.wait_for_ends(folder, batch)
+        dead = [run for run in batch if self.is_dead(folder, run)]
+        for run in dead:
+            self.deaths[run.name] += 1
+            if self.deaths[run.name] > 1:
+                cause = f"its process ended without a word, twice{how(error)}; where memory is short, give it more"
+                folder.failures.note(run.name, cause, run.command, error)
+                mark_failed(folder, run, cause)
+        return bool(dead)
+
+    def is_dead(self, folder: SweepFolder, run: PlannedRun) -> bool:
+        """Whether a process of this sweep has died over a run."""
+        owner = folder.claims.holder(run.name)
+        mine = owner is not None and owner.sweep == self.sweep
+        return mine and folder.state(run.name) not in OVER and not folder.claims.at_work(run.name)
+
+    def wait_for_ends(self, folder: SweepFolder, batch: Sequence[PlannedRun]) -> None:
+        """Wait for the other processes of a pool that has broken, which go down with it."""
+        deadline = time.monotonic() + END_SECONDS
+        while self.launching.children and time.monotonic() < deadline:
+            owners = [folder.claims.at_work(run.name) for run in batch]
+            if not any(owner and owner.sweep == self.sweep for owner in owners):
+                return
+            time.sleep(0.05)
+
+
+def mark_failed(folder: SweepFolder, run: PlannedRun, cause: str) -> None:
+    """Let the run's own directory say what has become of it."""
+    directory = folder.run(run.name)
+    if directory.path.is_dir():
+        _, status = folder.look(run.name)
+        with suppress(OSError):
+            directory.write_status("failed", int(status.get("step") or 0), run.steps, cause)
+
+
+def how(error: str) -> str:
+    """The signals or exit statuses that a launcher's error names."""
+    found = dict.fromkeys(re.findall(r"SIG[A-Z]+|EXIT\(\d+\)", error))
+    return f" ({', '.join(found)})" if found else ""
+
+
+def one_line(error: Any) -> str:
+    """What an exception says, in one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:500].rstrip(".")

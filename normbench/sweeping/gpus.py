@@ -1,0 +1,57 @@
+"""GPUs are handed out one a run: a lock for each, which the system gives back when its holder ends."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+WAIT_SECONDS = 0.5
+
+
+def devices_to_hand_out(device: str, gpus: int) -> tuple[str, ...]:
+    """The devices that runs take turns on; none where each run takes the one that is set.
+
+    Args:
+        device: as it is set: auto, cpu, cuda, cuda:N or mps.
+        gpus: CUDA devices of this machine.
+    """
+    several = device in ("auto", "cuda") and gpus > 1
+    return tuple(f"cuda:{number}" for number in range(gpus)) if several else ()
+
+
+@contextmanager
+def handed_out(devices: Sequence[str], folder: Path | None = None) -> Iterator[str | None]:
+    """Hold one of the devices, the first that is free; None where there are none to hand out.
+
+    Args:
+        devices: such as cuda:0, cuda:1.
+        folder: where the locks are; by default one that all sweeps of this user on this machine share.
+    """
+    if not devices:
+        yield None
+        return
+    folder = folder or Path(tempfile.gettempdir()) / f"normbench-devices-{os.getuid()}"
+    folder.mkdir(parents=True, exist_ok=True)
+    files = {device: open(folder / device.replace(":", "-"), "w") for device in devices}  # noqa: SIM115
+    try:
+        yield first_free({device: file.fileno() for device, file in files.items()})
+    finally:
+        for file in files.values():
+            file.close()
+
+
+def first_free(descriptors: dict[str, int]) -> str:
+    """Lock the first device that nobody else holds; waits for one."""
+    while True:
+        for device, descriptor in descriptors.items():
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return device
+            except BlockingIOError:
+                continue
+        time.sleep(WAIT_SECONDS)

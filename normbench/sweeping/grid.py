@@ -1,0 +1,202 @@
+"""From words in Hydra's sweep grammar to the points of a grid, each the words of one run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+
+from normbench.catalog import GROUPS, options
+from normbench.compose import check_own_keys, initialized, study, translated
+from normbench.config import KEYS, nearest
+from normbench.errors import UsageError
+from normbench.glance import glance, scalar
+from normbench.sweeping.settings import is_own
+
+# Of train's root config; a sweep has another.
+DEFAULT_NAME = "train"
+
+# What all runs of a sweep have in common.
+COMMON = ("name", "outputs", "device", "threads", "quiet", "rerun", "extend")
+
+
+@dataclass(frozen=True)
+class Point:
+    """The words of one run, and of them those that vary."""
+
+    words: tuple[str, ...]
+    varied: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """What a sweep runs over.
+
+    own: words of the sweep's own. varied: the keys that vary. named: whether words or an experiment name the folder.
+    """
+
+    points: tuple[Point, ...]
+    varied: tuple[str, ...] = ()
+    own: tuple[str, ...] = ()
+    named: bool = False
+
+    def with_words(self, *words: str) -> Grid:
+        """The grid with more words for all of its points."""
+        return replace(self, points=tuple(replace(point, words=(*point.words, *words)) for point in self.points))
+
+    def value(self, key: str) -> str | None:
+        """What a word that all points share sets a key to; None: none does."""
+        found = [word.partition("=")[2] for word in self.points[0].words if word.lstrip("+").partition("=")[0] == key]
+        return found[-1] if found else None
+
+
+@dataclass(frozen=True)
+class Exclusion:
+    """Runs to leave out: those that have all of some settings."""
+
+    text: str
+    settings: Mapping[str, Any]
+
+    def applies(self, value_of: Callable[[str], Any]) -> bool | None:
+        """Whether a run is left out; None: not known, as one of the settings is not (`value_of` raises KeyError)."""
+        unknown = False
+        for key, value in self.settings.items():
+            try:
+                if value_of(key) != value:
+                    return False
+            except KeyError:
+                unknown = True
+        return None if unknown else True
+
+
+def read_exclusions(texts: Iterable[str]) -> list[Exclusion]:
+    """What `sweep.exclude` says.
+
+    Raises:
+        UsageError: it is not KEY=VALUE,KEY=VALUE.
+    """
+    found = []
+    for text in texts:
+        pairs = [part.strip().partition("=") for part in text.split(",")]
+        if not all(key and value for key, _, value in pairs):
+            raise UsageError(
+                f"sweep.exclude={text} is not KEY=VALUE: write it as sweep.exclude='norm=batchnorm,placement=parallel'"
+            )
+        found.append(Exclusion(text, {key.strip(): plain_value(value) for key, _, value in pairs}))
+    return found
+
+
+def plain_value(text: str) -> Any:
+    """What a word's value stands for, numbers in one form: `1e-3` and `0.001` are one value."""
+    value = scalar(text.strip("'\" "))
+    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def read_grid(words: Sequence[str]) -> Grid:
+    """The grid that words ask for; an experiment's `hydra.sweeper.params` are words that the command line's win over.
+
+    Raises:
+        UsageError: a mistake in the words, or several values for what all runs share.
+    """
+    given = [word for word in words if not is_own(word)]
+    check_own_keys(given)
+    with initialized() as loader:
+        overrides = read(given, loader)
+        name, params = study_of(overrides)
+        more = read([word for word in params if not is_own(word)], loader)
+        merged = {named(override): override for override in (*more, *overrides)}
+        check_common(merged.values())
+        with translated("sweep", given):
+            grid = make_grid(list(merged.values()))
+    own = tuple(word for word in (*params, *words) if is_own(word))
+    return replace(grid, own=own, named="name" in merged or name != DEFAULT_NAME)
+
+
+def read(words: Sequence[str], loader: Any) -> list[Override]:
+    """Words as Hydra's parser reads them.
+
+    Raises:
+        UsageError: they are not in its grammar.
+    """
+    with translated("sweep", list(words)):
+        return list(OverridesParser.create(config_loader=loader).parse_overrides(list(words)))
+
+
+def named(override: Override) -> str:
+    """The key that an override sets, whatever sign stands before it."""
+    return override.get_key_element().lstrip("+~")
+
+
+def study_of(overrides: Sequence[Override]) -> tuple[str, list[str]]:
+    """The name and the words that an experiment holds, if one is chosen."""
+    if not any(named(override) in ("experiment", "hydra.searchpath") for override in overrides):
+        return DEFAULT_NAME, []
+    name, params = study("train", [text(override) for override in overrides if not override.is_sweep_override()])
+    return name, [f"{key}={value}" for key, value in params.items()]
+
+
+def text(override: Override) -> str:
+    """An override as it was written."""
+    return override.input_line or ""
+
+
+def check_common(overrides: Iterable[Override]) -> None:
+    """Refuse several values of what all runs share, and sweeps without points."""
+    for override in overrides:
+        if override.is_sweep_override() and named(override) in COMMON:
+            raise UsageError(
+                f"{text(override)} cannot vary within a sweep: give {named(override)} one value, or start a sweep "
+                "for each"
+            )
+        if override.is_interval_sweep():
+            raise UsageError(
+                f"{text(override)} has no points to run at: give values, choice(A,B) or range(FROM,TO,STEP)"
+            )
+
+
+def make_grid(overrides: Sequence[Override]) -> Grid:
+    """All combinations of what varies, in the order of the words, the last one changing first."""
+    fixed = [text(override) for override in overrides if not override.is_sweep_override()]
+    sweeps = [override for override in overrides if override.is_sweep_override()]
+    for override in sweeps:
+        if not list(override.sweep_string_iterator()):
+            raise UsageError(f"{text(override)} stands for no value: {nothing_found(override)}")
+    (combinations,) = BasicSweeper.split_arguments(sweeps, None) if sweeps else [[[]]]
+    glance("sweep", [*fixed, *dict.fromkeys(word for combination in combinations for word in combination)])
+    varied = tuple(named(override) for override in sweeps)
+    points = (
+        Point((*words, *fixed), dict(zip(varied, (word.partition("=")[2] for word in words), strict=True)))
+        for words in combinations
+    )
+    return Grid(tuple(points), varied)
+
+
+def nothing_found(override: Override) -> str:
+    """What a glob could have found."""
+    group = named(override)
+    return f"normbench list {group} shows what there is" if group in GROUPS else "glob() is for groups, such as norm"
+
+
+def check_matched(exclusions: Sequence[Exclusion], matched: set[str], seen: Mapping[str, set[str]]) -> None:
+    """Refuse an exclusion that leaves out nothing, most likely a misspelt one.
+
+    Args:
+        exclusions: all that were given.
+        matched: the texts of those that have left out a run.
+        seen: the values that each key has among the runs.
+    """
+    for exclusion in exclusions:
+        if exclusion.text in matched:
+            continue
+        known = {key: {*seen.get(key, ()), *(options(key) if key in GROUPS else ())} for key in exclusion.settings}
+        hints = [nearest(str(value), known[key]) for key, value in exclusion.settings.items()
+                 if str(value) not in known[key]]  # fmt: skip
+        hints += [nearest(key, (*KEYS, *GROUPS)) for key in exclusion.settings if key not in KEYS and key not in GROUPS]
+        raise UsageError(
+            f"sweep.exclude={exclusion.text} leaves out none of the runs: {''.join(hints)}leave it out, or give "
+            "settings that a run has"
+        )

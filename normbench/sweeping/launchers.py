@@ -1,0 +1,187 @@
+"""Where the runs of a sweep are started: our few settings for each of Hydra's launchers.
+
+Each class takes the settings of its YAML in `conf/launcher/`, says how many runs it has at a time with how many threads
+each, and makes the launcher of Hydra's that starts them.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from hydra.plugins.launcher import Launcher
+
+from normbench.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Share:
+    """What runs get of a machine. jobs: runs at a time. threads: of each."""
+
+    jobs: int
+    threads: int
+
+
+class Launching(ABC):
+    """How runs are started.
+
+    elsewhere: on machines that this one knows nothing of. children: its processes end when the sweep does.
+    own_process: a run that dies does not take the sweep with it.
+    """
+
+    elsewhere = False
+    children = False
+    own_process = True
+
+    def check(self) -> None:  # noqa: B027 (most need nothing)
+        """Refuse where something must be installed first.
+
+        Raises:
+            UsageError: what to install.
+        """
+
+    @abstractmethod
+    def share(self, jobs: int | None, threads: int | None, gpus: int) -> Share:
+        """What each run gets; jobs and threads as they were asked for. gpus: that are handed out, 0: none."""
+
+    @abstractmethod
+    def make(self, jobs: int, notes: Path) -> Launcher:
+        """Hydra's launcher. jobs: runs at a time. notes: a folder for what it writes."""
+
+
+def cores() -> int:
+    """CPU cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def fair(jobs: int | None, threads: int | None, gpus: int) -> Share:
+    """Runs side by side that together have no more threads than there are cores.
+
+    A run for each core by default: the small models of these comparisons gain less from a second thread than a second
+    run does.
+    """
+    at_a_time = jobs or gpus or max(1, cores() // (threads or 1))
+    return Share(at_a_time, threads or max(1, cores() // at_a_time))
+
+
+class Here(Launching):
+    """One run after another in this process."""
+
+    own_process = False
+
+    def share(self, jobs: int | None, threads: int | None, gpus: int) -> Share:
+        if jobs not in (None, 1):
+            raise UsageError(f"sweep.jobs={jobs} is not for launcher=local, one run after another: use launcher=joblib")
+        return Share(1, threads or cores())
+
+    def make(self, jobs: int, notes: Path) -> Launcher:
+        from hydra._internal.core_plugins.basic_launcher import BasicLauncher
+
+        return BasicLauncher()
+
+
+class Processes(Launching):
+    """Runs side by side in processes of this machine, which stay warm from run to run."""
+
+    children = True
+
+    def share(self, jobs: int | None, threads: int | None, gpus: int) -> Share:
+        return fair(jobs, threads, gpus)
+
+    def make(self, jobs: int, notes: Path) -> Launcher:
+        from hydra_plugins.hydra_joblib_launcher.joblib_launcher import JoblibLauncher
+
+        # With one job joblib would run it in this process, which must outlive it: then a second worker stands idle.
+        return JoblibLauncher(n_jobs=max(2, jobs), batch_size=1, pre_dispatch=max(2, jobs))
+
+
+@dataclass
+class Submitit(Launching):
+    """A job of a cluster for each run; `executor=local` starts the same jobs as processes of this machine."""
+
+    executor: str
+    timeout_min: int
+    cpus_per_task: int
+    gpus_per_node: int | None = None
+    mem_gb: int | None = None
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    constraint: str | None = None
+    array_parallelism: int = 64
+    additional_parameters: Mapping[str, Any] = field(default_factory=dict)
+
+    def check(self) -> None:
+        if self.executor not in ("slurm", "local"):
+            raise UsageError(f"launcher.executor={self.executor} is unknown: use slurm or local")
+        installed("hydra_plugins.hydra_submitit_launcher", "submitit")
+
+    @property
+    def elsewhere(self) -> bool:  # type: ignore[override]
+        return self.executor == "slurm"
+
+    def share(self, jobs: int | None, threads: int | None, gpus: int) -> Share:
+        return Share(jobs or self.array_parallelism, threads or self.cpus_per_task)
+
+    def make(self, jobs: int, notes: Path) -> Launcher:
+        from hydra_plugins.hydra_submitit_launcher.submitit_launcher import LocalLauncher, SlurmLauncher
+
+        settings = {
+            "submitit_folder": str(notes / "submitit" / "%j"),
+            "name": "normbench",
+            "timeout_min": self.timeout_min,
+            "cpus_per_task": self.cpus_per_task,
+            "gpus_per_node": self.gpus_per_node,
+            "mem_gb": self.mem_gb,
+        }
+        if not self.elsewhere:
+            return LocalLauncher(**{key: value for key, value in settings.items() if value is not None})
+        slurm = {key: getattr(self, key) for key in ("partition", "account", "qos", "constraint")}
+        slurm |= {"array_parallelism": jobs, "additional_parameters": dict(self.additional_parameters)}
+        return SlurmLauncher(**{key: value for key, value in {**settings, **slurm}.items() if value is not None})
+
+
+@dataclass
+class Ray(Launching):
+    """A task of a Ray cluster for each run; without an address a cluster of this machine is started."""
+
+    address: str | None
+    cpus_per_run: float
+    gpus_per_run: float
+
+    def check(self) -> None:
+        installed("ray", "ray")
+
+    @property
+    def elsewhere(self) -> bool:  # type: ignore[override]
+        return self.address is not None
+
+    def share(self, jobs: int | None, threads: int | None, gpus: int) -> Share:
+        own = threads or max(1, int(self.cpus_per_run))
+        return Share(jobs or max(1, cores() // own), own)
+
+    def make(self, jobs: int, notes: Path) -> Launcher:
+        from normbench.sweeping.ray_launcher import RayLauncher
+
+        return RayLauncher(self.address, jobs, self.cpus_per_run, self.gpus_per_run)
+
+
+def installed(module: str, extra: str) -> None:
+    """Refuse where an extra is not installed.
+
+    Raises:
+        UsageError: it is not.
+    """
+    try:
+        found = find_spec(module)
+    except ModuleNotFoundError:
+        found = None
+    if found is None:
+        raise UsageError(f"launcher={extra} is not installed: pip install 'normbench[{extra}]'")

@@ -1,0 +1,218 @@
+"""From the points of a grid to runs that are fully decided, down to the name of each one's directory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from normbench import assembly
+from normbench.catalog import GROUPS, Choices
+from normbench.compose import Composition, compose_each
+from normbench.config import Tree, lookup, parse
+from normbench.errors import CombinationRefused, UsageError
+from normbench.plan import directory_of, with_steps
+from normbench.request import check_settings, settled, wanted
+from normbench.sweeping.folder import Entry, command
+from normbench.sweeping.grid import Exclusion, Grid, Point, check_matched, plain_value
+from normbench.types import Data
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One run that a sweep makes.
+
+    words: those that `train` is given to make just this run. arm: what varies, less the seed.
+    """
+
+    words: tuple[str, ...]
+    arm: Mapping[str, str]
+    seed: int
+    steps: int
+    tree: Tree
+    choices: Choices
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def entry(self) -> Entry:
+        """The run as the sweep's folder lists it."""
+        return Entry(self.name, dict(self.arm), self.seed, self.steps, self.words)
+
+    @property
+    def command(self) -> str:
+        """What repeats just this run."""
+        return command(self.words)
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Points that are not run, and why."""
+
+    points: str
+    reason: str
+    count: int
+
+
+@dataclass(frozen=True)
+class SweepPlan:
+    """The runs of a sweep, each once, and what is left out.
+
+    folder: of all its runs. left_out: by reason.
+    """
+
+    folder: Path
+    runs: tuple[PlannedRun, ...]
+    left_out: tuple[LeftOut, ...]
+
+    @property
+    def arms(self) -> dict[str, list[PlannedRun]]:
+        """The runs by arm, in the order of the words."""
+        found: dict[str, list[PlannedRun]] = {}
+        for run in self.runs:
+            found.setdefault(arm_name(run.arm), []).append(run)
+        return found
+
+
+@dataclass
+class Planner:
+    """Plans grids; data that several runs share are loaded once.
+
+    elsewhere: the runs are made on machines whose devices are not known here.
+    """
+
+    elsewhere: bool = False
+    loaded: dict[str, Data] = field(default_factory=dict)
+
+    def plan(self, grid: Grid, exclusions: Sequence[Exclusion] = ()) -> SweepPlan:
+        """Decide every run of a grid.
+
+        Raises:
+            UsageError: a mistake in the words, an exclusion that fits no run, or no run is left.
+        """
+        kept, left_out = self.sorted_out(grid, exclusions)
+        runs: dict[Path, PlannedRun] = {}
+        for point, composition in kept:
+            try:
+                run = self.decided(point, composition)
+            except CombinationRefused as refusal:
+                left_out.append((point, str(refusal)))
+            else:
+                runs.setdefault(run.path, run)
+        if not runs:
+            reasons = "; ".join(dict.fromkeys(reason for _, reason in left_out))
+            raise UsageError(f"the grid is empty: none of its {len(grid.points)} runs is left ({reasons})")
+        return SweepPlan(next(iter(runs)).parent, tuple(runs.values()), gathered(left_out))
+
+    def sorted_out(
+        self, grid: Grid, exclusions: Sequence[Exclusion]
+    ) -> tuple[list[tuple[Point, Composition]], list[tuple[Point, str]]]:
+        """The points with their configurations, less those that are excluded; of those, why."""
+        matched: set[str] = set()
+        left_out: list[tuple[Point, str]] = []
+
+        def excluded(point: Point, composition: Composition | None) -> bool:
+            for exclusion in exclusions:
+                if exclusion.applies(lambda key: value_of(key, point, composition)):
+                    matched.add(exclusion.text)
+                    left_out.append((point, f"sweep.exclude={exclusion.text}"))
+                    return True
+            return False
+
+        points = [point for point in grid.points if not excluded(point, None)]
+        compositions = compose_each("train", [point.words for point in points])
+        kept = [(p, c) for p, c in zip(points, compositions, strict=True) if not excluded(p, c)]
+        check_matched(exclusions, matched, values_seen(kept))
+        return kept, left_out
+
+    def decided(self, point: Point, composition: Composition) -> PlannedRun:
+        """One run.
+
+        Raises:
+            CombinationRefused: its parts do not go together.
+            UsageError: any other mistake.
+        """
+        composition = settled(composition)
+        tree: Tree
+        tree, choices = wanted(composition)
+        assembly.check_combination(tree, choices.groups)
+        check_settings(tree)
+        config = parse(tree)
+        data = self.data(tree)
+        steps = assembly.number_of_steps(tree, data)
+        tree = with_steps(tree, steps)
+        device = self.device_type(config.device)
+        directory = directory_of(tree, choices, data, device, config.threads or torch.get_num_threads())
+        arm = {key: value for key, value in point.varied.items() if key != "seed"}
+        return PlannedRun(composition.overrides, arm, config.seed, steps, tree, choices, directory.path)
+
+    def device_type(self, device: str) -> str:
+        """What kind of device the run's name counts in."""
+        if self.elsewhere and device == "auto":
+            raise UsageError(
+                "device=auto is not known before a cluster has chosen the machine: give device=cpu or cuda"
+            )
+        return device.partition(":")[0] if self.elsewhere else assembly.resolve_device(device).type
+
+    def data(self, tree: Tree) -> Data:
+        """What a run learns, loaded once for all runs with the same data section."""
+        key = json.dumps(tree["data"], sort_keys=True)
+        if key not in self.loaded:
+            self.loaded[key] = assembly.factory(tree, "data")(seed=tree["seed"])
+        return self.loaded[key]
+
+
+def value_of(key: str, point: Point, composition: Composition | None) -> Any:
+    """A run's option of a group or value of a key, in one form.
+
+    Raises:
+        KeyError: it has none, or none is known before its configuration is composed.
+    """
+    words = {word.lstrip("+").partition("=")[0]: word.partition("=")[2] for word in point.words}
+    if key in words:
+        return plain_value(words[key])
+    if composition is None:
+        raise KeyError(key)
+    found = composition.groups[key] if key in GROUPS else lookup(composition.tree, key)
+    return plain_value(str(found)) if isinstance(found, int | float) and not isinstance(found, bool) else found
+
+
+def values_seen(kept: Iterable[tuple[Point, Composition]]) -> dict[str, set[str]]:
+    """The values that each varied key and each group has among the runs."""
+    seen: dict[str, set[str]] = {}
+    for point, composition in kept:
+        for key, value in {**composition.groups, **point.varied}.items():
+            seen.setdefault(key, set()).add(value)
+    return seen
+
+
+def gathered(left_out: Iterable[tuple[Point, str]]) -> tuple[LeftOut, ...]:
+    """Points that are left out by the same reason, as one row."""
+    rows: dict[str, list[Point]] = {}
+    for point, reason in left_out:
+        rows.setdefault(reason, []).append(point)
+    return tuple(LeftOut(alike(points), reason, len(points)) for reason, points in rows.items())
+
+
+def alike(points: Sequence[Point]) -> str:
+    """What points have in common of what varies."""
+    first = points[0].varied
+    common = {key: value for key, value in first.items() if all(point.varied[key] == value for point in points)}
+    return arm_name(common)
+
+
+def arm_name(arm: Mapping[str, str]) -> str:
+    """Such as `rmsnorm · pre · lr=0.001`: options by their words, own classes by their names."""
+    words = []
+    for key, value in arm.items():
+        name = key.rpartition(".")[2]
+        own = name == "_target_"
+        words.append(value.rpartition(".")[2].lower() if own else value if key in GROUPS else f"{name}={value}")
+    return " · ".join(words) or "all runs"

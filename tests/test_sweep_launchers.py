@@ -1,0 +1,143 @@
+"""Where runs are started: shares of a machine, Slurm's script, jobs of submitit and tasks of Ray for real."""
+
+from __future__ import annotations
+
+import re
+import stat
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from killing import Server
+from run_records import assert_same, read_record
+from test_sweep_pool import Start
+from test_sweep_pool import start as start  # a fixture
+from tiny_sweeps import CNN, LENGTHS, OWN_NORMS, finished, own_words, records, run_directories, statuses, sweep_words
+
+from normbench.catalog import options
+from normbench.errors import UsageError
+from normbench.sweeping import launchers
+from normbench.sweeping.conduct import make_launching
+from normbench.sweeping.launchers import Here, Launching, Processes, Ray, Share, Submitit
+
+pytest_plugins = ["run_fixtures"]
+
+
+def test_runs_side_by_side_never_have_more_threads_than_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launchers, "cores", lambda: 8)
+    joblib = Processes()
+    assert joblib.share(None, None, 0) == Share(8, 1)
+    assert joblib.share(2, None, 0) == Share(2, 4)
+    assert joblib.share(3, None, 0) == Share(3, 2)
+    assert joblib.share(None, 4, 0) == Share(2, 4)
+    assert joblib.share(None, None, 2) == Share(2, 4)  # a run for each GPU
+    assert joblib.share(16, None, 0) == Share(16, 1)
+    assert Here().share(None, None, 0) == Share(1, 8)
+    assert Ray(None, 2, 0).share(None, None, 0) == Share(4, 2)
+    assert Submitit("slurm", 60, 4).share(None, None, 0) == Share(64, 4)
+
+
+def test_a_launcher_that_is_not_installed_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launchers, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match=r"launcher=ray is not installed: pip install 'normbench\[ray\]'"):
+        make_launching({"_target_": "normbench.sweeping.launchers.Ray", "address": None, "cpus_per_run": 1,
+                        "gpus_per_run": 0})  # fmt: skip
+    with pytest.raises(UsageError, match="makes no Launching"):
+        make_launching({"_target_": "builtins.dict"})
+    with pytest.raises(UsageError, match="does not take these settings"):
+        make_launching({"_target_": "normbench.sweeping.launchers.Here", "colour": "red"})
+
+
+def test_every_launcher_has_a_class() -> None:
+    classes = {launcher.__name__ for launcher in Launching.__subclasses__()}
+    assert classes == {"Here", "Processes", "Submitit", "Ray"}
+    assert set(options("launcher")) == {"local", "joblib", "submitit", "ray"}
+
+
+# ---- submitit
+
+SBATCH = """#!/bin/sh
+for last; do :; done
+cp "$last" "$(dirname "$0")/script"
+echo "no cluster here" >&2
+exit 1
+"""
+
+
+def test_the_script_for_slurm(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for name in ("sbatch", "srun"):
+        (programs / name).write_text(SBATCH)
+        (programs / name).chmod(stat.S_IRWXU)
+    script = slurm_script(server, tmp_path, programs)
+    asked = dict(re.findall(r"^#SBATCH --([\w-]+)=(\S+)", script, re.MULTILINE))
+    expected = {"partition": "gpu", "cpus-per-task": "3", "time": "30", "job-name": "normbench", "account": "me"}
+    assert expected.items() <= asked.items()
+    assert asked["array"] == "0-3%2"
+    assert asked["output"].startswith(str(tmp_path / "outputs" / "sweep" / ".sweep" / "submitit"))
+    assert "submitit.core._submit" in script
+
+
+def slurm_script(server: Server, folder: Path, programs: Path) -> str:
+    """What sbatch is given; the sweep says that it has started nothing."""
+    import os
+    import subprocess
+    import sys
+
+    words = ["sweep", "norm=rmsnorm,batchnorm", "seed=0,1", *CNN, *(w for w in LENGTHS if "threads" not in w)]
+    words += ["launcher=submitit", "launcher.partition=gpu", "launcher.cpus_per_task=3", "launcher.timeout_min=30"]
+    words += ["launcher.account=me", "launcher.array_parallelism=2"]
+    path = {"PATH": f"{programs}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        [sys.executable, "-m", "normbench", *words],
+        cwd=folder, env={**server.environment, **path}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    assert "the launcher has started nothing" in done.stderr
+    assert "Traceback" not in done.stderr
+    return (programs / "script").read_text()
+
+
+@pytest.mark.slow
+def test_jobs_of_submitit_on_this_machine(server: Server, start: Start, tmp_path: Path) -> None:
+    whole, there = tmp_path / "whole", tmp_path / "there"
+    whole.mkdir()
+    there.mkdir()
+    words = ["norm=rmsnorm", "seed=0,1", *CNN, *LENGTHS]
+    finished(server, ["sweep", *words, "launcher=local"], whole)
+    status, output = start(["sweep", *words, "launcher=submitit", "launcher.executor=local"], there).ended()
+    assert status == 0, output
+    assert output.splitlines()[-1] == "2/2 runs in outputs/sweep"
+    found, expected = records(there), records(whole)
+    assert found.keys() == expected.keys()
+    for name, record in found.items():
+        assert_same(record, expected[name])
+
+
+# ---- Ray
+
+ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install 'normbench[ray]'")
+
+
+@ray
+@pytest.mark.slow
+def test_tasks_of_a_ray_cluster_of_one_node(server: Server, start: Start, tmp_path: Path) -> None:
+    whole, there = tmp_path / "whole", tmp_path / "there"
+    whole.mkdir()
+    there.mkdir()
+    finished(server, sweep_words(), whole)
+    status, output = start(sweep_words("sweep.jobs=2", launcher="ray"), there).ended()
+    assert status == 0, output
+    for name, path in run_directories(there).items():
+        assert_same(read_record(path), records(whole)[name])
+
+
+@ray
+@pytest.mark.slow
+def test_a_ray_task_that_dies_takes_no_other_with_it(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "own_norms.py").write_text(OWN_NORMS)
+    status, output = start([*own_words("Killer", "Fine", launcher="ray"), "sweep.jobs=2"], tmp_path).ended()
+    assert status == 1, output
+    assert statuses(tmp_path) == {"killer": "failed", "fine": "finished"}
+    assert output.count("its process ended without a word, twice") == 1
