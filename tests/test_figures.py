@@ -222,6 +222,16 @@ def test_what_varies_need_not_be_a_norm(tmp_path: Path, key: str, values: tuple[
     assert len(colors - {"#3b424a", "#c9ced4"}) == len(values)
 
 
+def test_accuracy_is_judged_where_classes_are(tmp_path: Path) -> None:
+    for norm, seed in itertools.product(("layernorm", "dyt"), range(3)):
+        accuracy = 0.9 + 0.01 * seed - (0.05 + 0.001 * seed) * (norm == "dyt")
+        make_run(tmp_path, norm=norm, seed=seed, kind="image_classification", accuracy=accuracy)
+    figure = drawn(tmp_path, tmp_path / "out")["differences"]
+    (mean,) = chosen(figure, kind="mean")
+    assert (mean["arm"], float(mean["difference"])) == ("dyt", pytest.approx(-5.1))
+    assert "percentage points" in figure.alt
+
+
 # ---- colours
 
 

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from normbench.analysis.figures.bands import Array, Band, Line, band_of, common_steps, line_of, said
-from normbench.analysis.figures.canvas import Drawing, Grid, finish, grid, log_ticks
+from normbench.analysis.figures.canvas import Drawing, Grid, finish, grid
+from normbench.analysis.figures.lettering import log_ticks
 from normbench.analysis.figures.losses import counted, draw_band, few
 from normbench.analysis.figures.selection import Panel, members, panels_of, shown
 from normbench.analysis.records import Arm, Run
@@ -139,16 +140,11 @@ def profile(runs: Sequence[dict[int, Line]], step: int) -> Band | None:
     """A quantity over the blocks at one step, over the seeds that have it."""
     lines = []
     for run in runs:
-        found = [(block, at(line, step)) for block, line in run.items() if step in line.steps]
+        found = [(block, line.y[line.steps == step].item()) for block, line in run.items() if step in line.steps]
         if found:
             blocks, values = np.array([block for block, _ in found]), np.array([value for _, value in found])
             lines.append(Line(blocks, blocks.astype(float), values))
     return band_of(lines)
-
-
-def at(line: Line, step: int) -> float:
-    """A line's value at a step that it has."""
-    return float(line.y[np.searchsorted(line.steps, step)])
 
 
 # ---- by step

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from normbench.analysis.comparisons import Comparison
-from normbench.analysis.figures.canvas import WIDTH, Drawing, blank, plain
+from normbench.analysis.figures.canvas import WIDTH, Drawing, blank
+from normbench.analysis.figures.lettering import plain
 from normbench.analysis.figures.palette import INK
 from normbench.analysis.figures.selection import Entry, panels_of
 from normbench.analysis.records import Arm

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from normbench.analysis.figures.canvas import WIDTH, Drawing, blank, plain
+from normbench.analysis.figures.canvas import WIDTH, Drawing, blank
+from normbench.analysis.figures.lettering import plain
 from normbench.analysis.figures.palette import EMPTY, INK
 from normbench.analysis.figures.selection import diverged, value_of, varied_among, words
 from normbench.analysis.measures import Metric, final, known

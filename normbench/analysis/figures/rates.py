@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from normbench.analysis.comparisons import LEARNING_RATE, without_rate
-from normbench.analysis.figures.canvas import Drawing, finish, grid, log_ticks
+from normbench.analysis.figures.canvas import Drawing, finish, grid
+from normbench.analysis.figures.lettering import log_ticks
 from normbench.analysis.figures.losses import counted
 from normbench.analysis.figures.selection import Entry, Panel, diverged, panels_of, shown, value_of
 from normbench.analysis.measures import Metric, final, known

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from normbench.analysis.figures.canvas import Drawing, grid, handle, log_ticks, plain
+from normbench.analysis.figures.canvas import WIDTH, Drawing, grid, handle
+from normbench.analysis.figures.lettering import log_ticks, plain
 from normbench.analysis.figures.palette import INK
 from normbench.analysis.figures.selection import Entry, panels_of
 from normbench.analysis.measures import Metric, final, known
@@ -24,6 +25,7 @@ COLUMNS = ("arm", "runs", "step_ms", "step_ms_low", "step_ms_high", "loss", "los
 
 # Of so many arms all have their names beside them where there is room; of more, those on the front.
 NAMED = 10
+EDGE = 72 * (WIDTH - 0.05)  # of the figure, in points
 
 
 @dataclass(frozen=True)
@@ -112,12 +114,14 @@ def name_spots(axes: Axes, named: Sequence[Spot], spots: Sequence[Spot]) -> None
     taken = [(x - 5, x + 5, y) for x, y in places.values()]
     for spot in named:
         name, (x, y) = plain(spot.entry.arm.name, 30), places[spot.entry.arm.name]
+        width = 6 * len(name)
+        side = 7 if x + 7 + width < EDGE else -7  # to the left where the figure ends
         for rise in (5.0, -12.0, -3.0):
-            left, right, height = x + 7, x + 7 + 6 * len(name), y + rise + 3
-            if all(right < start or end < left or abs(height - other) > 9 for start, end, other in taken):
-                taken.append((left, right, height))
-                at = (spot.ms[0], spot.loss[0])
-                axes.annotate(name, at, xytext=(7, rise), textcoords="offset points", fontsize=9)
+            left, height = x + side - (width if side < 0 else 0), y + rise + 3
+            if all(left + width < start or end < left or abs(height - other) > 9 for start, end, other in taken):
+                taken.append((left, left + width, height))
+                at, align = (spot.ms[0], spot.loss[0]), "left" if side > 0 else "right"
+                axes.annotate(name, at, xytext=(side, rise), textcoords="offset points", fontsize=9, ha=align)
                 break
 
 
