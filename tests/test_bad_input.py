@@ -247,7 +247,7 @@ def test_a_key_refuses_a_wrong_value_on_the_command_line(path: str, capsys: pyte
 
 @pytest.mark.parametrize(
     "line",
-    ["trian", "norm=rmsnorm", "sweep", "report --help", "help trian", "list norms", "tensorboard", "tensorboard ."],
+    ["trian", "norm=rmsnorm", "sweep", "bench --help", "help trian", "list norms", "tensorboard", "tensorboard ."],
 )
 def test_wrong_commands(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     refused(line.split(), capsys)
