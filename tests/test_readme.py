@@ -66,6 +66,8 @@ def test_train_command(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     elif any(flag in command for flag in ("--cfg", "--help", "--dry-run")):
         assert main(words(command)) == 0
         assert not (tmp_path / "outputs").exists()
+    elif "data=wikitext2" in command:  # whose last evaluation alone takes minutes
+        assert main([*words(command), "--dry-run"]) == 0
     else:
         assert main([*words(command), *SHORT]) == 0
         assert list(tmp_path.glob("outputs/*/*/summary.json"))
@@ -92,7 +94,7 @@ def tour(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert main([*words(TRAIN[1]), *SHORT]) == 0
 
 
-NEEDING_A_RUN = ("tensorboard", "sample")
+NEEDING_A_RUN = ("tensorboard", "sample", "report", "compare")
 
 
 @pytest.mark.parametrize(
@@ -100,7 +102,7 @@ NEEDING_A_RUN = ("tensorboard", "sample")
     [
         pytest.param(command, marks=pytest.mark.slow) if words(command)[0] == "check" else command
         for command in OTHER
-        if words(command)[0] not in NEEDING_A_RUN
+        if words(command)[0] not in (*NEEDING_A_RUN, "sweep")
     ],
 )
 def test_other_command(
@@ -135,6 +137,20 @@ def test_sample_command_writes(
     capsys.readouterr()
     assert main([word.replace("RUN", run.name) for word in words(command)]) == 0
     assert capsys.readouterr().out.startswith("The ")
+
+
+@pytest.mark.slow
+def test_the_commands_for_many_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    many = [command for command in OTHER if words(command)[0] in ("sweep", "report", "compare")]
+    assert len(many) == 5
+    for command in many:
+        short = ["trainer.steps=4", "trainer.eval_every=2", "launcher=local"] if command.endswith("=smoke") else []
+        assert main([*words(command), *short]) == 0, capsys.readouterr()
+        assert len(capsys.readouterr().out) > 100
+    assert (tmp_path / "outputs/smoke/report/report.html").exists()
 
 
 def test_the_notebook_s_lines_run(
