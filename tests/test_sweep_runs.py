@@ -7,6 +7,7 @@ import signal
 import time
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from killing import Server, Trap
 from run_records import Record, assert_same, read_record
@@ -72,7 +73,9 @@ def test_the_same_command_again_does_nothing(server: Server, whole: Path) -> Non
 
 
 def test_a_wider_grid_makes_only_what_is_missing(server: Server, whole: Path, tmp_path: Path) -> None:
-    output = finished(server, ["sweep", "norm=rmsnorm", "seed=0", *CNN, *LENGTHS, "launcher=local"], tmp_path)
+    output = finished(
+        server, ["sweep", "norm=rmsnorm", "seed=0", *CNN, *LENGTHS, "launcher=local", "sweep.report=false"], tmp_path
+    )
     assert "1 of 1 runs to do" in output
     assert "3 of 4 runs to do" in finished(server, sweep_words(), tmp_path)
     assert all(len(sessions(path)) == 1 for path in run_directories(tmp_path).values())
@@ -202,3 +205,27 @@ def test_another_process_may_watch(server: Server, whole: Path, own: Path) -> No
     server.start(own_words("Boom", "Fine"), own).wait()
     watching = server.start(["sweep", "--watch", "outputs/sweep"], own)
     assert (watching.wait(), "boom, and over" in watching.output) == (1, True)
+
+
+@pytest.mark.slow
+def test_the_report_at_the_end_is_that_of_an_undisturbed_sweep(server: Server, whole: Path, tmp_path: Path) -> None:
+    """But for times and memory, after two kills."""
+    for trap in (Trap("training > gradients", 16), Trap("preparation > begin", 2)):
+        assert server.start(sweep_words("sweep.report=true"), tmp_path, trap).wait() == -signal.SIGKILL
+    output = finished(server, sweep_words("sweep.report=true"), tmp_path)
+    assert output.splitlines()[-1] == "outputs/sweep/report/report.html"
+    finished(server, ["report", "outputs/sweep"], whole)
+    columns = ["run", "status", "step", "norm", "seed", "loss/val", "accuracy/val", "loss/train"]
+    said = []
+    for folder in (whole, tmp_path):
+        report = folder / "outputs/sweep/report"
+        table = pd.read_csv(report / "runs.csv")[columns]
+        verdict = (report / "report.md").read_text().split("## Verdict")[1].split("\n## ")[0]
+        said.append((table.to_csv(), (report / "figures/differences.csv").read_text(), verdict))
+    assert said[0] == said[1]
+    page = tmp_path / "outputs/sweep/report/report.html"
+    made = page.stat().st_mtime_ns
+    assert finished(server, sweep_words("sweep.report=true"), tmp_path).splitlines()[-1] == str(
+        page.relative_to(tmp_path)
+    )
+    assert page.stat().st_mtime_ns == made

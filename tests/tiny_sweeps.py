@@ -43,13 +43,14 @@ class Killer(Counted):
 
 
 def sweep_words(*more: str, launcher: str = "local") -> list[str]:
-    return ["sweep", "norm=rmsnorm,batchnorm", "seed=0,1", *CNN, *LENGTHS, f"launcher={launcher}", *more]
+    words = ["sweep", "norm=rmsnorm,batchnorm", "seed=0,1", *CNN, *LENGTHS, f"launcher={launcher}"]
+    return [*words, *([] if "sweep.report=true" in more else ["sweep.report=false"]), *more]
 
 
 def own_words(*classes: str, launcher: str = "local") -> list[str]:
     """A sweep over classes of OWN_NORMS."""
     targets = ",".join(f"own_norms.{name}" for name in classes)
-    return ["sweep", f"norm._target_={targets}", *CNN, *LENGTHS, f"launcher={launcher}"]
+    return ["sweep", f"norm._target_={targets}", *CNN, *LENGTHS, f"launcher={launcher}", "sweep.report=false"]
 
 
 def run_directories(folder: Path, name: str = "sweep") -> dict[str, Path]:

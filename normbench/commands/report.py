@@ -55,26 +55,31 @@ def run(words: list[str]) -> int:
         if not folder.is_dir():
             raise UsageError(f"{folder} is not a folder: give the folder of your runs, such as outputs")
     out = Path(settings.out).expanduser() if settings.out else folders[0] / "report"
-    try:
-        report, written = made(folders, out, settings)
-    except OSError as error:
-        if error.errno in DISK_FULL:
-            raise RunFailure(f"the disk is full: {out} is not whole, free some space and repeat the command") from error
-        raise UsageError(f"{out} cannot be written ({error.strerror}): give another folder with --out") from error
-    show(report, written)
+    show(*made(folders, out, baseline=settings.baseline, target=settings.target, margin=settings.margin))
     return 0
 
 
-def made(folders: list[Path], out: Path, settings: argparse.Namespace) -> tuple[Report, Written]:
-    """The report, written; on a terminal it says what it does."""
+def made(folders: list[Path], out: Path, **settings: Any) -> tuple[Report, Written]:
+    """The report, written; on a terminal it says what it does. settings: those of `make_report`.
+
+    Raises:
+        UsageError: what `make_report` raises, or `out` cannot be written.
+        RunFailure: the disk is full.
+    """
     from rich.console import Console
 
     console = Console(stderr=True)
     with console.status("reading the runs") as status:
         from normbench.analysis.report import make_report, save
 
-        report = make_report(folders, baseline=settings.baseline, target=settings.target, margin=settings.margin)
-        return report, save(report, out, lambda: status.update(f"drawing {len(report.study.runs):,} runs"))
+        report = make_report(folders, **settings)
+        try:
+            return report, save(report, out, lambda: status.update(f"drawing {len(report.study.runs):,} runs"))
+        except OSError as error:
+            if error.errno in DISK_FULL:
+                message = f"the disk is full: {out} is not whole, free some space and repeat the command"
+                raise RunFailure(message) from error
+            raise UsageError(f"{out} cannot be written ({error.strerror}): give another folder with --out") from error
 
 
 def show(report: Report, written: Written) -> None:

@@ -50,7 +50,26 @@ def run(words: list[str]) -> int:
     find_own_classes()
     from normbench.sweeping.conduct import sweep  # imports torch: behind mistakes that the words alone show
 
-    return sweep(given, dry_run)
+    return sweep(given, dry_run, report)
+
+
+def report(folder: Path, worked: bool, quiet: bool) -> None:
+    """Write the report of a sweep's runs into their folder, and print its verdict; where no run was made, it stays."""
+    from normbench.commands.report import made, show
+
+    page = folder / "report" / "report.html"
+    if not worked and page.exists():
+        if not quiet:
+            print(page)
+        return
+    try:
+        written = made([folder], page.parent)
+    except UsageError as error:  # no run has ended, say: the sweep's own result stands
+        print(f"no report: {error}")
+        return
+    if not quiet:
+        print()
+        show(*written)
 
 
 def look_on(words: list[str]) -> int:

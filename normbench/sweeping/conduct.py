@@ -6,7 +6,7 @@ import signal
 import sys
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
@@ -42,6 +42,9 @@ from normbench.sweeping.tuning import (
 )
 from normbench.targets import imported
 
+# Called at the end with the folder of the runs, whether any was made, and whether the person asked for quiet.
+Report = Callable[[Path, bool, bool], None]
+
 SWEEP_NAME = "sweep"  # of the folder, where neither the words nor an experiment name it
 
 
@@ -49,7 +52,8 @@ SWEEP_NAME = "sweep"  # of the folder, where neither the words nor an experiment
 class Sweep:
     """A sweep that is understood; nothing has been run or written.
 
-    plan: where learning rates are to be chosen, with those that are set in their place.
+    plan: where learning rates are to be chosen, with those that are set in their place. worked: whether a run
+    was made.
     """
 
     grid: Grid
@@ -60,8 +64,10 @@ class Sweep:
     planner: Planner
     plan: SweepPlan
     quiet: bool
+    report: Report
     console: Console = field(default_factory=lambda: Console(file=sys.stdout))
     token: str = field(default_factory=lambda: uuid.uuid4().hex)
+    worked: bool = False
 
     def say(self, line: str) -> None:
         """A line for the person, unless they asked for quiet."""
@@ -114,6 +120,7 @@ class Sweep:
             self.forget_failures(folder, plan.runs)
         reader = Reader(folder, entries)
         if (progress := reader.read()).over < len(entries):
+            self.worked = True
             folder.path.mkdir(parents=True, exist_ok=True)
             folder.write_plan(entries)
             execution = Execution(self.launching, self.share, self.devices, self.token)
@@ -153,11 +160,13 @@ class Sweep:
         return 128 + number
 
     def told(self, plan: SweepPlan, progress: Progress) -> int:
-        """Say how the sweep has ended, with a table of what has failed; returns the exit status."""
+        """Say how the sweep has ended, with the report and a table of what has failed; returns the exit status."""
         failed = [standing.entry for standing in progress.standings if standing.state == "failed"]
         self.say(f"{overall(progress)} in {plan.folder}")
         if self.quiet:
             print(plan.folder)
+        if self.settings.report:
+            self.report(plan.folder, self.worked, self.quiet)
         if failed:
             show_failures(self.console, SweepFolder(plan.folder), failed)
         return 1 if failed else 0
@@ -177,7 +186,7 @@ def show_failures(console: Console, folder: SweepFolder, entries: Sequence[Entry
     console.print("sweep.retry_failed=true tries them again; the commands above repeat one each", highlight=False)
 
 
-def understand(words: Sequence[str]) -> Sweep:
+def understand(words: Sequence[str], report: Report) -> Sweep:
     """What words ask for, planned down to each run; the data are loaded, which prepares them for all runs.
 
     Raises:
@@ -200,7 +209,7 @@ def understand(words: Sequence[str]) -> Sweep:
         plan = planner.plan(grid.with_words(*more), read_exclusions(settings.exclude or ()))
     if settings.lr:
         check_tunable(plan, grid, settings)
-    return Sweep(grid, settings, launching, share, devices, planner, plan, quiet)
+    return Sweep(grid, settings, launching, share, devices, planner, plan, quiet, report)
 
 
 def last_each(words: Sequence[str]) -> list[str]:
@@ -230,14 +239,14 @@ def make_launching(section: dict[str, object]) -> Launching:
     return cast(Launching, launching)
 
 
-def sweep(words: Sequence[str], dry_run: bool) -> int:
-    """Make many runs, or say what they would take; returns the exit status.
+def sweep(words: Sequence[str], dry_run: bool, report: Report) -> int:
+    """Make many runs and report on them, or say what they would take; returns the exit status.
 
     Raises:
         UsageError: any mistake in the words; nothing was started.
         RunFailure: the launcher starts nothing.
     """
-    understood = understand(words)
+    understood = understand(words, report)
     if dry_run:
         return understood.forecast()
     with limits.named(str(understood.plan.folder.parent)):

@@ -26,6 +26,7 @@ class SweepConfig:
     lr_seeds: list = key("seeds of the runs that choose; never among those reported", items=(int,), low=0, high=2**62)
     retry_failed: bool = key("try runs again that have failed")
     jobs: int | None = key("runs at a time; null: one for each core, or GPU", "runs", low=1, high=4096)
+    report: bool = key("write the report of the runs at the end")
 
 
 SWEEP_KEYS: dict[str, Key] = dict(closed_keys(SweepConfig, "sweep."))
