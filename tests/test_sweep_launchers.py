@@ -104,7 +104,7 @@ def test_jobs_of_submitit_on_this_machine(server: Server, start: Start, tmp_path
     whole, there = tmp_path / "whole", tmp_path / "there"
     whole.mkdir()
     there.mkdir()
-    words = ["norm=rmsnorm", "seed=0,1", *CNN, *LENGTHS]
+    words = ["norm=rmsnorm", "seed=0,1", *CNN, *LENGTHS, "sweep.report=false"]
     finished(server, ["sweep", *words, "launcher=local"], whole)
     status, output = start(["sweep", *words, "launcher=submitit", "launcher.executor=local"], there).ended()
     assert status == 0, output

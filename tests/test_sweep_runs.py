@@ -170,7 +170,7 @@ def test_failed_runs_are_tried_again_on_demand(server: Server, own: Path) -> Non
 
 def test_a_run_that_is_refused_late_is_a_failure(server: Server, tmp_path: Path) -> None:
     words = ["sweep", "norm=batchnorm,layernorm", "model=mlp", "data=digits", "data.batch_size=1", *LENGTHS]
-    child = server.start([*words, "launcher=local"], tmp_path)
+    child = server.start([*words, "launcher=local", "sweep.report=false"], tmp_path)
     assert child.wait() == 1, child.output
     assert list(statuses(tmp_path)) == ["layernorm"]
     assert "takes a statistic over one value" in child.output or "batch" in child.output
@@ -179,7 +179,7 @@ def test_a_run_that_is_refused_late_is_a_failure(server: Server, tmp_path: Path)
 
 def test_divergence_is_a_result(server: Server, tmp_path: Path) -> None:
     words = ["sweep", "optim.lr=1e-3,1000", "norm=none", *CNN, *LENGTHS, "trainer.grad_clip=0", "launcher=local"]
-    output = finished(server, words, tmp_path)
+    output = finished(server, [*words, "sweep.report=false"], tmp_path)
     assert output.splitlines()[-1] == "2/2 runs  1 diverged in outputs/sweep"
 
 
@@ -187,7 +187,7 @@ def test_a_run_that_train_holds_is_waited_for(server: Server, tmp_path: Path) ->
     words = ["norm=rmsnorm", "seed=0", *CNN, *LENGTHS]
     holder = server.start(["train", *words, "name=sweep"], tmp_path, Trap("training > gradients", 8, (signal.SIGSTOP,)))
     assert holder.wait_for("trapped: training > gradients")
-    sweep = server.start(["sweep", *words, "launcher=local"], tmp_path)
+    sweep = server.start(["sweep", *words, "launcher=local", "sweep.report=false"], tmp_path)
     claims = tmp_path / "outputs" / "sweep" / ".sweep" / "claims"
     while not any('"released": true' in path.read_text() for path in claims.rglob("1.json")):
         assert sweep.status is None

@@ -75,7 +75,7 @@ def test_data_without_a_holdout_is_refused(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_each_arm_is_reported_at_its_own_rate(server: Server, tmp_path: Path) -> None:
-    words = ["sweep", *WORDS, "sweep.lr=auto", "sweep.lr_grid=1e-4,1e-2,1000"]
+    words = ["sweep", *WORDS, "sweep.lr=auto", "sweep.lr_grid=1e-4,1e-2,1000", "sweep.report=false"]
     output = finished(server, words, tmp_path)
     assert "learning rates: 6 runs in outputs/sweep-lr choose on a tenth of the training data" in output
     noted = json.loads((tmp_path / "outputs" / "sweep" / "lr_choice.json").read_text())

@@ -64,7 +64,6 @@ class Sweep:
     planner: Planner
     plan: SweepPlan
     quiet: bool
-    report: Report
     console: Console = field(default_factory=lambda: Console(file=sys.stdout))
     token: str = field(default_factory=lambda: uuid.uuid4().hex)
     worked: bool = False
@@ -89,8 +88,8 @@ class Sweep:
 
     # ---- the runs
 
-    def run(self) -> int:
-        """Make the runs; returns the exit status."""
+    def run(self, report: Report) -> int:
+        """Make the runs and report on them; returns the exit status."""
         if not self.quiet:
             show_left_out(self.console, self.plan.left_out)
         try:
@@ -98,7 +97,7 @@ class Sweep:
             progress = self.finish(plan)
         except Stopped as stop:
             return self.stopped(stop.number)
-        return self.told(plan, progress)
+        return self.told(plan, progress, report)
 
     def tuned(self) -> SweepPlan:
         """The plan with each arm's own learning rate, which runs on held out data have chosen."""
@@ -159,14 +158,14 @@ class Sweep:
         )
         return 128 + number
 
-    def told(self, plan: SweepPlan, progress: Progress) -> int:
+    def told(self, plan: SweepPlan, progress: Progress, report: Report) -> int:
         """Say how the sweep has ended, with the report and a table of what has failed; returns the exit status."""
         failed = [standing.entry for standing in progress.standings if standing.state == "failed"]
         self.say(f"{overall(progress)} in {plan.folder}")
         if self.quiet:
             print(plan.folder)
         if self.settings.report:
-            self.report(plan.folder, self.worked, self.quiet)
+            report(plan.folder, self.worked, self.quiet)
         if failed:
             show_failures(self.console, SweepFolder(plan.folder), failed)
         return 1 if failed else 0
@@ -186,7 +185,7 @@ def show_failures(console: Console, folder: SweepFolder, entries: Sequence[Entry
     console.print("sweep.retry_failed=true tries them again; the commands above repeat one each", highlight=False)
 
 
-def understand(words: Sequence[str], report: Report) -> Sweep:
+def understand(words: Sequence[str]) -> Sweep:
     """What words ask for, planned down to each run; the data are loaded, which prepares them for all runs.
 
     Raises:
@@ -209,7 +208,7 @@ def understand(words: Sequence[str], report: Report) -> Sweep:
         plan = planner.plan(grid.with_words(*more), read_exclusions(settings.exclude or ()))
     if settings.lr:
         check_tunable(plan, grid, settings)
-    return Sweep(grid, settings, launching, share, devices, planner, plan, quiet, report)
+    return Sweep(grid, settings, launching, share, devices, planner, plan, quiet)
 
 
 def last_each(words: Sequence[str]) -> list[str]:
@@ -246,11 +245,11 @@ def sweep(words: Sequence[str], dry_run: bool, report: Report) -> int:
         UsageError: any mistake in the words; nothing was started.
         RunFailure: the launcher starts nothing.
     """
-    understood = understand(words, report)
+    understood = understand(words)
     if dry_run:
         return understood.forecast()
     with limits.named(str(understood.plan.folder.parent)):
-        return understood.run()
+        return understood.run(report)
 
 
 def watch(folder: Path) -> int:
