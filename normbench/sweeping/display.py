@@ -66,7 +66,7 @@ class LiveView(View):
 
     def __init__(self, console: Console, reader: Reader) -> None:
         super().__init__(console, reader)
-        self.live = Live(console=console, auto_refresh=False)
+        self.live = Live(console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
 
     def look(self) -> Progress:
         progress = self.reader.read()
