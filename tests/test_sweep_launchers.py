@@ -17,7 +17,9 @@ from tiny_sweeps import CNN, LENGTHS, OWN_NORMS, finished, own_words, records, r
 from normbench.catalog import options
 from normbench.errors import UsageError
 from normbench.sweeping import launchers
-from normbench.sweeping.conduct import make_launching
+from normbench.sweeping.conduct import make_launching, understand
+from normbench.sweeping.execution import Execution
+from normbench.sweeping.folder import SweepFolder
 from normbench.sweeping.launchers import Here, Launching, Processes, Ray, Share, Submitit
 
 pytest_plugins = ["run_fixtures"]
@@ -35,6 +37,25 @@ def test_runs_side_by_side_never_have_more_threads_than_cores(monkeypatch: pytes
     assert Here().share(None, None, 0) == Share(1, 8)
     assert Ray(None, 2, 0).share(None, None, 0) == Share(4, 2)
     assert Submitit("slurm", 60, 4).share(None, None, 0) == Share(64, 4)
+
+
+def test_what_is_started_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    runs = understand(["norm=rmsnorm,batchnorm", "seed=0,1", *CNN, *LENGTHS]).plan.runs
+    folder = SweepFolder(runs[0].path.parent, "mine")
+
+    def started(launching: Launching, jobs: int, dead: int = 0) -> list[int]:
+        execution = Execution(launching, Share(jobs, 1), (), "mine")
+        execution.deaths.update(run.name for run in runs[:dead])
+        return [runs.index(run) for run in execution.next_batch(folder, runs)]
+
+    assert started(Processes(), 2) == [0, 1, 2, 3]
+    assert started(Processes(), 1) == [0]  # a pool of one worker would be this process
+    assert started(Here(), 1) == [0, 1, 2, 3]
+    assert started(Processes(), 2, dead=2) == [2, 3]  # those whose process has died come last, ...
+    assert started(Processes(), 2, dead=4) == [0]  # ... one at a time
+    assert folder.claims.take(runs[0].name) is not None
+    assert started(Processes(), 2) == [1, 2, 3]
 
 
 def test_a_launcher_that_is_not_installed_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,7 +100,8 @@ class Execution:
         """What to start: all that is free, and then, one at a time, the runs whose process has died."""
         now = time.monotonic()
         free = [run for run in waiting if not folder.claims.at_work(run.name) and self.resting.get(run.name, 0) < now]
-        return [run for run in free if not self.deaths[run.name]] or free[:1]
+        fresh = [run for run in free if not self.deaths[run.name]]
+        return fresh[: self.launching.most(self.share.jobs)] or free[:1]
 
     def start(self, folder: SweepFolder, batch: Sequence[PlannedRun], stop: StopSignal) -> None:
         """Let the launcher make some runs; returns when it has no more to do."""

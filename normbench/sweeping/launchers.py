@@ -53,6 +53,10 @@ class Launching(ABC):
     def make(self, jobs: int, notes: Path) -> Launcher:
         """Hydra's launcher. jobs: runs at a time. notes: a folder for what it writes."""
 
+    def most(self, jobs: int) -> int | None:
+        """How many runs it may be given at once; None: any number."""
+        return None
+
 
 def cores() -> int:
     """CPU cores that this process may use."""
@@ -98,8 +102,12 @@ class Processes(Launching):
     def make(self, jobs: int, notes: Path) -> Launcher:
         from hydra_plugins.hydra_joblib_launcher.joblib_launcher import JoblibLauncher
 
-        # With one job joblib would run it in this process, which must outlive it: then a second worker stands idle.
+        # With one job joblib would run it in this process, which must outlive it: then a second worker stands idle, and
+        # runs are given to it one by one.
         return JoblibLauncher(n_jobs=max(2, jobs), batch_size=1, pre_dispatch=max(2, jobs))
+
+    def most(self, jobs: int) -> int | None:
+        return 1 if jobs == 1 else None
 
 
 @dataclass
