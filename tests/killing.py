@@ -87,6 +87,14 @@ class Child:
             assert time.monotonic() < deadline, f"{line} was not passed:\n{self.output}"
             time.sleep(0.005)
 
+    def wait_until_held(self) -> None:
+        """Return when its trap's SIGSTOP holds it: one that is told to go on before that would wait for ever."""
+        deadline = time.monotonic() + PATIENCE
+        while "State:\tT" not in Path(f"/proc/{self.pid}/status").read_text():
+            assert self.status is None, f"ended:\n{self.output}"
+            assert time.monotonic() < deadline, f"not held:\n{self.output}"
+            time.sleep(0.005)
+
 
 @dataclass
 class Server:

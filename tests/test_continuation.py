@@ -262,7 +262,7 @@ def test_relative_outputs_belong_to_the_current_directory(server: Server, tmp_pa
 
 def test_second_process_on_the_same_run_leaves(server: Server, undisturbed: dict[str, Record], tmp_path: Path) -> None:
     first = start(server, "transformer", tmp_path, Trap("training > gradients", 15, (signal.SIGSTOP,)))
-    assert first.wait_for("trapped: ")
+    first.wait_until_held()
     for more in ([], ["rerun=true"]):
         second = server.start(words("transformer", *more), tmp_path)
         assert second.wait() == 1

@@ -246,7 +246,7 @@ def test_full_disk_ends_the_run_and_loses_nothing(
     server: Server, undisturbed: dict[str, Record], small_disk: Path, place: str, nth: int, saved: int
 ) -> None:
     child = start(server, "transformer", small_disk, Trap(place, nth, (signal.SIGSTOP,)))
-    assert child.wait_for("trapped: ")
+    child.wait_until_held()
     filler = fill(small_disk)
     child.kill(signal.SIGCONT)
     assert_sentence(child, 1, "the disk is full (outputs=outputs)", "give the same command to go on")

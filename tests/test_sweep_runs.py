@@ -122,7 +122,7 @@ def test_two_sweeps_share_the_work(server: Server, undisturbed_sweep: dict[str, 
 
 def test_a_dead_sweeps_run_is_taken_over(server: Server, undisturbed_sweep: dict[str, Record], tmp_path: Path) -> None:
     first = server.start(sweep_words(), tmp_path, Trap("training > gradients", 8, (signal.SIGSTOP,)))
-    assert first.wait_for("trapped: training > gradients")
+    first.wait_until_held()
     second = server.start(sweep_words(), tmp_path)
     assert second.wait_for("saved 12")
     assert second.status is None
@@ -186,7 +186,7 @@ def test_divergence_is_a_result(server: Server, tmp_path: Path) -> None:
 def test_a_run_that_train_holds_is_waited_for(server: Server, tmp_path: Path) -> None:
     words = ["norm=rmsnorm", "seed=0", *CNN, *LENGTHS]
     holder = server.start(["train", *words, "name=sweep"], tmp_path, Trap("training > gradients", 8, (signal.SIGSTOP,)))
-    assert holder.wait_for("trapped: training > gradients")
+    holder.wait_until_held()
     sweep = server.start(["sweep", *words, "launcher=local", "sweep.report=false"], tmp_path)
     claims = tmp_path / "outputs" / "sweep" / ".sweep" / "claims"
     while not any('"released": true' in path.read_text() for path in claims.rglob("1.json")):
