@@ -7,6 +7,7 @@ over `ray.remote`: so this loop is here, on `ray` alone.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from hydra.core.singleton import Singleton
 from hydra.core.utils import JobReturn
@@ -34,7 +35,8 @@ class RayLauncher(Launcher):
         import ray
 
         if not ray.is_initialized():
-            own = {} if self.address else {"num_cpus": self.jobs * self.cpus, "include_dashboard": False}
+            cluster: dict[str, Any] = {"num_cpus": self.jobs * self.cpus, "include_dashboard": False}
+            own = {} if self.address else cluster
             ray.init(address=self.address, log_to_driver=False, configure_logging=False, **own)
         task = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus, max_retries=0)(execute_job)
         shared = self.hydra_context, self.config, self.task_function, Singleton.get_state()

@@ -108,8 +108,8 @@ install() {
     local complaints
     say "installing $1 (with torch, Hydra, datasets, TensorBoard and what they need) into $venv, at the versions in" \
         "constraints.txt."
-    say "That is 0.4 GB to download and 1.7 GB on disk with torch's CPU build; with CUDA, which is what PyPI has for" \
-        "Linux on x86-64, 3 GB and 5.5 GB."
+    say "That is 0.5 GB to download and 2 GB on disk with torch's CPU build; with CUDA, which is what PyPI has for" \
+        "Linux on x86-64, 3 GB and 6 GB."
     say "pip's own settings hold: PIP_EXTRA_INDEX_URL with PyTorch's CPU index (pytorch.org says where it is) gives the CPU build."
     echo "$under_way" >"$state"
     {
