@@ -9,7 +9,7 @@ import os
 from typing import TYPE_CHECKING, Literal, overload
 
 if TYPE_CHECKING:  # `import normbench` takes neither the second of torch nor the half of pandas
-    import pandas as pd  # type: ignore[import-untyped]
+    import pandas as pd
     import torch
 
     from normbench.types import Model

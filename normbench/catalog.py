@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -49,7 +50,7 @@ def config_directory() -> Path:
 def own_folders(words: Sequence[str]) -> list[Path]:
     """The folders that `--config-dir` names, as far as they are written."""
     parts = " ".join(words).replace("--config-dir=", "--config-dir ").split()
-    return [Path(folder).expanduser() for flag, folder in pairwise(parts) if flag == "--config-dir"]
+    return [Path(os.path.expanduser(folder)) for flag, folder in pairwise(parts) if flag == "--config-dir"]
 
 
 def check_names(folders: Iterable[Path]) -> None:

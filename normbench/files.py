@@ -36,6 +36,11 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object], keep: Pat
     sync_directory(path.parent)
 
 
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file's whole content, atomically."""
+    write_atomically(path, lambda file: file.write(content))
+
+
 def remove_leftovers(directory: Path) -> None:
     """Delete what processes that were killed while they wrote have left in a directory that nobody else writes to."""
     for temporary in directory.glob(".*.tmp"):
@@ -53,5 +58,4 @@ def sync_directory(directory: Path) -> None:
 
 def write_json(path: Path, content: Any) -> None:
     """Write JSON for people and programs, atomically."""
-    text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-    write_atomically(path, lambda file: file.write(text.encode()))
+    write_bytes(path, (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())

@@ -19,7 +19,7 @@ from torch import nn
 
 from normbench import environment
 from normbench.errors import RunFailure
-from normbench.files import write_atomically, write_json
+from normbench.files import write_atomically, write_bytes, write_json
 from normbench.ledger import parameter_counts
 from normbench.limits import is_out_of_memory
 from normbench.memory import forget_peak
@@ -186,8 +186,7 @@ class Session:
             ) from error
 
     def write_config(self) -> None:
-        text = self.config_text().encode()
-        write_atomically(self.directory.config, lambda file: file.write(text))
+        write_bytes(self.directory.config, self.config_text().encode())
 
     def config_text(self) -> str:
         """The resolved configuration as YAML."""

@@ -17,7 +17,7 @@ from normbench.errors import UsageError
 from normbench.rundir import RunDirectory, read_json
 
 if TYPE_CHECKING:
-    import pandas as pd  # type: ignore[import-untyped]
+    import pandas as pd
 
 # What a summary tells beside its metrics, its data (whose keys are the configuration's) and what else has its place.
 DETAILS = (

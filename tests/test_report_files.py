@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import IO
 
 import pandas as pd
 import pytest
@@ -152,13 +151,13 @@ def test_a_kill_between_files_leaves_none_that_is_taken_for_a_persons(
     write_files(tmp_path, {"a": b"1", "b": b"1"})
     from normbench.analysis import keeping
 
-    whole = keeping.write_atomically
+    whole = keeping.write_bytes
 
-    def killed(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+    def killed(path: Path, content: bytes) -> None:
         assert path.name != "b", "killed"
-        whole(path, write)
+        whole(path, content)
 
-    monkeypatch.setattr(keeping, "write_atomically", killed)
+    monkeypatch.setattr(keeping, "write_bytes", killed)
     with pytest.raises(AssertionError, match="killed"):
         write_files(tmp_path, {"a": b"2", "b": b"2"})
     monkeypatch.undo()

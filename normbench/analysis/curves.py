@@ -10,7 +10,7 @@ from itertools import compress
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow as pa
 from pyarrow import json as arrow_json
 
 

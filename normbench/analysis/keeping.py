@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
-from normbench.files import write_atomically, write_json
+from normbench.files import write_bytes, write_json
 from normbench.rundir import read_json
 
 MANIFEST = "manifest.json"
@@ -37,7 +37,7 @@ def write_files(folder: Path, files: Mapping[str, bytes]) -> list[str]:
             path.rename(kept)
             notes.append(f"{path} has been edited and is kept as {kept.name}")
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, lambda file, content=content: file.write(content))  # type: ignore[misc]
+        write_bytes(path, content)
     for name in known.keys() - files.keys():
         remove_unchanged(folder / name, known[name])
     write_json(folder / MANIFEST, {"files": {name: [digest] for name, digest in sorted(digests.items())}})

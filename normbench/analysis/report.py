@@ -37,7 +37,7 @@ from normbench.errors import UsageError
 from normbench.rundir import ENDED
 
 if TYPE_CHECKING:
-    import pandas as pd  # type: ignore[import-untyped]
+    import pandas as pd
 
     from normbench.analysis.figures import Figure
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from normbench.commands.pages import entries, paragraph
+from normbench.commands.parser import Parser
 from normbench.errors import UsageError
 from normbench.glance import scalar
 from normbench.keys import Key
@@ -33,19 +35,12 @@ examples:
   normbench compare --plan rmsnorm layernorm --in outputs/pilot --difference 0.01"""
 
 
-class Words(argparse.ArgumentParser):
-    """A parser whose complaints are a UsageError."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}: normbench compare --help shows how it is called")
-
-
 def run(words: list[str]) -> int:
     """Print what two arms differ in and whether the difference is real, or how many seeds one needs."""
     settings = parsed(words)
     from normbench.analysis.pairs import compare, plan_table, read_pair
 
-    first, second, study = read_pair(settings.first, settings.second, Path(settings.folder).expanduser())
+    first, second, study = read_pair(settings.first, settings.second, Path(os.path.expanduser(settings.folder)))
     pair = compare(first, second, study, settings.margin)
     if settings.plan:
         show(plan_table(pair.comparison, settings.difference))
@@ -95,7 +90,7 @@ def parsed(words: list[str]) -> argparse.Namespace:
     Raises:
         UsageError: an unknown flag, or a value that is not allowed.
     """
-    parser = Words(add_help=False, allow_abbrev=False)
+    parser = Parser("compare")
     parser.add_argument("first", metavar="A")
     parser.add_argument("second", metavar="B")
     parser.add_argument("--in", dest="folder", default="outputs")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from normbench.commands.pages import entries, paragraph
+from normbench.commands.parser import Parser
 from normbench.errors import RunFailure, UsageError
 from normbench.files import DISK_FULL
 from normbench.glance import scalar
@@ -40,21 +42,14 @@ examples:
   normbench report outputs/first outputs/second --baseline "rmsnorm post" --target 2.0 --out both"""
 
 
-class Words(argparse.ArgumentParser):
-    """A parser whose complaints are a UsageError."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}: normbench report --help shows how it is called")
-
-
 def run(words: list[str]) -> int:
     """Write the report of the runs below some folders, and print its verdict."""
     settings = parsed(words)
-    folders = [Path(folder).expanduser() for folder in settings.folders]
+    folders = [Path(os.path.expanduser(folder)) for folder in settings.folders]
     for folder in folders:
         if not folder.is_dir():
             raise UsageError(f"{folder} is not a folder: give the folder of your runs, such as outputs")
-    out = Path(settings.out).expanduser() if settings.out else folders[0] / "report"
+    out = Path(os.path.expanduser(settings.out)) if settings.out else folders[0] / "report"
     show(*made(folders, out, baseline=settings.baseline, target=settings.target, margin=settings.margin))
     return 0
 
@@ -101,7 +96,7 @@ def parsed(words: list[str]) -> argparse.Namespace:
     Raises:
         UsageError: an unknown flag, or a value that is not allowed.
     """
-    parser = Words(add_help=False, allow_abbrev=False)
+    parser = Parser("report")
     parser.add_argument("folders", metavar="FOLDER", nargs="+")
     for name in FLAGS:
         parser.add_argument(f"--{name}")

@@ -10,9 +10,10 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from normbench.commands.pages import columns, entries, paragraph
+from normbench.commands.parser import Parser
 from normbench.errors import UsageError
 from normbench.files import write_atomically
 from normbench.glance import scalar
@@ -37,13 +38,6 @@ VALUES: dict[str, tuple[Any, Key]] = {
     "device": ("auto", Key("auto, cpu, cuda, cuda:N or mps", (str,))),
 }
 EMA = "use the moving average of the weights (of a run with trainer.ema)"
-
-
-class Words(argparse.ArgumentParser):
-    """A parser whose complaints are a UsageError."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}: normbench sample --help shows how it is called")
 
 
 def run(words: list[str]) -> int:
@@ -82,7 +76,7 @@ def parsed(words: list[str]) -> argparse.Namespace:
     Raises:
         UsageError: an unknown flag, a value that is not allowed, or a prompt that is not UTF-8.
     """
-    parser = Words(add_help=False, allow_abbrev=False)
+    parser = Parser("sample")
     parser.add_argument("run", metavar="RUN")
     for name in VALUES:
         parser.add_argument(f"--{name}")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
+from normbench import catalog
 from normbench.catalog import GROUPS, SWEEP_GROUPS, options
 from normbench.commands.pages import entries, paragraph
 from normbench.errors import UsageError
@@ -79,7 +81,7 @@ def look_on(words: list[str]) -> int:
         raise UsageError(f"{WATCH} takes the folder of a sweep and nothing else: such as {WATCH} outputs/sweep")
     from normbench.sweeping.conduct import watch
 
-    return watch(Path(folders[0]).expanduser())
+    return watch(Path(os.path.expanduser(folders[0])))
 
 
 def settings_of(words: list[str]) -> tuple[list[str], bool]:
@@ -91,9 +93,10 @@ def settings_of(words: list[str]) -> tuple[list[str], bool]:
         if word == DRY_RUN:
             dry_run = True
         elif name == CONFIG_DIR:
-            folder = Path(value or (rest.pop(0) if rest else "")).expanduser()
+            folder = Path(os.path.expanduser(value or (rest.pop(0) if rest else "")))
             if not folder.is_dir():
                 raise UsageError(f"{CONFIG_DIR} {folder} is not a folder: give the one that holds your norm/NAME.yaml")
+            catalog.check_names([folder])
             given.append(f"hydra.searchpath=[{quoted(f'file://{folder.absolute()}')}]")
         elif word.startswith("-"):
             raise UsageError(f"{word} is not a flag of sweep: allowed are {', '.join(FLAGS)}")

@@ -15,8 +15,8 @@ from normbench.data.cache import DISK_FULL, logger
 from normbench.errors import RunFailure, UsageError
 
 if TYPE_CHECKING:
-    import datasets  # type: ignore[import-untyped]
-    import pyarrow  # type: ignore[import-untyped]
+    import datasets
+    import pyarrow
 
 READ_ROWS = 4096  # rows that are read at once
 OTHERWISE = (
@@ -181,7 +181,7 @@ def file_digest(path: Path) -> str:
 
 def is_damaged(path: Path) -> bool:
     """Whether a Parquet file cannot be read to its end."""
-    import pyarrow.parquet  # type: ignore[import-untyped]
+    import pyarrow.parquet
 
     try:
         pyarrow.parquet.read_table(path)

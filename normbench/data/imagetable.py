@@ -16,7 +16,7 @@ from normbench.errors import UsageError
 from normbench.types import Split
 
 if TYPE_CHECKING:
-    import pyarrow  # type: ignore[import-untyped]
+    import pyarrow
 
 PARQUET = ".parquet"
 ENDINGS = (".csv", PARQUET)
@@ -248,6 +248,6 @@ def declared_classes(schema: pyarrow.Schema, column: str) -> list[str]:
     """The names of the classes that `datasets` wrote into a Parquet file's schema; none where there are none."""
     if b"huggingface" not in (schema.metadata or {}):
         return []
-    import datasets  # type: ignore[import-untyped]
+    import datasets
 
     return list(getattr(datasets.Features.from_arrow_schema(schema)[column], "names", None) or [])

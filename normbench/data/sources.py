@@ -17,7 +17,7 @@ from normbench.data.vocabulary import Vocabulary, learn, recall
 from normbench.errors import UsageError
 
 if TYPE_CHECKING:
-    import pyarrow  # type: ignore[import-untyped]
+    import pyarrow
 
 
 @dataclass(frozen=True)

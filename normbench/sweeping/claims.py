@@ -7,10 +7,10 @@ whoever links the number behind it. Files are never deleted or renamed: a number
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import socket
-import threading
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -20,6 +20,7 @@ from pathlib import Path
 
 from normbench.files import write_json
 from normbench.rundir import read_json
+from normbench.sweeping.repeating import repeated
 
 BEAT_SECONDS = 5.0  # between two signs of life of an owner
 DEAD_SECONDS = 60.0  # without one: the owner is dead
@@ -70,26 +71,20 @@ class Claim:
     @contextmanager
     def kept(self, end: Callable[[], bool], stop: Callable[[], None]) -> Iterator[None]:
         """Give signs of life while this lasts, and call `stop` once a second as long as `end` says so; then let go."""
-        over = threading.Event()
+        looks = itertools.count(1)
 
-        def live() -> None:
-            looks = round(BEAT_SECONDS / LOOK_SECONDS)
-            number = 0
-            while not over.wait(LOOK_SECONDS):
-                number += 1
-                if number % looks == 0:
-                    with suppress(OSError):
-                        os.utime(self.path)
-                if number % 2 == 0 and (end() or self.lost):
-                    stop()
+        def look() -> None:
+            number = next(looks)
+            if number % round(BEAT_SECONDS / LOOK_SECONDS) == 0:
+                with suppress(OSError):
+                    os.utime(self.path)
+            if number % 2 == 0 and (end() or self.lost):
+                stop()
 
-        thread = threading.Thread(target=live, daemon=True)
-        thread.start()
         try:
-            yield
+            with repeated(LOOK_SECONDS, look):
+                yield
         finally:
-            over.set()
-            thread.join()
             self.release()
 
 

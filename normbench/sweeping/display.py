@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from rich.text import Text
 
 from normbench.sweeping.plan import arm_name
 from normbench.sweeping.progress import Progress, Reader, Standing
+from normbench.sweeping.repeating import repeated
 
 LOOK_SECONDS = 1.0
 LINE_SECONDS = 60.0  # at most, between two lines of a log
@@ -40,19 +40,10 @@ class View:
     @contextmanager
     def showing(self) -> Iterator[None]:
         """Look again and again while this lasts."""
-        over = threading.Event()
-
-        def show() -> None:
-            while not over.wait(LOOK_SECONDS):
-                self.look()
-
-        thread = threading.Thread(target=show, daemon=True)
-        thread.start()
         try:
-            yield
+            with repeated(LOOK_SECONDS, self.look):
+                yield
         finally:
-            over.set()
-            thread.join()
             self.look()
             self.close()
 

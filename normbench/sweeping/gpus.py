@@ -7,7 +7,7 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 WAIT_SECONDS = 0.5
@@ -37,12 +37,9 @@ def handed_out(devices: Sequence[str], folder: Path | None = None) -> Iterator[s
         return
     folder = folder or Path(tempfile.gettempdir()) / f"normbench-devices-{os.getuid()}"
     folder.mkdir(parents=True, exist_ok=True)
-    files = {device: open(folder / device.replace(":", "-"), "w") for device in devices}  # noqa: SIM115
-    try:
+    with ExitStack() as stack:
+        files = {device: stack.enter_context(open(folder / device.replace(":", "-"), "w")) for device in devices}
         yield first_free({device: file.fileno() for device, file in files.items()})
-    finally:
-        for file in files.values():
-            file.close()
 
 
 def first_free(descriptors: dict[str, int]) -> str:

@@ -30,13 +30,17 @@ class Share:
 class Launching(ABC):
     """How runs are started.
 
-    elsewhere: on machines that this one knows nothing of. children: its processes end when the sweep does.
+    children: its processes end when the sweep does.
     own_process: a run that dies does not take the sweep with it.
     """
 
-    elsewhere = False
     children = False
     own_process = True
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether its machines are such that this one knows nothing of."""
+        return False
 
     def check(self) -> None:  # noqa: B027 (most need nothing)
         """Refuse where something must be installed first.
@@ -132,7 +136,7 @@ class Submitit(Launching):
         installed("hydra_plugins.hydra_submitit_launcher", "submitit")
 
     @property
-    def elsewhere(self) -> bool:  # type: ignore[override]
+    def elsewhere(self) -> bool:
         return self.executor == "slurm"
 
     def share(self, jobs: int | None, threads: int | None, gpus: int) -> Share:
@@ -168,7 +172,7 @@ class Ray(Launching):
         installed("ray", "ray")
 
     @property
-    def elsewhere(self) -> bool:  # type: ignore[override]
+    def elsewhere(self) -> bool:
         return self.address is not None
 
     def share(self, jobs: int | None, threads: int | None, gpus: int) -> Share:

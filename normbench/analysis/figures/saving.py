@@ -13,7 +13,7 @@ from xml.sax.saxutils import quoteattr
 
 from normbench.analysis.figures.canvas import Drawing
 from normbench.analysis.figures.palette import dark_rules
-from normbench.files import write_atomically
+from normbench.files import write_bytes
 
 DOTS_PER_INCH = 200
 
@@ -48,14 +48,10 @@ def save(drawing: Drawing, out: Path) -> Figure:
     """
     out.mkdir(parents=True, exist_ok=True)
     svg, png, data = (out / f"{drawing.name}.{suffix}" for suffix in ("svg", "png", "csv"))
-    write(svg, svg_bytes(drawing))
-    write(png, png_bytes(drawing))
-    write(data, csv_bytes(drawing))
+    write_bytes(svg, svg_bytes(drawing))
+    write_bytes(png, png_bytes(drawing))
+    write_bytes(data, csv_bytes(drawing))
     return Figure(drawing.name, drawing.title, drawing.caption, drawing.alt, svg, png, data)
-
-
-def write(path: Path, content: bytes) -> None:
-    write_atomically(path, lambda file: file.write(content))
 
 
 def svg_bytes(drawing: Drawing) -> bytes:

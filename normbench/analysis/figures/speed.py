@@ -109,7 +109,7 @@ def draw_spot(axes: Axes, spot: Spot, *, front: bool) -> None:
 def name_spots(axes: Axes, named: Sequence[Spot], spots: Sequence[Spot]) -> None:
     """Names beside the markers, above or below them, as far as they cover neither each other nor a marker."""
     axes.autoscale_view()
-    scale = 72 / axes.get_figure().dpi  # type: ignore[union-attr]
+    scale = 72 / axes.get_figure(root=True).dpi  # type: ignore[union-attr]  # axes that are drawn on stand in one
     places = {spot.entry.arm.name: axes.transData.transform((spot.ms[0], spot.loss[0])) * scale for spot in spots}
     taken = [(x - 5, x + 5, y) for x, y in places.values()]
     for spot in named:
