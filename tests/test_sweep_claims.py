@@ -21,10 +21,10 @@ from normbench.sweeping.failures import Failures
 from normbench.sweeping.gpus import devices_to_hand_out, handed_out
 
 
-def put(folder: Path, owner: Owner, age: float = 0.0) -> None:
+def put(folder: Path, owner: Owner, age: float = 0.0, number: int = 1) -> None:
     """A claim on the run `a` as another process has left it."""
     (folder / "a").mkdir(parents=True, exist_ok=True)
-    path = folder / "a" / "1.json"
+    path = folder / "a" / f"{number}.json"
     path.write_text(json.dumps(asdict(owner)))
     os.utime(path, (time.time() - age, time.time() - age))
 
@@ -50,7 +50,7 @@ def test_a_claim_excludes_others_until_it_is_released(tmp_path: Path) -> None:
     assert (holder := others.at_work("a")) is not None
     assert (holder.sweep, holder.pid) == ("s1", os.getpid())
     claim.release()
-    assert others.holder("a") is None
+    assert others.at_work("a") is None
     assert others.take("a") is not None
     assert claim.lost
 
@@ -73,6 +73,16 @@ def test_who_is_dead(tmp_path: Path, owner: Owner, age: float, free: bool) -> No
     mine = Claims(tmp_path, "mine")
     assert (mine.at_work("a") is None) == free
     assert (mine.take("a") is not None) == free
+
+
+def test_deaths_are_the_claims_that_a_sweep_never_let_go_of(tmp_path: Path) -> None:
+    ends = [GONE, replace(GONE, released=True), replace(GONE, sweep="mine"), FAR, replace(FAR, sweep="mine")]
+    for number, owner in enumerate(ends, start=1):
+        put(tmp_path, owner, age=90, number=number)
+    assert Claims(tmp_path, "mine").deaths("a") == 2
+    assert Claims(tmp_path, "other").deaths("a") == 2
+    assert Claims(tmp_path, "new").deaths("a") == 0
+    assert Claims(tmp_path, "mine").deaths("b") == 0
 
 
 def test_a_process_that_has_ended_is_not_there() -> None:
@@ -148,7 +158,7 @@ def test_an_owner_gives_signs_of_life_and_hears_what_ends_it(tmp_path: Path, mon
         assert not stopped.is_set()
         ended.set()
         assert stopped.wait(10)
-    assert Claims(tmp_path, "other").holder("a") is None
+    assert Claims(tmp_path, "other").at_work("a") is None
 
 
 def test_an_owner_that_was_succeeded_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import stat
+import subprocess
+import sys
+import threading
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -16,7 +20,7 @@ from tiny_sweeps import CNN, LENGTHS, OWN_NORMS, finished, own_words, records, r
 
 from normbench.catalog import options
 from normbench.errors import UsageError
-from normbench.sweeping import launchers
+from normbench.sweeping import execution, launchers
 from normbench.sweeping.conduct import make_launching, understand
 from normbench.sweeping.execution import Execution
 from normbench.sweeping.folder import SweepFolder
@@ -39,23 +43,75 @@ def test_runs_side_by_side_never_have_more_threads_than_cores(monkeypatch: pytes
     assert Submitit("slurm", 60, 4).share(None, None, 0) == Share(64, 4)
 
 
+DIE = """
+import os, sys
+from pathlib import Path
+from normbench.sweeping.claims import Claims
+assert Claims(Path(sys.argv[1]), sys.argv[2]).take(sys.argv[3])
+print("taken", flush=True)
+sys.stdin.read()
+os._exit(9)
+"""
+
+
+def claimed_by_a_process(folder: SweepFolder, run: str) -> subprocess.Popen[str]:
+    """A process that holds a run until its standard input ends, and then dies without a word."""
+    words = [sys.executable, "-c", DIE, str(folder.claims.folder), folder.claims.sweep, run]
+    process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "taken\n"
+    return process
+
+
+def die(folder: SweepFolder, run: str) -> None:
+    claimed_by_a_process(folder, run).communicate("")
+
+
 def test_what_is_started_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     runs = understand(["norm=rmsnorm,batchnorm", "seed=0,1", *CNN, *LENGTHS]).plan.runs
     folder = SweepFolder(runs[0].path.parent, "mine")
 
-    def started(launching: Launching, jobs: int, dead: int = 0) -> list[int]:
-        execution = Execution(launching, Share(jobs, 1), (), "mine")
-        execution.deaths.update(run.name for run in runs[:dead])
-        return [runs.index(run) for run in execution.next_batch(folder, runs)]
+    def started(launching: Launching, jobs: int) -> list[int]:
+        own = Execution(launching, Share(jobs, 1), (), "mine")
+        return [runs.index(run) for run in own.next_batch(folder, runs)]
 
     assert started(Processes(), 2) == [0, 1, 2, 3]
     assert started(Processes(), 1) == [0]  # a pool of one worker would be this process
     assert started(Here(), 1) == [0, 1, 2, 3]
-    assert started(Processes(), 2, dead=2) == [2, 3]  # those whose process has died come last, ...
-    assert started(Processes(), 2, dead=4) == [0]  # ... one at a time
+    die(folder, runs[0].name)
+    die(folder, runs[1].name)
+    assert started(Processes(), 2) == [2, 3]  # those whose process has died come last, ...
+    held = [claimed_by_a_process(folder, run.name) for run in runs[2:]]
+    assert started(Processes(), 2) == [0]  # ... one at a time
     assert folder.claims.take(runs[0].name) is not None
-    assert started(Processes(), 2) == [1, 2, 3]
+    assert started(Processes(), 2) == [1]
+    for process in held:
+        process.communicate("")
+    assert started(Processes(), 2) == [1]
+
+
+def test_a_launcher_may_know_of_a_death_before_the_process_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Ray's, which hears of it from a connection."""
+    monkeypatch.chdir(tmp_path)
+    [run] = understand(["norm=rmsnorm", "seed=0", *CNN, *LENGTHS]).plan.runs
+    folder, started = SweepFolder(run.path.parent, "mine"), []
+
+    def launch(*anything: object) -> list[object]:
+        process = claimed_by_a_process(folder, run.name)
+        started.append(process)
+        threading.Timer(0.2, process.communicate, [""]).start()
+        raise RuntimeError("a task was lost: SIGKILL")
+
+    monkeypatch.setattr(execution, "launch", launch)
+    monkeypatch.setattr(execution, "LOOK_SECONDS", 0.05)
+    Execution(Ray(None, 1, 0), Share(1, 1), (), "mine").finish([run])
+    assert len(started) == 2
+    failure = folder.failures.of(run.name)
+    assert failure is not None
+    assert failure.cause.startswith("its process ended without a word, twice (SIGKILL)")
 
 
 def test_a_launcher_that_is_not_installed_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,10 +158,6 @@ def test_the_script_for_slurm(server: Server, tmp_path: Path, monkeypatch: pytes
 
 def slurm_script(server: Server, folder: Path, programs: Path) -> str:
     """What sbatch is given; the sweep says that it has started nothing."""
-    import os
-    import subprocess
-    import sys
-
     words = ["sweep", "norm=rmsnorm,batchnorm", "seed=0,1", *CNN, *(w for w in LENGTHS if "threads" not in w)]
     words += ["launcher=submitit", "launcher.partition=gpu", "launcher.cpus_per_task=3", "launcher.timeout_min=30"]
     words += ["launcher.account=me", "launcher.array_parallelism=2"]

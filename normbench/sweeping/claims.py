@@ -115,17 +115,20 @@ class Claims:
         finally:
             draft.unlink(missing_ok=True)
 
-    def holder(self, run: str) -> Owner | None:
-        """Who has claimed a run and not let go, dead or alive."""
-        folder = self.folder / run
-        number = highest(folder)
-        owner = read_owner(folder / f"{number}.json") if number else None
-        return None if owner is None or owner.released else owner
+    def number(self, run: str) -> int:
+        """How often a run has been claimed."""
+        return highest(self.folder / run)
+
+    def deaths(self, run: str) -> int:
+        """How often a process of this sweep has ended without letting go of a run that nobody is at work on now."""
+        owners = [read_owner(self.folder / run / f"{number + 1}.json") for number in range(self.number(run))]
+        return sum(owner is not None and owner.sweep == self.sweep and not owner.released for owner in owners)
 
     def at_work(self, run: str) -> Owner | None:
-        """Who works on a run."""
-        owner = self.holder(run)
-        if owner is None or owner.lives is False:
+        """Who works on a run; None: nobody, or a damaged claim tells nothing."""
+        number = self.number(run)
+        owner = read_owner(self.folder / run / f"{number}.json") if number else None
+        if owner is None or owner.released or owner.lives is False:
             return None
         if owner.lives is None and not self.has_sign_of_life(run):
             return None

@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -23,7 +22,6 @@ from normbench.sweeping.plan import PlannedRun
 
 LOOK_SECONDS = 1.0  # between two looks at runs that another process has claimed
 REST_SECONDS = 5.0  # for a run that another process holds without a claim, as `normbench train` does
-END_SECONDS = 20.0  # for the processes of a pool that has broken
 
 
 class Stopped(Exception):
@@ -65,15 +63,15 @@ class StopSignal:
 class Execution:
     """One sweep at work.
 
-    deaths: how often a run's process has ended without a word while this sweep watched.
+    resting: until when a run is left alone that a process holds without a claim. error: what a launcher last raised.
     """
 
     launching: Launching
     share: Share
     devices: tuple[str, ...]
     sweep: str
-    deaths: Counter[str] = field(default_factory=Counter)
     resting: dict[str, float] = field(default_factory=dict)
+    error: str = ""
 
     def finish(self, runs: Sequence[PlannedRun]) -> None:
         """Make all runs that are not over, and wait for those that others make.
@@ -97,11 +95,24 @@ class Execution:
             raise Stopped(signal.SIGINT) from None
 
     def next_batch(self, folder: SweepFolder, waiting: Sequence[PlannedRun]) -> list[PlannedRun]:
-        """What to start: all that is free, and then, one at a time, the runs whose process has died."""
+        """What to start: all that is free, and then, one at a time, the runs whose process has died.
+
+        One that has died twice, the second time alone, has failed. A launcher may raise before a process is gone, so
+        deaths are not counted when it does but read from the claims, whenever a run seems free.
+        """
         now = time.monotonic()
         free = [run for run in waiting if not folder.claims.at_work(run.name) and self.resting.get(run.name, 0) < now]
-        fresh = [run for run in free if not self.deaths[run.name]]
-        return fresh[: self.launching.most(self.share.jobs)] or free[:1]
+        deaths = [folder.claims.deaths(run.name) for run in free]
+        fresh, once, twice = ([run for run, n in zip(free, deaths, strict=True) if min(n, 2) == m] for m in range(3))
+        for run in twice:
+            self.give_up(folder, run)
+        return fresh[: self.launching.most(self.share.jobs)] or once[:1]
+
+    def give_up(self, folder: SweepFolder, run: PlannedRun) -> None:
+        """Note that a run has failed whose process has died twice."""
+        cause = f"its process ended without a word, twice{how(self.error)}; where memory is short, give it more"
+        folder.failures.note(run.name, cause, run.command, self.error)
+        mark_failed(folder, run, cause)
 
     def start(self, folder: SweepFolder, batch: Sequence[PlannedRun], stop: StopSignal) -> None:
         """Let the launcher make some runs; returns when it has no more to do."""
@@ -113,12 +124,13 @@ class Execution:
             devices=self.devices,
             own_process=self.launching.own_process,
         )
-        before = {run.name: folder.state(run.name) for run in batch}
+        before = [folder.claims.number(run.name) for run in batch]
         named = [(run.name, run.words) for run in batch]
         try:
             outcomes = launch(self.launching, job, named, self.share.jobs, folder.notes.absolute())
         except Exception as error:  # whatever a launcher raises where a worker dies
-            if not self.bury(folder, batch, str(error)) and all(folder.state(name) == before[name] for name in before):
+            self.error = str(error)
+            if [folder.claims.number(run.name) for run in batch] == before:
                 raise RunFailure(f"the launcher has started nothing ({one_line(error)}): see its settings") from error
             return
         for run, outcome in zip(batch, outcomes, strict=True):
@@ -126,34 +138,6 @@ class Execution:
                 self.resting[run.name] = time.monotonic() + REST_SECONDS
             if outcome == "interrupted" and not self.launching.own_process and not stop.number:
                 stop.ask(signal.SIGINT)
-        self.bury(folder, batch, "")
-
-    def bury(self, folder: SweepFolder, batch: Sequence[PlannedRun], error: str) -> bool:
-        """Count the runs whose process has died; one that has died twice, the second time alone, has failed."""
-        self.wait_for_ends(folder, batch)
-        dead = [run for run in batch if self.is_dead(folder, run)]
-        for run in dead:
-            self.deaths[run.name] += 1
-            if self.deaths[run.name] > 1:
-                cause = f"its process ended without a word, twice{how(error)}; where memory is short, give it more"
-                folder.failures.note(run.name, cause, run.command, error)
-                mark_failed(folder, run, cause)
-        return bool(dead)
-
-    def is_dead(self, folder: SweepFolder, run: PlannedRun) -> bool:
-        """Whether a process of this sweep has died over a run."""
-        owner = folder.claims.holder(run.name)
-        mine = owner is not None and owner.sweep == self.sweep
-        return mine and folder.state(run.name) not in OVER and not folder.claims.at_work(run.name)
-
-    def wait_for_ends(self, folder: SweepFolder, batch: Sequence[PlannedRun]) -> None:
-        """Wait for the other processes of a pool that has broken, which go down with it."""
-        deadline = time.monotonic() + END_SECONDS
-        while self.launching.children and time.monotonic() < deadline:
-            owners = [folder.claims.at_work(run.name) for run in batch]
-            if not any(owner and owner.sweep == self.sweep for owner in owners):
-                return
-            time.sleep(0.05)
 
 
 def mark_failed(folder: SweepFolder, run: PlannedRun, cause: str) -> None:
