@@ -1,14 +1,10 @@
-"""The real TensorBoard on two runs, in a real browser: every tab shows what it is there for.
-
-Screenshots are left in the folder that NORMBENCH_SCREENSHOTS names, else in pytest's temporary one.
-"""
+"""The real TensorBoard on a sweep, in a real browser: every tab shows what it is there for."""
 
 from __future__ import annotations
 
 import io
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -22,40 +18,25 @@ from urllib.parse import quote
 
 import numpy as np
 import pytest
+from browsing import browser as browser  # a fixture
+from browsing import needs_browser
+from browsing import screenshots as screenshots  # a fixture
 from PIL import Image
 
 from normbench.cli import main
 from normbench.recording import start_page
 
-webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-CHROMEDRIVER = shutil.which("chromedriver")
+pytestmark = needs_browser
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(not (CHROMIUM and CHROMEDRIVER), reason="needs chromium and chromedriver"),
-]
-
-FLAGS = (
-    "--headless=new",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--window-size=1600,1400",
-)
 PATIENCE = 60.0  # seconds, for a machine that is busy with other tests
 CURVE = "path.line[d]:not([d=''])"
 
 
 class Runs(NamedTuple):
-    """A folder of runs, and their names in TensorBoard."""
+    """The folder of a sweep, and the names of its runs in TensorBoard: two seeds of each of two arms."""
 
     folder: Path
-    names: tuple[str, str]
+    names: tuple[str, ...]
 
 
 # ---- what is looked at
@@ -65,30 +46,31 @@ PROBED = ["probes.every=5", "probes.histograms_every=5"]
 
 
 @pytest.fixture(scope="module")
-def two_runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    """Two small models, trained."""
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """Four small models, trained."""
     folder = tmp_path_factory.mktemp("runs")
+    grid = ["norm=layernorm,rmsnorm", "seed=0,1", "threads=1", "device=cpu", "launcher=local", "sweep.report=false"]
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        for norm in ("layernorm", "rmsnorm"):
-            assert main(["train", f"norm={norm}", *TINY, *PROBED, "threads=1", "device=cpu", "quiet=true"]) == 0
-    first, second = sorted(path.parent for path in folder.glob("outputs/*/*/summary.json"))
-    return Runs(folder / "outputs", (f"train/{first.name}", f"train/{second.name}"))
+        assert main(["sweep", *grid, *TINY, *PROBED, "quiet=true"]) == 0
+    names = sorted(path.parent.name for path in folder.glob("outputs/sweep/*/summary.json"))
+    assert len(names) == 4
+    return Runs(folder / "outputs" / "sweep", tuple(names))
 
 
 @pytest.fixture(scope="module")
-def tensorboard(two_runs: Runs) -> Iterator[str]:
+def tensorboard(runs: Runs) -> Iterator[str]:
     """The address of a TensorBoard that has read the runs."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(two_runs.folder), "--port", str(port)]
+    command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(runs.folder), "--port", str(port)]
     process = subprocess.Popen(
         [*command, "--host", "127.0.0.1"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     )
     address = f"http://127.0.0.1:{port}/"
     try:
-        until(lambda: set(get_json(f"{address}data/plugin/text/tags")) == set(two_runs.names), "the runs")
+        until(lambda: set(get_json(f"{address}data/plugin/text/tags")) == set(runs.names), "the runs")
         yield address
     finally:
         os.killpg(process.pid, signal.SIGTERM)
@@ -146,6 +128,11 @@ class Page:
         script = f"{self.SCRIPT} return all.filter(e => e.matches(arguments[0])).map(e => e.getAttribute(arguments[1]))"
         return self.driver.execute_script(script, selector, name)
 
+    def texts(self, selector: str) -> list[str]:
+        return self.driver.execute_script(
+            f"{self.SCRIPT} return all.filter(e => e.matches(arguments[0])).map(e => e.textContent)", selector
+        )
+
     def shows(self, *words: str) -> None:
         until(lambda: all(word in self.text for word in words), f"{words} in the page")
 
@@ -157,18 +144,8 @@ class Page:
 
 
 @pytest.fixture(scope="module")
-def page(tensorboard: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
-        options.add_argument(flag)
-    screenshots = Path(os.environ.get("NORMBENCH_SCREENSHOTS") or tmp_path_factory.mktemp("screenshots"))
-    screenshots.mkdir(parents=True, exist_ok=True)
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(CHROMEDRIVER))
-    try:
-        yield Page(driver, tensorboard, screenshots)
-    finally:
-        driver.quit()
+def page(tensorboard: str, browser: Any, screenshots: Path) -> Page:
+    return Page(browser, tensorboard, screenshots)
 
 
 def coloured(element: Any) -> int:
@@ -180,43 +157,58 @@ def coloured(element: Any) -> int:
 # ---- what is seen
 
 
-def test_time_series_opens_on_the_losses_of_both_runs(page: Page, two_runs: Runs) -> None:
+def test_time_series_opens_on_the_losses_of_all_runs(page: Page, runs: Runs) -> None:
     page.open(start_page(page.address))
-    page.shows(*two_runs.names, "loss/val", "loss/train")
+    page.shows(*runs.names, "loss/val", "loss/train")
     page.has(2, "metrics-pinned-view line-chart canvas")
     until(lambda: coloured(page.elements("metrics-pinned-view line-chart")[0]) > 200, "curves")
     page.keep("time_series")
+    first, again, other, other_again = page.attributes("runs-data-table .run-color-swatch", "style")
+    assert first == again != other == other_again  # the seeds of an arm share a color
 
 
-def test_scalars_shows_a_curve_of_each_run(page: Page, two_runs: Runs) -> None:
+def test_a_pattern_selects_a_norm(page: Page, runs: Runs) -> None:
+    page.open(start_page(page.address).replace("#", "&runFilter=^rmsnorm#"))
+    page.shows(*runs.names[2:], "loss/val")
+    page.keep("one_norm")
+    assert not any(name in page.text for name in runs.names[:2])
+
+
+def test_scalars_shows_a_curve_of_each_run(page: Page, runs: Runs) -> None:
     page.open(f"{page.address}#scalars&tagFilter={quote('loss/val')}")
-    page.shows(*two_runs.names, "loss/val")
-    until(lambda: len(set(page.attributes(CURVE, "stroke"))) >= 2, "a curve of each run")
+    page.shows(*runs.names, "loss/val")
+    until(lambda: len(page.attributes(CURVE, "stroke")) >= 4, "a curve of each run")
     page.keep("scalars")
 
 
-def test_histograms_shows_histograms_of_each_run(page: Page, two_runs: Runs) -> None:
+def test_histograms_shows_histograms_of_each_run(page: Page, runs: Runs) -> None:
     page.open(f"{page.address}#histograms")
-    page.shows(*two_runs.names, "act/block00.mlp/in")
-    page.has(2 * 4 * 20, "path.outline")  # of each run, each block at each probed step
+    page.shows(*runs.names, "act/block00.mlp/in")
+    page.has(12 * 20, "path.outline")  # of each of the 12 cards of a page, one for each probed step
     page.keep("histograms")
 
 
-def test_text_shows_the_configuration_of_each_run(page: Page, two_runs: Runs) -> None:
+def test_text_shows_the_configuration_of_each_run(page: Page, runs: Runs) -> None:
     page.open(f"{page.address}#text")
-    page.shows(*two_runs.names, "normbench.norms.LayerNorm", "normbench.norms.RMSNorm")
+    page.shows(*runs.names, "normbench.norms.LayerNorm", "normbench.norms.RMSNorm")
     page.keep("text")
 
 
-def test_custom_scalars_shows_the_layout(page: Page, two_runs: Runs) -> None:
+def test_custom_scalars_shows_the_layout(page: Page, runs: Runs) -> None:
     page.open(f"{page.address}#custom_scalars")
-    page.shows(*two_runs.names, "residual stream RMS by depth", "gradient norm by block", "step time")
-    page.has(2 * 4 * 4, CURVE)  # of each run, four charts with a curve of each block
+    page.shows(*runs.names, "residual stream RMS by depth", "gradient norm by block", "step time")
+    page.has(4 * 4 * 4, CURVE)  # of each run, four charts with a curve of each block
     page.keep("custom_scalars")
 
 
-def test_hparams_shows_a_row_of_each_run(page: Page, two_runs: Runs) -> None:
+def test_hparams_shows_a_row_of_each_run(page: Page, runs: Runs) -> None:
     page.open(f"{page.address}#hparams")
-    page.shows(*two_runs.names, "layernorm", "rmsnorm", "placement", "loss/val")
+    page.shows(*runs.names, "layernorm", "rmsnorm", "placement", "loss/val")
     page.has(1, "vaadin-grid.session-group-table")
     page.keep("hparams")
+    cells = [text.strip() for text in page.texts("vaadin-grid-cell-content") if text.strip()]
+    for name in runs.names:
+        summary = json.loads((runs.folder / name / "summary.json").read_text())
+        row = cells[cells.index(name) + 1 :]
+        assert row[:4] == ["pydocs", "nano", name.split("-")[0], "pre"]
+        assert float(row[5]) == pytest.approx(summary["metrics"]["loss/val"], rel=1e-4)

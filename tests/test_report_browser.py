@@ -1,43 +1,24 @@
-"""The report in a real browser: at the width of a desk and of a phone, light and dark, and printed.
-
-Screenshots are left in the folder that NORMBENCH_SCREENSHOTS names, else in pytest's temporary one.
-"""
+"""The report in a real browser: at the width of a desk and of a phone, light and dark, and printed."""
 
 from __future__ import annotations
 
 import base64
-import os
 import re
-import shutil
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from browsing import browser as browser  # a fixture
+from browsing import needs_browser
+from browsing import screenshots as screenshots  # a fixture
 from made_runs import make_run
 
 from normbench.analysis.report import write_report
 
-webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-CHROMEDRIVER = shutil.which("chromedriver")
+pytestmark = needs_browser
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(not (CHROMIUM and CHROMEDRIVER), reason="needs chromium and chromedriver"),
-]
-
-FLAGS = (
-    "--headless=new",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
 SIZES = {"desk": (1280, 900), "phone": (360, 780)}
 
 # The elements that stick out of the page, and are in no box that scrolls.
@@ -91,27 +72,6 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
                         step_ms=10.0 + n, probed=20,
                     )  # fmt: skip
     return write_report([folder])
-
-
-@pytest.fixture(scope="module")
-def screenshots(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = Path(os.environ.get("NORMBENCH_SCREENSHOTS") or tmp_path_factory.mktemp("screenshots"))
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
-        options.add_argument(flag)
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(CHROMEDRIVER))
-    try:
-        yield driver
-    finally:
-        driver.quit()
 
 
 def opened(browser: Any, report: Path, size: str, scheme: str = "light") -> None:

@@ -37,7 +37,16 @@ METRICS = ("loss/val", "loss/train", "accuracy/val", "perplexity/val", "time/ste
 PINNED = ("loss/val", "loss/train")
 
 
+# Time Series tab: runs whose names match in the bracket, which is all but the seed and the fingerprint, share a color
+ARM = r"^(.*?)(?:-s\d+-[0-9a-f]{8})?$"
+
+
 def start_page(address: str) -> str:
-    """TensorBoard's Time Series tab with the losses on top; address such as `http://localhost:6006/`."""
+    """TensorBoard's Time Series tab with the losses on top, as they are, and the seeds of an arm in one color.
+
+    Args:
+        address: such as `http://localhost:6006/`.
+    """
     cards = [{"plugin": "scalars", "tag": tag} for tag in PINNED]
-    return f"{address}?{urlencode({'pinnedCards': json.dumps(cards)})}#timeseries"
+    opened = {"pinnedCards": json.dumps(cards), "smoothing": 0, "runColorGroup": f"regex:{ARM}"}
+    return f"{address}?{urlencode(opened)}#timeseries"
