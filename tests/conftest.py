@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from itertools import groupby, islice
 
 import pytest
 import torch
@@ -26,11 +27,8 @@ def one_thread() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Slow tests come first, so that no core waits for the last one.
-
-    Tests on the public data sets need the folder that NORMBENCH_DATA names.
-    """
-    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    """Tests in an order that keeps all cores busy; those on the public data sets need the folder of NORMBENCH_DATA."""
+    items[:] = spread(items, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
     if "NORMBENCH_DATA" not in os.environ:
         skip = pytest.mark.skip(reason="NORMBENCH_DATA names no folder with the public data sets")
         for item in items:
@@ -38,10 +36,30 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(skip)
 
 
+def spread(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
+    """Slow tests first in each worker's share, module by module, so that none is left for the end.
+
+    A worker begins with a share of the list as long as any other's, and later takes over what others have not begun.
+    """
+    slow: list[list[pytest.Item]] = [[] for _ in range(workers)]
+    fast = []
+    by_file = groupby(items, lambda item: item.path)
+    for number, (_, group) in enumerate(by_file):
+        for item in group:
+            (slow[number % workers] if item.get_closest_marker("slow") else fast).append(item)
+    shares, rest = [], iter(fast)
+    for number, share in enumerate(slow):
+        length = len(items) // workers if number < workers - 1 else len(items)
+        shares += [*share, *islice(rest, max(0, length - len(share)))]
+    return shares
+
+
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Decode data sets into a cache of the tests' own."""
-    os.environ.setdefault("NORMBENCH_CACHE", str(tmp_path_factory.mktemp("cache")))
+    """Decode data sets into a cache of the tests' own, one for all workers."""
+    folder = tmp_path_factory.getbasetemp()
+    shared = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+    os.environ.setdefault("NORMBENCH_CACHE", str(shared / "cache"))
 
 
 @pytest.fixture

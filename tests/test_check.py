@@ -139,9 +139,6 @@ def test_data_of_ones_own_pass(capsys: pytest.CaptureFixture[str]) -> None:
     "words",
     [
         ["mypkg.MyNorm", "eps=1e-6"],
-        ["mypkg.MyNorm", "norm.eps=1e-6"],
-        ["norm._target_=mypkg.MyNorm", "norm.eps=1e-6"],
-        ["--config-dir", f"{EXAMPLE}/conf", "norm=mynorm"],
         ["norm=mynorm", "--config-dir", f"{EXAMPLE}/conf"],
     ],
 )
@@ -155,7 +152,7 @@ def test_a_norm_of_ones_own_passes(words: list[str], capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NORMS)
+@pytest.mark.parametrize("name", ["batchnorm", "groupnorm", "dyt", "none"])
 def test_our_norms_pass(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     status, out = checked(capsys, f"norm={name}")
     assert (status, ", 0 failed, " in out) == (0, True)

@@ -248,10 +248,10 @@ print(time.perf_counter() - begun, used.ru_utime + used.ru_stime, int(high.split
 
 
 @pytest.mark.slow
-def test_a_thousand_runs_take_seconds(tmp_path: Path, tell: Callable[[str], None]) -> None:
+def test_hundreds_of_runs_take_seconds(tmp_path: Path, tell: Callable[[str], None]) -> None:
     for norm in ("layernorm", "rmsnorm", "dyt", "groupnorm", "batchnorm"):
-        for placement in ("pre", "post", "deep", "sandwich"):
-            for lr in (3e-4, 1e-3, 3e-3, 1e-2, 3e-2):
+        for placement in ("pre", "post"):
+            for lr in (3e-4, 1e-3, 3e-3):
                 for seed in range(10):
                     make_run(
                         tmp_path, norm=norm, placement=placement, lr=lr, seed=seed, steps=10_000, eval_every=500,
@@ -259,7 +259,7 @@ def test_a_thousand_runs_take_seconds(tmp_path: Path, tell: Callable[[str], None
                     )  # fmt: skip
     done = subprocess.run([sys.executable, "-c", MANY, str(tmp_path)], capture_output=True, text=True, check=True)
     seconds, processor, memory = map(float, done.stdout.split()[-3:])
-    tell(f"report of 1,000 runs of 1,000 logged steps: {seconds:.1f} s, {processor:.1f} s of a core, {memory:.2f} GiB")
+    tell(f"report of 300 runs of 1,000 logged steps: {seconds:.1f} s, {processor:.1f} s of a core, {memory:.2f} GiB")
     calm = os.getloadavg()[0] <= (os.cpu_count() or 1)  # beside other work a core does less in a second
-    assert processor < (20 if calm else 60)
+    assert processor < (10 if calm else 30)
     assert memory < 1.5

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -122,7 +120,8 @@ GOLDEN = [2.7287108898, 2.1103190372, 1.2969514847, 0.9898358345]
 
 
 def test_the_summary_has_the_peak_of_memory(tmp_path: Path) -> None:
-    small, large = (train(tmp_path, *TINY, "trainer.steps=2", f"model.width={width}") for width in (16, 1024))
+    words = ["model=mlp", "data=digits", "trainer.steps=2", "device=cpu", "threads=1", "quiet=true"]
+    small, large = (train(tmp_path, *words, f"model.width={width}") for width in (16, 2048))
     peaks = [summary_of(run)["peak_memory_bytes"] for run in (small, large)]
     weights = 4 * summary_of(large)["ledger"]["parameters"]["total"]
     assert peaks[1] - peaks[0] > 3 * weights  # with gradients and Adam's averages
@@ -188,26 +187,9 @@ def test_the_readme_s_first_command_beats_a_bigram_model(tmp_path: Path, tell: C
 
 @pytest.mark.slow
 @pytest.mark.data
-def test_nanogpt_s_documented_cpu_run(tmp_path: Path, tell: Callable[[str], None]) -> None:
-    """nanoGPT's README gives a validation loss of 1.88 over 20 batches; here over the whole last tenth, with its seed.
-
-    Its own code, judged over the whole last tenth, gave 1.898, 1.909, 1.891 and 1.908 for seeds 1337, 0, 1 and 2; ours
-    1.888, 1.904, 1.911 and 1.897.
-    """
-    found = summary_of(in_a_process(tmp_path, "experiment=nanogpt_cpu"))
-    assert found["steps"] == 2000
-    assert found["data"]["val_tokens"] == 111540
-    tell(f"nanoGPT's CPU run: validation loss {found['metrics']['loss/val']:.4f} over the whole last tenth")
-    assert found["metrics"]["loss/val"] <= 1.90
-    assert math.isfinite(found["metrics"]["loss/train_eval"])
-
-
-@pytest.mark.slow
-@pytest.mark.data
-@pytest.mark.parametrize("model", ["cnn", "cnn_plain"])
-def test_mnist_to_99_percent(tmp_path: Path, model: str, tell: Callable[[str], None]) -> None:
-    start = time.monotonic()
-    found = summary_of(in_a_process(tmp_path, f"model={model}", "norm=batchnorm", "data=mnist"))
-    seconds = time.monotonic() - start
-    assert found["metrics"]["accuracy/val"] >= 0.99
-    tell(f"MNIST, {model}: {100 * found['metrics']['accuracy/val']:.2f} % in {seconds:.0f} s")
+def test_the_cnn_learns_mnist(tmp_path: Path, tell: Callable[[str], None]) -> None:
+    """The README's command, a fraction of its steps."""
+    words = ["model=cnn", "norm=batchnorm", "data=mnist", "trainer.steps=200", "trainer.eval_every=200", "quiet=true"]
+    found = summary_of(train(tmp_path, *words))
+    assert found["metrics"]["accuracy/val"] >= 0.9
+    tell(f"MNIST, cnn, 200 steps: {100 * found['metrics']['accuracy/val']:.2f} %")

@@ -16,7 +16,7 @@ from killing import Server
 from run_records import assert_same, read_record
 from test_sweep_pool import Start
 from test_sweep_pool import start as start  # a fixture
-from tiny_sweeps import CNN, LENGTHS, OWN_NORMS, finished, own_words, records, run_directories, statuses, sweep_words
+from tiny_sweeps import CNN, LENGTHS, OWN_NORMS, finished, own_words, records, run_directories, statuses
 
 from normbench.catalog import options
 from normbench.errors import UsageError
@@ -196,21 +196,15 @@ ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed:
 @ray
 @pytest.mark.slow
 def test_tasks_of_a_ray_cluster_of_one_node(server: Server, start: Start, tmp_path: Path) -> None:
+    """One of them dies, and takes no other with it."""
     whole, there = tmp_path / "whole", tmp_path / "there"
-    whole.mkdir()
-    there.mkdir()
-    finished(server, sweep_words(), whole)
-    status, output = start(sweep_words("sweep.jobs=2", launcher="ray"), there).ended()
-    assert status == 0, output
-    for name, path in run_directories(there).items():
-        assert_same(read_record(path), records(whole)[name])
-
-
-@ray
-@pytest.mark.slow
-def test_a_ray_task_that_dies_takes_no_other_with_it(start: Start, tmp_path: Path) -> None:
-    (tmp_path / "own_norms.py").write_text(OWN_NORMS)
-    status, output = start([*own_words("Killer", "Fine", launcher="ray"), "sweep.jobs=2"], tmp_path).ended()
+    for folder in (whole, there):
+        folder.mkdir()
+        (folder / "own_norms.py").write_text(OWN_NORMS)
+    finished(server, own_words("Fine"), whole)
+    status, output = start([*own_words("Killer", "Fine", launcher="ray"), "sweep.jobs=2"], there).ended()
     assert status == 1, output
-    assert statuses(tmp_path) == {"killer": "failed", "fine": "finished"}
+    assert statuses(there) == {"killer": "failed", "fine": "finished"}
     assert output.count("its process ended without a word, twice") == 1
+    for name, record in records(whole).items():
+        assert_same(read_record(run_directories(there)[name]), record)

@@ -239,11 +239,11 @@ def test_a_label_outside_the_range(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.data
 def test_banking77_from_scratch(tmp_path: Path, tell: Callable[[str], None]) -> None:
-    """The README's command, three epochs of its ten."""
-    words = ["data=banking77", "model.depth=2", "model.dropout=0.3", "trainer.epochs=3", "threads=1", "quiet=true"]
+    """The README's command with half its depth, one epoch of its ten."""
+    words = ["data=banking77", "model.depth=1", "model.dropout=0.3", "trainer.epochs=1", "threads=1", "quiet=true"]
     found = summary_of(in_a_process(tmp_path, *words))["metrics"]
-    tell(f"banking77 after three epochs: {100 * found['accuracy/val']:.1f} % of the test questions")
-    assert found["accuracy/val"] >= 0.8
+    tell(f"banking77 after one epoch: {100 * found['accuracy/val']:.1f} % of the test questions")
+    assert found["accuracy/val"] >= 0.5  # by chance 1.3 %
 
 
 # ---- a person's own file
