@@ -17,10 +17,20 @@ from normbench.training.clock import make_clock
 from normbench.training.loop import Loop
 from normbench.types import Batch
 
-WARM_UP = 10, 3.0  # steps, or seconds: whichever is over first
-MEASURED = 20, 5.0
 EVALUATED = 2, 2.0  # batches, or seconds
 SLOW = 3.0  # seconds; what takes longer is not done twice
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How many steps are taken to warm up and then to measure; or seconds: whichever is over first."""
+
+    warm_up: tuple[int, float]
+    measured: tuple[int, float]
+
+
+THOROUGH = Effort((10, 3.0), (20, 5.0))
+BRIEF = Effort((2, 1.0), (5, 2.0))  # for one of many
 
 
 @dataclass(frozen=True)
@@ -105,7 +115,7 @@ def times_due(steps: int, every: int) -> int:
     return steps // every + (every > 1 and steps > 0) if every else 0
 
 
-def estimate(loop: Loop, sink: WeighingSink) -> Estimate:
+def estimate(loop: Loop, sink: WeighingSink, effort: Effort = THOROUGH) -> Estimate:
     """Take a few steps of a loop that has not begun, and look at them; the loop records to `sink`.
 
     Raises:
@@ -113,11 +123,11 @@ def estimate(loop: Loop, sink: WeighingSink) -> Estimate:
     """
     loop.parts.model.train()
     first = probed_step(loop, sink)
-    repeat(loop, *WARM_UP)
+    repeat(loop, *effort.warm_up)
     loop.clock = make_clock(loop.parts.device)
     loop.clock.to_skip = 0
     forget_peak(loop.parts.device)
-    repeat(loop, *MEASURED)
+    repeat(loop, *effort.measured)
     step_time, memory = loop.clock.summary(), measure_memory(loop)
     probed = first if first.seconds > SLOW else probed_step(loop, sink)  # the first one also warms up
     loop.log()

@@ -12,12 +12,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from normbench.config import Tree
 from normbench.dryrun import megabytes
 from normbench.errors import RunFailure, UsageError
-from normbench.estimate import Estimate, estimate
+from normbench.estimate import BRIEF, Estimate, estimate
 from normbench.plan import make_plan
 from normbench.recording import WeighingSink
 from normbench.run import make_session
+from normbench.rundir import fingerprint
 from normbench.sweeping.folder import State, SweepFolder
 from normbench.sweeping.plan import LeftOut, PlannedRun, SweepPlan
 from normbench.training.guard import Diverged
@@ -44,8 +46,11 @@ class Forecast:
         return sum(self.counts[state] for state in TO_DO)
 
 
-def forecast(name: str, runs: Sequence[PlannedRun], folder: SweepFolder) -> Forecast:
-    """What an arm's runs take; a few steps are made if there is something to do."""
+def forecast(name: str, runs: Sequence[PlannedRun], folder: SweepFolder, known: dict[str, Estimate]) -> Forecast:
+    """What an arm's runs take; a few steps are made if there is something to do.
+
+    known: what arms before have shown, which an arm is taken for that differs in its learning rate alone.
+    """
     looks = [(run, *folder.look(run.name)) for run in runs]
     counts: Counter[State] = Counter(state for _, state, _ in looks)
     seeds = tuple(dict.fromkeys(run.seed for run in runs))
@@ -53,13 +58,20 @@ def forecast(name: str, runs: Sequence[PlannedRun], folder: SweepFolder) -> Fore
     if not left:
         return Forecast(name, seeds, counts)
     try:
-        taken = measure(left[0][0])
+        cost = fingerprint(without_rate(left[0][0].tree))
+        taken = known[cost] if cost in known else known.setdefault(cost, measure(left[0][0]))
     except Diverged as end:
         return Forecast(name, seeds, counts, note=f"diverges at step {end.step}")
     except (UsageError, RunFailure) as error:
         return Forecast(name, seeds, counts, note=str(error))
     seconds = sum(taken.seconds(max(1, run.steps - step)) for run, step in left)
     return Forecast(name, seeds, counts, seconds, sum(size(taken, run) for run, _ in left))
+
+
+def without_rate(tree: Tree) -> Tree:
+    """A configuration without what changes no time."""
+    optim = {key: value for key, value in tree["optim"].items() if key != "lr"}
+    return {**tree, "optim": optim, "seed": None}
 
 
 def measure(run: PlannedRun) -> Estimate:
@@ -72,7 +84,7 @@ def measure(run: PlannedRun) -> Estimate:
     session = make_session(make_plan(run.tree, run.choices, None))
     sink = session.recorder = WeighingSink()
     try:
-        return estimate(session.make_loop(), sink)
+        return estimate(session.make_loop(), sink, BRIEF)
     finally:
         sink.close()
 
@@ -88,10 +100,10 @@ def show_forecast(console: Console, plan: SweepPlan, jobs: int, title: str) -> N
     """Print the plan as a table, and what is left out."""
     folder = SweepFolder(plan.folder)
     table = Table(box=SIMPLE_HEAD, pad_edge=False, title=Text(title, "bold"), title_justify="left", show_footer=True)
-    rows = []
+    rows, known = [], dict[str, Estimate]()
     for number, (name, runs) in enumerate(plan.arms.items(), start=1):
         with console.status(f"measuring {number}/{len(plan.arms)}: {name}"):
-            rows.append(forecast(name, runs, folder))
+            rows.append(forecast(name, runs, folder, known))
     counts = sum((row.counts for row in rows), Counter[State]())
     seconds = sum(row.seconds for row in rows)
     beside = f", {jobs} at a time" if jobs > 1 else ""
