@@ -9,7 +9,9 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any, get_type_hints
+from weakref import WeakKeyDictionary
 
 import torch
 from hydra.utils import instantiate
@@ -73,6 +75,10 @@ def made_class(tree: Tree, section: str) -> type:
     return made
 
 
+# Digests of source files as they were when this process first asked: a file that is edited later changes no class here.
+DIGESTS: WeakKeyDictionary[ModuleType, str] = WeakKeyDictionary()
+
+
 def own_code(tree: Tree) -> dict[str, str]:
     """A digest of the source file of each class that is neither ours nor torch's, by section."""
     found = {}
@@ -80,7 +86,9 @@ def own_code(tree: Tree) -> dict[str, str]:
         module = sys.modules.get(getattr(target(tree, section), "__module__", ""))
         file = getattr(module, "__file__", None)
         if module is not None and file and module.__name__.partition(".")[0] not in ("normbench", "torch"):
-            found[section] = hashlib.sha256(Path(file).read_bytes()).hexdigest()
+            if module not in DIGESTS:
+                DIGESTS[module] = hashlib.sha256(Path(file).read_bytes()).hexdigest()
+            found[section] = DIGESTS[module]
     return found
 
 

@@ -13,6 +13,11 @@ from typing import IO, Any
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
+def is_disk_full(error: BaseException | None) -> bool:
+    """Whether an error means that a disk, a quota or a limit on file sizes is used up."""
+    return isinstance(error, OSError) and error.errno in DISK_FULL
+
+
 def write_atomically(path: Path, write: Callable[[IO[bytes]], object], keep: Path | None = None) -> None:
     """Write a file through a temporary one beside it: a crash at any moment leaves the old content or the new.
 

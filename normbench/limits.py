@@ -8,15 +8,10 @@ from contextlib import contextmanager
 import torch
 
 from normbench.errors import RunFailure
-from normbench.files import DISK_FULL
+from normbench.files import is_disk_full
 
 # torch raises a plain RuntimeError for the CPU's memory, and on some devices.
 OUT_OF_MEMORY = ("DefaultCPUAllocator", "out of memory", "bad_alloc")
-
-
-def is_disk_full(error: BaseException) -> bool:
-    """Whether an error means that a disk, a quota or a limit on file sizes is used up."""
-    return isinstance(error, OSError) and error.errno in DISK_FULL
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -6,7 +6,10 @@ import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
+
+import torch
 
 from normbench import assembly, limits
 from normbench.catalog import Choices
@@ -22,13 +25,14 @@ from normbench.training.optimizer import make_optimizer, parameter_groups
 from normbench.training.precision import make_precision
 
 
-def train(tree: Tree, choices: Choices, parent: RunDirectory | None = None) -> int:
+def train(tree: Tree, choices: Choices, parent: RunDirectory | None = None, planned: Path | None = None) -> int:
     """Make a run, go on with it, or say that it is done; returns the exit status.
 
     Args:
         tree: the resolved configuration, plain containers.
         choices: what a person chose, for the run's name.
         parent: a finished run to extend.
+        planned: the directory that it must have.
 
     Raises:
         UsageError: any mistake of the user's; nothing was written.
@@ -37,6 +41,8 @@ def train(tree: Tree, choices: Choices, parent: RunDirectory | None = None) -> i
     with limits.named(tree["outputs"]):
         with notes_shown(tree["quiet"]):
             plan = make_plan(tree, choices, parent)
+            if planned is not None:
+                check_planned(plan, planned)
         if (summary := plan.directory.ended()) and not plan.config.rerun:
             with suppress(OSError, RunFailure), plan.directory.held():  # where it may be written, and by nobody else
                 settle(plan, summary)
@@ -47,6 +53,19 @@ def train(tree: Tree, choices: Choices, parent: RunDirectory | None = None) -> i
             if summary := plan.directory.ended():  # another process was faster
                 return show_ended(plan, summary)
             return session.run()
+
+
+def check_planned(plan: Plan, planned: Path) -> None:
+    """Refuse a run that would have another name here, which says that its numbers would be others.
+
+    Raises:
+        RunFailure: its device, threads, data or own class differ.
+    """
+    if plan.directory.path.absolute() != planned.absolute():
+        raise RunFailure(
+            f"it would be another run here ({plan.directory.path.name}; on {plan.device}, {torch.get_num_threads()} "
+            "threads): the device, the threads, the data or the code of an own class are not as planned"
+        )
 
 
 @contextmanager

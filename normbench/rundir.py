@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from normbench.errors import HeldElsewhere, UsageError
-from normbench.files import DISK_FULL, remove_leftovers, write_json
+from normbench.files import is_disk_full, remove_leftovers, write_json
 
 Status = Literal["running", "interrupted", "finished", "diverged", "failed", "out_of_memory"]
 ENDED: tuple[Status, ...] = ("finished", "diverged")
@@ -51,7 +51,7 @@ class RunDirectory:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            if error.errno in DISK_FULL:
+            if is_disk_full(error):
                 raise
             raise UsageError(
                 f"outputs={self.path.parent.parent} cannot be written ({error.strerror}): give another folder"

@@ -19,7 +19,7 @@ from torch import nn
 
 from normbench import environment
 from normbench.errors import RunFailure
-from normbench.files import write_atomically, write_bytes, write_json
+from normbench.files import is_disk_full, write_atomically, write_bytes, write_json
 from normbench.ledger import parameter_counts
 from normbench.limits import is_out_of_memory
 from normbench.memory import forget_peak
@@ -121,7 +121,7 @@ class Session:
             self.write_status("interrupted", self.step, "stopped at once by a second Ctrl-C")
             raise
         except Exception as error:  # noted, and raised again
-            self.write_status("out_of_memory" if is_out_of_memory(error) else "failed", self.step, str(error))
+            self.write_status(how_it_ended(error), self.step, str(error))
             raise
         finally:
             with suppress(OSError):
@@ -289,6 +289,11 @@ def sessions(directory: RunDirectory) -> list[dict[str, Any]]:
     """The processes that have worked on a run, the first one first."""
     known: list[dict[str, Any]] = (read_json(directory.environment) or {}).get("sessions", [])
     return known
+
+
+def how_it_ended(error: BaseException) -> Status:
+    """The status of a run that an error has ended; where a disk was full, the same command goes on."""
+    return "out_of_memory" if is_out_of_memory(error) else "interrupted" if is_disk_full(error) else "failed"
 
 
 def begun_elsewhere(directory: RunDirectory, now: dict[str, Any]) -> str | None:

@@ -7,8 +7,7 @@ import os
 import pickle
 import shutil
 import signal
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import pytest
 import torch
 from killing import Child, Server, Trap
 from run_records import Record, assert_same, read_json, read_metrics, read_record
-from tiny_runs import run_directory, slow, start, words
+from tiny_runs import fill, run_directory, slow, start, words
 
 from normbench.training import checkpoint
 
@@ -199,34 +198,6 @@ def test_checkpoint_runs_no_code(tmp_path: Path, write: Callable[[Any, Path], No
 # ---- a full disk
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of one megabyte."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = shutil.which("mount") and subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)], capture_output=True
-    )
-    if not mounted or mounted.returncode:
-        pytest.skip("this user may not mount a file system")
-    yield disk
-    subprocess.run(["umount", str(disk)], check=True)
-
-
-def fill(disk: Path) -> Path:
-    """A file that leaves no room."""
-    filler = disk / "filler"
-    with open(filler, "wb", buffering=0) as file:
-        for size in (4096, 1):
-            try:
-                while True:
-                    file.write(bytes(size))
-            except OSError:
-                continue
-    assert shutil.disk_usage(disk).free == 0
-    return filler
-
-
 @pytest.mark.parametrize(
     ("place", "nth", "saved"),
     [
@@ -279,7 +250,7 @@ def test_checkpoint_too_large_for_the_limit_on_file_sizes(
     child = server.start(words("transformer"), folder, file_size=80_000)
     assert_sentence(child, 1, "the disk is full (outputs=outputs)")
     assert {name: (directory / name).read_bytes() for name in before} == before
-    assert read_json(directory / "status.json")["status"] == "failed"
+    assert read_json(directory / "status.json")["status"] == "interrupted"
     assert not list(directory.glob(".*.tmp"))
     assert start(server, "transformer", folder).wait() == 0
     assert_same(read_record(directory), undisturbed["transformer"])

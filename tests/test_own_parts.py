@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib import invalidate_caches
 from pathlib import Path
 from typing import Any
 
@@ -122,13 +123,21 @@ def test_flags_may_stand_anywhere_among_the_words(order: tuple[int, ...], instal
     assert main(["train", *(word for index in order for word in words[index]), "--cfg", "job"]) == 0
 
 
-def test_a_changed_class_makes_another_run(here: Path) -> None:
-    """Its numbers would be another's: the same command must not say that it is done already."""
+def test_a_changed_class_makes_another_run(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its numbers would be another's: the same command must not say that it is done already.
+
+    What a process has imported counts, not what has become of the file since.
+    """
     shutil.copytree(EXAMPLE / "mypkg", here / "mypkg")
-    for change in ("", "# one line more\n"):
-        source = here / "mypkg/__init__.py"
-        source.write_text(source.read_text() + change)
+    monkeypatch.syspath_prepend(here)
+    source = here / "mypkg/__init__.py"
+    for imported in (True, False, True):
+        if imported:
+            for name in [name for name in sys.modules if name.partition(".")[0] == "mypkg"]:
+                monkeypatch.delitem(sys.modules, name)
+            invalidate_caches()
         assert main(["train", *BY_CLASS["norm"], *SHORT]) == 0
+        source.write_text(source.read_text() + "# one line more\n")
     assert len(list(here.glob("outputs/train/mynorm-pre-s0-*"))) == 2
     assert main(["train", *BY_CLASS["norm"], *SHORT]) == 0
     assert len(list(here.glob("outputs/train/mynorm-pre-s0-*"))) == 2

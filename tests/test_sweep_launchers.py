@@ -8,6 +8,8 @@ import stat
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -25,6 +27,7 @@ from normbench.sweeping.conduct import make_launching, understand
 from normbench.sweeping.execution import Execution
 from normbench.sweeping.folder import SweepFolder
 from normbench.sweeping.launchers import Here, Launching, Processes, Ray, Share, Submitit
+from normbench.sweeping.plan import PlannedRun
 
 pytest_plugins = ["run_fixtures"]
 
@@ -79,16 +82,30 @@ def test_what_is_started_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert started(Processes(), 2) == [0, 1, 2, 3]
     assert started(Processes(), 1) == [0]  # a pool of one worker would be this process
     assert started(Here(), 1) == [0, 1, 2, 3]
-    die(folder, runs[0].name)
-    die(folder, runs[1].name)
-    assert started(Processes(), 2) == [2, 3]  # those whose process has died come last, ...
-    held = [claimed_by_a_process(folder, run.name) for run in runs[2:]]
-    assert started(Processes(), 2) == [0]  # ... one at a time
-    assert folder.claims.take(runs[0].name) is not None
-    assert started(Processes(), 2) == [1]
-    for process in held:
-        process.communicate("")
-    assert started(Processes(), 2) == [1]
+    for run in runs[:2]:
+        die(folder, run.name)
+    assert started(Processes(), 2) == started(Ray(None, 1, 0), 2) == [2, 3]  # whose process has died comes last, ...
+    with held(folder, runs[2:]):
+        assert started(Processes(), 2) == started(Ray(None, 1, 0), 2) == [0, 1]
+        for run in runs[:2]:
+            die(folder, run.name)
+        assert started(Processes(), 2) == [0]  # ... and then alone, where one takes others with it
+        assert folder.claims.take(runs[0].name) is not None
+        assert started(Processes(), 2) == [1]
+    assert folder.failures.of(runs[1].name) is None
+    assert started(Ray(None, 1, 0), 2) == [2, 3]
+    assert folder.failures.of(runs[1].name) is not None
+
+
+@contextmanager
+def held(folder: SweepFolder, runs: Sequence[PlannedRun]) -> Iterator[None]:
+    """While this lasts, processes hold these runs; then they die."""
+    processes = [claimed_by_a_process(folder, run.name) for run in runs]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.communicate("")
 
 
 def test_a_launcher_may_know_of_a_death_before_the_process_is_gone(
@@ -97,17 +114,20 @@ def test_a_launcher_may_know_of_a_death_before_the_process_is_gone(
     """As Ray's, which hears of it from a connection."""
     monkeypatch.chdir(tmp_path)
     [run] = understand(["norm=rmsnorm", "seed=0", *CNN, *LENGTHS]).plan.runs
-    folder, started = SweepFolder(run.path.parent, "mine"), []
+    folder, started, ends = SweepFolder(run.path.parent, "mine"), [], []
 
     def launch(*anything: object) -> list[object]:
         process = claimed_by_a_process(folder, run.name)
         started.append(process)
-        threading.Timer(0.2, process.communicate, [""]).start()
+        ends.append(threading.Timer(0.2, process.communicate, [""]))
+        ends[-1].start()
         raise RuntimeError("a task was lost: SIGKILL")
 
     monkeypatch.setattr(execution, "launch", launch)
     monkeypatch.setattr(execution, "LOOK_SECONDS", 0.05)
     Execution(Ray(None, 1, 0), Share(1, 1), (), "mine").finish([run])
+    for end in ends:
+        end.join()
     assert len(started) == 2
     failure = folder.failures.of(run.name)
     assert failure is not None

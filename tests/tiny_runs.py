@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -41,3 +42,17 @@ def run_directory(folder: Path) -> Path:
     """The only run under a folder's outputs."""
     (directory,) = (folder / "outputs" / "train").iterdir()
     return directory
+
+
+def fill(disk: Path) -> Path:
+    """A file that leaves no room."""
+    filler = disk / "filler"
+    with open(filler, "wb", buffering=0) as file:
+        for size in (4096, 1):
+            try:
+                while True:
+                    file.write(bytes(size))
+            except OSError:
+                continue
+    assert shutil.disk_usage(disk).free == 0
+    return filler

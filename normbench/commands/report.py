@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from normbench.commands.pages import entries, paragraph
 from normbench.commands.parser import Parser
 from normbench.errors import RunFailure, UsageError
-from normbench.files import DISK_FULL
+from normbench.files import is_disk_full
 from normbench.glance import scalar
 from normbench.keys import Key
 
@@ -71,7 +71,7 @@ def made(folders: list[Path], out: Path, **settings: Any) -> tuple[Report, Writt
         try:
             return report, save(report, out, lambda: status.update(f"drawing {len(report.study.runs):,} runs"))
         except OSError as error:
-            if error.errno in DISK_FULL:
+            if is_disk_full(error):
                 message = f"the disk is full: {out} is not whole, free some space and repeat the command"
                 raise RunFailure(message) from error
             raise UsageError(f"{out} cannot be written ({error.strerror}): give another folder with --out") from error

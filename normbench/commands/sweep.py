@@ -55,12 +55,12 @@ def run(words: list[str]) -> int:
     return sweep(given, dry_run, report)
 
 
-def report(folder: Path, worked: bool, quiet: bool) -> None:
-    """Write the report of a sweep's runs into their folder, and print its verdict; where no run was made, it stays."""
+def report(folder: Path, quiet: bool) -> None:
+    """Write the report of a sweep's runs into their folder, and print its verdict; one newer than they are stays."""
     from normbench.commands.report import made, show
 
     page = folder / "report" / "report.html"
-    if not worked and page.exists():
+    if page.exists() and page.stat().st_mtime_ns > newest(folder):
         if not quiet:
             print(page)
         return
@@ -72,6 +72,12 @@ def report(folder: Path, worked: bool, quiet: bool) -> None:
     if not quiet:
         print()
         show(*written)
+
+
+def newest(folder: Path) -> int:
+    """When a run of a folder last changed how it stands, in nanoseconds since 1970."""
+    files = [path for name in ("summary.json", "status.json") for path in folder.glob(f"*/{name}")]
+    return max((path.stat().st_mtime_ns for path in files), default=0)
 
 
 def look_on(words: list[str]) -> int:

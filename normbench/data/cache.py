@@ -20,7 +20,7 @@ from uuid import uuid4
 import numpy as np
 
 from normbench.errors import RunFailure, UsageError
-from normbench.files import DISK_FULL
+from normbench.files import is_disk_full
 
 FORMAT = 2  # goes up whenever the same source decodes to other arrays or facts
 ATTEMPTS = 3  # to make a folder and read it, while other processes may take a damaged one away
@@ -207,7 +207,7 @@ def written_to(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as fault:
-        if fault.errno in DISK_FULL:
+        if is_disk_full(fault):
             raise RunFailure(
                 f"no space left for the data cache {folder}: free some, or set NORMBENCH_CACHE to another disk"
             ) from fault

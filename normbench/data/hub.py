@@ -11,8 +11,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from normbench.data.cache import DISK_FULL, logger
+from normbench.data.cache import logger
 from normbench.errors import RunFailure, UsageError
+from normbench.files import is_disk_full
 
 if TYPE_CHECKING:
     import datasets
@@ -161,7 +162,7 @@ class Hub:
 
     def explain(self, fault: Exception, splits: Sequence[str]) -> UsageError | RunFailure:
         """The sentence."""
-        if any(isinstance(cause, OSError) and cause.errno in DISK_FULL for cause in causes(fault)):
+        if any(map(is_disk_full, causes(fault))):
             return RunFailure(f"no space left to fetch {self.hub_id}: free some, or set HF_HOME to another disk")
         if self.folder is None:
             return UsageError(f"{self.hub_id} cannot be loaded from the hub ({reason(fault)}): {OTHERWISE}")

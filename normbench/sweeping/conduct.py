@@ -19,8 +19,9 @@ from rich.text import Text
 
 from normbench import limits
 from normbench.compose import compose
-from normbench.errors import UsageError
+from normbench.errors import RunFailure, UsageError
 from normbench.run import notes_shown
+from normbench.rundir import RunDirectory
 from normbench.sweeping.display import LOOK_SECONDS, make_view, overall
 from normbench.sweeping.execution import Execution, Stopped
 from normbench.sweeping.folder import Entry, SweepFolder
@@ -33,6 +34,7 @@ from normbench.sweeping.progress import Progress, Reader
 from normbench.sweeping.settings import SweepConfig, parse_settings, readable
 from normbench.sweeping.tuning import (
     CHOICE_FILE,
+    SUFFIX,
     check_tunable,
     choose,
     lines,
@@ -42,8 +44,8 @@ from normbench.sweeping.tuning import (
 )
 from normbench.targets import imported
 
-# Called at the end with the folder of the runs, whether any was made, and whether the person asked for quiet.
-Report = Callable[[Path, bool, bool], None]
+# Called at the end with the folder of the runs, and whether the person asked for quiet.
+Report = Callable[[Path, bool], None]
 
 SWEEP_NAME = "sweep"  # of the folder, where neither the words nor an experiment name it
 
@@ -52,8 +54,8 @@ SWEEP_NAME = "sweep"  # of the folder, where neither the words nor an experiment
 class Sweep:
     """A sweep that is understood; nothing has been run or written.
 
-    plan: where learning rates are to be chosen, with those that are set in their place. worked: whether a run
-    was made.
+    plan: where learning rates are to be chosen, with those that are set in their place; then, the runs under way.
+    failed: runs that have failed, with their folder.
     """
 
     grid: Grid
@@ -66,7 +68,7 @@ class Sweep:
     quiet: bool
     console: Console = field(default_factory=lambda: Console(file=sys.stdout))
     token: str = field(default_factory=lambda: uuid.uuid4().hex)
-    worked: bool = False
+    failed: list[tuple[SweepFolder, Entry]] = field(default_factory=list)
 
     def say(self, line: str) -> None:
         """A line for the person, unless they asked for quiet."""
@@ -93,40 +95,50 @@ class Sweep:
         if not self.quiet:
             show_left_out(self.console, self.plan.left_out)
         try:
-            plan = self.tuned() if self.settings.lr else self.plan
-            progress = self.finish(plan)
+            progress = self.finish(self.tuned() if self.settings.lr else self.plan)
         except Stopped as stop:
             return self.stopped(stop.number)
-        return self.told(plan, progress, report)
+        return self.told(progress, report)
 
     def tuned(self) -> SweepPlan:
         """The plan with each arm's own learning rate, which runs on held out data have chosen."""
-        tuning = self.planner.plan(tuning_grid(self.plan, self.settings))
+        reported = self.plan
+        tuning = self.planner.plan(tuning_grid(reported, self.settings))
         self.say(f"learning rates: {len(tuning.runs)} runs in {tuning.folder} choose on a tenth of the training data")
         self.finish(tuning)
         choices = choose(tuning)
-        write_choices(self.plan.folder / CHOICE_FILE, choices, self.settings)
+        write_choices(reported.folder / CHOICE_FILE, choices, self.settings)
         for line in lines(choices):
             self.say(line)
         if all(choice.lr is None for choice in choices):
+            show_failures(self.console, self.failed)
+            if self.failed:
+                raise RunFailure("sweep.lr=auto has no learning rate for any arm: the runs that were to choose failed")
             raise UsageError("sweep.lr=auto has found no learning rate for any arm: give others with sweep.lr_grid")
-        return self.planner.plan(tuned_grid(self.plan, choices))
+        return self.planner.plan(tuned_grid(reported, choices))
 
     def finish(self, plan: SweepPlan) -> Progress:
-        """Make the runs of a plan, and show how far they are."""
+        """Make the runs of a plan, and show how far they are.
+
+        Raises:
+            UsageError: the folder cannot be made.
+            RunFailure: the launcher starts nothing.
+            Stopped: by a signal.
+        """
+        self.plan = plan
         folder, entries = SweepFolder(plan.folder), [run.entry for run in plan.runs]
         if self.settings.retry_failed:
             self.forget_failures(folder, plan.runs)
         reader = Reader(folder, entries)
         if (progress := reader.read()).over < len(entries):
-            self.worked = True
-            folder.path.mkdir(parents=True, exist_ok=True)
+            RunDirectory(folder.notes).create()
             folder.write_plan(entries)
             execution = Execution(self.launching, self.share, self.devices, self.token)
             self.announce(plan, progress)
             with make_view(self.console, reader, self.quiet).showing():
                 execution.finish(plan.runs)
             progress = reader.read()
+        self.failed += [(folder, standing.entry) for standing in progress.standings if standing.state == "failed"]
         return progress
 
     def announce(self, plan: SweepPlan, progress: Progress) -> None:
@@ -158,22 +170,22 @@ class Sweep:
         )
         return 128 + number
 
-    def told(self, plan: SweepPlan, progress: Progress, report: Report) -> int:
+    def told(self, progress: Progress, report: Report) -> int:
         """Say how the sweep has ended, with the report and a table of what has failed; returns the exit status."""
-        failed = [standing.entry for standing in progress.standings if standing.state == "failed"]
-        self.say(f"{overall(progress)} in {plan.folder}")
+        self.say(f"{overall(progress)} in {self.plan.folder}")
         if self.quiet:
-            print(plan.folder)
+            print(self.plan.folder)
         if self.settings.report:
-            report(plan.folder, self.worked, self.quiet)
-        if failed:
-            show_failures(self.console, SweepFolder(plan.folder), failed)
-        return 1 if failed else 0
+            report(self.plan.folder, self.quiet)
+        show_failures(self.console, self.failed)
+        return 1 if self.failed else 0
 
 
-def show_failures(console: Console, folder: SweepFolder, entries: Sequence[Entry]) -> None:
-    """A table of the runs that have failed, and behind it the command that repeats each."""
-    failures = [folder.failure(entry) for entry in entries]
+def show_failures(console: Console, failed: Sequence[tuple[SweepFolder, Entry]]) -> None:
+    """A table of the runs that have failed, if any, and behind it the command that repeats each."""
+    if not failed:
+        return
+    failures = [folder.failure(entry) for folder, entry in failed]
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("failed run", overflow="fold")
     table.add_column("cause", overflow="fold")
@@ -246,6 +258,7 @@ def sweep(words: Sequence[str], dry_run: bool, report: Report) -> int:
         RunFailure: the launcher starts nothing.
     """
     understood = understand(words)
+    RunDirectory(understood.plan.runs[0].path).check_creatable()
     if dry_run:
         return understood.forecast()
     with limits.named(str(understood.plan.folder.parent)):
@@ -253,19 +266,33 @@ def sweep(words: Sequence[str], dry_run: bool, report: Report) -> int:
 
 
 def watch(folder: Path) -> int:
-    """Show how far the sweeps of a folder are, which run elsewhere, until they are over; returns the exit status."""
-    runs = SweepFolder(folder)
-    entries = runs.read_plans()
-    if not entries:
+    """Show how far the sweeps of a folder are, which run elsewhere, until they are over; returns the exit status.
+
+    Where learning rates are being chosen, those runs come first.
+    """
+    console, failed = Console(file=sys.stdout), []
+    folders = [SweepFolder(path) for path in (folder.with_name(folder.name + SUFFIX), folder)]
+    if not any(runs.read_plans() for runs in folders):
         raise UsageError(f"{folder} holds no sweep: give the folder of one, such as outputs/{SWEEP_NAME}")
-    reader = Reader(runs, entries)
-    view = make_view(Console(file=sys.stdout), reader, quiet=False)
+    for runs in folders:
+        if entries := runs.read_plans():  # the second one's are there when the first ones are over
+            look_on(runs, entries, console)
+            failed += [(runs, entry) for entry in entries if runs.state(entry.run) == "failed"]
+    show_failures(console, failed)
+    return 1 if failed else 0
+
+
+def look_on(folder: SweepFolder, entries: Sequence[Entry], console: Console) -> None:
+    """Show how far runs are until they are over; once, that nobody is at work on what is left."""
+    view, told = make_view(console, Reader(folder, entries), quiet=False), False
     try:
-        while view.look().over < len(entries):
+        while (progress := view.look()).over < len(entries):
+            if not told and not progress.counts["running"]:
+                console.print(
+                    f"nobody is at work on {len(entries) - progress.over} of {len(entries)} runs in {folder.path} now",
+                    highlight=False, soft_wrap=True,
+                )  # fmt: skip
+                told = True
             time.sleep(LOOK_SECONDS)
     finally:
         view.close()
-    failed = [entry for entry in entries if runs.state(entry.run) == "failed"]
-    if failed:
-        show_failures(view.console, runs, failed)
-    return 1 if failed else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import signal
@@ -14,6 +15,7 @@ from types import FrameType
 from typing import Any
 
 from normbench.errors import RunFailure
+from normbench.files import is_disk_full
 from normbench.sweeping.folder import OVER, SweepFolder
 from normbench.sweeping.job import Job, ask_to_stop, stop_file
 from normbench.sweeping.launchers import Launching, Share
@@ -22,6 +24,7 @@ from normbench.sweeping.plan import PlannedRun
 
 LOOK_SECONDS = 1.0  # between two looks at runs that another process has claimed
 REST_SECONDS = 5.0  # for a run that another process holds without a claim, as `normbench train` does
+TRIES, POOL_TRIES = 2, 3  # of a run whose process dies; in a pool the first ones may be another's fault
 
 
 class Stopped(Exception):
@@ -56,7 +59,8 @@ class StopSignal:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-            stop_file(self.folder, self.sweep).unlink(missing_ok=True)
+            if not self.number:  # else it is there for jobs that wait in a cluster's queue
+                stop_file(self.folder, self.sweep).unlink(missing_ok=True)
 
 
 @dataclass
@@ -95,22 +99,28 @@ class Execution:
             raise Stopped(signal.SIGINT) from None
 
     def next_batch(self, folder: SweepFolder, waiting: Sequence[PlannedRun]) -> list[PlannedRun]:
-        """What to start: all that is free, and then, one at a time, the runs whose process has died.
+        """What to start: all that is free, and behind it the runs whose process has died, which may fail for that.
 
-        One that has died twice, the second time alone, has failed. A launcher may raise before a process is gone, so
-        deaths are not counted when it does but read from the claims, whenever a run seems free.
+        Where a worker that dies takes others with it, a run fails that has died alone, the last time. A launcher may
+        raise before a process is gone, so deaths are not counted when it does but read from the claims.
         """
         now = time.monotonic()
         free = [run for run in waiting if not folder.claims.at_work(run.name) and self.resting.get(run.name, 0) < now]
-        deaths = [folder.claims.deaths(run.name) for run in free]
-        fresh, once, twice = ([run for run, n in zip(free, deaths, strict=True) if min(n, 2) == m] for m in range(3))
-        for run in twice:
+        tries = POOL_TRIES if self.launching.children else TRIES
+        by_deaths: list[list[PlannedRun]] = [[] for _ in range(tries + 1)]
+        for run in free:
+            by_deaths[min(tries, folder.claims.deaths(run.name))].append(run)
+        for run in by_deaths.pop():
             self.give_up(folder, run)
-        return fresh[: self.launching.most(self.share.jobs)] or once[:1]
+        if self.launching.children:
+            by_deaths[-1] = by_deaths[-1][:1]
+        batch = next(filter(None, by_deaths), [])
+        return batch[: self.launching.most(self.share.jobs)]
 
     def give_up(self, folder: SweepFolder, run: PlannedRun) -> None:
-        """Note that a run has failed whose process has died twice."""
-        cause = f"its process ended without a word, twice{how(self.error)}; where memory is short, give it more"
+        """Note that a run has failed whose process has died as often as it may."""
+        times = "three times" if self.launching.children else "twice"
+        cause = f"its process ended without a word, {times}{how(self.error)}; where memory is short, give it more"
         folder.failures.note(run.name, cause, run.command, self.error)
         mark_failed(folder, run, cause)
 
@@ -129,10 +139,16 @@ class Execution:
         try:
             outcomes = launch(self.launching, job, named, self.share.jobs, folder.notes.absolute())
         except Exception as error:  # whatever a launcher raises where a worker dies
+            if is_disk_full(error):
+                raise
             self.error = str(error)
             if [folder.claims.number(run.name) for run in batch] == before:
                 raise RunFailure(f"the launcher has started nothing ({one_line(error)}): see its settings") from error
             return
+        if "full" in outcomes:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if "unwritable" in outcomes:
+            raise RunFailure(f"{folder.notes} cannot be written or linked in: give another folder with outputs=")
         for run, outcome in zip(batch, outcomes, strict=True):
             if outcome == "elsewhere":
                 self.resting[run.name] = time.monotonic() + REST_SECONDS

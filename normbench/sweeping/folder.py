@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -56,9 +57,9 @@ class SweepFolder:
         """The runs of all sweeps that were started on this folder, each once."""
         found: dict[str, Entry] = {}
         for path in sorted(self.plans.glob("*.json"), key=lambda path: path.stat().st_mtime):
-            for content in (read_json(path) or {}).get("runs", []):
-                entry = Entry(**content)
-                found[entry.run] = entry
+            with suppress(TypeError):  # damaged, or another version's
+                entries = [Entry(**content) for content in (read_json(path) or {}).get("runs", [])]
+                found |= {entry.run: entry for entry in entries}
         return list(found.values())
 
     def state(self, name: str) -> State:

@@ -16,6 +16,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
 
 from normbench.errors import HeldElsewhere, RunFailure, UsageError
+from normbench.files import is_disk_full
 from normbench.sweeping.folder import SweepFolder, command
 
 if TYPE_CHECKING:
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 
 # How a job ended. done: the run has a result, or had one. elsewhere: another process is at work on it.
 # stopped: the sweep is being stopped, nothing was begun. interrupted: a signal has ended it behind a checkpoint.
-Outcome = Literal["done", "failed", "elsewhere", "stopped", "interrupted"]
+# full: the disk is. unwritable: nothing can be noted in the folder.
+Outcome = Literal["done", "failed", "elsewhere", "stopped", "interrupted", "full", "unwritable"]
 
 MOST_DETAILS = 20_000  # characters
 POISONED = 70  # exit status of a worker whose GPU answers no more
@@ -49,7 +51,10 @@ class Job:
 
         os.chdir(self.here)
         composition, run = composed_by_launcher("train", config)
-        outcome = self.work(run, composition)
+        try:
+            outcome = self.work(run, composition)
+        except OSError as error:  # of the claims or of the failures: what a run raises is its own
+            outcome = "full" if is_disk_full(error) else "unwritable"
         if self.is_orphan():
             os._exit(0)  # a worker of joblib's would wait for more, for minutes
         return outcome
@@ -86,27 +91,27 @@ class Job:
         cause, details = "", ""
         try:
             with as_train(words), redirect_stdout(output), redirect_stderr(output):
-                status = self.train(composition)
+                status = self.train(composition, self.folder / run)
             if status >= 128:
                 return "interrupted"
-            if runs.run(run).ended() is not None:
-                return "done"
-            cause = "it was made under another name: the machine that made it differs in device or threads"
+            return "done"
         except KeyboardInterrupt:
             return "interrupted"
         except HeldElsewhere:
             return "elsewhere"
         except (UsageError, RunFailure) as error:
+            if is_disk_full(error.__cause__):
+                return "full"
             cause = str(error)
-        except Exception as error:  # a fault of ours or of a user's class must not end the other runs
+        except (Exception, SystemExit) as error:  # a fault of ours or of a user's class must not end the other runs
             cause, details = f"{type(error).__name__}: {error}", traceback.format_exc()
         finally:
             clear_memory()
         runs.failures.note(run, cause, command(words), (output.getvalue() + details)[-MOST_DETAILS:])
         return "failed"
 
-    def train(self, composition: Any) -> int:
-        """`normbench train` with these words; returns its exit status."""
+    def train(self, composition: Any, planned: Path) -> int:
+        """`normbench train` with these words, in the planned directory; returns its exit status."""
         from normbench.request import check_settings, settled, wanted
         from normbench.run import train
         from normbench.sweeping.gpus import handed_out
@@ -114,7 +119,7 @@ class Job:
         tree, choices = wanted(settled(composition))
         check_settings(tree)
         with handed_out(self.devices) as device:
-            return train({**tree, "quiet": True, "device": device or tree["device"]}, choices)
+            return train({**tree, "quiet": True, "device": device or tree["device"]}, choices, planned=planned)
 
 
 def stop_file(folder: Path, sweep: str) -> Path:

@@ -6,7 +6,6 @@ each, and makes the launcher of Hydra's that starts them.
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -30,7 +29,7 @@ class Share:
 class Launching(ABC):
     """How runs are started.
 
-    children: its processes end when the sweep does.
+    children: its processes end when the sweep does, and with one of them that dies.
     own_process: a run that dies does not take the sweep with it.
     """
 
@@ -64,9 +63,10 @@ class Launching(ABC):
 
 def cores() -> int:
     """CPU cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    from joblib import cpu_count
+
+    found: int = cpu_count()  # knows a container's share as well as the process's
+    return found
 
 
 def fair(jobs: int | None, threads: int | None, gpus: int) -> Share:
@@ -140,7 +140,11 @@ class Submitit(Launching):
         return self.executor == "slurm"
 
     def share(self, jobs: int | None, threads: int | None, gpus: int) -> Share:
-        return Share(jobs or self.array_parallelism, threads or self.cpus_per_task)
+        own = threads or self.cpus_per_task
+        return Share(jobs or (self.array_parallelism if self.elsewhere else max(1, cores() // own)), own)
+
+    def most(self, jobs: int) -> int | None:
+        return None if self.elsewhere else jobs  # the local executor starts all that it is given
 
     def make(self, jobs: int, notes: Path) -> Launcher:
         from hydra_plugins.hydra_submitit_launcher.submitit_launcher import LocalLauncher, SlurmLauncher
