@@ -57,7 +57,7 @@ def test_differences_are_the_paired_t_test_of_scipy_and_holm_by_hand(tmp_path: P
 def test_the_verdict_calls_a_planted_difference_and_not_one_that_is_none(tmp_path: Path) -> None:
     make_study(tmp_path, {"layernorm": LAYERNORM, "rmsnorm": SAME, "dyt": WORSE})
     text = text_of(make_report([tmp_path]))
-    assert "dyt is worse than layernorm: its validation loss is 0.1040 nats higher (95 %: +0.0" in text
+    assert "dyt is worse than layernorm: its validation loss is 0.104 nats higher (95 %: +0.092 to +0.116; " in text
     assert "rmsnorm and layernorm do not differ by more than 0.00" in text
     assert "rmsnorm is" not in text
 
@@ -70,23 +70,8 @@ def test_what_is_said_not_to_differ_by_more_holds_the_whole_interval(tmp_path: P
     bound = float(text_of(report).partition("by more than ")[2].split()[0])
     reach = max(abs(interval.low), abs(interval.high))
     assert reach <= bound <= reach * 1.1
-    assert one.detectable is not None and f"one of {rounded_up(one.detectable, 2):g} nats would have been" in text_of(
-        report
-    )
-
-
-def test_a_margin_says_whether_arms_are_the_same(tmp_path: Path) -> None:
-    make_study(tmp_path, {"layernorm": LAYERNORM, "rmsnorm": SAME})
-    assert "are the same within the margin of 0.01 nats" in text_of(make_report([tmp_path], margin=0.01))
-    assert "more than the margin of 0.0001 nats" in text_of(make_report([tmp_path], margin=0.0001))
-
-
-def test_equal_results_are_said_to_be_equal(tmp_path: Path) -> None:
-    make_study(tmp_path, {"layernorm": LAYERNORM, "rmsnorm": LAYERNORM})
-    assert (
-        text_of(make_report([tmp_path]))
-        == "rmsnorm and layernorm end with the same validation loss in each of 5 seeds."
-    )
+    assert one.detectable is not None
+    assert table(report, "differences")[0]["smallest to be shown"] == f"{rounded_up(one.detectable, 2):g}"
 
 
 def test_one_seed_says_nothing_about_differences(tmp_path: Path) -> None:
@@ -94,7 +79,7 @@ def test_one_seed_says_nothing_about_differences(tmp_path: Path) -> None:
     report = make_report([tmp_path])
     assert "With one seed for each arm nothing can be said about differences: add at least 2 seeds" in text_of(report)
     (row,) = table(report, "differences")
-    assert (row["found"], row["p"], row["95 % interval"]) == ("too few seeds", "–", "–")
+    assert row == {"arm": "rmsnorm", "seeds": "1", "difference, nats": "−0.50", "found": "too few seeds"}
 
 
 def test_one_arm_is_compared_with_nothing(tmp_path: Path) -> None:
@@ -102,15 +87,6 @@ def test_one_arm_is_compared_with_nothing(tmp_path: Path) -> None:
     report = make_report([tmp_path])
     assert "Nothing is compared: there is one arm." in text_of(report)
     assert [table.key for table in report.tables] == ["arms", "costs"]
-
-
-def test_many_differences_that_were_not_found_are_one_sentence(tmp_path: Path) -> None:
-    random = np.random.default_rng(0)
-    arms = {f"norm{n}": [loss + 0.01 * random.standard_normal() for loss in LAYERNORM] for n in range(12)}
-    make_study(tmp_path, {"layernorm": LAYERNORM, **arms})
-    text = text_of(make_report([tmp_path]))
-    assert text.startswith("No difference from layernorm was found for 12 arms: norm0, norm1, ")
-    assert text.count("\n") == 0
 
 
 def test_classifiers_are_judged_by_accuracy_and_then_by_loss(tmp_path: Path) -> None:
@@ -246,7 +222,7 @@ def test_time_to_target_is_that_of_the_first_evaluation_at_or_below_it(tmp_path:
     step = losses.steps[losses.values <= 2.5][0]
     assert fast.target_seconds == pytest.approx(seconds_at(fast.run, np.array([step]))[0])
     assert math.isnan(slow.target_seconds)
-    assert table(report, "arms")[1]["time to 2.50 nats"] == "not reached"
+    assert table(report, "arms")[1]["time to 2.5 nats"] == "not reached"
 
 
 def test_loss_at_equal_time_is_taken_where_the_fastest_run_ends(tmp_path: Path) -> None:
@@ -283,7 +259,7 @@ def test_counts_of_what_did_not_finish(tmp_path: Path) -> None:
 def test_a_run_without_memory_or_times_has_none(tmp_path: Path) -> None:
     make_run(tmp_path, summary={"peak_memory_bytes": None, "step_time": {"median_ms": None, "p90_ms": None, "n": 1}})
     (row,) = table(make_report([tmp_path]), "costs")
-    assert (row["peak memory, MiB"], row["step time, ms"]) == ("–", "–")
+    assert "steps timed" in row and not {"peak memory, MiB", "step time, ms"} & row.keys()  # as no arm has one
 
 
 # ---- what is unfair

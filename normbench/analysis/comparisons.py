@@ -20,6 +20,9 @@ LEARNING_RATE = "optim.lr"
 # Against what arms are compared where a person says nothing and the study has it.
 USUAL = {"norm": "layernorm", "placement": "pre"}
 
+LOST = ("diverged", "failed", "out_of_memory")  # what leaves a run without a result
+SETTLED = ("finished", "diverged", "out_of_memory")  # what a run ends as however often it is tried
+
 
 @dataclass(frozen=True)
 class Baseline:
@@ -45,17 +48,17 @@ class Baseline:
 class Comparison:
     """One arm less its baseline in a metric's unit, over the seeds that finished in both.
 
-    paired: None without such a seed. unpaired: the seeds that one of them finished alone. corrected: p after Holm over
-    the family. detectable: the smallest difference that would have been found four times in five, Holm included.
+    paired: None without such a seed. corrected: p after Holm. detectable: the smallest difference that would have been
+    found four times in five, Holm included. family: over how many comparisons Holm corrects.
     """
 
     arm: Arm
     baseline: Arm
     metric: Metric
     paired: PairedDifference | None
-    unpaired: tuple[int, ...]
     corrected: float | None = None
     detectable: float | None = None
+    family: int = 1
 
     @property
     def n(self) -> int:
@@ -63,14 +66,35 @@ class Comparison:
         return self.paired.n if self.paired else 0
 
     @property
+    def runs(self) -> tuple[Run, ...]:
+        """Of both arms."""
+        return (*self.arm.runs, *self.baseline.runs)
+
+    @property
+    def seeds(self) -> set[int]:
+        """All that were tried in either arm."""
+        return {run.seed for run in self.runs}
+
+    @property
+    def survived(self) -> bool:
+        """Whether the pairs are what is left where other seeds were lost."""
+        paired = self.paired.seeds if self.paired else ()
+        return any(run.status in LOST and run.seed not in paired for run in self.runs)
+
+    @property
     def interval(self) -> Interval | None:
-        """At 95 %, from two seeds on."""
+        """At 95 %, from two seeds on that do not all differ by the same."""
         return self.paired.interval if self.paired else None
 
     @property
     def real(self) -> bool:
         """Whether it may be called a difference."""
         return self.corrected is not None and self.corrected < ALPHA
+
+    @property
+    def possible(self) -> bool:
+        """Whether it would be called a difference, were it the only comparison."""
+        return not self.real and self.paired is not None and self.paired.p is not None and self.paired.p < ALPHA
 
     @property
     def better(self) -> bool:
@@ -83,9 +107,10 @@ class Comparison:
 
 def usual_baseline(study: Study) -> Baseline:
     """layernorm and pre, as far as they vary and are there; else what the first arm has."""
-    usual = {key: value for key, value in USUAL.items() if key in study.varied}
-    if usual and any(Baseline(usual).has(arm) for arm in study.arms):
-        return Baseline(usual)
+    usual = {key: value for key, value in USUAL.items() if any(arm.settings.get(key) == value for arm in study.arms)}
+    for settings in (usual, *({key: value} for key, value in usual.items())):  # both may be there, and not together
+        if settings and any(Baseline(settings).has(arm) for arm in study.arms):
+            return Baseline(settings)
     first = study.arms[0].settings
     groups = {key: value for key, value in first.items() if key in GROUPS}
     return Baseline(groups or dict(list(first.items())[:1]))
@@ -172,23 +197,45 @@ def shortened(names: Sequence[str], most: int = 12) -> str:
 def contenders(study: Study, baseline: Baseline) -> tuple[tuple[Arm, ...], bool]:
     """The arms that are compared, and whether a learning rate was chosen for each.
 
-    Where several rates were tried for the same arm, it is the one with the fewest divergences and then the best mean
-    validation loss; unless rates are themselves what is compared.
+    Where several rates were tried for the same arm, it is the one at the best of them (`best_rate`); unless rates are
+    themselves what is compared.
     """
-    others = [key for key in study.varied if key != LEARNING_RATE]
-    if LEARNING_RATE not in study.varied or LEARNING_RATE in baseline.settings or not others:
+    if LEARNING_RATE in baseline.settings or not (families := rate_families(study)):
         return study.arms, False
+    return tuple(without_rate(best_rate(family)) for family in families), True
+
+
+def rate_families(study: Study) -> tuple[tuple[Arm, ...], ...]:
+    """The arms that differ in nothing but the learning rate; none where it is not what varies, or all that does."""
+    others = [key for key in study.varied if key != LEARNING_RATE]
+    if LEARNING_RATE not in study.varied or not others:
+        return ()
     families: dict[tuple[Any, ...], list[Arm]] = {}
     for arm in study.arms:
         families.setdefault(tuple(arm.settings[key] for key in others), []).append(arm)
-    return tuple(without_rate(min(family, key=badness)) for family in families.values()), True
+    return tuple(map(tuple, families.values()))
 
 
-def badness(arm: Arm) -> tuple[float, float]:
-    """What chooses a learning rate: the share of runs that did not finish, then the mean validation loss."""
-    losses = known(final(run, loss_on("val")) for run in arm.runs)
-    unfinished = 1 - len(losses) / len(arm.runs)
-    return unfinished, sum(losses) / len(losses) if losses else math.inf
+def best_rate(family: Sequence[Arm]) -> Arm:
+    """The arm with the fewest lost runs, then the best mean validation loss, of one arm at several learning rates.
+
+    Over the seeds that have ended at every rate, so that no rate loses (or wins) by what has not run yet.
+    """
+    tried = [arm for arm in family if settled_seeds(arm)] or list(family)
+    common = set[int].intersection(*map(settled_seeds, tried))
+    return min(tried, key=lambda arm: badness(arm, common or settled_seeds(arm)))
+
+
+def settled_seeds(arm: Arm) -> set[int]:
+    """The seeds that have ended, with a result or without one."""
+    return {run.seed for run in arm.runs if run.status in SETTLED}
+
+
+def badness(arm: Arm, seeds: set[int]) -> tuple[float, float]:
+    """What chooses a learning rate, over some seeds: the share of runs that were lost, then the mean loss (nats)."""
+    runs = [run for run in arm.runs if run.seed in seeds and run.status in SETTLED]
+    losses = known(final(run, loss_on("val")) for run in runs)
+    return 1 - len(losses) / max(len(runs), 1), sum(losses) / len(losses) if losses else math.inf
 
 
 def without_rate(arm: Arm) -> Arm:
@@ -203,23 +250,33 @@ def compare_all(arms: Sequence[Arm], baseline: Baseline, metric: Metric) -> tupl
     """Every arm that has a partner with it; p corrected over all of them after Holm."""
     pairs = [(arm, partner) for arm in arms if (partner := baseline.partner(arm, arms)) is not None]
     found = [compared(arm, partner, metric) for arm, partner in pairs]
-    corrected = holm([one.paired.p if one.paired else None for one in found])
-    family = max(sum(p is not None for p in corrected), 1)
+    corrected, family = corrected_over([one.paired for one in found])
     return tuple(
-        replace(one, corrected=p, detectable=detectable(one, family)) for one, p in zip(found, corrected, strict=True)
+        replace(one, corrected=p, detectable=detectable(one, family), family=family)
+        for one, p in zip(found, corrected, strict=True)
     )
+
+
+def corrected_over(differences: Sequence[PairedDifference | None]) -> tuple[list[float | None], int]:
+    """The p values of a family after Holm, and how many count towards it.
+
+    Differences that are all the same have no p and count all the same: that they are is chance, too.
+    """
+    counted = [(1.0 if one.p is None else one.p) if one and one.n > 1 else None for one in differences]
+    corrected = [p if one and one.p is not None else None for one, p in zip(differences, holm(counted), strict=True)]
+    return corrected, max(sum(p is not None for p in counted), 1)
 
 
 def compared(arm: Arm, baseline: Arm, metric: Metric) -> Comparison:
     """Two arms, paired by seed."""
     ours, theirs = by_seed(arm.runs, metric), by_seed(baseline.runs, metric)
     paired = paired_difference(ours, theirs) if ours.keys() & theirs.keys() else None
-    return Comparison(arm, baseline, metric, paired, tuple(sorted(ours.keys() ^ theirs.keys())))
+    return Comparison(arm, baseline, metric, paired)
 
 
 def detectable(one: Comparison, family: int) -> float | None:
     """The smallest difference that so many seeds would have shown, as one of so many comparisons."""
-    if one.paired is None or one.paired.sd is None:
+    if one.paired is None or not one.paired.sd:
         return None
     return detectable_difference(one.paired.n, one.paired.sd, family=family)
 

@@ -8,7 +8,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from normbench.analysis.comparisons import LEARNING_RATE, shortened
+from normbench.analysis.comparisons import (
+    LEARNING_RATE,
+    LOST,
+    Comparison,
+    rate_families,
+    settled_seeds,
+    shortened,
+    without_rate,
+)
 from normbench.analysis.records import Arm, Run, Study, candidates
 from normbench.catalog import GROUPS
 
@@ -59,16 +67,16 @@ SAID = ("trainer.steps", "trainer.epochs", "trainer.log_every", "trainer.decay_n
         "trainer.accumulate", "trainer.compile")  # fmt: skip
 
 
-def findings(study: Study, rates_chosen: bool = False) -> tuple[Finding, ...]:
+def findings(study: Study, rates_chosen: bool = False, comparisons: Sequence[Comparison] = ()) -> tuple[Finding, ...]:
     """All that is unfair in a study, what may decide it first.
 
-    rates_chosen: whether a learning rate was chosen for each arm on what is reported.
+    rates_chosen: whether a learning rate was chosen for each arm on what is reported. comparisons: of its arms.
     """
     checks = (
         damaged, torn, steps, fingerprints, machines, versions, seeds, doubles, unfinished, leaks, paddings,
-        single_samples, ledgers, settings,
+        single_samples, ledgers, settings, open_rates,
     )  # fmt: skip
-    found = [finding for check in checks for finding in check(study)]
+    found = [*(finding for check in checks for finding in check(study)), *survivors(comparisons)]
     if rates_chosen:
         text = "the learning rate of each arm was chosen by the validation loss of the runs that are reported"
         found.append(Finding("learning rate", f"{text}, which favours arms with more rates to choose from"))
@@ -292,3 +300,32 @@ def settings(study: Study) -> Iterator[Finding]:
         if len(found) > 1:
             chosen = ", which is fair only if each was chosen for its arm" if key == LEARNING_RATE else ""
             yield Finding("settings", f"the arms differ in {key} too{chosen}: {values_in_words(found)}")
+
+
+def open_rates(study: Study) -> Iterator[Finding]:
+    """Arms whose learning rates have not all ended with the same seeds, so that another may yet be chosen."""
+    for family in rate_families(study):
+        every = {run.seed for arm in family for run in arm.runs}
+        lacking = {arm.settings[LEARNING_RATE]: missing for arm in family if (missing := every - settled_seeds(arm))}
+        if lacking:
+            words = "; ".join(f"lr {in_words(rate)} lacks seed {listed(seeds)}" for rate, seeds in lacking.items())
+            text = f"{without_rate(family[0]).name}: the choice of its learning rate is not final, as {words}"
+            yield Finding("learning rate", text)
+
+
+def listed(seeds: Iterable[int]) -> str:
+    """Seeds in a row."""
+    return shortened([str(seed) for seed in sorted(seeds)], 6)
+
+
+def survivors(comparisons: Sequence[Comparison]) -> Iterator[Finding]:
+    """Arms that lost runs and are judged by those that are left."""
+    arms = {arm.name: arm for one in comparisons if one.n and one.survived for arm in (one.baseline, one.arm)}
+    for status in LOST:
+        names = []
+        for name, arm in arms.items():
+            if count := sum(run.status == status for run in arm.runs):
+                names.append(f"{name} ({count} of {len(arm.runs)} runs)")
+        if names:
+            text = "arms are compared only on the seeds that survived in both, which flatters those that lose runs"
+            yield Finding("lost runs", f"{status.replace('_', ' ')}: {shortened(names, 6)}; {text}")

@@ -39,6 +39,11 @@ class Metric:
         return f"{SPLITS[split]} {kind}"
 
     @property
+    def bounds(self) -> tuple[float, float]:
+        """Between what its values lie."""
+        return 0.0, self.scale if self.scale == 100 else math.inf
+
+    @property
     def symbol(self) -> str:
         """What stands behind a value; a difference of two shares is in points."""
         return "%" if self.scale == 100 else self.unit

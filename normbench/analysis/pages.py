@@ -16,7 +16,7 @@ from normbench import __version__
 from normbench.analysis.comparisons import shortened
 from normbench.analysis.fairness import shorter
 from normbench.analysis.records import Run
-from normbench.analysis.verdict import count
+from normbench.analysis.wording import count, decimals_of, duration, fixed
 
 if TYPE_CHECKING:
     from normbench.analysis.figures import Figure
@@ -147,8 +147,6 @@ def data_address(path: Path) -> str:
 
 def run_rows(report: Report) -> list[tuple[str, ...]]:
     """The rows of the table of all runs."""
-    from normbench.analysis.tabulated import decimals_of, duration, fixed
-
     metric = report.by.primary
     return [
         (

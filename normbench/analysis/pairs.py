@@ -11,8 +11,10 @@ from normbench.analysis.fairness import Finding, findings, in_words
 from normbench.analysis.measures import Metric, measured, yardstick
 from normbench.analysis.power import paired_power, sd_upper_limit, seeds_needed
 from normbench.analysis.records import ASIDE, Arm, Run, Study, read_study
-from normbench.analysis.tabulated import Table, decimals_of, differences_table, fixed, results_table
-from normbench.analysis.verdict import compared_words, diverged_words, failed_words
+from normbench.analysis.sentences import compared_words
+from normbench.analysis.tabulated import Table, differences_table, results_table, transposed
+from normbench.analysis.verdict import diverged_words, failed_words
+from normbench.analysis.wording import plain
 from normbench.catalog import GROUPS
 from normbench.errors import UsageError
 
@@ -73,7 +75,7 @@ def compare(first: Arm, second: Arm, study: Study, margin: float | None = None) 
     sentences = [*compared_words(found[:1], margin), *diverged_words(study), *failed_words(study)]
     tables = [results_table(measured(study, by), by)]
     tables += [differences_table([one], one.metric, one.metric.tag) for one in found]
-    return Pair(found[0], tuple(tables), tuple(sentences), findings(study))
+    return Pair(found[0], tuple(map(transposed, tables)), tuple(sentences), findings(study, comparisons=found[:1]))
 
 
 def judged(first: Arm, second: Arm, metric: Metric) -> Comparison:
@@ -131,7 +133,7 @@ def planned(one: Comparison, difference: float | None) -> Iterator[Planned]:
             f"a plan needs a pilot of two seeds or more in both arms, and {one.n} finished in both: run more seeds"
         )
     sd, n = one.paired.sd, one.paired.n
-    if sd == 0:
+    if not one.paired.spreads:
         raise UsageError(f"the {n} pairs of the pilot differ by exactly the same: there is no spread to plan with")
     limit = sd_upper_limit(sd, n)
     for size in (difference,) if difference is not None else tuple(share * sd for share in USUAL_SIZES):
@@ -140,15 +142,19 @@ def planned(one: Comparison, difference: float | None) -> Iterator[Planned]:
 
 def plan_table(one: Comparison, difference: float | None) -> Table:
     """`planned` as a table."""
-    digits = decimals_of(one.metric)
     rows = [
-        (fixed(item.difference, digits), f"{item.seeds:,}", f"{item.cautious:,}", f"{100 * item.found:.0f} %")
+        (
+            plain(float(f"{item.difference:.2g}") if difference is None else difference),
+            f"{item.seeds:,}",
+            f"{item.cautious:,}",
+            f"{100 * item.found:.0f} %",
+        )
         for item in planned(one, difference)
     ]
     assert one.paired is not None
     notes = (
         f"To be found four times in five by a paired t test at 5 %. Pilot: {one.n} seeds, standard deviation of the "
-        f"paired differences {fixed(one.paired.sd, digits)} {one.metric.unit}.",
+        f"paired differences {plain(float(f'{one.paired.sd:.2g}'))} {one.metric.unit}.",
         "A pilot knows its spread only roughly: with the cautious number the plan holds in four of five cases.",
     )
     columns = (f"difference, {one.metric.unit}", "seeds", "cautious", f"found with {one.n} seeds")

@@ -117,7 +117,7 @@ def make_report(
         measures=measures,
         comparisons=families[0],
         verdict=verdict(study, families[0], margin),
-        findings=findings(study, rates_chosen=chosen and by.primary.tag.endswith("/val")),
+        findings=findings(study, chosen and by.primary.tag.endswith("/val"), families[0]),
         tables=tables(study, by, measures, families),
     )
 

@@ -5,14 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from normbench.analysis.comparisons import LEARNING_RATE, badness, without_rate
+from normbench.analysis.comparisons import LEARNING_RATE, LOST, best_rate, rate_families, without_rate
 from normbench.analysis.measures import TRAINING_LOSS, final, finite, known, loss_on
 from normbench.analysis.records import Arm, Run, Study
 from normbench.analysis.statistics import learning_rate_sensitivity
-
-LOST = ("diverged", "failed", "out_of_memory")
 
 
 @dataclass(frozen=True)
@@ -20,8 +17,8 @@ class Tried:
     """An arm over its learning rates.
 
     losses: mean final validation loss by rate (nats), of the runs that finished; NaN where none did. sensitivity: a
-    value for each seed, in nats (Wortsman et al. 2023). best: the rate with the fewest lost runs, then the lowest loss.
-    lost: how many runs did not get through, by rate.
+    value for each seed, in nats (Wortsman et al. 2023). best: the rate of `best_rate`. lost: how many runs did not get
+    through, by rate.
     """
 
     name: str
@@ -35,11 +32,8 @@ def tried_rates(study: Study) -> tuple[Tried, ...]:
     """Every arm that was trained at several learning rates."""
     if LEARNING_RATE not in study.varied:
         return ()
-    families: dict[tuple[Any, ...], list[Arm]] = {}
-    for arm in study.arms:
-        key = tuple(value for name, value in arm.settings.items() if name != LEARNING_RATE)
-        families.setdefault(key, []).append(arm)
-    return tuple(tried(family) for family in families.values() if len(family) > 1)
+    families = rate_families(study) or (study.arms,)
+    return tuple(tried(family) for family in families if len(family) > 1)
 
 
 def tried(family: Sequence[Arm]) -> Tried:
@@ -48,7 +42,7 @@ def tried(family: Sequence[Arm]) -> Tried:
     rates = sorted(by_rate)
     losses = {rate: mean(final(run, loss_on("val")) for run in by_rate[rate].runs) for rate in rates}
     lost = {rate: count for rate in rates if (count := sum(run.status in LOST for run in by_rate[rate].runs))}
-    best = min(rates, key=lambda rate: badness(by_rate[rate]))
+    best = float(best_rate(family).settings[LEARNING_RATE])
     seeds = sorted({run.seed for arm in family for run in arm.runs})
     scores = [sensitivity(by_rate, seed) for seed in seeds]
     return Tried(without_rate(family[0]).name, losses, best, tuple(known(scores)), lost)

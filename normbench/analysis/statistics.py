@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ FloatArray = NDArray[np.float64]
 FEWEST_FOR_BOOTSTRAP = 20  # below it, intervals of a nominal 95 % cover 76 (n = 3) to 90 % (n = 10)
 FEWEST_FOR_WILCOXON = 6  # five pairs give p = 0.0625 at the least
 MOST_FOR_EXACT_RANKS = 50  # above it, Wilcoxon's p comes from the normal approximation
-ROUNDING = 1e-12  # of the largest value: differences closer than this are ties
+ROUNDING = 1e-12  # of the largest value: what is closer than this is the same
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class Estimate:
-    """The mean of n values. One value alone has no sd and no interval."""
+    """The mean of n values. One value alone has no sd and no interval, and values that are all the same no interval."""
 
     n: int
     mean: float
@@ -51,8 +51,11 @@ class PairedDifference:
     differences: one a seed, in the order of `seeds`; sd: their standard deviation (n − 1); interval, t, p: of the
     paired t test; effect_size: Hedges' g_z, that is Cohen's d_z = mean / sd times J(n − 1), unbiased, from three seeds
     on; wilcoxon_p: of the signed-rank test, from six seeds on; detectable: the smallest true difference that so many
-    seeds find in 80 % of all studies, were sd the true one. None: what n is too small for. Differences that are all
-    the same, and not 0, have t and effect_size ±inf.
+    seeds find in 80 % of all studies, were sd the true one. None: what n is too small for.
+
+    Differences that are all the same have sd 0, which is no measure of how they spread (accuracies are multiples of
+    1 / samples, so that a few of them agree by chance): they have no interval, t, effect_size and detectable; p is 1
+    where all are 0, and None otherwise.
     """
 
     seeds: tuple[int, ...]
@@ -70,6 +73,11 @@ class PairedDifference:
     def n(self) -> int:
         """Number of seeds that both arms have."""
         return len(self.seeds)
+
+    @property
+    def spreads(self) -> bool:
+        """Whether the differences tell how they vary: two or more of them that are not all the same."""
+        return bool(self.sd)
 
 
 @dataclass(frozen=True)
@@ -112,10 +120,10 @@ def mean_interval(values: Sequence[float] | FloatArray, *, alpha: float = ALPHA)
     ValueError for no values and for values that are not finite: what diverged is counted, not averaged.
     """
     sample = _sample(values)
-    mean, sd = _mean_and_sd(sample)
+    mean, sd = _mean_and_sd(sample, ROUNDING * float(np.abs(sample).max()))
     if sample.size == 1:
         return Estimate(1, mean, None, None)
-    return Estimate(sample.size, mean, sd, _t_interval(mean, sd, sample.size, alpha))
+    return Estimate(sample.size, mean, sd, _t_interval(mean, sd, sample.size, alpha) if sd else None)
 
 
 def paired_difference(
@@ -133,21 +141,25 @@ def paired_difference(
         )
     first, second = (_sample([side[seed] for seed in seeds]) for side in (arm, baseline))
     differences = first - second
-    mean, sd = _mean_and_sd(differences)
-    found = (seeds, tuple(differences.tolist()), mean)
+    resolution = ROUNDING * float(max(np.abs(first).max(), np.abs(second).max()))
+    mean, sd = _mean_and_sd(differences, resolution)
+    found = PairedDifference(seeds, tuple(differences.tolist()), mean)
     n = len(seeds)
     if n == 1:
-        return PairedDifference(*found)
-    t = _ratio(mean, sd / math.sqrt(n))
-    resolution = ROUNDING * float(max(np.abs(first).max(), np.abs(second).max()))
-    return PairedDifference(
-        *found,
+        return found
+    wilcoxon = _signed_rank_p(differences, resolution) if n >= FEWEST_FOR_WILCOXON else None
+    if sd == 0:
+        same = abs(mean) <= resolution
+        return replace(found, mean=0.0 if same else mean, sd=0.0, p=1.0 if same else None, wilcoxon_p=wilcoxon)
+    t = mean / (sd / math.sqrt(n))
+    return replace(
+        found,
         sd=sd,
         interval=_t_interval(mean, sd, n, alpha),
         t=t,
         p=min(1.0, 2 * float(special.stdtr(n - 1, -abs(t)))),
-        effect_size=_hedges(n - 1) * _ratio(mean, sd) if n > 2 else None,
-        wilcoxon_p=_signed_rank_p(differences, resolution) if n >= FEWEST_FOR_WILCOXON else None,
+        effect_size=_hedges(n - 1) * mean / sd if n > 2 else None,
+        wilcoxon_p=wilcoxon,
         detectable=detectable_difference(n, sd, alpha=alpha),
     )
 
@@ -277,9 +289,9 @@ def _sample(values: Sequence[float] | FloatArray) -> FloatArray:
     return sample
 
 
-def _mean_and_sd(sample: FloatArray) -> tuple[float, float]:
-    """Mean and standard deviation (n − 1); of equal values exactly those, which a sum would miss by its rounding."""
-    if sample.min() == sample.max():
+def _mean_and_sd(sample: FloatArray, resolution: float) -> tuple[float, float]:
+    """Mean and standard deviation (n − 1); of values that only rounding tells apart the first one and 0."""
+    if sample.max() - sample.min() <= resolution:
         return float(sample[0]), 0.0
     return float(sample.mean()), float(sample.std(ddof=1))
 
@@ -287,13 +299,6 @@ def _mean_and_sd(sample: FloatArray) -> tuple[float, float]:
 def _t_interval(mean: float, sd: float, n: int, alpha: float) -> Interval:
     half = float(special.stdtrit(n - 1, 1 - alpha / 2)) * sd / math.sqrt(n)
     return Interval(mean - half, mean + half)
-
-
-def _ratio(mean: float, spread: float) -> float:
-    """mean / spread; without a spread 0 for a mean of 0, and ±inf for another."""
-    if spread == 0:
-        return math.copysign(math.inf, mean) if mean else 0.0
-    return mean / spread
 
 
 def _hedges(df: int) -> float:

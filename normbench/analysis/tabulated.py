@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from normbench.analysis.comparisons import Comparison
 from normbench.analysis.measures import Measures, Metric, Yardstick, known
 from normbench.analysis.records import Run
 from normbench.analysis.sensitivity import Tried
-from normbench.analysis.statistics import Interval, mean_interval
+from normbench.analysis.statistics import Estimate, Interval, mean_interval
+from normbench.analysis.wording import (
+    NONE,
+    bound,
+    chance,
+    decimals_of,
+    duration,
+    fixed,
+    plain,
+    precision,
+    significant,
+    span,
+)
 
-NONE = "–"
 BAD = {"diverged": "diverged", "out_of_memory": "out of memory", "failed": "failed"}
 UNFINISHED = ("running", "interrupted")
 
@@ -34,47 +45,22 @@ class Table:
     marked: frozenset[int] = frozenset()
 
 
-# ---- figures in words
+def without_empty(table: Table) -> Table:
+    """The table without the columns of figures that no row has."""
+    kept = [
+        place
+        for place in range(len(table.columns))
+        if place < table.heads or any(row[place] != NONE for row in table.rows)
+    ]
+    columns = tuple(table.columns[place] for place in kept)
+    return replace(table, columns=columns, rows=tuple(tuple(row[place] for place in kept) for row in table.rows))
 
 
-def fixed(value: float | None, digits: int, sign: bool = False) -> str:
-    """A number with so many decimals."""
-    if value is None or not math.isfinite(value):
-        return NONE
-    return f"{value:{'+' if sign else ''}.{digits}f}".replace("-", "−")
-
-
-def significant(value: float, digits: int = 3) -> str:
-    """A number with so many significant digits, without an exponent."""
-    if not math.isfinite(value) or value == 0:
-        return NONE if value else "0"
-    decimals = max(digits - 1 - math.floor(math.log10(abs(value))), 0)
-    return f"{value:,.{decimals}f}"
-
-
-def decimals_of(metric: Metric) -> int:
-    """Decimals of a metric's values."""
-    return 2 if metric.scale == 100 else 4
-
-
-def chance(p: float | None) -> str:
-    """A p value."""
-    return NONE if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}"
-
-
-def span(interval: Interval | None, digits: int, sign: bool = False) -> str:
-    """An interval."""
-    return f"{fixed(interval.lower, digits, sign)} to {fixed(interval.upper, digits, sign)}" if interval else NONE
-
-
-def duration(seconds: float) -> str:
-    """A time for people."""
-    if not math.isfinite(seconds):
-        return NONE
-    for unit, size in (("h", 3600.0), ("min", 60.0)):
-        if seconds >= 2 * size:
-            return f"{significant(seconds / size)} {unit}"
-    return f"{significant(seconds)} s"
+def transposed(table: Table) -> Table:
+    """The table with a column for each row: for few rows and many measures."""
+    first, *others = table.columns
+    rows = tuple((name, *(row[place] for row in table.rows)) for place, name in enumerate(others, 1))
+    return replace(table, columns=(first, *(row[0] for row in table.rows)), rows=rows, heads=1, marked=frozenset())
 
 
 def mean_of(values: Iterable[float]) -> float:
@@ -99,45 +85,80 @@ def results_table(measures: Mapping[str, Sequence[Measures]], by: Yardstick) -> 
         columns += [f"{metric.words}, {metric.symbol}", "95 % interval"]
     best_kind = by.primary.tag.partition("/")[0]
     columns += [f"best validation {best_kind}, {by.primary.symbol}", "train–validation gap, nats"]
-    columns += [f"loss at {duration(by.seconds or math.nan)}, nats", f"time to {significant(by.target)} nats"]
+    reach = f"time to {plain(by.target)} nats" if math.isfinite(by.target) else "time to a target"
+    columns += [f"loss at {duration(by.seconds or math.nan)}, nats", reach]
+    rows = tuple(result_row(name, own, by) for name, own in measures.items())
+    table = Table("arms", "Results of each arm", results_notes(by), tuple(columns), rows)
+    return without_empty(table)
+
+
+def results_notes(by: Yardstick) -> tuple[str, ...]:
+    """What the figures of the results are."""
     split = {"loss/val": "validation", "loss/train": "training"}[by.timed]
     whose = "as asked" if by.given else "where the baseline ends"
-    notes = (
-        "Means over the seeds that finished (n finished of all), with Student's t interval; other columns are means.",
-        "The best value on the way is chosen on the validation data, so it flatters: it judges nothing.",
-        f"The two columns of time take the {split} loss: at {duration(by.seconds or math.nan)} of training, which "
-        f"every finished run had, and until {significant(by.target)} nats ({whose}). Training time is step time × "
-        "steps, without evaluation, probing, checkpoints and warm-up.",
-    )
-    rows = tuple(result_row(name, own, by) for name, own in measures.items())
-    return Table("arms", "Results of each arm", notes, tuple(columns), rows)
+    ends = ", ".join(f"0 and 100 {metric.symbol}" for metric in by.metrics if metric.scale == 100) or "0"
+    notes = [
+        "Means over the n seeds that have a result (of all), with Student's t interval, cut where no value can be "
+        f"({ends}); it stands for each arm alone. Seeds that all end the same have none.",
+        "The best value on the way is chosen on the validation data, so it flatters: it judges nothing. The gap is the "
+        "final validation loss less the mean training loss of the last logged steps, or that of a final evaluation of "
+        "the training data where there is one.",
+    ]
+    if by.seconds is not None and math.isfinite(by.target):
+        notes.append(
+            f"The two columns of time take the {split} loss: its mean at {duration(by.seconds)} of training, which "
+            f"every finished run had, and the median time until {plain(by.target)} nats ({whose}), where a run that "
+            "ends above it counts as never. Training time is step time × steps, without evaluation, probing, "
+            "checkpoints and warm-up."
+        )
+    return tuple(notes)
 
 
 def result_row(name: str, own: Sequence[Measures], by: Yardstick) -> tuple[str, ...]:
     """One arm."""
-    finished = sum(one.run.status == "finished" for one in own)
-    row = [name, str(finished) if finished == len(own) else f"{finished} of {len(own)}"]
+    n = len(known(one.final(by.primary) for one in own))
+    row = [name, str(n) if n == len(own) else f"{n} of {len(own)}"]
     for metric in by.metrics:
         values = known(one.final(metric) for one in own)
         estimate = mean_interval(values) if values else None
         row += [fixed(estimate.mean, decimals_of(metric)) if estimate else NONE]
-        row += [span(estimate.interval if estimate else None, decimals_of(metric))]
+        row += [span(cut(estimate, metric.bounds), decimals_of(metric))]
     row.append(fixed(mean_of(one.best[0] for one in own if one.run.status == "finished"), decimals_of(by.primary)))
     row += [fixed(mean_of(one.gap for one in own), 4, sign=True), fixed(mean_of(one.timed_loss for one in own), 4)]
-    times = known(one.target_seconds for one in own)
-    some = f" ({len(times)} of {len(own)})" if 0 < len(times) < len(own) else ""
-    return (*row, (duration(mean_of(times)) if times else "not reached") + some)
+    return (*row, time_to_target(own, by))
+
+
+def cut(estimate: Estimate | None, bounds: tuple[float, float]) -> Interval | None:
+    """The interval of an estimate, as far as values can be."""
+    interval = estimate.interval if estimate else None
+    low, high = bounds
+    return Interval(max(interval.lower, low), min(interval.upper, high)) if interval else None
+
+
+def time_to_target(own: Sequence[Measures], by: Yardstick) -> str:
+    """The median time of an arm's runs to the target, those that ended above it as never; and how many got there."""
+    judged = [one for one in own if one.run.ended or math.isfinite(one.target_seconds)]
+    if not judged or not math.isfinite(by.target):
+        return NONE
+    times = [one.target_seconds if math.isfinite(one.target_seconds) else math.inf for one in judged]
+    reached = sum(map(math.isfinite, times))
+    usual = statistics.median(times)
+    some = f" ({reached} of {len(judged)} did)" if 0 < reached < len(judged) else ""
+    return (duration(usual) if math.isfinite(usual) else "not reached") + some
 
 
 def costs_table(measures: Mapping[str, Sequence[Measures]]) -> Table:
     """What the arms cost and how calm they were."""
-    columns = ("arm", "step time, ms", "p90, ms", "steps timed", "training time", "peak memory, MiB")
+    columns: tuple[str, ...] = ("arm", "step time, ms", "p90, ms", "steps timed", "training time", "peak memory, MiB")
     notes = (
         "Step time: median over the runs of their medians and 90th percentiles; no warm-up, evaluation or probing.",
-        "Spikes: the share of logged training losses at least 7 standard deviations from the mean of the 1,000 before.",
+        "Spikes: the share of logged training losses, each a mean over its steps, at least 7 standard deviations from "
+        "the mean of the 1,000 before.",
     )
     rows = tuple(cost_row(name, own) for name, own in measures.items())
-    return Table("costs", "Cost and stability", notes, (*columns, *BAD.values(), "unfinished", "spikes"), rows)
+    columns = (*columns, *BAD.values(), "unfinished", "spikes")
+    table = without_empty(Table("costs", "Cost and stability", notes, columns, rows))
+    return table if "spikes" in table.columns else replace(table, notes=notes[:1])
 
 
 def cost_row(name: str, own: Sequence[Measures]) -> tuple[str, ...]:
@@ -173,50 +194,83 @@ def spikes(value: float) -> str:
 
 def differences_table(comparisons: Sequence[Comparison], metric: Metric, key: str) -> Table:
     """Each arm against its baseline."""
-    baselines = {one.baseline.name for one in comparisons}
-    same = len(baselines) == 1
+    against = {one.baseline.name for one in comparisons}
+    same = len(against) == 1
     columns = (
-        "arm", *(() if same else ("against",)), "seeds", f"difference, {metric.unit}", "95 % interval", "effect size",
-        "p", "p after Holm", "Wilcoxon p", "smallest to be shown", "found",
+        "arm", "against", "seeds", f"difference, {metric.unit}", "95 % interval", "effect size", "p", "p after Holm",
+        "Wilcoxon p", "smallest to be shown", "found",
     )  # fmt: skip
-    better = "below zero" if metric.lower_is_better else "above zero"
-    notes = (
-        f"Arm less baseline, paired by seed: {better}, the arm is better. Interval and p: paired t. Effect size: mean "
-        "over standard deviation of the differences, unbiased (Hedges' g). Holm corrects p over this table; each "
-        "interval stands for itself. Wilcoxon: signed ranks, from six seeds on.",
-        "Smallest to be shown: a true difference of this size would have been found four times in five with so "
-        "many seeds, correction included.",
-    )
-    rows = [difference_row(one, decimals_of(metric)) for one in comparisons]
+    family = max((one.family for one in comparisons), default=1)
+    left_out = {"against"} if same else set()
+    left_out |= {"p after Holm"} if family == 1 else set()
+    kept = [place for place, column in enumerate(columns) if column not in left_out]
+    rows = tuple(tuple(row[place] for place in kept) for row in map(difference_row, comparisons))
+    title = f"Differences in {metric.words}" + (f" from {against.pop()}" if same else "")
     marked = frozenset(place for place, one in enumerate(comparisons) if one.real)
-    title = f"Differences in {metric.words}" + (f" from {baselines.pop()}" if same else "")
-    shown = tuple((row[0], *row[2:]) if same else row for row in rows)
-    return Table(key, title, notes, columns, shown, heads=1 if same else 2, marked=marked)
+    table = without_empty(
+        Table(key, title, (), tuple(columns[place] for place in kept), rows, heads=1 if same else 2, marked=marked)
+    )
+    return replace(table, notes=tuple(difference_notes(table.columns, metric, family)))
 
 
-def difference_row(one: Comparison, digits: int) -> tuple[str, ...]:
+def difference_notes(columns: Sequence[str], metric: Metric, family: int) -> Iterator[str]:
+    """What the columns of differences are."""
+    better = "below zero" if metric.lower_is_better else "above zero"
+    text = f"Arm less baseline, paired by seed: {better}, the arm is better."
+    if "p" in columns:
+        text += (
+            " Interval and p: paired t; the 95 % are each interval's own, not that of all together. Where every seed "
+            "differs by the same, there is neither, as the spread is not known."
+        )
+    yield text
+    if "p after Holm" in columns:
+        yield (
+            f"Holm corrects p for the {family} comparisons of this table alone; each metric has its own. Perhaps: "
+            "p is below 0.05, and not once corrected."
+        )
+    elif "p" in columns:
+        yield "One comparison, so p is not corrected; a report over more arms corrects it and may find less."
+    if "effect size" in columns:
+        yield (
+            "Effect size: how many standard deviations of the differences by seed their mean is from zero, unbiased "
+            "(Hedges' g): at 1, about five in six seeds differ in the same direction."
+        )
+    if "Wilcoxon p" in columns:
+        yield "Wilcoxon: the test of signed ranks, from six seeds on."
+    if "smallest to be shown" in columns:
+        yield (
+            "Smallest to be shown: a true difference of this size would have been found four times in five with so "
+            "many seeds, correction included, if the spread is as measured."
+        )
+
+
+def difference_row(one: Comparison) -> tuple[str, ...]:
     """One comparison."""
-    paired = one.paired
+    paired, total = one.paired, len(one.seeds)
+    places = precision(paired.mean, one.interval) if paired else 0
     return (
         one.arm.name,
         one.baseline.name,
-        str(one.n) + (f" of {one.n + len(one.unpaired)}" if one.unpaired else ""),
-        fixed(paired.mean if paired else None, digits, sign=True),
-        span(one.interval, digits, sign=True),
+        str(one.n) + (f" of {total}" if one.n < total else ""),
+        fixed(paired.mean if paired else None, places, sign=bool(paired and paired.mean)),
+        span(one.interval, places, sign=True),
         fixed(paired.effect_size if paired else None, 2, sign=True),
         chance(paired.p if paired else None),
         chance(one.corrected),
         chance(paired.wilcoxon_p if paired else None),
-        fixed(one.detectable, digits),
+        bound(one.detectable),
         found(one),
     )
 
 
 def found(one: Comparison) -> str:
     """The last column."""
-    if one.interval is None:
+    if one.paired is None or one.n < 2:
         return "too few seeds"
-    return ("better" if one.better else "worse") if one.real else "no difference"
+    if not one.paired.spreads:
+        return "spread not known" if one.paired.mean else "the same"
+    worth = "better" if one.better else "worse"
+    return worth if one.real else f"perhaps {worth}" if one.possible else "not shown"
 
 
 # ---- learning rates
@@ -228,9 +282,9 @@ def rates_table(tried: Sequence[Tried]) -> Table:
     notes = (
         "Sensitivity: the mean over the rates of min(final validation loss, loss at the start), less the loss at the "
         "best rate (Wortsman et al. 2023), averaged over the seeds that ended at every rate; lower is calmer. A run "
-        "that diverged counts its loss at the start.",
+        "that diverged counts its loss at the start. Its interval is cut at 0, below which it cannot be.",
     )
-    return Table("rates", "Learning-rate sensitivity", notes, columns, tuple(map(rate_row, tried)))
+    return without_empty(Table("rates", "Learning-rate sensitivity", notes, columns, tuple(map(rate_row, tried))))
 
 
 def rate_row(one: Tried) -> tuple[str, ...]:
@@ -242,7 +296,7 @@ def rate_row(one: Tried) -> tuple[str, ...]:
         f"{one.best:g}",
         fixed(one.losses[one.best], 4),
         fixed(estimate.mean if estimate else None, 4),
-        span(estimate.interval if estimate else None, 4),
+        span(cut(estimate, (0.0, math.inf)), 4),
         ", ".join(f"{count} at {rate:g}" for rate, count in one.lost.items()) or "0",
     )
 

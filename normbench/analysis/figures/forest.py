@@ -24,7 +24,7 @@ COLUMNS = ("arm", "baseline", "kind", "seed", "difference", "low", "high", "corr
 
 def forest(comparisons: Sequence[Comparison], arms: Sequence[Arm], choice: str) -> Drawing | None:
     """A row for each arm that has a baseline; None where no comparison has two seeds."""
-    judged = [one for one in comparisons if one.interval is not None]
+    judged = [one for one in comparisons if one.n > 1]
     drawn = judged[:MOST_ROWS]
     if not drawn:
         return None
@@ -84,14 +84,15 @@ def limits(drawn: Sequence[Comparison]) -> tuple[float, float]:
 
 
 def pairs(one: Comparison) -> PairedDifference:
-    """What the statistics say of a comparison that has an interval."""
+    """What the statistics say of a comparison that has seeds."""
     assert one.paired is not None
     return one.paired
 
 
 def ends(one: Comparison) -> tuple[float, float]:
-    """Of its interval."""
-    assert one.interval is not None
+    """Of its interval; of differences that are all the same, which have none, the mean."""
+    if one.interval is None:
+        return pairs(one).mean, pairs(one).mean
     return one.interval.lower, one.interval.upper
 
 
@@ -115,14 +116,15 @@ def rows_of(one: Comparison) -> list[Sequence[Any]]:
     """The data of one comparison."""
     start, paired = (one.arm.name, one.baseline.name), pairs(one)
     seeds = zip(paired.seeds, paired.differences, strict=True)
-    mean = (*start, "mean", None, paired.mean, *ends(one), one.corrected)
+    mean = (*start, "mean", None, paired.mean, *(ends(one) if one.interval else (None, None)), one.corrected)
     return [mean, *((*start, "seed", seed, value, None, None, None) for seed, value in seeds)]
 
 
 def told(one: Comparison) -> str:
     """A row in words."""
     low, high = map(signed, ends(one))
-    return f"{one.arm.name} less {one.baseline.name} {signed(pairs(one).mean)} ({low} to {high}) {one.metric.unit}"
+    found = f"{low} to {high}" if one.interval else "in each seed"
+    return f"{one.arm.name} less {one.baseline.name} {signed(pairs(one).mean)} ({found}) {one.metric.unit}"
 
 
 def signed(value: float) -> str:
