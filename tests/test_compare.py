@@ -69,12 +69,28 @@ def test_a_plan_gives_the_seeds_that_find_the_difference(folder: Path, capsys: p
     assert found > 0.8 - 0.01 and fewer < 0.8 + 0.01  # 0.0028 is the standard error
 
 
+def test_damaged_runs_are_left_out_and_brackets_are_no_markup(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    for norm, more in (("my[bold]norm", 0.0), ("x[/y]", 0.5)):
+        for seed in range(3):
+            make_run(folder / "odd", norm=norm, seed=seed, final=2.0 + more + 0.01 * seed, name=f"{more}-{seed}")
+    (folder / "odd/0.0-1/metrics.jsonl").write_text("nothing\n{}\n")
+    assert main(["compare", "my[bold]norm", "x[/y]", "--in", "odd"]) == 0
+    out = capsys.readouterr().out
+    assert "my[bold]norm" in out and "x[/y]" in out and max(map(len, out.splitlines())) <= 100
+    assert "differ by exactly 0.50 nats in each of 2 seeds" in out and "0.0-1 is left out: metrics.jsonl" in out
+
+
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
         (["rmsnrm", "dyt", "--in", "sw"], "rmsnrm is no arm: did you mean rmsnorm?"),
         (["again", "sw"], "sw holds 3 arms (dyt, layernorm, rmsnorm)"),
         (["again", "again"], "are the same runs"),
+        (["foo", "bar", "--in", "alone"], "alone holds one arm, and two are compared: give another folder"),
+        (["again", "dyt", "--in", "sw"], "again is a folder and dyt is none: give two folders, or two arms below"),
         (["dyt"], "B: normbench compare --help"),
         (["dyt", "layernorm", "--in", "nowhere"], "nowhere is not a folder"),
         (["dyt", "layernorm"], "outputs is not a folder"),

@@ -11,7 +11,7 @@ import pytest
 from made_runs import make_run, make_study
 from scipy import stats
 
-from normbench.analysis.comparisons import given_baseline, usual_baseline
+from normbench.analysis.comparisons import given_baseline
 from normbench.analysis.measures import loss_on, rounded_up, seconds_at, training_time
 from normbench.analysis.records import read_study
 from normbench.analysis.report import Report, make_report
@@ -142,9 +142,15 @@ def test_a_baseline_may_name_any_arm(tmp_path: Path, words: str) -> None:
     assert given_baseline(study, words).name() == "dyt · post"
 
 
-def test_without_layernorm_the_first_arm_is_the_baseline(tmp_path: Path) -> None:
-    make_study(tmp_path, {"rmsnorm": [2.0], "dyt": [2.0]})
-    assert usual_baseline(read_study([tmp_path])).name() == "dyt"
+def test_a_baseline_may_be_the_name_of_an_arm_with_a_list(tmp_path: Path) -> None:
+    for norm in ("dyt", "layernorm"):
+        for betas in ([0.9, 0.95], [0.9, 0.99]):
+            make_run(tmp_path, norm=norm, settings={"optim.betas": betas})
+    study = read_study([tmp_path, tmp_path])
+    assert len(study.runs) == 4  # each once
+    for arm in study.arms:
+        assert given_baseline(study, arm.name).has(arm)
+    assert given_baseline(study, "betas=[0.9, 0.95] dyt") == given_baseline(study, "dyt · betas=[0.9, 0.95]")
 
 
 @pytest.mark.parametrize(

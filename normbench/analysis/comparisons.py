@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,6 +17,9 @@ from normbench.config import nearest
 from normbench.errors import UsageError
 
 LEARNING_RATE = "optim.lr"
+
+# One of the words that name an arm, as they stand in its name: a list in brackets is one, with its commas.
+WORD = re.compile(r"(?:\[[^\]]*\]|[^\s,·\[])+")
 
 # Against what arms are compared where a person says nothing and the study has it.
 USUAL = {"norm": "layernorm", "placement": "pre"}
@@ -133,7 +137,7 @@ def chosen_arm(study: Study, words: str) -> Arm:
     Raises:
         UsageError: no arm has it, or several have.
     """
-    wanted = Baseline(settings_of(study, words)) if study.varied else Baseline({})
+    wanted = Baseline(settings_of(study, words))
     found = [arm for arm in study.arms if wanted.has(arm)]
     if len(found) != 1:
         raise UsageError(f"{words} names {len(found)} arms: say which of {shortened([arm.name for arm in found])}")
@@ -146,8 +150,10 @@ def settings_of(study: Study, words: str, flag: str = "") -> dict[str, Any]:
     Raises:
         UsageError: no arm has them.
     """
+    if whole := next((arm for arm in study.arms if words.strip() == arm.name), None):
+        return dict(whole.settings)
     settings: dict[str, Any] = {}
-    for word in words.replace("·", " ").replace(",", " ").split():
+    for word in WORD.findall(words):
         settings |= named(study, word, flag)
     if not settings or not any(Baseline(settings).has(arm) for arm in study.arms):
         names = [arm.name for arm in study.arms]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -44,12 +44,30 @@ def read_pair(first: str, second: str, folder: Path) -> tuple[Arm, Arm, Study]:
         arms = [arm_in(study, Path(word)) for word in words]
     else:
         study = read_study([folder])
-        arms = [chosen_arm(study, word) for word in words]
+        arms = arms_named(study, words, folder)
     if {run.path for run in arms[0].runs} & {run.path for run in arms[1].runs}:
         raise UsageError(f"{first} and {second} are the same runs: name two arms")
     if arms[0].name == arms[1].name:  # the same settings in two folders
         arms = [replace(arm, settings={**arm.settings, "in": word}) for arm, word in zip(arms, words, strict=True)]
     return arms[0], arms[1], replace(study, arms=tuple(arms))
+
+
+def arms_named(study: Study, words: Sequence[str], folder: Path) -> list[Arm]:
+    """The arms of a study that words name.
+
+    Raises:
+        UsageError: a word names no arm or several, or there is but one.
+    """
+    if len(study.arms) == 1:
+        raise UsageError(f"{folder} holds one arm, and two are compared: give another folder with --in")
+    try:
+        return [chosen_arm(study, word) for word in words]
+    except UsageError as error:
+        if folders := [word for word in words if Path(word).is_dir()]:
+            (other,) = set(words) - set(folders)
+            message = f"{folders[0]} is a folder and {other} is none: give two folders, or two arms below one with --in"
+            raise UsageError(message) from error
+        raise
 
 
 def arm_in(study: Study, folder: Path) -> Arm:

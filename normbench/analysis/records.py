@@ -12,7 +12,7 @@ from typing import Any
 from normbench.analysis.curves import Curve, Recorded, read_recorded
 from normbench.catalog import GROUPS
 from normbench.errors import UsageError
-from normbench.rundir import RunDirectory, read_json
+from normbench.rundir import ENDED, RunDirectory, read_json
 from normbench.tables import configuration, flat, name_of, run_directories
 
 # Which of the keys that vary names an arm, where several tell the same runs apart: the first of these, then by name.
@@ -122,20 +122,40 @@ def read_study(folders: Sequence[Path]) -> Study:
         UsageError: a folder is not there or holds no runs, no run has ended, or the runs have different tasks.
     """
     runs, damaged = [], []
-    for folder in folders:
-        for directory in run_directories(folder):
-            name = name_of(directory, folder)
-            try:
-                runs.append(read_run(directory, name))
-            except ValueError as error:
-                damaged.append((name, str(error)))
+    for directory, name in directories(folders):
+        try:
+            run = read_run(directory, name)
+            if why := damage(run):
+                raise ValueError(why)
+            runs.append(run)
+        except ValueError as error:
+            damaged.append((name, str(error)))
     if not any(run.ended for run in runs):
+        if damaged:
+            name, why = damaged[0]
+            raise UsageError(f"no run that has ended can be read ({name}: {why}): give other folders")
         where = ", ".join(map(str, folders))
         raise UsageError(f"{where} holds no run that has ended: wait for one, or give another folder")
     if len(tasks := sorted({run.task for run in runs})) > 1:
         raise UsageError(f"the runs have different tasks ({', '.join(tasks)}): give the folders of one task")
     varied = varied_settings(runs)
     return Study(tuple(folders), arms_of(runs, varied), varied, tuple(damaged))
+
+
+def directories(folders: Sequence[Path]) -> list[tuple[RunDirectory, str]]:
+    """The runs below some folders and their names, each once, though the folders may lie in one another."""
+    found: dict[Path, tuple[RunDirectory, str]] = {}
+    for folder in folders:
+        for directory in run_directories(folder):
+            found.setdefault(directory.path.resolve(), (directory, name_of(directory, folder)))
+    return list(found.values())
+
+
+def damage(run: Run) -> str:
+    """What is wrong with the files of a run that has ended; one that has not may have no metrics yet."""
+    if run.status in ENDED and not run.summary:
+        return "summary.json is missing"
+    return run.recorded.damage if run.ended or run.recorded.curves else ""
 
 
 def read_run(directory: RunDirectory, name: str) -> Run:

@@ -6,7 +6,7 @@ import io
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ from normbench.analysis.comparisons import (
 from normbench.analysis.fairness import Finding, findings
 from normbench.analysis.keeping import write_files
 from normbench.analysis.measures import Measures, Yardstick, measured, yardstick
-from normbench.analysis.records import Run, Study, read_study
+from normbench.analysis.records import Study, read_study
 from normbench.analysis.sensitivity import tried_rates
 from normbench.analysis.tabulated import (
     Table,
@@ -33,8 +33,6 @@ from normbench.analysis.tabulated import (
     results_table,
 )
 from normbench.analysis.verdict import Sentence, verdict
-from normbench.errors import UsageError
-from normbench.rundir import ENDED
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -103,7 +101,7 @@ def make_report(
     Raises:
         UsageError: as there.
     """
-    study = readable(read_study(folders))
+    study = read_study(folders)
     against = given_baseline(study, baseline) if baseline else usual_baseline(study)
     arms, chosen = contenders(study, against)
     by = yardstick(study, [arm for arm in arms if against.has(arm)], target)
@@ -120,31 +118,6 @@ def make_report(
         findings=findings(study, chosen and by.primary.tag.endswith("/val"), families[0]),
         tables=tables(study, by, measures, families),
     )
-
-
-def readable(study: Study) -> Study:
-    """The study without the runs whose metrics are damaged, which are named among the damaged ones.
-
-    Raises:
-        UsageError: none is left that has ended.
-    """
-    bad = {run.path: why for run in study.runs if (why := damage(run))}
-    if not bad:
-        return study
-    arms = (replace(arm, runs=tuple(run for run in arm.runs if run.path not in bad)) for arm in study.arms)
-    left = tuple(arm for arm in arms if arm.runs)
-    damaged = (*study.damaged, *((run.name, bad[run.path]) for run in study.runs if run.path in bad))
-    if not any(run.ended for arm in left for run in arm.runs):
-        name, why = damaged[0]
-        raise UsageError(f"no run that has ended can be read ({name}: {why}): give other folders")
-    return replace(study, arms=left, damaged=damaged)
-
-
-def damage(run: Run) -> str:
-    """What is wrong with the files of a run that has ended; one that has not may have no metrics yet."""
-    if run.status in ENDED and not run.summary:
-        return "summary.json is missing"
-    return run.recorded.damage if run.ended or run.recorded.curves else ""
 
 
 def tables(

@@ -67,17 +67,18 @@ def differences(first: Arm, second: Arm) -> Table:
 
 
 def show(table: Table) -> None:
-    """Print a table with its notes."""
+    """Print a table with its notes; names of arms and settings stay as they are, whatever brackets they have."""
     from rich.console import Console
     from rich.table import Table as Grid
+    from rich.text import Text
 
     console = Console(highlight=False)
     if table.rows:
-        grid = Grid(title=table.title, title_justify="left", title_style="bold")
+        grid = Grid(title=Text(table.title), title_justify="left", title_style="bold")
         for place, column in enumerate(table.columns):
-            grid.add_column(column, justify="left" if place < table.heads else "right", overflow="fold")
+            grid.add_column(Text(column), justify="left" if place < table.heads else "right", overflow="fold")
         for row in table.rows:
-            grid.add_row(*row)
+            grid.add_row(*map(Text, row))
         console.print(grid)
     for note in table.notes:
         print("\n".join(paragraph(note, indent=2)))
