@@ -93,12 +93,26 @@ def test_classifiers_are_judged_by_accuracy_and_then_by_loss(tmp_path: Path) -> 
     for norm, shift in (("layernorm", 0.0), ("rmsnorm", 0.05)):
         for seed, accuracy in enumerate((0.80, 0.82, 0.81)):
             noise = 0.001 * seed * (shift > 0)
-            make_run(tmp_path, norm=norm, seed=seed, kind="image_classification", accuracy=accuracy + shift + noise)
+            how = {"step_ms": 12 + seed + noise if shift else 10 + seed, "accuracy": accuracy + shift + noise}
+            make_run(tmp_path, norm=norm, seed=seed, kind="image_classification", **how)
     report = make_report([tmp_path])
     assert "rmsnorm is better than layernorm: its validation accuracy is 5.10 percentage points higher" in text_of(
         report
     )
-    assert [table.key for table in report.tables] == ["arms", "differences", "differences-loss", "costs"]
+    assert [table.key for table in report.tables] == ["arms", "differences", "differences-loss", "costs", "step-times"]
+
+
+def test_step_times_are_compared_by_their_ratio(tmp_path: Path) -> None:
+    times = {"layernorm": [10.0, 11.0, 9.0], "rmsnorm": [12.0, 13.1, 11.1]}
+    for norm, own in times.items():
+        for seed, milliseconds in enumerate(own):
+            make_run(tmp_path, norm=norm, seed=seed, step_ms=milliseconds)
+    (row,) = table(make_report([tmp_path]), "step-times")
+    test = stats.ttest_rel(*(np.log(times[norm]) for norm in ("rmsnorm", "layernorm")))
+    low, high = np.exp(test.confidence_interval())
+    mean = stats.gmean(np.divide(times["rmsnorm"], times["layernorm"]))
+    assert float(row["ratio of step times"]) == pytest.approx(mean, abs=0.0005)
+    assert list(map(float, row["95 % interval"].split(" to "))) == pytest.approx([low, high], abs=0.002)
 
 
 def test_test_data_judge_where_every_finished_run_has_them(tmp_path: Path) -> None:
@@ -222,13 +236,30 @@ def test_training_time_is_step_time_times_steps(tmp_path: Path) -> None:
 def test_time_to_target_is_that_of_the_first_evaluation_at_or_below_it(tmp_path: Path) -> None:
     make_run(tmp_path, norm="layernorm", step_ms=10.0)
     make_run(tmp_path, norm="rmsnorm", step_ms=30.0, final=3.0)
+    make_run(tmp_path, norm="dyt", status="running")
     report = make_report([tmp_path], target=2.5)
     (fast,), (slow,) = report.measures["layernorm"], report.measures["rmsnorm"]
     losses = fast.run.curves["loss/val"]
     step = losses.steps[losses.values <= 2.5][0]
     assert fast.target_seconds == pytest.approx(seconds_at(fast.run, np.array([step]))[0])
     assert math.isnan(slow.target_seconds)
-    assert table(report, "arms")[1]["time to 2.5 nats"] == "not reached"
+    assert [row["time to 2.5 nats"] for row in table(report, "arms")[::2]] == ["–", "not reached"]
+    assert "time to 1.23456 nats" in table(make_report([tmp_path], target=1.23456), "arms")[0]
+
+
+def test_runs_that_end_above_the_target_count_as_never(tmp_path: Path) -> None:
+    make_study(tmp_path, {"layernorm": [2.0, 2.1, 3.0], "rmsnorm": [2.0, 3.0, 3.0]})
+    report = make_report([tmp_path], target=2.5)
+    first, second = (row["time to 2.5 nats"] for row in table(report, "arms"))
+    times = [one.target_seconds for one in report.measures["layernorm"][:2]]
+    assert first == f"{max(times):.3g} s (2 of 3 did)" and second == "not reached (1 of 3 did)"
+
+
+def test_intervals_of_accuracies_end_where_accuracies_do(tmp_path: Path) -> None:
+    for seed, accuracy in enumerate((1.0, 0.99, 0.98)):
+        make_run(tmp_path, seed=seed, kind="image_classification", accuracy=accuracy)
+    (row,) = make_report([tmp_path]).tables[0].rows
+    assert row[:4] == ("all runs", "3", "99.00", "96.51 to 100.00")
 
 
 def test_loss_at_equal_time_is_taken_where_the_fastest_run_ends(tmp_path: Path) -> None:

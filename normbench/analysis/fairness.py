@@ -321,11 +321,14 @@ def listed(seeds: Iterable[int]) -> str:
 def survivors(comparisons: Sequence[Comparison]) -> Iterator[Finding]:
     """Arms that lost runs and are judged by those that are left."""
     arms = {arm.name: arm for one in comparisons if one.n and one.survived for arm in (one.baseline, one.arm)}
-    for status in LOST:
-        names = []
-        for name, arm in arms.items():
-            if count := sum(run.status == status for run in arm.runs):
-                names.append(f"{name} ({count} of {len(arm.runs)} runs)")
-        if names:
-            text = "arms are compared only on the seeds that survived in both, which flatters those that lose runs"
-            yield Finding("lost runs", f"{status.replace('_', ' ')}: {shortened(names, 6)}; {text}")
+    losers = [f"{name}: {words}" for name, arm in arms.items() if (words := losses(arm))]
+    if losers:
+        text = "arms are compared only on the seeds that survived in both, which flatters those that lose runs"
+        yield Finding("lost runs", f"{'; '.join(losers[:6])}; {text}")
+
+
+def losses(arm: Arm) -> str:
+    """How many runs of an arm were lost and how, such as `2 of 5 runs diverged, 1 of 5 runs failed`."""
+    counts = Counter(run.status for run in arm.runs)
+    words = {"diverged": "diverged", "failed": "failed", "out_of_memory": "ran out of memory"}
+    return ", ".join(f"{counts[status]} of {len(arm.runs)} runs {words[status]}" for status in LOST if counts[status])

@@ -25,12 +25,14 @@ from normbench.analysis.measures import Measures, Yardstick, measured, yardstick
 from normbench.analysis.records import Study, read_study
 from normbench.analysis.sensitivity import tried_rates
 from normbench.analysis.tabulated import (
+    PRIMARY,
     Table,
     costs_table,
     differences_table,
     lost_table,
     rates_table,
     results_table,
+    step_times_table,
 )
 from normbench.analysis.verdict import Sentence, verdict
 
@@ -126,12 +128,12 @@ def tables(
     """The tables that have rows."""
     found: list[Table | None] = []
     for place, (metric, comparisons) in enumerate(zip(by.metrics, families, strict=True)):
-        key = "differences" if not place else f"differences-{metric.tag.partition('/')[0]}"
+        key = f"{PRIMARY}-{metric.tag.partition('/')[0]}" if place else PRIMARY
         found.append(differences_table(comparisons, metric, key) if comparisons else None)
     if tried := tried_rates(study):
         found.append(rates_table(tried))
     every = [(name, one) for name, own in measures.items() for one in own]
-    found += [costs_table(measures), lost_table(every)]
+    found += [costs_table(measures), step_times_table(families[0]), lost_table(every)]
     return (results_table(measures, by), *(table for table in found if table is not None))
 
 

@@ -11,7 +11,7 @@ from normbench.analysis.comparisons import Comparison
 from normbench.analysis.measures import Measures, Metric, Yardstick, known
 from normbench.analysis.records import Run
 from normbench.analysis.sensitivity import Tried
-from normbench.analysis.statistics import Estimate, Interval, mean_interval
+from normbench.analysis.statistics import Estimate, Interval, mean_interval, paired_difference
 from normbench.analysis.wording import (
     NONE,
     bound,
@@ -26,6 +26,7 @@ from normbench.analysis.wording import (
 )
 
 BAD = {"diverged": "diverged", "out_of_memory": "out of memory", "failed": "failed"}
+PRIMARY = "differences"  # the table of which the verdict speaks
 UNFINISHED = ("running", "interrupted")
 
 
@@ -137,7 +138,7 @@ def cut(estimate: Estimate | None, bounds: tuple[float, float]) -> Interval | No
 
 def time_to_target(own: Sequence[Measures], by: Yardstick) -> str:
     """The median time of an arm's runs to the target, those that ended above it as never; and how many got there."""
-    judged = [one for one in own if one.run.ended or math.isfinite(one.target_seconds)]
+    judged = [one for one in own if one.run.ended]
     if not judged or not math.isfinite(by.target):
         return NONE
     times = [one.target_seconds if math.isfinite(one.target_seconds) else math.inf for one in judged]
@@ -194,39 +195,32 @@ def spikes(value: float) -> str:
 
 def differences_table(comparisons: Sequence[Comparison], metric: Metric, key: str) -> Table:
     """Each arm against its baseline."""
-    against = {one.baseline.name for one in comparisons}
-    same = len(against) == 1
     columns = (
         "arm", "against", "seeds", f"difference, {metric.unit}", "95 % interval", "effect size", "p", "p after Holm",
         "Wilcoxon p", "smallest to be shown", "found",
     )  # fmt: skip
     family = max((one.family for one in comparisons), default=1)
-    left_out = {"against"} if same else set()
-    left_out |= {"p after Holm"} if family == 1 else set()
-    kept = [place for place, column in enumerate(columns) if column not in left_out]
-    rows = tuple(tuple(row[place] for place in kept) for row in map(difference_row, comparisons))
-    title = f"Differences in {metric.words}" + (f" from {against.pop()}" if same else "")
+    rows = tuple(difference_row(one, NONE if family == 1 else chance(one.corrected)) for one in comparisons)
     marked = frozenset(place for place, one in enumerate(comparisons) if one.real)
-    table = without_empty(
-        Table(key, title, (), tuple(columns[place] for place in kept), rows, heads=1 if same else 2, marked=marked)
-    )
-    return replace(table, notes=tuple(difference_notes(table.columns, metric, family)))
+    table = without_empty(Table(key, f"Differences in {metric.words}", (), columns, rows, heads=2, marked=marked))
+    notes = tuple(difference_notes(table.columns, metric, family, key == PRIMARY))
+    return of_one_baseline(replace(table, notes=notes), "from")
 
 
-def difference_notes(columns: Sequence[str], metric: Metric, family: int) -> Iterator[str]:
-    """What the columns of differences are."""
+def difference_notes(columns: Sequence[str], metric: Metric, family: int, primary: bool) -> Iterator[str]:
+    """What the columns of differences are. primary: whether the verdict speaks of them."""
     better = "below zero" if metric.lower_is_better else "above zero"
-    text = f"Arm less baseline, paired by seed: {better}, the arm is better."
+    yield f"Arm less baseline, paired by seed: {better}, the arm is better."
     if "p" in columns:
-        text += (
-            " Interval and p: paired t; the 95 % are each interval's own, not that of all together. Where every seed "
+        yield (
+            "Interval and p: paired t; the 95 % are each interval's own, not that of all together. Where every seed "
             "differs by the same, there is neither, as the spread is not known."
         )
-    yield text
     if "p after Holm" in columns:
+        speaks = "which is the one that the verdict speaks of" if primary else "of which the verdict does not speak"
         yield (
-            f"Holm corrects p for the {family} comparisons of this table alone; each metric has its own. Perhaps: "
-            "p is below 0.05, and not once corrected."
+            f"Holm corrects p for the {family} comparisons of this table alone, {speaks}. Perhaps: p is below 0.05, "
+            "and not once corrected."
         )
     elif "p" in columns:
         yield "One comparison, so p is not corrected; a report over more arms corrects it and may find less."
@@ -240,12 +234,12 @@ def difference_notes(columns: Sequence[str], metric: Metric, family: int) -> Ite
     if "smallest to be shown" in columns:
         yield (
             "Smallest to be shown: a true difference of this size would have been found four times in five with so "
-            "many seeds, correction included, if the spread is as measured."
+            f"many seeds{', correction included' if family > 1 else ''}, if the spread is as measured."
         )
 
 
-def difference_row(one: Comparison) -> tuple[str, ...]:
-    """One comparison."""
+def difference_row(one: Comparison, corrected: str) -> tuple[str, ...]:
+    """One comparison. corrected: its p after Holm."""
     paired, total = one.paired, len(one.seeds)
     places = precision(paired.mean, one.interval) if paired else 0
     return (
@@ -256,7 +250,7 @@ def difference_row(one: Comparison) -> tuple[str, ...]:
         span(one.interval, places, sign=True),
         fixed(paired.effect_size if paired else None, 2, sign=True),
         chance(paired.p if paired else None),
-        chance(one.corrected),
+        corrected,
         chance(paired.wilcoxon_p if paired else None),
         bound(one.detectable),
         found(one),
@@ -271,6 +265,50 @@ def found(one: Comparison) -> str:
         return "spread not known" if one.paired.mean else "the same"
     worth = "better" if one.better else "worse"
     return worth if one.real else f"perhaps {worth}" if one.possible else "not shown"
+
+
+def step_times_table(comparisons: Sequence[Comparison]) -> Table | None:
+    """How long a step takes, as a multiple of the baseline's; None where no seed was timed in both."""
+    columns = ("arm", "against", "seeds", "ratio of step times", "95 % interval")
+    rows = tuple(row for one in comparisons if (row := step_time_row(one)))
+    if not rows:
+        return None
+    notes = (
+        "Median step time over that of the baseline, paired by seed: geometric mean of the ratios with the t interval "
+        "of their logarithms. Runs that shared a machine with others have disturbed times.",
+    )
+    table = Table("step-times", "Step time, as a multiple", notes, columns, rows, heads=2)
+    return of_one_baseline(without_empty(table), "of")
+
+
+def of_one_baseline(table: Table, link: str) -> Table:
+    """The table with the baseline's name, its second column, behind the title and `link`, where all rows have one."""
+    names = {row[1] for row in table.rows}
+    if len(names) != 1:
+        return table
+    rows = tuple((row[0], *row[2:]) for row in table.rows)
+    title, columns = f"{table.title} {link} {names.pop()}", (table.columns[0], *table.columns[2:])
+    return replace(table, title=title, columns=columns, rows=rows, heads=1)
+
+
+def step_time_row(one: Comparison) -> tuple[str, ...] | None:
+    """One comparison."""
+    ours, theirs = (log_step_times(arm.runs) for arm in (one.arm, one.baseline))
+    if not ours.keys() & theirs.keys():
+        return None
+    ratio = paired_difference(ours, theirs)
+    ends = Interval(math.exp(ratio.interval.lower), math.exp(ratio.interval.upper)) if ratio.interval else None
+    places = precision(math.exp(ratio.mean), ends) if ends else 2
+    return one.arm.name, one.baseline.name, str(ratio.n), fixed(math.exp(ratio.mean), places), span(ends, places)
+
+
+def log_step_times(runs: Sequence[Run]) -> dict[int, float]:
+    """The logarithm of the median step time (ms) by seed; of several with one seed their mean."""
+    found: dict[int, list[float]] = {}
+    for run in runs:
+        if median := (run.summary.get("step_time") or {}).get("median_ms"):
+            found.setdefault(run.seed, []).append(math.log(median))
+    return {seed: mean_of(values) for seed, values in found.items()}
 
 
 # ---- learning rates

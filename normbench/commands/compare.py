@@ -74,7 +74,8 @@ def show(table: Table) -> None:
 
     console = Console(highlight=False)
     if table.rows:
-        grid = Grid(title=Text(table.title), title_justify="left", title_style="bold")
+        console.print(Text(table.title, style="bold"))
+        grid = Grid()
         for place, column in enumerate(table.columns):
             grid.add_column(Text(column), justify="left" if place < table.heads else "right", overflow="fold")
         for row in table.rows:
