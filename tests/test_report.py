@@ -252,7 +252,7 @@ def test_runs_that_end_above_the_target_count_as_never(tmp_path: Path) -> None:
     report = make_report([tmp_path], target=2.5)
     first, second = (row["time to 2.5 nats"] for row in table(report, "arms"))
     times = [one.target_seconds for one in report.measures["layernorm"][:2]]
-    assert first == f"{max(times):.3g} s (2 of 3 did)" and second == "not reached (1 of 3 did)"
+    assert first == f"{max(times):.3g} s (2 of 3)" and second == "not reached (1 of 3)"
 
 
 def test_intervals_of_accuracies_end_where_accuracies_do(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def test_a_difference_that_is_the_same_in_each_seed_is_not_called() -> None:
     (one,) = comparisons(counts, [100 * n / 360 for n in (340, 343)], ACCURACY)
     assert not one.real and one.detectable is None
     assert words([one]) == (
-        "rmsnorm and layernorm differ by exactly 0.28 percentage points in each of 2 seeds (rmsnorm is higher in "
+        "rmsnorm and layernorm differ by the same 0.28 percentage points in each of 2 seeds (rmsnorm is higher in "
         "validation accuracy), so the spread is not known: add seeds."
     )
     (row,) = differences_table([one], ACCURACY, "differences").rows

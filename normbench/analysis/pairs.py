@@ -12,7 +12,14 @@ from normbench.analysis.measures import Metric, measured, yardstick
 from normbench.analysis.power import paired_power, sd_upper_limit, seeds_needed
 from normbench.analysis.records import ASIDE, Arm, Run, Study, read_study
 from normbench.analysis.sentences import compared_words
-from normbench.analysis.tabulated import Table, differences_table, results_table, step_times_table, transposed
+from normbench.analysis.tabulated import (
+    PRIMARY,
+    Table,
+    differences_table,
+    results_table,
+    step_times_table,
+    transposed,
+)
 from normbench.analysis.verdict import diverged_words, failed_words
 from normbench.analysis.wording import plain
 from normbench.catalog import GROUPS
@@ -91,12 +98,8 @@ def compare(first: Arm, second: Arm, study: Study, margin: float | None = None) 
     by = yardstick(study, [second])
     found = [judged(first, second, metric) for metric in by.metrics]
     sentences = [*compared_words(found[:1], margin), *diverged_words(study), *failed_words(study)]
-    differences, *others = [differences_table([one], one.metric, one.metric.tag) for one in found]
-    tables = [
-        results_table(measured(study, by), by),
-        differences,
-        *(replace(one, notes=one.notes[:1]) for one in others),
-    ]
+    tables = [results_table(measured(study, by), by)]
+    tables += [differences_table([one], one.metric, PRIMARY if one is found[0] else one.metric.tag) for one in found]
     tables += [table] if (table := step_times_table(found[:1])) else []
     return Pair(found[0], tuple(map(transposed, tables)), tuple(sentences), findings(study, comparisons=found[:1]))
 

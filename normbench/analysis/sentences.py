@@ -127,7 +127,7 @@ def stuck(one: Comparison, margin: float | None) -> str:
     assert one.paired is not None
     amount = fixed(abs(one.paired.mean), precision(one.paired.mean, None))
     return (
-        f"{one.arm.name} and {one.baseline.name} differ by exactly {amount} {one.metric.unit} in {each_seed(one)} "
+        f"{one.arm.name} and {one.baseline.name} differ by the same {amount} {one.metric.unit} in {each_seed(one)} "
         f"({one.arm.name} is {way(one)} in {one.metric.words}), so the spread is not known: add seeds."
     )
 
@@ -260,14 +260,16 @@ def too_few(ones: Sequence[Comparison], comparisons: Sequence[Comparison]) -> st
     """What is said where there is one seed."""
     family = len(comparisons)
     sizes = [(n, detectable_difference(n, 1.0, family=family)) for n in (3, 5, 10)]
-    told = ", ".join(f"{fixed(found, 1)} with {n}" for n, found in sizes)
+    first, *others = [f"{fixed(found, 1)} times{{}} with {n}" for n, found in sizes]
+    spread = " the standard deviation of the differences by seed"
+    told = ", ".join([f"{first.format(spread)} seeds", *(text.format("") for text in others)])
     if all(len(one.seeds) == 1 for one in comparisons):
         whose = "With one seed for each arm nothing can be said about differences"
     else:
         whose = f"{arms(ones)}: one seed has finished both there and in the baseline, so nothing can be said"
     return (
-        f"{whose}: add at least 2 seeds. To be found four times in five, a difference must be so many standard "
-        f"deviations of the differences by seed: {told} seeds ({count(family, 'comparison')})."
+        f"{whose}: add at least 2 seeds. To be found four times in five, a difference must be {told} "
+        f"({count(family, 'comparison')})."
     )
 
 

@@ -109,8 +109,8 @@ def results_notes(by: Yardstick) -> tuple[str, ...]:
         notes.append(
             f"The two columns of time take the {split} loss: its mean at {duration(by.seconds)} of training, which "
             f"every finished run had, and the median time until {plain(by.target)} nats ({whose}), where a run that "
-            "ends above it counts as never. Training time is step time × steps, without evaluation, probing, "
-            "checkpoints and warm-up."
+            "ends above it counts as never; in brackets, how many got there. Training time is step time × steps, "
+            "without evaluation, probing, checkpoints and warm-up."
         )
     return tuple(notes)
 
@@ -144,7 +144,7 @@ def time_to_target(own: Sequence[Measures], by: Yardstick) -> str:
     times = [one.target_seconds if math.isfinite(one.target_seconds) else math.inf for one in judged]
     reached = sum(map(math.isfinite, times))
     usual = statistics.median(times)
-    some = f" ({reached} of {len(judged)} did)" if 0 < reached < len(judged) else ""
+    some = f" ({reached} of {len(judged)})" if 0 < reached < len(judged) else ""
     return (duration(usual) if math.isfinite(usual) else "not reached") + some
 
 
@@ -208,22 +208,24 @@ def differences_table(comparisons: Sequence[Comparison], metric: Metric, key: st
 
 
 def difference_notes(columns: Sequence[str], metric: Metric, family: int, primary: bool) -> Iterator[str]:
-    """What the columns of differences are. primary: whether the verdict speaks of them."""
+    """What the columns of differences are. primary: whether the verdict speaks of them; it explains the others."""
     better = "below zero" if metric.lower_is_better else "above zero"
     yield f"Arm less baseline, paired by seed: {better}, the arm is better."
-    if "p" in columns:
-        yield (
-            "Interval and p: paired t; the 95 % are each interval's own, not that of all together. Where every seed "
-            "differs by the same, there is neither, as the spread is not known."
-        )
     if "p after Holm" in columns:
         speaks = "which is the one that the verdict speaks of" if primary else "of which the verdict does not speak"
         yield (
             f"Holm corrects p for the {family} comparisons of this table alone, {speaks}. Perhaps: p is below 0.05, "
             "and not once corrected."
         )
-    elif "p" in columns:
-        yield "One comparison, so p is not corrected; a report over more arms corrects it and may find less."
+    if not primary:
+        return
+    if "p" in columns:
+        yield (
+            "Interval and p: paired t; the 95 % are each interval's own, not that of all together. Where every seed "
+            "differs by the same, there is neither, as the spread is not known."
+        )
+        if family == 1:
+            yield "One comparison, so p is not corrected; a report over more arms corrects it and may find less."
     if "effect size" in columns:
         yield (
             "Effect size: how many standard deviations of the differences by seed their mean is from zero, unbiased "
