@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
+import re
+from datetime import date
 from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from made_runs import make_run, make_study
 
 from normbench.analysis.curves import read_recorded
-from normbench.analysis.records import read_study
+from normbench.analysis.records import read_run, read_study
 from normbench.errors import UsageError
+from normbench.rundir import RunDirectory
 
 
 def test_arms_differ_in_what_varies_and_have_a_run_for_each_seed(tmp_path: Path) -> None:
@@ -100,7 +105,7 @@ def test_a_torn_last_line_ends_the_curves(tmp_path: Path) -> None:
         '{"step": 2, "loss/train": "low"}',
         '{"step": 2}{"step": 3}',
         "\x00\x00",
-        "",
+        '{"step": 1e999, "loss/train": 1.0}',
     ],
 )
 def test_a_broken_line_between_others_is_damage(tmp_path: Path, broken: str) -> None:
@@ -109,6 +114,16 @@ def test_a_broken_line_between_others_is_damage(tmp_path: Path, broken: str) -> 
     recorded = read_recorded(path)
     assert recorded.damage == "metrics.jsonl is damaged at line 2 of 3"
     assert recorded.curves["loss/train"].steps.tolist() == [1]
+
+
+def test_empty_lines_are_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    first, last = lines([{"step": 1, "loss/train": 3.0}]), lines([{"step": 2, "loss/train": 2.0}])
+    for torn, content in ((False, f"{first}\n \n{last}\n\n"), (True, f"{first}\n{last}" + '{"step": 3, "lo')):
+        path.write_text(content)
+        recorded = read_recorded(path)
+        assert recorded.curves["loss/train"].steps.tolist() == [1, 2]
+        assert (bool(recorded.torn), recorded.damage) == (torn, "")
 
 
 def test_metrics_that_are_missing_are_damage(tmp_path: Path) -> None:
@@ -125,6 +140,82 @@ def test_a_damaged_summary_is_named_and_left_out(tmp_path: Path) -> None:
     study = read_study([tmp_path])
     assert study.damaged == (("bad", "summary.json is damaged"),)
     assert [run.seed for run in study.runs] == [0]
+
+
+WRONG_SHAPES = [
+    ("summary.json", "status", "done"),
+    ("summary.json", "metrics", None),
+    ("summary.json", "metrics", []),
+    ("summary.json", "metrics", {"loss/val": "abc"}),
+    ("summary.json", "step", [1]),
+    ("summary.json", "step", "many"),
+    ("summary.json", "steps", float("inf")),
+    ("summary.json", "step_time", [1.0]),
+    ("summary.json", "step_time", {"median_ms": "fast"}),
+    ("summary.json", "peak_memory_bytes", "much"),
+    ("summary.json", "ledger", []),
+    ("summary.json", "ledger", {"parameters": 5}),
+    ("summary.json", "norm_facts", []),
+    ("summary.json", "data", []),
+    ("summary.json", "choices", []),
+    ("summary.json", "message", 5),
+    ("environment.json", "sessions", {}),
+    ("environment.json", "sessions", [1]),
+    ("environment.json", "task", None),
+    ("environment.json", "packages", []),
+    ("environment.json", "choices", []),
+    ("environment.json", "threads", "two"),
+    ("config.yaml", "seed", None),
+    ("config.yaml", "seed", "first"),
+    ("config.yaml", "optim.lr", "high"),
+    ("config.yaml", "optim.lr", date(2026, 1, 1)),
+]
+
+
+@pytest.mark.parametrize(("file", "key", "value"), WRONG_SHAPES)
+def test_what_has_another_shape_is_damaged(tmp_path: Path, file: str, key: str, value: object) -> None:
+    path = make_run(tmp_path, name="bad")
+    if file == "config.yaml":
+        changed(path / file, key, value)
+    else:
+        content = json.loads((path / file).read_text())
+        (content["sessions"][0] if "sessions" in content and key != "sessions" else content)[key] = value
+        (path / file).write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=re.escape(f"{file} is damaged ({key})")):
+        read_run(RunDirectory(path), "bad")
+
+
+def changed(path: Path, key: str, value: object) -> None:
+    """Write another value into a configuration."""
+    tree = yaml.safe_load(path.read_text())
+    section, _, last = key.rpartition(".")
+    (tree[section] if section else tree)[last] = value
+    path.write_text(yaml.safe_dump(tree))
+
+
+def test_an_unknown_status_is_damage(tmp_path: Path) -> None:
+    path = make_run(tmp_path, status="running")
+    (path / "status.json").write_text('{"status": "asleep"}')
+    with pytest.raises(ValueError, match=r"status.json is damaged \(status\)"):
+        read_run(RunDirectory(path), "bad")
+
+
+def test_a_date_in_a_list_of_settings_is_damage(tmp_path: Path) -> None:
+    path = make_run(tmp_path)
+    changed(path / "config.yaml", "optim.betas", [date(2026, 1, 1)])
+    with pytest.raises(ValueError, match=r"config.yaml is damaged"):
+        read_run(RunDirectory(path), "bad")
+
+
+@pytest.mark.parametrize("metrics", [{"loss/val": None}, {}, {"loss/val": math.nan}])
+def test_a_run_that_ends_without_a_finite_validation_loss_diverged(tmp_path: Path, metrics: dict[str, float]) -> None:
+    run = read_run(RunDirectory(make_run(tmp_path, summary={"metrics": metrics})), "lost")
+    assert (run.status, run.message, run.ended) == ("diverged", "its final validation loss is not finite", True)
+
+
+def test_a_test_loss_that_is_not_finite_is_divergence_too(tmp_path: Path) -> None:
+    run = read_run(RunDirectory(make_run(tmp_path, summary={"metrics": {"loss/val": 2.0, "loss/test": None}})), "lost")
+    assert (run.status, run.message) == ("diverged", "its final test loss is not finite")
 
 
 def test_no_folder_no_runs_and_no_results_are_one_sentence(tmp_path: Path) -> None:

@@ -43,16 +43,17 @@ Table = tuple[np.ndarray, dict[str, np.ndarray]]
 
 
 def read_recorded(path: Path) -> Recorded:
-    """What a metrics.jsonl holds."""
+    """What a metrics.jsonl holds; empty lines are nothing."""
     try:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:
         return Recorded({}, damage=f"metrics.jsonl cannot be read ({error.strerror})")
-    if not lines[-1]:
+    while lines and not lines[-1].strip():
         lines.pop()
+    filled = [line for line in lines if line and not line.isspace()]
     try:
-        return Recorded(joined([table for alike in of_one_length(lines) for table in read_tables(alike)]))
-    except (ValueError, TypeError, KeyError, pa.ArrowException):
+        return Recorded(joined([table for alike in of_one_length(filled) for table in read_tables(alike)]))
+    except (ValueError, TypeError, KeyError, OverflowError, pa.ArrowException):
         return read_line_by_line(lines)
 
 
@@ -67,7 +68,7 @@ def read_tables(lines: Sequence[bytes]) -> Sequence[Table]:
     """Lines with as many tags.
 
     Raises:
-        ValueError, TypeError, KeyError, ArrowException: a line is torn, or holds something else.
+        ValueError, TypeError, KeyError, OverflowError, ArrowException: a line is torn, or holds something else.
     """
     content = b"\n".join(lines)
     options = arrow_json.ReadOptions(use_threads=False, block_size=len(content) + 1)
@@ -85,7 +86,7 @@ def tables_of(lines: Sequence[bytes]) -> Sequence[Table]:
     """The same, with Python's json: a table for the lines of each kind.
 
     Raises:
-        ValueError, TypeError, KeyError: as there.
+        ValueError, TypeError, KeyError, OverflowError: as there.
     """
     kinds: dict[tuple[str, ...], list[dict[str, float | None]]] = defaultdict(list)
     for line in lines:
@@ -123,11 +124,13 @@ def read_line_by_line(lines: Sequence[bytes]) -> Recorded:
     found: dict[str, tuple[list[int], list[float]]] = defaultdict(lambda: ([], []))
     torn = damage = ""
     for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
         try:
             entry = json.loads(line)
             step = int(entry.pop("step"))
             values = {tag: float("nan") if value is None else float(value) for tag, value in entry.items()}
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
             if number == len(lines):
                 torn = f"the last line of metrics.jsonl, {number}, is torn"
             else:

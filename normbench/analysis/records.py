@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from normbench.analysis import shapes
 from normbench.analysis.curves import Curve, Recorded, read_recorded
 from normbench.catalog import GROUPS
 from normbench.errors import UsageError
@@ -33,8 +35,9 @@ ARM_GROUPS = tuple(group for group in GROUPS if group not in ("experiment", "pro
 class Run:
     """One run as its directory tells it.
 
-    name: the path from the given folder on. status: of status.json's words. choices: the option of each group.
-    config: by dotted path. summary: empty until the run has ended. session: the newest of environment.json.
+    name: the path from the given folder on. status: of status.json's words, but `diverged` for a run that finished
+    without a finite loss. choices: the option of each group. config: by dotted path. summary: empty until the run has
+    ended. sessions: of environment.json, one for each time that the run was taken up.
     """
 
     name: str
@@ -47,7 +50,12 @@ class Run:
     choices: Mapping[str, str]
     config: Mapping[str, Any]
     summary: Mapping[str, Any]
-    session: Mapping[str, Any]
+    sessions: tuple[Mapping[str, Any], ...]
+
+    @property
+    def session(self) -> Mapping[str, Any]:
+        """The newest session."""
+        return self.sessions[-1] if self.sessions else {}
 
     @property
     def ended(self) -> bool:
@@ -164,29 +172,97 @@ def read_run(directory: RunDirectory, name: str) -> Run:
     Raises:
         ValueError: what it must have is missing or damaged.
     """
-    config = dict(flat(configuration(directory)))
-    if "seed" not in config:
-        raise ValueError("config.yaml is damaged")
-    summary, status = read_json(directory.summary), read_json(directory.status)
-    if summary is None and directory.summary.exists():
-        raise ValueError("summary.json is damaged")
-    if status is None and summary is None:
-        raise ValueError("status.json is damaged, and there is no summary.json")
-    stands = summary or status or {}
-    session = ((read_json(directory.environment) or {}).get("sessions") or [{}])[-1]
+    config = read_config(directory)
+    summary, sessions = read_summary(directory), read_sessions(directory)
+    status, step, steps, message = how_it_stands(summary or read_status(directory))
+    if status == "finished" and summary and (lost := not_finite(summary)):
+        status, message = "diverged", f"its final {lost} is not finite"
     return Run(
         name=name,
         path=directory.path,
-        status=str(stands.get("status")),
-        step=int(stands.get("step") or 0),
-        steps=int(stands.get("steps") or 0),
-        message=str(stands.get("message") or ""),
-        seed=int(config["seed"]),
-        choices=session.get("choices") or (summary or {}).get("choices") or {},
+        status=status,
+        step=step,
+        steps=steps,
+        message=message,
+        seed=config["seed"],
+        choices=(sessions[-1].get("choices") if sessions else None) or summary.get("choices") or {},
         config=config,
-        summary=summary or {},
-        session=session,
+        summary=summary,
+        sessions=sessions,
     )
+
+
+def read_config(directory: RunDirectory) -> dict[str, Any]:
+    """The configuration by dotted path.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    try:
+        config = dict(flat(configuration(directory)))
+    except TypeError as error:  # a list of something that JSON has no word for, such as a date
+        raise ValueError("config.yaml is damaged") from error
+    if "seed" not in config:
+        raise ValueError("config.yaml is damaged")
+    shapes.check("config.yaml", config, shapes.CONFIG)
+    return config
+
+
+def read_summary(directory: RunDirectory) -> dict[str, Any]:
+    """The summary; empty where there is none yet.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    summary = read_json(directory.summary)
+    if summary is None:
+        if directory.summary.exists():
+            raise ValueError("summary.json is damaged")
+        return {}
+    shapes.check("summary.json", summary, shapes.SUMMARY, all_of=("status", "metrics"))
+    return summary
+
+
+def read_status(directory: RunDirectory) -> dict[str, Any]:
+    """How a run without a summary stands.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    status = read_json(directory.status)
+    if status is None:
+        raise ValueError("status.json is damaged, and there is no summary.json")
+    shapes.check("status.json", status, shapes.STANDS, all_of=("status",))
+    return status
+
+
+def read_sessions(directory: RunDirectory) -> tuple[Mapping[str, Any], ...]:
+    """The sessions of environment.json, the newest last; none where it is not there.
+
+    Raises:
+        ValueError: one of them is damaged.
+    """
+    sessions = (read_json(directory.environment) or {}).get("sessions", [])
+    if not isinstance(sessions, list) or not all(isinstance(session, Mapping) for session in sessions):
+        raise ValueError("environment.json is damaged (sessions)")
+    for session in sessions:
+        shapes.check("environment.json", session, shapes.SESSION)
+    return tuple(sessions)
+
+
+def how_it_stands(stands: Mapping[str, Any]) -> tuple[str, int, int, str]:
+    """Status, step, steps in all, and message."""
+    return stands["status"], stands.get("step") or 0, stands.get("steps") or 0, stands.get("message") or ""
+
+
+def not_finite(summary: Mapping[str, Any]) -> str:
+    """Which loss a run has ended without, as null in JSON says; empty where both are there, or test data are not."""
+    metrics = {"loss/val": None, **summary["metrics"]}
+    for split, words in (("val", "validation loss"), ("test", "test loss")):
+        value = metrics.get(f"loss/{split}", 0.0)
+        if value is None or not math.isfinite(value):
+            return words
+    return ""
 
 
 # ---- arms
