@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -297,81 +296,3 @@ def test_a_run_without_memory_or_times_has_none(tmp_path: Path) -> None:
     make_run(tmp_path, summary={"peak_memory_bytes": None, "step_time": {"median_ms": None, "p90_ms": None, "n": 1}})
     (row,) = table(make_report([tmp_path]), "costs")
     assert "steps timed" in row and not {"peak memory, MiB", "step time, ms"} & row.keys()  # as no arm has one
-
-
-# ---- what is unfair
-
-
-def unfair(folder: Path, **other: Any) -> dict[str, str]:
-    """What is said where a second arm differs in something."""
-    make_run(folder, norm="layernorm")
-    make_run(folder, norm="rmsnorm", **other)
-    return topics(make_report([folder]))
-
-
-def test_a_fair_comparison_has_no_findings(tmp_path: Path) -> None:
-    assert unfair(tmp_path) == {}
-
-
-@pytest.mark.parametrize(
-    ("other", "topic", "words"),
-    [
-        ({"steps": 200}, "unequal steps", "100 (layernorm); 200 (rmsnorm)"),
-        ({"data": {"fingerprint": "a" * 64}}, "different data", "ffffffff (layernorm); aaaaaaaa (rmsnorm)"),
-        ({"session": {"cpu": "another"}}, "different machines", "a processor (layernorm); another (rmsnorm)"),
-        ({"session": {"threads": 2}}, "different threads", "1 (layernorm); 2 (rmsnorm)"),
-        ({"session": {"packages": {"torch": "2.6.0", "numpy": "2.4.6"}}}, "different versions", "torch is not always"),
-        ({"session": {"commit": "1" * 40 + "+changes"}}, "different versions", "11111111+changes (rmsnorm)"),
-        ({"ledger": {"eps": 1e-6}}, "ledger", "eps: 1e-05 (layernorm); 1e-06 (rmsnorm)"),
-        ({"ledger": {"norm_parameters_decayed": True}}, "ledger", "γ and β: no (layernorm); yes (rmsnorm)"),
-        ({"ledger": {"branch_gain": 0.5}}, "ledger", "gain of branches at initialisation: 1 (layernorm); 0.5 (rms"),
-        ({"ledger": {"implementation": "torch.nn.functional.rms_norm"}}, "ledger", "torch's operator (rmsnorm)"),
-        ({"ledger": {"parameters": {"total": 7}}}, "ledger", "number of parameters: 802,304 (layernorm); 7 (rmsnorm)"),
-        ({"lr": 3e-3}, "settings", "optim.lr too, which is fair only if each was chosen for its arm: 0.001"),
-        ({"settings": {"model.width": 64}}, "settings", "model.width too: 128 (layernorm); 64 (rmsnorm)"),
-        ({"summary": {"leak": "it does"}}, "leaking norm", "rmsnorm: the norm shows each position its future"),
-        ({"summary": {"padding": "it does"}}, "padding", "rmsnorm: the norm counts the padding"),
-        ({"seed": 1}, "missing seeds", "rmsnorm: no run with seed 0, which other arms have"),
-        ({"status": "running"}, "unfinished runs", "1 run still going or killed, so no result yet: rmsnorm"),
-        ({"status": "interrupted"}, "unfinished runs", "1 run interrupted, so no result yet: rmsnorm"),
-    ],
-)
-def test_what_makes_it_unfair_is_said(tmp_path: Path, other: dict[str, Any], topic: str, words: str) -> None:
-    assert words in unfair(tmp_path, **other)[topic]
-
-
-def test_eps_that_one_norm_does_not_have_is_no_difference(tmp_path: Path) -> None:
-    assert unfair(tmp_path, ledger={"eps": None}) == {}
-
-
-@pytest.mark.parametrize(("key", "words"), [("data.batch_size", "trained"), ("data.eval_batch_size", "judged")])
-def test_batch_statistics_of_one_sample_are_named(tmp_path: Path, key: str, words: str) -> None:
-    for norm in ("layernorm", "batchnorm"):
-        make_run(tmp_path, norm=norm, kind="image_classification", accuracy=0.5, settings={key: 1})
-    wanted = f"batchnorm: the norm takes statistics over the batch, and is {words} at a batch size of 1"
-    assert topics(make_report([tmp_path]))["batch of one"] == wanted
-
-
-def test_several_runs_of_one_arm_and_seed_are_named_and_count_by_their_mean(tmp_path: Path) -> None:
-    make_study(tmp_path, {"layernorm": [2.0, 2.1], "rmsnorm": [2.0, 2.1]})
-    make_run(tmp_path, norm="rmsnorm", seed=1, final=2.3, name="again")
-    report = make_report([tmp_path])
-    assert "rmsnorm has 2 runs with seed 1, whose mean counts: again, rmsnorm-pre-s1-" in topics(report)["doubles"]
-    (one,) = report.comparisons
-    assert one.paired is not None and one.paired.differences == pytest.approx((0.0, 0.1))
-
-
-def test_the_compared_switch_itself_is_not_unfair(tmp_path: Path) -> None:
-    for depth in (2, 4):
-        ledger = {"parameters": {"total": depth}}
-        make_run(
-            tmp_path, settings={"model.depth": depth, "norm.eps": depth / 1e6}, ledger={**ledger, "eps": depth / 1e6}
-        )
-    found = make_report([tmp_path]).findings
-    assert [finding.text for finding in found if "number of parameters" in finding.text] == []
-
-
-def test_what_may_decide_comes_first(tmp_path: Path) -> None:
-    make_run(tmp_path, norm="layernorm")
-    make_run(tmp_path, norm="rmsnorm", steps=200, ledger={"parameters": {"total": 7}})
-    assert [finding.serious for finding in make_report([tmp_path]).findings] == [True, False]

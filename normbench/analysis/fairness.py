@@ -17,7 +17,9 @@ from normbench.analysis.comparisons import (
     shortened,
     without_rate,
 )
+from normbench.analysis.measures import known
 from normbench.analysis.records import Arm, Run, Study, candidates
+from normbench.analysis.tuned import chosen_on_held_out_data
 from normbench.catalog import GROUPS
 
 SHORT = 8  # characters of a commit or a fingerprint that tell it
@@ -50,21 +52,31 @@ def implementation(ledger: Mapping[str, Any]) -> str | None:
 
 LEDGER = (
     Entry("eps", lambda ledger: ledger.get("eps"), ("norm.eps",)),
-    Entry("weight decay of the norms' γ and β", lambda ledger: ledger.get("norm_parameters_decayed")),
+    Entry(
+        "weight decay of the norms' γ and β",
+        lambda ledger: ledger.get("norm_parameters_decayed"),
+        ("trainer.decay_norms",),
+    ),
     Entry("initialisation", lambda ledger: ledger.get("init"), ("init",)),
     Entry("scaling of residual branches at initialisation", lambda ledger: ledger.get("residual_scale"), ("init",)),
     Entry("gain of branches at initialisation", lambda ledger: ledger.get("branch_gain"), ("placement",)),
     Entry("gain of the residual stream", lambda ledger: ledger.get("residual_gain"), ("placement",)),
-    Entry("precision", lambda ledger: ledger.get("precision")),
-    Entry("batches a step", lambda ledger: ledger.get("batches_a_step")),
-    Entry("compilation", lambda ledger: ledger.get("compiled"), (), False),
+    Entry("precision", lambda ledger: ledger.get("precision"), ("trainer.precision",)),
+    Entry("batches a step", lambda ledger: ledger.get("batches_a_step"), ("trainer.accumulate",)),
+    Entry("compilation", lambda ledger: ledger.get("compiled"), ("trainer.compile",), False),
     Entry("implementation (step times then compare kernels, not norms)", implementation, ("norm.impl",), False),
     Entry("number of parameters", lambda ledger: (ledger.get("parameters") or {}).get("total"), ("model",), False),
 )
 
 # What is said elsewhere, or changes no result.
 SAID = ("trainer.steps", "trainer.epochs", "trainer.log_every", "trainer.decay_norms", "trainer.precision",
-        "trainer.accumulate", "trainer.compile")  # fmt: skip
+        "trainer.accumulate", "trainer.compile", "norm.eps", "norm.impl")  # fmt: skip
+
+LENGTHS = ("trainer.steps", "trainer.epochs")
+
+# Seeds of one arm do the same work: medians further apart than this were measured under different conditions.
+STEADY = 1.5
+FEWEST_STEPS = 10  # steps that a median must be of at least
 
 
 def findings(study: Study, rates_chosen: bool = False, comparisons: Sequence[Comparison] = ()) -> tuple[Finding, ...]:
@@ -74,7 +86,7 @@ def findings(study: Study, rates_chosen: bool = False, comparisons: Sequence[Com
     """
     checks = (
         damaged, torn, steps, fingerprints, machines, versions, seeds, doubles, unfinished, leaks, paddings,
-        single_samples, ledgers, settings, open_rates,
+        single_samples, ledgers, learning_rates, open_rates, settings, step_times,
     )  # fmt: skip
     found = [*(finding for check in checks for finding in check(study)), *survivors(comparisons)]
     if rates_chosen:
@@ -114,6 +126,12 @@ def of_runs(study: Study, read: Callable[[Run], Any]) -> dict[Any, list[str]]:
     return by_value((value, name) for value, name in pairs if value is not None)
 
 
+def of_sessions(study: Study, read: Callable[[Mapping[str, Any]], Any]) -> dict[Any, list[str]]:
+    """What the sessions of runs have, also those before a run was stopped and taken up again, and whose arms."""
+    pairs = ((read(session), arm.name) for arm in study.arms for run in arm.runs for session in run.sessions)
+    return by_value((value, name) for value, name in pairs if value is not None)
+
+
 def arms_with(study: Study, has: Callable[[Run], Any]) -> list[str]:
     """The names of the arms of which a run is such."""
     return [arm.name for arm in study.arms if any(has(run) for run in arm.runs)]
@@ -122,14 +140,14 @@ def arms_with(study: Study, has: Callable[[Run], Any]) -> list[str]:
 # ---- what is asked of a run
 
 
-def session_value(key: str) -> Callable[[Run], Any]:
-    """An entry of environment.json."""
-    return lambda run: run.session.get(key)
+def session_value(key: str) -> Callable[[Mapping[str, Any]], Any]:
+    """An entry of a session."""
+    return lambda session: session.get(key)
 
 
-def package(name: str) -> Callable[[Run], Any]:
-    """The version of a package."""
-    return lambda run: (run.session.get("packages") or {}).get(name)
+def package(name: str) -> Callable[[Mapping[str, Any]], Any]:
+    """The version of a package in a session."""
+    return lambda session: (session.get("packages") or {}).get(name)
 
 
 def config_value(key: str) -> Callable[[Run], Any]:
@@ -169,7 +187,9 @@ def torn(study: Study) -> Iterator[Finding]:
 
 
 def steps(study: Study) -> Iterator[Finding]:
-    """Runs of different lengths."""
+    """Runs of different lengths, unless that is what is compared."""
+    if any(key in study.varied for key in LENGTHS):
+        return
     if len(found := of_runs(study, lambda run: run.steps or None)) > 1:
         yield Finding("unequal steps", f"runs are not all of the same length, in steps: {values_in_words(found)}")
 
@@ -192,24 +212,24 @@ def fingerprint(run: Run) -> Any:
 def machines(study: Study) -> Iterator[Finding]:
     """Different machines or threads, which make times incomparable."""
     for key, words in (("cpu", "processors"), ("accelerator", "accelerators"), ("device", "devices")):
-        if len(found := of_runs(study, session_value(key))) > 1:
+        if len(found := of_sessions(study, session_value(key))) > 1:
             yield Finding(
                 "different machines", f"times do not compare over different {words}: {values_in_words(found)}"
             )
-    if len(found := of_runs(study, session_value("threads"))) > 1:
+    if len(found := of_sessions(study, session_value("threads"))) > 1:
         yield Finding("different threads", f"times do not compare over numbers of threads: {values_in_words(found)}")
 
 
 def versions(study: Study) -> Iterator[Finding]:
     """Different versions of what made the runs."""
-    names = sorted({name for run in study.runs for name in run.session.get("packages") or {}})
+    names = sorted({name for run in study.runs for session in run.sessions for name in session.get("packages") or {}})
     for name in names:
-        found = of_runs(study, package(name))
+        found = of_sessions(study, package(name))
         if len(found) > 1:
             yield Finding("different versions", f"{name} is not always the same: {values_in_words(found)}")
-    if len(found := of_runs(study, session_value("python"))) > 1:
+    if len(found := of_sessions(study, session_value("python"))) > 1:
         yield Finding("different versions", f"Python is not always the same: {values_in_words(found)}")
-    if len(found := of_runs(study, session_value("commit"))) > 1:
+    if len(found := of_sessions(study, session_value("commit"))) > 1:
         short = {shorter(str(commit)): names for commit, names in found.items()}
         yield Finding("different versions", f"the code is not always the same, by commit: {values_in_words(short)}")
 
@@ -292,14 +312,53 @@ def ledgers(study: Study) -> Iterator[Finding]:
 def settings(study: Study) -> Iterator[Finding]:
     """Settings that go along with what is compared."""
     compared = [key for key in study.varied if key in GROUPS]
+    asked = asked_for(study)
     for key in candidates(study.runs):
-        section = key.partition(".")[0]
-        if key in GROUPS or key in study.varied or key in SAID or section in compared:
+        if key in GROUPS or key in study.varied or key in SAID or key == LEARNING_RATE:
             continue
+        if key.partition(".")[0] in compared and (key not in asked or key.endswith("._target_")):
+            continue  # an option has its own values
         found = of_runs(study, config_value(key))
         if len(found) > 1:
-            chosen = ", which is fair only if each was chosen for its arm" if key == LEARNING_RATE else ""
-            yield Finding("settings", f"the arms differ in {key} too{chosen}: {values_in_words(found)}")
+            yield Finding("settings", f"the arms differ in {key} too: {values_in_words(found)}")
+
+
+def asked_for(study: Study) -> set[str]:
+    """The keys that the commands of runs set: what they say does not follow from an option."""
+    words = (word for run in study.runs for word in str(run.session.get("command") or "").split())
+    return {word.strip("'\"").lstrip("+~").partition("=")[0] for word in words if "=" in word}
+
+
+def learning_rates(study: Study) -> Iterator[Finding]:
+    """Learning rates that go along with what is compared: fair where each was chosen for its arm on other data."""
+    if LEARNING_RATE in study.varied or len(found := of_runs(study, config_value(LEARNING_RATE))) < 2:
+        return
+    choices = chosen_on_held_out_data(study.runs)
+    if all(choices.values()):
+        text = "the learning rate of each arm was chosen on data held out of the training data"
+        yield Finding("learning rate", f"{text}: {values_in_words(found)}", serious=False)
+        if names := arms_with(study, lambda run: (choices[run.path] or {}).get("edge")):
+            text = "the chosen learning rate is at the end of those tried, so a wider grid may have a better one"
+            yield Finding("learning rate", f"{shortened(names, 6)}: {text}")
+    elif "optim" not in study.varied or LEARNING_RATE in asked_for(study):
+        text = f"the arms differ in {LEARNING_RATE} too, which is fair only if each was chosen for its arm"
+        yield Finding("settings", f"{text}: {values_in_words(found)}")
+
+
+def step_times(study: Study) -> Iterator[Finding]:
+    """Arms whose seeds took unlike times for the same work."""
+    ratios = {arm.name: unlike(arm) for arm in study.arms}
+    if names := [name for name, ratio in ratios.items() if ratio > STEADY]:
+        text = "so runs disturbed each other, or the machine did other work: their times say little"
+        worst = f"step times differ up to {max(ratios.values()):.1f}-fold between seeds of one arm"
+        yield Finding("step times", f"{worst}, {text}: {shortened(names, 6)}", serious=False)
+
+
+def unlike(arm: Arm) -> float:
+    """How many times the longest median step time is the shortest."""
+    times = [run.summary.get("step_time", {}) for run in arm.runs]
+    medians = known(time.get("median_ms") for time in times if (time.get("n") or 0) >= FEWEST_STEPS)
+    return max(medians) / min(medians) if medians and min(medians) > 0 else 1.0
 
 
 def open_rates(study: Study) -> Iterator[Finding]:
