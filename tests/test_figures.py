@@ -23,8 +23,9 @@ from PIL import Image
 from scipy import stats
 
 from normbench.analysis.comparisons import Baseline
+from normbench.analysis.evaluation import evaluations_in_words
 from normbench.analysis.figures import Figure, draw_all
-from normbench.analysis.figures.bands import POINTS
+from normbench.analysis.figures.bands import POINTS, Line, band_over_time
 from normbench.analysis.figures.palette import DARK, EMPTY, FAINT, NORMS, norm_color
 from normbench.analysis.records import Arm, Study, read_study
 
@@ -103,7 +104,35 @@ def test_training_time_is_step_time_times_steps(figures: dict[str, Figure], grid
             total, before = total + ms * (step - before) / 1e3, step
         seconds.append(total)
     last = chosen(figures["loss-train-time"], arm="layernorm · pre", kind="mean")[-1]
-    assert float(last["x"]) == pytest.approx(np.mean(seconds))
+    assert float(last["x"]) == pytest.approx(min(seconds))
+
+
+def test_seeds_of_unlike_speed_are_joined_at_equal_times() -> None:
+    """Two seeds whose loss is the same function of time, recorded at the same steps but other times."""
+    steps = np.arange(10, 110, 10)
+    lines = [Line(steps, steps * pace, 4 - 0.01 * steps * pace) for pace in (0.5, 1.0)]
+    band = band_over_time(lines)
+    assert band is not None and (band.x[0], band.x[-1]) == (10, 50)
+    for values in (band.mean, band.low, band.high):
+        np.testing.assert_allclose(values, 4 - 0.01 * band.x)
+    late = Line(steps, steps * 50.0, 0.0 * steps)
+    assert band_over_time([lines[0], late]) is None and band_over_time([None]) is None
+
+
+def test_captions_say_on_how_much_runs_were_evaluated(figures: dict[str, Figure]) -> None:
+    words = "Evaluated on 20 batches on the way, and on all validation data at the last point."
+    assert [name for name, figure in figures.items() if words in figure.caption] == ["loss-val-steps", "loss-val-time"]
+
+
+@pytest.mark.parametrize(
+    ("limit", "size", "words"), [(None, 64, ""), (20, 64, ""), (2, 64, "2 batches"), (1, 359, "1 batch")]
+)
+def test_all_validation_data_may_be_evaluated_on_the_way_too(
+    tmp_path: Path, limit: int | None, size: int, words: str
+) -> None:
+    settings = {"trainer.eval_batches": limit, "data.eval_batch_size": size}
+    make_run(tmp_path, kind="image_classification", accuracy=0.5, settings=settings)  # of 360 images
+    assert evaluations_in_words(read_study([tmp_path]).runs) == words
 
 
 def test_the_heat_map_has_means_and_counts(figures: dict[str, Figure]) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from normbench.analysis.comparisons import Comparison
+from normbench.analysis.evaluation import evaluations_in_words
 from normbench.analysis.measures import Measures, Metric, Yardstick, known
 from normbench.analysis.records import Run
 from normbench.analysis.sensitivity import Tried
@@ -89,11 +90,11 @@ def results_table(measures: Mapping[str, Sequence[Measures]], by: Yardstick) -> 
     reach = f"time to {plain(by.target)} nats" if math.isfinite(by.target) else "time to a target"
     columns += [f"loss at {duration(by.seconds or math.nan)}, nats", reach]
     rows = tuple(result_row(name, own, by) for name, own in measures.items())
-    table = Table("arms", "Results of each arm", results_notes(by), tuple(columns), rows)
+    table = Table("arms", "Results of each arm", results_notes(by, measures), tuple(columns), rows)
     return without_empty(table)
 
 
-def results_notes(by: Yardstick) -> tuple[str, ...]:
+def results_notes(by: Yardstick, measures: Mapping[str, Sequence[Measures]]) -> tuple[str, ...]:
     """What the figures of the results are."""
     split = {"loss/val": "validation", "loss/train": "training"}[by.timed]
     whose = "as asked" if by.given else "where the baseline ends"
@@ -111,6 +112,11 @@ def results_notes(by: Yardstick) -> tuple[str, ...]:
             f"every finished run had, and the median time until {plain(by.target)} nats ({whose}), where a run that "
             "ends above it counts as never; in brackets, how many got there. Training time is step time × steps, "
             "without evaluation, probing, checkpoints and warm-up."
+        )
+    if batches := evaluations_in_words(one.run for own in measures.values() for one in own):
+        notes.append(
+            f"On the way runs were evaluated on {batches}, at the last step on all validation data: the best value, the "
+            "target and what is reached by a time are of both kinds, the final values of the second alone."
         )
     return tuple(notes)
 

@@ -60,6 +60,22 @@ def band_of(lines: Sequence[Line | None]) -> Band | None:
     return Band(pooled(x), y.mean(0), y.min(0), y.max(0), len(having), -(-len(steps) // POINTS))
 
 
+def band_over_time(lines: Sequence[Line | None]) -> Band | None:
+    """Mean, lowest and highest of several lines at the same times, on straight lines between their records.
+
+    Only times that every line covers count: where one has ended, a mean of the others would jump. None without one.
+    """
+    having = [(pooled(line.x), pooled(line.y)) for line in lines if line is not None]
+    if not having or (begin := max(x[0] for x, _ in having)) > (end := min(x[-1] for x, _ in having)):
+        return None
+    times = np.unique(np.concatenate([x[(x >= begin) & (x <= end)] for x, _ in having]))
+    if len(times) > POINTS:
+        times = np.linspace(begin, end, POINTS)
+    y = np.stack([np.interp(times, *one) for one in having])
+    records = max(len(line.x) for line in lines if line is not None)
+    return Band(times, y.mean(0), y.min(0), y.max(0), len(having), -(-records // POINTS))
+
+
 def said(bands: Sequence[Band | None]) -> str:
     """For a caption: what line and band are."""
     having = [band for band in bands if band is not None]

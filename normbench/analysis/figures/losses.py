@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from normbench.analysis.figures.bands import Band, Line, band_of, line_of, said
+from normbench.analysis.evaluation import evaluations_in_words
+from normbench.analysis.figures.bands import Band, Line, band_of, band_over_time, line_of, said
 from normbench.analysis.figures.canvas import Drawing, finish, grid
 from normbench.analysis.figures.selection import Entry, Panel, diverged, members, panels_of, shown
 from normbench.analysis.records import Arm
@@ -32,9 +33,10 @@ def loss_curves(arms: Sequence[Arm], choice: str) -> Iterator[Drawing]:
 def loss_curve(arms: Sequence[Arm], split: str, axis: str, choice: str) -> Drawing | None:
     """One of them; None where no arm has two points."""
     tag, by_time = f"loss/{split}", axis == "time"
+    gathered = band_over_time if by_time else band_of
     panels, note = shown(panels_of(arms))
     found = {
-        e.arm.name: band_of([line_of(run, tag, by_time=by_time) for run in members(e.arm.runs)])
+        e.arm.name: gathered([line_of(run, tag, by_time=by_time) for run in members(e.arm.runs)])
         for panel in panels
         for e in panel.entries
     }
@@ -55,7 +57,10 @@ def loss_curve(arms: Sequence[Arm], split: str, axis: str, choice: str) -> Drawi
     return Drawing(
         f"loss-{split}-{axis}",
         f"{SPLITS[split].capitalize()} loss by {'training time' if by_time else 'step'}",
-        caption(bands, any(ends.values()), cut) + choice + note,
+        caption(bands, any(ends.values()), cut)
+        + read_by(arms, split, by_time and any(band.count > 1 for band in bands))
+        + choice
+        + note,
         f"Curves of the {SPLITS[split]} loss against {AXES[axis]} for {counted(panels)}.",
         drawn.canvas,
         COLUMNS,
@@ -125,6 +130,14 @@ def caption(bands: Sequence[Band], crosses: bool, cut: bool) -> str:
         words += " ×: the last finite loss of a run that diverged, which is in no mean unless all of its arm did."
     if cut:
         words += " The first steps, above the axis, are in the data."
+    return words
+
+
+def read_by(arms: Sequence[Arm], split: str, timed: bool) -> str:
+    """What else a reader must know: how seeds of unlike speed are joined, and that the last validation is another."""
+    words = " Means at equal times, up to where the first seed of an arm has ended." if timed else ""
+    if split == "val" and (batches := evaluations_in_words(run for arm in arms for run in members(arm.runs))):
+        words += f" Evaluated on {batches} on the way, and on all validation data at the last point."
     return words
 
 
