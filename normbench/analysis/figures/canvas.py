@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 WIDTH = 7.0  # inches: 700 pixels of a page, 1,400 of a PNG
 LEFT = 0.78  # beside the panels, for the values and words of the axis
 TITLE = 0.27  # above each row of panels
+LABEL = 0.27  # below the panels, where the words of the axis begin
 LEGEND_LETTERS = 92  # of a line below the panels
 
 LOOK: dict[Any, Any] = {
@@ -110,6 +111,8 @@ class Grid:
         for one in self.axes:
             if one.xaxis.get_tick_params()["labelbottom"]:
                 one.set_xlabel(x)
+            one.xaxis.set_label_coords(0.5, -LABEL / self.height)
+            one.yaxis.set_label_coords(0, 0.5)  # it has none, whose place would be sought
         lines = self.legend(handles, labels) if handles else 0
         below, above = 0.5 + 0.2 * lines, TITLE if any(one.get_title(loc="left") for one in self.axes) else 0.1
         between = 0.32 if self.rows > 1 else 0.0

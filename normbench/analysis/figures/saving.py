@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import quoteattr
 
+import numpy as np
+
 from normbench.analysis.figures.canvas import Drawing
 from normbench.analysis.figures.palette import dark_rules
 from normbench.files import write_bytes
 
 DOTS_PER_INCH = 200
+PACKED = 3  # of 9: twice as fast as the usual 6, for a file that is a tenth larger
 
 # Only where the file is looked at by itself: a page that holds the figure has rules of its own, see `dark_rules`.
 BY_ITSELF = "@media screen and (prefers-color-scheme:dark){%s}"
@@ -59,7 +62,7 @@ def svg_bytes(drawing: Drawing) -> bytes:
     buffer = io.BytesIO()
     if drawing.canvas.get_layout_engine() is not None:
         drawing.canvas.draw_without_rendering()
-        drawing.canvas.set_layout_engine("none")  # it has its layout, and keeps it in both files
+        drawing.canvas.set_layout_engine(None)  # it has its layout, and keeps it in both files
     drawing.canvas.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     return tidied(buffer.getvalue().decode(), drawing.name, drawing.alt).encode()
 
@@ -77,9 +80,18 @@ def tidied(text: str, name: str, alt: str) -> str:
 
 
 def png_bytes(drawing: Drawing) -> bytes:
-    """PNG on white, at twice the size."""
+    """PNG on white, at twice the size; without the fourth channel, which on white says nothing, it is soon packed."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from PIL import Image
+
+    figure = drawing.canvas
+    figure.set_dpi(DOTS_PER_INCH)
+    figure.set_facecolor("white")
+    agg = FigureCanvasAgg(figure)
+    agg.draw()
     buffer = io.BytesIO()
-    drawing.canvas.savefig(buffer, format="png", dpi=DOTS_PER_INCH, facecolor="white", metadata={"Software": None})
+    image = Image.fromarray(np.asarray(agg.buffer_rgba())[..., :3])
+    image.save(buffer, "png", compress_level=PACKED, dpi=(DOTS_PER_INCH, DOTS_PER_INCH))
     return buffer.getvalue()
 
 
