@@ -26,14 +26,25 @@ from normbench.analysis.comparisons import Baseline
 from normbench.analysis.evaluation import evaluations_in_words
 from normbench.analysis.figures import Figure, draw_all
 from normbench.analysis.figures.bands import POINTS, Line, band_over_time
+from normbench.analysis.figures.canvas import Drawing
 from normbench.analysis.figures.palette import DARK, EMPTY, FAINT, NORMS, norm_color
+from normbench.analysis.figures.rates import learning_rates
+from normbench.analysis.figures.saving import save
+from normbench.analysis.measures import loss_on
 from normbench.analysis.records import Arm, Study, read_study
+from normbench.analysis.sensitivity import tried_rates
 
 PAGE, DARK_PAGE = "#ffffff", "#14171b"
 
 
 def drawn(folder: Path, out: Path) -> dict[str, Figure]:
     return {figure.name: figure for figure in draw_all(read_study([folder]), out)}
+
+
+def figure_of(drawing: Drawing | None, out: Path) -> Figure:
+    """One figure, written."""
+    assert drawing is not None
+    return save(drawing, out)
 
 
 def rows(figure: Figure) -> list[dict[str, str]]:
@@ -193,6 +204,20 @@ def test_learning_rates_are_one_curve_an_arm(tmp_path: Path) -> None:
     # all other figures have each arm at its best rate, and say so
     assert float(chosen(figures["loss-val-steps"], arm="dyt")[-1]["mean"]) == pytest.approx(2)
     assert "learning rate" in figures["loss-val-steps"].caption
+
+
+def test_the_best_rate_is_the_one_of_the_table_and_the_comparison(tmp_path: Path) -> None:
+    """Not the lowest mean of what finished: at 0.1 one of two runs was lost."""
+    for rate, seed in itertools.product((1e-2, 1e-1), range(2)):
+        status = "diverged" if (rate, seed) == (1e-1, 1) else "finished"
+        for norm in ("layernorm", "dyt"):
+            make_run(tmp_path, norm=norm, lr=rate, seed=seed, final=1.0 if rate == 1e-1 else 2.0, status=status)
+    study = read_study([tmp_path])
+    figure = figure_of(learning_rates(study, loss_on("val")), tmp_path / "out")
+    found = {(row["arm"], row["learning_rate"]) for row in chosen(figure, best="yes")}
+    assert found == {(one.name, str(one.best)) for one in tried_rates(study)}
+    assert found == {("layernorm", "0.01"), ("dyt", "0.01")}
+    assert "the fewest runs lost and then the lowest mean validation loss" in figure.caption
 
 
 def test_long_curves_are_averaged_over_neighbours(tmp_path: Path) -> None:

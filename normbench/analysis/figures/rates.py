@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,13 +15,14 @@ from normbench.analysis.figures.losses import counted
 from normbench.analysis.figures.selection import Entry, Panel, diverged, panels_of, shown, value_of
 from normbench.analysis.measures import Metric, final, known
 from normbench.analysis.records import Arm, Study
+from normbench.analysis.sensitivity import tried_rates
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 LINE = 0.06  # of a panel's height, for a row of crosses
 
-COLUMNS = ("arm", "learning_rate", "runs", "diverged", "finished", "mean", "low", "high")
+COLUMNS = ("arm", "learning_rate", "runs", "diverged", "finished", "mean", "low", "high", "best")
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ def learning_rates(study: Study, metric: Metric) -> Drawing | None:
     if LEARNING_RATE not in study.varied:
         return None
     arms, points = families(study, metric)
+    best = {one.name: one.best for one in tried_rates(study)}
     if not any(len(found) > 1 and any(point.finished for point in found) for found in points.values()):
         return None
     panels, note = shown(panels_of(arms))
@@ -50,7 +52,7 @@ def learning_rates(study: Study, metric: Metric) -> Drawing | None:
     drawn = [point for panel in panels for e in panel.entries for point in points[e.arm.name]]
     fit(panes.axes, drawn, crossed := rows_of_crosses(panels, points))
     for panel, one in zip(panels, panes.axes, strict=True):
-        draw_panel(one, panel, points)
+        draw_panel(one, panel, points, best)
     rates = sorted({point.rate for point in drawn})
     log_ticks(panes.axes[0].xaxis, rates if len(rates) <= (9 if len(panels) == 1 else 3) else ())
     finish(panels, panes, "learning rate", f"final {metric.words} ({metric.symbol})", markers=True)
@@ -60,13 +62,13 @@ def learning_rates(study: Study, metric: Metric) -> Drawing | None:
     return Drawing(
         "learning-rates",
         f"Final {metric.words} against learning rate",
-        "Mean of the seeds that finished; bars: from the lowest to the highest seed; filled: the best rate of the arm."
-        f"{crosses}{note}",
+        "Mean of the seeds that finished; bars: from the lowest to the highest seed; filled: the best rate of the arm, "
+        f"with the fewest runs lost and then the lowest mean validation loss.{crosses}{note}",
         f"Final {metric.words} against the learning rate, on a logarithmic axis, for {counted(panels)}.",
         panes.canvas,
         COLUMNS,
         [
-            (e.arm.name, *vars(point).values())
+            (e.arm.name, *vars(point).values(), "yes" if point.rate == best.get(e.arm.name) else "no")
             for panel in panels
             for e in panel.entries
             for point in points[e.arm.name]
@@ -118,11 +120,11 @@ def fit(axes: Sequence[Axes], points: Sequence[Point], crossed: int) -> None:
     axes[0].set_xlim(min(rates) / 1.4, max(rates) * 1.4)
 
 
-def draw_panel(axes: Axes, panel: Panel, points: dict[str, list[Point]]) -> None:
+def draw_panel(axes: Axes, panel: Panel, points: dict[str, list[Point]], best: Mapping[str, float]) -> None:
     """The curves of a panel, and above them a row of crosses for each arm of which runs diverged."""
     place = 0
     for e in panel.entries:
-        draw_points(axes, e, points[e.arm.name])
+        draw_points(axes, e, points[e.arm.name], best.get(e.arm.name))
         lost = [point.rate for point in points[e.arm.name] if point.diverged]
         if lost:
             draw_crosses(axes, e, lost, 0.98 - LINE * place)
@@ -145,13 +147,12 @@ def draw_crosses(axes: Axes, entry: Entry, rates: Sequence[float], height: float
     )
 
 
-def draw_points(axes: Axes, entry: Entry, points: Sequence[Point]) -> None:
-    """One arm's curve over the rates at which runs finished."""
+def draw_points(axes: Axes, entry: Entry, points: Sequence[Point], best: float | None) -> None:
+    """One arm's curve over the rates at which runs finished. best: the rate that is filled."""
     having = [point for point in points if point.finished]
     if not having:
         return
     x, y, low, high = (np.array([getattr(p, name) for p in having]) for name in ("rate", "mean", "low", "high"))
     look: dict[str, Any] = {"color": entry.color, "marker": entry.marker}
     axes.errorbar(x, y, [y - low, high - y], linestyle=entry.dash, markerfacecolor="none", elinewidth=1, **look)
-    best = int(y.argmin())
-    axes.plot(x[best], y[best], markersize=7, linestyle="none", **look)
+    axes.plot(x[x == best], y[x == best], markersize=7, linestyle="none", **look)
