@@ -15,13 +15,15 @@ from normbench.analysis.figures.palette import dark_rules
 from normbench.analysis.figures.parameters import parameter_figures
 from normbench.analysis.figures.rates import learning_rates
 from normbench.analysis.figures.saving import Figure, save
-from normbench.analysis.figures.speed import step_time_against_loss
+from normbench.analysis.figures.selection import under_way
+from normbench.analysis.figures.speed import step_time_against
 from normbench.analysis.measures import metrics_of
 from normbench.analysis.records import Study
 
 __all__ = ["Figure", "dark_rules", "draw_all"]
 
 CHOSEN = " Each arm at its learning rate of the best mean validation loss."
+JUDGED = " The arms are judged by the final {}, not by this loss."
 
 
 def draw_all(study: Study, out: Path, baseline: Baseline | None = None) -> list[Figure]:
@@ -40,14 +42,15 @@ def drawings(study: Study, baseline: Baseline) -> Iterator[Drawing]:
     """The figures one after the other, so that only one is in memory."""
     arms, chosen = contenders(study, baseline)
     choice = CHOSEN if chosen else ""
-    primary, *_, loss = (*metrics_of(study)[:1], *metrics_of(study))
-    yield from loss_curves(arms, choice)
+    along = choice + under_way(arms)
+    primary, *others = metrics_of(study)
+    yield from loss_curves(arms, along + (JUDGED.format(primary.words) if others else ""))
     one_each = (
-        lambda: learning_rates(study, loss),
-        lambda: heat_map(arms, loss, choice),
+        lambda: learning_rates(study, primary),
+        lambda: heat_map(arms, primary, choice),
         lambda: forest(compare_all(arms, baseline, primary), arms, choice),
-        lambda: step_time_against_loss(arms, loss, choice),
+        lambda: step_time_against(arms, primary, choice),
     )
     yield from (drawing for draw in one_each if (drawing := draw()) is not None)
-    yield from depth_figures(arms, choice)
-    yield from parameter_figures(arms, choice)
+    yield from depth_figures(arms, along)
+    yield from parameter_figures(arms, along)

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 MOST_ROWS = 40
+DOT = 0.011  # the width of a seed's dot, as a part of the axis
+STACK = 0.5  # the height of all dots of a row, in rows
 COLUMNS = ("arm", "baseline", "kind", "seed", "difference", "low", "high", "corrected_p")
 
 
@@ -45,7 +47,7 @@ def forest(comparisons: Sequence[Comparison], arms: Sequence[Arm], choice: str) 
     return Drawing(
         "differences",
         f"Differences of the final {metric.words}, paired by seed",
-        f"Each arm {against}: mean of the differences with its 95 % t interval; small marks: the seeds; filled: a "
+        f"Each arm {against}: mean of the differences with its 95 % t interval; dots: the seeds; filled: a "
         f"difference after Holm's correction (p < 0.05); right: mean and number of seeds.{choice}{note}",
         f"Forest plot with {len(drawn)} rows: " + "; ".join(map(told, drawn[:12])) + ".",
         canvas,
@@ -62,8 +64,10 @@ def looks_of(arms: Sequence[Arm]) -> dict[str, Entry]:
 def draw_row(axes: Axes, place: int, one: Comparison, look: Entry) -> None:
     """One comparison: the seeds, the interval, the mean."""
     paired = pairs(one)
-    seeds: dict[str, Any] = {"linestyle": "none", "marker": "|", "markersize": 4, "color": look.color}
-    axes.plot(paired.differences, [place + 0.25] * paired.n, **seeds)
+    left, right = axes.get_xlim()
+    seeds: dict[str, Any] = {"linestyle": "none", "marker": "o", "markersize": 2.4, "markeredgewidth": 0}
+    heights = place + 0.25 + np.array(stacked(paired.differences, DOT * (right - left)))
+    axes.plot(paired.differences, heights, color=look.color, **seeds)
     axes.plot(ends(one), [place, place], color=look.color, linewidth=2, solid_capstyle="butt")
     edges = axes.get_xlim()
     for end, edge, arrow in zip(ends(one), edges, "<>", strict=True):
@@ -71,6 +75,21 @@ def draw_row(axes: Axes, place: int, one: Comparison, look: Entry) -> None:
             axes.plot(edge, place, marker=arrow, markersize=6, color=look.color, clip_on=False)
     face = look.color if one.real else "none"
     axes.plot(paired.mean, place, marker=look.marker, markersize=7, color=look.color, markerfacecolor=face)
+
+
+def stacked(values: Sequence[float], width: float) -> list[float]:
+    """How far below the first each value's dot stands, in rows, so that dots closer than a width stay apart."""
+    taken: list[list[float]] = []
+    levels = []
+    for value in values:
+        free = (n for n, level in enumerate(taken) if all(abs(value - other) >= width for other in level))
+        level = next(free, len(taken))
+        if level == len(taken):
+            taken.append([])
+        taken[level].append(value)
+        levels.append(level)
+    step = min(0.13, STACK / max(*levels, 1))
+    return [step * level for level in levels]
 
 
 def limits(drawn: Sequence[Comparison]) -> tuple[float, float]:

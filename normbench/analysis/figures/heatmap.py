@@ -1,4 +1,4 @@
-"""Norms × placements: the final loss as a field of numbers."""
+"""Norms × placements: the final loss, or accuracy, as a field of numbers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def heat_map(arms: Sequence[Arm], metric: Metric, choice: str) -> Drawing | None
     rows_ = sum(len({value_of(arm, "norm") for arm in fields[title]}) for title in titles)
     canvas = blank(WIDTH, 0.52 * rows_ + 0.75 * len(titles))
     axes = canvas.subplots(len(titles), 1, squeeze=False).ravel()
-    paint = painter(means)
+    paint = painter(means, 1 if metric.lower_is_better else -1)
     for one, title in zip(axes, titles, strict=True):
         draw_field(one, fields[title], metric, paint)
         one.set_title(plain(title), loc="left")
@@ -50,7 +50,7 @@ def heat_map(arms: Sequence[Arm], metric: Metric, choice: str) -> Drawing | None
     return Drawing(
         "norm-placement",
         f"Final {metric.words} by norm and placement",
-        f"Mean over the seeds that finished ({metric.symbol}); dark: low.{lost}{choice}{note}",
+        f"Mean over the seeds that finished ({metric.symbol}); dark: better.{lost}{choice}{note}",
         f"A table of the final {metric.words} with a row for each norm and a column for each placement.",
         canvas,
         COLUMNS,
@@ -76,17 +76,20 @@ def row(title: str, arm: Arm, metric: Metric) -> Sequence[Any]:
     return (title, *names, len(arm.runs), finished, lost_of(arm), mean_of(arm, metric))
 
 
-def painter(means: Sequence[float]) -> Any:
-    """Value -> a colour of the cell and of its words; what is far above the others has the end of the scale."""
+def painter(means: Sequence[float], worse: int) -> Any:
+    """Value -> a colour of the cell and of its words; what is far worse than the others has the end of the scale.
+
+    worse: the sign of what is worse.
+    """
     from matplotlib import colormaps
     from matplotlib.colors import Normalize, to_hex
 
-    values = np.array(known(means))
+    values = worse * np.array(known(means))
     q1, q3 = np.quantile(values, [0.25, 0.75])
     scale = Normalize(values.min(), min(values.max(), q3 + 1.5 * (q3 - q1)) + 1e-12, clip=True)
 
     def paint(value: float) -> tuple[str, str]:
-        place = 0.08 + 0.84 * float(scale(value))
+        place = 0.08 + 0.84 * float(scale(worse * value))
         red, green, blue, _ = colormaps["viridis"](place)
         light = 0.2126 * red**2.2 + 0.7152 * green**2.2 + 0.0722 * blue**2.2
         return to_hex((red, green, blue)), ON_LIGHT if light > 0.18 else ON_DARK

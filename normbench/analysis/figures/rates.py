@@ -1,4 +1,4 @@
-"""Final loss against learning rate."""
+"""The final loss, or accuracy, against the learning rate."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def learning_rates(study: Study, metric: Metric) -> Drawing | None:
     panels = panels if len(panels) == 1 else tuple(map(with_one_marker, panels))
     panes = grid([panel.title for panel in panels])
     drawn = [point for panel in panels for e in panel.entries for point in points[e.arm.name]]
-    fit(panes.axes, drawn, crossed := rows_of_crosses(panels, points))
+    fit(panes.axes, drawn, crossed := rows_of_crosses(panels, points), metric)
     for panel, one in zip(panels, panes.axes, strict=True):
         draw_panel(one, panel, points, best)
     rates = sorted({point.rate for point in drawn})
@@ -105,12 +105,13 @@ def rows_of_crosses(panels: Sequence[Panel], points: dict[str, list[Point]]) -> 
     return max(sum(any(p.diverged for p in points[e.arm.name]) for e in panel.entries) for panel in panels)
 
 
-def fit(axes: Sequence[Axes], points: Sequence[Point], crossed: int) -> None:
-    """Axes for the points, without rates that are far off, and with room for crosses above."""
-    means = np.array([point.mean for point in points if point.finished])
-    low = min(point.low for point in points if point.finished)
-    q1, q3 = np.quantile(means, [0.25, 0.75])
-    high = min(max(point.high for point in points if point.finished), q3 + 3 * (q3 - q1) + 1e-9)
+def fit(axes: Sequence[Axes], points: Sequence[Point], crossed: int, metric: Metric) -> None:
+    """Axes for the points, without values that are far worse than most, and with room for crosses above."""
+    having = [point for point in points if point.finished]
+    low, high = min(point.low for point in having), max(point.high for point in having)
+    q1, q3 = np.quantile([point.mean for point in having], [0.25, 0.75])
+    reach = 3 * (q3 - q1) + 1e-9
+    low, high = (low, min(high, q3 + reach)) if metric.lower_is_better else (max(low, q1 - reach), high)
     room = min(LINE * crossed + (0.02 if crossed else 0), 0.6)
     span = (high - low) or 0.1
     for one in axes:

@@ -20,6 +20,8 @@ from normbench.analysis.records import Arm, Run, setting
 # So many lines can be told apart in one panel by colour and dashes alone.
 TOGETHER = 6
 
+UNDER_WAY = ("running", "interrupted")
+
 # So many panels are drawn; a caption says where there would have been more.
 MOST_PANELS = 12
 
@@ -118,10 +120,17 @@ def ordered(values: set[Any]) -> list[Any]:
 
 def members(runs: Sequence[Run]) -> tuple[Run, ...]:
     """The runs that stand for an arm: those that finished; without any, those under way; else those that diverged."""
-    for statuses in (("finished",), ("running", "interrupted"), ("diverged",)):
+    for statuses in (("finished",), UNDER_WAY, ("diverged",)):
         if found := tuple(run for run in runs if run.status in statuses):
             return found
     return ()
+
+
+def under_way(arms: Sequence[Arm]) -> str:
+    """A sentence for the caption of curves on the arms that stand there by runs that have not finished."""
+    names = [arm.name for arm in arms if any(run.status in UNDER_WAY for run in members(arm.runs))]
+    more = f" and {len(names) - TOGETHER} more" if len(names) > TOGETHER else ""
+    return f" Not finished yet: {', '.join(names[:TOGETHER])}{more}." if names else ""
 
 
 def diverged(runs: Sequence[Run]) -> tuple[Run, ...]:
