@@ -27,7 +27,7 @@ from normbench.analysis.evaluation import evaluations_in_words
 from normbench.analysis.figures import Figure, draw_all
 from normbench.analysis.figures.bands import POINTS, Line, band_over_time
 from normbench.analysis.figures.canvas import Drawing
-from normbench.analysis.figures.palette import DARK, EMPTY, FAINT, NORMS, norm_color
+from normbench.analysis.figures.palette import DARK, EMPTY, FAINT, NORMS, OWN, norm_color
 from normbench.analysis.figures.rates import learning_rates
 from normbench.analysis.figures.saving import save
 from normbench.analysis.measures import loss_on
@@ -300,6 +300,15 @@ def test_a_norm_has_one_colour_in_every_study(tmp_path: Path) -> None:
 
 def test_a_persons_own_norm_has_no_colour_of_ours() -> None:
     assert not {norm_color(f"own{number}") for number in range(50)} & set(NORMS.values())
+
+
+def test_a_persons_own_norms_share_no_colour_in_a_study() -> None:
+    names = [f"own{number}" for number in range(8)]
+    colors = {name: norm_color(name, {*names, "layernorm"}) for name in names}
+    assert len(set(colors.values())) == len(names)
+    assert colors == {name: norm_color(name, {"layernorm", *reversed(names)}) for name in names}
+    many = {f"own{number}" for number in range(20)}
+    assert {norm_color(name, many) for name in many} == set(OWN)
 
 
 def test_colours_stand_out_from_a_light_page_and_a_dark_one() -> None:

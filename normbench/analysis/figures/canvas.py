@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
 from normbench.analysis.figures.lettering import plain
 from normbench.analysis.figures.palette import FAINT, INK
 from normbench.analysis.figures.selection import Entry, Panel
@@ -22,6 +24,7 @@ WIDTH = 7.0  # inches: 700 pixels of a page, 1,400 of a PNG
 LEFT = 0.78  # beside the panels, for the values and words of the axis
 TITLE = 0.27  # above each row of panels
 LABEL = 0.27  # below the panels, where the words of the axis begin
+FAR = 10  # median absolute deviations from the median: what is further away may stand outside of the axes
 LEGEND_LETTERS = 92  # of a line below the panels
 
 LOOK: dict[Any, Any] = {
@@ -172,3 +175,11 @@ def handle(entry: Entry, *, lines: bool, marker: bool) -> Line2D:
         markerfacecolor="none",
         linewidth=2,
     )
+
+
+def near(values: Sequence[float]) -> tuple[float, float]:
+    """From where to where values lie that most are near: all of them, but for those that would squeeze the others."""
+    low, middle, high = min(values), float(np.median(values)), max(values)
+    reach = FAR * float(np.median(np.abs(np.array(values) - middle)))
+    found = [value for value in values if abs(value - middle) <= reach]
+    return (min(found), max(found)) if reach > 0 and high - low > 2 * (max(found) - min(found)) else (low, high)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from normbench.analysis.comparisons import Comparison
-from normbench.analysis.figures.canvas import WIDTH, Drawing, blank
+from normbench.analysis.figures.canvas import WIDTH, Drawing, blank, near
 from normbench.analysis.figures.lettering import plain
 from normbench.analysis.figures.palette import INK
 from normbench.analysis.figures.selection import Entry, panels_of
@@ -48,7 +48,8 @@ def forest(comparisons: Sequence[Comparison], arms: Sequence[Arm], choice: str) 
         "differences",
         f"Differences of the final {metric.words}, paired by seed",
         f"Each arm {against}: mean of the differences with its 95 % t interval; dots: the seeds; filled: a "
-        f"difference after Holm's correction (p < 0.05); right: mean and number of seeds.{choice}{note}",
+        f"difference after Holm's correction (p < 0.05); right: mean and number of seeds; arrow at the edge: beyond "
+        f"it.{choice}{note}",
         f"Forest plot with {len(drawn)} rows: " + "; ".join(map(told, drawn[:12])) + ".",
         canvas,
         COLUMNS,
@@ -69,9 +70,8 @@ def draw_row(axes: Axes, place: int, one: Comparison, look: Entry) -> None:
     heights = place + 0.25 + np.array(stacked(paired.differences, DOT * (right - left)))
     axes.plot(paired.differences, heights, color=look.color, **seeds)
     axes.plot(ends(one), [place, place], color=look.color, linewidth=2, solid_capstyle="butt")
-    edges = axes.get_xlim()
-    for end, edge, arrow in zip(ends(one), edges, "<>", strict=True):
-        if not edges[0] <= end <= edges[1]:
+    for edge, arrow, beyond in ((left, "<", min(ends(one)) < left), (right, ">", max(ends(one)) > right)):
+        if beyond:
             axes.plot(edge, place, marker=arrow, markersize=6, color=look.color, clip_on=False)
     face = look.color if one.real else "none"
     axes.plot(paired.mean, place, marker=look.marker, markersize=7, color=look.color, markerfacecolor=face)
@@ -93,7 +93,9 @@ def stacked(values: Sequence[float], width: float) -> list[float]:
 
 
 def limits(drawn: Sequence[Comparison]) -> tuple[float, float]:
-    """What the axis shows: all means and seeds, and all intervals but those that are far wider than the others."""
+    """What the axis shows: means and seeds but those far off, and intervals but those far wider than most."""
+    first, last = near([0.0, *(pairs(one).mean for one in drawn)])
+    drawn = [one for one in drawn if first <= pairs(one).mean <= last] or drawn
     inside = [0.0, *(value for one in drawn for value in (pairs(one).mean, *pairs(one).differences))]
     usual = 4 * float(np.median([(ends(one)[1] - ends(one)[0]) / 2 for one in drawn]))
     left = min(*inside, *(max(ends(one)[0], pairs(one).mean - usual) for one in drawn))
@@ -119,7 +121,7 @@ def write_rows(axes: Axes, drawn: Sequence[Comparison], *, several: bool) -> Non
     """Names at the left, numbers at the right."""
     names = [one.arm.name + (f" − {one.baseline.name}" if several else "") for one in drawn]
     axes.set_yticks(range(len(drawn)), [plain(name, 48) for name in names])
-    axes.set_ylim(len(drawn) - 0.5, -0.5)
+    axes.set_ylim(len(drawn) - 0.2, -0.5)  # dots of the last row stand below it
     axes.tick_params(axis="y", length=0, pad=8)
     axes.grid(visible=False, axis="y")
     axes.spines["left"].set_visible(False)

@@ -1,4 +1,4 @@
-"""Colours, line styles and markers: the same norm has the same colour in every figure, on a light page and a dark one.
+"""Colours, line styles and markers: a norm has the same colour in all figures, on a light page and a dark one.
 
 Every norm's colour has a contrast of at least 3:1 with its page, and any two differ by ΔE2000 ≥ 11 also as people with
 protanopia, deuteranopia or tritanopia see them (Machado et al. 2009); the Okabe–Ito colours, four of which are too pale
@@ -8,7 +8,7 @@ for lines on white, come to 10.9.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Literal
 
 # Axes and words, the grid, and fields without a value.
@@ -81,9 +81,20 @@ PLACEMENTS: Mapping[str, tuple[Dash, str]] = {
 STYLES = tuple(PLACEMENTS.values())
 
 
-def norm_color(name: str) -> str:
-    """A norm's colour on a light page, in whatever study it is."""
-    return NORMS.get(name) or OWN[stable(name) % len(OWN)]
+def norm_color(name: str, among: Collection[str] = ()) -> str:
+    """A norm's colour on a light page. among: the norms of the study, which share none as long as there are enough.
+
+    A norm of ours has the same in every study. A person's own has one that follows from its name, or the next that
+    no norm before it in the alphabet has taken.
+    """
+    if name in NORMS:
+        return NORMS[name]
+    taken: dict[str, str] = {}
+    for own in sorted({*among, name}.difference(NORMS)):
+        start = stable(own) % len(OWN)
+        turns = [*OWN[start:], *OWN[:start]]
+        taken[own] = next((color for color in turns if color not in taken.values()), turns[0])
+    return taken[name]
 
 
 def placement_style(name: str) -> tuple[Dash, str]:

@@ -78,7 +78,7 @@ def color(arm: Arm, arms: Sequence[Arm], key: str) -> str:
     """By norm; else along a sequence for numbers, and by a table for words."""
     value = value_of(arm, key)
     if key == "norm":
-        return norm_color(str(value))
+        return norm_color(str(value), {str(value_of(other, key)) for other in arms})
     values = ordered({value_of(other, key) for other in arms})
     if all(isinstance(one, int | float) and not isinstance(one, bool) for one in values):
         return number_color(values.index(value), len(values))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from normbench.analysis.figures.canvas import LEFT, WIDTH, Drawing, grid, handle
+from normbench.analysis.figures.canvas import LEFT, WIDTH, Drawing, grid, handle, near
 from normbench.analysis.figures.lettering import log_ticks, plain
 from normbench.analysis.figures.palette import INK
 from normbench.analysis.figures.selection import Entry, panels_of
@@ -24,7 +24,6 @@ COLUMNS = ("arm", "runs", "step_ms", "step_ms_low", "step_ms_high", "final", "fi
 # Of so many arms all have their names beside them where there is room; of more, those on the front.
 NAMED = 10
 INNER, EDGE = 72 * (LEFT + 0.05), 72 * (WIDTH - 0.05)  # where names may stand, in points
-FAR = 10  # median absolute deviations from the median; what is worse than that stands at the edge
 
 Box = tuple[float, float, float, float]  # left, right, lower and upper edge, in points
 
@@ -100,17 +99,12 @@ def spread(middle: float, values: np.ndarray) -> tuple[float, float, float]:
 
 def limits(spots: Sequence[Spot], metric: Metric) -> tuple[float, float]:
     """From where to where arms stand at their values: all, but for those so much worse that they squeeze the others."""
-    values = np.array([spot.final[0] for spot in spots])
-    low, high = float(values.min()), float(values.max())
-    middle = float(np.median(values))
-    far = FAR * float(np.median(np.abs(values - middle)))
-    cut = (low, min(high, middle + far)) if metric.lower_is_better else (max(low, middle - far), high)
-    squeezed = far > 0 and high - low > 2 * (cut[1] - cut[0])
-    if not squeezed:
-        return low, high
-    near = values[(values >= cut[0]) & (values <= cut[1])]
-    pad = 0.15 * float(near.max() - near.min())
-    return (low, float(near.max()) + pad) if metric.lower_is_better else (float(near.min()) - pad, high)
+    values = [spot.final[0] for spot in spots]
+    first, last = near(values)
+    pad = 0.15 * (last - first)
+    if metric.lower_is_better:
+        return min(values), last + pad if last < max(values) else last
+    return first - pad if first > min(values) else first, max(values)
 
 
 def front_of(spots: Sequence[Spot], metric: Metric) -> list[Spot]:
@@ -134,8 +128,9 @@ def draw_spots(axes: Axes, spots: Sequence[Spot], front: Sequence[Spot], shown: 
         log_ticks(axes.xaxis)
     axes.margins(0.1)
     if not all(spot.inside for spot in spots):
-        pad = 0.1 * (shown[1] - shown[0])
-        axes.set_ylim(shown[0] - pad, shown[1] + pad)
+        ends = [*shown, *(end for spot in spots if spot.inside for end in spot.final[1:])]
+        pad = 0.1 * (max(ends) - min(ends))
+        axes.set_ylim(min(ends) - pad, max(ends) + pad)
 
 
 def draw_spot(axes: Axes, spot: Spot, *, front: bool) -> None:
