@@ -14,6 +14,7 @@ from sketches import rendered, sketched
 
 from normbench.analysis.figures.canvas import near
 from normbench.analysis.figures.forest import STACK, stacked
+from normbench.analysis.figures.heatmap import painter
 from normbench.analysis.figures.palette import DARK, EMPTY, FAINT, NORMS, OWN, norm_color
 
 PAGE, DARK_PAGE = "#ffffff", "#14171b"
@@ -65,6 +66,14 @@ def test_norms_can_be_told_apart(blindness: str) -> None:
 def test_dots_of_equal_seeds_stand_below_each_other() -> None:
     assert stacked([0.0, 1.0, 0.0, 0.05, 3.0], 0.1) == pytest.approx([0, 0, 0.13, 0.26, 0])
     assert max(stacked([0.0] * 20, 0.1)) == pytest.approx(STACK)
+
+
+@pytest.mark.parametrize(("worse", "best"), [(1, 2.0), (-1, 3.0)])
+def test_the_better_cell_is_the_darker_one(worse: int, best: float) -> None:
+    paint = painter([2.0, 2.5, 3.0], worse)
+    cells = {value: contrast(paint(value)[0], PAGE) for value in (2.0, 2.5, 3.0)}
+    assert max(cells, key=lambda value: cells[value]) == best
+    assert all(contrast(*paint(value)) >= 4.5 for value in cells)
 
 
 def test_an_arm_far_off_does_not_squeeze_the_others() -> None:

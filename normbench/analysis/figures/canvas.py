@@ -25,6 +25,7 @@ LEFT = 0.78  # beside the panels, for the values and words of the axis
 TITLE = 0.27  # above each row of panels
 LABEL = 0.27  # below the panels, where the words of the axis begin
 FAR = 10  # median absolute deviations from the median: what is further away may stand outside of the axes
+SQUEEZED = 5  # times the range of the others: where the range of all is more than that
 LEGEND_LETTERS = 92  # of a line below the panels
 
 LOOK: dict[Any, Any] = {
@@ -178,8 +179,8 @@ def handle(entry: Entry, *, lines: bool, marker: bool) -> Line2D:
 
 
 def near(values: Sequence[float]) -> tuple[float, float]:
-    """From where to where values lie that most are near: all of them, but for those that would squeeze the others."""
+    """From where to where values lie: all of them, but for those far off that would squeeze the others together."""
     low, middle, high = min(values), float(np.median(values)), max(values)
     reach = FAR * float(np.median(np.abs(np.array(values) - middle)))
     found = [value for value in values if abs(value - middle) <= reach]
-    return (min(found), max(found)) if reach > 0 and high - low > 2 * (max(found) - min(found)) else (low, high)
+    return (min(found), max(found)) if reach > 0 and high - low > SQUEEZED * (max(found) - min(found)) else (low, high)

@@ -86,6 +86,8 @@ def families(study: Study, metric: Metric) -> tuple[list[Arm], dict[str, list[Po
     first: dict[str, Arm] = {}
     points: dict[str, list[Point]] = {}
     for arm in study.arms:
+        if arm.settings[LEARNING_RATE] is None:  # an optimizer that has none
+            continue
         family = without_rate(arm)
         first.setdefault(family.name, family)
         points.setdefault(family.name, []).append(point_of(arm, metric))
