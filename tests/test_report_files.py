@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -260,6 +259,5 @@ def test_hundreds_of_runs_take_seconds(tmp_path: Path, tell: Callable[[str], Non
     done = subprocess.run([sys.executable, "-c", MANY, str(tmp_path)], capture_output=True, text=True, check=True)
     seconds, processor, memory = map(float, done.stdout.split()[-3:])
     tell(f"report of 300 runs of 1,000 logged steps: {seconds:.1f} s, {processor:.1f} s of a core, {memory:.2f} GiB")
-    calm = os.getloadavg()[0] <= (os.cpu_count() or 1)  # beside other work a core does less in a second
-    assert processor < (10 if calm else 30)
+    assert processor < 20  # what 1,000 may take where nothing else is at work: scripts/benchmark/report.py
     assert memory < 1.5

@@ -115,8 +115,8 @@ def results_notes(by: Yardstick, measures: Mapping[str, Sequence[Measures]]) -> 
         )
     if batches := evaluations_in_words(one.run for own in measures.values() for one in own):
         notes.append(
-            f"On the way runs were evaluated on {batches}, at the last step on all validation data: the best value, the "
-            "target and what is reached by a time are of both kinds, the final values of the second alone."
+            f"On the way runs were evaluated on {batches}, at the last step on all validation data: the best value, "
+            "the target and what is reached by a time are of both kinds, the final values of the second alone."
         )
     return tuple(notes)
 
