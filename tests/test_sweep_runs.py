@@ -25,6 +25,8 @@ from tiny_sweeps import (
     sweep_words,
 )
 
+from normbench.cli import main
+
 pytest_plugins = ["run_fixtures"]
 
 
@@ -229,3 +231,14 @@ def test_the_report_at_the_end_is_that_of_an_undisturbed_sweep(server: Server, w
         page.relative_to(tmp_path)
     )
     assert page.stat().st_mtime_ns == made
+
+
+def test_planned_runs_that_are_not_there_are_named_in_the_report(
+    own: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(own)
+    words = ["norm=batchnorm,layernorm", "model=mlp", "data=digits", "data.batch_size=1", *LENGTHS]
+    assert main(["sweep", *words, "launcher=local"]) == 1
+    found = capsys.readouterr().out
+    assert "missing runs" in found
+    assert "1 planned run is not there (failed or not begun): batchnorm-pre-mlp-digits-s0-" in found

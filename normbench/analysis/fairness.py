@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,21 +16,25 @@ from normbench.analysis.comparisons import (
     shortened,
     without_rate,
 )
+from normbench.analysis.facts import (
+    Finding,
+    arms_with,
+    config_value,
+    has_status,
+    in_words,
+    of_runs,
+    of_sessions,
+    package,
+    session_value,
+    takes_one,
+    values_in_words,
+)
 from normbench.analysis.measures import known
 from normbench.analysis.records import Arm, Run, Study, candidates
 from normbench.analysis.tuned import chosen_on_held_out_data
 from normbench.catalog import GROUPS
 
 SHORT = 8  # characters of a commit or a fingerprint that tell it
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One fact. topic: a word or two. text: the sentence. serious: whether it may decide who wins."""
-
-    topic: str
-    text: str
-    serious: bool = True
 
 
 @dataclass(frozen=True)
@@ -79,98 +82,32 @@ STEADY = 1.5
 FEWEST_STEPS = 10  # steps that a median must be of at least
 
 
-def findings(study: Study, rates_chosen: bool = False, comparisons: Sequence[Comparison] = ()) -> tuple[Finding, ...]:
+def findings(
+    study: Study,
+    rates_chosen: bool = False,
+    comparisons: Sequence[Comparison] = (),
+    missing: Mapping[str, str] | None = None,
+) -> tuple[Finding, ...]:
     """All that is unfair in a study, what may decide it first.
 
     rates_chosen: whether a learning rate was chosen for each arm on what is reported. comparisons: of its arms.
+    missing: planned runs without a directory -> why, where they have failed.
     """
     checks = (
         damaged, torn, steps, fingerprints, machines, versions, seeds, doubles, unfinished, leaks, paddings,
         single_samples, ledgers, learning_rates, open_rates, settings, step_times,
     )  # fmt: skip
     found = [*(finding for check in checks for finding in check(study)), *survivors(comparisons)]
+    found += not_made(missing or {})
     if rates_chosen:
         text = "the learning rate of each arm was chosen by the validation loss of the runs that are reported"
         found.append(Finding("learning rate", f"{text}, which favours arms with more rates to choose from"))
     return tuple(sorted(found, key=lambda finding: not finding.serious))
 
 
-# ---- words
-
-
-def by_value(pairs: Iterable[tuple[Any, str]]) -> dict[Any, list[str]]:
-    """The names of the arms that have each value; values of any kind by their text."""
-    found: dict[Any, list[str]] = {}
-    for value, name in pairs:
-        names = found.setdefault(value if isinstance(value, int | float | str) else json.dumps(value, default=str), [])
-        if name not in names:
-            names.append(name)
-    return found
-
-
-def values_in_words(found: Mapping[Any, Sequence[str]]) -> str:
-    """Such as `100 (layernorm), 200 (rmsnorm, dyt)`."""
-    return "; ".join(f"{in_words(value)} ({shortened(names, 4)})" for value, names in found.items())
-
-
-def in_words(value: Any) -> str:
-    """A value as it is written: numbers short, yes and no for truths."""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def of_runs(study: Study, read: Callable[[Run], Any]) -> dict[Any, list[str]]:
-    """What runs have, and the arms that have it; without those that do not tell."""
-    pairs = ((read(run), arm.name) for arm in study.arms for run in arm.runs)
-    return by_value((value, name) for value, name in pairs if value is not None)
-
-
-def of_sessions(study: Study, read: Callable[[Mapping[str, Any]], Any]) -> dict[Any, list[str]]:
-    """What the sessions of runs have, also those before a run was stopped and taken up again, and whose arms."""
-    pairs = ((read(session), arm.name) for arm in study.arms for run in arm.runs for session in run.sessions)
-    return by_value((value, name) for value, name in pairs if value is not None)
-
-
-def arms_with(study: Study, has: Callable[[Run], Any]) -> list[str]:
-    """The names of the arms of which a run is such."""
-    return [arm.name for arm in study.arms if any(has(run) for run in arm.runs)]
-
-
-# ---- what is asked of a run
-
-
-def session_value(key: str) -> Callable[[Mapping[str, Any]], Any]:
-    """An entry of a session."""
-    return lambda session: session.get(key)
-
-
-def package(name: str) -> Callable[[Mapping[str, Any]], Any]:
-    """The version of a package in a session."""
-    return lambda session: (session.get("packages") or {}).get(name)
-
-
-def config_value(key: str) -> Callable[[Run], Any]:
-    """A setting."""
-    return lambda run: run.config.get(key)
-
-
 def ledger_value(entry: Entry) -> Callable[[Run], Any]:
     """A line of the ledger."""
     return lambda run: entry.read(run.summary.get("ledger") or {})
-
-
-def has_status(status: str) -> Callable[[Run], bool]:
-    """Whether it stands so."""
-    return lambda run: run.status == status
-
-
-def takes_one(key: str) -> Callable[[Run], bool]:
-    """Whether its norm's statistics cross samples, and a batch has one."""
-    return lambda run: bool((run.summary.get("norm_facts") or {}).get("crosses_samples")) and run.config.get(key) == 1
-
-
-# ---- the facts
 
 
 def damaged(study: Study) -> Iterator[Finding]:
@@ -370,6 +307,14 @@ def open_rates(study: Study) -> Iterator[Finding]:
             words = "; ".join(f"lr {in_words(rate)} lacks seed {listed(seeds)}" for rate, seeds in lacking.items())
             text = f"{without_rate(family[0]).name}: the choice of its learning rate is not final, as {words}"
             yield Finding("learning rate", text)
+
+
+def not_made(missing: Mapping[str, str]) -> Iterator[Finding]:
+    """Runs that a sweep has planned and that are not there."""
+    if missing:
+        names = shortened([f"{name} ({why})" if why else name for name, why in missing.items()], 3)
+        count = "1 planned run is" if len(missing) == 1 else f"{len(missing)} planned runs are"
+        yield Finding("missing runs", f"{count} not there (failed or not begun): {names}")
 
 
 def listed(seeds: Iterable[int]) -> str:

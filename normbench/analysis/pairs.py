@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from normbench.analysis.comparisons import Comparison, chosen_arm, compared, detectable, shortened
-from normbench.analysis.fairness import Finding, findings, in_words
+from normbench.analysis.facts import Finding, in_words
+from normbench.analysis.fairness import findings
 from normbench.analysis.measures import Metric, measured, yardstick
 from normbench.analysis.power import paired_power, sd_upper_limit, seeds_needed
 from normbench.analysis.records import ASIDE, Arm, Run, Study, read_study

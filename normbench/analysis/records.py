@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -129,15 +130,10 @@ def read_study(folders: Sequence[Path]) -> Study:
     Raises:
         UsageError: a folder is not there or holds no runs, no run has ended, or the runs have different tasks.
     """
-    runs, damaged = [], []
-    for directory, name in directories(folders):
-        try:
-            run = read_run(directory, name)
-            if why := damage(run):
-                raise ValueError(why)
-            runs.append(run)
-        except ValueError as error:
-            damaged.append((name, str(error)))
+    with ThreadPoolExecutor() as threads:  # parsing metrics leaves other threads their cores
+        found = list(threads.map(lambda each: (each[1], *whole(*each)), directories(folders)))
+    runs = [run for _, run, _ in found if run is not None]
+    damaged = [(name, why) for name, run, why in found if run is None]
     if not any(run.ended for run in runs):
         if damaged:
             name, why = damaged[0]
@@ -145,9 +141,21 @@ def read_study(folders: Sequence[Path]) -> Study:
         where = ", ".join(map(str, folders))
         raise UsageError(f"{where} holds no run that has ended: wait for one, or give another folder")
     if len(tasks := sorted({run.task for run in runs})) > 1:
-        raise UsageError(f"the runs have different tasks ({', '.join(tasks)}): give the folders of one task")
+        raise UsageError(
+            f"the runs have different tasks ({', '.join(tasks)}): give the folders of one task, and a sweep a name="
+        )
     varied = varied_settings(runs)
     return Study(tuple(folders), arms_of(runs, varied), varied, tuple(damaged))
+
+
+def whole(directory: RunDirectory, name: str) -> tuple[Run | None, str]:
+    """A run, or what is wrong with its files."""
+    try:
+        run = read_run(directory, name)
+    except ValueError as error:
+        return None, str(error)
+    why = damage(run)
+    return (None, why) if why else (run, "")
 
 
 def directories(folders: Sequence[Path]) -> list[tuple[RunDirectory, str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,7 +19,8 @@ from normbench.analysis.comparisons import (
     given_baseline,
     usual_baseline,
 )
-from normbench.analysis.fairness import Finding, findings
+from normbench.analysis.facts import Finding
+from normbench.analysis.fairness import findings
 from normbench.analysis.keeping import write_files
 from normbench.analysis.measures import Measures, Yardstick, measured, yardstick
 from normbench.analysis.records import Study, read_study
@@ -97,8 +98,11 @@ def make_report(
     baseline: str | None = None,
     target: float | None = None,
     margin: float | None = None,
+    missing: Mapping[str, str] | None = None,
 ) -> Report:
     """What the report says; see `write_report`.
+
+    missing: runs that were planned and have no directory -> why, where they have failed.
 
     Raises:
         UsageError: as there.
@@ -117,7 +121,7 @@ def make_report(
         measures=measures,
         comparisons=families[0],
         verdict=verdict(study, families[0], margin),
-        findings=findings(study, chosen and by.primary.tag.endswith("/val"), families[0]),
+        findings=findings(study, chosen and by.primary.tag.endswith("/val"), families[0], missing or {}),
         tables=tables(study, by, measures, families),
     )
 

@@ -67,7 +67,8 @@ def made(folders: list[Path], out: Path, **settings: Any) -> tuple[Report, Writt
     with console.status("reading the runs") as status:
         from normbench.analysis.report import make_report, save
 
-        report = make_report(folders, **settings)
+        missing = {name: why for folder in folders for name, why in missing_below(folder).items()}
+        report = make_report(folders, missing=missing, **settings)
         try:
             return report, save(report, out, lambda: status.update(f"drawing {len(report.study.runs):,} runs"))
         except OSError as error:
@@ -75,6 +76,14 @@ def made(folders: list[Path], out: Path, **settings: Any) -> tuple[Report, Writt
                 message = f"the disk is full: {out} is not whole, free some space and repeat the command"
                 raise RunFailure(message) from error
             raise UsageError(f"{out} cannot be written ({error.strerror}): give another folder with --out") from error
+
+
+def missing_below(folder: Path) -> dict[str, str]:
+    """The runs that sweeps on a folder, or on those in it, have planned and that have no directory -> why."""
+    from normbench.sweeping.folder import SweepFolder
+
+    places = [folder, *(path for path in folder.iterdir() if (path / ".sweep").is_dir())]
+    return {name: why for place in places for name, why in SweepFolder(place).missing().items()}
 
 
 def show(report: Report, written: Written) -> None:

@@ -62,6 +62,12 @@ class SweepFolder:
                 found |= {entry.run: entry for entry in entries}
         return list(found.values())
 
+    def missing(self) -> dict[str, str]:
+        """The runs of the sweeps on this folder that have no directory -> why they have failed; empty: not begun."""
+        names = [entry.run for entry in self.read_plans() if not self.run(entry.run).path.is_dir()]
+        noted = {name: self.failures.of(name) for name in names}
+        return {name: failure.cause if failure else "" for name, failure in noted.items()}
+
     def state(self, name: str) -> State:
         """How a run stands."""
         return self.look(name)[0]

@@ -3,8 +3,8 @@
 
     .venv/bin/python scripts/benchmark/report.py
 
-The runs are made up, as the tests make them: 5 norms × 4 placements × 5 learning rates × 10 seeds. Nothing else should be
-at work on the machine.
+The runs are made up, as the tests make them: 5 norms × 4 placements × 5 learning rates × 10 seeds. Nothing else should
+be at work on the machine.
 """
 
 from __future__ import annotations
