@@ -19,6 +19,7 @@ from normbench.analysis.comparisons import (
 from normbench.analysis.facts import (
     Finding,
     arms_with,
+    by_value,
     config_value,
     has_status,
     in_words,
