@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -146,6 +147,31 @@ def test_data_are_loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(loaded) == 2
 
 
+OWN_DATA = """
+from normbench.data import Images, digits
+
+loaded = []
+
+def alike(*, seed: int, batch_size: int, eval_batch_size: int) -> Images:
+    loaded.append(seed)
+    return digits(seed=seed, batch_size=batch_size, eval_batch_size=eval_batch_size)
+
+def drawn(*, seed: int, batch_size: int, eval_batch_size: int) -> Images:
+    data = alike(seed=seed, batch_size=batch_size, eval_batch_size=eval_batch_size)
+    data.fingerprint += str(seed)
+    return data
+"""
+
+
+@pytest.mark.parametrize(("name", "loaded"), [("alike", [0, 1]), ("drawn", [0, 1, 2])])
+def test_own_data_may_follow_from_the_seed(name: str, loaded: list[int], here: Path) -> None:
+    (here / f"own_data_{name}.py").write_text(OWN_DATA)
+    plan = planned("seed=0,1,2", "optim.lr=1e-3,1e-2", f"data._target_=own_data_{name}.{name}").plan
+    assert sys.modules[f"own_data_{name}"].loaded == loaded
+    for run in plan.runs:
+        assert make_plan(run.tree, run.choices, None).directory.path == run.path
+
+
 def test_points_of_one_directory_are_one_run() -> None:
     assert len(planned("optim.lr=0.001,1e-3,1e-2").plan.runs) == 2
 
@@ -220,6 +246,7 @@ MISTAKES = {
     "model=cnn data=digits placement=parallel": "the grid is empty: none of its 1 runs is left (placement=parallel",
     "seed=0,1 sweep.exclude=norm=layernorm": "the grid is empty: none of its 2 runs is left (sweep.exclude=norm=layer",
     "seed=0,1000 sweep.lr=auto": "has seed 1000, which is reported",
+    "seed=0,1 name=s${seed}": "the runs would be in outputs/s0 and outputs/s1, and a sweep has one folder: give name=",
     "optim.lr=1,2 sweep.lr=auto": "optim.lr=1 is not for sweep.lr=auto",
     "data.holdout=0.1 sweep.lr=auto": "data.holdout=0.1 is not for sweep.lr=auto",
     "model.width=30,32": "model.width=30 is not divisible by model.heads",

@@ -12,7 +12,7 @@ from tiny_sweeps import CNN, LENGTHS, finished, run_directories
 
 from normbench.errors import UsageError
 from normbench.sweeping.conduct import understand
-from normbench.sweeping.tuning import Rate, changed, chosen, lines, tuned_grid, tuning_grid
+from normbench.sweeping.tuning import Rate, changed, choose, chosen, lines, tuned_grid, tuning_grid
 
 pytest_plugins = ["run_fixtures"]
 
@@ -60,6 +60,35 @@ def test_what_chooses_does_not_judge() -> None:
         (norm, seed, lr) for norm, lr in (("rmsnorm", 1e-3), ("none", 1e-4)) for seed in (0, 1)
     }
     assert {run.tree["data"]["holdout"] for run in reported.runs} == {0}
+
+
+def test_arms_whose_classes_share_a_name_choose_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("own_one", "own_two"):
+        (tmp_path / f"{module}.py").write_text("from normbench.norms import RMSNorm\n\nclass My(RMSNorm):\n    pass\n")
+    monkeypatch.chdir(tmp_path)
+    words = ["norm._target_=own_one.My,own_two.My", "seed=0", "sweep.lr=auto", "sweep.lr_grid=1e-3,1e-2"]
+    sweep = understand([*words, *CNN, *LENGTHS, "launcher=local"])
+    assert list(sweep.plan.arms) == ["own_one.My", "own_two.My"]
+    tuning = sweep.planner.plan(tuning_grid(sweep.plan, sweep.settings))
+    assert [(run.arm["norm._target_"], run.tree["optim"]["lr"]) for run in tuning.runs] == [
+        (f"{module}.My", lr) for module in ("own_one", "own_two") for lr in (1e-3, 1e-2)
+    ]
+    assert [dict(choice.arm) for choice in choose(tuning)] == [run.arm for run in sweep.plan.runs]
+    choices = [chosen(run.arm, curve(*means)) for run, means in zip(sweep.plan.runs, [(2, 1), (1,)], strict=True)]
+    reported = sweep.planner.plan(tuned_grid(sweep.plan, choices))
+    assert [run.tree["optim"]["lr"] for run in reported.runs] == [1e-3, 1e-4]
+    assert lines(choices)[1] == "own_two.My: lr 0.0001"
+
+
+def test_an_experiment_that_holds_data_out_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "judged.yaml").write_text(
+        "# @package _global_\ndefaults:\n  - override /data: digits\ndata:\n  holdout: 0.2\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    words = [*WORDS, "experiment=judged", f"hydra.searchpath=['file://{tmp_path}']"]
+    with pytest.raises(UsageError, match=r"^data.holdout=0.2 is not for sweep.lr=auto, which holds out a tenth itself"):
+        understand([*words, "sweep.lr=auto"])
 
 
 def test_data_without_a_holdout_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 from normbench import assembly
 from normbench.catalog import GROUPS, Choices
 from normbench.compose import Composition, compose_each
-from normbench.config import Tree, lookup, parse
+from normbench.config import Tree, is_foreign, lookup, parse
 from normbench.errors import CombinationRefused, UsageError
 from normbench.plan import directory_of, with_steps
 from normbench.request import check_settings, settled, wanted
@@ -74,11 +75,11 @@ class SweepPlan:
 
     @property
     def arms(self) -> dict[str, list[PlannedRun]]:
-        """The runs by arm, in the order of the words."""
-        found: dict[str, list[PlannedRun]] = {}
+        """The runs by arm, in the order of the words; the names differ."""
+        found: dict[ArmKey, list[PlannedRun]] = {}
         for run in self.runs:
-            found.setdefault(arm_name(run.arm), []).append(run)
-        return found
+            found.setdefault(arm_key(run.arm), []).append(run)
+        return dict(zip(arm_names([runs[0].arm for runs in found.values()]), found.values(), strict=True))
 
 
 @dataclass
@@ -89,7 +90,7 @@ class Planner:
     """
 
     elsewhere: bool = False
-    loaded: dict[str, Data] = field(default_factory=dict)
+    loaded: dict[str, dict[int, Data]] = field(default_factory=dict)
 
     def plan(self, grid: Grid, exclusions: Sequence[Exclusion] = ()) -> SweepPlan:
         """Decide every run of a grid.
@@ -109,7 +110,7 @@ class Planner:
         if not runs:
             reasons = "; ".join(dict.fromkeys(reason for _, reason in left_out))
             raise UsageError(f"the grid is empty: none of its {len(grid.points)} runs is left ({reasons})")
-        return SweepPlan(next(iter(runs)).parent, tuple(runs.values()), gathered(left_out))
+        return SweepPlan(one_folder(runs), tuple(runs.values()), gathered(left_out))
 
     def sorted_out(
         self, grid: Grid, exclusions: Sequence[Exclusion]
@@ -162,11 +163,35 @@ class Planner:
         return device.partition(":")[0] if self.elsewhere else assembly.resolve_device(device).type
 
     def data(self, tree: Tree) -> Data:
-        """What a run learns, loaded once for all runs with the same data section."""
-        key = json.dumps(tree["data"], sort_keys=True)
-        if key not in self.loaded:
-            self.loaded[key] = assembly.factory(tree, "data")(seed=tree["seed"])
-        return self.loaded[key]
+        """What a run learns, loaded once for all runs with the same data section.
+
+        A class of the user's own may draw its data from the seed: the first two seeds show whether it does.
+        """
+        section, seed = json.dumps(tree["data"], sort_keys=True), tree["seed"]
+        loaded = self.loaded.setdefault(section, {})
+        alike = len(loaded) > 1 and len({data.fingerprint for data in loaded.values()}) == 1
+        if seed not in loaded and loaded and (alike or not is_foreign(tree["data"])):
+            return next(iter(loaded.values()))
+        if seed not in loaded:
+            made: Data = assembly.factory(tree, "data")(seed=seed)
+            equal = (data for data in loaded.values() if data.fingerprint == made.fingerprint)
+            loaded[seed] = next(equal, made)
+        return loaded[seed]
+
+
+def one_folder(paths: Iterable[Path]) -> Path:
+    """The folder that all runs of a sweep are in.
+
+    Raises:
+        UsageError: they are in several.
+    """
+    folders = list(dict.fromkeys(path.parent for path in paths))
+    if len(folders) > 1:
+        raise UsageError(
+            f"the runs would be in {folders[0]} and {folders[1]}, and a sweep has one folder: give name= and outputs= "
+            "values that are the same for all runs"
+        )
+    return folders[0]
 
 
 def value_of(key: str, point: Point, composition: Composition | None) -> Any:
@@ -208,11 +233,29 @@ def alike(points: Sequence[Point]) -> str:
     return arm_name(common)
 
 
-def arm_name(arm: Mapping[str, str]) -> str:
-    """Such as `rmsnorm · pre · lr=0.001`: options by their words, own classes by their names."""
+ArmKey = tuple[tuple[str, str], ...]
+
+
+def arm_key(arm: Mapping[str, str]) -> ArmKey:
+    """What tells one arm from all others; names may be alike."""
+    return tuple(arm.items())
+
+
+def arm_name(arm: Mapping[str, str], whole: bool = False) -> str:
+    """Such as `rmsnorm · pre · lr=0.001`: options by their words, own classes by their names.
+
+    whole: classes by their paths, and settings by all of their keys.
+    """
     words = []
     for key, value in arm.items():
         name = key.rpartition(".")[2]
         own = name == "_target_"
-        words.append(value.rpartition(".")[2].lower() if own else value if key in GROUPS else f"{name}={value}")
+        short = value.rpartition(".")[2].lower() if own else f"{name}={value}"
+        words.append(value if key in GROUPS or (own and whole) else f"{key}={value}" if whole else short)
     return " · ".join(words) or "all runs"
+
+
+def arm_names(arms: Sequence[Mapping[str, str]]) -> list[str]:
+    """The names of different arms; those that would be named alike say more."""
+    short = Counter(arm_name(arm) for arm in arms)
+    return [arm_name(arm, whole=short[arm_name(arm)] > 1) for arm in arms]

@@ -13,7 +13,7 @@ from normbench.errors import UsageError
 from normbench.files import write_json
 from normbench.sweeping.folder import SweepFolder
 from normbench.sweeping.grid import Grid, Point
-from normbench.sweeping.plan import PlannedRun, SweepPlan, arm_name
+from normbench.sweeping.plan import ArmKey, PlannedRun, SweepPlan, arm_key, arm_names
 from normbench.sweeping.settings import SweepConfig
 
 HELD_OUT = 0.1  # of the training data
@@ -43,10 +43,6 @@ class Choice:
     edge: str | None
     curve: tuple[Rate, ...]
 
-    @property
-    def name(self) -> str:
-        return arm_name(self.arm)
-
 
 def check_tunable(plan: SweepPlan, grid: Grid, settings: SweepConfig) -> None:
     """Refuse a sweep whose learning rates cannot be chosen.
@@ -63,6 +59,11 @@ def check_tunable(plan: SweepPlan, grid: Grid, settings: SweepConfig) -> None:
             raise UsageError(
                 f"sweep.lr=auto needs training data to hold a tenth out of, and data={run.choices.groups['data']} has "
                 "no data.holdout: give optim.lr"
+            )
+        if (held_out := run.tree["data"]["holdout"]) != 0:
+            raise UsageError(
+                f"data.holdout={held_out} is not for sweep.lr=auto, which holds out a tenth itself: what chooses must "
+                "not judge, set data.holdout=0 in the experiment"
             )
         if "lr" not in run.tree["optim"]:
             raise UsageError(f"sweep.lr=auto needs an optimizer with lr: {run.tree['optim']['_target_']} has none")
@@ -90,11 +91,11 @@ def tuning_grid(plan: SweepPlan, settings: SweepConfig) -> Grid:
 
 def tuned_grid(plan: SweepPlan, choices: Sequence[Choice]) -> Grid:
     """The runs that are reported, each at its arm's own rate; arms without one are left out."""
-    rates = {choice.name: choice.lr for choice in choices}
+    rates = {arm_key(choice.arm): choice.lr for choice in choices}
     points = [
         Point(changed(run.words, {RATE: f"{lr:.12g}"}), {**run.arm, "seed": str(run.seed)})
         for run in plan.runs
-        if (lr := rates[arm_name(run.arm)]) is not None
+        if (lr := rates[arm_key(run.arm)]) is not None
     ]
     return Grid(tuple(points))
 
@@ -108,15 +109,12 @@ def changed(words: Sequence[str], settings: Mapping[str, str]) -> tuple[str, ...
 def choose(tuning: SweepPlan) -> list[Choice]:
     """The rate of each arm with the lowest mean of the final validation losses; one that diverges is infinitely bad."""
     folder = SweepFolder(tuning.folder)
-    arms: dict[str, dict[float, list[PlannedRun]]] = {}
-    settings: dict[str, Mapping[str, str]] = {}
+    arms: dict[ArmKey, dict[float, list[PlannedRun]]] = {}
     for run in tuning.runs:
-        arm = {key: value for key, value in run.arm.items() if key != RATE}
-        settings[arm_name(arm)] = arm
-        arms.setdefault(arm_name(arm), {}).setdefault(float(run.tree["optim"]["lr"]), []).append(run)
+        arm = arm_key({key: value for key, value in run.arm.items() if key != RATE})
+        arms.setdefault(arm, {}).setdefault(float(run.tree["optim"]["lr"]), []).append(run)
     return [
-        chosen(settings[name], [rate(folder, lr, runs) for lr, runs in sorted(rates.items())])
-        for name, rates in arms.items()
+        chosen(dict(arm), [rate(folder, lr, runs) for lr, runs in sorted(rates.items())]) for arm, rates in arms.items()
     ]
 
 
@@ -153,18 +151,23 @@ def write_choices(path: Path, choices: Sequence[Choice], settings: SweepConfig) 
         "holdout": HELD_OUT,
         "seeds": list(settings.lr_seeds),
         "runs": path.parent.name + SUFFIX,
-        "arms": [{"name": choice.name, **asdict(choice)} for choice in choices],
+        "arms": [{"name": name, **asdict(choice)} for name, choice in named(choices)],
     }
     write_json(path, content)
+
+
+def named(choices: Sequence[Choice]) -> list[tuple[str, Choice]]:
+    """Each choice with a name that no other has."""
+    return list(zip(arm_names([choice.arm for choice in choices]), choices, strict=True))
 
 
 def lines(choices: Sequence[Choice]) -> list[str]:
     """What was chosen, in words; a rate on the edge of the grid may not be the best."""
     told = []
-    for choice in choices:
+    for name, choice in named(choices):
         if choice.lr is None:
-            told.append(f"{choice.name}: every learning rate diverged or failed; the arm is left out")
+            told.append(f"{name}: every learning rate diverged or failed; the arm is left out")
         else:
             edge = f", the {choice.edge} of sweep.lr_grid: a wider grid may have a better one" if choice.edge else ""
-            told.append(f"{choice.name}: lr {choice.lr:g}{edge}")
+            told.append(f"{name}: lr {choice.lr:g}{edge}")
     return told
