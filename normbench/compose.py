@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import hydra
@@ -55,6 +56,7 @@ def compose(command: str, words: list[str], traced: bool = False) -> Composition
     Raises:
         UsageError: anything that is wrong with the words.
     """
+    words = [without_plus(word) for word in words]
     check_own_keys(words)
     check_names(own_folders(words))
     composed: list[Composition] = []
@@ -103,7 +105,7 @@ def initialized() -> Iterator[Any]:
         yield GlobalHydra.instance().config_loader()
 
 
-def study(command: str, words: Sequence[str]) -> tuple[str, dict[str, str]]:
+def study(command: str, words: Sequence[str]) -> tuple[str, dict[str, Any]]:
     """The name that a configuration gives, and what it holds under `hydra.sweeper.params`, Hydra's place for a study.
 
     Called while Hydra is initialized.
@@ -113,8 +115,8 @@ def study(command: str, words: Sequence[str]) -> tuple[str, dict[str, str]]:
     """
     with translated(command, list(words)):
         config = hydra.compose(command, list(words), return_hydra_config=True)
-        params = config.hydra.sweeper.get("params") or {}
-        return str(config.name), {str(key): str(value) for key, value in params.items()}
+        params = config.hydra.sweeper.get("params") or OmegaConf.create()
+        return str(config.name), plain(params)
 
 
 def is_setting(word: str) -> bool:
@@ -145,6 +147,11 @@ def composed_by_launcher(command: str, config: DictConfig) -> tuple[Composition,
     """What a launcher of Hydra's has composed for the job at work, and that job's name."""
     runtime = HydraConfig.get()
     return composition(command, config, runtime, traced=False), str(runtime.job.name)
+
+
+def without_plus(word: str) -> str:
+    """A word as it is; `+experiment=NAME`, as Hydra's users write it, as the choice of an option, which it is here."""
+    return word.removeprefix("+") if word.startswith("+experiment=") else word
 
 
 def check_own_keys(words: list[str]) -> None:
@@ -196,6 +203,16 @@ def values(command: str, words: list[str]) -> dict[str, Any]:
                 raise UsageError(f"{override.input_line} has nothing to delete: leave it out")
             found[override.get_key_element().lstrip("+")] = override.value()
     return found
+
+
+@cache
+def hydra_value(text: str) -> Any:
+    """What Hydra reads a value as; several values, and what is not in its grammar, stay text."""
+    try:
+        override = OverridesParser.create().parse_override(f"key={text}")
+        return text if override.is_sweep_override() else override.value()
+    except (HydraException, ValueError):
+        return text
 
 
 def plain(config: DictConfig) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from normbench import assembly
-from normbench.catalog import Choices, options
+from normbench.catalog import Choices, config_directory, options
 from normbench.cli import main
 from normbench.compose import compose, compose_each
 from normbench.errors import UsageError
@@ -77,6 +77,71 @@ def test_an_experiment_holds_a_whole_study_and_the_command_line_wins(study: list
         {"norm": "dyt"},
     ]
     assert read_grid([*study, "norm=layernorm,batchnorm,none"]).varied == ("norm", "seed")
+
+
+def own_study(folder: Path, name: str, content: str) -> list[str]:
+    """The words that choose a study that is written for one test."""
+    (folder / "experiment").mkdir(exist_ok=True)
+    (folder / "experiment" / f"{name}.yaml").write_text(f"# @package _global_\n{content}")
+    return [f"experiment={name}", f"hydra.searchpath=['file://{folder}']"]
+
+
+def params(*lines: str) -> str:
+    return "hydra:\n  sweeper:\n    params:\n" + "".join(f"      {line}\n" for line in lines)
+
+
+def test_a_study_may_hold_lists_as_yaml_has_them(tmp_path: Path) -> None:
+    lines = "norm: [rmsnorm, dyt]", "optim.lr: [0.001, 1e-2]", "model.stages: [1, 2]", "model.blocks: [[1], [2, 2]]"
+    words = own_study(tmp_path, "lists", params(*lines, "trainer.ema: 0.5", "sweep.lr_seeds: [7, 8]"))
+    grid = read_grid(words)
+    assert [tuple(point.varied.values()) for point in grid.points] == [
+        (norm, lr, blocks) for norm in ("rmsnorm", "dyt") for lr in ("0.001", "0.01") for blocks in ("[1]", "[2,2]")
+    ]
+    assert {"model.stages=[1,2]", "trainer.ema=0.5"} <= set(grid.points[0].words)
+    assert grid.own == ("sweep.lr_seeds=[7,8]",)
+
+
+def test_a_plus_before_the_experiment_is_understood(study: list[str]) -> None:
+    assert read_grid([f"+{study[0]}", study[1]]) == read_grid(study)
+    with_plus, without = compose("train", ["+experiment=smoke"]), compose("train", ["experiment=smoke"])
+    assert with_plus == without
+
+
+def test_a_study_is_read_without_what_belongs_to_an_option_that_varies(tmp_path: Path) -> None:
+    (tmp_path / "norm").mkdir()
+    groupnorm = config_directory() / "norm" / "groupnorm.yaml"
+    (tmp_path / "norm" / "gn2.yaml").write_text(groupnorm.read_text())
+    words = ["norm=groupnorm,gn2", "norm.groups=2", f"hydra.searchpath=['file://{tmp_path}']"]
+    assert [run.tree["norm"]["groups"] for run in planned(*words).plan.runs] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("words", "left"),
+    [
+        ([], ["layernorm", "batchnorm"]),
+        (["sweep.exclude=norm=layernorm,seed=1"], ["layernorm", "batchnorm"]),
+        (["sweep.exclude=norm=layernorm"], ["batchnorm"]),
+        (["sweep.exclude=['norm=layernorm']"], ["batchnorm"]),
+        (["sweep.exclude=null"], ["dyt", "rmsnorm", "layernorm", "batchnorm"]),
+        (["sweep.exclude=null", "sweep.exclude=norm=batchnorm"], ["dyt", "rmsnorm", "layernorm"]),
+    ],
+)
+def test_exclusions_of_a_study_and_of_the_words_add_up(tmp_path: Path, words: list[str], left: list[str]) -> None:
+    lines = "norm: dyt,rmsnorm,layernorm,batchnorm", "sweep.exclude: [norm=dyt, norm=rmsnorm]", "seed: 0,1"
+    study = own_study(tmp_path, "excluding", params(*lines))
+    plan = understand([*study, *DIGITS, *words]).plan
+    assert list(dict.fromkeys(run.arm["norm"] for run in plan.runs)) == left
+    assert ("layernorm", 1) not in [(run.arm["norm"], run.seed) for run in plan.runs] or "seed=1" not in str(words)
+
+
+@pytest.mark.parametrize("betas", ["[0.9,0.95]", "[0.9, 9.5e-1]"])
+def test_an_exclusion_may_name_a_list(betas: str) -> None:
+    words = ["norm=rmsnorm,dyt", "optim.betas=[0.9,0.95],[0.9,0.99]", f"sweep.exclude=norm=dyt,optim.betas={betas}"]
+    assert [(run.arm["norm"], run.tree["optim"]["betas"]) for run in planned(*words).plan.runs] == [
+        ("rmsnorm", [0.9, 0.95]),
+        ("rmsnorm", [0.9, 0.99]),
+        ("dyt", [0.9, 0.99]),
+    ]
 
 
 def test_a_study_is_planned(study: list[str]) -> None:
@@ -239,6 +304,9 @@ MISTAKES = {
     "sweep.exlude=norm=dyt": "sweep.exlude is unknown: did you mean sweep.exclude?",
     "sweep.exclude=dyt": "sweep.exclude=dyt is not KEY=VALUE",
     "seed=0,1 sweep.exclude=norm=batchnrom": "sweep.exclude=norm=batchnrom leaves out none of the runs: did you mean",
+    "experiment=smoke,norms_cnn": "experiment=smoke,norms_cnn cannot vary within a sweep: give experiment one",
+    "sweep.exclude=norm=dyt,rmsnorm": "sweep.exclude=norm=dyt,rmsnorm gives norm several values: give one",
+    "sweep.exclude=[norm=dyt": "sweep.exclude=[norm=dyt cannot be read: give one exclusion without brackets",
     "seed=0,1 sweep.exclude=sede=1": "sweep.exclude=sede=1 leaves out none of the runs: did you mean seed or",
     "sweep.lr=best": "sweep.lr=best is not allowed: use auto or null",
     "sweep.jobs=0": "sweep.jobs=0 is not allowed: use an integer from 1",

@@ -204,7 +204,7 @@ def understand(words: Sequence[str]) -> Sweep:
         UsageError: any mistake, or nothing is left to run.
     """
     grid = read_grid(words)
-    composed = compose("sweep", readable(last_each(grid.own)))
+    composed = compose("sweep", readable(grid.own))
     assert composed is not None
     settings = parse_settings(composed.tree["sweep"])
     launching = make_launching(composed.tree["launcher"])
@@ -221,15 +221,6 @@ def understand(words: Sequence[str]) -> Sweep:
     if settings.lr:
         check_tunable(plan, grid, settings)
     return Sweep(grid, settings, launching, share, devices, planner, plan, quiet)
-
-
-def last_each(words: Sequence[str]) -> list[str]:
-    """Of words for the same key the last one, except for exclusions, which add up."""
-    found: dict[str, str] = {}
-    for word in words:
-        key = word.partition("=")[0]
-        found[word if key == "sweep.exclude" else key] = word
-    return list(found.values())
 
 
 def make_launching(section: dict[str, object]) -> Launching:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,17 +12,22 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 
 from normbench.catalog import GROUPS, options
-from normbench.compose import check_own_keys, initialized, study, translated
+from normbench.compose import check_own_keys, hydra_value, initialized, study, translated, without_plus
 from normbench.config import KEYS, nearest
 from normbench.errors import UsageError
-from normbench.glance import glance, scalar
-from normbench.sweeping.settings import is_own
+from normbench.glance import glance
+from normbench.keys import show
+from normbench.sweeping.settings import EXCLUDE, LISTS, is_own
 
 # Of train's root config; a sweep has another.
 DEFAULT_NAME = "train"
 
 # What all runs of a sweep have in common.
-COMMON = ("name", "outputs", "device", "threads", "quiet", "rerun", "extend")
+COMMON = ("name", "outputs", "device", "threads", "quiet", "rerun", "extend", "experiment")
+
+
+# Where an exclusion goes on to another setting; other commas are in a list.
+NEXT_SETTING = re.compile(r",\s*(?=[\w./@]+=)")
 
 
 @dataclass(frozen=True)
@@ -81,18 +87,29 @@ def read_exclusions(texts: Iterable[str]) -> list[Exclusion]:
     """
     found = []
     for text in texts:
-        pairs = [part.strip().partition("=") for part in text.split(",")]
+        pairs = [part.strip().partition("=") for part in NEXT_SETTING.split(text)]
         if not all(key and value for key, _, value in pairs):
             raise UsageError(
-                f"sweep.exclude={text} is not KEY=VALUE: write it as sweep.exclude='norm=batchnorm,placement=parallel'"
+                f"{EXCLUDE}={text} is not KEY=VALUE: write it as {EXCLUDE}='norm=batchnorm,placement=parallel'"
             )
+        for key, _, value in pairs:
+            if "," in value and isinstance(plain_value(value), str):
+                raise UsageError(
+                    f"{EXCLUDE}={text} gives {key} several values: give one, and {EXCLUDE}= again for each other"
+                )
         found.append(Exclusion(text, {key.strip(): plain_value(value) for key, _, value in pairs}))
     return found
 
 
 def plain_value(text: str) -> Any:
     """What a word's value stands for, numbers in one form: `1e-3` and `0.001` are one value."""
-    value = scalar(text.strip("'\" "))
+    return in_one_form(hydra_value(text.strip("'\" ")))
+
+
+def in_one_form(value: Any) -> Any:
+    """A value with its whole numbers as floats, those in lists too."""
+    if isinstance(value, list):
+        return [in_one_form(item) for item in value]
     return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
@@ -102,10 +119,12 @@ def read_grid(words: Sequence[str]) -> Grid:
     Raises:
         UsageError: a mistake in the words, or several values for what all runs share.
     """
+    words = [without_plus(word) for word in words]
     given = [word for word in words if not is_own(word)]
     check_own_keys(given)
     with initialized() as loader:
         overrides = read(given, loader)
+        check_common(overrides)
         name, params = study_of(overrides)
         more = read([word for word in params if not is_own(word)], loader)
         merged = {named(override): override for override in (*more, *overrides)}
@@ -132,11 +151,32 @@ def named(override: Override) -> str:
 
 
 def study_of(overrides: Sequence[Override]) -> tuple[str, list[str]]:
-    """The name and the words that an experiment holds, if one is chosen."""
-    if not any(named(override) in ("experiment", "hydra.searchpath") for override in overrides):
+    """The name and the words that an experiment holds, if one is chosen.
+
+    It is composed without the other words: what they set may belong to an option that varies.
+    """
+    own = [text(override) for override in overrides if named(override) in ("experiment", "hydra.searchpath")]
+    if not own:
         return DEFAULT_NAME, []
-    name, params = study("train", [text(override) for override in overrides if not override.is_sweep_override()])
-    return name, [f"{key}={value}" for key, value in params.items()]
+    name, params = study("train", own)
+    return name, [word for key, value in params.items() for word in words_of(key, value)]
+
+
+def words_of(key: str, value: Any) -> list[str]:
+    """The words for one of a study's settings; a YAML list is several values, unless its key takes a list."""
+    if not isinstance(value, list):
+        return [f"{key}={written(value)}"]
+    if key == EXCLUDE:
+        return [f"{key}={written(item)}" for item in value]
+    takes_list = key in LISTS or (key in KEYS and list in KEYS[key].types)
+    if takes_list and not any(isinstance(item, list) for item in value):
+        return [f"{key}={written(value)}"]
+    return [f"{key}={','.join(map(written, value))}"]
+
+
+def written(value: Any) -> str:
+    """A value of a YAML in Hydra's grammar, whose text it may hold already."""
+    return f"[{','.join(map(written, value))}]" if isinstance(value, list) else str(show(value))
 
 
 def text(override: Override) -> str:

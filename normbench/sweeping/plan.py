@@ -19,7 +19,7 @@ from normbench.errors import CombinationRefused, UsageError
 from normbench.plan import directory_of, with_steps
 from normbench.request import check_settings, settled, wanted
 from normbench.sweeping.folder import Entry, command
-from normbench.sweeping.grid import Exclusion, Grid, Point, check_matched, plain_value
+from normbench.sweeping.grid import Exclusion, Grid, Point, check_matched, in_one_form, plain_value
 from normbench.types import Data
 
 
@@ -206,7 +206,7 @@ def value_of(key: str, point: Point, composition: Composition | None) -> Any:
     if composition is None:
         raise KeyError(key)
     found = composition.groups[key] if key in GROUPS else lookup(composition.tree, key)
-    return plain_value(str(found)) if isinstance(found, int | float) and not isinstance(found, bool) else found
+    return in_one_form(found)
 
 
 def values_seen(kept: Iterable[tuple[Point, Composition]]) -> dict[str, set[str]]:

@@ -33,6 +33,7 @@ SWEEP_KEYS: dict[str, Key] = dict(closed_keys(SweepConfig, "sweep."))
 
 # Words of a sweep's own, beside those of `train`.
 OWN = re.compile(r"[+~]*(sweep|launcher)([./=@]|$)")
+EXCLUDE = "sweep.exclude"
 LISTS = ("sweep.lr_grid", "sweep.lr_seeds")
 
 
@@ -44,20 +45,38 @@ def is_own(word: str) -> bool:
 def readable(words: Iterable[str]) -> list[str]:
     """The sweep's own words as Hydra reads them: what the shell has taken the quotes from is quoted again.
 
-    `sweep.exclude` may be given several times, and lists need no brackets.
+    Of words for the same key the last one counts, except for `sweep.exclude`: it may be given several times, and `null`
+    empties what stands before it. Lists need no brackets.
     """
-    excluded, others = [], []
+    excluded, others = list[str](), dict[str, str]()
     for word in words:
         name, _, value = word.partition("=")
-        if name == "sweep.exclude" and value not in ("", "null") and not value.startswith("["):
-            excluded.append(value.strip("'\""))
+        if name == EXCLUDE:
+            excluded = [] if value in ("", "null") else [*excluded, *exclusions(value)]
         elif name in LISTS and value and not value.startswith("["):
-            others.append(f"{name}=[{value}]")
+            others[name] = f"{name}=[{value}]"
         else:
-            others.append(word)
-    if excluded:
-        others.append(f"sweep.exclude=[{','.join(quoted(text) for text in excluded)}]")
-    return others
+            others[name] = word
+    listed = [f"{EXCLUDE}=[{','.join(quoted(text) for text in excluded)}]"] if excluded else []
+    return [*others.values(), *listed]
+
+
+def exclusions(value: str) -> list[str]:
+    """The exclusions of one word: itself, or the elements of a list of quoted ones.
+
+    Raises:
+        UsageError: a list that Hydra cannot read.
+    """
+    if not value.startswith("["):
+        return [value.strip("'\"")]
+    from normbench.compose import hydra_value  # imports Hydra, which takes a third of a second
+
+    read = hydra_value(value)
+    if not isinstance(read, list):
+        raise UsageError(
+            f"{EXCLUDE}={value} cannot be read: give one exclusion without brackets, and {EXCLUDE}= again for more"
+        )
+    return [str(item) for item in read]
 
 
 def quoted(text: str) -> str:
