@@ -187,13 +187,14 @@ def test_failures_are_noted_in_one_line(tmp_path: Path) -> None:
 # ---- GPUs
 
 
-def test_devices_are_handed_out_where_there_are_several() -> None:
-    assert devices_to_hand_out("auto", 2) == ("cuda:0", "cuda:1")
-    assert devices_to_hand_out("cuda", 3) == ("cuda:0", "cuda:1", "cuda:2")
-    assert devices_to_hand_out("cuda", 1) == ()
-    assert devices_to_hand_out("cuda:1", 4) == ()
+def test_devices_are_handed_out_one_a_run() -> None:
+    assert devices_to_hand_out("cuda", 2) == ("cuda:0", "cuda:1")
+    assert devices_to_hand_out("cuda", 3, jobs=8) == ("cuda:0", "cuda:1", "cuda:2")
+    assert devices_to_hand_out("cuda", 1) == devices_to_hand_out("cuda", 1, jobs=1) == ("cuda:0",)
+    assert devices_to_hand_out("cuda:1", 4) == ("cuda:1",)
+    assert devices_to_hand_out("mps", 0) == ("mps",)
+    assert devices_to_hand_out("cuda", 1, jobs=4) == ()  # they share it, as was asked for
     assert devices_to_hand_out("cpu", 4) == ()
-    assert devices_to_hand_out("auto", 0) == ()
 
 
 def test_a_device_is_held_by_one_run_at_a_time(tmp_path: Path) -> None:

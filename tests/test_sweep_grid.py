@@ -16,8 +16,8 @@ from normbench.errors import UsageError
 from normbench.plan import make_plan
 from normbench.request import settled, wanted
 from normbench.sweeping.conduct import Sweep, understand
-from normbench.sweeping.grid import read_grid
-from normbench.sweeping.launchers import fair
+from normbench.sweeping.grid import Common, read_common, read_grid
+from normbench.sweeping.launchers import Share, cores, fair
 from normbench.sweeping.settings import readable
 
 pytest_plugins = ["refusals"]
@@ -269,14 +269,48 @@ def test_an_excluded_point_need_not_compose() -> None:
 
 
 def test_threads_are_shared_out() -> None:
-    cores = fair(1, None, 0).threads
-    assert (fair(None, None, 0).jobs, fair(None, None, 0).threads) == (cores, 1)
-    assert fair(cores, None, 0).threads == 1
-    assert fair(None, cores, 0).jobs == 1
+    assert fair(None, None, 0) == fair(cores(), None, 0) == fair(None, 1, 0) == Share(cores(), 1)
+    assert fair(None, cores(), 0).jobs == 1
     assert fair(None, None, 4).jobs == 4
     run = planned("seed=0,1").plan.runs[0]
     assert "threads=1" in run.words
     assert run.choices == Choices({**run.choices.groups}, ("layernorm", "pre", "cnn", "digits"))
+
+
+def test_jobs_change_no_name() -> None:
+    plans = [understand(["seed=0,1", f"sweep.jobs={jobs}", *DIGITS[:-1], *more]).plan for jobs, more in (
+        (1, ["threads=null"]), (2, []), (64, []))]  # fmt: skip
+    assert plans[0].runs == plans[1].runs == plans[2].runs
+    assert plans[0].runs[0].words[-2:] == ("threads=1", "name=sweep")
+
+
+def test_runs_that_differ_in_threads_alone_are_pointed_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["seed=0,1", *DIGITS[:-1]]
+    for run in understand([*words, "threads=3"]).plan.runs:
+        run.path.mkdir(parents=True)
+        (run.path / "config.yaml").write_text("seed: 0\nthreads: 3\n")
+    assert not capsys.readouterr().out
+    understand([*words, "seed=0,1,2"])
+    assert capsys.readouterr().out == (
+        "2 of the 3 new runs are in outputs/sweep with threads=3, and made anew with threads=1: add threads=3 to go on "
+        "with those\n"
+    )
+    understand([*words, "optim.lr=0.1"])
+    understand([*words, "threads=3"])
+    understand([*words, "quiet=True"])
+    assert not capsys.readouterr().out
+
+
+def test_what_an_experiment_sets_holds_for_the_sweep(tmp_path: Path) -> None:
+    study = own_study(tmp_path, "own", "threads: 2\nquiet: true\ndevice: cpu\n")
+    sweep = understand([*study, "seed=0,1", *DIGITS[:-2], "sweep.jobs=1"])
+    assert (sweep.quiet, sweep.share, sweep.devices) == (True, Share(1, 2), ())
+    assert not any(word.startswith(("threads=", "device=")) for word in sweep.plan.runs[0].words)
+    assert read_common(read_grid([*study, "device=mps", "threads=null"])) == Common("mps", None, True)
+    assert read_common(read_grid([*study, "norm=rmsnorm,groupnorm", "norm.groups=2"])) == Common("cpu", 2, True)
 
 
 # ---- mistakes

@@ -32,18 +32,31 @@ from normbench.sweeping.plan import PlannedRun
 pytest_plugins = ["run_fixtures"]
 
 
-def test_runs_side_by_side_never_have_more_threads_than_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_side_by_side_have_cores_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launchers, "cores", lambda: 8)
     joblib = Processes()
     assert joblib.share(None, None, 0) == Share(8, 1)
-    assert joblib.share(2, None, 0) == Share(2, 4)
-    assert joblib.share(3, None, 0) == Share(3, 2)
+    assert joblib.share(2, None, 0) == Share(2, 1)  # threads are in a run's name, and jobs must not change it
     assert joblib.share(None, 4, 0) == Share(2, 4)
-    assert joblib.share(None, None, 2) == Share(2, 4)  # a run for each GPU
+    assert joblib.share(None, 16, 0) == Share(1, 16)
+    assert joblib.share(3, 2, 0) == Share(3, 2)
+    assert joblib.share(None, None, 2) == Share(2, 1)  # a run for each GPU
     assert joblib.share(16, None, 0) == Share(16, 1)
     assert Here().share(None, None, 0) == Share(1, 8)
     assert Ray(None, 2, 0).share(None, None, 0) == Share(4, 2)
     assert Submitit("slurm", 60, 4).share(None, None, 0) == Share(64, 4)
+
+
+def test_one_gpu_has_one_run_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By default; an own cluster gives each of its runs what it is to see."""
+    monkeypatch.chdir(tmp_path)
+    for number in (1, 2):
+        monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+        monkeypatch.setattr("torch.cuda.device_count", lambda number=number: number)
+        sweep = understand(["seed=0,1", *CNN, *LENGTHS, "device=auto"])
+        assert (sweep.devices, sweep.share.jobs) == (("cuda:0", "cuda:1")[:number], number)
+    assert Ray(None, 1, 1).gives_devices
+    assert not Ray(None, 1, 0).gives_devices
 
 
 DIE = """

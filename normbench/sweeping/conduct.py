@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from normbench import limits
+from normbench.assembly import resolve_device
 from normbench.compose import compose
 from normbench.errors import RunFailure, UsageError
 from normbench.run import notes_shown
@@ -27,7 +28,7 @@ from normbench.sweeping.execution import Execution, Stopped
 from normbench.sweeping.folder import Entry, SweepFolder
 from normbench.sweeping.forecast import show_forecast, show_left_out
 from normbench.sweeping.gpus import devices_to_hand_out
-from normbench.sweeping.grid import Grid, read_exclusions, read_grid
+from normbench.sweeping.grid import Grid, read_common, read_exclusions, read_grid
 from normbench.sweeping.launchers import Launching, Share
 from normbench.sweeping.plan import PlannedRun, Planner, SweepPlan
 from normbench.sweeping.progress import Progress, Reader
@@ -42,6 +43,7 @@ from normbench.sweeping.tuning import (
     tuning_grid,
     write_choices,
 )
+from normbench.sweeping.twins import with_other_threads
 from normbench.targets import imported
 
 # Called at the end with the folder of the runs, and whether the person asked for quiet.
@@ -208,19 +210,30 @@ def understand(words: Sequence[str]) -> Sweep:
     assert composed is not None
     settings = parse_settings(composed.tree["sweep"])
     launching = make_launching(composed.tree["launcher"])
-    device, quiet = grid.value("device") or "auto", grid.value("quiet") == "true"
-    gpus = 0 if launching.elsewhere or device == "cpu" else torch.cuda.device_count()
-    devices = devices_to_hand_out(device, gpus)
-    threads = grid.value("threads")
-    share = launching.share(settings.jobs, int(threads) if threads and threads.isdigit() else None, len(devices))
-    more = [] if grid.value("threads") else [f"threads={share.threads}"]
-    more += [] if grid.named else [f"name={SWEEP_NAME}"]
+    common = read_common(grid)
+    devices = () if launching.gives_devices else devices_here(common.device, settings.jobs)
+    share = launching.share(settings.jobs, common.threads, len(devices))
+    grid = grid if common.threads else grid.without("threads").with_words(f"threads={share.threads}")
+    grid = grid if grid.named else grid.with_words(f"name={SWEEP_NAME}")
     planner = Planner(launching.elsewhere)
-    with notes_shown(quiet):
-        plan = planner.plan(grid.with_words(*more), read_exclusions(settings.exclude or ()))
+    with notes_shown(common.quiet):
+        plan = planner.plan(grid, read_exclusions(settings.exclude or ()))
     if settings.lr:
         check_tunable(plan, grid, settings)
-    return Sweep(grid, settings, launching, share, devices, planner, plan, quiet)
+    understood = Sweep(grid, settings, launching, share, devices, planner, plan, common.quiet)
+    for line in with_other_threads(plan, planner, share.threads):
+        understood.say(line)
+    return understood
+
+
+def devices_here(device: str, jobs: int | None) -> tuple[str, ...]:
+    """The devices of this machine that runs take turns on.
+
+    Raises:
+        UsageError: it has no such device.
+    """
+    found = str(resolve_device(device))
+    return devices_to_hand_out(found, torch.cuda.device_count() if found == "cuda" else 0, jobs)
 
 
 def make_launching(section: dict[str, object]) -> Launching:

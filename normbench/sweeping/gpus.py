@@ -13,15 +13,20 @@ from pathlib import Path
 WAIT_SECONDS = 0.5
 
 
-def devices_to_hand_out(device: str, gpus: int) -> tuple[str, ...]:
+def devices_to_hand_out(device: str, gpus: int, jobs: int | None = None) -> tuple[str, ...]:
     """The devices that runs take turns on; none where each run takes the one that is set.
 
+    A single GPU is shared by as many runs as are asked for, and by default has one at a time.
+
     Args:
-        device: as it is set: auto, cpu, cuda, cuda:N or mps.
+        device: that a run takes: cpu, cuda, cuda:N or mps.
         gpus: CUDA devices of this machine.
+        jobs: runs at a time, as they were asked for.
     """
-    several = device in ("auto", "cuda") and gpus > 1
-    return tuple(f"cuda:{number}" for number in range(gpus)) if several else ()
+    if device == "cpu":
+        return ()
+    found = tuple(f"cuda:{number}" for number in range(gpus)) if device == "cuda" else (device,)
+    return found if len(found) > 1 or jobs in (None, 1) else ()
 
 
 @contextmanager

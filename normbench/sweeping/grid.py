@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
@@ -12,7 +12,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 
 from normbench.catalog import GROUPS, options
-from normbench.compose import check_own_keys, hydra_value, initialized, study, translated, without_plus
+from normbench.complaints import key_of
+from normbench.compose import check_own_keys, compose_each, hydra_value, initialized, study, translated, without_plus
 from normbench.config import KEYS, nearest
 from normbench.errors import UsageError
 from normbench.glance import glance
@@ -54,10 +55,24 @@ class Grid:
         """The grid with more words for all of its points."""
         return replace(self, points=tuple(replace(point, words=(*point.words, *words)) for point in self.points))
 
-    def value(self, key: str) -> str | None:
-        """What a word that all points share sets a key to; None: none does."""
-        found = [word.partition("=")[2] for word in self.points[0].words if word.lstrip("+").partition("=")[0] == key]
-        return found[-1] if found else None
+    def without(self, key: str) -> Grid:
+        """The grid less what its words set a key to."""
+        return replace(
+            self,
+            points=tuple(
+                replace(point, words=tuple(word for word in point.words if key_of(word) != key))
+                for point in self.points
+            ),
+        )
+
+
+@dataclass(frozen=True)
+class Common:
+    """What all runs of a sweep have in common, and what the sweep itself goes by."""
+
+    device: str
+    threads: int | None
+    quiet: bool
 
 
 @dataclass(frozen=True)
@@ -77,6 +92,21 @@ class Exclusion:
             except KeyError:
                 unknown = True
         return None if unknown else True
+
+
+def read_common(grid: Grid) -> Common:
+    """What the words, an experiment or our own defaults set for all runs.
+
+    Raises:
+        UsageError: a value that its key does not allow.
+    """
+    words = grid.points[0].words
+    try:
+        (composed,) = compose_each("train", [words])
+    except UsageError:  # the first point may be one that is left out
+        shared = (*COMMON, "hydra.searchpath")
+        (composed,) = compose_each("train", [[word for word in words if key_of(word) in shared]])
+    return Common(**{item.name: KEYS[item.name].check(item.name, composed.tree[item.name]) for item in fields(Common)})
 
 
 def read_exclusions(texts: Iterable[str]) -> list[Exclusion]:

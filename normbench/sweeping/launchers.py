@@ -41,6 +41,11 @@ class Launching(ABC):
         """Whether its machines are such that this one knows nothing of."""
         return False
 
+    @property
+    def gives_devices(self) -> bool:
+        """Whether each run sees only the GPUs that are meant for it."""
+        return self.elsewhere
+
     def check(self) -> None:  # noqa: B027 (most need nothing)
         """Refuse where something must be installed first.
 
@@ -70,13 +75,12 @@ def cores() -> int:
 
 
 def fair(jobs: int | None, threads: int | None, gpus: int) -> Share:
-    """Runs side by side that together have no more threads than there are cores.
+    """Runs side by side: one for each GPU, or as many as have cores of their own.
 
-    A run for each core by default: the small models of these comparisons gain less from a second thread than a second
-    run does.
+    A run has one thread by default, however many there are at a time: the small models of these comparisons gain less
+    from a second thread than a second run does, and threads change a run's numbers, which the number of jobs must not.
     """
-    at_a_time = jobs or gpus or max(1, cores() // (threads or 1))
-    return Share(at_a_time, threads or max(1, cores() // at_a_time))
+    return Share(jobs or gpus or max(1, cores() // (threads or 1)), threads or 1)
 
 
 class Here(Launching):
@@ -178,6 +182,10 @@ class Ray(Launching):
     @property
     def elsewhere(self) -> bool:
         return self.address is not None
+
+    @property
+    def gives_devices(self) -> bool:
+        return self.elsewhere or self.gpus_per_run > 0
 
     def share(self, jobs: int | None, threads: int | None, gpus: int) -> Share:
         own = threads or max(1, int(self.cpus_per_run))

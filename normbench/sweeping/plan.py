@@ -154,6 +154,11 @@ class Planner:
         arm = {key: value for key, value in point.varied.items() if key != "seed"}
         return PlannedRun(composition.overrides, arm, config.seed, steps, tree, choices, directory.path)
 
+    def path_with(self, run: PlannedRun, threads: int) -> Path:
+        """The directory that a run would have with another number of threads."""
+        device = self.device_type(run.tree["device"])
+        return directory_of(run.tree, run.choices, self.data(run.tree), device, threads).path
+
     def device_type(self, device: str) -> str:
         """What kind of device the run's name counts in."""
         if self.elsewhere and device == "auto":
