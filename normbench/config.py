@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from difflib import SequenceMatcher
+from functools import cache
 from types import NoneType, UnionType
 from typing import Any, get_args, get_type_hints
 
@@ -246,6 +247,12 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f"did you mean {' or '.join(close[:2])}? " if close else ""
 
 
+@cache
+def described(section: type, prefix: str) -> tuple[dict[str, Any], dict[str, Key]]:
+    """The types of a closed section by field, and its keys by path; a sweep asks for each of its runs."""
+    return get_type_hints(section), dict(closed_keys(section, prefix))
+
+
 def build(section: type, tree: Tree, prefix: str = "") -> Any:
     """The frozen dataclass of a closed section, every value checked.
 
@@ -257,7 +264,7 @@ def build(section: type, tree: Tree, prefix: str = "") -> Any:
             f"{prefix[:-1]}={show(tree)} is not allowed: it is a section, set its keys, such as "
             f"{prefix}{fields(section)[0].name}"
         )
-    hints, keys = get_type_hints(section), dict(closed_keys(section, prefix))
+    hints, keys = described(section, prefix)
     values = {}
     for item in fields(section):
         path = f"{prefix}{item.name}"

@@ -2,36 +2,21 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tiny_plans import DIGITS, own_study, params, planned, varied
 
-from normbench import assembly
-from normbench.catalog import Choices, config_directory, options
+from normbench.catalog import config_directory, options
 from normbench.cli import main
-from normbench.compose import compose, compose_each
-from normbench.errors import UsageError
-from normbench.plan import make_plan
-from normbench.request import settled, wanted
-from normbench.sweeping.conduct import Sweep, understand
-from normbench.sweeping.grid import Common, read_common, read_grid
-from normbench.sweeping.launchers import Share, cores, fair
+from normbench.compose import compose
+from normbench.sweeping.conduct import understand
+from normbench.sweeping.grid import read_grid
 from normbench.sweeping.settings import readable
 
 pytest_plugins = ["refusals"]
 
 TINY = ["model.depth=1", "model.width=16", "model.heads=2", "trainer.steps=4", "device=cpu", "threads=1"]
-DIGITS = ["model=cnn", "model.width=4", "data=digits", "trainer.steps=4", "device=cpu", "threads=1"]
-
-
-def varied(*words: str) -> list[dict[str, str]]:
-    return [dict(point.varied) for point in read_grid(words).points]
-
-
-def planned(*words: str) -> Sweep:
-    return understand([*words, *DIGITS])
 
 
 # ---- the grid
@@ -77,17 +62,6 @@ def test_an_experiment_holds_a_whole_study_and_the_command_line_wins(study: list
         {"norm": "dyt"},
     ]
     assert read_grid([*study, "norm=layernorm,batchnorm,none"]).varied == ("norm", "seed")
-
-
-def own_study(folder: Path, name: str, content: str) -> list[str]:
-    """The words that choose a study that is written for one test."""
-    (folder / "experiment").mkdir(exist_ok=True)
-    (folder / "experiment" / f"{name}.yaml").write_text(f"# @package _global_\n{content}")
-    return [f"experiment={name}", f"hydra.searchpath=['file://{folder}']"]
-
-
-def params(*lines: str) -> str:
-    return "hydra:\n  sweeper:\n    params:\n" + "".join(f"      {line}\n" for line in lines)
 
 
 def test_a_study_may_hold_lists_as_yaml_has_them(tmp_path: Path) -> None:
@@ -158,159 +132,6 @@ def test_what_the_shell_has_taken_the_quotes_from_is_understood() -> None:
     assert composed is not None
     assert composed.tree["sweep"]["exclude"] == ["norm=batchnorm,placement=parallel", "seed=1"]
     assert composed.tree["sweep"]["lr_grid"] == [1e-3, 1e-2]
-
-
-# ---- the plan
-
-
-def test_settings_on_a_shared_composition_are_hydras_own() -> None:
-    points = [
-        ["norm=groupnorm", "norm.groups=4", f"seed={seed}", f"optim.lr={lr}", "model.stages=[1,2]", "+extra=1"]
-        for seed, lr in ((0, "1e-3"), (1, "3"))
-    ]
-    points = [[word for word in words if word != "+extra=1"] for words in points] + [["model=cnn", "data=digits"]]
-    points[0][4] = points[1][4] = "model.width=32"
-    for words, shared in zip(points, compose_each("train", points), strict=True):
-        alone = compose("train", words)
-        assert alone is not None
-        assert (shared.tree, shared.groups, shared.overrides) == (alone.tree, alone.groups, alone.overrides)
-
-
-def test_a_setting_that_one_option_lacks_is_refused() -> None:
-    with pytest.raises(
-        UsageError, match=r"norm.groups is not a setting of norm=rmsnorm: leave it out, or choose norm="
-    ):
-        compose_each("train", [["norm=groupnorm", "norm.groups=2"], ["norm=rmsnorm", "norm.groups=2"]])
-
-
-def test_a_planned_run_is_the_run_that_train_makes() -> None:
-    sweep = planned("norm=rmsnorm,batchnorm", "seed=0,3")
-    assert sweep.plan.folder == Path("outputs/sweep")
-    for run in sweep.plan.runs:
-        composition = compose("train", list(run.words))
-        assert composition is not None
-        tree, choices = wanted(settled(composition))
-        assert make_plan(tree, choices, None).directory.path == run.path
-        assert run.command.startswith("normbench train norm=")
-
-
-def test_data_are_loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded = []
-    factory = assembly.factory
-
-    def counted(tree: dict, section: str) -> Callable[..., object]:
-        make = factory(tree, section)
-
-        def load(**arguments: object) -> object:
-            loaded.append(arguments)
-            return make(**arguments)
-
-        return load if section == "data" else make
-
-    monkeypatch.setattr(assembly, "factory", counted)
-    planned("norm=rmsnorm,batchnorm", "seed=0,1", "data.batch_size=8,16")
-    assert len(loaded) == 2
-
-
-OWN_DATA = """
-from normbench.data import Images, digits
-
-loaded = []
-
-def alike(*, seed: int, batch_size: int, eval_batch_size: int) -> Images:
-    loaded.append(seed)
-    return digits(seed=seed, batch_size=batch_size, eval_batch_size=eval_batch_size)
-
-def drawn(*, seed: int, batch_size: int, eval_batch_size: int) -> Images:
-    data = alike(seed=seed, batch_size=batch_size, eval_batch_size=eval_batch_size)
-    data.fingerprint += str(seed)
-    return data
-"""
-
-
-@pytest.mark.parametrize(("name", "loaded"), [("alike", [0, 1]), ("drawn", [0, 1, 2])])
-def test_own_data_may_follow_from_the_seed(name: str, loaded: list[int], here: Path) -> None:
-    (here / f"own_data_{name}.py").write_text(OWN_DATA)
-    plan = planned("seed=0,1,2", "optim.lr=1e-3,1e-2", f"data._target_=own_data_{name}.{name}").plan
-    assert sys.modules[f"own_data_{name}"].loaded == loaded
-    for run in plan.runs:
-        assert make_plan(run.tree, run.choices, None).directory.path == run.path
-
-
-def test_points_of_one_directory_are_one_run() -> None:
-    assert len(planned("optim.lr=0.001,1e-3,1e-2").plan.runs) == 2
-
-
-def test_illegal_pairs_are_left_out_with_their_reason() -> None:
-    plan = planned("norm=rmsnorm,dyt", "placement=pre,parallel,post").plan
-    assert [(run.choices.groups["norm"], run.choices.groups["placement"]) for run in plan.runs] == [
-        (norm, placement) for norm in ("rmsnorm", "dyt") for placement in ("pre", "post")
-    ]
-    (left_out,) = plan.left_out
-    assert (left_out.points, left_out.count) == ("parallel", 2)
-    assert "parallel joins the branches of a block" in left_out.reason
-
-
-@pytest.mark.parametrize("exclude", ["norm=dyt,placement=post", "placement=post,norm=dyt,model=cnn,probes.every=50"])
-def test_exclusions_leave_runs_out(exclude: str) -> None:
-    plan = planned("norm=rmsnorm,dyt", "placement=pre,post", f"sweep.exclude={exclude}").plan
-    assert [tuple(run.arm.values()) for run in plan.runs] == [("rmsnorm", "pre"), ("rmsnorm", "post"), ("dyt", "pre")]
-    assert [(row.points, row.reason, row.count) for row in plan.left_out] == [
-        ("dyt · post", f"sweep.exclude={exclude}", 1)
-    ]
-
-
-def test_an_excluded_point_need_not_compose() -> None:
-    words = "norm=groupnorm,rmsnorm", "norm.groups=1,2", "sweep.exclude=norm=rmsnorm"
-    assert [run.arm for run in planned(*words).plan.runs] == [
-        {"norm": "groupnorm", "norm.groups": "1"},
-        {"norm": "groupnorm", "norm.groups": "2"},
-    ]
-
-
-def test_threads_are_shared_out() -> None:
-    assert fair(None, None, 0) == fair(cores(), None, 0) == fair(None, 1, 0) == Share(cores(), 1)
-    assert fair(None, cores(), 0).jobs == 1
-    assert fair(None, None, 4).jobs == 4
-    run = planned("seed=0,1").plan.runs[0]
-    assert "threads=1" in run.words
-    assert run.choices == Choices({**run.choices.groups}, ("layernorm", "pre", "cnn", "digits"))
-
-
-def test_jobs_change_no_name() -> None:
-    plans = [understand(["seed=0,1", f"sweep.jobs={jobs}", *DIGITS[:-1], *more]).plan for jobs, more in (
-        (1, ["threads=null"]), (2, []), (64, []))]  # fmt: skip
-    assert plans[0].runs == plans[1].runs == plans[2].runs
-    assert plans[0].runs[0].words[-2:] == ("threads=1", "name=sweep")
-
-
-def test_runs_that_differ_in_threads_alone_are_pointed_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    words = ["seed=0,1", *DIGITS[:-1]]
-    for run in understand([*words, "threads=3"]).plan.runs:
-        run.path.mkdir(parents=True)
-        (run.path / "config.yaml").write_text("seed: 0\nthreads: 3\n")
-    assert not capsys.readouterr().out
-    understand([*words, "seed=0,1,2"])
-    assert capsys.readouterr().out == (
-        "2 of the 3 new runs are in outputs/sweep with threads=3, and made anew with threads=1: add threads=3 to go on "
-        "with those\n"
-    )
-    understand([*words, "optim.lr=0.1"])
-    understand([*words, "threads=3"])
-    understand([*words, "quiet=True"])
-    assert not capsys.readouterr().out
-
-
-def test_what_an_experiment_sets_holds_for_the_sweep(tmp_path: Path) -> None:
-    study = own_study(tmp_path, "own", "threads: 2\nquiet: true\ndevice: cpu\n")
-    sweep = understand([*study, "seed=0,1", *DIGITS[:-2], "sweep.jobs=1"])
-    assert (sweep.quiet, sweep.share, sweep.devices) == (True, Share(1, 2), ())
-    assert not any(word.startswith(("threads=", "device=")) for word in sweep.plan.runs[0].words)
-    assert read_common(read_grid([*study, "device=mps", "threads=null"])) == Common("mps", None, True)
-    assert read_common(read_grid([*study, "norm=rmsnorm,groupnorm", "norm.groups=2"])) == Common("cpu", 2, True)
 
 
 # ---- mistakes

@@ -7,6 +7,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
@@ -50,6 +51,7 @@ from normbench.targets import imported
 Report = Callable[[Path, bool], None]
 
 SWEEP_NAME = "sweep"  # of the folder, where neither the words nor an experiment name it
+MANY = 100  # runs, whose plan takes a moment
 
 
 @dataclass
@@ -216,14 +218,20 @@ def understand(words: Sequence[str]) -> Sweep:
     grid = grid if common.threads else grid.without("threads").with_words(f"threads={share.threads}")
     grid = grid if grid.named else grid.with_words(f"name={SWEEP_NAME}")
     planner = Planner(launching.elsewhere)
-    with notes_shown(common.quiet):
+    console = Console(file=sys.stdout)
+    with planning(console, len(grid.points), common.quiet), notes_shown(common.quiet):
         plan = planner.plan(grid, read_exclusions(settings.exclude or ()))
     if settings.lr:
         check_tunable(plan, grid, settings)
-    understood = Sweep(grid, settings, launching, share, devices, planner, plan, common.quiet)
+    understood = Sweep(grid, settings, launching, share, devices, planner, plan, common.quiet, console)
     for line in with_other_threads(plan, planner, share.threads):
         understood.say(line)
     return understood
+
+
+def planning(console: Console, points: int, quiet: bool) -> AbstractContextManager[object]:
+    """While it lasts, a terminal says that many runs are planned."""
+    return nullcontext() if quiet or points <= MANY else console.status(f"planning {points:,} runs")
 
 
 def devices_here(device: str, jobs: int | None) -> tuple[str, ...]:

@@ -14,10 +14,10 @@ import torch
 from normbench import assembly
 from normbench.catalog import GROUPS, Choices
 from normbench.compose import Composition, compose_each
-from normbench.config import Tree, is_foreign, lookup, parse
+from normbench.config import OPEN_SECTIONS, Tree, is_foreign, lookup
 from normbench.errors import CombinationRefused, UsageError
 from normbench.plan import directory_of, with_steps
-from normbench.request import check_settings, settled, wanted
+from normbench.request import settled, wanted
 from normbench.sweeping.folder import Entry, command
 from normbench.sweeping.grid import Exclusion, Grid, Point, check_matched, in_one_form, plain_value
 from normbench.types import Data
@@ -84,13 +84,15 @@ class SweepPlan:
 
 @dataclass
 class Planner:
-    """Plans grids; data that several runs share are loaded once.
+    """Plans grids; data that several runs share are loaded once, and what they have in common is checked once.
 
     elsewhere: the runs are made on machines whose devices are not known here.
     """
 
     elsewhere: bool = False
     loaded: dict[str, dict[int, Data]] = field(default_factory=dict)
+    checked: set[str] = field(default_factory=set)
+    refused: dict[str, CombinationRefused | None] = field(default_factory=dict)
 
     def plan(self, grid: Grid, exclusions: Sequence[Exclusion] = ()) -> SweepPlan:
         """Decide every run of a grid.
@@ -143,16 +145,33 @@ class Planner:
         composition = settled(composition)
         tree: Tree
         tree, choices = wanted(composition)
-        assembly.check_combination(tree, choices.groups)
-        check_settings(tree)
-        config = parse(tree)
+        self.check(tree, choices)
         data = self.data(tree)
         steps = assembly.number_of_steps(tree, data)
         tree = with_steps(tree, steps)
-        device = self.device_type(config.device)
-        directory = directory_of(tree, choices, data, device, config.threads or torch.get_num_threads())
+        device = self.device_type(tree["device"])
+        directory = directory_of(tree, choices, data, device, tree["threads"] or torch.get_num_threads())
         arm = {key: value for key, value in point.varied.items() if key != "seed"}
-        return PlannedRun(composition.overrides, arm, config.seed, steps, tree, choices, directory.path)
+        return PlannedRun(composition.overrides, arm, tree["seed"], steps, tree, choices, directory.path)
+
+    def check(self, tree: Tree, choices: Choices) -> None:
+        """Refuse parts that do not go together, and settings that a class does not take.
+
+        Raises:
+            CombinationRefused: its parts do not go together.
+            UsageError: any other mistake.
+        """
+        parts = [tree["norm"], *(tree[section]["_target_"] for section in OPEN_SECTIONS)]
+        together = json.dumps([*parts, dict(choices.groups)], sort_keys=True)
+        if together not in self.refused:
+            self.refused[together] = refusal_of(tree, choices)
+        if refusal := self.refused[together]:
+            raise refusal
+        for section in OPEN_SECTIONS:
+            text = section + json.dumps(tree[section], sort_keys=True)
+            if text not in self.checked:
+                assembly.factory(tree, section)
+                self.checked.add(text)
 
     def path_with(self, run: PlannedRun, threads: int) -> Path:
         """The directory that a run would have with another number of threads."""
@@ -182,6 +201,15 @@ class Planner:
             equal = (data for data in loaded.values() if data.fingerprint == made.fingerprint)
             loaded[seed] = next(equal, made)
         return loaded[seed]
+
+
+def refusal_of(tree: Tree, choices: Choices) -> CombinationRefused | None:
+    """Why the parts of a run do not go together; None: they do."""
+    try:
+        assembly.check_combination(tree, choices.groups)
+    except CombinationRefused as refusal:
+        return refusal
+    return None
 
 
 def one_folder(paths: Iterable[Path]) -> Path:
