@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -12,14 +13,21 @@ from tiny_plans import DIGITS, own_study, planned
 
 from normbench import assembly
 from normbench.catalog import Choices
+from normbench.cli import main
 from normbench.compose import compose, compose_each
 from normbench.config import OPEN_SECTIONS, Tree
 from normbench.errors import UsageError
+from normbench.files import write_json
 from normbench.plan import make_plan
 from normbench.request import settled, wanted
+from normbench.rundir import RunDirectory
+from normbench.sweeping import conduct
 from normbench.sweeping.conduct import understand
+from normbench.sweeping.forecast import Terms, numbers
 from normbench.sweeping.grid import Common, read_common, read_grid
 from normbench.sweeping.launchers import Share, cores, fair
+from normbench.sweeping.plan import PlannedRun
+from normbench.sweeping.tuning import choose, tuned_grid, tuning_grid
 
 pytest_plugins = ["refusals"]
 
@@ -199,3 +207,90 @@ def test_what_an_experiment_sets_holds_for_the_sweep(tmp_path: Path) -> None:
     assert not any(word.startswith(("threads=", "device=")) for word in sweep.plan.runs[0].words)
     assert read_common(read_grid([*study, "device=mps", "threads=null"])) == Common("mps", None, True)
     assert read_common(read_grid([*study, "norm=rmsnorm,groupnorm", "norm.groups=2"])) == Common("cpu", 2, True)
+
+
+# ---- --dry-run
+
+
+def told(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
+    """What a dry run says, line by line."""
+    assert main(["sweep", *words, *SHORT, *DIGITS, "--dry-run"]) == 0
+    return [line.strip() for line in capsys.readouterr().out.splitlines()]
+
+
+def row(lines: list[str], name: str) -> list[str]:
+    """The cells of a row of the table."""
+    (found,) = [line for line in lines if line.startswith(name)]
+    return re.split(r"  +", found)
+
+
+@pytest.fixture
+def wide(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty current directory, and a terminal that wraps nothing."""
+    monkeypatch.setenv("COLUMNS", "300")
+    return here
+
+
+SHORT = ["trainer.eval_batches=1", "data.eval_batch_size=512", "probes.every=0", "probes.histograms_every=0"]
+
+
+def end(run: PlannedRun, status: str, loss: float = 1.0) -> None:
+    """Let a run look as if it had ended."""
+    run.path.mkdir(parents=True)
+    directory = RunDirectory(run.path)
+    directory.write_status(status, run.steps, run.steps)  # type: ignore[arg-type]
+    if status == "finished":
+        write_json(directory.summary, {"status": status, "steps": run.steps, "metrics": {"loss/val": loss}})
+
+
+def test_time_is_that_of_the_runs_to_do_side_by_side() -> None:
+    terms = Terms(side_by_side=2, again=False)
+    assert terms.together([3, 3, 3]) == 6
+    assert terms.together([5, 1, 1, 1]) == 5
+    assert terms.together([7]) == 7
+    assert terms.together([]) == 0
+
+
+def test_seeds_in_a_row_are_told_by_the_first_and_the_last() -> None:
+    assert numbers(range(125)) == "0–124"
+    assert numbers([7, 0, 1, 3, 4, 5, 1000]) == "0, 1, 3–5, 7, 1000"
+
+
+@pytest.mark.usefixtures("wide")
+def test_a_dry_run_counts_what_is_to_do(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conduct, "cores", lambda: 2)
+    words = ["norm=rmsnorm", "seed=range(0,4)", "sweep.jobs=8"]
+    runs = planned(*words, *SHORT).plan.runs
+    assert row(told(capsys, *words), "1 arm, 4 runs")[1] == "4"
+    for run, status in zip(runs, ("finished", "failed"), strict=False):
+        end(run, status)
+    lines = told(capsys, *words)
+    assert row(lines, "rmsnorm · pre · cnn · digits")[1:5] == ["0–3", "2", "1", "1"]
+    assert "2 at a time" in " ".join(row(lines, "1 arm, 4 runs"))  # there are two cores, whatever sweep.jobs says
+    assert row(told(capsys, *words, "sweep.retry_failed=true"), "1 arm, 4 runs")[1] == "3"
+
+
+def test_a_class_that_raises_is_a_note_of_its_arm(wide: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (wide / "own_raising.py").write_text(
+        "from normbench.norms import RMSNorm\n\nclass Raising(RMSNorm):\n"
+        "    def forward(self, x):\n        if self.training:\n            raise KeyError('boom')\n"
+        "        return super().forward(x)\n"
+    )
+    lines = told(capsys, "norm._target_=own_raising.Raising,normbench.norms.RMSNorm", "seed=0")
+    assert row(lines, "raising")[1:6] == ["0", "1", "0", "0", "KeyError: 'boom' (own_raising.py, line 6)"]
+    assert row(lines, "2 arms, 2 runs")[1] == "2"
+
+
+@pytest.mark.usefixtures("wide")
+def test_a_dry_run_shows_the_rates_that_are_chosen(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["norm=rmsnorm", "seed=0,1", "sweep.lr=auto", "sweep.lr_grid=1e-3,1e-2,1e-1"]
+    sweep = planned(*words, *SHORT)
+    tuning = sweep.planner.plan(tuning_grid(sweep.plan, sweep.settings))
+    for run in tuning.runs:
+        end(run, "finished", loss=abs(run.tree["optim"]["lr"] - 1e-2))
+    for run in sweep.planner.plan(tuned_grid(sweep.plan, choose(tuning))).runs:
+        end(run, "finished")
+    lines = told(capsys, *words)
+    assert "all runs: lr 0.01" in lines
+    assert "outputs/sweep: runs that are reported" in lines
+    assert row(lines, "1 arm, 2 runs")[1:4] == ["0", "2", "0"]

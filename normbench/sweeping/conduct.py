@@ -23,14 +23,14 @@ from normbench.assembly import resolve_device
 from normbench.compose import compose
 from normbench.errors import RunFailure, UsageError
 from normbench.run import notes_shown
-from normbench.rundir import RunDirectory
+from normbench.rundir import ENDED, RunDirectory
 from normbench.sweeping.display import LOOK_SECONDS, make_view, overall
 from normbench.sweeping.execution import Execution, Stopped
-from normbench.sweeping.folder import Entry, SweepFolder
-from normbench.sweeping.forecast import show_forecast, show_left_out
+from normbench.sweeping.folder import OVER, Entry, SweepFolder
+from normbench.sweeping.forecast import Terms, show_forecast, show_left_out
 from normbench.sweeping.gpus import devices_to_hand_out
 from normbench.sweeping.grid import Grid, read_common, read_exclusions, read_grid
-from normbench.sweeping.launchers import Launching, Share
+from normbench.sweeping.launchers import Launching, Share, cores
 from normbench.sweeping.plan import PlannedRun, Planner, SweepPlan
 from normbench.sweeping.progress import Progress, Reader
 from normbench.sweeping.settings import SweepConfig, parse_settings, readable
@@ -83,14 +83,35 @@ class Sweep:
 
     def forecast(self) -> int:
         """Say what would run; returns the exit status."""
-        plan, title = self.plan, f"{self.plan.folder}"
+        plan, title, terms = self.plan, f"{self.plan.folder}", self.terms()
         if self.settings.lr:
             tuning = self.planner.plan(tuning_grid(plan, self.settings))
-            show_forecast(self.console, tuning, self.share.jobs, f"{tuning.folder}: runs that choose learning rates")
-            title += ": runs that are reported, with the learning rate of each arm still to be chosen"
-        show_forecast(self.console, plan, self.share.jobs, title)
-        show_left_out(self.console, plan.left_out)
+            show_forecast(self.console, tuning, terms, f"{tuning.folder}: runs that choose learning rates")
+            title += ": runs that are reported"
+            if chosen := self.chosen(tuning):
+                plan = chosen
+            else:
+                title += ", with the learning rate of each arm still to be chosen"
+        show_forecast(self.console, plan, terms, title)
+        show_left_out(self.console, self.plan.left_out)
         return 0
+
+    def terms(self) -> Terms:
+        """How the runs will be made, as far as it decides on their time: what shares a core takes longer."""
+        here = len(self.devices) or max(1, cores() // self.share.threads)
+        beside = self.share.jobs if self.launching.elsewhere else min(self.share.jobs, here)
+        return Terms(beside, self.settings.retry_failed)
+
+    def chosen(self, tuning: SweepPlan) -> SweepPlan | None:
+        """The runs that are reported, each with its learning rate; None: some rates are still to be chosen."""
+        folder = SweepFolder(tuning.folder)
+        over = ENDED if self.settings.retry_failed else OVER
+        if any(folder.state(run.name) not in over for run in tuning.runs):
+            return None
+        choices = choose(tuning)
+        for line in lines(choices):
+            self.say(line)
+        return self.planner.plan(tuned_grid(self.plan, choices)) if any(choice.lr for choice in choices) else None
 
     # ---- the runs
 

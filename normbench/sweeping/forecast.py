@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from heapq import heapreplace
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -16,6 +17,7 @@ from normbench.config import Tree
 from normbench.dryrun import megabytes
 from normbench.errors import RunFailure, UsageError
 from normbench.estimate import BRIEF, Estimate, estimate
+from normbench.faults import explain
 from normbench.plan import make_plan
 from normbench.recording import WeighingSink
 from normbench.run import make_session
@@ -29,24 +31,42 @@ TO_DO: tuple[State, ...] = ("new", "interrupted", "running")
 
 @dataclass(frozen=True)
 class Forecast:
-    """What an arm takes. seconds: of what is to do, one run after another. size: of its directories in the end, bytes.
+    """What an arm takes. to_do: its runs to be made. seconds: that each of them takes, as far as it is known.
 
-    note: why seconds and size are not known.
+    size: of its directories in the end, bytes. note: why seconds and size are not known.
     """
 
     name: str
     seeds: tuple[int, ...]
     counts: Counter[State]
-    seconds: float = 0.0
+    to_do: int = 0
+    seconds: tuple[float, ...] = ()
     size: int = 0
     note: str = ""
 
+
+@dataclass(frozen=True)
+class Terms:
+    """How the runs to do will be made. side_by_side: at a time, each at its full speed. again: failed ones too."""
+
+    side_by_side: int
+    again: bool
+
     @property
-    def to_do(self) -> int:
-        return sum(self.counts[state] for state in TO_DO)
+    def to_do(self) -> tuple[State, ...]:
+        return (*TO_DO, "failed") if self.again else TO_DO
+
+    def together(self, seconds: Iterable[float]) -> float:
+        """The time that runs take when each begins where one before it has ended."""
+        busy = [0.0] * self.side_by_side
+        for taken in seconds:
+            heapreplace(busy, busy[0] + taken)
+        return max(busy)
 
 
-def forecast(name: str, runs: Sequence[PlannedRun], folder: SweepFolder, known: dict[str, Estimate]) -> Forecast:
+def forecast(
+    name: str, runs: Sequence[PlannedRun], folder: SweepFolder, terms: Terms, known: dict[str, Estimate]
+) -> Forecast:
     """What an arm's runs take; a few steps are made if there is something to do.
 
     known: what arms before have shown, which an arm is taken for that differs in its learning rate alone.
@@ -54,18 +74,20 @@ def forecast(name: str, runs: Sequence[PlannedRun], folder: SweepFolder, known: 
     looks = [(run, *folder.look(run.name)) for run in runs]
     counts: Counter[State] = Counter(state for _, state, _ in looks)
     seeds = tuple(dict.fromkeys(run.seed for run in runs))
-    left = [(run, int(status.get("step") or 0)) for run, state, status in looks if state in TO_DO]
+    left = [(run, int(status.get("step") or 0)) for run, state, status in looks if state in terms.to_do]
     if not left:
         return Forecast(name, seeds, counts)
     try:
         cost = fingerprint(without_rate(left[0][0].tree))
         taken = known[cost] if cost in known else known.setdefault(cost, measure(left[0][0]))
     except Diverged as end:
-        return Forecast(name, seeds, counts, note=f"diverges at step {end.step}")
+        return Forecast(name, seeds, counts, len(left), note=f"diverges at step {end.step}")
     except (UsageError, RunFailure) as error:
-        return Forecast(name, seeds, counts, note=str(error))
-    seconds = sum(taken.seconds(max(1, run.steps - step)) for run, step in left)
-    return Forecast(name, seeds, counts, seconds, sum(size(taken, run) for run, _ in left))
+        return Forecast(name, seeds, counts, len(left), note=str(error))
+    except Exception as error:  # of a user's class, as a run of the sweep would fail with
+        return Forecast(name, seeds, counts, len(left), note=explain(error))
+    seconds = tuple(taken.seconds(max(1, run.steps - step)) for run, step in left)
+    return Forecast(name, seeds, counts, len(left), seconds, sum(size(taken, run) for run, _ in left))
 
 
 def without_rate(tree: Tree) -> Tree:
@@ -96,41 +118,67 @@ def size(taken: Estimate, run: PlannedRun) -> int:
     return checkpoints + taken.record_bytes(run.steps)
 
 
-def show_forecast(console: Console, plan: SweepPlan, jobs: int, title: str) -> None:
+def show_forecast(console: Console, plan: SweepPlan, terms: Terms, title: str) -> None:
     """Print the plan as a table, and what is left out."""
     folder = SweepFolder(plan.folder)
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, title=Text(title, "bold"), title_justify="left", show_footer=True)
     rows, known = [], dict[str, Estimate]()
     for number, (name, runs) in enumerate(plan.arms.items(), start=1):
         with console.status(f"measuring {number}/{len(plan.arms)}: {name}"):
-            rows.append(forecast(name, runs, folder, known))
+            rows.append(forecast(name, runs, folder, terms, known))
     counts = sum((row.counts for row in rows), Counter[State]())
-    seconds = sum(row.seconds for row in rows)
-    beside = f", {jobs} at a time" if jobs > 1 else ""
-    finish = f"about {timedelta(seconds=round(seconds / min(jobs, max(1, len(plan.runs)))))}{beside}"
-    table.add_column("arm", f"{len(rows)} arms, {len(plan.runs)} runs", overflow="fold")
-    table.add_column("seeds")
-    table.add_column("to do", str(sum(row.to_do for row in rows)), justify="right")
+    to_do = sum(row.to_do for row in rows)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, title=Text(title, "bold"), title_justify="left", show_footer=True)
+    table.add_column("arm", f"{counted(len(rows), 'arm')}, {counted(len(plan.runs), 'run')}", overflow="fold")
+    table.add_column("seeds", overflow="fold")
+    table.add_column("to do", str(to_do), justify="right")
     table.add_column("done", str(counts["finished"] + counts["diverged"]), justify="right")
     table.add_column("failed", str(counts["failed"]), justify="right")
-    table.add_column("time", finish if seconds else "", overflow="fold")
+    table.add_column("time", finish(rows, terms), overflow="fold")
     table.add_column("disk", megabytes(sum(row.size for row in rows)), justify="right")
     for row in rows:
         table.add_row(*map(Text, cells(row)))
     console.print(table)
 
 
+def finish(rows: Sequence[Forecast], terms: Terms) -> str:
+    """The time that all runs to do take."""
+    seconds = [taken for row in rows for taken in row.seconds]
+    beside = min(terms.side_by_side, len(seconds))
+    together = timedelta(seconds=round(terms.together(seconds)))
+    return f"about {together}{f', {beside} at a time' if beside > 1 else ''}" if seconds else ""
+
+
 def cells(row: Forecast) -> tuple[str, ...]:
     """An arm's row."""
     counts = row.counts
-    time = row.note or (f"about {timedelta(seconds=round(row.seconds))}" if row.to_do else "")
+    time = row.note or (f"about {timedelta(seconds=round(sum(row.seconds)))}" if row.to_do else "")
     done = str(counts["finished"] + counts["diverged"])
     disk = megabytes(row.size) if row.size else ""
-    return row.name, ", ".join(map(str, row.seeds)), str(row.to_do), done, str(counts["failed"]), time, disk
+    return row.name, numbers(row.seeds), str(row.to_do), done, str(counts["failed"]), time, disk
+
+
+def numbers(seeds: Sequence[int]) -> str:
+    """Seeds, three and more in a row as their first and last: `0–124, 1000`."""
+    rows: list[list[int]] = []
+    for seed in sorted(seeds):
+        if rows and seed == rows[-1][-1] + 1:
+            rows[-1].append(seed)
+        else:
+            rows.append([seed])
+    return ", ".join(f"{row[0]}–{row[-1]}" if len(row) > 2 else ", ".join(map(str, row)) for row in rows)
+
+
+def counted(number: int, thing: str) -> str:
+    """Such as `1 run` or `2 runs`."""
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 
 def show_left_out(console: Console, left_out: Sequence[LeftOut]) -> None:
     """Say what is not run, and why."""
     for row in left_out:
-        runs = "1 run" if row.count == 1 else f"{row.count} runs"
-        console.print(f"left out, {runs} ({row.points}): {row.reason}", markup=False, highlight=False, soft_wrap=True)
+        console.print(
+            f"left out, {counted(row.count, 'run')} ({row.points}): {row.reason}",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )

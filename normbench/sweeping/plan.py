@@ -79,6 +79,8 @@ class SweepPlan:
         found: dict[ArmKey, list[PlannedRun]] = {}
         for run in self.runs:
             found.setdefault(arm_key(run.arm), []).append(run)
+        if set(found) == {()}:  # nothing varies but the seed: the arm is what was chosen
+            return {" · ".join(self.runs[0].choices.words): list(self.runs)}
         return dict(zip(arm_names([runs[0].arm for runs in found.values()]), found.values(), strict=True))
 
 
