@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 
-from normbench.catalog import GROUPS, SWEEP_GROUPS, options, options_with
+from normbench.catalog import GROUPS, SWEEP_GROUPS, options, options_with, own_settings
 from normbench.config import KEYS, nearest
 from normbench.keys import either
 
@@ -52,7 +52,12 @@ def sentence(text: str, command: str, words: list[str]) -> str:
     for pattern, answer in COMPLAINTS.items():
         if match := re.search(pattern, text):
             return answer(match[1], command, words)
-    return f"{one_line(text)}: check the keys and their values with normbench {command} --cfg job"
+    return f"{one_line(text)}: check the keys and their values with {lister(command)}"
+
+
+def lister(command: str) -> str:
+    """What shows the keys that a command takes."""
+    return "normbench sweep --help" if command == "sweep" else f"normbench {command} --cfg job"
 
 
 def unknown_key(key: str, command: str, words: list[str]) -> str:
@@ -70,13 +75,27 @@ def unknown_key(key: str, command: str, words: list[str]) -> str:
         choice = next((word for word in reversed(words) if key_of(word) == section), f"the chosen {section}")
         having = either(options_with(section, name))
         return f"{key} is not a setting of {choice}: leave it out, or choose {section}={having}"
-    return f"{key} is unknown: {nearest(key, list(KEYS))}normbench {command} --cfg job shows the keys that there are"
+    if section in SWEEP_GROUPS:
+        return unknown_setting(section, name, words)
+    return f"{key} is unknown: {nearest(key, list(KEYS))}{lister(command)} shows the keys that there are"
+
+
+def unknown_setting(group: str, name: str, words: list[str]) -> str:
+    """For a setting that the chosen option of a sweep's own group does not have."""
+    choice = next((word for word in reversed(words) if key_of(word) == group), f"the default {group}")
+    if having := options_with(group, name):
+        return f"{group}.{name} is not a setting of {choice}: leave it out, or choose {group}={either(having)}"
+    known = {setting for option in options(group) for setting in own_settings(group, option)[0]}
+    return (
+        f"{group}.{name} is not a setting of {choice}: {nearest(name, sorted(known))}sweep.jobs= and threads= say what "
+        "runs get of this machine"
+    )
 
 
 def nothing_to_delete(key: str, command: str, words: list[str]) -> str:
     """For `~KEY` where there is no such key, or where it is null."""
     key = key.partition("=")[0]
-    if key in KEYS or key in GROUPS:
+    if key in KEYS or key in GROUPS or command == "sweep":
         return f"~{key} finds nothing to delete: leave it out, or set {key} to another value"
     return unknown_key(key, command, words)
 
@@ -91,7 +110,11 @@ def wrong_option(_: str, command: str, words: list[str]) -> str:
 
 
 def several_values(word: str, command: str, words: list[str]) -> str:
-    """For what only a sweep can do."""
+    """For what only a sweep can do, and not with its own settings."""
+    if command == "sweep":
+        return (
+            f"{word} gives several values, and all runs of a sweep share {key_of(word)}: give one, or quote the commas"
+        )
     return (
         f"{word} gives several values, which only a sweep takes: start it with normbench sweep, give one, or quote the "
         "commas"

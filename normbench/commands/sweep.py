@@ -99,10 +99,7 @@ def settings_of(words: list[str]) -> tuple[list[str], bool]:
         if word == DRY_RUN:
             dry_run = True
         elif name == CONFIG_DIR:
-            folder = Path(os.path.expanduser(value or (rest.pop(0) if rest else "")))
-            if not folder.is_dir():
-                raise UsageError(f"{CONFIG_DIR} {folder} is not a folder: give the one that holds your norm/NAME.yaml")
-            catalog.check_names([folder])
+            folder = own_folder(value or (rest.pop(0) if rest and not rest[0].startswith("-") else ""))
             given.append(f"hydra.searchpath=[{quoted(f'file://{folder.absolute()}')}]")
         elif word.startswith("-"):
             raise UsageError(f"{word} is not a flag of sweep: allowed are {', '.join(FLAGS)}")
@@ -111,6 +108,21 @@ def settings_of(words: list[str]) -> tuple[list[str], bool]:
         else:
             given.append(word)
     return given, dry_run
+
+
+def own_folder(name: str) -> Path:
+    """The folder behind `--config-dir`.
+
+    Raises:
+        UsageError: there is none, or it holds an option that normbench has already.
+    """
+    if not name:
+        raise UsageError(f"{CONFIG_DIR} lacks its folder: give the one that holds your norm/NAME.yaml")
+    folder = Path(os.path.expanduser(name))
+    if not folder.is_dir():
+        raise UsageError(f"{CONFIG_DIR} {folder} is not a folder: give the one that holds your norm/NAME.yaml")
+    catalog.check_names([folder])
+    return folder
 
 
 def help_text(words: list[str]) -> str:

@@ -30,7 +30,7 @@ from normbench.sweeping.folder import OVER, Entry, SweepFolder
 from normbench.sweeping.forecast import Terms, show_forecast, show_left_out
 from normbench.sweeping.gpus import devices_to_hand_out
 from normbench.sweeping.grid import Grid, read_common, read_exclusions, read_grid
-from normbench.sweeping.launchers import Launching, Share, cores
+from normbench.sweeping.launchers import Launching, Share, checked, cores
 from normbench.sweeping.plan import PlannedRun, Planner, SweepPlan
 from normbench.sweeping.progress import Progress, Reader
 from normbench.sweeping.settings import SweepConfig, parse_settings, readable
@@ -274,7 +274,7 @@ def make_launching(section: dict[str, object]) -> Launching:
     settings = {key: value for key, value in section.items() if key != "_target_"}
     make = imported(section.get("_target_"), f"launcher._target_={section.get('_target_')}")
     try:
-        launching = make(**settings)
+        launching = make(**checked(make, settings))
     except TypeError as error:
         raise UsageError(f"launcher does not take these settings ({error}): see normbench sweep --help") from error
     if not isinstance(launching, Launching):

@@ -155,6 +155,7 @@ def read_grid(words: Sequence[str]) -> Grid:
     with initialized() as loader:
         overrides = read(given, loader)
         check_common(overrides)
+        check_deletions(overrides)
         name, params = study_of(overrides)
         more = read([word for word in params if not is_own(word)], loader)
         merged = {named(override): override for override in (*more, *overrides)}
@@ -228,6 +229,14 @@ def check_common(overrides: Iterable[Override]) -> None:
             )
 
 
+def check_deletions(overrides: Sequence[Override]) -> None:
+    """Refuse to set and to delete one key, of which only the last would count."""
+    given = {named(override): text(override) for override in overrides if not override.is_delete()}
+    for override in overrides:
+        if override.is_delete() and (other := given.get(named(override))):
+            raise UsageError(f"{text(override)} deletes what {other} sets: leave one of the two out")
+
+
 def make_grid(overrides: Sequence[Override]) -> Grid:
     """All combinations of what varies, in the order of the words, the last one changing first."""
     fixed = [text(override) for override in overrides if not override.is_sweep_override()]
@@ -246,7 +255,9 @@ def make_grid(overrides: Sequence[Override]) -> Grid:
 
 
 def nothing_found(override: Override) -> str:
-    """What a glob could have found."""
+    """What a range could have held, or a glob found."""
+    if override.is_range_sweep():
+        return "range(FROM,TO,STEP) goes from FROM to below TO, give a TO above FROM, or a negative STEP"
     group = named(override)
     return f"normbench list {group} shows what there is" if group in GROUPS else "glob() is for groups, such as norm"
 

@@ -8,14 +8,37 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from hydra.plugins.launcher import Launcher
 
 from normbench.errors import UsageError
+from normbench.keys import Key
+
+
+def setting(**bounds: Any) -> Any:
+    """A launcher's setting and what it may hold; the type comes from the annotation."""
+    default = {"default": bounds.pop("default")} if "default" in bounds else {}
+    return field(**default, metadata={"bounds": bounds})
+
+
+def checked(make: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """A launcher's settings, each in its own type; those that are not known stay as they are.
+
+    Raises:
+        UsageError: a wrong type, or a value out of bounds.
+    """
+    found = dict(settings)
+    hints = get_type_hints(make) if isinstance(make, type) else {}
+    for item in fields(make) if is_dataclass(make) else ():
+        if item.name in found and "bounds" in item.metadata:
+            types = get_args(hints[item.name]) or (hints[item.name],)
+            allowed = Key("", types=types, **item.metadata["bounds"])
+            found[item.name] = allowed.check(f"launcher.{item.name}", found[item.name])
+    return found
 
 
 @dataclass(frozen=True)
@@ -122,21 +145,19 @@ class Processes(Launching):
 class Submitit(Launching):
     """A job of a cluster for each run; `executor=local` starts the same jobs as processes of this machine."""
 
-    executor: str
-    timeout_min: int
-    cpus_per_task: int
-    gpus_per_node: int | None = None
-    mem_gb: int | None = None
-    partition: str | None = None
-    account: str | None = None
-    qos: str | None = None
-    constraint: str | None = None
-    array_parallelism: int = 64
+    executor: str = setting(choices=("slurm", "local"))
+    timeout_min: int = setting(low=1, high=10**6, unit="minutes")
+    cpus_per_task: int = setting(low=1, high=1024)
+    gpus_per_node: int | None = setting(default=None, low=0, high=1024)
+    mem_gb: int | None = setting(default=None, low=1, high=10**5, unit="GB")
+    partition: str | None = setting(default=None)
+    account: str | None = setting(default=None)
+    qos: str | None = setting(default=None)
+    constraint: str | None = setting(default=None)
+    array_parallelism: int = setting(default=64, low=1, high=10**5, unit="jobs")
     additional_parameters: Mapping[str, Any] = field(default_factory=dict)
 
     def check(self) -> None:
-        if self.executor not in ("slurm", "local"):
-            raise UsageError(f"launcher.executor={self.executor} is unknown: use slurm or local")
         installed("hydra_plugins.hydra_submitit_launcher", "submitit")
 
     @property
@@ -172,9 +193,9 @@ class Submitit(Launching):
 class Ray(Launching):
     """A task of a Ray cluster for each run; without an address a cluster of this machine is started."""
 
-    address: str | None
-    cpus_per_run: float
-    gpus_per_run: float
+    address: str | None = setting()
+    cpus_per_run: float = setting(above=0, high=1024)
+    gpus_per_run: float = setting(low=0, high=1024)
 
     def check(self) -> None:
         installed("ray", "ray")
