@@ -16,7 +16,8 @@ class SweepConfig:
     """What holds for all runs of a sweep."""
 
     exclude: list | None = key(
-        "runs to leave out, each such as norm=batchnorm,placement=parallel; given again it adds more, null empties it", items=(str,)
+        "runs to leave out, each such as norm=batchnorm,placement=parallel; given again it adds more, null empties it",
+        items=(str,),
     )
     lr: str | None = key(
         "auto: choose each arm's learning rate on a tenth held out of the training data; null: as it is set",
