@@ -141,6 +141,7 @@ def time_left(progress: Progress) -> str:
 
 def row(standing: Standing) -> tuple[str, ...]:
     """A run: its arm and seed, how far it is, its loss."""
-    name = f"{arm_name(standing.entry.arm)} · seed {standing.entry.seed}"
+    arm = [arm_name(standing.entry.arm)] if standing.entry.arm else []
+    name = " · ".join([*arm, f"seed {standing.entry.seed}"])
     done = standing.state if standing.over else f"{standing.step:,}/{standing.entry.steps:,}"
     return name, done, "" if standing.loss is None else f"loss {standing.loss:.4f}"
