@@ -239,6 +239,6 @@ def test_planned_runs_that_are_not_there_are_named_in_the_report(
     monkeypatch.chdir(own)
     words = ["norm=batchnorm,layernorm", "model=mlp", "data=digits", "data.batch_size=1", *LENGTHS]
     assert main(["sweep", *words, "launcher=local"]) == 1
-    found = capsys.readouterr().out
+    found = " ".join(capsys.readouterr().out.split())
     assert "missing runs" in found
     assert "1 planned run is not there (failed or not begun): batchnorm-pre-mlp-digits-s0-" in found
