@@ -125,8 +125,10 @@ def in_16_bits(folder: Path, *words: str) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["bf16", "fp16"])
-@pytest.mark.parametrize("model", [["model=nano", *TINY[:4]], ["model=cnn", "data=digits", "model.width=8"]])
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [("bf16", ["model=nano", *TINY[:4]]), ("fp16", ["model=cnn", "data=digits", "model.width=8"])],
+)
 def test_16_bits_train_as_32_do(tmp_path: Path, name: str, model: list[str]) -> None:
     words = [*model, "norm=batchnorm", "trainer.steps=30", "probes=full", "probes.every=10", "threads=1", "quiet=true"]
     full = train(tmp_path, *words, "device=cpu", "trainer.log_every=1")

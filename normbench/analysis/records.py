@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -130,10 +129,13 @@ def read_study(folders: Sequence[Path]) -> Study:
     Raises:
         UsageError: a folder is not there or holds no runs, no run has ended, or the runs have different tasks.
     """
-    with ThreadPoolExecutor() as threads:  # parsing metrics leaves other threads their cores
-        found = list(threads.map(lambda each: (each[1], *whole(*each)), directories(folders)))
-    runs = [run for _, run, _ in found if run is not None]
-    damaged = [(name, why) for name, run, why in found if run is None]
+    runs, damaged = [], []
+    for directory, name in directories(folders):
+        run, why = whole(directory, name)
+        if run is None:
+            damaged.append((name, why))
+        else:
+            runs.append(run)
     if not any(run.ended for run in runs):
         if damaged:
             name, why = damaged[0]
