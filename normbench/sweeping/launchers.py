@@ -101,7 +101,8 @@ def fair(jobs: int | None, threads: int | None, gpus: int) -> Share:
     """Runs side by side: one for each GPU, or as many as have cores of their own.
 
     A run has one thread by default, however many there are at a time: the small models of these comparisons gain less
-    from a second thread than a second run does, and threads change a run's numbers, which the number of jobs must not.
+    from a second thread than a second run does (six runs of nano on two cores take 0.71 of the time that they take one
+    after another with two threads), and threads change a run's numbers, which the number of jobs must not.
     """
     return Share(jobs or gpus or max(1, cores() // (threads or 1)), threads or 1)
 
