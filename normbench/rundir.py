@@ -18,6 +18,7 @@ from normbench.errors import HeldElsewhere, UsageError
 from normbench.files import is_disk_full, remove_leftovers, write_json
 
 Status = Literal["running", "interrupted", "finished", "diverged", "failed", "out_of_memory"]
+CHOICE_FILE = "lr_choice.json"  # beside the runs of a sweep: the learning rate that it has chosen for each arm
 ENDED: tuple[Status, ...] = ("finished", "diverged")
 
 

@@ -13,7 +13,7 @@ from normbench.analysis.measures import Metric, accuracy_on, loss_on
 from normbench.analysis.records import Arm, Run, Study
 from normbench.analysis.sentences import compared_words
 from normbench.analysis.tabulated import differences_table
-from normbench.analysis.wording import chance
+from normbench.analysis.wording import bound, chance
 
 LOSS, ACCURACY = loss_on("val"), accuracy_on("val")
 BASE = [2.00, 2.10, 2.05, 1.98, 2.04]
@@ -230,3 +230,10 @@ def test_a_rate_is_chosen_over_the_seeds_that_all_have_ended() -> None:
 def test_the_usual_baseline_is_what_is_there_of_it(cells: list[str], wanted: dict[str, str]) -> None:
     arms = tuple(arm([2.0], **dict(zip(("norm", "placement"), cell.split(), strict=True))) for cell in cells)
     assert dict(usual_baseline(Study((), arms, ("norm", "placement"), ())).settings) == wanted
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(1.23e-5, "0.000013"), (2e-5, "0.00002"), (1e-7, "0.0000001"), (0.0123, "0.013")]
+)
+def test_bounds_are_written_without_an_exponent(value: float, text: str) -> None:
+    assert bound(value) == text

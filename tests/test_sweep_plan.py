@@ -238,7 +238,7 @@ def end(run: PlannedRun, status: str, loss: float = 1.0) -> None:
     """Let a run look as if it had ended."""
     run.path.mkdir(parents=True)
     directory = RunDirectory(run.path)
-    directory.write_status(status, run.steps, run.steps)  # type: ignore[arg-type]
+    directory.write_status(status, run.steps, run.steps)  # type: ignore[arg-type]  # words of a parameter
     if status == "finished":
         write_json(directory.summary, {"status": status, "steps": run.steps, "metrics": {"loss/val": loss}})
 

@@ -11,10 +11,7 @@ from typing import Any
 from normbench.analysis.records import Run, setting
 from normbench.analysis.shapes import each, having, or_none, rate, text
 from normbench.catalog import GROUPS
-from normbench.rundir import read_json
-
-# Beside the runs of a sweep.
-CHOICE_FILE = "lr_choice.json"
+from normbench.rundir import CHOICE_FILE, read_json
 
 CHOICE = having({"arm": each(text), "lr": or_none(rate), "edge": or_none(text)})
 

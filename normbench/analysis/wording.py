@@ -45,7 +45,7 @@ def bound(value: float | None) -> str:
 
 def plain(value: float) -> str:
     """A number as short as it can be written, without an exponent."""
-    text = f"{value:.15f}" if abs(value) < 1e-6 else f"{value:.12g}" if abs(value) < 1e12 else f"{value:.0f}"
+    text = f"{value:.15f}" if abs(value) < 1e-4 else f"{value:.12g}" if abs(value) < 1e12 else f"{value:.0f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 

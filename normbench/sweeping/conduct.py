@@ -23,7 +23,7 @@ from normbench.assembly import resolve_device
 from normbench.compose import compose
 from normbench.errors import RunFailure, UsageError
 from normbench.run import notes_shown
-from normbench.rundir import ENDED, RunDirectory
+from normbench.rundir import CHOICE_FILE, ENDED, RunDirectory
 from normbench.sweeping.display import LOOK_SECONDS, make_view, overall
 from normbench.sweeping.execution import Execution, Stopped
 from normbench.sweeping.folder import OVER, Entry, SweepFolder
@@ -35,7 +35,6 @@ from normbench.sweeping.plan import PlannedRun, Planner, SweepPlan
 from normbench.sweeping.progress import Progress, Reader
 from normbench.sweeping.settings import SweepConfig, parse_settings, readable
 from normbench.sweeping.tuning import (
-    CHOICE_FILE,
     SUFFIX,
     check_tunable,
     choose,

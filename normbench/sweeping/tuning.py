@@ -18,7 +18,6 @@ from normbench.sweeping.settings import SweepConfig
 
 HELD_OUT = 0.1  # of the training data
 RATE, HOLDOUT = "optim.lr", "data.holdout"
-CHOICE_FILE = "lr_choice.json"
 SUFFIX = "-lr"  # of the folder of the runs that choose
 
 
