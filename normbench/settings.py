@@ -11,7 +11,7 @@ import builtins
 import importlib
 import math
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from functools import cache
@@ -181,8 +181,8 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 # ---- settings of a class, read from its source
 
-# What a constructor is given beside its settings.
-GIVEN = {"self", "num_features", "channel_dim", "site", "branches", "norm", "task", "placement", "seed", "params"}
+# What a constructor is given by name beside its settings; what it is given by position has no default.
+GIVEN = {"channel_dim", "site", "seed"}
 
 # What annotations are made of; everything else that they name is looked up in the sources.
 VOCABULARY = ("typing", "collections.abc", "types", "normbench.settings")
@@ -244,8 +244,9 @@ class Source(dict):
         own: dict[str, Setting] = {}
         if maker is not None:
             arguments = maker.args
-            known = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
-            own = {argument.arg: self.setting(argument.annotation) for argument in known if argument.arg not in GIVEN}
+            optional = arguments.args[len(arguments.args) - len(arguments.defaults) :] if arguments.defaults else []
+            known = [argument for argument in (*optional, *arguments.kwonlyargs) if argument.arg not in GIVEN]
+            own = {argument.arg: self.setting(argument.annotation) for argument in known}
             if arguments.kwarg is None:
                 return own
         if not bases or not isinstance(bases[0], ast.Name):
