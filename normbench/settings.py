@@ -249,6 +249,9 @@ class Source(dict):
             own = {argument.arg: self.setting(argument.annotation) for argument in known}
             if arguments.kwarg is None:
                 return own
+        elif any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list):
+            annotated = [line for line in node.body if isinstance(line, ast.AnnAssign)]
+            own = {ast.unparse(line.target): self.setting(line.annotation) for line in annotated}
         if not bases or not isinstance(bases[0], ast.Name):
             return None if bases or maker is not None else own
         source, base = self.definition(bases[0].id)
