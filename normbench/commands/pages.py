@@ -10,7 +10,7 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
-from click import HelpFormatter
+from click import HelpFormatter, wrap_text
 
 from normbench.catalog import GROUPS, NOTES, SWEEP_GROUPS, options, own_folders
 from normbench.config import COMMON_KEYS, KEYS, Tree, is_known, nearest
@@ -58,6 +58,7 @@ def columns(rows: Sequence[Sequence[str]]) -> list[str]:
 PARTS = ("norm", "placement", "model", "data")
 REFUSALS = "refusals"
 LISTED = (*PARTS, "experiment", REFUSALS)
+MARGIN = " " * 6
 HYDRA_KEYS = ("_partial_", "_recursive_", "_convert_")  # the same for every class
 
 
@@ -97,7 +98,9 @@ def write_refusals(formatter: HelpFormatter) -> None:
     formatter.write_text(f"{REFUSALS}  what does not go together, and why; everything else does")
     with formatter.indentation():
         for rule in rules:
-            formatter.write_text(f"{rule.what}: {rule.reason}; {rule.instead}")
+            formatter.write_text(f"{rule.what}:")
+            reason = wrap_text(f"{rule.reason}; {rule.instead}", formatter.width, MARGIN, MARGIN)
+            formatter.write(f"{reason}\n")
 
 
 def train_page(words: Sequence[str], formatter: HelpFormatter) -> None:
@@ -114,10 +117,10 @@ def train_page(words: Sequence[str], formatter: HelpFormatter) -> None:
             write_group(formatter, group, f"{meaning}{default}", *folders)
     for part in PARTS:
         own = keys_of({part: tree[part]})
-        settings = [(f"{path}={show(value)}", explained(key)) for path, value, key in own if "_target_" not in path]
-        if settings:
+        lines = [(f"{path}={show(value)}", explained(key)) for path, value, key in own if "_target_" not in path]
+        if lines:
             with formatter.section(f"Settings of {part}={chosen[part]}"):
-                formatter.write_dl(settings)
+                formatter.write_dl(lines)
     with formatter.section("Other keys that people set most (all keys: normbench show)"):
         others = [path for path in COMMON_KEYS if path.partition(".")[0] not in PARTS]
         formatter.write_dl((f"{path}={show(lookup(tree, path))}", explained(KEYS[path])) for path in others)
