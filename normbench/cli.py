@@ -283,7 +283,8 @@ def tensorboard(words: tuple[str, ...]) -> None:
     from normbench.recording.layout import start_page
 
     ports = [word.partition("=")[2] or after for word, after in pairwise([*flags, ""]) if word.startswith("--port")]
-    print(f"once it serves, the losses are at {start_page(f'http://localhost:{[*ports, '6006'][0]}/')}", flush=True)
+    address = start_page(f"http://localhost:{[*ports, '6006'][0]}/")
+    print(f"once it serves, the losses are at {address}", flush=True)
     # -P: no file in the current directory hides a module that TensorBoard imports
     os.execv(sys.executable, [sys.executable, "-P", "-m", "tensorboard.main", f"--logdir={folder}", *flags])
 
