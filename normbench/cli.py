@@ -6,11 +6,11 @@ Nothing heavy is imported before it is needed: a command imports what it runs wh
 from __future__ import annotations
 
 import io
-import math
 import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
@@ -110,12 +110,20 @@ class Command(click.Command):
 Commands.command_class = Command
 
 
-class Finite(click.FloatRange):
-    """A number that is neither infinite nor `nan`."""
+class Number(click.ParamType):
+    """A number within bounds; 1e3 is an integer too."""
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        number: float = super().convert(value, param, ctx)
-        return number if math.isfinite(number) else self.fail(f"{value} is not a finite number.", param, ctx)
+    name = "number"
+
+    def __init__(self, kind: type, **bounds: Any) -> None:
+        self.kind, self.bounds = kind, bounds
+
+    def convert(self, value: Any, param: Any, ctx: click.Context | None) -> Any:
+        from normbench.settings import Setting
+
+        with suppress(ValueError):
+            value = int(value) if str(value).isdigit() else float(value)
+        return Setting(types=(self.kind,), **self.bounds).check(param.opts[0], value)
 
 
 def flag(name: str, help: str, **more: Any) -> Callable[[Any], Any]:
@@ -137,7 +145,7 @@ def given(words: Iterable[str], **flags: Any) -> list[str]:
     written = list(words)
     for name, value in flags.items():
         option = f"--{name.replace('_', '-')}"
-        written += [option] if value is True else [] if value in (None, False) else [f"{option}={value}"]
+        written += [option] if value is True else [] if value is None or value is False else [f"{option}={value}"]
     return written
 
 
@@ -292,14 +300,14 @@ def tensorboard(words: tuple[str, ...]) -> None:
 @cli.command()
 @click.argument("run", type=click.Path(file_okay=False))
 @flag("prompt", "Text to go on from; by default a line's start.", default="")
-@flag("tokens", "How many tokens follow it.", type=click.IntRange(1, 10**6), default=200, show_default=True)
+@flag("tokens", "How many tokens follow it.", type=Number(int, low=1, high=10**6), default=200, show_default=True)
 @flag(
     "temperature", "Divides the logits; 0: always the likeliest token.",
-    type=Finite(0, 100), default=0.8, show_default=True,
+    type=Number(float, low=0, high=100), default=0.8, show_default=True,
 )  # fmt: skip
-@flag("top-k", "Draw from so many of the likeliest tokens.", type=click.IntRange(1, 10**7))
-@flag("seed", "Seeds the draws.", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True)
-@flag("count", "How many examples; by default 60 images or 20 texts.", type=click.IntRange(1, 10**4))
+@flag("top-k", "Draw from so many of the likeliest tokens.", type=Number(int, low=1, high=10**7))
+@flag("seed", "Seeds the draws.", type=Number(int, low=0, high=2**63 - 1), default=0, show_default=True)
+@flag("count", "How many examples; by default 60 images or 20 texts.", type=Number(int, low=1, high=10**4))
 @flag("out", "Where the page of images goes; by default samples.png in RUN.", type=click.Path())
 @flag("which", "Which checkpoint.", type=click.Choice(["last", "best"]), default="last", show_default=True)
 @flag("device", "auto, cpu, cuda, cuda:N or mps.", default="auto", show_default=True)
@@ -325,8 +333,8 @@ MARGIN = "A difference that does not matter, in nats or percentage points; is a 
     "baseline", "The arm that others are compared with, such as norm=layernorm; in what it does not name, each arm is "
     "compared with its like. By default layernorm and pre, or the first arm.", metavar="ARM",
 )  # fmt: skip
-@flag("target", "The loss in nats whose time is asked; by default where the baseline ends.", type=Finite())
-@flag("margin", MARGIN, type=Finite(0))
+@flag("target", "The loss in nats whose time is asked; by default where the baseline ends.", type=Number(float))
+@flag("margin", MARGIN, type=Number(float, low=0))
 def report(folders: tuple[str, ...], **flags: Any) -> int:
     """Say which differences between runs are real, in one page.
 
@@ -352,11 +360,11 @@ def report(folders: tuple[str, ...], **flags: Any) -> int:
 @click.argument("a", type=click.Path(file_okay=False))
 @click.argument("b", type=click.Path(file_okay=False))
 @flag("in", "Where arms are looked for; by default outputs.", metavar="FOLDER", type=click.Path(file_okay=False))
-@flag("margin", MARGIN, type=Finite(0))
+@flag("margin", MARGIN, type=Number(float, low=0))
 @flag("plan", "From the spread of the runs that are there, how many seeds a difference needs to be found.")
 @flag(
     "difference", "With --plan: the difference that is to be found, in nats or percentage points.",
-    type=Finite(0, min_open=True),
+    type=Number(float, above=0),
 )  # fmt: skip
 def compare(a: str, b: str, **flags: Any) -> int:
     """Compare two arms side by side.
