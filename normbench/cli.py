@@ -169,6 +169,13 @@ def cli() -> None:
     """
 
 
+def search_path(config_dir: str | None) -> list[str]:
+    """Return the word with which Hydra looks for options in a folder of the user's own too."""
+    from normbench.config.groups import own_folder
+
+    return [f"hydra.searchpath=['file://{own_folder(config_dir)}']"] if config_dir else []
+
+
 # ---- the commands
 
 
@@ -197,9 +204,14 @@ def train(words: tuple[str, ...], dry_run: bool, multirun: bool, **flags: Any) -
     """
     if multirun:
         raise UsageError("--multirun (many runs) is sweep's: normbench sweep takes the same words, several values each")
-    from normbench.commands.train import run
+    from normbench.config.compose import read, show_by_hydra
 
-    return run(given(words, dry_run=dry_run, **flags))
+    if flags["cfg"] or flags["info"]:
+        return show_by_hydra("train", given(words, **flags))
+    config = read([*words, *search_path(flags["config_dir"])])
+    from normbench.run.train import start  # imports torch: behind every mistake that the configuration alone shows
+
+    return start(config, dry=dry_run)
 
 
 @cli.command(page=later("pages", "sweep_page"))

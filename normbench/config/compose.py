@@ -21,7 +21,7 @@ import hydra
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
-from hydra.errors import HydraException, OverrideParseException
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
@@ -172,7 +172,7 @@ def parsed(word: str) -> Override:
     """
     try:
         return OverridesParser.create().parse_override(word)
-    except (OverrideParseException, ValueError) as error:
+    except (HydraException, ValueError) as error:
         raise UsageError(unreadable(word)) from error
 
 
@@ -339,8 +339,8 @@ def translated() -> Iterator[None]:
         ) from error
 
 
-def show_by_hydra(command: str, words: Sequence[str]) -> None:
-    """Let Hydra itself answer `--cfg`, `--resolve` and `--info`.
+def show_by_hydra(command: str, words: Sequence[str]) -> int:
+    """Let Hydra itself answer `--cfg`, `--resolve` and `--info`; return the exit status.
 
     Raises:
         UsageError: anything that is wrong with the words.
@@ -357,6 +357,7 @@ def show_by_hydra(command: str, words: Sequence[str]) -> None:
         if stop.code:
             said = complaint.getvalue().strip().rpartition("error: ")[2]
             raise UsageError(f"{said}: normbench {command} --help shows the flags") from stop
+        return 0
     finally:
         sys.argv = argv
         del os.environ["HYDRA_FULL_ERROR"]

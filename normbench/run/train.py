@@ -12,17 +12,30 @@ from typing import Any
 import torch
 
 from normbench import build
+from normbench.config.compose import Config
 from normbench.errors import RunFailure, is_disk_full, is_out_of_memory
 from normbench.estimate import Estimate, estimate
 from normbench.ledger import parameter_counts
 from normbench.recording import ConsoleSink, WeighingSink
-from normbench.run.plan import Run
+from normbench.run.plan import Run, prepare
 from normbench.run.session import Session, begun_elsewhere, describe_here, settle, show_summary
 from normbench.rundir import read_json
 from normbench.training.checkpoint import Checkpoints
 from normbench.training.guard import Diverged
 from normbench.training.optimizer import make_optimizer, parameter_groups
 from normbench.training.precision import make_precision
+
+
+def start(config: Config, dry: bool = False) -> int:
+    """Train what a configuration asks for, or say what that would take; return the exit status.
+
+    Raises:
+        UsageError: any mistake of the user's; nothing was written.
+        RunFailure: the machine ended the run; the last good checkpoint is intact.
+    """
+    with limits_named(config.closed.outputs), notes_shown(config.closed.quiet):
+        run = prepare(config)
+    return dry_run(run) if dry else train(run)
 
 
 def train(run: Run) -> int:
