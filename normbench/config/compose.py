@@ -345,6 +345,7 @@ def show_by_hydra(command: str, words: Sequence[str]) -> int:
     Raises:
         UsageError: anything that is wrong with the words.
     """
+    check_overrides([parsed(word) for word in words if not word.startswith("-")])
     complaint, argv = io.StringIO(), sys.argv
     sys.argv = [f"normbench {command}", *words]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # raise errors, do not print them

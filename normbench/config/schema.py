@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
 from typing import Annotated, Any, Literal, get_type_hints
 
@@ -143,7 +143,10 @@ UNHASHED_KEYS = (
 def section_settings(section: str, values: Tree) -> dict[str, Setting] | None:
     """Return the settings of an open section, whose `_target_` says what takes them; None: whatever they are."""
     target = str(values.get("_target_"))
-    return OPTIMIZER if target.startswith("torch.optim.") else settings_of(target)
+    known = settings_of(target)
+    if known is None or not target.startswith("torch.optim."):
+        return known
+    return {name: replace(OPTIMIZER.get(name, setting), required=setting.required) for name, setting in known.items()}
 
 
 def checked(tree: Tree) -> tuple[dict[str, Any], TrainConfig]:
@@ -174,7 +177,7 @@ def checked_section(section: str, values: Tree) -> dict[str, Any]:
     found = {}
     for name, value in values.items():
         path = f"{section}.{name}"
-        if known is not None and name not in known and not name.startswith("_") and known is not OPTIMIZER:
+        if known is not None and name not in known and not name.startswith("_"):
             raise UsageError(f"{path} is not a setting of {target}: {nearest(name, known)}remove it with '~{path}'")
         found[name] = settings[name].check(path, value) if name in settings else value
     for name in (name for name, setting in settings.items() if setting.required and name not in values):
