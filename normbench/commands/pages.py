@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
@@ -110,11 +109,11 @@ def train_page(words: Sequence[str], formatter: HelpFormatter) -> None:
     folders = own_folders(words)
     settings = [word for word in words if "=" in word and not word.startswith("-")]
     tree, chosen = read(settings + [f"--config-dir={folder}" for folder in folders])
-    with formatter.section("Groups"):
-        for group, meaning in GROUPS.items():
-            option = chosen.get(group, "None")
-            default = "" if option == "None" else f" ({'chosen' if settings else 'default'}: {option})"
-            write_group(formatter, group, f"{meaning}{default}", *folders)
+    for group, meaning in GROUPS.items():
+        option = chosen.get(group, "None")
+        default = "" if option == "None" else f" ({'chosen' if settings else 'default'}: {option})"
+        formatter.write_paragraph()
+        write_group(formatter, group, f"{meaning}{default}", *folders)
     for part in PARTS:
         own = keys_of({part: tree[part]})
         lines = [(f"{path}={show(value)}", explained(key)) for path, value, key in own if "_target_" not in path]
@@ -130,10 +129,10 @@ def sweep_page(words: Sequence[str], formatter: HelpFormatter) -> None:
     """Write what a sweep takes beside `train`'s words."""
     with formatter.section("Several values, in Hydra's grammar"):
         formatter.write_dl(GRAMMAR.items())
-    with formatter.section(f"Groups ({', '.join(GROUPS)}: see normbench list)"):
-        for group, meaning in SWEEP_GROUPS.items():
-            write_group(formatter, group, meaning)
-    with formatter.section("Keys (beside those of train)"):
+    for group, meaning in SWEEP_GROUPS.items():
+        formatter.write_paragraph()
+        write_group(formatter, group, meaning)
+    with formatter.section("Keys (beside these, and the groups, those of normbench train --help)"):
         formatter.write_dl((f"{path}=", explained(key)) for path, key in SWEEP_KEYS.items())
 
 
@@ -159,28 +158,30 @@ def keys_of(tree: Tree) -> Iterator[tuple[str, Any, Key | None]]:
             yield path, value, KEYS.get(path) if is_known(path, values) else None
 
 
-def rows(words: list[str]) -> Iterator[tuple[str, str, str, str]]:
-    """Yield key, value, unit and what is allowed, for the whole configuration that `train` would take."""
+def rows(words: list[str]) -> Iterator[tuple[str, str, str]]:
+    """Yield key, value, and what is allowed with its unit, for the whole configuration that `train` would take."""
     from normbench.commands.train import read
 
     tree, chosen = read(words)
     for group in GROUPS:
         option = chosen.get(group, "None")
-        yield group, "null" if option == "None" else option, "", f"normbench list {group}"
+        yield group, "null" if option == "None" else option, f"normbench list {group}"
     for path, value, key in keys_of(tree):
-        allowed = "package.module.Class" if path.endswith("_target_") else replace(key, unit="").allowed if key else ""
-        yield path, show(value), key.unit if key else "", allowed
+        yield path, show(value), "package.module.Class" if path.endswith("_target_") else key.allowed if key else ""
 
 
 def show_table(words: list[str]) -> None:
     """Print the rows: a table in the width of a terminal, for a file or a program without wrapping."""
-    table = [("key", "value", "unit", "allowed"), *rows(words)]
+    table = [("key", "value", "allowed"), *rows(words)]
     if sys.stdout.isatty():
         from rich.box import SIMPLE_HEAD
         from rich.console import Console
         from rich.table import Table
 
-        grid = Table(*table[0], box=SIMPLE_HEAD, pad_edge=False)
+        grid = Table(box=SIMPLE_HEAD, pad_edge=False)
+        grid.add_column("key", no_wrap=True)
+        grid.add_column("value", overflow="fold", max_width=24)
+        grid.add_column("allowed", overflow="fold")
         for row in table[1:]:
             grid.add_row(*row)
         Console(highlight=False, markup=False).print(grid)
