@@ -15,10 +15,11 @@ import pytest
 import yaml
 from support import REPOSITORY, refused
 
-from normbench import __version__, compatibility
-from normbench.catalog import GROUPS, options
+from normbench import __version__
 from normbench.cli import cli, main
-from normbench.settings import leaves, show
+from normbench.config.groups import GROUPS, options
+from normbench.config.refusals import REFUSALS
+from normbench.settings import flat, show
 
 OWN_NORM = """\
 from typing import Annotated
@@ -141,7 +142,7 @@ def test_list_shows_what_there_is_and_what_is_refused(capsys: pytest.CaptureFixt
     out = flowing(page(capsys, "list"))
     for group in ("norm", "placement", "model", "data", "experiment"):
         assert all(f"{option} {flowing(line)}" in out for option, line in options(group).items())
-    for rule in compatibility.REFUSALS:
+    for rule in REFUSALS:
         assert f"{flowing(rule.what)}: {flowing(rule.reason)}; {flowing(rule.instead)}" in out
     assert "x + N(f(x)), sometimes called post-norm, is post_inside here" in out
 
@@ -271,7 +272,7 @@ def test_show_gives_each_key_its_value_its_unit_and_what_is_allowed(capsys: pyte
     """The values are those that `--cfg job` prints."""
     words = ["norm=groupnorm", "model.width=64", "trainer.steps=1e3"]
     rows = shown(capsys, *words)
-    written = dict(leaves(yaml.safe_load(page(capsys, "train", *words, "--cfg", "job", "--resolve"))))
+    written = flat(yaml.safe_load(page(capsys, "train", *words, "--cfg", "job", "--resolve")))
     assert rows.keys() == {path for path in written if not path.endswith("_partial_")} | GROUPS.keys()
     assert {path: rows[path][0] for path in written if path in rows and path != "trainer.steps"} == {
         path: show(value) for path, value in written.items() if path in rows and path != "trainer.steps"

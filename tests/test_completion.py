@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from support import REPOSITORY
 
-from normbench.catalog import GROUPS, options
 from normbench.cli import COMPLETE, cli
 from normbench.commands.completion import SHELLS
-from normbench.config import KEYS
+from normbench.config.groups import GROUPS, options
+from normbench.config.schema import KEYS
 
 # Calls the function as readline would, and prints each reply between brackets.
 BASH = """
