@@ -13,7 +13,7 @@ from click import HelpFormatter, wrap_text
 from normbench.config.groups import GROUPS, NOTES, SWEEP_GROUPS, options
 from normbench.config.schema import KEYS, OPEN_SECTIONS, section_settings
 from normbench.errors import UsageError
-from normbench.settings import Setting, Tree, flat, nearest, show
+from normbench.settings import Setting, Tree, flat, lookup, nearest, show
 
 PARTS = ("norm", "placement", "model", "data")
 REFUSALS = "refusals"
@@ -79,7 +79,7 @@ def train_page(formatter: HelpFormatter, words: Sequence[str], folders: Sequence
         formatter.write_paragraph()
         write_group(formatter, group, meaning if option == "None" else f"{meaning} (now {option})", *folders)
     settings = settings_of(config.tree)
-    values = {path: show(value) for path, value in flat(config.tree).items()}
+    values = {path: show(lookup(config.tree, path)) for path in flat(config.tree)}
     for part in PARTS:
         own = [path for path in {**values, **settings} if path.startswith(f"{part}.") and "._" not in path]
         if own:
@@ -127,10 +127,10 @@ def show_table(words: Sequence[str]) -> None:
         config = extended(config, RunDirectory(Path(config.closed.extend)))
     chosen, settings = config.choices.groups, settings_of(config.tree)
     rows = [(group, chosen.get(group, "null").replace("None", "null"), f"normbench list {group}") for group in GROUPS]
-    for path, value in flat(config.tree).items():
+    for path in flat(config.tree):
         if not path.endswith(HYDRA_KEYS):
             allowed = "package.module.Class" if path.endswith("._target_") else settings.get(path, Setting()).allowed
-            rows.append((path, show(value), allowed))
+            rows.append((path, show(lookup(config.tree, path)), allowed))
     if sys.stdout.isatty():
         from rich.box import SIMPLE_HEAD
         from rich.console import Console
