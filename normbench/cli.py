@@ -87,6 +87,18 @@ def later(module: str, function: str) -> Callable[..., Any]:
     return lambda *given: getattr(import_module(f"normbench.commands.{module}"), function)(*given)
 
 
+def own_folders(config_dir: str | None) -> list[Path]:
+    """Return the folder of the user's own, if there is one, with more options."""
+    from normbench.config.groups import own_folder
+
+    return [own_folder(config_dir)] if config_dir else []
+
+
+def search_path(folders: list[Path]) -> list[str]:
+    """Return the word with which Hydra looks for options in folders too."""
+    return [f"hydra.searchpath=['file://{folder}']" for folder in folders]
+
+
 class Command(click.Command):
     """A command whose help page may say more about the words that it is given."""
 
@@ -104,7 +116,9 @@ class Command(click.Command):
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         super().format_help_text(ctx, formatter)
         if self.page:
-            self.page(ctx.meta["words"], formatter)
+            given = self.make_context(ctx.info_name, ctx.meta["words"], ctx.parent, resilient_parsing=True).params
+            folders = own_folders(given["config_dir"])
+            self.page(formatter, [*given["words"], *search_path(folders)], folders)
 
 
 Commands.command_class = Command
@@ -169,13 +183,6 @@ def cli() -> None:
     """
 
 
-def search_path(config_dir: str | None) -> list[str]:
-    """Return the word with which Hydra looks for options in a folder of the user's own too."""
-    from normbench.config.groups import own_folder
-
-    return [f"hydra.searchpath=['file://{own_folder(config_dir)}']"] if config_dir else []
-
-
 # ---- the commands
 
 
@@ -208,7 +215,7 @@ def train(words: tuple[str, ...], dry_run: bool, multirun: bool, **flags: Any) -
 
     if flags["cfg"] or flags["info"]:
         return show_by_hydra("train", given(words, **flags))
-    config = read([*words, *search_path(flags["config_dir"])])
+    config = read([*words, *search_path(own_folders(flags["config_dir"]))])
     from normbench.run.train import start  # imports torch: behind every mistake that the configuration alone shows
 
     return start(config, dry=dry_run)
@@ -245,11 +252,11 @@ def sweep(words: tuple[str, ...], watch: str | None, **flags: Any) -> int:
 @cli.command()
 @SETTINGS
 @CONFIG_DIR
-def show(words: tuple[str, ...], **flags: Any) -> None:
+def show(words: tuple[str, ...], config_dir: str | None) -> None:
     """Show the configuration that train would take, key by key."""
     from normbench.commands.pages import show_table
 
-    show_table(given(words, **flags))
+    show_table([*words, *search_path(own_folders(config_dir))])
 
 
 @cli.command("list")

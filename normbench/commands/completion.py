@@ -5,16 +5,18 @@ Nothing is composed or imported for it, and YAMLs are read as text: the Tab key 
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 from types import NoneType
-from typing import Any
 
 from click import Context, Parameter
 from click.shell_completion import BashComplete, CompletionItem, FishComplete, ShellComplete, ZshComplete
 
-from normbench.catalog import GROUPS, SWEEP_GROUPS, default_options, options, own_folders, own_settings
-from normbench.config import KEYS
-from normbench.sweeping.settings import SWEEP_KEYS
+from normbench.config.groups import GROUPS, SWEEP_GROUPS, chosen_options, option_settings, options
+from normbench.config.schema import KEYS, OPEN_SECTIONS
+from normbench.settings import Setting
 
 PATHS = {"outputs": "dir", "extend": "dir", "data.root": "dir", "data.path": "file"}
 REFUSALS = {"refusals": "what does not go together, and why"}
@@ -32,44 +34,49 @@ def complete_groups(context: Context, parameter: Parameter, current: str) -> lis
 
 def complete_settings(context: Context, parameter: Parameter, current: str) -> list[CompletionItem]:
     """Complete `GROUP=OPTION` or `KEY=VALUE`: first names up to the `=` or the dot, then what stands behind it."""
-    sweep, before = context.info_name == "sweep", context.meta["words"]
-    groups, keys = (GROUPS | SWEEP_GROUPS, KEYS | SWEEP_KEYS) if sweep else (GROUPS, KEYS)
+    sweep, folders = context.info_name == "sweep", own_folders(context)
+    groups, keys = GROUPS, KEYS
+    if sweep:
+        from normbench.sweep.words import SWEEP_KEYS
+
+        groups, keys = GROUPS | SWEEP_GROUPS, KEYS | SWEEP_KEYS
     sign = current[: len(current) - len(current.lstrip("+~"))]
     name, equals, value = current.removeprefix(sign).partition("=")
-    section = name.partition(".")[0]
+    section, dot, _ = name.partition(".")
+    if dot and section in OPEN_SECTIONS:
+        option = chosen_options(context.params["words"], *folders)[section]
+        own = option_settings(section, option, *folders)
+        keys = {f"{section}.{key}": setting for key, setting in own.items()}
     if equals and name in PATHS:
         return [CompletionItem(value, type=PATHS[name])]
     if equals:
         given = value[: value.rfind(",") + 1] if sweep else ""  # a sweep takes several: the last one is completed
-        known = options(name, *own_folders(before)) if name in groups else words_of(keys.get(name))
+        known = options(name, *folders) if name in groups else words_of(keys.get(name, Setting()))
         found = {f"{name}={given}{word}": line for word, line in known.items() if word not in given.split(",")}
-    elif "." in name:
-        own, _ = own_settings(section, chosen(section, before), *own_folders(before))
-        below = {path: key for path, key in keys.items() if path.startswith(f"{section}.")}
-        having = {path: key for path, key in below.items() if path.partition(".")[2] in own}
-        found = {f"{path}=": key.doc for path, key in (having or below).items()}
+    elif dot:
+        found = {f"{path}=": setting.doc for path, setting in keys.items() if path.startswith(f"{section}.")}
     else:
         found = {f"{group}=": meaning for group, meaning in groups.items()}
-        found |= {f"{path}=": key.doc for path, key in keys.items() if "." not in path}
-        found |= {f"{path.partition('.')[0]}.": "its keys" for path in keys if "." in path}
+        found |= {f"{path}=": setting.doc for path, setting in keys.items() if "." not in path}
+        found |= {
+            f"{path.partition('.')[0]}.": "its keys"
+            for path in (*keys, *(f"{section}." for section in OPEN_SECTIONS))
+            if "." in path
+        }
     return items({f"{sign}{word}": line for word, line in found.items()}, current)
 
 
-def words_of(key: Any) -> dict[str, str]:
-    """Return the words that a key allows, if any; numbers are a person's own."""
-    if key is None:
-        return {}
-    truths = ("true", "false") if bool in key.types else ()
-    return dict.fromkeys((*key.choices, *truths, *(("null",) if NoneType in key.types else ())), "")
+def own_folders(context: Context) -> list[Path]:
+    """Return the folder that `--config-dir` names, if it does, and let classes in the current one be found."""
+    sys.path.append(os.getcwd())
+    folder = context.params.get("config_dir")
+    return [Path(folder).expanduser().absolute()] if folder else []
 
 
-def chosen(group: str, words: list[str]) -> str:
-    """Return a group's option: a word's, else what the chosen experiment, data or model chooses, else the default."""
-    choices = dict(word.split("=", 1) for word in words if "=" in word)
-    for other in ("experiment", "data", "model"):
-        _, chooses = own_settings(other, choices.get(other, ""), *own_folders(words))
-        choices = chooses | choices
-    return choices.get(group) or default_options("train").get(group, "")
+def words_of(setting: Setting) -> dict[str, str]:
+    """Return the words that a setting allows, if any; numbers are a person's own."""
+    truths = ("true", "false") if bool in setting.types else ()
+    return dict.fromkeys((*setting.choices, *truths, *(("null",) if NoneType in setting.types else ())), "")
 
 
 # ---- the shells, where click's scripts are not enough

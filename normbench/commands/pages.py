@@ -4,62 +4,28 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from textwrap import wrap
-from typing import Any
 
 from click import HelpFormatter, wrap_text
 
-from normbench.catalog import GROUPS, NOTES, SWEEP_GROUPS, options, own_folders
-from normbench.config import COMMON_KEYS, KEYS, Tree, is_known, nearest
+from normbench.config.groups import GROUPS, NOTES, SWEEP_GROUPS, options
+from normbench.config.schema import KEYS, OPEN_SECTIONS, section_settings
 from normbench.errors import UsageError
-from normbench.keys import Key
-from normbench.settings import leaves, lookup, show
-from normbench.sweeping.settings import SWEEP_KEYS
-
-WIDEST = 120
-
-
-def page_width() -> int:
-    """Columns of the terminal, as far as lines are still easy to read."""
-    return min(shutil.get_terminal_size((100, 24)).columns, WIDEST)
-
-
-def paragraph(text: str, indent: int = 0) -> list[str]:
-    """Text in lines of the page's width."""
-    margin = " " * indent
-    return [
-        margin + line
-        for line in wrap(text, max(page_width() - indent, 30), break_long_words=False, break_on_hyphens=False)
-    ]
-
-
-def entries(pairs: Iterable[tuple[str, str]], indent: int = 2) -> list[str]:
-    """Names, and beside each its text, wrapped within its own column."""
-    pairs = list(pairs)
-    column = indent + 2 + max(len(name) for name, _ in pairs)
-    lines = []
-    for name, text in pairs:
-        first, *rest = paragraph(text, column) or [""]
-        lines += [f"{' ' * indent}{name:<{column - indent}}{first.lstrip()}", *rest]
-    return lines
-
-
-def columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows of words as lines with aligned columns, as wide as they are."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(f"{word:<{width}}" for word, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-
-
-# ---- what there is to choose and to set, as `list`, `show` and help pages tell it
+from normbench.settings import Setting, Tree, flat, lookup, nearest, show
 
 PARTS = ("norm", "placement", "model", "data")
 REFUSALS = "refusals"
 LISTED = (*PARTS, "experiment", REFUSALS)
-MARGIN = " " * 6
 HYDRA_KEYS = ("_partial_", "_recursive_", "_convert_")  # the same for every class
+MARGIN = " " * 6
+
+# What people set most, beside the settings of the parts.
+COMMON_KEYS = (
+    "trainer.steps", "trainer.epochs", "optim.lr", "optim.weight_decay", "trainer.grad_clip", "trainer.eval_every",
+    "probes.every", "device", "threads", "seed", "name", "quiet",
+)  # fmt: skip
 
 
 def write_list(formatter: HelpFormatter, groups: Sequence[str]) -> None:
@@ -93,7 +59,7 @@ def write_group(formatter: HelpFormatter, group: str, meaning: str, *folders: Pa
 
 def write_refusals(formatter: HelpFormatter) -> None:
     """Write what is refused, and why."""
-    from normbench.compatibility import REFUSALS as rules
+    from normbench.config.refusals import REFUSALS as rules
 
     formatter.write_text(f"{REFUSALS}  what does not go together, and why; everything else does")
     with formatter.indentation():
@@ -103,86 +69,115 @@ def write_refusals(formatter: HelpFormatter) -> None:
             formatter.write(f"{reason}\n")
 
 
-def train_page(words: Sequence[str], formatter: HelpFormatter) -> None:
+def train_page(formatter: HelpFormatter, words: Sequence[str], folders: Sequence[Path]) -> None:
     """Write what can be chosen, and the settings of what the words choose."""
-    from normbench.commands.train import read
+    from normbench.config.compose import read
 
-    folders = own_folders(words)
-    settings = [word for word in words if "=" in word and not word.startswith("-")]
-    tree, chosen = read(settings + [f"--config-dir={folder}" for folder in folders])
-    with formatter.section("Groups"):
-        for group, meaning in GROUPS.items():
-            option = chosen.get(group, "None")
-            default = "" if option == "None" else f" ({'chosen' if settings else 'default'}: {option})"
-            write_group(formatter, group, f"{meaning}{default}", *folders)
+    config = read(words)
+    for group, meaning in GROUPS.items():
+        option = config.choices.groups.get(group, "None")
+        formatter.write_paragraph()
+        write_group(formatter, group, meaning if option == "None" else f"{meaning} (now {option})", *folders)
+    settings = settings_of(config.tree)
+    values = {path: show(lookup(config.tree, path)) for path in flat(config.tree)}
     for part in PARTS:
-        own = keys_of({part: tree[part]})
-        lines = [(f"{path}={show(value)}", explained(key)) for path, value, key in own if "_target_" not in path]
-        if lines:
-            with formatter.section(f"Settings of {part}={chosen[part]}"):
-                formatter.write_dl(lines)
+        own = [path for path in {**values, **settings} if path.startswith(f"{part}.") and "._" not in path]
+        if own:
+            with formatter.section(f"Settings of {part}={config.choices.groups[part]}"):
+                write_keys(formatter, own, settings, values)
     with formatter.section("Other keys that people set most (all keys: normbench show)"):
-        others = [path for path in COMMON_KEYS if path.partition(".")[0] not in PARTS]
-        formatter.write_dl((f"{path}={show(lookup(tree, path))}", explained(KEYS[path])) for path in others)
+        write_keys(formatter, COMMON_KEYS, settings, values)
 
 
-def sweep_page(words: Sequence[str], formatter: HelpFormatter) -> None:
+def sweep_page(formatter: HelpFormatter, words: Sequence[str], folders: Sequence[Path]) -> None:
     """Write what a sweep takes beside `train`'s words."""
-    with formatter.section("Several values, in Hydra's grammar"):
-        formatter.write_dl(GRAMMAR.items())
-    with formatter.section(f"Groups ({', '.join(GROUPS)}: see normbench list)"):
-        for group, meaning in SWEEP_GROUPS.items():
-            write_group(formatter, group, meaning)
-    with formatter.section("Keys (beside those of train)"):
-        formatter.write_dl((f"{path}=", explained(key)) for path, key in SWEEP_KEYS.items())
+    from normbench.sweep.words import SWEEP_KEYS
+
+    for group, meaning in SWEEP_GROUPS.items():
+        formatter.write_paragraph()
+        write_group(formatter, group, meaning)
+    with formatter.section("Keys (beside these, and the groups, those of normbench train --help)"):
+        write_keys(formatter, SWEEP_KEYS, SWEEP_KEYS, {})
 
 
-GRAMMAR = {
-    "KEY=A,B": "each of the values",
-    "KEY=range(0,5)": "numbers from 0 to below 5",
-    "GROUP=glob(*)": "all options of a group; glob(*,exclude=none) leaves some out",
-    "experiment=NAME": "a study: what its YAML holds under hydra.sweeper.params; the command line wins over it",
-}
+def write_keys(formatter: HelpFormatter, paths: Iterable[str], settings: Mapping[str, Setting], values: Tree) -> None:
+    """Write keys with their values, what they are, and what is allowed."""
+    known = [(f"{path}={values.get(path, '')}", settings.get(path, Setting())) for path in paths]
+    formatter.write_dl((name, f"{setting.doc} [{setting.allowed or 'anything'}]") for name, setting in known)
 
 
-def explained(key: Key | None) -> str:
-    """Return what a key is, and what is allowed."""
-    return f"{key.doc} [{key.allowed}]" if key else ""
+def settings_of(tree: Tree) -> dict[str, Setting]:
+    """Return what each key of a configuration may hold, by its path, as far as it is known."""
+    own = {section: section_settings(section, tree[section]) or {} for section in OPEN_SECTIONS}
+    return KEYS | {f"{section}.{name}": known[name] for section, known in own.items() for name in known}
 
 
-def keys_of(tree: Tree) -> Iterator[tuple[str, Any, Key | None]]:
-    """Yield each key of a configuration with its value and what it may hold, if that is known."""
-    for path, value in leaves(tree):
-        section, _, name = path.rpartition(".")
-        if name not in HYDRA_KEYS:
-            values = lookup(tree, section) if section else tree
-            yield path, value, KEYS.get(path) if is_known(path, values) else None
+def show_table(words: Sequence[str]) -> None:
+    """Print each key of the configuration that `train` would take, its value, and what is allowed with its unit.
 
+    On a terminal it is a table in its width; for a file or another program keys are whole, and nothing is wrapped.
+    """
+    from normbench.config.compose import read
 
-def rows(words: list[str]) -> Iterator[tuple[str, str, str, str]]:
-    """Yield key, value, unit and what is allowed, for the whole configuration that `train` would take."""
-    from normbench.commands.train import read
+    config = read(words)
+    if config.closed.extend is not None:
+        from normbench.run.plan import extended
+        from normbench.rundir import RunDirectory
 
-    tree, chosen = read(words)
-    for group in GROUPS:
-        option = chosen.get(group, "None")
-        yield group, "null" if option == "None" else option, "", f"normbench list {group}"
-    for path, value, key in keys_of(tree):
-        allowed = "package.module.Class" if path.endswith("_target_") else replace(key, unit="").allowed if key else ""
-        yield path, show(value), key.unit if key else "", allowed
-
-
-def show_table(words: list[str]) -> None:
-    """Print the rows: a table in the width of a terminal, for a file or a program without wrapping."""
-    table = [("key", "value", "unit", "allowed"), *rows(words)]
+        config = extended(config, RunDirectory(Path(config.closed.extend)))
+    chosen, settings = config.choices.groups, settings_of(config.tree)
+    rows = [(group, chosen.get(group, "null").replace("None", "null"), f"normbench list {group}") for group in GROUPS]
+    for path in flat(config.tree):
+        if not path.endswith(HYDRA_KEYS):
+            allowed = "package.module.Class" if path.endswith("._target_") else settings.get(path, Setting()).allowed
+            rows.append((path, show(lookup(config.tree, path)), allowed))
     if sys.stdout.isatty():
         from rich.box import SIMPLE_HEAD
         from rich.console import Console
         from rich.table import Table
 
-        grid = Table(*table[0], box=SIMPLE_HEAD, pad_edge=False)
-        for row in table[1:]:
-            grid.add_row(*row)
-        Console(highlight=False, markup=False).print(grid)
+        table = Table(box=SIMPLE_HEAD, pad_edge=False)
+        table.add_column("key", no_wrap=True)
+        table.add_column("value", overflow="fold", max_width=24)
+        table.add_column("allowed", overflow="fold")
+        for row in rows:
+            table.add_row(*row)
+        Console(highlight=False, markup=False).print(table)
     else:
-        print("\n".join(columns(table)))
+        print("\n".join(columns([("key", "value", "allowed"), *rows])))
+
+
+# ---- tables and paragraphs of the other commands
+
+WIDEST = 120
+
+
+def page_width() -> int:
+    """Columns of the terminal, as far as lines are still easy to read."""
+    return min(shutil.get_terminal_size((100, 24)).columns, WIDEST)
+
+
+def paragraph(text: str, indent: int = 0) -> list[str]:
+    """Text in lines of the page's width."""
+    margin = " " * indent
+    return [
+        margin + line
+        for line in wrap(text, max(page_width() - indent, 30), break_long_words=False, break_on_hyphens=False)
+    ]
+
+
+def entries(pairs: Iterable[tuple[str, str]], indent: int = 2) -> list[str]:
+    """Names, and beside each its text, wrapped within its own column."""
+    pairs = list(pairs)
+    column = indent + 2 + max(len(name) for name, _ in pairs)
+    lines = []
+    for name, text in pairs:
+        first, *rest = paragraph(text, column) or [""]
+        lines += [f"{' ' * indent}{name:<{column - indent}}{first.lstrip()}", *rest]
+    return lines
+
+
+def columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows of words as lines with aligned columns, as wide as they are."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(f"{word:<{width}}" for word, width in zip(row, widths, strict=True)).rstrip() for row in rows]
