@@ -15,7 +15,9 @@ from support import REPOSITORY
 from normbench.cli import main
 from normbench.config.groups import options
 
-PAGES = {path.name: path.read_text("utf-8") for path in (REPOSITORY / "README.md", *REPOSITORY.glob("docs/*.md"))}
+PAGES = {
+    path.name: path.read_text("utf-8") for path in (REPOSITORY / "README.md", *sorted(REPOSITORY.glob("docs/*.md")))
+}
 TEXT = "\n".join(PAGES.values())
 SHORT = ["trainer.steps=4", "trainer.eval_every=2", "trainer.eval_batches=1", "model.width=8", "threads=1"]
 TOUR = ["train", "norm=layernorm", "placement=pre", "model.depth=1", "name=tour"]
@@ -132,10 +134,9 @@ def test_the_commands_for_many_runs(here: Path, capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize("group", ["norm", "placement", "model", "data"])
 def test_the_tables_are_complete(group: str) -> None:
     """Each option stands in its table, and nothing else does."""
-    table = TEXT.split(f"| `{group}=` |")[1].split("\n\n")[0]
-    listed = {
-        name for cell in re.findall(r"^\| (.*?) \|", table, re.MULTILINE) for name in re.findall(r"`(\w+)`", cell)
-    }
+    tables = [after.split("\n\n")[0] for after in TEXT.split(f"| `{group}=` |")[1:]]
+    cells = [cell for table in tables for cell in re.findall(r"^\| (.*?) \|", table, re.MULTILINE)]
+    listed = {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
     assert listed == set(options(group)) - {"transformer"}  # the model that the presets build on
 
 
