@@ -1,4 +1,16 @@
-"""The ways in which normbench stops without a traceback."""
+"""The ways in which normbench stops without a traceback, and what any exception says in one line."""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import pkgutil
+import sys
+import traceback
+from pathlib import Path
+
+# What the system says when a disk, a quota or a limit on file sizes is used up.
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class UsageError(ValueError):
@@ -19,3 +31,33 @@ class RunFailure(RuntimeError):
 
 class HeldElsewhere(RunFailure):
     """Another process is at work on the run."""
+
+
+def is_disk_full(error: BaseException | None) -> bool:
+    """Return whether an error means that a disk, a quota or a limit on file sizes is used up."""
+    return isinstance(error, OSError) and error.errno in DISK_FULL
+
+
+def explain(error: BaseException) -> str:
+    """Return what an exception says, in one line, and where it was raised, if that is known."""
+    lines = str(error).strip().splitlines()
+    if isinstance(error, UsageError):
+        return " ".join(lines)
+    said = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    place = place_of(error)
+    return f"{said} ({place})" if place else said
+
+
+def place_of(error: BaseException) -> str:
+    """Return the innermost file and line that is the user's own, as `mynorms.py, line 3`; empty for none.
+
+    Not the user's own are torch's files, ours, and those through which Python imports a module.
+    """
+    others = [Path(__file__).parent, Path(importlib.__file__).parent, Path(pkgutil.__file__)]
+    if torch := sys.modules.get("torch"):  # not imported for this: it takes a second
+        others.append(Path(str(torch.__file__)).parent)
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        path = Path(frame.filename)
+        if path.exists() and not any(path.is_relative_to(other) for other in others):
+            return f"{path.name}, line {frame.lineno}"
+    return ""

@@ -7,8 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
-from normbench.errors import RunFailure
-from normbench.files import is_disk_full
+from normbench.errors import RunFailure, is_disk_full
 
 # torch raises a plain RuntimeError for the CPU's memory, and on some devices.
 OUT_OF_MEMORY = ("DefaultCPUAllocator", "out of memory", "bad_alloc")

@@ -1,4 +1,4 @@
-"""The run directory: its files, its name, its status, and who holds it."""
+"""The run directory: its files, its name, its status, who holds it, and what machine and code made it."""
 
 from __future__ import annotations
 
@@ -7,23 +7,33 @@ import fcntl
 import hashlib
 import json
 import os
+import platform
+import shlex
 import socket
+import subprocess
+import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
-from normbench.errors import HeldElsewhere, UsageError
-from normbench.files import is_disk_full, remove_leftovers, write_json
+from normbench.errors import HeldElsewhere, UsageError, is_disk_full
 
 Status = Literal["running", "interrupted", "finished", "diverged", "failed", "out_of_memory"]
 CHOICE_FILE = "lr_choice.json"  # beside the runs of a sweep: the learning rate that it has chosen for each arm
 ENDED: tuple[Status, ...] = ("finished", "diverged")
 
+PACKAGES = ("torch", "numpy", "hydra-core", "omegaconf", "datasets", "tensorboard")
+
+# What must be the same for a continuation to give the same bits.
+DECISIVE = ("commit", "cpu", "accelerator", "python", "machine")
+
 
 def fingerprint(content: Mapping[str, Any]) -> str:
-    """Eight hexadecimal digits of whatever changes a run's numbers."""
+    """Return eight hexadecimal digits of whatever changes a run's numbers."""
     text = json.dumps(content, sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
@@ -99,7 +109,7 @@ class RunDirectory:
         return aside
 
     def write_status(self, status: Status, step: int, steps: int, message: str = "") -> None:
-        """Say how the run stands (atomically)."""
+        """Write how the run stands (atomically)."""
         write_json(
             self.status,
             {
@@ -114,15 +124,132 @@ class RunDirectory:
         )
 
     def ended(self) -> dict[str, Any] | None:
-        """The summary of a run that has ended as a result, else None."""
+        """Return the summary of a run that has ended as a result, else None."""
         summary = read_json(self.summary)
         return summary if summary and summary.get("status") in ENDED else None
 
 
+# ---- files that are either whole or not there
+
+
 def read_json(path: Path) -> dict[str, Any] | None:
-    """A JSON object, or None where the file is missing or damaged."""
+    """Return a JSON object, or None where the file is missing or damaged."""
     try:
         content = json.loads(path.read_text())
     except (OSError, ValueError):
         return None
     return content if isinstance(content, dict) else None
+
+
+def write_atomically(path: Path, write: Callable[[IO[bytes]], object], keep: Path | None = None) -> None:
+    """Write a file through a temporary one beside it: a crash at any moment leaves the old content or the new.
+
+    keep: where the old content goes. A crash at that very moment leaves it there, and nothing at `path`.
+
+    Raises:
+        OSError: the disk is full or not writable; nothing of the attempt stays behind.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        if keep is not None and path.exists():
+            os.replace(path, keep)
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_directory(path.parent)
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file's whole content, atomically."""
+    write_atomically(path, lambda file: file.write(content))
+
+
+def remove_leftovers(directory: Path) -> None:
+    """Delete what processes that were killed while they wrote have left in a directory that nobody else writes to."""
+    for temporary in directory.glob(".*.tmp"):
+        temporary.unlink(missing_ok=True)
+
+
+def sync_directory(directory: Path) -> None:
+    """Make renames in this directory survive a power cut."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write JSON for people and programs, atomically."""
+    write_bytes(path, (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
+
+
+# ---- what machine, versions and code make a run
+
+
+def package_version(name: str) -> str | None:
+    """Return a package's version; None where it is not installed."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def git(*arguments: str) -> str | None:
+    """Return what git says of the code's own checkout; None outside one or without git."""
+    command = ["git", "-C", str(Path(__file__).parent), *arguments]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=5).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def commit() -> str | None:
+    """Return the commit of the code, `+changes` behind it where the checkout differs; None for an installed package."""
+    if (Path(__file__).parent.parent / ".git").exists() and (head := git("rev-parse", "HEAD")):
+        return head + ("+changes" if git("status", "--porcelain", "--untracked-files=no") else "")
+    return None
+
+
+def cpu_name() -> str:
+    """Return the processor's model name."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def describe_environment(device: str, accelerator: str | None, threads: int, data: dict[str, Any]) -> dict[str, Any]:
+    """Return everything about here and now that may change a run's numbers or times."""
+    return {
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": shlex.join(["normbench", *sys.argv[1:]]),
+        "commit": commit(),
+        "machine": platform.machine(),
+        "system": platform.platform(),
+        "cpu": cpu_name(),
+        "cores": os.cpu_count(),
+        "device": device,
+        "accelerator": accelerator,
+        "threads": threads,
+        "python": platform.python_version(),
+        "packages": {name: package_version(name) for name in PACKAGES},
+        "data": data,
+    }
+
+
+def environment_differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Return what decides about bits and differs between two descriptions, in words."""
+    before, now = decisive(before), decisive(now)
+    return [f"{key} was {before.get(key)}, is {now.get(key)}" for key in now if before.get(key) != now.get(key)]
+
+
+def decisive(description: dict[str, Any]) -> dict[str, Any]:
+    """Return what decides about bits, each package by its name."""
+    return {key: description.get(key) for key in DECISIVE} | dict(description.get("packages") or {})

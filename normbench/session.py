@@ -17,9 +17,7 @@ import torch
 import yaml
 from torch import nn
 
-from normbench import environment
-from normbench.errors import RunFailure
-from normbench.files import is_disk_full, write_atomically, write_bytes, write_json
+from normbench.errors import RunFailure, is_disk_full
 from normbench.ledger import parameter_counts
 from normbench.limits import is_out_of_memory
 from normbench.memory import forget_peak
@@ -35,7 +33,16 @@ from normbench.recording import (
     truncate_events,
     truncate_metrics,
 )
-from normbench.rundir import RunDirectory, Status, read_json
+from normbench.rundir import (
+    RunDirectory,
+    Status,
+    describe_environment,
+    environment_differences,
+    read_json,
+    write_atomically,
+    write_bytes,
+    write_json,
+)
 from normbench.summary import flat, leak, padding, show_summary, summarize
 from normbench.training.averaging import WeightAverage
 from normbench.training.checkpoint import Checkpoints, State
@@ -281,7 +288,7 @@ def stop_signals() -> Iterator[list[int]]:
 def describe_here(plan: Plan) -> dict[str, Any]:
     """This process, its machine and its code, as `environment.json` has them, and what is needed to load the model."""
     accelerator = torch.cuda.get_device_name(plan.device) if plan.device.type == "cuda" else None
-    here = environment.describe(str(plan.device), accelerator, torch.get_num_threads(), plan.data.describe())
+    here = describe_environment(str(plan.device), accelerator, torch.get_num_threads(), plan.data.describe())
     return here | {"choices": dict(plan.choices.groups), "task": asdict(plan.data.task)}
 
 
@@ -298,7 +305,7 @@ def how_it_ended(error: BaseException) -> Status:
 
 def begun_elsewhere(directory: RunDirectory, now: dict[str, Any]) -> str | None:
     """What decides about bits and is not as it was when the run was begun, in one line."""
-    changed = [words for first in sessions(directory)[:1] for words in environment.differences(first, now)]
+    changed = [words for first in sessions(directory)[:1] for words in environment_differences(first, now)]
     if not changed:
         return None
     return (

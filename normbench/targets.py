@@ -15,8 +15,7 @@ from torch import nn
 
 from normbench import contracts
 from normbench.config import Tree
-from normbench.errors import ContractError, UsageError
-from normbench.faults import explain, place_of
+from normbench.errors import ContractError, UsageError, explain, place_of
 from normbench.models import Initialization
 from normbench.training.schedules import Schedule
 from normbench.types import Data, Model, Placement

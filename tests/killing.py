@@ -260,7 +260,7 @@ class Places:
 
 def watch(places: Places) -> None:
     """Make normbench note where it is: which part is at work, each file operation, each batch."""
-    from normbench import assembly, files, session
+    from normbench import assembly, rundir, session
     from normbench.recording import appended
     from normbench.training import checkpoint, evaluation, loop
 
@@ -281,7 +281,7 @@ def watch(places: Places) -> None:
     ahead(places, os, "replace", lambda source, target: f"rename to {final_name(target)}")
     ahead(places, os, "unlink", lambda path, **_: f"unlink {final_name(path)}")
     ahead(places, os, "fsync", lambda descriptor: f"fsync {final_name(os.readlink(f'/proc/self/fd/{descriptor}'))}")
-    for module in (files, appended):
+    for module in (rundir, appended):
         vars(module)["open"] = lambda path, mode: TracedFile(places, builtins.open(path, mode))  # noqa: SIM115
 
 

@@ -17,10 +17,9 @@ from normbench.cli import main
 from normbench.compose import compose, compose_each
 from normbench.config import OPEN_SECTIONS, Tree
 from normbench.errors import UsageError
-from normbench.files import write_json
 from normbench.plan import make_plan
 from normbench.request import settled, wanted
-from normbench.rundir import RunDirectory
+from normbench.rundir import RunDirectory, write_json
 from normbench.sweeping import conduct
 from normbench.sweeping.conduct import understand
 from normbench.sweeping.forecast import Terms, numbers

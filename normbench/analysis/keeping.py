@@ -6,8 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
-from normbench.files import write_bytes, write_json
-from normbench.rundir import read_json
+from normbench.rundir import read_json, write_bytes, write_json
 
 MANIFEST = "manifest.json"
 EDITED = ".edited"

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from normbench.checking.norms import NormPart, run
 from normbench.checking.outcomes import Outcome, failed, judged, not_applicable
-from normbench.faults import explain
+from normbench.errors import explain
 
 STEP = 2.0**-7  # between neighbours, as a share of the value at most
 MOST_STEPS = 2.0  # a result that is rounded once is off by half a step

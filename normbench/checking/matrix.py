@@ -15,8 +15,7 @@ from normbench.checking.outcomes import Outcome, failed, not_applicable, passed
 from normbench.checking.samples import WIDTH, Tiny
 from normbench.compose import compose, option
 from normbench.config import Tree
-from normbench.errors import UsageError
-from normbench.faults import explain
+from normbench.errors import UsageError, explain
 from normbench.rehearsal import rehearse
 from normbench.training.evaluation import cross_entropy
 from normbench.training.optimizer import make_optimizer, parameter_groups

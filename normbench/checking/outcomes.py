@@ -8,8 +8,7 @@ from typing import Literal
 
 import torch
 
-from normbench.errors import ContractError, UsageError
-from normbench.faults import explain
+from normbench.errors import ContractError, UsageError, explain
 
 Result = Literal["passed", "failed", "not applicable", "yes", "no"]
 

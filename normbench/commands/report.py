@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from normbench.commands.pages import entries, paragraph
 from normbench.commands.parser import Parser
-from normbench.errors import RunFailure, UsageError
-from normbench.files import is_disk_full
+from normbench.errors import RunFailure, UsageError, is_disk_full
 from normbench.glance import scalar
 from normbench.keys import Key
 

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 from normbench.commands.pages import columns, entries, paragraph
 from normbench.commands.parser import Parser
 from normbench.errors import UsageError
-from normbench.files import write_atomically
 from normbench.glance import scalar
 from normbench.keys import Key
 from normbench.request import find_own_classes
+from normbench.rundir import write_atomically
 
 if TYPE_CHECKING:  # imports torch: behind every mistake that the words alone show
     from normbench.sampling import Classified

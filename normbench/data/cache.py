@@ -19,8 +19,7 @@ from uuid import uuid4
 
 import numpy as np
 
-from normbench.errors import RunFailure, UsageError
-from normbench.files import is_disk_full
+from normbench.errors import RunFailure, UsageError, is_disk_full
 
 FORMAT = 2  # goes up whenever the same source decodes to other arrays or facts
 ATTEMPTS = 3  # to make a folder and read it, while other processes may take a damaged one away

@@ -12,8 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from normbench.data.cache import logger
-from normbench.errors import RunFailure, UsageError
-from normbench.files import is_disk_full
+from normbench.errors import RunFailure, UsageError, is_disk_full
 
 if TYPE_CHECKING:
     import datasets

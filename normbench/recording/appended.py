@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from normbench.files import sync_directory
+from normbench.rundir import sync_directory
 
 
 class AppendedFile:

@@ -11,9 +11,9 @@ from typing import IO
 
 from tensorboard.compat.proto.event_pb2 import Event
 
-from normbench.files import sync_directory, write_atomically
 from normbench.recording.events import is_header, version_event
 from normbench.recording.records import frame, read_records
+from normbench.rundir import sync_directory, write_atomically
 
 PREFIX = "events.out.tfevents."
 

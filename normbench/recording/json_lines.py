@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO
 
-from normbench.files import write_atomically
 from normbench.recording.appended import AppendedFile
 from normbench.recording.sink import Sink
+from normbench.rundir import write_atomically
 
 
 class JsonLinesSink(Sink):

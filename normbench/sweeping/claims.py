@@ -18,8 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from normbench.files import write_json
-from normbench.rundir import read_json
+from normbench.rundir import read_json, write_json
 from normbench.sweeping.repeating import repeated
 
 BEAT_SECONDS = 5.0  # between two signs of life of an owner

@@ -14,8 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from normbench.errors import RunFailure
-from normbench.files import is_disk_full
+from normbench.errors import RunFailure, is_disk_full
 from normbench.sweeping.folder import OVER, SweepFolder
 from normbench.sweeping.job import Job, ask_to_stop, stop_file
 from normbench.sweeping.launchers import Launching, Share

@@ -7,8 +7,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from normbench.files import write_json
-from normbench.rundir import read_json
+from normbench.rundir import read_json, write_json
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from normbench.files import write_json
-from normbench.rundir import RunDirectory, fingerprint, read_json
+from normbench.rundir import RunDirectory, fingerprint, read_json, write_json
 from normbench.sweeping.claims import Claims
 from normbench.sweeping.failures import Failure, Failures
 

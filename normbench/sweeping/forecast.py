@@ -15,9 +15,8 @@ from rich.text import Text
 
 from normbench.config import Tree
 from normbench.dryrun import megabytes
-from normbench.errors import RunFailure, UsageError
+from normbench.errors import RunFailure, UsageError, explain
 from normbench.estimate import BRIEF, Estimate, estimate
-from normbench.faults import explain
 from normbench.plan import make_plan
 from normbench.recording import WeighingSink
 from normbench.run import make_session

@@ -15,8 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
 
-from normbench.errors import HeldElsewhere, RunFailure, UsageError
-from normbench.files import is_disk_full
+from normbench.errors import HeldElsewhere, RunFailure, UsageError, is_disk_full
 from normbench.sweeping.folder import SweepFolder, command
 
 if TYPE_CHECKING:

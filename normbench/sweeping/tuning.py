@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from normbench.errors import UsageError
-from normbench.files import write_json
+from normbench.rundir import write_json
 from normbench.sweeping.folder import SweepFolder
 from normbench.sweeping.grid import Grid, Point
 from normbench.sweeping.plan import ArmKey, PlannedRun, SweepPlan, arm_key, arm_names

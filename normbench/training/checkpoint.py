@@ -12,7 +12,7 @@ from typing import IO, Any
 
 import torch
 
-from normbench.files import write_atomically
+from normbench.rundir import write_atomically
 
 State = dict[str, Any]
 

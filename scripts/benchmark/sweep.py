@@ -20,7 +20,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from normbench.environment import cpu_name, package_version
+from normbench.rundir import cpu_name, package_version
 
 NORMS = "layernorm,rmsnorm,dyt,groupnorm"
 PLACEMENTS = "pre,post,sandwich"

@@ -15,7 +15,7 @@ import numpy as np
 
 from normbench.analysis.figures.canvas import Drawing
 from normbench.analysis.figures.palette import dark_rules
-from normbench.files import write_bytes
+from normbench.rundir import write_bytes
 
 DOTS_PER_INCH = 200
 PACKED = 3  # of 9: twice as fast as the usual 6, for a file that is a tenth larger
