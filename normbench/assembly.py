@@ -21,8 +21,18 @@ from normbench import compatibility, targets
 from normbench.config import OPEN_SECTIONS, Tree, nearest
 from normbench.errors import UsageError
 from normbench.models import initialize
-from normbench.seeds import stable_seed
-from normbench.types import Branch, Data, Model, NormFactory, NormFacts, Placement, PlacementFactory, Site, Task
+from normbench.types import (
+    Branch,
+    Data,
+    Model,
+    NormFactory,
+    NormFacts,
+    Placement,
+    PlacementFactory,
+    Site,
+    Task,
+    stable_seed,
+)
 
 # A setting that a class takes over, where it takes it, from the one that it replaces: model and data agree on it.
 SHARED = {"model": ("context",), "data": ("context",)}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from normbench.errors import CombinationRefused
 
 if TYPE_CHECKING:  # `normbench list` shows the refusals without the second that torch takes
-    from normbench.types import Data, Model, NormFacts, Placement
+    from normbench.types import Data, Model, NormFacts, Placement, Task
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,10 @@ class Combination:
     data: type[Data]
 
     @property
-    def causal(self) -> bool:
-        return self.data.kind == "language_model"
+    def task(self) -> type[Task]:
+        from normbench.types import Task
+
+        return Task.by_kind[self.data.kind]
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ REFUSALS = (
         "norm.across_time=true",
         "its statistics run over time, in evaluation too, so it would show the model the tokens that it is to predict",
         "use layernorm, rmsnorm, groupnorm at each position, or batchnorm with running statistics",
-        lambda c: c.causal and c.norm.sees_future == "always",
+        lambda c: c.task.shown_by(c.norm) == "always",
     ),
     Refusal(
         ("norm", "model"),

@@ -7,24 +7,34 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection
-from typing import Any, get_args
+from dataclasses import asdict
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from normbench.errors import ContractError
-from normbench.types import Batch, Branch, Data, Model, Norm, NormFacts, Placement, Task, TaskKind
-
-TASK_KINDS: tuple[str, ...] = get_args(TaskKind)
+from normbench.types import (
+    Batch,
+    Branch,
+    Data,
+    LanguageModeling,
+    Model,
+    Norm,
+    NormFacts,
+    Placement,
+    Task,
+    TextClassification,
+)
 
 # Class attributes that are read before anything is made, and what they are.
 DECLARED: dict[str, dict[str, str]] = {
     "placement": {"slots": "a tuple of the norms around each branch, such as ('in',)"},
     "model": {
-        "kinds": f"a frozenset of tasks, of {', '.join(TASK_KINDS)}",
+        "kinds": f"a frozenset of tasks, of {', '.join(Task.by_kind)}",
         "roles": "a tuple of the names of a block's branches, such as ('attention', 'mlp')",
     },
-    "data": {"kind": f"one of {', '.join(TASK_KINDS)}"},
+    "data": {"kind": f"one of {', '.join(Task.by_kind)}"},
 }
 
 
@@ -58,9 +68,9 @@ def left_open(made: type) -> list[str]:
 def is_declared_well(name: str, value: Any) -> bool:
     """Whether a class attribute is what DECLARED says."""
     if name == "kind":
-        return value in TASK_KINDS
+        return value in Task.by_kind
     is_words = isinstance(value, Collection) and not isinstance(value, str) and all(isinstance(w, str) for w in value)
-    return is_words and (name == "slots" or len(value) > 0) and (name != "kinds" or set(value) <= set(TASK_KINDS))
+    return is_words and (name == "slots" or len(value) > 0) and (name != "kinds" or set(value) <= set(Task.by_kind))
 
 
 def check_made(section: str, path: str, made: Any) -> None:
@@ -150,9 +160,9 @@ def check_attributes(where: str, data: Data) -> None:
         raise ContractError(f"{where} has no task: set self.task to a normbench.types.Task")
     if data.task.kind != type(data).kind:
         raise ContractError(f"{where} has kind={type(data).kind} and task.kind={data.task.kind}: make them the same")
-    if data.task.causal and data.pads:
+    if data.pads and not data.task.may_pad:
         raise ContractError(
-            f"{where} has kind=language_model and pads=True: padding would count in the loss, so cut the text into "
+            f"{where} has kind={data.kind} and pads=True: padding would count in the loss, so cut the text into "
             "windows without it"
         )
     if not isinstance(fingerprint, str) or not fingerprint:
@@ -168,17 +178,12 @@ def check_attributes(where: str, data: Data) -> None:
 
 
 def check_task(where: str, task: Task) -> None:
-    """The sizes that a model of this kind needs."""
-    if not is_count(task.num_classes) or task.num_classes < 2:
+    """Refuse sizes that are no whole numbers from 1, and a single class."""
+    for name, size in asdict(task).items():  # type: ignore[call-overload]  # all tasks are dataclasses
+        if not all(is_count(side) for side in (size if isinstance(size, tuple | list) else [size])):
+            raise ContractError(f"{where} has task.{name}={size}: give whole numbers, at least 1")
+    if task.num_classes < 2:
         raise ContractError(f"{where} has task.num_classes={task.num_classes}: give at least 2")
-    if task.kind == "image_classification":
-        shape = task.image_shape
-        if not (isinstance(shape, tuple) and len(shape) == 3 and all(is_count(side) for side in shape)):
-            raise ContractError(f"{where} has task.image_shape={shape}: give (channels, height, width)")
-    elif not (is_count(task.vocabulary_size) and is_count(task.context)):
-        raise ContractError(f"{where} has a task without vocabulary_size or context: give both, as whole numbers")
-    elif task.causal and task.num_classes != task.vocabulary_size:
-        raise ContractError(f"{where} has other task.num_classes than vocabulary_size: a language model's are the same")
 
 
 def is_count(value: Any) -> bool:
@@ -209,23 +214,26 @@ def check_batch(where: str, batch: Any, data: Data) -> None:
         ContractError: `where` begins the sentence.
     """
     task, (inputs, targets, mask) = data.task, clone(where, batch)
-    images = task.kind == "image_classification"
-    size = inputs.shape[0] if inputs.ndim else 0
-    shape = (size, *(task.image_shape or ())) if images else (size, *inputs.shape[1:2])
-    check_tensor(f"{where} has inputs", inputs, shape, torch.float32 if images else torch.int64)
-    check_tensor(f"{where} has targets", targets, shape if task.causal else (size,), torch.int64)
+    if inputs.ndim < 2:
+        raise ContractError(
+            f"{where} has inputs of {list(inputs.shape)}: put the examples of a batch along the first axis"
+        )
+    input_shape, target_shape = task.shapes(inputs)
+    check_tensor(f"{where} has inputs", inputs, input_shape, task.input_dtype)
+    check_tensor(f"{where} has targets", targets, target_shape, torch.int64)
     check_range(f"{where} has targets", targets, task.num_classes)
-    if images:
-        if not inputs.isfinite().all():
-            raise ContractError(f"{where} has inputs that are not finite: mend or leave out those examples")
-        return
-    check_range(f"{where} has tokens", inputs, task.vocabulary_size or 0)
-    if inputs.shape[1] > (task.context or 0):
-        raise ContractError(f"{where} has {inputs.shape[1]} tokens a row, and task.context={task.context}: cut them")
+    if not inputs.isfinite().all():
+        raise ContractError(f"{where} has inputs that are not finite: mend or leave out those examples")
+    if isinstance(task, LanguageModeling | TextClassification):
+        check_range(f"{where} has tokens", inputs, task.vocabulary_size)
+        if inputs.shape[1] > task.context:
+            raise ContractError(
+                f"{where} has {inputs.shape[1]} tokens a row, and task.context={task.context}: cut them"
+            )
     if data.pads != (mask is not None):
         raise ContractError(f"{where} has {'no' if mask is None else 'a'} mask, and pads={data.pads}: make them agree")
     if mask is not None:
-        check_tensor(f"{where} has a mask", mask, shape, torch.bool)
+        check_tensor(f"{where} has a mask", mask, input_shape, torch.bool)
         if not mask.any(dim=1).all():
             raise ContractError(f"{where} has a row that is all padding: leave out empty texts")
 

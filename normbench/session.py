@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, fields
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -289,7 +289,11 @@ def describe_here(plan: Plan) -> dict[str, Any]:
     """This process, its machine and its code, as `environment.json` has them, and what is needed to load the model."""
     accelerator = torch.cuda.get_device_name(plan.device) if plan.device.type == "cuda" else None
     here = describe_environment(str(plan.device), accelerator, torch.get_num_threads(), plan.data.describe())
+<<<<<<< HEAD
     return here | {"choices": dict(plan.choices.groups), "task": asdict(plan.data.task)}
+=======
+    return here | {"choices": dict(plan.choices.groups), "task": plan.data.task.record()}
+>>>>>>> main
 
 
 def sessions(directory: RunDirectory) -> list[dict[str, Any]]:

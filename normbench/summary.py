@@ -30,8 +30,8 @@ NOTEWORTHY = {
 
 
 def leak(plan: Plan) -> str | None:
-    """What a causal model sees of its future in training, if anything."""
-    if plan.data.task.causal and plan.facts.sees_future == "training":
+    """Return what the norm shows the model of its targets in training, if anything."""
+    if plan.data.task.shown_by(plan.facts) == "training":
         return (
             f"{plan.choices.groups['norm']} takes statistics over time, so in training each position is "
             "shown its future; the training loss is not comparable, and the summary is marked"

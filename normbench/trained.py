@@ -51,8 +51,7 @@ class Run:
         noted: dict[str, Any] | None = sessions[-1].get("task")
         if noted is None:
             return self.data().task
-        known: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in noted.items()}
-        return Task(**known)
+        return Task.from_record(noted)
 
 
 def open_run(path: str | os.PathLike[str]) -> Run:

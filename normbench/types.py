@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import hashlib
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
+import torch
 from jaxtyping import Float, Num
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-TaskKind = Literal["language_model", "text_classification", "image_classification"]
 Split = Literal["train", "val", "test"]
+When = Literal["never", "training", "always"]
+
+
+def stable_seed(*words: object) -> int:
+    """Return a 63-bit seed made of words and numbers: the same in every process, on every machine."""
+    digest = hashlib.blake2b("/".join(map(str, words)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
 
 
 @dataclass(frozen=True)
@@ -57,7 +67,7 @@ class NormFacts:
     statistics_over: str
     centers: bool
     crosses_samples: bool = False
-    sees_future: Literal["never", "training", "always"] = "never"
+    sees_future: When = "never"
     needs_positions: bool = False
 
 
@@ -160,7 +170,7 @@ class Model(nn.Module, ABC):
     has_positions: whether what its norms see has time or space beside batch and features.
     """
 
-    kinds: ClassVar[frozenset[TaskKind]]
+    kinds: ClassVar[frozenset[str]]
     roles: ClassVar[tuple[str, ...]]
     residual: ClassVar[bool] = True
     has_positions: ClassVar[bool] = True
@@ -175,30 +185,133 @@ class Model(nn.Module, ABC):
         """
 
 
-@dataclass(frozen=True)
-class Task:
-    """What a data set asks of a model.
+class Task(ABC):
+    """What a data set asks of a model: a class for each kind, which the data and the models name by its word `kind`.
 
-    num_classes: number of labels, or the vocabulary's size for a language model.
-    vocabulary_size: number of different tokens (text).
-    context: longest sequence in tokens (text).
-    image_shape: channels, height, width (images).
+    unit: what throughput counts. examples: what one sees when a person is shown some.
+    causal: whether each position is predicted from those before it. may_pad: whether inputs may come with a mask.
     """
 
-    kind: TaskKind
+    kind: ClassVar[str]
+    unit: ClassVar[str]
+    examples: ClassVar[str]
+    causal: ClassVar[bool] = False
+    may_pad: ClassVar[bool] = False
+    input_dtype: ClassVar[torch.dtype] = torch.int64
+    by_kind: ClassVar[dict[str, type[Task]]] = {}
+
     num_classes: int
-    vocabulary_size: int | None = None
-    context: int | None = None
-    image_shape: tuple[int, int, int] | None = None
+
+    def __init_subclass__(cls) -> None:
+        cls.by_kind[cls.kind] = cls
+
+    @staticmethod
+    def from_record(record: Mapping[str, Any]) -> Task:
+        """Make the task that a run has noted."""
+        made = Task.by_kind[record["kind"]]
+        values = {field.name: record[field.name] for field in fields(made)}  # type: ignore[arg-type]  # all are dataclasses
+        return made(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+
+    def record(self) -> dict[str, Any]:
+        """Return what a run notes of its task."""
+        return {"kind": self.kind, "num_classes": self.num_classes} | asdict(self)  # type: ignore[call-overload]  # likewise
+
+    @classmethod
+    def shown_by(cls, norm: NormFacts) -> When:
+        """Return when this norm's statistics show the model what it is to predict."""
+        return "never"
+
+    def loss(self, logits: Float[Tensor, "..."], targets: Tensor, reduction: str = "mean") -> Tensor:
+        """Return the cross-entropy in nats of logits (..., classes) against targets (...)."""
+        return F.cross_entropy(logits.flatten(0, -2).float(), targets.flatten(), reduction=reduction)
+
+    def totals(self, logits: Float[Tensor, "..."], targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the summed loss and the number of right predictions."""
+        return self.loss(logits, targets, "sum"), (logits.argmax(dim=-1) == targets).sum()
+
+    def metrics(self, loss: float, accuracy: float) -> dict[str, float]:
+        """Return what is reported of the mean loss and the share of right predictions."""
+        return {"loss": loss, "accuracy": accuracy}
+
+    def shapes(self, inputs: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the shapes that inputs and targets of a batch of this size and length must have."""
+        return (len(inputs), inputs.shape[-1]), (len(inputs),)
+
+    @abstractmethod
+    def random_batch(self, size: int, generator: torch.Generator) -> Batch:
+        """Return random inputs and targets."""
+
+
+@dataclass(frozen=True)
+class LanguageModeling(Task):
+    """The next token at each position. context: the longest sequence, in tokens."""
+
+    kind = "language_model"
+    unit = "tokens"
+    examples = "text"
+    causal = True
+
+    vocabulary_size: int
+    context: int
 
     @property
-    def causal(self) -> bool:
-        return self.kind == "language_model"
+    def num_classes(self) -> int:  # type: ignore[override]  # read-only, as all of a frozen class
+        return self.vocabulary_size
 
-    @property
-    def unit(self) -> str:
-        """What throughput counts."""
-        return {"language_model": "tokens", "text_classification": "texts"}.get(self.kind, "images")
+    @classmethod
+    def shown_by(cls, norm: NormFacts) -> When:
+        return norm.sees_future
+
+    def metrics(self, loss: float, accuracy: float) -> dict[str, float]:
+        perplexity = math.exp(min(loss, 700.0)) if math.isfinite(loss) else math.inf
+        return super().metrics(loss, accuracy) | {"perplexity": perplexity}
+
+    def shapes(self, inputs: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        return (len(inputs), inputs.shape[-1]), (len(inputs), inputs.shape[-1])
+
+    def random_batch(self, size: int, generator: torch.Generator) -> Batch:
+        tokens = torch.randint(self.vocabulary_size, (size, self.context + 1), generator=generator)
+        return Batch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
+
+
+@dataclass(frozen=True)
+class TextClassification(Task):
+    """The class of a text, which may be padded. context: the longest text, in tokens."""
+
+    kind = "text_classification"
+    unit = "texts"
+    examples = "texts"
+    may_pad = True
+
+    num_classes: int
+    vocabulary_size: int
+    context: int
+
+    def random_batch(self, size: int, generator: torch.Generator) -> Batch:
+        labels = torch.randint(self.num_classes, (size,), generator=generator)
+        tokens = torch.randint(self.vocabulary_size, (size, self.context + 1), generator=generator)[:, :-1]
+        mask = torch.arange(self.context) < torch.arange(self.context, 0, -self.context // size)[:, None]
+        return Batch(tokens * mask, labels, mask)
+
+
+@dataclass(frozen=True)
+class ImageClassification(Task):
+    """The class of an image. image_shape: channels, height, width."""
+
+    kind = "image_classification"
+    unit = "images"
+    examples = "images"
+    input_dtype = torch.float32
+
+    num_classes: int
+    image_shape: tuple[int, int, int]
+
+    def shapes(self, inputs: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        return (len(inputs), *self.image_shape), (len(inputs),)
+
+    def random_batch(self, size: int, generator: torch.Generator) -> Batch:
+        labels = torch.randint(self.num_classes, (size,), generator=generator)
+        return Batch(torch.randn(size, *self.image_shape, generator=generator), labels)
 
 
 class Batch(NamedTuple):
@@ -226,7 +339,7 @@ class Batch(NamedTuple):
 class Data(ABC):
     """A data set in memory, and its batches: a pure function of (seed, step), so that a run can go on anywhere."""
 
-    kind: ClassVar[TaskKind]
+    kind: ClassVar[str]
     pads: ClassVar[bool] = False  # whether batches come with a mask
     task: Task
     fingerprint: str  # sha256 of the decoded content

@@ -10,7 +10,18 @@ from mypkg.parts import Halved, Stripes, TwoLayers
 from torch import Tensor, nn
 
 from normbench.placements import Pre
-from normbench.types import Batch, Data, Model, Norm, NormFacts, Placement, Split, Task
+from normbench.types import (
+    Batch,
+    Data,
+    ImageClassification,
+    LanguageModeling,
+    Model,
+    Norm,
+    NormFacts,
+    Placement,
+    Split,
+    TextClassification,
+)
 
 
 class Same(nn.Module):
@@ -162,19 +173,19 @@ class NoTask(Changed, task=None):
     pass
 
 
-class OtherKind(Changed, task=Task("language_model", 2, vocabulary_size=2, context=8)):
+class OtherKind(Changed, task=LanguageModeling(2, context=8)):
     pass
 
 
-class OneClass(Changed, task=Task("image_classification", 1, image_shape=(1, 8, 8))):
+class OneClass(Changed, task=ImageClassification(1, image_shape=(1, 8, 8))):
     pass
 
 
-class NoShape(Changed, task=Task("image_classification", 2)):
+class NoShape(Changed, task=ImageClassification(2, image_shape=(0, 8, 8))):
     pass
 
 
-class NoContext(Changed, task=Task("language_model", 2, vocabulary_size=2)):
+class NoContext(Changed, task=LanguageModeling(vocabulary_size=2, context=0)):
     kind = "language_model"
 
 
@@ -255,7 +266,7 @@ class Words(Data):
     steps_per_epoch = 1
 
     def __init__(self, *, seed: int) -> None:
-        self.task = Task(self.kind, 2, vocabulary_size=5, context=4)
+        self.task = TextClassification(2, vocabulary_size=5, context=4)
 
     def train_batch(self, step: int) -> Batch:
         tokens = torch.tensor([[0, 1, 2, 3], [4, 3, 2, 0], [1, 2, 0, 0], [3, 0, 0, 0]])
@@ -288,7 +299,7 @@ class UnknownToken(Words):
 
 class TooLong(Words):
     def __init__(self, *, seed: int) -> None:
-        self.task = Task(self.kind, 2, vocabulary_size=5, context=3)
+        self.task = TextClassification(2, vocabulary_size=5, context=3)
 
 
 class PaddedText(Words):
@@ -297,4 +308,4 @@ class PaddedText(Words):
     kind = "language_model"
 
     def __init__(self, *, seed: int) -> None:
-        self.task = Task(self.kind, 5, vocabulary_size=5, context=4)
+        self.task = LanguageModeling(vocabulary_size=5, context=4)

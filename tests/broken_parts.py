@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from normbench.models import Transformer
 from normbench.placements import Parallel, Pre
 from normbench.placements.base import Residual
-from normbench.types import Batch, Branch, Data, Split, Task
+from normbench.types import Batch, Branch, Data, LanguageModeling, Split
 
 Context = dict[str, Any]
 
@@ -256,7 +256,7 @@ class Overlapping(Data):
     steps_per_epoch = 1
 
     def __init__(self, *, seed: int) -> None:
-        self.task = Task(self.kind, 8, vocabulary_size=8, context=4)
+        self.task = LanguageModeling(vocabulary_size=8, context=4)
         self.text = torch.arange(200) % 8
 
     def train_batch(self, step: int) -> Batch:

@@ -260,7 +260,7 @@ class Places:
 
 def watch(places: Places) -> None:
     """Make normbench note where it is: which part is at work, each file operation, each batch."""
-    from normbench import assembly, rundir, session
+    from normbench import assembly, rundir, session, types
     from normbench.recording import appended
     from normbench.training import checkpoint, evaluation, loop
 
@@ -276,7 +276,7 @@ def watch(places: Places) -> None:
     around(places, session.Session, "prepare", "preparation")
     around(places, session.Session, "finish", "finish")
     ahead(places, evaluation, "to_device", lambda *_: "batch")
-    ahead(places, evaluation, "cross_entropy", lambda *_, **__: "loss")
+    ahead(places, types.Task, "totals", lambda *_, **__: "loss")
     ahead(places, loop.Loop, "clip", lambda *_: "gradients")
     ahead(places, os, "replace", lambda source, target: f"rename to {final_name(target)}")
     ahead(places, os, "unlink", lambda path, **_: f"unlink {final_name(path)}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,11 @@ from normbench import assembly
 from normbench.catalog import config_directory, options
 from normbench.cli import main
 from normbench.models import Xavier, initialize
-from normbench.types import Batch, Model, Task
+from normbench.types import Batch, ImageClassification, LanguageModeling, Model, Task, TextClassification
 
-TEXT = Task("language_model", num_classes=17, vocabulary_size=17, context=16)
-TEXTS = Task("text_classification", num_classes=5, vocabulary_size=17, context=16)
-IMAGES = Task("image_classification", num_classes=5, image_shape=(3, 16, 16))
+TEXT = LanguageModeling(vocabulary_size=17, context=16)
+TEXTS = TextClassification(num_classes=5, vocabulary_size=17, context=16)
+IMAGES = ImageClassification(num_classes=5, image_shape=(3, 16, 16))
 
 # Small sizes for each model that the matrix walks; every other setting is the YAML's own.
 SMALL: dict[str, dict[str, Any]] = {
@@ -90,14 +90,7 @@ def build(
 
 def random_batch(task: Task, size: int = 4, seed: int = 0) -> Batch:
     """Inputs and targets of a task's shape."""
-    generator = torch.Generator().manual_seed(seed)
-    draw = partial(torch.randint, generator=generator)
-    if task.kind == "language_model":
-        assert task.context is not None
-        tokens = draw(0, task.num_classes, (size, task.context + 1))
-        return Batch(tokens[:, :-1], tokens[:, 1:])
-    assert task.image_shape is not None
-    return Batch(torch.randn(size, *task.image_shape, generator=generator), draw(0, task.num_classes, (size,)))
+    return task.random_batch(size, torch.Generator().manual_seed(seed))
 
 
 NORMS = list(options("norm"))

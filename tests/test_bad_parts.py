@@ -42,7 +42,7 @@ DATA = {
     "NoTask": "has no task: set self.task",
     "OtherKind": "has kind=image_classification and task.kind=language_model: make",
     "OneClass": "has task.num_classes=1: give at least 2",
-    "NoShape": "has task.image_shape=None: give (channels, height, width)",
+    "NoShape": "has task.image_shape=(0, 8, 8): give whole numbers",
     "NoFingerprint": "has no fingerprint: set self.fingerprint",
     "NoSteps": "has no steps_per_epoch: set it",
     "NoRecord": "describes itself by what JSON cannot hold: return a dict",
@@ -57,7 +57,7 @@ DATA = {
     "NothingToJudge": "gives no batch in eval_batches('val', 1): the validation loss needs one",
 }
 TEXTS = {
-    "NoContext": "has a task without vocabulary_size or context: give both",
+    "NoContext": "has task.context=0: give whole numbers",
     "NoMask": "train_batch(0) has no mask, and pads=True: make them agree",
     "AllPadding": "train_batch(0) has a row that is all padding: leave out empty texts",
     "UnknownToken": "train_batch(0) has tokens from 1 to 5: the task has 5, so they go from 0 to 4",

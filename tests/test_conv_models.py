@@ -16,7 +16,7 @@ from normbench.errors import UsageError
 from normbench.models.resnet import BasicBranch, BottleneckBranch
 from normbench.models.vgg import PooledConvBranch
 from normbench.norms import NoNorm
-from normbench.types import Model, Site, Task
+from normbench.types import ImageClassification, Model, Site
 
 SITE = Site("block", 0)
 
@@ -26,7 +26,7 @@ def full(name: str, norm: str, placement: str, side: int, classes: int, **settin
     chosen = {"norm": norm, "placement": placement, "model": name}
     tree = {group: section(group, option) for group, option in chosen.items()}
     tree["model"] |= settings
-    task = Task("image_classification", classes, image_shape=(3, side, side))
+    task = ImageClassification(classes, image_shape=(3, side, side))
     model: Model = assembly.factory(tree, "model")(
         task, assembly.factory(tree, "norm"), assembly.factory(tree, "placement")
     )
@@ -101,7 +101,7 @@ def test_vit_tiny_is_deit_s() -> None:
 @pytest.mark.parametrize(("name", "widths"), [("resnet18", [4, 8, 16, 32]), ("resnet50", [16, 32, 64, 128])])
 def test_resnets_shrink_large_images_at_the_stem(name: str, widths: list[int], side: int, streams: list[int]) -> None:
     """He et al. 2016a, table 1: a 224-pixel image is 56, 28, 14 and 7 pixels in the stages; small images keep all."""
-    model, _ = build("batchnorm", model=name, task=Task("image_classification", 5, image_shape=(3, side, side)))
+    model, _ = build("batchnorm", model=name, task=ImageClassification(5, image_shape=(3, side, side)))
     seen: list[tuple[int, ...]] = []
     for block in model.blocks:
         block.register_forward_hook(lambda module, inputs, output: seen.append(tuple(output.shape[1:])))
@@ -111,7 +111,7 @@ def test_resnets_shrink_large_images_at_the_stem(name: str, widths: list[int], s
 
 @pytest.mark.parametrize(("shape", "last"), [((3, 32, 32), 2), ((1, 28, 28), 2), ((1, 8, 8), 1), ((3, 1, 1), 1)])
 def test_vgg_takes_images_of_any_size(shape: tuple[int, int, int], last: int) -> None:
-    task = Task("image_classification", 10, image_shape=shape)
+    task = ImageClassification(10, image_shape=shape)
     model, _ = build("layernorm", "plain", "vgg", task, stages=[1, 2, 4, 8, 8], blocks=[1, 1, 2, 2, 2], strides=[2] * 5)
     inputs: list[torch.Tensor] = []
     model.blocks[-1].register_forward_hook(lambda module, given, output: inputs.append(given[0]))

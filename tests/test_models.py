@@ -20,8 +20,7 @@ from normbench.models.branches import MLP, Attention, ConvBranch, SwiGLU, rotate
 from normbench.models.transformer import rotary
 from normbench.norms import NoNorm
 from normbench.placements import Deep
-from normbench.training.evaluation import cross_entropy
-from normbench.types import Site, Task
+from normbench.types import ImageClassification, Site
 
 
 def combination(norm: str, placement: str, kind: str) -> compatibility.Combination:
@@ -74,7 +73,7 @@ def test_matrix_trains(kind: str) -> None:
         optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
         losses = []
         for step in range(20):
-            loss = cross_entropy(model(batch.inputs), batch.targets)
+            loss = task.loss(model(batch.inputs), batch.targets)
             loss.backward()
             if step == 1:  # at the first step, what reads a zero cannot learn yet
                 without = [
@@ -253,7 +252,7 @@ def test_resnet_shortcut_is_he_s_option_a() -> None:
 def test_resnet_sizes(name: str, layers: int, parameters: float) -> None:
     """He et al. 2016a, table 6: 20 layers have 0.27 M parameters, 56 have 0.85 M."""
     tree = {key: section(key, value) for key, value in {"norm": "batchnorm", "placement": "pre", "model": name}.items()}
-    task = Task("image_classification", 10, image_shape=(3, 32, 32))
+    task = ImageClassification(10, image_shape=(3, 32, 32))
     model = assembly.factory(tree, "model")(task, assembly.factory(tree, "norm"), assembly.factory(tree, "placement"))
     assert sum(isinstance(m, nn.Conv2d | nn.Linear) for m in model.modules()) == layers
     assert sum(p.numel() for p in model.parameters()) == pytest.approx(parameters, rel=0.02)

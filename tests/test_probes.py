@@ -23,7 +23,6 @@ from normbench.probes.statistics import (
     token_similarity,
     total_norm,
 )
-from normbench.training.evaluation import cross_entropy
 from normbench.types import Model
 
 LIGHT = Wanted(activations=True, gradients=True, parameters=True)
@@ -215,7 +214,7 @@ def test_updates_are_read_relative_to_the_weights() -> None:
     probes = probes_of(model, norms)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with probes.watch() as reading:
-        cross_entropy(model(batch.inputs), batch.targets).backward()
+        TEXT.loss(model(batch.inputs), batch.targets).backward()
     branch = model.blocks[1].branches["mlp"]
     expected = 0.1 * total_norm([p.grad for p in branch.parameters()]) / total_norm(list(branch.parameters()))
     with probes.watch_update(reading):
@@ -232,7 +231,7 @@ def probed_step(  # type: ignore[no-untyped-def]
     for name, module in norms.items():
         module.register_forward_hook(lambda m, i, o, name=name: seen.update({name: (i[0].detach(), o.detach())}))
     with probes_of(made, norms, wanted).watch(histograms=True) as reading:
-        cross_entropy(made(batch.inputs), batch.targets).backward()
+        TEXT.loss(made(batch.inputs), batch.targets).backward()
     return made, norms, reading, seen
 
 
@@ -321,10 +320,10 @@ def test_probes_change_nothing(norm: str) -> None:
             if probed:
                 with probes.watch(histograms=True):
                     logits = model(batch.inputs)
-                    cross_entropy(logits, batch.targets).backward()
+                    TEXT.loss(logits, batch.targets).backward()
             else:
                 logits = model(batch.inputs)
-                cross_entropy(logits, batch.targets).backward()
+                TEXT.loss(logits, batch.targets).backward()
         gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
         results.append([logits, *gradients, *model.buffers(), torch.random.get_rng_state()])
     assert len(results[0]) == len(results[1]) > 10
@@ -335,7 +334,7 @@ def test_no_hook_stays_behind() -> None:
     model, norms = build("layernorm")
     with probes_of(model, norms).watch():
         assert any(module._forward_hooks for module in model.modules())
-        cross_entropy(model(random_batch(TEXT).inputs), random_batch(TEXT).targets).backward()
+        TEXT.loss(model(random_batch(TEXT).inputs), random_batch(TEXT).targets).backward()
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
@@ -357,11 +356,11 @@ def test_probing_does_not_wait_for_a_gpu() -> None:
     model.cuda()
     batch = random_batch(TEXT)
     inputs, targets = batch.inputs.cuda(), batch.targets.cuda()
-    cross_entropy(model(inputs), targets).backward()
+    TEXT.loss(model(inputs), targets).backward()
     torch.cuda.set_sync_debug_mode("error")
     try:
         with probes_of(model, norms).watch(histograms=True) as reading:
-            cross_entropy(model(inputs), targets).backward()
+            TEXT.loss(model(inputs), targets).backward()
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert all(math.isfinite(value) for value in reading.numbers().values())

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from normbench.errors import UsageError
 from normbench.rehearsal import rehearse
-from normbench.types import Batch, Data, Split, Task
+from normbench.types import Batch, Data, ImageClassification, Split, Task
 
 CPU = torch.device("cpu")
 
@@ -90,6 +90,6 @@ def test_a_norm_that_changes_the_shape_is_named(returned: Any, complaint: str) -
 
 def test_logits_of_a_wrong_shape_are_refused() -> None:
     made, norms = build("layernorm", "pre", "mlp", IMAGES)
-    other = Task("image_classification", num_classes=7, image_shape=IMAGES.image_shape)
+    other = ImageClassification(7, image_shape=IMAGES.image_shape)
     with pytest.raises(UsageError, match=r"logits have the shape \(2, 5\), and the data need \(2, 7\)"):
         rehearse(made, norms, Fixed(other, 4), CPU)

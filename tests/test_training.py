@@ -16,7 +16,7 @@ from normbench import assembly
 from normbench.errors import UsageError
 from normbench.ledger import make_ledger, parameter_counts
 from normbench.training.clock import Clock
-from normbench.training.evaluation import cross_entropy, evaluate
+from normbench.training.evaluation import evaluate
 from normbench.training.guard import GRADIENT_NORM, Diverged, Guard, LatchedGuard, Runaway, first_nonfinite
 from normbench.training.optimizer import make_optimizer, parameter_groups
 from normbench.training.schedules import Constant, Cosine, Linear, OneCycle, Schedule
@@ -231,7 +231,7 @@ def test_first_nonfinite_output_is_named() -> None:
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
     with torch.no_grad():
         model.blocks[1].branches["conv"].conv1.weight[0, 0, 0, 0] = math.nan  # type: ignore[union-attr,index]
-    assert first_nonfinite(model, random_batch(IMAGES)) == "output of blocks.1.branches.conv.conv1"
+    assert first_nonfinite(model, random_batch(IMAGES), IMAGES) == "output of blocks.1.branches.conv.conv1"
     assert all(torch.equal(buffer, before[name]) for name, buffer in model.named_buffers())
 
 
@@ -247,16 +247,16 @@ def test_first_nonfinite_gradient_is_named() -> None:
     nn.init.zeros_(model[1].bias)
     batch = random_batch(IMAGES)
     batch = batch._replace(inputs=torch.randn(4, 3))
-    assert first_nonfinite(model, batch) == "gradient of 1.weight"
+    assert first_nonfinite(model, batch, IMAGES) == "gradient of 1.weight"
     model[0].weight.requires_grad_(False)  # frozen weights have no gradient to look at
-    assert first_nonfinite(model, batch) == "gradient of 1.weight"
+    assert first_nonfinite(model, batch, IMAGES) == "gradient of 1.weight"
 
 
 def test_a_gradient_behind_torch_s_own_batchnorm_is_told_and_leaves_its_statistics() -> None:
     """Its backward pass reads the running statistics: they must not be put back before it."""
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    assert first_nonfinite(model, Batch(torch.randn(8, 3), torch.zeros(8, dtype=torch.int64))) == GRADIENT_NORM
+    assert first_nonfinite(model, Batch(torch.randn(8, 3), torch.zeros(8, dtype=torch.int64)), IMAGES) == GRADIENT_NORM
     assert all(torch.equal(buffer, before[name]) for name, buffer in model.named_buffers())
 
 
@@ -309,7 +309,7 @@ def test_training_repeats_to_the_bit() -> None:
         for step in range(5):
             torch.manual_seed(step)
             batch = random_batch(TEXT, seed=step)
-            loss = cross_entropy(model(batch.inputs), batch.targets)
+            loss = TEXT.loss(model(batch.inputs), batch.targets)
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()

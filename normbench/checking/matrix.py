@@ -17,9 +17,8 @@ from normbench.compose import compose, option
 from normbench.config import Tree
 from normbench.errors import UsageError, explain
 from normbench.rehearsal import rehearse
-from normbench.training.evaluation import cross_entropy
 from normbench.training.optimizer import make_optimizer, parameter_groups
-from normbench.types import Data, TaskKind
+from normbench.types import Data
 
 CPU = torch.device("cpu")
 LEARNING_RATE, STEPS = 3e-3, 8
@@ -36,7 +35,7 @@ class Ground:
 
     name: str
     words: str
-    kind: TaskKind
+    kind: str
 
     @property
     def tree(self) -> dict[str, Any]:
@@ -137,7 +136,7 @@ def train(tree: Tree, data: Data, steps: int) -> list[float]:
     batch, losses = data.train_batch(0), []
     for _ in range(steps):
         optimizer.zero_grad(set_to_none=True)
-        loss = cross_entropy(model.train()(*batch.arguments), batch.targets)
+        loss = data.task.loss(model.train()(*batch.arguments), batch.targets)
         loss.backward()
         optimizer.step()
         losses.append(loss.item())

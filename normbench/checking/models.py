@@ -20,15 +20,10 @@ from normbench.checking.samples import Tiny
 from normbench.config import Tree
 from normbench.errors import UsageError
 from normbench.rehearsal import rehearse
-from normbench.types import Data, Model, TaskKind
+from normbench.types import Data, Model, Task
 
 SIDE = 32  # pixels, at least: what most networks for small images can halve as often as they do
 MOST_PIXELS = 256  # of a patch's side
-WORDS: dict[TaskKind, str] = {
-    "language_model": "text",
-    "text_classification": "texts",
-    "image_classification": "images",
-}
 TOLERANCE = 1e-4  # of the largest logit, in float32
 
 
@@ -39,7 +34,7 @@ class ModelPart:
     tree: Tree
 
     @property
-    def kinds(self) -> list[TaskKind]:
+    def kinds(self) -> list[str]:
         """The tasks that it says it can do."""
         return sorted(assembly.made_class(self.tree, "model").kinds)  # type: ignore[attr-defined]  # a Model
 
@@ -63,7 +58,7 @@ class ModelPart:
                 return tree
         raise UsageError(f"no placement goes with this model and {norm}: check its kinds, roles and residual")
 
-    def make(self, kind: TaskKind, norm: str = "layernorm") -> tuple[Model, dict[str, nn.Module], Data]:
+    def make(self, kind: str, norm: str = "layernorm") -> tuple[Model, dict[str, nn.Module], Data]:
         """The model with its starting weights, its norms, and what it could learn."""
         data = Tiny(kind, self.side)
         model, norms = assembly.make_model(self.tree_with(norm, data), data, seed=0)
@@ -73,35 +68,36 @@ class ModelPart:
 def contract(part: ModelPart) -> Iterator[Check]:
     """The checks of what every model must do, for each kind of task that it names."""
     for kind in part.kinds:
-        word = WORDS[kind]
+        task = Task.by_kind[kind]
+        word = task.examples
         yield Check(f"{word}: constructor", partial(construct, part, kind), decisive=True)
         yield Check(f"{word}: logits of the task's shape", partial(logits_fit, part, kind))
         yield Check(f"{word}: blocks have the branches of roles", partial(roles_are_true, part, kind))
         yield Check(f"{word}: the seed decides the start", partial(start_is_seeded, part, kind))
         yield Check(f"{word}: evaluation is repeatable", partial(evaluation_repeats, part, kind))
-        if kind == "language_model":
-            yield Check(f"{word}: sees no later token", partial(is_causal, part))
-        if kind == "text_classification":
-            yield Check(f"{word}: padding changes nothing", partial(ignores_padding, part))
+        if task.causal:
+            yield Check(f"{word}: sees no later token", partial(is_causal, part, kind))
+        if task.may_pad:
+            yield Check(f"{word}: padding changes nothing", partial(ignores_padding, part, kind))
         for norm in options("norm"):
             yield Check(f"{word}: {norm} trains", partial(trains_with, part, kind, norm))
 
 
-def construct(part: ModelPart, kind: TaskKind) -> Outcome:
+def construct(part: ModelPart, kind: str) -> Outcome:
     """Made for a tiny task."""
     model, norms, _ = part.make(kind)
     count = sum(parameter.numel() for parameter in model.parameters())
     return passed(f"{kind}; {len(model.blocks)} blocks, {len(norms)} norms, {count:,} parameters")
 
 
-def logits_fit(part: ModelPart, kind: TaskKind) -> Outcome:
+def logits_fit(part: ModelPart, kind: str) -> Outcome:
     """The forward pass that a run begins with."""
     model, norms, data = part.make(kind)
     rehearse(model, norms, data, CPU)
     return passed(f"{list(model(*data.train_batch(0).arguments).shape)}")
 
 
-def roles_are_true(part: ModelPart, kind: TaskKind) -> Outcome:
+def roles_are_true(part: ModelPart, kind: str) -> Outcome:
     """Placements are refused by what `roles` says."""
     model, _, _ = part.make(kind)
     found = {tuple(block.branches) for block in model.blocks}  # type: ignore[arg-type]  # a ModuleDict
@@ -110,7 +106,7 @@ def roles_are_true(part: ModelPart, kind: TaskKind) -> Outcome:
     return judged(right, f"roles={tuple(model.roles)}{cure}")
 
 
-def start_is_seeded(part: ModelPart, kind: TaskKind) -> Outcome:
+def start_is_seeded(part: ModelPart, kind: str) -> Outcome:
     """Made twice with other global random numbers; norms are compared by the same weights outside them."""
     starts = []
     for seed in (1, 2):
@@ -125,7 +121,7 @@ def start_is_seeded(part: ModelPart, kind: TaskKind) -> Outcome:
     return passed(f"{len(starts[0])} parameters")
 
 
-def evaluation_repeats(part: ModelPart, kind: TaskKind) -> Outcome:
+def evaluation_repeats(part: ModelPart, kind: str) -> Outcome:
     """Nothing random is left in evaluation."""
     model, _, data = part.make(kind)
     arguments = data.train_batch(0).arguments
@@ -146,9 +142,9 @@ def difference(found: Tensor, expected: Tensor) -> float:
     return float((found - expected).abs().max() / expected.abs().max().clamp_min(1e-30))
 
 
-def is_causal(part: ModelPart) -> Outcome:
+def is_causal(part: ModelPart, kind: str) -> Outcome:
     """Change the later half of the tokens, and look at the logits before it."""
-    model, _, data = part.make("language_model")
+    model, _, data = part.make(kind)
     tokens = data.train_batch(0).inputs
     changed, half = tokens.clone(), tokens.shape[1] // 2
     changed[:, half:] = (changed[:, half:] + 1) % data.task.num_classes
@@ -156,9 +152,9 @@ def is_causal(part: ModelPart) -> Outcome:
     return judged(moved < TOLERANCE, f"deviation {moved:.1e}")
 
 
-def ignores_padding(part: ModelPart) -> Outcome:
+def ignores_padding(part: ModelPart, kind: str) -> Outcome:
     """The same texts with more padding behind them, whatever its tokens."""
-    model, _, data = part.make("text_classification")
+    model, _, data = part.make(kind)
     tokens, _, mask = data.train_batch(0)
     assert mask is not None
     shorter = tokens[1:, :-2], mask[1:, :-2]  # the first text is as long as the context
@@ -167,7 +163,7 @@ def ignores_padding(part: ModelPart) -> Outcome:
     return judged(moved < TOLERANCE, f"deviation {moved:.1e}")
 
 
-def trains_with(part: ModelPart, kind: TaskKind, norm: str) -> Outcome:
+def trains_with(part: ModelPart, kind: str, norm: str) -> Outcome:
     """Builds, takes two steps, and has a gradient in every parameter, in each placement that goes with it."""
     return over_placements(
         {**part.tree, "norm": sections("norm")[norm]}, Tiny(kind, part.side), steps=2, must_learn=False

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from normbench.types import Batch, Data, Split, Task, TaskKind
+from normbench.types import Batch, Data, Split, Task
 
 WIDTH = 24  # small, with many divisors for groups
 LAYOUTS = {"flat": (6, WIDTH), "sequence": (4, 7, WIDTH), "image": (4, WIDTH, 3, 5)}
@@ -34,27 +33,20 @@ def random_input(layout: str, seed: int = 0, mean: float = 0.5, std: float = 1.5
 
 SYMBOLS, CLASSES, TIME, BATCH = 17, 5, 16, 4
 
-TASKS: dict[TaskKind, Task] = {
-    "language_model": Task("language_model", SYMBOLS, vocabulary_size=SYMBOLS, context=TIME),
-    "text_classification": Task("text_classification", CLASSES, vocabulary_size=SYMBOLS, context=TIME),
-    "image_classification": Task("image_classification", CLASSES, image_shape=(3, 16, 16)),
-}
-
 
 class Tiny(Data):
     """One random batch of a task, always the same; `side`: of its images, in pixels."""
 
-    kind: TaskKind  # type: ignore[misc]  # of the instance here, as its task's
+    kind: str  # type: ignore[misc]  # of the instance here, as its task's
     pads: bool  # type: ignore[misc]  # likewise
     fingerprint = "tiny"
     steps_per_epoch = 1
 
-    def __init__(self, kind: TaskKind, side: int = 16) -> None:
-        self.kind, self.task = kind, TASKS[kind]
-        self.pads = kind == "text_classification"
-        if kind == "image_classification":
-            self.task = replace(self.task, image_shape=(3, side, side))
-        self.batch = random_batch(self.task)
+    def __init__(self, kind: str, side: int = 16) -> None:
+        sizes = {"kind": kind, "num_classes": CLASSES, "vocabulary_size": SYMBOLS, "context": TIME}
+        self.kind, self.task = kind, Task.from_record({**sizes, "image_shape": (3, side, side)})
+        self.pads = self.task.may_pad
+        self.batch = self.task.random_batch(BATCH, torch.Generator().manual_seed(0))
 
     def train_batch(self, step: int) -> Batch:
         return self.batch
@@ -64,17 +56,3 @@ class Tiny(Data):
 
     def describe(self) -> dict[str, Any]:
         return {"name": "tiny"}
-
-
-def random_batch(task: Task) -> Batch:
-    """Inputs and targets of a task's shape; texts of different lengths come with their mask."""
-    generator = torch.Generator().manual_seed(0)
-    labels = torch.randint(task.num_classes, (BATCH,), generator=generator)
-    if task.kind == "image_classification":
-        assert task.image_shape is not None
-        return Batch(torch.randn(BATCH, *task.image_shape, generator=generator), labels)
-    tokens = torch.randint(SYMBOLS, (BATCH, TIME + 1), generator=generator)
-    if task.kind == "language_model":
-        return Batch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
-    mask = torch.arange(TIME) < torch.arange(TIME, 0, -TIME // BATCH)[:, None]
-    return Batch(tokens[:, :-1] * mask, labels, mask)

@@ -6,7 +6,6 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from types import NoneType
@@ -49,12 +48,12 @@ def run(words: list[str]) -> int:
     run = open_run(settings.run)
     model = load_model(run, which=settings.which, ema=settings.ema, device=settings.device)
     data = run.data()
-    if data.kind not in SHOWN:
+    if data.task.examples not in SHOWN:
         raise UsageError(
-            f"{run.path} learned {data.kind}, of which there are no samples: allowed are {', '.join(SHOWN)}"
+            f"{run.path} learned {data.kind}, of which there are no samples: give a run on {', '.join(SHOWN)}"
         )
     check_same(run, data)
-    SHOWN[data.kind](run, model, data, settings)
+    SHOWN[data.task.examples](run, model, data, settings)
     return 0
 
 
@@ -64,8 +63,8 @@ def check_same(run: Run, data: Data) -> None:
     Raises:
         UsageError: they ask something else of the model.
     """
-    before, now = asdict(run.task()), asdict(data.task)
-    changed = [f"{name} was {before[name]}, is {now[name]}" for name in now if before[name] != now[name]]
+    before, now = run.task().record(), data.task.record()
+    changed = [f"{name} was {before.get(name)}, is {now[name]}" for name in now if before.get(name) != now[name]]
     if changed:
         raise UsageError(f"the data of {run.path} are not what they were ({'; '.join(changed)}): bring those back")
 
@@ -122,12 +121,13 @@ def help_text(words: list[str]) -> str:
 def show_text(run: Run, model: Model, data: Data, settings: argparse.Namespace) -> None:
     """Print text that the model writes."""
     from normbench.sampling import Sampling, generate
+    from normbench.types import LanguageModeling
 
     encode, decode = able(data, "encode"), able(data, "decode")
     start = prompt_tokens(settings.prompt, encode)
     if not len(start):
         start = line_start(data, encode)
-    assert data.task.context is not None
+    assert isinstance(data.task, LanguageModeling)
     sampling = Sampling(settings.tokens, settings.temperature, settings.top_k, settings.seed)
     tokens = generate(model, start, data.task.context, sampling)
     print(decode(tokens))
@@ -242,7 +242,7 @@ def show_table(rows: list[tuple[str, ...]]) -> None:
 
 
 SHOWN: dict[str, Callable[[Run, Model, Data, argparse.Namespace], None]] = {
-    "language_model": show_text,
-    "image_classification": show_images,
-    "text_classification": show_texts,
+    "text": show_text,
+    "images": show_images,
+    "texts": show_texts,
 }

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from normbench.errors import UsageError
-from normbench.seeds import stable_seed
+from normbench.types import stable_seed
 
 Pixels = UInt8[Tensor, "batch channels height width"]
 Inputs = Float[Tensor, "batch channels height width"]

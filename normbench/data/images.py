@@ -15,7 +15,7 @@ from normbench.data.cache import Source
 from normbench.data.holdout import check_size, held_out
 from normbench.data.order import EpochOrder, spread
 from normbench.errors import UsageError
-from normbench.types import Batch, Data, Split, Task
+from normbench.types import Batch, Data, ImageClassification, Split
 
 
 class Labelled(NamedTuple):
@@ -52,6 +52,7 @@ class Images(Data):
     """
 
     kind = "image_classification"
+    task: ImageClassification
 
     def __init__(
         self,
@@ -85,9 +86,7 @@ class Images(Data):
         self.left_out = int(content.facts.get("left_out", 0))
         self.classes: tuple[str, ...] = tuple(content.facts["classes"])
         channels, height, width = train.images.shape[1:]
-        self.task = Task(
-            kind="image_classification", num_classes=len(self.classes), image_shape=(channels, height, width)
-        )
+        self.task = ImageClassification(num_classes=len(self.classes), image_shape=(channels, height, width))
         self.augmentation = Augmentation(seed, (channels, height, width), crop, flip, cutout)
         self.scaling = scaling
         self._scaling = make_scaling(scaling, content.arrays["train_moments"][:used], height * width)
@@ -135,7 +134,7 @@ class Images(Data):
             "val_images": len(self.splits["val"].labels),
             "test_images": len(self.splits["test"].labels) if self.has_test else 0,
             "left_out": self.left_out,
-            "image_shape": list(self.task.image_shape or ()),
+            "image_shape": list(self.task.image_shape),
             "classes": list(self.classes),
             "scaling": self.scaling,
             "shift": [round(value / 255, 6) for value in self._scaling.shift.flatten().tolist()],

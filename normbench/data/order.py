@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from normbench.seeds import stable_seed
+from normbench.types import stable_seed
 
 
 class EpochOrder:

@@ -15,7 +15,7 @@ from normbench.data.holdout import check_size, held_out
 from normbench.data.order import EpochOrder
 from normbench.data.vocabulary import Tokens, Vocabulary
 from normbench.errors import UsageError
-from normbench.types import Batch, Data, Split, Task
+from normbench.types import Batch, Data, LanguageModeling, Split
 
 
 class TextSource(Source, Protocol):
@@ -64,7 +64,7 @@ class Text(Data):
         self.has_test = "test" in self.splits
         self._check_lengths()
         size = len(self.vocabulary)
-        self.task = Task(kind="language_model", num_classes=size, vocabulary_size=size, context=context)
+        self.task = LanguageModeling(vocabulary_size=size, context=context)
         self.order = self._windows_in_order()
         self.steps_per_epoch = self.order.steps_per_epoch
 

@@ -15,7 +15,7 @@ from normbench.data.holdout import check_size, held_out
 from normbench.data.order import EpochOrder, spread
 from normbench.data.vocabulary import Tokens, Vocabulary
 from normbench.errors import UsageError
-from normbench.types import Batch, Data, Split, Task
+from normbench.types import Batch, Data, Split, TextClassification
 
 
 class TextsSource(Source, Protocol):
@@ -57,6 +57,7 @@ class Texts(Data):
 
     kind = "text_classification"
     pads = True
+    task: TextClassification
 
     def __init__(
         self, source: TextsSource, *, context: int, batch_size: int, eval_batch_size: int, seed: int, holdout: float = 0
@@ -82,8 +83,7 @@ class Texts(Data):
         self.order = EpochOrder(used, batch_size, seed)
         self.steps_per_epoch = self.order.steps_per_epoch
         self.classes: tuple[str, ...] = tuple(content.facts["classes"])
-        self.task = Task(
-            kind="text_classification",
+        self.task = TextClassification(
             num_classes=len(self.classes),
             vocabulary_size=len(self._vocabulary.symbols),
             context=context,

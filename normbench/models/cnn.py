@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from normbench.errors import UsageError
 from normbench.models.branches import ConvBranch, PlainConvBranch
-from normbench.types import Branch, Model, NormFactory, PlacementFactory, Site, Task
+from normbench.types import Branch, ImageClassification, Model, NormFactory, PlacementFactory, Site, Task
 
 
 class Shape(NamedTuple):
@@ -97,7 +97,7 @@ class ConvNet(ConvStack):
         check_stages(stages, strides=strides)
         if depth % len(stages):
             raise UsageError(f"model.depth={depth} is not a multiple of the {len(stages)} stages: change model.depth")
-        assert task.image_shape is not None
+        assert isinstance(task, ImageClassification)
         channels, per_stage = task.image_shape[0], depth // len(stages)
         stem = nn.Conv2d(channels, width, 3, stride=strides[0], padding=1, bias=False)
         widths = [width if self.residual else channels, *(width * stages[i // per_stage] for i in range(depth))]

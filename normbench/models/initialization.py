@@ -25,8 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from normbench.models.branches import FusedLinear
-from normbench.seeds import stable_seed
-from normbench.types import Branch, Model, Placement
+from normbench.types import Branch, Model, Placement, stable_seed
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from normbench.models.branches import LinearBranch, PlainLinearBranch, make_activation
-from normbench.types import Model, NormFactory, PlacementFactory, Site, Task
+from normbench.types import ImageClassification, Model, NormFactory, PlacementFactory, Site, Task
 
 
 class ResidualMLP(Model):
@@ -35,7 +35,7 @@ class ResidualMLP(Model):
         norm_order: str,
     ) -> None:
         super().__init__()
-        assert task.image_shape is not None
+        assert isinstance(task, ImageClassification)
         inputs = math.prod(task.image_shape)
         self.stem = nn.Linear(inputs, width) if self.residual else nn.Identity()
         widths = [width if self.residual else inputs, *[width] * depth]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from normbench.models.branches import ConvBranch, ordered
 from normbench.models.cnn import ConvStack, Shape, check_stages
-from normbench.types import Branch, NormFactory, PlacementFactory, Site, Task
+from normbench.types import Branch, ImageClassification, NormFactory, PlacementFactory, Site, Task
 
 LARGEST_SMALL = 64  # pixels; larger images are shrunk to a quarter before the first block
 
@@ -111,7 +111,7 @@ class ResNet(ConvStack):
         norm_order: str,
     ) -> None:
         check_stages(stages, blocks=blocks, strides=strides)
-        assert task.image_shape is not None
+        assert isinstance(task, ImageClassification)
         shapes, channels = [], width
         for factor, count, stride in zip(stages, blocks, strides, strict=True):
             for index in range(count):

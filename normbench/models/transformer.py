@@ -9,15 +9,24 @@ from torch.nn import functional as F
 
 from normbench.errors import UsageError
 from normbench.models.branches import MLP, Attention, SwiGLU, make_dropout
-from normbench.types import Branch, Model, NormFactory, PlacementFactory, Site, Task
+from normbench.types import (
+    Branch,
+    ImageClassification,
+    LanguageModeling,
+    Model,
+    NormFactory,
+    PlacementFactory,
+    Site,
+    Task,
+    TextClassification,
+)
 
 
 class TokenStem(nn.Module):
     """Token embedding; its weight is also the output layer's, where `tied`."""
 
-    def __init__(self, task: Task, width: int) -> None:
+    def __init__(self, task: LanguageModeling | TextClassification, width: int) -> None:
         super().__init__()
-        assert task.context is not None and task.vocabulary_size is not None
         self.length = task.context
         self.embedding = nn.Embedding(task.vocabulary_size, width)
 
@@ -28,9 +37,8 @@ class TokenStem(nn.Module):
 class PatchStem(nn.Module):
     """Patches to tokens (Dosovitskiy et al. 2021, §3.1)."""
 
-    def __init__(self, task: Task, width: int, patch: int) -> None:
+    def __init__(self, task: ImageClassification, width: int, patch: int) -> None:
         super().__init__()
-        assert task.image_shape is not None
         channels, height, image_width = task.image_shape
         if patch > min(height, image_width) or height % patch or image_width % patch:
             raise UsageError(
@@ -126,10 +134,14 @@ class Transformer(Model):
     ) -> None:
         super().__init__()
         check_choices(position, pool, width, heads)
-        images = task.kind == "image_classification"
-        if position == "rotary" and images:
-            raise UsageError("model.position=rotary is for text: images use model.position=learned")
-        self.stem: TokenStem | PatchStem = PatchStem(task, width, patch) if images else TokenStem(task, width)
+        assert isinstance(task, LanguageModeling | TextClassification | ImageClassification)
+        self.stem: TokenStem | PatchStem
+        if isinstance(task, ImageClassification):
+            if position == "rotary":
+                raise UsageError("model.position=rotary is for text: images use model.position=learned")
+            self.stem = PatchStem(task, width, patch)
+        else:
+            self.stem = TokenStem(task, width)
         class_token = pool == "class_token" and not task.causal
         self.class_token = nn.Embedding(1, width) if class_token else None
         length = self.stem.length + class_token

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from normbench.models.branches import PlainConvBranch
 from normbench.models.cnn import ConvStack, Shape, check_stages
-from normbench.types import NormFactory, PlacementFactory, Site, Task
+from normbench.types import ImageClassification, NormFactory, PlacementFactory, Site, Task
 
 
 class PooledConvBranch(PlainConvBranch):
@@ -52,7 +52,7 @@ class VGG(ConvStack):
         norm_order: str,
     ) -> None:
         check_stages(stages, blocks=blocks, strides=strides)
-        assert task.image_shape is not None
+        assert isinstance(task, ImageClassification)
         shapes, channels = [], task.image_shape[0]
         for factor, count, stride in zip(stages, blocks, strides, strict=True):
             for index in range(count):

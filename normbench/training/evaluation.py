@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from normbench.types import Batch, Task
-
-
-def cross_entropy(logits: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
-    """Cross-entropy in nats of logits (..., classes) against targets (...)."""
-    return F.cross_entropy(logits.flatten(0, -2).float(), targets.flatten(), reduction=reduction)
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
@@ -26,7 +19,7 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
 
 @torch.no_grad()
 def evaluate(model: nn.Module, batches: Iterable[Batch], task: Task, device: torch.device) -> dict[str, float]:
-    """Means over all predictions: `loss` (nats), `accuracy` (share), and `perplexity` (language models).
+    """Return the task's metrics over all predictions.
 
     The device is waited for once, at the end.
     """
@@ -39,12 +32,9 @@ def evaluate(model: nn.Module, batches: Iterable[Batch], task: Task, device: tor
     for batch in batches:
         batch = to_device(batch, device)
         logits = model(*batch.arguments)
-        sums[0] += cross_entropy(logits, batch.targets, reduction="sum")
-        sums[1] += (logits.argmax(dim=-1) == batch.targets).sum()
+        loss, right = task.totals(logits, batch.targets)
+        sums[0] += loss
+        sums[1] += right
         count += batch.targets.numel()
     model.train(training)
-    loss, accuracy = (sums / count).tolist()
-    result = {"loss": loss, "accuracy": accuracy}
-    if task.causal:
-        result["perplexity"] = math.exp(min(loss, 700.0)) if math.isfinite(loss) else math.inf
-    return result
+    return task.metrics(*(sums / count).tolist())

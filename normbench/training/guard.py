@@ -9,9 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from normbench.training.evaluation import cross_entropy
 from normbench.training.precision import LossScaling, Precision
-from normbench.types import Batch
+from normbench.types import Batch, Task
 
 GRADIENT_NORM = "the gradient norm"
 
@@ -103,7 +102,7 @@ class Runaway:
             )
 
 
-def first_nonfinite(model: nn.Module, batch: Batch) -> str:
+def first_nonfinite(model: nn.Module, batch: Batch, task: Task) -> str:
     """The first module, in the order of computation, whose output or gradient is not finite on this batch.
 
     The batch is run again with hooks; buffers (running statistics) and gradients are as before when it returns.
@@ -125,7 +124,7 @@ def first_nonfinite(model: nn.Module, batch: Batch) -> str:
         logits = model(*batch.arguments)
         if bad:
             return f"output of {bad[0] or 'the model'}"
-        loss = cross_entropy(logits, batch.targets)
+        loss = task.loss(logits, batch.targets)
         return first_nonfinite_gradient(model, loss, order) if loss.isfinite() else "the loss"
     finally:  # behind the backward pass, which torch's batch_norm lets use the running statistics
         for handle in handles:

@@ -14,15 +14,14 @@ from torch import Tensor, nn
 from normbench.config import ProbesConfig, TrainerConfig
 from normbench.probes import Probes, Reading
 from normbench.recording import Sink
-from normbench.seeds import stable_seed
 from normbench.training.averaging import WeightAverage
 from normbench.training.checkpoint import Checkpoints, State
 from normbench.training.clock import make_clock
-from normbench.training.evaluation import cross_entropy, evaluate, to_device
+from normbench.training.evaluation import evaluate, to_device
 from normbench.training.guard import GRADIENT_NORM, Diverged, Runaway, first_nonfinite, make_guard
 from normbench.training.precision import Precision
 from normbench.training.schedules import Schedule
-from normbench.types import Batch, Data
+from normbench.types import Batch, Data, stable_seed
 
 
 class Interrupted(Exception):
@@ -151,7 +150,7 @@ class Loop:
         for part in range(count):
             batch = self.seeded_batch(self.step * count + part)
             with precision.autocast():
-                loss = cross_entropy(model(*batch.arguments), batch.targets) / count
+                loss = self.parts.data.task.loss(model(*batch.arguments), batch.targets) / count
             precision.backward(loss)
             total += loss.detach()
             self.units += batch.targets.numel()
@@ -202,7 +201,7 @@ class Loop:
         for part in range(self.trainer.accumulate):
             batch = self.seeded_batch(step * self.trainer.accumulate + part)
             with self.parts.precision.autocast():
-                where = first_nonfinite(self.parts.model, batch)
+                where = first_nonfinite(self.parts.model, batch, self.parts.data.task)
             if where != GRADIENT_NORM:
                 break
         raise Diverged(step + 1, f"not finite: {where}")

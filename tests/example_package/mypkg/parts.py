@@ -10,7 +10,18 @@ import torch
 from torch import Tensor, nn
 
 from normbench.placements.base import Residual
-from normbench.types import Batch, Branch, Data, Model, NormFactory, PlacementFactory, Site, Split, Task
+from normbench.types import (
+    Batch,
+    Branch,
+    Data,
+    ImageClassification,
+    Model,
+    NormFactory,
+    PlacementFactory,
+    Site,
+    Split,
+    Task,
+)
 
 
 class Halved(Residual):
@@ -44,7 +55,7 @@ class TwoLayers(Model):
 
     def __init__(self, task: Task, norm: NormFactory, placement: PlacementFactory, *, width: int = 12) -> None:
         super().__init__()
-        assert task.image_shape is not None
+        assert isinstance(task, ImageClassification)
         self.stem = nn.Linear(math.prod(task.image_shape), width)
         sites = [Site("block", layer, depth=2, branches=2) for layer in range(2)]
         self.blocks = nn.ModuleList([placement({"layer": Layer(width)}, norm, site) for site in sites])
@@ -71,7 +82,7 @@ class Stripes(Data):
         noise = torch.randn(64, 1, 8, 8, generator=torch.Generator().manual_seed(0))
         stripes = (torch.arange(8) % 2).float().expand(8, 8)
         self.images = noise + torch.stack((stripes, stripes.T))[self.labels].unsqueeze(1)
-        self.task = Task(self.kind, num_classes=2, image_shape=(1, 8, 8))
+        self.task = ImageClassification(num_classes=2, image_shape=(1, 8, 8))
         self.steps_per_epoch = 64 // batch_size
 
     def train_batch(self, step: int) -> Batch:
