@@ -10,10 +10,10 @@ import torch
 from normbench import limits
 from normbench.catalog import Choices
 from normbench.config import Tree
-from normbench.estimate import Estimate, estimate
+from normbench.estimate import Estimate, WeighingSink, estimate
 from normbench.ledger import parameter_counts
 from normbench.plan import Plan, make_plan
-from normbench.recording import ConsoleSink, WeighingSink
+from normbench.recording import ConsoleSink
 from normbench.run import make_session, notes_shown
 from normbench.rundir import RunDirectory, read_json
 from normbench.session import Session

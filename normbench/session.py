@@ -26,8 +26,6 @@ from normbench.probes import Probes, Wanted
 from normbench.recording import (
     ConsoleSink,
     JsonLinesSink,
-    NullSink,
-    Recorder,
     Sink,
     TensorBoardSink,
     truncate_events,
@@ -75,8 +73,8 @@ class Session:
         self.directory = plan.directory
         self.checkpoints = Checkpoints(self.directory.checkpoint, self.directory.previous, self.directory.best)
         self.last_beat = 0.0
-        self.console: Sink = NullSink()
-        self.recorder: Sink = NullSink()
+        self.console = Sink()
+        self.recorder = Sink()
         self.loop: Loop | None = None
 
     # ---- the run
@@ -98,9 +96,7 @@ class Session:
         truncate_events(self.directory.path, start_step)
         if not self.plan.config.quiet:
             self.console = ConsoleSink(self.plan.steps, self.plan.data.task.unit, start_step=start_step)
-        self.recorder = Recorder(
-            [JsonLinesSink(self.directory.metrics), TensorBoardSink(self.directory.path), self.console]
-        )
+        self.recorder = Sink(JsonLinesSink(self.directory.metrics), TensorBoardSink(self.directory.path), self.console)
         self.announce(start_step)
         loop = self.loop = self.make_loop()
         if state is not None:
@@ -261,11 +257,10 @@ class Session:
 
     def say(self, line: str) -> None:
         """A line for the person, unless they asked for quiet."""
-        if isinstance(self.console, NullSink):
-            if not self.plan.config.quiet:
-                print(line)
-        else:
+        if isinstance(self.console, ConsoleSink):
             self.console.message(line)
+        elif not self.plan.config.quiet:
+            print(line)
 
 
 @contextmanager
@@ -289,11 +284,7 @@ def describe_here(plan: Plan) -> dict[str, Any]:
     """This process, its machine and its code, as `environment.json` has them, and what is needed to load the model."""
     accelerator = torch.cuda.get_device_name(plan.device) if plan.device.type == "cuda" else None
     here = describe_environment(str(plan.device), accelerator, torch.get_num_threads(), plan.data.describe())
-<<<<<<< HEAD
-    return here | {"choices": dict(plan.choices.groups), "task": asdict(plan.data.task)}
-=======
     return here | {"choices": dict(plan.choices.groups), "task": plan.data.task.record()}
->>>>>>> main
 
 
 def sessions(directory: RunDirectory) -> list[dict[str, Any]]:

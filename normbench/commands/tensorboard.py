@@ -26,7 +26,7 @@ def run(words: list[str]) -> int:
         raise UsageError(f"{folder} is not a folder: train something first, or give the folder of your runs")
     if not any(folder.rglob("events.out.tfevents.*")):
         raise UsageError(f"{folder} holds no runs: train something first, or give the folder of your runs")
-    from normbench.recording.layout import start_page
+    from normbench.recording import start_page
 
     print(f"once it serves, the losses are at {start_page(f'http://localhost:{port(flags)}/')}")
     # -P: no file in the current directory hides a module that TensorBoard imports
