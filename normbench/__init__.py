@@ -44,9 +44,9 @@ def load(
     Raises:
         UsageError: a ValueError: no run, no such weights, or they do not fit this version.
     """
-    from normbench import trained
+    from normbench import results
 
-    return trained.load(run_directory, which=which, ema=ema, device=device)
+    return results.load_model(results.open_run(run_directory), which=which, ema=ema, device=device)
 
 
 @overload
@@ -82,7 +82,7 @@ def load_runs(
     Raises:
         UsageError: a ValueError: no folder, or no runs in it.
     """
-    from normbench import tables
+    from normbench import results
 
-    runs = tables.load_runs(folder)
-    return (runs, tables.load_metrics(folder)) if metrics else runs
+    runs = results.load_runs(folder)
+    return (runs, results.load_metrics(folder)) if metrics else runs

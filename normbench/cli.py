@@ -1,308 +1,40 @@
-"""The commands. Nothing heavy is imported before it is needed."""
+"""The command line: the words that each command takes, its help page, and what a shell completes.
+
+Nothing heavy is imported before it is needed: a command imports what it runs when it is called.
+"""
 
 from __future__ import annotations
 
 import io
 import os
+import shutil
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from importlib import import_module
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import click
 
 from normbench import __version__
 from normbench.errors import RunFailure, UsageError
 
-
-@dataclass(frozen=True)
-class Command:
-    """A command.
-
-    line: in the overview. run: what runs it; None: not in this version. words: what it takes. help: its own page.
-    takes: how its words are completed: kinds that `normbench.commands.complete` knows, and flags.
-    """
-
-    line: str
-    run: Callable[[list[str]], int] | None = None
-    words: str = ""
-    help: Callable[[list[str]], str] | None = None
-    takes: tuple[str, ...] = ()
-
-
-def train(words: list[str]) -> int:
-    from normbench.commands.train import run
-
-    return run(words)
-
-
-def train_help(words: list[str]) -> str:
-    from normbench.commands.train import help_text
-
-    return help_text(words)
-
-
-def sweep(words: list[str]) -> int:
-    from normbench.commands.sweep import run
-
-    return run(words)
-
-
-def sweep_help(words: list[str]) -> str:
-    from normbench.commands.sweep import help_text
-
-    return help_text(words)
-
-
-def list_options(words: list[str]) -> int:
-    from normbench.commands.list import run
-
-    return run(words)
-
-
-def show(words: list[str]) -> int:
-    from normbench.commands.show import run
-
-    return run(words)
-
-
-def check(words: list[str]) -> int:
-    from normbench.commands.check import run
-
-    return run(words)
-
-
-def check_help(words: list[str]) -> str:
-    from normbench.commands.check import help_text
-
-    return help_text(words)
-
-
-def tensorboard(words: list[str]) -> int:
-    from normbench.commands.tensorboard import run
-
-    return run(words)
-
-
-def sample(words: list[str]) -> int:
-    from normbench.commands.sample import run
-
-    return run(words)
-
-
-def sample_help(words: list[str]) -> str:
-    from normbench.commands.sample import help_text
-
-    return help_text(words)
-
-
-def report(words: list[str]) -> int:
-    from normbench.commands.report import run
-
-    return run(words)
-
-
-def report_help(words: list[str]) -> str:
-    from normbench.commands.report import help_text
-
-    return help_text(words)
-
-
-def compare(words: list[str]) -> int:
-    from normbench.commands.compare import run
-
-    return run(words)
-
-
-def compare_help(words: list[str]) -> str:
-    from normbench.commands.compare import help_text
-
-    return help_text(words)
-
-
-def completion(words: list[str]) -> int:
-    from normbench.commands.completion import run
-
-    return run(words)
-
-
-def complete(words: list[str]) -> int:
-    """What the completion scripts ask: `normbench complete -- WORDS`."""
-    from normbench.commands.complete import Known, run
-
-    return run(words, {name: Known(known.line, known.takes) for name, known in COMMANDS.items() if known.run})
-
-
-def show_help(words: list[str]) -> int:
-    """`normbench help [COMMAND]`."""
-    print(command_help(words[0], words[1:]) if words else overview())
-    return 0
-
-
-COMMANDS = {
-    "train": Command(
-        "train one model and record it, or go on with a run that was stopped",
-        train,
-        help=train_help,
-        takes=("settings", "--dry-run", "--cfg", "--config-dir", "--info"),
-    ),
-    "sweep": Command(
-        "many runs, each as train would make it: resumable, side by side, on this machine or a cluster",
-        sweep,
-        help=sweep_help,
-        takes=("sweep settings", "--dry-run", "--watch", "--config-dir"),
-    ),
-    "show": Command(
-        "the whole configuration that train would take: values, units, what is allowed, and where each was written",
-        show,
-        "[GROUP=OPTION ...] [KEY=VALUE ...] [--config-dir DIR]",
-        takes=("settings", "--config-dir"),
-    ),
-    "list": Command(
-        "what there is to choose: norms, placements, models, data sets, experiments; what is refused and why",
-        list_options,
-        "[GROUP ...]",
-        takes=("groups",),
-    ),
-    "check": Command(
-        "whether a norm, placement, model or data set keeps its contract, your own or ours",
-        check,
-        help=check_help,
-        takes=("settings", "--config-dir"),
-    ),
-    "tensorboard": Command(
-        "look at the runs under outputs/, or under FOLDER; flags are TensorBoard's own",
-        tensorboard,
-        "[FOLDER] [--port N] [FLAGS]",
-        takes=("folders", "--port"),
-    ),
-    "sample": Command(
-        "what a run's model has learned: text that it writes, or validation data that it classifies, mistakes first",
-        sample,
-        "RUN [FLAGS]",
-        help=sample_help,
-        takes=(
-            "folders",
-            "--prompt",
-            "--tokens",
-            "--temperature",
-            "--top-k",
-            "--seed",
-            "--count",
-            "--out",
-            "--which",
-            "--device",
-            "--ema",
-        ),
-    ),
-    "report": Command(
-        "which differences between runs are real: a verdict, tables and figures in one page",
-        report,
-        "FOLDER [FOLDER ...] [FLAGS]",
-        help=report_help,
-        takes=("folders", "--out", "--baseline", "--target", "--margin"),
-    ),
-    "compare": Command(
-        "two arms side by side: what differs, whether it is real, and how many seeds a difference needs",
-        compare,
-        "A B [--in FOLDER] [FLAGS]",
-        help=compare_help,
-        takes=("folders", "--in", "--margin", "--plan", "--difference"),
-    ),
-    "completion": Command(
-        "the script with which a shell completes normbench's words: source <(normbench completion bash)",
-        completion,
-        "bash|zsh|fish",
-        takes=("shells",),
-    ),
-    "help": Command("this page, or one command's", show_help, "[COMMAND]", takes=("commands",)),
-    "bench": Command("operator timings"),
-    "study": Command("experiments around or on a trained run"),
-}
-
-# Commands for programs, which no page names.
-HIDDEN = {"complete": complete}
-
-
-def overview() -> str:
-    """The page of `normbench --help`."""
-    from normbench.commands.pages import entries
-
-    planned = [f"{name} ({command.line})" for name, command in COMMANDS.items() if not command.run]
-    return "\n".join(
-        [
-            f"normbench {__version__}: compare normalization in neural networks.",
-            "",
-            "usage: normbench COMMAND [GROUP=OPTION ...] [KEY=VALUE ...] [FLAGS]",
-            "",
-            "commands:",
-            *entries((name, command.line) for name, command in COMMANDS.items() if command.run),
-            "",
-            "first steps:",
-            "  normbench train norm=rmsnorm placement=pre",
-            "  normbench tensorboard",
-            "  normbench list",
-            "  normbench train --help",
-            "",
-            *entries([("not in this version:", ", ".join(planned))], indent=0),
-        ]
-    )
-
-
-def find(name: str) -> Command:
-    """The command of this name.
-
-    Raises:
-        UsageError: there is none, or not in this version.
-    """
-    from normbench.config import nearest
-
-    command = COMMANDS.get(name)
-    if command is None:
-        known = [other for other, candidate in COMMANDS.items() if candidate.run]
-        meant = f"did you mean normbench train {name}? " if "=" in name else nearest(name, known)
-        raise UsageError(f"{name} is not a command: {meant}allowed are {', '.join(known)}")
-    if command.run is None:
-        raise UsageError(f"{name} ({command.line}) is not in this version: normbench --help lists what is")
-    return command
-
-
-def command_help(name: str, words: list[str]) -> str:
-    """The help page of one command."""
-    command = find(name)
-    return command.help(words) if command.help else f"usage: normbench {name} {command.words}\n\n{command.line}"
-
-
-def dispatch(argv: list[str]) -> int:
-    """Run the command that the words name; returns the exit status."""
-    if not argv or argv[0] in ("-h", "--help"):
-        print(overview())
-        return 0
-    if "--version" in argv[:2] and argv[0] != "tensorboard":
-        print(f"normbench {__version__}")
-        return 0
-    name, words = argv[0], argv[1:]
-    if name in HIDDEN:
-        return HIDDEN[name](words)
-    command = find(name)
-    assert command.run is not None
-    if "-h" in words or "--help" in words:
-        print(command_help(name, words))
-        return 0
-    return command.run(words)
-
-
-def complain(text: str, status: int) -> int:
-    """One line on stderr; returns the exit status."""
-    print(f"normbench: {' '.join(text.split())}", file=sys.stderr)
-    return status
+COMPLETE = "_NORMBENCH_COMPLETE"  # where a shell's completion script says what it asks
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The exit status: 0 done, 1 the machine ended it, 2 the user's mistake, 130 Ctrl-C."""
+    """Return the exit status: 0 done, 1 the machine ended it, 2 the user's mistake, 130 Ctrl-C."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without Greek letters shows ? for them
     try:
-        status = dispatch(sys.argv[1:] if argv is None else argv)
+        status = run(sys.argv[1:] if argv is None else argv)
         sys.stdout.flush()
         return status
+    except click.UsageError as error:
+        path = error.ctx.command_path if error.ctx else "normbench"
+        return complain(f"{error.format_message()} (see: {path} --help)", 2)
     except UsageError as error:
         return complain(str(error), 2)
     except RunFailure as error:
@@ -312,3 +44,384 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output has gone, as in `normbench list | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left to write goes nowhere
         return 0
+
+
+def complain(text: str, status: int) -> int:
+    """Print one line on stderr; return the exit status."""
+    print(f"normbench: {' '.join(text.split())}", file=sys.stderr)
+    return status
+
+
+def run(words: list[str]) -> int:
+    """Run the command that the words name; return its exit status."""
+    if COMPLETE in os.environ:
+        from normbench.commands.completion import SHELLS
+
+        print(SHELLS[os.environ[COMPLETE].removesuffix("_complete")](cli, {}, "normbench", COMPLETE).complete())
+        return 0
+    width = min(shutil.get_terminal_size((100, 24)).columns, 120)
+    try:
+        with cli.make_context("normbench", words or ["--help"], terminal_width=width) as context:
+            return int(cli.invoke(context) or 0)
+    except click.exceptions.Exit as stop:
+        return stop.exit_code
+
+
+# ---- what commands have in common
+
+
+class Commands(click.Group):
+    """The commands in the order in which they are written here."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        if "=" in args[0] and not ctx.resilient_parsing and not args[0].startswith("-"):
+            raise UsageError(f"{args[0]} is not a command: did you mean normbench train {args[0]}?")
+        return super().resolve_command(ctx, args)
+
+
+def later(module: str, function: str) -> Callable[..., Any]:
+    """Return a function of `normbench.commands`, whose module is imported when the function is called."""
+    return lambda *given: getattr(import_module(f"normbench.commands.{module}"), function)(*given)
+
+
+def own_folders(config_dir: str | None) -> list[Path]:
+    """Return the folder of the user's own, if there is one, with more options."""
+    from normbench.config.groups import own_folder
+
+    return [own_folder(config_dir)] if config_dir else []
+
+
+def search_path(folders: list[Path]) -> list[str]:
+    """Return the word with which Hydra looks for options in folders too."""
+    return [f"hydra.searchpath=['file://{folder}']" for folder in folders]
+
+
+class Command(click.Command):
+    """A command whose help page may say more about the words that it is given."""
+
+    def __init__(self, *args: Any, page: Callable[..., None] | None = None, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.page = page
+
+    def get_short_help_str(self, limit: int = 0) -> str:
+        return str(self.help).partition("\n")[0].rstrip(".")
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta["words"] = [word for word in args if word not in ctx.help_option_names]
+        return super().parse_args(ctx, args)
+
+    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        super().format_help_text(ctx, formatter)
+        if self.page:
+            given = self.make_context(ctx.info_name, ctx.meta["words"], ctx.parent, resilient_parsing=True).params
+            folders = own_folders(given["config_dir"])
+            self.page(formatter, [*given["words"], *search_path(folders)], folders)
+
+
+Commands.command_class = Command
+
+
+class Number(click.ParamType):
+    """A number within bounds; 1e3 is an integer too."""
+
+    name = "number"
+
+    def __init__(self, kind: type, **bounds: Any) -> None:
+        self.kind, self.bounds = kind, bounds
+
+    def convert(self, value: Any, param: Any, ctx: click.Context | None) -> Any:
+        from normbench.settings import Setting
+
+        with suppress(ValueError):
+            value = int(value) if str(value).isdigit() else float(value)
+        return Setting(types=(self.kind,), **self.bounds).check(param.opts[0], value)
+
+
+def flag(name: str, help: str, **more: Any) -> Callable[[Any], Any]:
+    """Declare a flag; without a type it takes no word."""
+    return click.option(f"--{name}", help=help, **more if more else {"is_flag": True})
+
+
+SETTINGS = click.argument(
+    "words", nargs=-1, metavar="[KEY=VALUE]...", shell_complete=later("completion", "complete_settings")
+)
+CONFIG_DIR = flag(
+    "config-dir", "Look for options in DIR/norm/NAME.yaml, DIR/placement/NAME.yaml, ... too.", metavar="DIR",
+    type=click.Path(file_okay=False),
+)  # fmt: skip
+
+
+def given(words: Iterable[str], **flags: Any) -> list[str]:
+    """Return words, and behind them flags as they are written on a command line."""
+    written = list(words)
+    for name, value in flags.items():
+        option = f"--{name.replace('_', '-')}"
+        written += [option] if value is True else [] if value is None or value is False else [f"{option}={value}"]
+    return written
+
+
+@click.group(
+    cls=Commands,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    subcommand_metavar="COMMAND [GROUP=OPTION]... [KEY=VALUE]... [FLAGS]",
+    options_metavar="",
+    epilog="Not in this version: bench (operator timings), study (experiments around or on a trained run).",
+)
+@click.version_option(__version__, message="normbench %(version)s")
+def cli() -> None:
+    """Compare normalization in neural networks.
+
+    \b
+    First steps:
+      normbench train norm=rmsnorm placement=pre
+      normbench tensorboard
+      normbench list
+      normbench train --help
+    """
+
+
+# ---- the commands
+
+
+@cli.command(page=later("pages", "train_page"))
+@SETTINGS
+@flag("dry-run", "Print what would run, with its memory, time and disk, measured on a few steps; leave nothing behind.")
+@flag("cfg", "Print the whole configuration and do nothing else.", type=click.Choice(["job"]))
+@flag("resolve", "With --cfg: fill in what refers to other keys.")
+@CONFIG_DIR
+@flag(
+    "info", "Print which files the configuration comes from.",
+    type=click.Choice(["all", "config", "defaults", "defaults-tree", "searchpath"]),
+)  # fmt: skip
+@click.option("-m", "--multirun", is_flag=True, hidden=True)
+def train(words: tuple[str, ...], dry_run: bool, multirun: bool, **flags: Any) -> int:
+    """Train one model and record it, or go on with a stopped run.
+
+    The run is recorded in outputs/NAME/RUN, which normbench tensorboard shows. The same command goes on with a run
+    that was stopped.
+
+    \b
+    Examples:
+      normbench train norm=rmsnorm placement=pre
+      normbench train model=cnn data=digits norm=groupnorm norm.groups=8 seed=1
+      normbench train experiment=nanogpt_cpu data.root=PATH trainer.steps=500
+    """
+    if multirun:
+        raise UsageError("--multirun (many runs) is sweep's: normbench sweep takes the same words, several values each")
+    from normbench.config.compose import read, show_by_hydra
+
+    if flags["cfg"] or flags["info"]:
+        return show_by_hydra("train", given(words, **flags))
+    config = read([*words, *search_path(own_folders(flags["config_dir"]))])
+    from normbench.run.train import start  # imports torch: behind every mistake that the configuration alone shows
+
+    return start(config, dry=dry_run)
+
+
+@cli.command(page=later("pages", "sweep_page"))
+@SETTINGS
+@flag("dry-run", "Print the plan: arms, seeds, what is to do, done and failed, time and disk.")
+@flag(
+    "watch", "Show how far a sweep is that runs elsewhere, from its run directories alone.",
+    metavar="FOLDER", type=click.Path(file_okay=False),
+)  # fmt: skip
+@CONFIG_DIR
+def sweep(words: tuple[str, ...], watch: str | None, **flags: Any) -> int:
+    """Make many runs: resumable, side by side, here or on a cluster.
+
+    Makes a run for each combination of several values, each as normbench train would with these words, in outputs/NAME
+    (by default outputs/sweep). The same command again makes only what is missing; runs that were stopped go on. Two
+    sweeps on one folder share the work. A run that fails stops no other; the exit status is 1.
+
+    \b
+    Examples:
+      normbench sweep norm=layernorm,rmsnorm,dyt placement=pre,post seed=0,1,2
+      normbench sweep 'norm=glob(*)' 'seed=range(0,5)' sweep.exclude='norm=batchnorm,placement=parallel' --dry-run
+      normbench sweep experiment=smoke
+      normbench sweep norm=layernorm,dyt seed=0,1,2 sweep.lr=auto
+      normbench sweep --watch outputs/sweep
+    """
+    from normbench.commands.sweep import run
+
+    return run(["--watch", watch, *words] if watch else given(words, **flags))
+
+
+@cli.command()
+@SETTINGS
+@CONFIG_DIR
+def show(words: tuple[str, ...], config_dir: str | None) -> None:
+    """Show the configuration that train would take, key by key."""
+    from normbench.commands.pages import show_table
+
+    show_table([*words, *search_path(own_folders(config_dir))])
+
+
+@cli.command("list")
+@click.argument("groups", nargs=-1, metavar="[GROUP]...", shell_complete=later("completion", "complete_groups"))
+def list_options(groups: tuple[str, ...]) -> None:
+    """List what there is to choose, and what is refused and why."""
+    from normbench.commands.pages import write_list
+
+    formatter = click.get_current_context().make_formatter()
+    write_list(formatter, groups)
+    print(formatter.getvalue(), end="")
+
+
+@cli.command()
+@SETTINGS
+@CONFIG_DIR
+def check(words: tuple[str, ...], **flags: Any) -> int:
+    """Check whether a part keeps its contract, your own or ours.
+
+    Checks a norm, placement, model or data set: the contract of its kind, and that it trains with everything it can
+    meet, on tiny tasks. It is an option, such as norm=mynorm, with settings as normbench train takes them, or a class,
+    package.module.Class, of a package that is installed or in the current directory, with settings KEY=VALUE of its
+    own.
+
+    A check has passed or failed; "yes" and "no" are only measured, neither is wrong. Exit status: 0 if nothing failed,
+    1 if something did.
+
+    \b
+    Examples:
+      normbench check mypkg.MyNorm eps=1e-6
+      normbench check norm=groupnorm norm.groups=2
+      normbench check --config-dir myconf norm=mynorm
+    """
+    from normbench.commands.check import run
+
+    return run(given(words, **flags))
+
+
+@cli.command(context_settings={"ignore_unknown_options": True})
+@click.argument("words", nargs=-1, metavar="[FOLDER] [FLAGS]", type=click.Path(file_okay=False))
+def tensorboard(words: tuple[str, ...]) -> None:
+    """Look at the runs under outputs/, or under FOLDER.
+
+    Becomes the real TensorBoard; flags, such as --port N, are its own.
+    """
+    folder, flags = Path("outputs"), list(words)
+    if words and not words[0].startswith("-"):
+        folder, flags = Path(words[0]), flags[1:]
+    if not any(folder.rglob("events.out.tfevents.*")):
+        raise UsageError(f"{folder} is no folder of runs: train something first, or give the folder of your runs")
+    from normbench.recording import start_page
+
+    ports = [word.partition("=")[2] or after for word, after in pairwise([*flags, ""]) if word.startswith("--port")]
+    address = start_page(f"http://localhost:{[*ports, '6006'][0]}/")
+    print(f"once it serves, the losses are at {address}", flush=True)
+    # -P: no file in the current directory hides a module that TensorBoard imports
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "tensorboard.main", f"--logdir={folder}", *flags])
+
+
+@cli.command()
+@click.argument("run", type=click.Path(file_okay=False))
+@flag("prompt", "Text to go on from; by default a line's start.", default="")
+@flag("tokens", "How many tokens follow it.", type=Number(int, low=1, high=10**6), default=200, show_default=True)
+@flag(
+    "temperature", "Divides the logits; 0: always the likeliest token.",
+    type=Number(float, low=0, high=100), default=0.8, show_default=True,
+)  # fmt: skip
+@flag("top-k", "Draw from so many of the likeliest tokens.", type=Number(int, low=1, high=10**7))
+@flag("seed", "Seeds the draws.", type=Number(int, low=0, high=2**63 - 1), default=0, show_default=True)
+@flag("count", "How many examples; by default 60 images or 20 texts.", type=Number(int, low=1, high=10**4))
+@flag("out", "Where the page of images goes; by default samples.png in RUN.", type=click.Path())
+@flag("which", "Which checkpoint.", type=click.Choice(["last", "best"]), default="last", show_default=True)
+@flag("device", "auto, cpu, cuda, cuda:N or mps.", default="auto", show_default=True)
+@flag("ema", "Use the moving average of the weights (of a run with trainer.ema).")
+def sample(run: str, **flags: Any) -> int:
+    """Show what a run's model has learned.
+
+    A language model writes text; a classifier classifies the validation data, its mistakes first (images: on a page,
+    RUN/samples.png).
+    """
+    from normbench.commands.sample import run as show_samples
+
+    return show_samples(given([run], **flags))
+
+
+MARGIN = "A difference that does not matter, in nats or percentage points; is a difference within it?"
+
+
+@cli.command()
+@click.argument("folders", nargs=-1, required=True, type=click.Path(file_okay=False))
+@flag("out", "Where the report goes; by default report in the first FOLDER.", type=click.Path(file_okay=False))
+@flag(
+    "baseline", "The arm that others are compared with, such as norm=layernorm; in what it does not name, each arm is "
+    "compared with its like. By default layernorm and pre, or the first arm.", metavar="ARM",
+)  # fmt: skip
+@flag("target", "The loss in nats whose time is asked; by default where the baseline ends.", type=Number(float))
+@flag("margin", MARGIN, type=Number(float, low=0))
+def report(folders: tuple[str, ...], **flags: Any) -> int:
+    """Say which differences between runs are real, in one page.
+
+    Says what the runs below FOLDER show: which differences between arms are real, how large the others may still be,
+    and what makes the comparison unfair. It reads run directories only, whether all have finished or not. Runs that
+    differ in nothing but the seed are an arm; arms are compared seed by seed.
+
+    It writes report.html (one file, which opens offline), report.md, runs.csv, runs.parquet, and figures/ with SVG, PNG
+    and data of each figure.
+
+    \b
+    Examples:
+      normbench report outputs/train
+      normbench report outputs/norms_lm --baseline norm=layernorm --margin 0.01
+      normbench report outputs/first outputs/second --baseline "rmsnorm post" --target 2.0 --out both
+    """
+    from normbench.commands.report import run
+
+    return run(given(folders, **flags))
+
+
+@cli.command()
+@click.argument("a", type=click.Path(file_okay=False))
+@click.argument("b", type=click.Path(file_okay=False))
+@flag("in", "Where arms are looked for; by default outputs.", metavar="FOLDER", type=click.Path(file_okay=False))
+@flag("margin", MARGIN, type=Number(float, low=0))
+@flag("plan", "From the spread of the runs that are there, how many seeds a difference needs to be found.")
+@flag(
+    "difference", "With --plan: the difference that is to be found, in nats or percentage points.",
+    type=Number(float, above=0),
+)  # fmt: skip
+def compare(a: str, b: str, **flags: Any) -> int:
+    """Compare two arms side by side.
+
+    Says what two arms differ in, whether the difference between them is real, and how large it may be, seed by seed. A
+    and B are folders of runs, or arms of the runs below a folder, named by what tells them apart.
+
+    \b
+    Examples:
+      normbench compare "rmsnorm pre" "layernorm pre" --in outputs/norms_lm
+      normbench compare outputs/first outputs/second
+      normbench compare --plan rmsnorm layernorm --in outputs/pilot --difference 0.01
+    """
+    from normbench.commands.compare import run
+
+    return run(given([a, b], **flags))
+
+
+@cli.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print the script with which a shell completes our words.
+
+    \b
+    source <(normbench completion bash)
+    source <(normbench completion zsh)
+    normbench completion fish | source
+    """
+    from normbench.commands.completion import SHELLS
+
+    print(SHELLS[shell](cli, {}, "normbench", COMPLETE).source(), end="")
+
+
+@cli.command("help", context_settings={"ignore_unknown_options": True})
+@click.argument(
+    "words", nargs=-1, metavar="[COMMAND]", type=click.UNPROCESSED,
+    shell_complete=lambda ctx, param, word: cli.shell_complete(ctx.parent, word),
+)  # fmt: skip
+def show_help(words: tuple[str, ...]) -> int:
+    """Show this page, or a command's."""
+    return run([*words, "--help"])

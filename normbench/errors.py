@@ -38,6 +38,13 @@ def is_disk_full(error: BaseException | None) -> bool:
     return isinstance(error, OSError) and error.errno in DISK_FULL
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error means that memory ran out, on the CPU or a GPU; torch has no class for the CPU's."""
+    words = ("DefaultCPUAllocator", "out of memory", "bad_alloc")
+    is_torchs = type(error).__name__ == "OutOfMemoryError" or any(word in str(error) for word in words)
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and is_torchs)
+
+
 def explain(error: BaseException) -> str:
     """Return what an exception says, in one line, and where it was raised, if that is known."""
     lines = str(error).strip().splitlines()

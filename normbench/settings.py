@@ -9,9 +9,10 @@ from __future__ import annotations
 import ast
 import builtins
 import importlib
+import json
 import math
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from functools import cache
@@ -36,6 +37,7 @@ class Setting:
     doc: one line. unit: of the number. low, high: bounds, inclusive. above, below: bounds, exclusive; of the elements,
     where it is a list. length: of a list.
     types, items, choices: allowed types, types of a list's elements, and words; they come from the annotation.
+    required: whether it has no default.
     """
 
     doc: str = ""
@@ -48,6 +50,7 @@ class Setting:
     types: tuple[type, ...] = ()
     items: tuple[type, ...] = ()
     choices: tuple[str, ...] = ()
+    required: bool = False
 
     @property
     def allowed(self) -> str:
@@ -245,25 +248,27 @@ class Source(dict):
         if maker is not None:
             arguments = maker.args
             optional = arguments.args[len(arguments.args) - len(arguments.defaults) :] if arguments.defaults else []
-            known = [argument for argument in (*optional, *arguments.kwonlyargs) if argument.arg not in GIVEN]
-            own = {argument.arg: self.setting(argument.annotation) for argument in known}
+            defaults = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+            known = [*((word, False) for word in optional), *((word, default is None) for word, default in defaults)]
+            own = {word.arg: self.setting(word.annotation, needed) for word, needed in known if word.arg not in GIVEN}
             if arguments.kwarg is None:
                 return own
         elif any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list):
             annotated = [line for line in node.body if isinstance(line, ast.AnnAssign)]
-            own = {ast.unparse(line.target): self.setting(line.annotation) for line in annotated}
+            own = {ast.unparse(line.target): self.setting(line.annotation, line.value is None) for line in annotated}
         if not bases or not isinstance(bases[0], ast.Name):
             return None if bases or maker is not None else own
         source, base = self.definition(bases[0].id)
         more = None if source is None else source.settings(base)
         return None if more is None else {**more, **own}
 
-    def setting(self, annotation: ast.expr | None) -> Setting:
+    def setting(self, annotation: ast.expr | None, required: bool) -> Setting:
         """Return what an annotation allows; anything, where it cannot be told from the sources."""
         try:
-            return Setting() if annotation is None else setting_from(self.value(annotation))
-        except (LookupError, OSError, SyntaxError, TypeError, AttributeError, NameError):
-            return Setting()
+            found = Setting() if annotation is None else setting_from(self.value(annotation))
+        except (LookupError, OSError, SyntaxError, TypeError, AttributeError, NameError, ImportError):
+            found = Setting()
+        return replace(found, required=required)
 
 
 def bound_names(node: ast.stmt) -> list[str]:
@@ -305,10 +310,12 @@ def lookup(tree: Tree, path: str) -> Any:
     return tree
 
 
-def leaves(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every value of a nested tree with its dotted path."""
+def flat(tree: Tree, prefix: str = "") -> dict[str, Any]:
+    """Return a nested tree by dotted paths; lists as text, so that rows can be grouped by them."""
+    found: dict[str, Any] = {}
     for name, value in tree.items():
         if isinstance(value, Mapping):
-            yield from leaves(value, f"{prefix}{name}.")
+            found |= flat(value, f"{prefix}{name}.")
         else:
-            yield f"{prefix}{name}", value
+            found[f"{prefix}{name}"] = json.dumps(value) if isinstance(value, list) else value
+    return found

@@ -112,23 +112,28 @@ class Branch(nn.Module):
     """What a residual block computes beside its skip: attention, an MLP, convolutions.
 
     A branch knows which of its weights scale with the placement; the placement knows by how much.
+    scaled, output: names of the modules with the weights that `scaled_weights` and `output_weights` yield.
     """
 
     in_features: int
     out_features: int
     channel_dim: int = -1
+    scaled: ClassVar[tuple[str, ...]] = ()
+    output: ClassVar[tuple[str, ...]] = ()
 
     def shortcut(self, x: Tensor) -> Tensor:
         """x in the shape of the branch's output: x itself, unless the branch changes the shape."""
         return x
 
     def scaled_weights(self) -> Iterator[Tensor]:
-        """The weights (views of parameters) that DeepNorm's β scales."""
-        return iter(())
+        """Yield the weights (or views of them) that DeepNorm's β scales."""
+        for name in self.scaled:
+            yield getattr(self, name).weight
 
     def output_weights(self) -> Iterator[Tensor]:
-        """The weights that write to the residual stream (GPT-2 scales them by 1/√branches)."""
-        return iter(())
+        """Yield the weights that write to the residual stream (GPT-2 scales them by 1/√branches)."""
+        for name in self.output:
+            yield getattr(self, name).weight
 
 
 class Placement(nn.Module, ABC):

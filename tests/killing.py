@@ -153,12 +153,12 @@ class Server:
 def serve() -> None:
     """Answer requests until there are none."""
     import torch._dynamo  # noqa: F401 (torch's optimizers import it when they are first made)
+    from normbench.compose import Composition
 
     import normbench.run
     import normbench.sweeping.conduct
     import normbench.sweeping.launching  # noqa: F401
     from normbench.commands import train
-    from normbench.compose import Composition
     from normbench.errors import UsageError
 
     compose, composed = train.compose, dict[tuple[str, ...], Composition | None]()

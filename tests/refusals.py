@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from normbench import session
+from normbench.run import session
 
 
 @pytest.fixture(scope="session")
@@ -29,5 +29,5 @@ def here(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     def trained(self: session.Session) -> int:
         raise AssertionError("it came to training")
 
-    monkeypatch.setattr(session.Session, "run", trained)
+    monkeypatch.setattr(session.Session, "train", trained)
     return folder

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from omegaconf import OmegaConf
 from torch import nn
 
-from normbench import assembly
-from normbench.catalog import config_directory, options
+from normbench.build import build_model
 from normbench.cli import main
+from normbench.config.groups import options, section_of
 from normbench.models import Xavier, initialize
 from normbench.types import Batch, ImageClassification, LanguageModeling, Model, Task, TextClassification
 
@@ -50,20 +48,9 @@ MATRIX = {
 }
 
 
-@cache
-def read_yaml(group: str, name: str) -> dict[str, Any]:
-    """The settings that an option of a group sets, with those that it builds on."""
-    content: Any = OmegaConf.to_container(OmegaConf.load(config_directory() / group / f"{name}.yaml"))
-    base = [item for item in content.get("defaults", []) if isinstance(item, str) and item != "_self_"]
-    own = content.get(group, content if "_target_" in content else {})
-    merged: dict[str, Any] = {}
-    for parent in base:
-        merged |= read_yaml(group, parent)
-    return merged | {key: value for key, value in own.items() if key != "defaults"}
-
-
 def section(group: str, name: str, **more: Any) -> dict[str, Any]:
-    return read_yaml(group, name) | more
+    """Return the settings that an option of a group sets, and more."""
+    return section_of(group, name) | more
 
 
 def build(
@@ -82,10 +69,9 @@ def build(
         "placement": section("placement", placement),
         "model": section("model", model, **{**SMALL[model], **settings}),
     }
-    norms = assembly.NormsOnRecord(assembly.factory(tree, "norm"))
-    made: Model = assembly.factory(tree, "model")(task, norms, assembly.factory(tree, "placement"))
-    initialize(made, init or Xavier(embedding_std=0.02, residual_scale=False), seed, norms.made.values())
-    return made, norms.made
+    made, norms = build_model(tree, task, seed)
+    initialize(made, init or Xavier(embedding_std=0.02, residual_scale=False), seed, norms.values())
+    return made, norms
 
 
 def random_batch(task: Task, size: int = 4, seed: int = 0) -> Batch:

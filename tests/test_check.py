@@ -61,7 +61,7 @@ def rows_of(page: str) -> list[tuple[str, str, str]]:
 
 BY_CLASS = {
     "collections.OrderedDict": "is nothing that can be checked: give a norm",
-    "normbench.models.branches.MLP": "is nothing that can be checked: give a norm",
+    "normbench.models.transformer.MLP": "is nothing that can be checked: give a norm",
     "torch.optim.SGD": "is nothing that can be checked: give a norm",
     "math.sqrt": "is nothing that can be checked: give a norm",
     "math.pi": "math.pi is not a class",

@@ -13,8 +13,7 @@ from torch.nn import functional as F
 
 from normbench import assembly
 from normbench.errors import UsageError
-from normbench.models.resnet import BasicBranch, BottleneckBranch
-from normbench.models.vgg import PooledConvBranch
+from normbench.models.cnn import BasicBranch, BottleneckBranch, PooledConvBranch
 from normbench.norms import NoNorm
 from normbench.types import ImageClassification, Model, Site
 

@@ -8,16 +8,16 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from normbench.assembly import made_class, norm_facts
 from support import IMAGES, MATRIX, NORMS, PLACEMENTS, TEXT, build, random_batch, section
 from torch import nn
 from torch.nn import functional as F
 
 from normbench import assembly, compatibility
-from normbench.assembly import made_class, norm_facts
 from normbench.data import Images, Text
 from normbench.models import Kaiming, Normal, Xavier
-from normbench.models.branches import MLP, Attention, ConvBranch, SwiGLU, rotate
-from normbench.models.transformer import rotary
+from normbench.models.cnn import ConvBranch
+from normbench.models.transformer import MLP, Attention, SwiGLU, rotary, rotate
 from normbench.norms import NoNorm
 from normbench.placements import Deep
 from normbench.types import ImageClassification, Site
@@ -173,7 +173,7 @@ def test_attention_against_torch(causal: bool) -> None:
 def test_mlps_against_formulas() -> None:
     torch.manual_seed(0)
     x = torch.randn(2, 3, 12)
-    mlp = MLP(12, activation="gelu", bias=True, dropout=0.0)
+    mlp = MLP(12, "gelu", bias=True, dropout=0.0)
     expected = F.gelu(x @ mlp.fc1.weight.T + mlp.fc1.bias) @ mlp.fc2.weight.T + mlp.fc2.bias
     assert torch.allclose(mlp(x), expected, atol=1e-6)
     swiglu = SwiGLU(12, bias=False, dropout=0.0)

@@ -12,9 +12,9 @@ from normbench.analysis.measures import Metric, final, known, loss_on
 from normbench.analysis.power import ALPHA, detectable_difference
 from normbench.analysis.records import Arm, Run, Study, setting
 from normbench.analysis.statistics import Interval, PairedDifference, holm, paired_difference
-from normbench.catalog import GROUPS
-from normbench.config import nearest
+from normbench.config.groups import GROUPS
 from normbench.errors import UsageError
+from normbench.settings import nearest
 
 LEARNING_RATE = "optim.lr"
 

@@ -33,7 +33,7 @@ from normbench.analysis.facts import (
 from normbench.analysis.measures import known
 from normbench.analysis.records import Arm, Run, Study, candidates
 from normbench.analysis.tuned import chosen_on_held_out_data
-from normbench.catalog import GROUPS
+from normbench.config.groups import GROUPS
 
 SHORT = 8  # characters of a commit or a fingerprint that tell it
 

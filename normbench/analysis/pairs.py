@@ -23,7 +23,7 @@ from normbench.analysis.tabulated import (
 )
 from normbench.analysis.verdict import diverged_words, failed_words
 from normbench.analysis.wording import plain
-from normbench.catalog import GROUPS
+from normbench.config.groups import GROUPS
 from normbench.errors import UsageError
 
 # Of a standard deviation of the paired differences: what is planned for where no difference is asked for.

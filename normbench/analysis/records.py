@@ -12,10 +12,10 @@ from typing import Any
 
 from normbench.analysis import shapes
 from normbench.analysis.curves import Curve, Recorded, read_recorded
-from normbench.catalog import GROUPS
+from normbench.config.groups import GROUPS
 from normbench.errors import UsageError
+from normbench.results import configuration, flat_columns, name_of, run_directories
 from normbench.rundir import ENDED, RunDirectory, read_json
-from normbench.tables import configuration, flat, name_of, run_directories
 
 # Which of the keys that vary names an arm, where several tell the same runs apart: the first of these, then by name.
 FIRST_KEYS = ("optim.lr", "model.depth", "model.width", "model.heads", "model.context", "data.batch_size")
@@ -209,7 +209,7 @@ def read_config(directory: RunDirectory) -> dict[str, Any]:
         ValueError: it is damaged.
     """
     try:
-        config = dict(flat(configuration(directory)))
+        config = flat_columns(configuration(directory))
     except TypeError as error:  # a list of something that JSON has no word for, such as a date
         raise ValueError("config.yaml is damaged") from error
     if "seed" not in config:

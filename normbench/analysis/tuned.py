@@ -10,7 +10,7 @@ from typing import Any
 
 from normbench.analysis.records import Run, setting
 from normbench.analysis.shapes import each, having, or_none, rate, text
-from normbench.catalog import GROUPS
+from normbench.config.groups import GROUPS
 from normbench.rundir import CHOICE_FILE, read_json
 
 CHOICE = having({"arm": each(text), "lr": or_none(rate), "edge": or_none(text)})

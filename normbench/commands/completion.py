@@ -1,107 +1,133 @@
-"""`normbench completion`: what a shell needs to complete the words of a command line.
+"""What a shell completes: click knows commands and flags, this module the words GROUP=OPTION and KEY=VALUE.
 
-Each script asks `normbench complete -- WORDS`, whose last word is the one at the cursor, and gets lines of a word, a
-tab and what it means; `<files>` and `<folders>` stand for what the shell completes itself.
+Nothing is composed or imported for it, and YAMLs are read as text: the Tab key is answered in a tenth of a second.
 """
 
 from __future__ import annotations
 
-from normbench.commands.complete import SHELLS
-from normbench.config import nearest
-from normbench.errors import UsageError
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import NoneType
 
-# readline cuts words at the `=` and `:` in COMP_WORDBREAKS: they are put together again for the question, and what
-# stands before the last cut is taken off the answers.
-BASH = r"""# normbench's completion for bash: source <(normbench completion bash)
-_normbench() {
-    local program=${COMP_WORDS[0]/#\~/$HOME} words=() last=-1 word current kept='' before i line
-    for ((i = 1; i <= COMP_CWORD; i++)); do
-        word=${COMP_WORDS[i]}
-        if ((last >= 0)) && [[ $word == [=:]* || (-n $word && ${words[last]} == *[=:]) ]]; then
-            words[last]+=$word
-        else
-            words[++last]=$word
-        fi
-    done
-    current=${words[last]}
-    for i in = :; do
-        if [[ $COMP_WORDBREAKS == *$i* && $current == *$i* ]]; then
-            before=${current%"${current##*$i}"}
-            ((${#before} > ${#kept})) && kept=$before
-        fi
-    done
-    COMPREPLY=()
-    while IFS= read -r line; do
-        word=${line%%$'\t'*}
-        case $word in
-            '<files>') compopt -o default 2>/dev/null ;;
-            '<folders>') compopt -o dirnames -o nospace 2>/dev/null ;;
-            *) COMPREPLY+=("${word#"$kept"}") ;;
-        esac
-        [[ $word == *[=.] ]] && compopt -o nospace 2>/dev/null
-    done < <("$program" complete -- "${words[@]}" 2>/dev/null)
-}
-complete -F _normbench normbench
-"""
+from click import Context, Parameter
+from click.shell_completion import BashComplete, CompletionItem, FishComplete, ShellComplete, ZshComplete
 
-ZSH = r"""#compdef normbench
-# normbench's completion for zsh: source <(normbench completion zsh)
-_normbench() {
-    local -a open whole
-    local line word
-    for line in "${(@f)$("${words[1]/#\~/$HOME}" complete -- "${(@Q)words[2,CURRENT-1]}" "$PREFIX" 2>/dev/null)}"; do
-        word=${line%%$'\t'*}
-        case $word in
-            '') ;;
-            '<files>') compset -P '*='; _files; return ;;
-            '<folders>') compset -P '*='; _files -/; return ;;
-            *[=.]) open+=("${word//:/\\:}${${line#$word}/$'\t'/:}") ;;
-            *) whole+=("${word//:/\\:}${${line#$word}/$'\t'/:}") ;;
-        esac
-    done
-    _describe -t words normbench open -S '' -- whole
-}
-if [[ $funcstack[1] == _normbench ]]; then
-    _normbench "$@"
-else
-    compdef _normbench normbench
-fi
-"""
+from normbench.config.groups import GROUPS, SWEEP_GROUPS, chosen_options, option_settings, options
+from normbench.config.schema import KEYS, OPEN_SECTIONS
+from normbench.settings import Setting
 
-FISH = r"""# normbench's completion for fish: normbench completion fish | source
-function __normbench_complete
-    set -l words (commandline -opc)
-    set -l current (commandline -ct)
-    set -l program (string replace -r '^~' $HOME -- $words[1])
-    set -l lines ($program complete -- $words[2..-1] $current 2>/dev/null)
-    if contains -- "$lines[1]" '<files>' '<folders>'
-        set -l key (string match -r '^[^=/]*=' -- $current)
-        set -l value (string replace -r '^[^=/]*=' '' -- $current)
-        set -l paths (__fish_complete_path $value)
-        test "$lines[1]" = '<folders>'; and set paths (__fish_complete_directories $value '')
-        for path in $paths
-            echo $key$path
-        end
-    else
-        printf '%s\n' $lines
-    end
-end
-complete -c normbench -f -a '(__normbench_complete)'
-"""
-
-SCRIPTS = {"bash": BASH, "zsh": ZSH, "fish": FISH}
+PATHS = {"outputs": "dir", "extend": "dir", "data.root": "dir", "data.path": "file"}
+REFUSALS = {"refusals": "what does not go together, and why"}
 
 
-def run(words: list[str]) -> int:
-    """Print the script of a shell.
+def items(words: Mapping[str, str], current: str) -> list[CompletionItem]:
+    """Return the words that begin like the current one, with what they mean."""
+    return [CompletionItem(word, help=line) for word, line in words.items() if word.startswith(current)]
 
-    Raises:
-        UsageError: no shell or an unknown one is named.
-    """
-    known = " or ".join((", ".join(list(SHELLS)[:-1]), list(SHELLS)[-1]))
-    if len(words) != 1:
-        raise UsageError(f"completion takes the name of a shell: {known}")
-    if words[0] not in SCRIPTS:
-        raise UsageError(f"completion {words[0]} is unknown: {nearest(words[0], SCRIPTS)}allowed are {known}")
-    print(SCRIPTS[words[0]], end="")
-    return 0
+
+def complete_groups(context: Context, parameter: Parameter, current: str) -> list[CompletionItem]:
+    """Complete a word of `list`."""
+    return items({**GROUPS, **REFUSALS}, current)
+
+
+def complete_settings(context: Context, parameter: Parameter, current: str) -> list[CompletionItem]:
+    """Complete `GROUP=OPTION` or `KEY=VALUE`: first names up to the `=` or the dot, then what stands behind it."""
+    sweep, folders = context.info_name == "sweep", own_folders(context)
+    groups, keys = GROUPS, KEYS
+    if sweep:
+        from normbench.sweep.words import SWEEP_KEYS
+
+        groups, keys = GROUPS | SWEEP_GROUPS, KEYS | SWEEP_KEYS
+    sign = current[: len(current) - len(current.lstrip("+~"))]
+    name, equals, value = current.removeprefix(sign).partition("=")
+    section, dot, _ = name.partition(".")
+    if dot and section in OPEN_SECTIONS:
+        option = chosen_options(context.params["words"], *folders)[section]
+        own = option_settings(section, option, *folders)
+        keys = {f"{section}.{key}": setting for key, setting in own.items()}
+    if equals and name in PATHS:
+        return [CompletionItem(value, type=PATHS[name])]
+    if equals:
+        given = value[: value.rfind(",") + 1] if sweep else ""  # a sweep takes several: the last one is completed
+        known = options(name, *folders) if name in groups else words_of(keys.get(name, Setting()))
+        found = {f"{name}={given}{word}": line for word, line in known.items() if word not in given.split(",")}
+    elif dot:
+        found = {f"{path}=": setting.doc for path, setting in keys.items() if path.startswith(f"{section}.")}
+    else:
+        found = {f"{group}=": meaning for group, meaning in groups.items()}
+        found |= {f"{path}=": setting.doc for path, setting in keys.items() if "." not in path}
+        found |= {
+            f"{path.partition('.')[0]}.": "its keys"
+            for path in (*keys, *(f"{section}." for section in OPEN_SECTIONS))
+            if "." in path
+        }
+    return items({f"{sign}{word}": line for word, line in found.items()}, current)
+
+
+def own_folders(context: Context) -> list[Path]:
+    """Return the folder that `--config-dir` names, if it does, and let classes in the current one be found."""
+    sys.path.append(os.getcwd())
+    folder = context.params.get("config_dir")
+    return [Path(folder).expanduser().absolute()] if folder else []
+
+
+def words_of(setting: Setting) -> dict[str, str]:
+    """Return the words that a setting allows, if any; numbers are a person's own."""
+    truths = ("true", "false") if bool in setting.types else ()
+    return dict.fromkeys((*setting.choices, *truths, *(("null",) if NoneType in setting.types else ())), "")
+
+
+# ---- the shells, where click's scripts are not enough
+
+
+def spaced(item: CompletionItem) -> CompletionItem:
+    """Return an item with the blank that ends a word: the shell adds none, for one may go on behind `=` and a dot."""
+    if item.type == "plain" and not item.value.endswith(("=", ".")):
+        item.value += " "
+    return item
+
+
+class Bash(BashComplete):
+    """bash cuts words at `=` and `:`: they are put together again, and answers lose what stands before the last cut."""
+
+    before_cut = ""
+
+    def source(self) -> str:
+        return f"{super().source()}complete -o nosort -o nospace -F {self.func_name} {self.prog_name}\n"
+
+    def get_completion_args(self) -> tuple[list[str], str]:
+        args, current = super().get_completion_args()
+        words: list[str] = []
+        for word in [*args, current]:
+            if words and word and (word.startswith(("=", ":")) or words[-1].endswith(("=", ":"))):
+                words[-1] += word
+            else:
+                words.append(word)
+        self.before_cut = words[-1].removesuffix(current.lstrip("=:"))
+        return words[:-1], words[-1]
+
+    def format_completion(self, item: CompletionItem) -> str:
+        item.value = item.value.removeprefix(self.before_cut)
+        return super().format_completion(spaced(item))
+
+
+class Zsh(ZshComplete):
+    """zsh adds no blank, quotes nothing, and completes a path behind `KEY=`."""
+
+    source_template = ZshComplete.source_template.replace(" -U", " -U -Q -S ''").replace(
+        "_path_files", "compset -P '*='; _path_files"
+    )
+
+    def format_completion(self, item: CompletionItem) -> str:
+        return super().format_completion(spaced(item))
+
+
+class Fish(FishComplete):
+    """fish takes a comma in an answer for a part of it."""
+
+    source_template = FishComplete.source_template.replace('string split ","', 'string split -m 1 ","')
+
+
+SHELLS: dict[str, type[ShellComplete]] = {"bash": Bash, "zsh": Zsh, "fish": Fish}

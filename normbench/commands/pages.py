@@ -1,10 +1,153 @@
-"""How the help pages and lists look: names in a column, what they mean beside them, in the width of the terminal."""
+"""What there is to choose and to set, as `list`, `show` and the help pages tell it."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from textwrap import wrap
+
+from click import HelpFormatter, wrap_text
+
+from normbench.config.groups import GROUPS, NOTES, SWEEP_GROUPS, options
+from normbench.config.schema import KEYS, OPEN_SECTIONS, section_settings
+from normbench.errors import UsageError
+from normbench.settings import Setting, Tree, flat, lookup, nearest, show
+
+PARTS = ("norm", "placement", "model", "data")
+REFUSALS = "refusals"
+LISTED = (*PARTS, "experiment", REFUSALS)
+HYDRA_KEYS = ("_partial_", "_recursive_", "_convert_")  # the same for every class
+MARGIN = " " * 6
+
+# What people set most, beside the settings of the parts.
+COMMON_KEYS = (
+    "trainer.steps", "trainer.epochs", "optim.lr", "optim.weight_decay", "trainer.grad_clip", "trainer.eval_every",
+    "probes.every", "device", "threads", "seed", "name", "quiet",
+)  # fmt: skip
+
+
+def write_list(formatter: HelpFormatter, groups: Sequence[str]) -> None:
+    """Write the options of groups, and what is refused and why; by default of the groups that people choose from.
+
+    Raises:
+        UsageError: there is no such group.
+    """
+    known = [*GROUPS, REFUSALS]
+    for group in groups:
+        if group not in known:
+            raise UsageError(f"list {group} is unknown: {nearest(group, known)}allowed are {', '.join(known)}")
+    for group in groups or LISTED:
+        if group == REFUSALS:
+            write_refusals(formatter)
+        else:
+            write_group(formatter, group, GROUPS[group])
+        formatter.write_paragraph()
+    if not groups:
+        formatter.write_text(f"Also: normbench list GROUP, for {', '.join(sorted({*known} - {*LISTED}))}.")
+
+
+def write_group(formatter: HelpFormatter, group: str, meaning: str, *folders: Path) -> None:
+    """Write the options of a group, a line each, and a note where there is one."""
+    formatter.write_text(f"{group}=  {meaning}")
+    with formatter.indentation():
+        formatter.write_dl(options(group, *folders).items())
+        if group in NOTES:
+            formatter.write_text(NOTES[group])
+
+
+def write_refusals(formatter: HelpFormatter) -> None:
+    """Write what is refused, and why."""
+    from normbench.config.refusals import REFUSALS as rules
+
+    formatter.write_text(f"{REFUSALS}  what does not go together, and why; everything else does")
+    with formatter.indentation():
+        for rule in rules:
+            formatter.write_text(f"{rule.what}:")
+            reason = wrap_text(f"{rule.reason}; {rule.instead}", formatter.width, MARGIN, MARGIN)
+            formatter.write(f"{reason}\n")
+
+
+def train_page(formatter: HelpFormatter, words: Sequence[str], folders: Sequence[Path]) -> None:
+    """Write what can be chosen, and the settings of what the words choose."""
+    from normbench.config.compose import read
+
+    config = read(words)
+    for group, meaning in GROUPS.items():
+        option = config.choices.groups.get(group, "None")
+        formatter.write_paragraph()
+        write_group(formatter, group, meaning if option == "None" else f"{meaning} (now {option})", *folders)
+    settings = settings_of(config.tree)
+    values = {path: show(lookup(config.tree, path)) for path in flat(config.tree)}
+    for part in PARTS:
+        own = [path for path in {**values, **settings} if path.startswith(f"{part}.") and "._" not in path]
+        if own:
+            with formatter.section(f"Settings of {part}={config.choices.groups[part]}"):
+                write_keys(formatter, own, settings, values)
+    with formatter.section("Other keys that people set most (all keys: normbench show)"):
+        write_keys(formatter, COMMON_KEYS, settings, values)
+
+
+def sweep_page(formatter: HelpFormatter, words: Sequence[str], folders: Sequence[Path]) -> None:
+    """Write what a sweep takes beside `train`'s words."""
+    from normbench.sweep.words import SWEEP_KEYS
+
+    for group, meaning in SWEEP_GROUPS.items():
+        formatter.write_paragraph()
+        write_group(formatter, group, meaning)
+    with formatter.section("Keys (beside these, and the groups, those of normbench train --help)"):
+        write_keys(formatter, SWEEP_KEYS, SWEEP_KEYS, {})
+
+
+def write_keys(formatter: HelpFormatter, paths: Iterable[str], settings: Mapping[str, Setting], values: Tree) -> None:
+    """Write keys with their values, what they are, and what is allowed."""
+    known = [(f"{path}={values.get(path, '')}", settings.get(path, Setting())) for path in paths]
+    formatter.write_dl((name, f"{setting.doc} [{setting.allowed or 'anything'}]") for name, setting in known)
+
+
+def settings_of(tree: Tree) -> dict[str, Setting]:
+    """Return what each key of a configuration may hold, by its path, as far as it is known."""
+    own = {section: section_settings(section, tree[section]) or {} for section in OPEN_SECTIONS}
+    return KEYS | {f"{section}.{name}": known[name] for section, known in own.items() for name in known}
+
+
+def show_table(words: Sequence[str]) -> None:
+    """Print each key of the configuration that `train` would take, its value, and what is allowed with its unit.
+
+    On a terminal it is a table in its width; for a file or another program keys are whole, and nothing is wrapped.
+    """
+    from normbench.config.compose import read
+
+    config = read(words)
+    if config.closed.extend is not None:
+        from normbench.run.plan import extended
+        from normbench.rundir import RunDirectory
+
+        config = extended(config, RunDirectory(Path(config.closed.extend)))
+    chosen, settings = config.choices.groups, settings_of(config.tree)
+    rows = [(group, chosen.get(group, "null").replace("None", "null"), f"normbench list {group}") for group in GROUPS]
+    for path in flat(config.tree):
+        if not path.endswith(HYDRA_KEYS):
+            allowed = "package.module.Class" if path.endswith("._target_") else settings.get(path, Setting()).allowed
+            rows.append((path, show(lookup(config.tree, path)), allowed))
+    if sys.stdout.isatty():
+        from rich.box import SIMPLE_HEAD
+        from rich.console import Console
+        from rich.table import Table
+
+        table = Table(box=SIMPLE_HEAD, pad_edge=False)
+        table.add_column("key", no_wrap=True)
+        table.add_column("value", overflow="fold", max_width=24)
+        table.add_column("allowed", overflow="fold")
+        for row in rows:
+            table.add_row(*row)
+        Console(highlight=False, markup=False).print(table)
+    else:
+        print("\n".join(columns([("key", "value", "allowed"), *rows])))
+
+
+# ---- tables and paragraphs of the other commands
 
 WIDEST = 120
 

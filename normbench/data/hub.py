@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from normbench.data.cache import logger
+from normbench.data.cache import file_digest, logger
 from normbench.errors import RunFailure, UsageError, is_disk_full
 
 if TYPE_CHECKING:
@@ -23,16 +22,6 @@ OTHERWISE = (
     "set data.root or NORMBENCH_DATA to a folder that holds copies in the hub's layout (ROOT/owner/name/…/*.parquet), "
     "or use data=pydocs or data=digits, which need none"
 )
-
-
-class Tables(NamedTuple):
-    """Columns of splits.
-
-    features: what each column declares itself to be. splits: the rows of each split.
-    """
-
-    features: Mapping[str, Any]
-    splits: dict[str, pyarrow.Table]
 
 
 @dataclass(frozen=True)
@@ -56,7 +45,7 @@ class Hub:
         return Path(os.path.expanduser(self.root)) / self.hub_id if self.root else None
 
     def files(self) -> list[Path]:
-        """The local copy's Parquet files.
+        """Return the local copy's Parquet files.
 
         Raises:
             UsageError: there is no local copy.
@@ -71,18 +60,18 @@ class Hub:
         return files
 
     def key(self) -> list[Any]:
-        """The local copy's files with their sha256 (its README says which split they make), or the hub's revision."""
+        """Return the local copy's files with their sha256, or the hub's revision.
+
+        The copy's README counts, as it says which split a file makes.
+        """
         if self.folder is None:
             return [f"hub:{self.hub_id}@{self.revision}", self.config]
         readme = self.folder / "README.md"
         files = [*self.files(), *([readme] if readme.exists() else [])]
-        try:
-            return [*([str(path.relative_to(self.folder)), file_digest(path)] for path in files), self.config]
-        except OSError as fault:
-            raise UsageError(f"{fault.filename} cannot be read ({fault.strerror}): make it readable") from fault
+        return [*([str(path.relative_to(self.folder)), file_digest(path)] for path in files), self.config]
 
-    def read(self, splits: Sequence[str], columns: Sequence[str]) -> Tables:
-        """Columns of splits, as they are stored.
+    def read(self, splits: Sequence[str], columns: Sequence[str]) -> tuple[Mapping[str, Any], dict[str, pyarrow.Table]]:
+        """Return what each column declares itself to be, and these columns of the splits, as they are stored.
 
         `datasets` is imported here: that takes over a second, and a cache hit needs it not. A local copy is streamed,
         which leaves no second copy in the cache of `datasets`.
@@ -100,19 +89,17 @@ class Hub:
                 loaded = datasets.load_dataset(self.hub_id, self.config, revision=self.revision)
             else:
                 loaded = datasets.load_dataset(str(self.folder), self.config, streaming=True, cache_dir=scratch)
-        for split in splits:
-            self.check(split, loaded, columns)
-        with self.explained(splits):
-            arrow = {
-                split: loaded[split].select_columns(list(dict.fromkeys(columns))).with_format("arrow")
-                for split in splits
-            }
-            parts = {split: list(rows.iter(batch_size=READ_ROWS)) for split, rows in arrow.items()}
-        tables = {split: self.joined(split, tables) for split, tables in parts.items()}
-        return Tables(loaded[splits[0]].features, tables)
+            tables = {split: self.table(loaded, split, columns) for split in splits}
+        return loaded[splits[0]].features, tables
 
-    def check(self, split: str, loaded: datasets.DatasetDict, columns: Sequence[str]) -> None:
-        """Refuses a split that is not there, or without the columns."""
+    def table(self, loaded: datasets.DatasetDict, split: str, columns: Sequence[str]) -> pyarrow.Table:
+        """Return columns of a split.
+
+        Raises:
+            UsageError: one of them or the split is not there.
+        """
+        import pyarrow
+
         if split not in loaded:
             raise UsageError(
                 f"{self.hub_id} has no split {split} (splits: {', '.join(loaded)}): "
@@ -125,19 +112,11 @@ class Hub:
                     f"{self.hub_id} has no column {column} in the split {split} (columns: {', '.join(known)}): "
                     "name the right ones (data.text_column, or data.image_column and data.label_column)"
                 )
-
-    def joined(self, split: str, parts: list[pyarrow.Table]) -> pyarrow.Table:
-        """One table; refuses one without rows."""
-        import pyarrow
-
-        if not parts:
-            raise UsageError(
-                f"{self.hub_id} has no rows in the split {split}: choose a data set that has, or fetch it again"
-            )
-        return pyarrow.concat_tables(parts)
+        rows = loaded[split].select_columns(list(dict.fromkeys(columns))).with_format("arrow")
+        return pyarrow.concat_tables(list(rows.iter(batch_size=READ_ROWS)))
 
     def reach(self) -> None:
-        """One request, so that a machine without a network hears at once, not after half a minute of retries."""
+        """Send one request, so that a machine without a network hears at once, not after half a minute of retries."""
         import huggingface_hub
         from huggingface_hub.errors import OfflineModeIsEnabled
 
@@ -151,36 +130,30 @@ class Hub:
 
     @contextmanager
     def explained(self, splits: Sequence[str]) -> Iterator[None]:
-        """Says in a sentence what stopped `datasets`; YAML's, Arrow's, HTTP's and its errors have no common class."""
+        """Say in a sentence what stopped `datasets`; YAML's, Arrow's, HTTP's and its errors have no common class."""
         try:
             yield
         except (UsageError, MemoryError):
             raise
         except Exception as fault:  # no common class, see above
-            raise self.explain(fault, splits) from fault
-
-    def explain(self, fault: Exception, splits: Sequence[str]) -> UsageError | RunFailure:
-        """The sentence."""
-        if any(map(is_disk_full, causes(fault))):
-            return RunFailure(f"no space left to fetch {self.hub_id}: free some, or set HF_HOME to another disk")
-        if self.folder is None:
-            return UsageError(f"{self.hub_id} cannot be loaded from the hub ({reason(fault)}): {OTHERWISE}")
-        damaged = next(filter(is_damaged, self.files()), None)
-        if damaged:
-            return UsageError(f"{damaged} is not a whole Parquet file ({reason(fault)}): fetch it again")
-        return UsageError(
-            f"{self.folder} cannot be loaded ({reason(fault)}): it needs Parquet files of {', '.join(splits)}"
-        )
-
-
-def file_digest(path: Path) -> str:
-    """sha256 of a file."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+            if any(map(is_disk_full, causes(fault))):
+                raise RunFailure(
+                    f"no space left to fetch {self.hub_id}: free some, or set HF_HOME to another disk"
+                ) from fault
+            damaged = [] if self.folder is None else [file for file in self.files() if is_damaged(file)]
+            if damaged:
+                told = f"{damaged[0]} is not a whole Parquet file ({reason(fault)}): fetch it again"
+            elif self.folder is None:
+                told = f"{self.hub_id} cannot be loaded from the hub ({reason(fault)}): {OTHERWISE}"
+            else:
+                told = (
+                    f"{self.folder} cannot be loaded ({reason(fault)}): it needs Parquet files of {', '.join(splits)}"
+                )
+            raise UsageError(told) from fault
 
 
 def is_damaged(path: Path) -> bool:
-    """Whether a Parquet file cannot be read to its end."""
+    """Tell whether a Parquet file cannot be read to its end."""
     import pyarrow.parquet
 
     try:
@@ -191,7 +164,7 @@ def is_damaged(path: Path) -> bool:
 
 
 def silence() -> None:
-    """No progress bars and no retries on the console: the run has its own display."""
+    """Switch off progress bars and retries on the console: the run has its own display."""
     import datasets
     import huggingface_hub
 
@@ -202,13 +175,13 @@ def silence() -> None:
 
 
 def causes(fault: BaseException | None) -> Iterator[BaseException]:
-    """An exception, and what led to it."""
+    """Yield an exception, and what led to it."""
     while fault is not None:
         yield fault
         fault = fault.__cause__ or fault.__context__
 
 
 def reason(fault: BaseException) -> str:
-    """The first line of what an exception says at its root."""
+    """Return the first line of what an exception says at its root."""
     root = list(causes(fault))[-1]
     return (str(root).strip().splitlines() or [type(root).__name__])[0].rstrip(".:")

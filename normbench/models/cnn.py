@@ -1,17 +1,78 @@
-"""Convolutional networks: what all of them share, and the small ones for images of 8 to 64 pixels."""
+"""Convolutional networks: small residual ones, the ResNets of ImageNet, VGG."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from normbench.errors import UsageError
-from normbench.models.branches import ConvBranch, PlainConvBranch
-from normbench.types import Branch, ImageClassification, Model, NormFactory, PlacementFactory, Site, Task
+from normbench.models.common import BlockStack, Depth, NormOrder, Width, ordered
+from normbench.settings import Setting
+from normbench.types import Branch, ImageClassification, NormFactory, PlacementFactory, Site
+
+Stages = Annotated[list[int], Setting("channels of each stage, in multiples of the width", low=1, high=10**4)]
+Blocks = Annotated[list[int], Setting("blocks of each stage", low=1, high=1_000)]
+Strides = Annotated[list[int], Setting("by how much each stage shrinks height and width", low=1, high=100)]
+
+
+class ConvBranch(Branch):
+    """activation, 3 × 3 convolution, norm and activation, 3 × 3 convolution: a ResNet v2 branch less its first norm.
+
+    That norm, or the one behind the branch, is the placement's. (batch, in, height, width) to
+    (batch, out, height / stride, width / stride); He et al. 2016b, figure 4e.
+    """
+
+    channel_dim = 1
+    scaled = ("conv1", "conv2")
+    output = ("conv2",)
+
+    def __init__(
+        self, channels: tuple[int, int], stride: int, norm: NormFactory, site: Site, *, norm_order: str
+    ) -> None:
+        super().__init__()
+        self.in_features, self.out_features = channels
+        self.stride = stride
+        self.activation = nn.ReLU()
+        self.conv1 = nn.Conv2d(*channels, 3, stride=stride, padding=1, bias=False)
+        inner = norm(self.out_features, channel_dim=1, site=site.at("conv", "inner"))
+        self.between = ordered(inner, nn.ReLU(), norm_order)
+        self.conv2 = nn.Conv2d(self.out_features, self.out_features, 3, padding=1, bias=False)
+
+    def forward(
+        self, x: Float[Tensor, "batch in height width"], **_: Tensor | None
+    ) -> Float[Tensor, "batch out height2 width2"]:
+        return self.conv2(self.between(self.conv1(self.activation(x))))
+
+    def shortcut(self, x: Float[Tensor, "batch in height width"]) -> Float[Tensor, "batch out height2 width2"]:
+        """Parameter-free: every `stride`-th pixel, new channels zero (He et al. 2016a, option A)."""
+        if self.stride > 1:
+            x = x[:, :, :: self.stride, :: self.stride]
+        new = self.out_features - self.in_features
+        return F.pad(x, (0, 0, 0, 0, 0, new)) if new else x
+
+
+class PlainConvBranch(Branch):
+    """3 × 3 convolution, norm and activation, without a skip."""
+
+    channel_dim = 1
+
+    def __init__(
+        self, channels: tuple[int, int], stride: int, norm: NormFactory, site: Site, *, norm_order: str
+    ) -> None:
+        super().__init__()
+        self.in_features, self.out_features = channels
+        self.conv1 = nn.Conv2d(*channels, 3, stride=stride, padding=1, bias=False)
+        self.after = ordered(norm(self.out_features, channel_dim=1, site=site.at("conv")), nn.ReLU(), norm_order)
+
+    def forward(
+        self, x: Float[Tensor, "batch in height width"], **_: Tensor | None
+    ) -> Float[Tensor, "batch out height2 width2"]:
+        return self.after(self.conv1(x))
 
 
 class Shape(NamedTuple):
@@ -21,22 +82,15 @@ class Shape(NamedTuple):
     stride: int
 
 
-class ConvStack(Model):
-    """A stem, one block for each shape, and a linear head on the mean over pixels.
+class ConvStack(BlockStack):
+    """A stem, one block for each shape, and a linear head on the mean over pixels."""
 
-    norm_order: inside a branch, the norm `before` or `after` the activation.
-
-    data flow: images ─ stem ─ blocks ─ final norm, if the placement needs one ─ ReLU ─ mean over pixels ─ head.
-    Without residuals each block ends in its own norm and activation, and the mean follows the last one.
-    """
-
-    kinds = frozenset({"image_classification"})
     roles = ("conv",)
     branch: ClassVar[Callable[..., Branch]]  # (channels, stride, norm, site, *, norm_order)
 
     def __init__(
         self,
-        task: Task,
+        task: ImageClassification,
         norm: NormFactory,
         placement: PlacementFactory,
         *,
@@ -44,32 +98,19 @@ class ConvStack(Model):
         shapes: Sequence[Shape],
         norm_order: str,
     ) -> None:
-        super().__init__()
-        depth = len(shapes)
-        self.stem = stem
-
-        def block(layer: int) -> nn.Module:
-            site = Site("block", layer, depth, branches=depth)
-            branch = self.branch(*shapes[layer], norm, site, norm_order=norm_order)
-            return placement({"conv": branch}, norm, site)
-
-        self.blocks = nn.ModuleList([block(layer) for layer in range(depth)])
-        features = shapes[-1].channels[1]
-        self.final = self.make_final(norm, features, depth) if self.residual else nn.Identity()
-        self.head = nn.Linear(features, task.num_classes)
+        super().__init__(
+            norm,
+            placement,
+            stem=stem,
+            branch=lambda layer, site: self.branch(*shapes[layer], norm, site, norm_order=norm_order),
+            depth=len(shapes),
+            activation="relu",
+            num_classes=task.num_classes,
+        )
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # not in torch's stubs
 
-    def make_final(self, norm: NormFactory, features: int, depth: int) -> nn.Module:
-        """What stands between the last residual block and the pool."""
-        needs_norm = self.blocks[-1].needs_final_norm
-        final = norm(features, channel_dim=1, site=Site("final", depth=depth)) if needs_norm else nn.Identity()
-        return nn.Sequential(final, nn.ReLU())
-
     def forward(self, inputs: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
-        x = self.stem(inputs.contiguous(memory_format=torch.channels_last))
-        for block in self.blocks:
-            x = block(x)
-        return self.head(self.final(x).mean(dim=(2, 3)))
+        return self.head(self.features(inputs.contiguous(memory_format=torch.channels_last)).mean(dim=(2, 3)))
 
 
 class ConvNet(ConvStack):
@@ -84,20 +125,19 @@ class ConvNet(ConvStack):
 
     def __init__(
         self,
-        task: Task,
+        task: ImageClassification,
         norm: NormFactory,
         placement: PlacementFactory,
         *,
-        depth: int,
-        width: int,
-        stages: list[int],
-        strides: list[int],
-        norm_order: str,
+        depth: Depth,
+        width: Width,
+        stages: Stages,
+        strides: Strides,
+        norm_order: NormOrder,
     ) -> None:
         check_stages(stages, strides=strides)
         if depth % len(stages):
             raise UsageError(f"model.depth={depth} is not a multiple of the {len(stages)} stages: change model.depth")
-        assert isinstance(task, ImageClassification)
         channels, per_stage = task.image_shape[0], depth // len(stages)
         stem = nn.Conv2d(channels, width, 3, stride=strides[0], padding=1, bias=False)
         widths = [width if self.residual else channels, *(width * stages[i // per_stage] for i in range(depth))]
@@ -121,6 +161,177 @@ class PlainConvNet(ConvNet):
 
     residual = False
     branch = PlainConvBranch
+
+
+LARGEST_SMALL = 64  # pixels; larger images are shrunk to a quarter before the first block
+
+
+def projection(channels: tuple[int, int], stride: int) -> nn.Module:
+    """Return a shortcut that learns where the shape changes, and is x itself elsewhere (He et al. 2016a, option B)."""
+    if stride == 1 and channels[0] == channels[1]:
+        return nn.Identity()
+    return nn.Conv2d(*channels, 1, stride=stride, bias=False)
+
+
+class BasicBranch(ConvBranch):
+    """ConvBranch with a shortcut that learns where the shape changes."""
+
+    expansion: ClassVar[int] = 1
+
+    def __init__(
+        self, channels: tuple[int, int], stride: int, norm: NormFactory, site: Site, *, norm_order: str
+    ) -> None:
+        super().__init__(channels, stride, norm, site, norm_order=norm_order)
+        self.projection = projection(channels, stride)
+
+    def shortcut(self, x: Float[Tensor, "batch in height width"]) -> Float[Tensor, "batch out height2 width2"]:
+        return self.projection(x)
+
+
+class BottleneckBranch(Branch):
+    """activation, 1 × 1 convolution to a quarter of the channels, 3 × 3 there, 1 × 1 back; norm and activation between.
+
+    The first norm, or the one behind the branch, is the placement's. (batch, in, height, width) to
+    (batch, out, height / stride, width / stride); He et al. 2016a, figure 5, in the order of He et al. 2016b. The
+    3 × 3 convolution has the stride (Goyal et al. 2017, §5.1).
+    """
+
+    channel_dim = 1
+    scaled = ("conv1", "conv2", "conv3")
+    output = ("conv3",)
+
+    expansion: ClassVar[int] = 4
+
+    def __init__(
+        self, channels: tuple[int, int], stride: int, norm: NormFactory, site: Site, *, norm_order: str
+    ) -> None:
+        super().__init__()
+        self.in_features, self.out_features = channels
+        inner = self.out_features // self.expansion
+
+        def between(slot: str) -> nn.Sequential:
+            return ordered(norm(inner, channel_dim=1, site=site.at("conv", slot)), nn.ReLU(), norm_order)
+
+        self.activation = nn.ReLU()
+        self.conv1 = nn.Conv2d(self.in_features, inner, 1, bias=False)
+        self.between1 = between("inner1")
+        self.conv2 = nn.Conv2d(inner, inner, 3, stride=stride, padding=1, bias=False)
+        self.between2 = between("inner2")
+        self.conv3 = nn.Conv2d(inner, self.out_features, 1, bias=False)
+        self.projection = projection(channels, stride)
+
+    def forward(
+        self, x: Float[Tensor, "batch in height width"], **_: Tensor | None
+    ) -> Float[Tensor, "batch out height2 width2"]:
+        x = self.between1(self.conv1(self.activation(x)))
+        return self.conv3(self.between2(self.conv2(x)))
+
+    def shortcut(self, x: Float[Tensor, "batch in height width"]) -> Float[Tensor, "batch out height2 width2"]:
+        return self.projection(x)
+
+
+class ResNet(ConvStack):
+    """A ResNet of two convolutions a block (He et al. 2016a, table 1, 18 and 34 layers) with v2's order inside.
+
+    width: channels of the first stage. stages: each stage's channels in multiples of `width`. blocks: of each stage.
+    strides: of each stage's first block. Images of more than 64 pixels start with a 7 × 7 convolution of stride 2 and
+    a 3 × 3 max-pool of stride 2, smaller ones with a 3 × 3 convolution.
+
+    Beside the published networks (norm=batchnorm, placement=pre) it has no norm behind the stem and none behind the
+    learned shortcuts, since the stream has norms only where the placement puts them; the first norm of a stage has
+    the channels of the stage before; and there is a final norm. Every other weight has its published shape.
+    """
+
+    branch: ClassVar[type[BasicBranch] | type[BottleneckBranch]] = BasicBranch
+
+    def __init__(
+        self,
+        task: ImageClassification,
+        norm: NormFactory,
+        placement: PlacementFactory,
+        *,
+        width: Width,
+        stages: Stages,
+        blocks: Blocks,
+        strides: Strides,
+        norm_order: NormOrder,
+    ) -> None:
+        check_stages(stages, blocks=blocks, strides=strides)
+        shapes, channels = [], width
+        for factor, count, stride in zip(stages, blocks, strides, strict=True):
+            for index in range(count):
+                out = width * factor * self.branch.expansion
+                shapes.append(Shape((channels, out), stride if index == 0 else 1))
+                channels = out
+        super().__init__(
+            task, norm, placement, stem=make_stem(task.image_shape, width), shapes=shapes, norm_order=norm_order
+        )
+
+
+class BottleneckResNet(ResNet):
+    """The same with three convolutions a block (50 layers and more); a stage has four times the channels outside."""
+
+    branch = BottleneckBranch
+
+
+def make_stem(image_shape: tuple[int, int, int], width: int) -> nn.Module:
+    """Return what stands before the first block."""
+    channels, *sides = image_shape
+    if max(sides) <= LARGEST_SMALL:
+        return nn.Conv2d(channels, width, 3, padding=1, bias=False)
+    return nn.Sequential(
+        nn.Conv2d(channels, width, 7, stride=2, padding=3, bias=False), nn.MaxPool2d(3, stride=2, padding=1)
+    )
+
+
+class PooledConvBranch(PlainConvBranch):
+    """3 × 3 convolution, norm and activation, and a max-pool where there is a stride; no skip.
+
+    An odd height or width is rounded up, so that small images too have a pixel left at the end.
+    """
+
+    def __init__(
+        self, channels: tuple[int, int], stride: int, norm: NormFactory, site: Site, *, norm_order: str
+    ) -> None:
+        super().__init__(channels, 1, norm, site, norm_order=norm_order)
+        self.pool = nn.MaxPool2d(stride, ceil_mode=True) if stride > 1 else nn.Identity()
+
+    def forward(
+        self, x: Float[Tensor, "batch in height width"], **_: Tensor | None
+    ) -> Float[Tensor, "batch out height2 width2"]:
+        return self.pool(super().forward(x))
+
+
+class VGG(ConvStack):
+    """A VGG (Simonyan & Zisserman 2015, table 1) with one linear layer as head; takes `placement=plain` only.
+
+    width: channels of the first stage. stages: each stage's channels in multiples of `width`. blocks: convolutions of
+    each stage. strides: of the max-pool behind each stage. As everywhere here the convolutions have no bias: the norm
+    has one.
+    """
+
+    residual = False
+    branch = PooledConvBranch
+
+    def __init__(
+        self,
+        task: ImageClassification,
+        norm: NormFactory,
+        placement: PlacementFactory,
+        *,
+        width: Width,
+        stages: Stages,
+        blocks: Blocks,
+        strides: Strides,
+        norm_order: NormOrder,
+    ) -> None:
+        check_stages(stages, blocks=blocks, strides=strides)
+        shapes, channels = [], task.image_shape[0]
+        for factor, count, stride in zip(stages, blocks, strides, strict=True):
+            for index in range(count):
+                shapes.append(Shape((channels, width * factor), stride if index == count - 1 else 1))
+                channels = width * factor
+        super().__init__(task, norm, placement, stem=nn.Identity(), shapes=shapes, norm_order=norm_order)
 
 
 def check_stages(stages: list[int], **others: list[int]) -> None:

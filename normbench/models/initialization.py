@@ -20,11 +20,13 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
-from normbench.models.branches import FusedLinear
+from normbench.models.transformer import FusedLinear
+from normbench.settings import Setting
 from normbench.types import Branch, Model, Placement, stable_seed
 
 
@@ -36,19 +38,19 @@ class Initialization(ABC):
     residual_scale: GPT-2's 1/√(residual branches) on the weights that write to the stream (Radford et al. 2019, §2.3).
     """
 
-    embedding_std: float
-    residual_scale: bool
+    embedding_std: Annotated[float, Setting("standard deviation of embeddings", low=0, high=1e3)]
+    residual_scale: Annotated[bool, Setting("GPT-2's 1/√branches on weights that write to the stream")]
 
     @abstractmethod
     def std(self, fan_in: int, fan_out: int) -> float:
-        """Standard deviation of a weight matrix."""
+        """Return the standard deviation of a weight matrix."""
 
 
 @dataclass(frozen=True)
 class Normal(Initialization):
     """The same standard deviation everywhere (GPT-2: 0.02)."""
 
-    weight_std: float
+    weight_std: Annotated[float, Setting("standard deviation of weight matrices", low=0, high=1e3)]
 
     def std(self, fan_in: int, fan_out: int) -> float:
         return self.weight_std
@@ -71,7 +73,7 @@ class Kaiming(Initialization):
 
 
 def fans(module: nn.Module) -> tuple[int, int]:
-    """Inputs and outputs of one linear map (of each, where several are fused in one matrix)."""
+    """Return inputs and outputs of one linear map (of each, where several are fused in one matrix)."""
     weight = module.weight
     assert isinstance(weight, Tensor)
     parts = module.parts if isinstance(module, FusedLinear) else 1
@@ -109,5 +111,6 @@ def start(name: str, module: nn.Module, init: Initialization, seed: int) -> None
 
 
 def scale(weights: Iterable[Tensor], gain: float) -> None:
+    """Multiply weights by a gain."""
     for weight in weights:
         weight.mul_(gain)

@@ -7,60 +7,88 @@ import math
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from normbench.models.branches import LinearBranch, PlainLinearBranch, make_activation
-from normbench.types import ImageClassification, Model, NormFactory, PlacementFactory, Site, Task
+from normbench.models.common import ACTIVATIONS, Activation, BlockStack, Depth, NormOrder, Width, ordered
+from normbench.types import Branch, ImageClassification, NormFactory, PlacementFactory, Site
 
 
-class ResidualMLP(Model):
+class LinearBranch(Branch):
+    """activation, linear, norm and activation, linear: as ConvBranch, fully connected."""
+
+    scaled = ("fc1", "fc2")
+    output = ("fc2",)
+
+    def __init__(
+        self, features: tuple[int, int], norm: NormFactory, site: Site, *, activation: str, norm_order: str
+    ) -> None:
+        super().__init__()
+        self.in_features, self.out_features = features
+        self.activation = ACTIVATIONS[activation]()
+        self.fc1 = nn.Linear(*features)
+        self.between = ordered(
+            norm(self.out_features, site=site.at("linear", "inner")), ACTIVATIONS[activation](), norm_order
+        )
+        self.fc2 = nn.Linear(self.out_features, self.out_features)
+
+    def forward(self, x: Float[Tensor, "batch in"], **_: Tensor | None) -> Float[Tensor, "batch out"]:
+        return self.fc2(self.between(self.fc1(self.activation(x))))
+
+
+class PlainLinearBranch(Branch):
+    """Linear, norm and activation, without a skip (Ioffe & Szegedy 2015, §4.1)."""
+
+    def __init__(
+        self, features: tuple[int, int], norm: NormFactory, site: Site, *, activation: str, norm_order: str
+    ) -> None:
+        super().__init__()
+        self.in_features, self.out_features = features
+        self.fc1 = nn.Linear(*features)
+        self.after = ordered(norm(self.out_features, site=site.at("linear")), ACTIVATIONS[activation](), norm_order)
+
+    def forward(self, x: Float[Tensor, "batch in"], **_: Tensor | None) -> Float[Tensor, "batch out"]:
+        return self.after(self.fc1(x))
+
+
+class ResidualMLP(BlockStack):
     """A residual MLP on flattened images: a linear stem, blocks of two linear layers, a linear head.
 
-    depth: blocks. width: features of the stream. activation: any of relu, gelu, silu, sigmoid, tanh.
-    norm_order: inside a branch, the norm `before` or `after` the activation.
+    depth: blocks. width: features of the stream. norm_order: inside a branch, the norm `before` or `after` the
+    activation.
     """
 
-    kinds = frozenset({"image_classification"})
     roles = ("linear",)
     has_positions = False
     branch: type[LinearBranch] | type[PlainLinearBranch] = LinearBranch
 
     def __init__(
         self,
-        task: Task,
+        task: ImageClassification,
         norm: NormFactory,
         placement: PlacementFactory,
         *,
-        depth: int,
-        width: int,
-        activation: str,
-        norm_order: str,
+        depth: Depth,
+        width: Width,
+        activation: Activation,
+        norm_order: NormOrder,
     ) -> None:
-        super().__init__()
-        assert isinstance(task, ImageClassification)
         inputs = math.prod(task.image_shape)
-        self.stem = nn.Linear(inputs, width) if self.residual else nn.Identity()
         widths = [width if self.residual else inputs, *[width] * depth]
 
-        def block(layer: int) -> nn.Module:
-            site = Site("block", layer, depth, branches=depth)
+        def branch(layer: int, site: Site) -> Branch:
             features = (widths[layer], widths[layer + 1])
-            branch = self.branch(features, norm, site, activation=activation, norm_order=norm_order)
-            return placement({"linear": branch}, norm, site)
+            return self.branch(features, norm, site, activation=activation, norm_order=norm_order)
 
-        self.blocks = nn.ModuleList([block(layer) for layer in range(depth)])
-        self.final = self.make_final(norm, width, depth, activation)
-        self.head = nn.Linear(width, task.num_classes)
-
-    def make_final(self, norm: NormFactory, width: int, depth: int, activation: str) -> nn.Module:
-        """What stands between the last block and the head."""
-        needs_norm = self.blocks[-1].needs_final_norm
-        final = norm(width, site=Site("final", depth=depth)) if needs_norm else nn.Identity()
-        return nn.Sequential(final, make_activation(activation))
+        super().__init__(
+            norm,
+            placement,
+            stem=nn.Linear(inputs, width) if self.residual else nn.Identity(),
+            branch=branch,
+            depth=depth,
+            activation=activation,
+            num_classes=task.num_classes,
+        )
 
     def forward(self, inputs: Float[Tensor, "batch ..."]) -> Float[Tensor, "batch classes"]:
-        x = self.stem(inputs.flatten(1))
-        for block in self.blocks:
-            x = block(x)
-        return self.head(self.final(x))
+        return self.head(self.features(inputs.flatten(1)))
 
 
 class PlainMLP(ResidualMLP):
@@ -71,6 +99,3 @@ class PlainMLP(ResidualMLP):
 
     residual = False
     branch = PlainLinearBranch
-
-    def make_final(self, norm: NormFactory, width: int, depth: int, activation: str) -> nn.Module:
-        return nn.Identity()

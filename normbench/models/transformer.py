@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from normbench.errors import UsageError
-from normbench.models.branches import MLP, Attention, SwiGLU, make_dropout
+from normbench.models.common import ACTIVATIONS, Depth, Width
+from normbench.settings import Setting
 from normbench.types import (
     Branch,
     ImageClassification,
@@ -20,6 +25,118 @@ from normbench.types import (
     Task,
     TextClassification,
 )
+
+
+def make_dropout(p: float) -> nn.Module:
+    """Return dropout, or nothing at all at p = 0, where torch's module would still cost a kernel."""
+    return nn.Dropout(p) if p else nn.Identity()
+
+
+class FusedLinear(nn.Linear):
+    """Several linear maps of one input in one matrix; initialisation treats each of the `parts` by itself."""
+
+    def __init__(self, in_features: int, out_features: int, parts: int, bias: bool = False) -> None:
+        super().__init__(in_features, parts * out_features, bias=bias)
+        self.parts = parts
+
+    def part(self, index: int) -> Tensor:
+        """Return the weight of one of the maps (a view)."""
+        return self.weight.chunk(self.parts)[index]
+
+
+def rotate(
+    x: Float[Tensor, "batch heads time size"], rotation: Float[Tensor, "2 time half"]
+) -> Float[Tensor, "batch heads time size"]:
+    """Rotate by cosines and sines, halves as pairs (Su et al. 2021, eq. 34; GPT-NeoX's layout)."""
+    cos, sin = rotation
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+
+
+class Attention(Branch):
+    """Multi-head self-attention (Vaswani et al. 2017, §3.2): (batch, time, width) to the same shape.
+
+    `rotation` (2, time, width / heads / 2), if given, rotates queries and keys; `mask` (batch, 1, 1, time) is
+    False where nobody may look.
+    """
+
+    output = ("out",)
+
+    def __init__(self, width: int, heads: int, *, causal: bool, bias: bool, dropout: float) -> None:
+        super().__init__()
+        self.in_features = self.out_features = width
+        self.heads, self.causal, self.dropout_p = heads, causal, dropout
+        self.qkv = FusedLinear(width, width, parts=3, bias=bias)
+        self.out = nn.Linear(width, width, bias=bias)
+        self.dropout = make_dropout(dropout)
+
+    def forward(
+        self, x: Float[Tensor, "batch time width"], rotation: Tensor | None = None, mask: Tensor | None = None
+    ) -> Float[Tensor, "batch time width"]:
+        q, k, v = self.queries_keys_values(x, rotation)
+        dropout_p = self.dropout_p if self.training else 0.0
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=self.causal, dropout_p=dropout_p)
+        return self.dropout(self.out(y.transpose(1, 2).reshape(x.shape)))
+
+    def queries_keys_values(
+        self, x: Float[Tensor, "batch time width"], rotation: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values, (batch, heads, time, size) each; the first two rotated where asked for."""
+        batch, time, width = x.shape
+        q, k, v = self.qkv(x).view(batch, time, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        return (q, k, v) if rotation is None else (rotate(q, rotation), rotate(k, rotation), v)
+
+    def attention_logits(
+        self, x: Float[Tensor, "batch time width"], rotation: Tensor | None = None, mask: Tensor | None = None
+    ) -> Float[Tensor, "batch heads time time"]:
+        """Return q·k/√size of each query and key, −∞ where a query may not look; for probes."""
+        q, k, _ = self.queries_keys_values(x, rotation)
+        logits = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
+        if self.causal:
+            seen = torch.ones(logits.shape[-2:], dtype=torch.bool, device=x.device).tril()
+            mask = seen if mask is None else mask & seen
+        return logits if mask is None else logits.masked_fill(~mask, -math.inf)
+
+    def scaled_weights(self) -> Iterator[Tensor]:
+        yield self.qkv.part(2)
+        yield self.out.weight
+
+
+class MLP(Branch):
+    """Two linear maps with an activation between (Vaswani et al. 2017, §3.3), four times as wide inside."""
+
+    scaled = ("fc1", "fc2")
+    output = ("fc2",)
+
+    def __init__(self, width: int, activation: str, bias: bool, dropout: float) -> None:
+        super().__init__()
+        self.in_features = self.out_features = width
+        self.fc1 = nn.Linear(width, 4 * width, bias=bias)
+        self.activation = ACTIVATIONS[activation]()
+        self.fc2 = nn.Linear(4 * width, width, bias=bias)
+        self.dropout = make_dropout(dropout)
+
+    def forward(self, x: Float[Tensor, "batch time width"], **_: Tensor | None) -> Float[Tensor, "batch time width"]:
+        return self.dropout(self.fc2(self.activation(self.fc1(x))))
+
+
+class SwiGLU(Branch):
+    """fc2(silu(gate(x)) · up(x)) (Shazeer 2020, equation 6), 8/3 as wide inside, in multiples of 8."""
+
+    scaled = ("fc1", "fc2")
+    output = ("fc2",)
+
+    def __init__(self, width: int, bias: bool, dropout: float) -> None:
+        super().__init__()
+        self.in_features = self.out_features = width
+        hidden = 8 * -(-width // 3)
+        self.fc1 = FusedLinear(width, hidden, parts=2, bias=bias)
+        self.fc2 = nn.Linear(hidden, width, bias=bias)
+        self.dropout = make_dropout(dropout)
+
+    def forward(self, x: Float[Tensor, "batch time width"], **_: Tensor | None) -> Float[Tensor, "batch time width"]:
+        gate, up = self.fc1(x).chunk(2, dim=-1)
+        return self.dropout(self.fc2(F.silu(gate) * up))
 
 
 class TokenStem(nn.Module):
@@ -83,7 +200,7 @@ class ClassHead(nn.Module):
 def masked_mean(
     x: Float[Tensor, "batch time width"], mask: Bool[Tensor, "batch time"] | None
 ) -> Float[Tensor, "batch width"]:
-    """Mean over the positions where the mask is True, or over all."""
+    """Return the mean over the positions where the mask is True, or over all."""
     if mask is None:
         return x.mean(dim=1)
     weights = mask.to(x.dtype).unsqueeze(-1)
@@ -91,10 +208,22 @@ def masked_mean(
 
 
 def rotary(length: int, size: int, base: float = 10_000.0) -> Float[Tensor, "2 time half"]:
-    """Cosines and sines of the angles position · base^(−2i / size) of feature pairs i (Su et al. 2021, eq. 15)."""
+    """Return cos and sin of the angles position · base^(−2i / size) of feature pairs i (Su et al. 2021, eq. 15)."""
     frequencies = base ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
     angles = torch.outer(torch.arange(length, dtype=torch.float64), frequencies)
     return torch.stack((angles.cos(), angles.sin())).float()
+
+
+def check_heads(task: Task, width: int, heads: int, position: str) -> None:
+    """Refuse heads that do not divide the width, and rotation where it is not possible."""
+    if width % heads:
+        raise UsageError(
+            f"model.width={width} is not divisible by model.heads={heads}: choose heads that divide the width"
+        )
+    if position == "rotary" and isinstance(task, ImageClassification):
+        raise UsageError("model.position=rotary is for text: images use model.position=learned")
+    if position == "rotary" and (width // heads) % 2:
+        raise UsageError(f"model.position=rotary needs an even width a head, not {width // heads}: change model.heads")
 
 
 class Transformer(Model):
@@ -115,60 +244,50 @@ class Transformer(Model):
 
     def __init__(
         self,
-        task: Task,
+        task: LanguageModeling | TextClassification | ImageClassification,
         norm: NormFactory,
         placement: PlacementFactory,
         *,
-        depth: int,
-        width: int,
-        heads: int,
-        context: int,
-        dropout: float,
-        position: str,
-        mlp: str,
-        tied: bool,
-        bias: bool,
-        embedding_scale: bool,
-        patch: int,
-        pool: str,
+        depth: Depth,
+        width: Width,
+        heads: Annotated[int, Setting("attention heads; they divide the width", low=1, high=10**5)],
+        context: Annotated[int, Setting("longest sequence", "tokens", low=1, high=10**7)],
+        dropout: Annotated[float, Setting("share of values dropped in training", low=0, below=1)],
+        position: Annotated[Literal["learned", "rotary"], Setting("position embedding")],
+        mlp: Annotated[Literal["gelu", "relu", "silu", "sigmoid", "tanh", "swiglu"], Setting("activation of the MLP")],
+        tied: Annotated[bool, Setting("the output layer uses the token embedding")],
+        bias: Annotated[bool, Setting("biases in the linear maps of the blocks")],
+        embedding_scale: Annotated[
+            bool, Setting("one learned scalar, from √width, on the embedding (DyT's LLaMA form)")
+        ],
+        patch: Annotated[int, Setting("side of an image patch", "pixels", low=1, high=10**4)],
+        pool: Annotated[Literal["mean", "class_token"], Setting("what the class is read from")],
     ) -> None:
         super().__init__()
-        check_choices(position, pool, width, heads)
-        assert isinstance(task, LanguageModeling | TextClassification | ImageClassification)
-        self.stem: TokenStem | PatchStem
-        if isinstance(task, ImageClassification):
-            if position == "rotary":
-                raise UsageError("model.position=rotary is for text: images use model.position=learned")
-            self.stem = PatchStem(task, width, patch)
-        else:
-            self.stem = TokenStem(task, width)
+        check_heads(task, width, heads, position)
+        self.stem = PatchStem(task, width, patch) if isinstance(task, ImageClassification) else TokenStem(task, width)
         class_token = pool == "class_token" and not task.causal
         self.class_token = nn.Embedding(1, width) if class_token else None
         length = self.stem.length + class_token
         self.scale = nn.Parameter(torch.tensor(width**0.5)) if embedding_scale else None
-        rotates = position == "rotary"
-        self.positions = None if rotates else nn.Embedding(length, width)
+        self.positions = nn.Embedding(length, width) if position == "learned" else None
         self.rotation: Tensor | None
-        rotation = rotary(length, width // heads) if rotates else None
+        rotation = rotary(length, width // heads) if position == "rotary" else None
         self.register_buffer("rotation", rotation, persistent=False)
         self.dropout = make_dropout(dropout)
 
         def block(layer: int) -> nn.Module:
-            branches: dict[str, Branch] = {
-                "attention": Attention(width, heads, causal=task.causal, bias=bias, dropout=dropout),
-                "mlp": SwiGLU(width, bias=bias, dropout=dropout)
-                if mlp == "swiglu"
-                else MLP(width, activation=mlp, bias=bias, dropout=dropout),
-            }
-            return placement(branches, norm, Site("block", layer, depth, branches=2 * depth))
+            attention = Attention(width, heads, causal=task.causal, bias=bias, dropout=dropout)
+            feed_forward = SwiGLU(width, bias, dropout) if mlp == "swiglu" else MLP(width, mlp, bias, dropout)
+            site = Site("block", layer, depth, branches=2 * depth)
+            return placement({"attention": attention, "mlp": feed_forward}, norm, site)
 
         self.blocks = nn.ModuleList([block(layer) for layer in range(depth)])
         needs_final_norm = self.blocks[-1].needs_final_norm
         self.final_norm = norm(width, site=Site("final", depth=depth)) if needs_final_norm else nn.Identity()
-        if task.causal:
-            assert isinstance(self.stem, TokenStem)
-            embedding = self.stem.embedding if tied else None
-            self.head: nn.Module = LanguageHead(width, task.num_classes, embedding)
+        self.head: nn.Module
+        if isinstance(self.stem, TokenStem) and task.causal:
+            self.head = LanguageHead(width, task.num_classes, self.stem.embedding if tied else None)
         else:
             self.head = ClassHead(width, task.num_classes, class_token)
 
@@ -188,17 +307,3 @@ class Transformer(Model):
         for block in self.blocks:
             x = block(x, rotation=rotation, mask=attended)
         return self.head(self.final_norm(x), mask)
-
-
-def check_choices(position: str, pool: str, width: int, heads: int) -> None:
-    """Refuse unknown words, and heads that do not divide the width."""
-    if position not in ("learned", "rotary"):
-        raise UsageError(f"model.position={position} is unknown: use learned or rotary")
-    if pool not in ("mean", "class_token"):
-        raise UsageError(f"model.pool={pool} is unknown: use mean or class_token")
-    if width % heads:
-        raise UsageError(
-            f"model.width={width} is not divisible by model.heads={heads}: choose heads that divide the width"
-        )
-    if position == "rotary" and (width // heads) % 2:
-        raise UsageError(f"model.position=rotary needs an even width a head, not {width // heads}: change model.heads")

@@ -10,7 +10,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from normbench.norms.common import (
+    Affine,
+    Eps,
+    Impl,
+    Momentum,
     RunningNorm,
+    TrackRunningStats,
     check_count,
     choose,
     from_running,
@@ -46,21 +51,15 @@ class BatchNorm(RunningNorm):
         *,
         channel_dim: int = -1,
         site: Site | None = None,
-        eps: float = 1e-5,
-        affine: bool = True,
-        momentum: float | None = 0.1,
-        track_running_stats: bool = True,
-        impl: str = "auto",
+        eps: Eps = 1e-5,
+        affine: Affine = True,
+        momentum: Momentum = 0.1,
+        track_running_stats: TrackRunningStats = True,
+        impl: Impl = "auto",
     ) -> None:
-        super().__init__(
-            num_features,
-            channel_dim=channel_dim,
-            site=site,
-            eps=eps,
-            affine=affine,
-            momentum=momentum,
-            track_running_stats=track_running_stats,
-        )
+        super().__init__(num_features, channel_dim, site, affine=affine)
+        self.eps: float = eps
+        self.keep_running_stats(momentum, track_running_stats)
         fused = ("torch.nn.functional.batch_norm", (fused_from_batch, fused_from_running))
         # torch's operator refuses an eps of 0 in training
         chosen = choose(impl, (from_batch, from_running), fused if eps else None, "batchnorm with norm.eps=0")
@@ -84,7 +83,7 @@ class BatchNorm(RunningNorm):
 
 
 def from_batch(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """The formula with the batch's statistics; x `(batch, features, ...)`. Also its mean and unbiased variance."""
+    """Compute the formula on x `(batch, features, ...)`; return also the batch's mean and unbiased variance."""
     dims = (0, *range(2, x.ndim))
     var, mean = torch.var_mean(x.detach(), dims)
     return scale_and_shift(standardize(x, dims, eps), weight, bias, 1), mean, var
@@ -93,7 +92,7 @@ def from_batch(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 def fused_from_batch(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`from_batch` by torch's operator: with a momentum of 1 its moving averages are the batch's own statistics."""
+    """Compute the same by torch's operator, whose moving averages at a momentum of 1 are the batch's own statistics."""
     mean, var = x.new_zeros(x.shape[1]), x.new_zeros(x.shape[1])
     y = F.batch_norm(x, mean, var, weight, bias, training=True, momentum=1.0, eps=eps)
     return y, mean, var

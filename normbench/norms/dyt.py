@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float, Num
 from torch import Tensor, nn
 
-from normbench.norms.common import AffineNorm, check_number, choose, scale_and_shift
+from normbench.norms.common import Affine, AffineNorm, Bias, Impl, choose, scale_and_shift
+from normbench.settings import Setting
 from normbench.types import NormFacts, Site
 
 # width of a LLaMA: α₀ of the norms before attention, α₀ of all others (Zhu et al. 2025, tables 11 and 12)
@@ -37,15 +38,15 @@ class DyT(AffineNorm):
         *,
         channel_dim: int = -1,
         site: Site | None = None,
-        alpha0: float | str = 0.5,
-        affine: bool = True,
-        bias: bool = True,
-        impl: str = "auto",
+        alpha0: Annotated[
+            float | Literal["llama"], Setting("start of dyt's α; llama: the paper's table", above=0, high=1e3)
+        ] = 0.5,
+        affine: Affine = True,
+        bias: Bias = True,
+        impl: Impl = "auto",
     ) -> None:
-        super().__init__(num_features, channel_dim=channel_dim, site=site, affine=affine, bias=bias)
-        if alpha0 == "llama":
-            alpha0 = llama_alpha0(num_features, site)
-        self.alpha0 = check_number("alpha0", alpha0, "llama or a finite number > 0", lambda value: value > 0)
+        super().__init__(num_features, channel_dim, site, affine=affine, bias=bias)
+        self.alpha0 = llama_alpha0(num_features, site) if alpha0 == "llama" else alpha0
         self.alpha = nn.Parameter(torch.full((1,), self.alpha0))
         self._dynamic_tanh, self.implementation = choose(impl, dynamic_tanh, None, "dyt")
 
@@ -57,12 +58,12 @@ class DyT(AffineNorm):
 
     @torch.no_grad()
     def saturation(self, x: Num[Tensor, "..."]) -> Float[Tensor, ""]:
-        """Share of the values of x with |tanh(αx)| > 0.99."""
+        """Return the share of the values of x with |tanh(αx)| > 0.99."""
         return (x.float() * self.alpha).abs().gt(math.atanh(SATURATED)).float().mean()
 
 
 def llama_alpha0(num_features: int, site: Site | None) -> float:
-    """α₀ by the largest width in the table that is not above num_features (the narrowest row for what is narrower)."""
+    """Return α₀ from the row of the widest network that is not wider than this one, else from the first row."""
     width = max((width for width in LLAMA_ALPHA0 if width <= num_features), default=min(LLAMA_ALPHA0))
     attention, others = LLAMA_ALPHA0[width]
     return attention if site is not None and site.role == "attention" else others
@@ -71,5 +72,5 @@ def llama_alpha0(num_features: int, site: Site | None) -> float:
 def dynamic_tanh(
     x: Tensor, alpha: Float[Tensor, "1"], weight: Tensor | None, bias: Tensor | None, channel_dim: int
 ) -> Tensor:
-    """The formula, with the features along channel_dim."""
+    """Compute the formula, with the features along channel_dim."""
     return scale_and_shift(torch.tanh(alpha * x), weight, bias, channel_dim)

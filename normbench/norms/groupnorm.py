@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from torch import Tensor
 from torch.nn import functional as F
 
 from normbench.errors import UsageError
-from normbench.norms.common import StatisticsNorm, check_choice, check_count, choose, scale_and_shift, standardize
+from normbench.norms.common import Affine, AffineNorm, Eps, Impl, check_count, choose, scale_and_shift, standardize
+from normbench.settings import Setting
 from normbench.types import NormFacts, Site
 
 
-class GroupNorm(StatisticsNorm):
+class GroupNorm(AffineNorm):
     """Standardizes groups of neighbouring channels in each sample.
 
     y = γ(x−μ_g)/√(σ²_g+ε)+β, with the mean and the biased variance of one group of channels in one sample: over space
@@ -37,14 +38,17 @@ class GroupNorm(StatisticsNorm):
         *,
         channel_dim: int = -1,
         site: Site | None = None,
-        eps: float = 1e-5,
-        affine: bool = True,
-        groups: int | str = "auto",
-        across_time: bool = False,
-        impl: str = "auto",
+        eps: Eps = 1e-5,
+        affine: Affine = True,
+        groups: Annotated[
+            int | Literal["auto"],
+            Setting("groupnorm's groups of channels; auto: 32 if C ≥ 128, else C / 4", low=1, high=10**6),
+        ] = "auto",
+        across_time: Annotated[bool, Setting("statistics over time too, not at each position")] = False,
+        impl: Impl = "auto",
     ) -> None:
-        super().__init__(num_features, channel_dim=channel_dim, site=site, eps=eps, affine=affine)
-        check_choice("across_time", across_time, (True, False))
+        super().__init__(num_features, channel_dim, site, affine=affine)
+        self.eps: float = eps
         self.groups = count_groups(groups, num_features)
         self.across_time = across_time
         if channel_dim == 1 or across_time:
@@ -68,7 +72,7 @@ class GroupNorm(StatisticsNorm):
         return super().settings() | {"groups": self.groups, "across_time": self.across_time}
 
     def check_group(self, values: int) -> None:
-        """UsageError if that many values of one sample leave a group with a single one."""
+        """Refuse input where that many values of one sample leave a group with a single one."""
         check_count(values // self.groups, "groupnorm", "lower norm.groups")
 
     def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
@@ -76,16 +80,13 @@ class GroupNorm(StatisticsNorm):
         return self._group_norm(x, self.groups, weight, bias, self.eps, self.channel_dim)
 
 
-def count_groups(groups: int | str, num_features: int) -> int:
-    """The number of groups, which divides the number of features."""
+def count_groups(groups: int | Literal["auto"], num_features: int) -> int:
+    """Return the number of groups, which divides the number of features."""
     auto = 32 if num_features >= 128 else max(num_features // 4, 1)
     count = auto if groups == "auto" else groups
-    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-        raise UsageError(f"norm.groups={groups!r} is not auto or a whole number >= 1: change norm.groups")
     if num_features % count:
         divisors = [n for n in range(1, num_features + 1) if num_features % n == 0]
-        below = max(n for n in divisors if n < count)
-        near = [below, *[n for n in divisors if n > count][:1]]
+        near = [*[n for n in divisors if n < count][-1:], *[n for n in divisors if n > count][:1]]
         raise UsageError(
             f"norm.groups={groups} makes {count} groups of {num_features} features, which cannot be equal: "
             f"set norm.groups to {' or '.join(map(str, near))}"
@@ -96,7 +97,7 @@ def count_groups(groups: int | str, num_features: int) -> int:
 def group_norm(
     x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None, eps: float, channel_dim: int
 ) -> Tensor:
-    """The formula over all positions of a sample, with the features along channel_dim."""
+    """Compute the formula over all positions of a sample, with the features along channel_dim."""
     grouped = x.movedim(channel_dim, 1).unflatten(1, (groups, -1))
     y = standardize(grouped, tuple(range(2, grouped.ndim)), eps).flatten(1, 2).movedim(1, channel_dim)
     return scale_and_shift(y, weight, bias, channel_dim)
@@ -105,14 +106,14 @@ def group_norm(
 def fused_group_norm(
     x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None, eps: float, channel_dim: int
 ) -> Tensor:
-    """The same by torch's operator, which wants the features in the second place."""
+    """Compute the same by torch's operator, which wants the features in the second place."""
     return F.group_norm(x.movedim(channel_dim, 1), groups, weight, bias, eps).movedim(1, channel_dim)
 
 
 def position_group_norm(
     x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None, eps: float, channel_dim: int
 ) -> Tensor:
-    """The formula at each position of features-last x."""
+    """Compute the formula at each position of features-last x."""
     y = standardize(x.unflatten(channel_dim, (groups, -1)), (-1,), eps).flatten(-2)
     return scale_and_shift(y, weight, bias, channel_dim)
 
@@ -120,7 +121,7 @@ def position_group_norm(
 def fused_position_group_norm(
     x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None, eps: float, channel_dim: int
 ) -> Tensor:
-    """The same by torch's layer_norm, of each group."""
+    """Compute the same by torch's layer_norm, of each group."""
     grouped = x.unflatten(channel_dim, (groups, -1))
     y = F.layer_norm(grouped, grouped.shape[-1:], eps=eps).flatten(-2)
     return scale_and_shift(y, weight, bias, channel_dim)

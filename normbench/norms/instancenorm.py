@@ -11,7 +11,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from normbench.norms.common import (
+    Affine,
+    Eps,
+    Impl,
+    Momentum,
     RunningNorm,
+    TrackRunningStats,
     check_count,
     choose,
     from_running,
@@ -47,21 +52,15 @@ class InstanceNorm(RunningNorm):
         *,
         channel_dim: int = -1,
         site: Site | None = None,
-        eps: float = 1e-5,
-        affine: bool = False,
-        momentum: float | None = 0.1,
-        track_running_stats: bool = False,
-        impl: str = "auto",
+        eps: Eps = 1e-5,
+        affine: Affine = False,
+        momentum: Momentum = 0.1,
+        track_running_stats: TrackRunningStats = False,
+        impl: Impl = "auto",
     ) -> None:
-        super().__init__(
-            num_features,
-            channel_dim=channel_dim,
-            site=site,
-            eps=eps,
-            affine=affine,
-            momentum=momentum,
-            track_running_stats=track_running_stats,
-        )
+        super().__init__(num_features, channel_dim, site, affine=affine)
+        self.eps: float = eps
+        self.keep_running_stats(momentum, track_running_stats)
         # one channel a group: 1.0 to 1.7 times as fast as torch's instance_norm on 2 CPU cores
         fused = ("torch.nn.functional.group_norm", (fused_from_sample, fused_from_running))
         chosen = choose(impl, (from_sample, from_running), fused, "instancenorm")
@@ -87,12 +86,12 @@ class InstanceNorm(RunningNorm):
 
 
 def from_sample(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-    """The formula with the statistics of each sample; x `(batch, features, ...)`."""
+    """Compute the formula with the statistics of each sample; x `(batch, features, ...)`."""
     return scale_and_shift(standardize(x, tuple(range(2, x.ndim)), eps), weight, bias, 1)
 
 
 def fused_from_sample(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-    """The same by torch's group_norm, which is slow on as many groups unless space is innermost in memory."""
+    """Compute the same by torch's group_norm, which is slow on as many groups unless space is innermost in memory."""
     y = F.group_norm(x.contiguous(), x.shape[1], weight, bias, eps)
     if x.stride(1) > 1:
         return y

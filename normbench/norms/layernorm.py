@@ -7,11 +7,11 @@ from typing import ClassVar
 from torch import Tensor
 from torch.nn import functional as F
 
-from normbench.norms.common import StatisticsNorm, choose, scale_and_shift, standardize
+from normbench.norms.common import Affine, AffineNorm, Bias, Eps, Impl, choose, scale_and_shift, standardize
 from normbench.types import NormFacts, Site
 
 
-class LayerNorm(StatisticsNorm):
+class LayerNorm(AffineNorm):
     """Standardizes the features of each position.
 
     y = γ(x−μ)/√(σ²+ε)+β, with the mean μ and the biased variance σ² of the features at one position; no β with
@@ -30,12 +30,13 @@ class LayerNorm(StatisticsNorm):
         *,
         channel_dim: int = -1,
         site: Site | None = None,
-        eps: float = 1e-5,
-        affine: bool = True,
-        bias: bool = True,
-        impl: str = "auto",
+        eps: Eps = 1e-5,
+        affine: Affine = True,
+        bias: Bias = True,
+        impl: Impl = "auto",
     ) -> None:
-        super().__init__(num_features, channel_dim=channel_dim, site=site, eps=eps, affine=affine, bias=bias)
+        super().__init__(num_features, channel_dim, site, affine=affine, bias=bias)
+        self.eps: float = eps
         fused = ("torch.nn.functional.layer_norm", fused_layer_norm)
         self._layer_norm, self.implementation = choose(impl, layer_norm, fused, "layernorm")
 
@@ -44,11 +45,11 @@ class LayerNorm(StatisticsNorm):
 
 
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, channel_dim: int) -> Tensor:
-    """The formula, with the features along channel_dim."""
+    """Compute the formula, with the features along channel_dim."""
     return scale_and_shift(standardize(x, (channel_dim,), eps), weight, bias, channel_dim)
 
 
 def fused_layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, channel_dim: int) -> Tensor:
-    """The same by torch's operator, which wants the features last (no copy if x is in channels_last memory format)."""
+    """Compute the same by torch's operator, which wants the features last (no copy if x is channels_last in memory)."""
     y = F.layer_norm(x.movedim(channel_dim, -1), (x.shape[channel_dim],), weight, bias, eps)
     return y.movedim(-1, channel_dim)

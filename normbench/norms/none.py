@@ -7,7 +7,7 @@ from typing import ClassVar
 from jaxtyping import Num
 from torch import Tensor
 
-from normbench.norms.common import check_place, choose
+from normbench.norms.common import Impl, choose
 from normbench.types import Norm, NormFacts, Site
 
 
@@ -25,10 +25,9 @@ class NoNorm(Norm):
     eps_place: ClassVar[str] = "none"
 
     def __init__(
-        self, num_features: int, *, channel_dim: int = -1, site: Site | None = None, impl: str = "auto"
+        self, num_features: int, *, channel_dim: int = -1, site: Site | None = None, impl: Impl = "auto"
     ) -> None:
         super().__init__()
-        check_place(num_features, channel_dim)
         self.num_features = num_features
         self.channel_dim = channel_dim
         self.site = site

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from normbench.norms.common import StatisticsNorm, check_number, choose, scale_and_shift
+from normbench.norms.common import Affine, AffineNorm, Eps, Impl, choose, scale_and_shift
+from normbench.settings import Setting
 from normbench.types import NormFacts, Site
 
 FEWEST = 8  # features that the statistic sees; the paper's networks have 500 and more
 
 
-class PartialRMSNorm(StatisticsNorm):
+class PartialRMSNorm(AffineNorm):
     """Divides the features of each position by the root mean square of the first few.
 
     y = γ·x/√(ms(x₁..x_k)+ε), with k = ⌈p·d⌉ of the d features and p = `fraction`.
@@ -35,13 +36,15 @@ class PartialRMSNorm(StatisticsNorm):
         *,
         channel_dim: int = -1,
         site: Site | None = None,
-        eps: float = 1e-5,
-        affine: bool = True,
-        fraction: float = 0.0625,
-        impl: str = "auto",
+        eps: Eps = 1e-5,
+        affine: Affine = True,
+        fraction: Annotated[
+            float, Setting("share of the features that pRMSNorm's statistic sees", above=0, high=1)
+        ] = 0.0625,
+        impl: Impl = "auto",
     ) -> None:
-        super().__init__(num_features, channel_dim=channel_dim, site=site, eps=eps, affine=affine, bias=False)
-        check_number("fraction", fraction, "a number in (0, 1]", lambda value: 0 < value <= 1)
+        super().__init__(num_features, channel_dim, site, affine=affine, bias=False)
+        self.eps: float = eps
         self.fraction = fraction
         # exact in decimal: in binary 0.07 * 100 is more than 7
         share = math.ceil(Fraction(str(fraction)) * num_features)
@@ -56,6 +59,6 @@ class PartialRMSNorm(StatisticsNorm):
 
 
 def partial_rms_norm(x: Tensor, weight: Tensor | None, k: int, eps: float, channel_dim: int) -> Tensor:
-    """The formula, with the features along channel_dim."""
+    """Compute the formula, with the features along channel_dim."""
     mean_square = x.narrow(channel_dim, 0, k).square().mean(channel_dim, keepdim=True)
     return scale_and_shift(x * torch.rsqrt(mean_square + eps), weight, None, channel_dim)

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from normbench.norms.common import StatisticsNorm, choose, scale_and_shift
+from normbench.norms.common import Affine, AffineNorm, Eps, Impl, choose, scale_and_shift
 from normbench.types import NormFacts, Site
 
 
-class RMSNorm(StatisticsNorm):
+class RMSNorm(AffineNorm):
     """Divides the features of each position by their root mean square.
 
     y = γ·x/√(ms(x)+ε), with ms(x) = mean(x²) over the features at one position.
@@ -30,11 +30,12 @@ class RMSNorm(StatisticsNorm):
         *,
         channel_dim: int = -1,
         site: Site | None = None,
-        eps: float = 1e-5,
-        affine: bool = True,
-        impl: str = "auto",
+        eps: Eps = 1e-5,
+        affine: Affine = True,
+        impl: Impl = "auto",
     ) -> None:
-        super().__init__(num_features, channel_dim=channel_dim, site=site, eps=eps, affine=affine, bias=False)
+        super().__init__(num_features, channel_dim, site, affine=affine, bias=False)
+        self.eps: float = eps
         fused = ("torch.nn.functional.rms_norm", fused_rms_norm)
         self._rms_norm, self.implementation = choose(impl, rms_norm, fused, "rmsnorm")
 
@@ -43,11 +44,11 @@ class RMSNorm(StatisticsNorm):
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float, channel_dim: int) -> Tensor:
-    """The formula, with the features along channel_dim."""
+    """Compute the formula, with the features along channel_dim."""
     mean_square = x.square().mean(channel_dim, keepdim=True)
     return scale_and_shift(x * torch.rsqrt(mean_square + eps), weight, None, channel_dim)
 
 
 def fused_rms_norm(x: Tensor, weight: Tensor | None, eps: float, channel_dim: int) -> Tensor:
-    """The same by torch's operator, which wants the features last (no copy if x is in channels_last memory format)."""
+    """Compute the same by torch's operator, which wants the features last (no copy if x is channels_last in memory)."""
     return F.rms_norm(x.movedim(channel_dim, -1), (x.shape[channel_dim],), weight, eps).movedim(-1, channel_dim)

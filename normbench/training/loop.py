@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from normbench.config import ProbesConfig, TrainerConfig
+from normbench.config.schema import ProbesConfig, TrainerConfig
 from normbench.probes import Probes, Reading
 from normbench.recording import Sink
 from normbench.training.averaging import WeightAverage

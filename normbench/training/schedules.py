@@ -4,39 +4,41 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
+
+from normbench.settings import Setting
+
+Final = Annotated[float, Setting("factor on the learning rate at the last step", low=0, high=1)]
 
 
 def cosine(start: float, end: float, progress: float) -> float:
-    """Half a cosine from start (progress 0) to end (progress 1)."""
+    """Return half a cosine from start (progress 0) to end (progress 1)."""
     return end + (start - end) * 0.5 * (1.0 + math.cos(math.pi * progress))
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """A linear warm-up to 1, then what `decay` says.
+    """A linear warm-up to 1, then what `decay` says."""
 
-    warmup: share of all steps (below 1) or number of steps (1 and above).
-    """
-
-    warmup: float
+    warmup: Annotated[float, Setting("share (< 1) or number (≥ 1) of steps", low=0, high=1e9)]
 
     def warmup_steps(self, steps: int) -> int:
-        """Number of warm-up steps in a run of `steps`."""
+        """Return the number of warm-up steps in a run of `steps`."""
         return round(self.warmup * steps) if self.warmup < 1 else int(self.warmup)
 
     def factor(self, step: int, steps: int) -> float:
-        """Factor for training step `step` (from 0) of `steps`."""
+        """Return the factor for training step `step` (from 0) of `steps`."""
         warmup = self.warmup_steps(steps)
         if step < warmup:
             return self.rise((step + 1) / (warmup + 1))
         return self.decay((step - warmup) / max(steps - 1 - warmup, 1))
 
     def rise(self, progress: float) -> float:
-        """Factor at a share of the warm-up."""
+        """Return the factor at a share of the warm-up."""
         return progress
 
     def decay(self, progress: float) -> float:
-        """Factor at a share of what follows the warm-up."""
+        """Return the factor at a share of what follows the warm-up."""
         raise NotImplementedError
 
 
@@ -52,7 +54,7 @@ class Constant(Schedule):
 class Cosine(Schedule):
     """Warm-up, then a cosine to `final` (Loshchilov & Hutter 2017, equation 5, one cycle)."""
 
-    final: float
+    final: Final
 
     def decay(self, progress: float) -> float:
         return cosine(1.0, self.final, progress)
@@ -62,7 +64,7 @@ class Cosine(Schedule):
 class Linear(Schedule):
     """Warm-up, then a straight line to `final`."""
 
-    final: float
+    final: Final
 
     def decay(self, progress: float) -> float:
         return 1.0 + (self.final - 1.0) * progress
@@ -72,8 +74,8 @@ class Linear(Schedule):
 class OneCycle(Schedule):
     """A cosine from `start` up to 1 over the warm-up, then down to `final` (Smith & Topin 2018; fastai's form)."""
 
-    start: float
-    final: float
+    start: Annotated[float, Setting("factor on the learning rate at the first step", low=0, high=1)]
+    final: Final
 
     def rise(self, progress: float) -> float:
         return cosine(self.start, 1.0, progress)

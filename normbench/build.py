@@ -1,0 +1,332 @@
+"""From a checked configuration to the parts of a run: device, data, model and norms."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import math
+import pkgutil
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial, wraps
+from pathlib import Path
+from types import ModuleType
+from typing import Any, get_type_hints
+from weakref import WeakKeyDictionary
+
+import torch
+from hydra.utils import instantiate
+from torch import Tensor, nn
+
+from normbench.config.refusals import Combination, check
+from normbench.config.schema import OPEN_SECTIONS
+from normbench.errors import ContractError, UsageError, explain, place_of
+from normbench.models import Initialization, initialize
+from normbench.settings import Tree
+from normbench.training.schedules import Schedule
+from normbench.types import (
+    Branch,
+    Data,
+    Model,
+    NormFactory,
+    NormFacts,
+    Placement,
+    PlacementFactory,
+    Site,
+    Task,
+    stable_seed,
+)
+
+# What each section makes, and how it is called beside its settings.
+KINDS: dict[str, tuple[type, str]] = {
+    "norm": (nn.Module, "(num_features, *, channel_dim=-1, site=None)"),
+    "placement": (Placement, "(branches, norm, site)"),
+    "model": (Model, "(task, norm, placement)"),
+    "data": (Data, "(*, seed)"),
+    "optim": (torch.optim.Optimizer, "(params)"),
+    "schedule": (Schedule, "()"),
+    "init": (Initialization, "()"),
+}
+
+REHEARSED_EXAMPLES = 2  # enough for every statistic that a larger batch can give
+
+
+def resolve_device(name: str) -> torch.device:
+    """Return the device of this name; `auto` takes a GPU where there is one.
+
+    Raises:
+        UsageError: this machine has no such device.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise UsageError(f"device={name} is unknown: use auto, cpu, cuda, cuda:N or mps") from error
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UsageError(
+            f"device={name} is not there: this machine has {torch.cuda.device_count()} CUDA devices; use cpu"
+        )
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise UsageError("device=mps is not there: torch finds no Apple GPU on this machine; use cpu")
+    return device
+
+
+def number_of_steps(tree: Tree, data: Data) -> int:
+    """Return the length of the run in optimizer steps."""
+    trainer = tree["trainer"]
+    if trainer["steps"] is not None:
+        return int(trainer["steps"])
+    return max(1, math.ceil(trainer["epochs"] * data.steps_per_epoch / trainer["accumulate"]))
+
+
+# ---- what a _target_ names
+
+
+def imported(path: str, where: str = "") -> Callable[..., Any]:
+    """Return what a dotted path names; `where` begins the complaint.
+
+    Raises:
+        UsageError: it cannot be imported, or is neither a class nor a function.
+    """
+    where = where or path
+    try:
+        if ":" in path:
+            raise ValueError("it has a colon")
+        found = pkgutil.resolve_name(path)
+    except Exception as error:  # a person's module may raise anything
+        if place_of(error):
+            raise UsageError(f"{where} cannot be imported: mend {explain(error)}") from error
+        raise UsageError(f"{where} cannot be imported ({error}): give package.module.Class") from error
+    if not callable(found):
+        raise UsageError(f"{where} is not a class: give package.module.Class")
+    target: Callable[..., Any] = found
+    return target
+
+
+def target(tree: Tree, section: str) -> tuple[Callable[..., Any], type]:
+    """Return what `<section>._target_` names, and the class of what it makes; a function is annotated to return it.
+
+    Raises:
+        UsageError: it cannot be imported, or makes something else than the section is for.
+    """
+    path = str(tree[section]["_target_"])
+    where = f"{section}._target_={path}"
+    found = imported(path, where)
+    try:
+        made = found if isinstance(found, type) else get_type_hints(found).get("return")
+    except (TypeError, NameError):  # not a function, or an annotation that cannot be resolved
+        made = None
+    kind, _ = KINDS[section]
+    if not (isinstance(made, type) and issubclass(made, kind)):
+        raise ContractError(
+            f"{where} makes no {kind.__name__}: give package.module.Class of a class derived from "
+            f"{kind.__module__}.{kind.__qualname__}, or a function annotated to return one"
+        )
+    missing = sorted(getattr(made, "__abstractmethods__", ())) if found is made else []
+    missing += [name for name in DECLARED.get(section, ()) if not hasattr(made, name)]
+    if missing:
+        raise ContractError(f"{where} has no {' and no '.join(missing)}: normbench check {path} says what it needs")
+    return found, made
+
+
+# Class attributes that are read before anything is made.
+DECLARED = {"placement": ("slots",), "model": ("kinds", "roles"), "data": ("kind",)}
+
+
+def factory(tree: Tree, section: str) -> Callable[..., Any]:
+    """Return what `<section>._target_` names with the section's settings, to be called with the rest.
+
+    Raises:
+        UsageError: it cannot be imported, makes something else, or, when called, does not take what it is given.
+    """
+    found, _ = target(tree, section)
+    make: partial[Any] = instantiate({**tree[section], "_partial_": True, "_convert_": "all"})
+    kind, given = KINDS[section]
+    where = f"{section}._target_={tree[section]['_target_']}"
+
+    @wraps(found, assigned=())
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            inspect.signature(make).bind(*args, **kwargs)
+        except TypeError as error:
+            raise ContractError(f"{where} must take {given} and {section}'s settings ({error}): change it") from error
+        except ValueError:  # not written in Python
+            pass
+        made = make(*args, **kwargs)
+        if not isinstance(made, kind):
+            raise ContractError(f"{where} gives something of type {type(made).__name__}: return a {kind.__qualname__}")
+        return made
+
+    return make if section == "optim" else call  # what an optimizer refuses, make_optimizer says
+
+
+# Digests of source files as they were when this process first asked: a file that is edited later changes no class here.
+DIGESTS: WeakKeyDictionary[ModuleType, str] = WeakKeyDictionary()
+
+
+def own_code(tree: Tree) -> dict[str, str]:
+    """Return a digest of the source file of each class that is neither ours nor torch's, by section."""
+    found = {}
+    for section in OPEN_SECTIONS:
+        module = sys.modules.get(getattr(target(tree, section)[0], "__module__", ""))
+        file = getattr(module, "__file__", None)
+        if module is not None and file and module.__name__.partition(".")[0] not in ("normbench", "torch"):
+            if module not in DIGESTS:
+                DIGESTS[module] = hashlib.sha256(Path(file).read_bytes()).hexdigest()
+            found[section] = DIGESTS[module]
+    return found
+
+
+def norm_facts(tree: Tree) -> NormFacts:
+    """Return what the chosen norm declares about itself under the chosen options."""
+    _, norm = target(tree, "norm")
+    if not (hasattr(norm, "facts_for") and hasattr(norm, "facts")):
+        return NormFacts(statistics_over="unknown", centers=False)
+    facts: NormFacts = norm.facts_for(**{key: value for key, value in tree["norm"].items() if not key.startswith("_")})
+    return facts
+
+
+def check_combination(tree: Tree, names: Mapping[str, str]) -> NormFacts:
+    """Refuse what does not go together; return the norm's facts.
+
+    Raises:
+        UsageError: the combination is refused.
+    """
+    facts = norm_facts(tree)
+    placement, model, data = (target(tree, section)[1] for section in ("placement", "model", "data"))
+    check(Combination(names=dict(names), norm=facts, placement=placement, model=model, data=data))
+    return facts
+
+
+# ---- the parts
+
+
+def make_data(tree: Tree, seed: int) -> Data:
+    """Return the data, read or decoded.
+
+    Raises:
+        UsageError: they are not there, or a setting does not fit.
+    """
+    data: Data = factory(tree, "data")(seed=seed)
+    return data
+
+
+@contextmanager
+def seeded(*words: object) -> Iterator[None]:
+    """Let what is drawn inside from torch's random numbers on the CPU follow from the words; outside they stay."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(stable_seed(*words))
+        yield
+
+
+class NormsBySite:
+    """A norm factory that keeps what it made by the name of its site, which with the seed decides its draws."""
+
+    def __init__(self, factory: NormFactory, seed: int) -> None:
+        self.factory, self.seed = factory, seed
+        self.made: dict[str, nn.Module] = {}
+
+    def __call__(self, num_features: int, *, channel_dim: int = -1, site: Site | None = None) -> nn.Module:
+        name = site.name if site else f"norm{len(self.made)}"
+        with seeded(self.seed, "norm", site.name if site else len(self.made)):
+            norm = self.factory(num_features, channel_dim=channel_dim, site=site)
+        if not hasattr(norm, "channel_dim"):  # a user's own need not keep it, and probes take statistics by channel
+            norm.channel_dim = channel_dim  # type: ignore[assignment]  # torch's modules may hold numbers
+        if name in self.made:
+            raise UsageError(
+                f"two norms stand at {name}: give each norm of a branch a slot of its own, as in site.at('mlp', 'out')"
+            )
+        self.made[name] = norm
+        return norm
+
+
+def build_model(tree: Tree, task: Task, seed: int) -> tuple[Model, dict[str, nn.Module]]:
+    """Return the model as its classes make it, and its norms by site.
+
+    What the model itself draws does not depend on what norms and placements draw in between, so that it starts alike
+    with any of them.
+
+    Raises:
+        UsageError: a setting that does not fit.
+    """
+    norms, make_placement = NormsBySite(factory(tree, "norm"), seed), factory(tree, "placement")
+
+    def place(branches: Mapping[str, Branch], norm: NormFactory, site: Site) -> Placement:
+        with seeded(seed, "placement", site.name):
+            placement: Placement = make_placement(branches, norm, site)
+            return placement
+
+    placed: PlacementFactory = place
+    with seeded(seed, "model"):
+        model: Model = factory(tree, "model")(task, norms, placed)
+    return model, norms.made
+
+
+def make_model(tree: Tree, task: Task, seed: int) -> tuple[Model, dict[str, nn.Module]]:
+    """Return the model with its starting weights, and its norms by site.
+
+    Raises:
+        UsageError: a setting that does not fit.
+    """
+    model, norms = build_model(tree, task, seed)
+    initialize(model, factory(tree, "init")(), seed, norms.values())
+    return model, norms
+
+
+# ---- one pass before anything is written, so that what does not fit leaves no run directory behind
+
+
+@torch.no_grad()
+def rehearse(model: Model, norms: Mapping[str, nn.Module], data: Data, device: torch.device) -> None:
+    """Run the start of the first batch through the model, as in training; buffers and generators stay as they are.
+
+    Raises:
+        UsageError: the batch or the logits are not as the task says, a norm changes its input's shape or dtype, or
+            takes a statistic over one value.
+    """
+    batch = data.train_batch(0)
+    expected = data.task.shapes(batch.inputs)
+    if (batch.inputs.shape, batch.targets.shape) != expected:
+        given = f"inputs of {tuple(batch.inputs.shape)} and targets of {tuple(batch.targets.shape)}"
+        raise ContractError(f"train_batch(0) has {given}: the task needs {expected[0]} and {expected[1]}")
+    batch = batch.map(lambda tensor: tensor[:REHEARSED_EXAMPLES].to(device))
+    hooks = [norm.register_forward_hook(partial(check_output, site)) for site, norm in norms.items()]
+    try:
+        with untouched(model, device):
+            logits = model.train()(*batch.arguments)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    shape = (*batch.targets.shape, data.task.num_classes)
+    if logits.shape != shape:
+        raise ContractError(
+            f"the model's logits have the shape {tuple(logits.shape)}, and the data need {shape}: change its forward"
+        )
+
+
+@contextmanager
+def untouched(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """Put running statistics and random numbers back at the end."""
+    buffers = [(module, name, buffer, buffer.clone()) for module in model.modules()
+               for name, buffer in module.named_buffers(recurse=False)]  # fmt: skip
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        yield
+    for module, name, buffer, before in buffers:
+        setattr(module, name, buffer.copy_(before))  # a module may have put another tensor in its place
+
+
+def check_output(site: str, norm: nn.Module, inputs: tuple[Tensor, ...], output: Any) -> None:
+    """Refuse an output of a norm that has not the input's shape and, where autocast does not choose it, its dtype."""
+    x, name = inputs[0], type(norm).__name__
+    if getattr(output, "shape", None) != x.shape:
+        what = f"the shape {tuple(output.shape)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
+        raise ContractError(
+            f"{name} returns {what} for an input of {tuple(x.shape)} at {site}: a norm keeps its input's shape"
+        )
+    if output.dtype != x.dtype and not torch.is_autocast_enabled(x.device.type):
+        raise ContractError(
+            f"{name} returns {output.dtype} for an input of {x.dtype} at {site}: a norm keeps its input's dtype, end "
+            "its forward with .to(x.dtype)"
+        )

@@ -1,0 +1,364 @@
+"""From the words of a command line to a checked configuration, by Hydra.
+
+Hydra composes the options of the groups; settings are then written into what it has composed, where it is known which
+of them the chosen classes take. So a sweep's runs that differ in settings alone share one composition.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import hydra
+import yaml
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+
+from normbench.config.groups import (
+    GROUPS,
+    Choices,
+    check_option,
+    chosen_options,
+    config_directory,
+    options_with,
+)
+from normbench.config.schema import KEYS, OPEN_SECTIONS, TrainConfig, checked, section_settings
+from normbench.errors import UsageError
+from normbench.settings import either, nearest
+
+# The groups whose option becomes a word of the run's name where it is not the default, beside norm and placement.
+NAMING_GROUPS = ("model", "data")
+
+# A setting that a class takes over, where it takes it, from the one that it replaces: model and data agree on it.
+SHARED = {"model": ("context",), "data": ("context",), "optim": ("lr",)}
+
+SEARCH_PATH = "hydra.searchpath"
+
+
+@dataclass(frozen=True)
+class Config:
+    """A run's configuration, every value checked and in its own type.
+
+    tree: resolved, plain containers. closed: the part of it that is no class's. words: of the command line.
+    """
+
+    tree: dict[str, Any]
+    closed: TrainConfig
+    choices: Choices
+    words: tuple[str, ...]
+
+    def overridden(self, key: str) -> bool:
+        """Tell whether the command line set this key, or one below it."""
+        return is_overridden(key, self.words)
+
+
+def read(words: Sequence[str]) -> Config:
+    """Return the configuration that words ask for.
+
+    Raises:
+        UsageError: any mistake in the words.
+    """
+    return read_each([words])[0]
+
+
+def read_each(points: Iterable[Sequence[str]]) -> list[Config]:
+    """Return the configuration of each list of words; those that choose the same options are composed once.
+
+    Raises:
+        UsageError: any mistake in the words.
+    """
+    find_own_classes()
+    composed: dict[tuple[tuple[str, ...], ...], tuple[DictConfig, dict[str, str]]] = {}
+    found = []
+    with initialized():
+        for words in points:
+            with translated():
+                overrides = [parsed(without_plus(word)) for word in words]
+                check_overrides(overrides)
+                chosen = [o for o in overrides if o.key_or_group in GROUPS or o.key_or_group == SEARCH_PATH]
+                settings = [o for o in overrides if o not in chosen]
+                # points that set the same keys are written over each other, since copying takes longer than all else
+                alike = tuple(map(text, chosen)), tuple(o.key_or_group for o in settings)
+                if alike not in composed or any(o.is_delete() or o.is_add() for o in settings):
+                    composed[alike] = compose([text(override) for override in chosen])
+                config, groups = composed[alike]
+                apply(config, groups, settings)
+                found.append(finished(config, groups, tuple(words)))
+    return found
+
+
+def compose(words: list[str]) -> tuple[DictConfig, dict[str, str]]:
+    """Return what Hydra composes of the options that words choose, and the option of each group."""
+    config = hydra.compose("train", words, return_hydra_config=True)
+    with open_dict(config):
+        runtime = config.pop("hydra").runtime
+    return config, {key: str(value) for key, value in runtime.choices.items() if key in GROUPS}
+
+
+def finished(config: DictConfig, groups: dict[str, str], words: tuple[str, ...]) -> Config:
+    """Return what was composed as a checked configuration."""
+    tree, closed = checked(adopted(plain(config), words))
+    for folder in ("outputs", "extend"):  # the shell leaves `~` alone behind a `=`
+        tree[folder] = tree[folder] and os.path.expanduser(tree[folder])
+    if (
+        tree["trainer"]["steps"]
+        and is_overridden("trainer.epochs", words)
+        and not is_overridden("trainer.steps", words)
+    ):
+        steps = tree["trainer"]["steps"]
+        raise UsageError(f"trainer.epochs is given where trainer.steps={steps} is set already: add trainer.steps=null")
+    return Config(tree, closed, choices(groups, tree, words), words)
+
+
+def choices(groups: dict[str, str], tree: dict[str, Any], words: tuple[str, ...]) -> Choices:
+    """Return the option of each group, a class of the user's own by its name, and the words that name the run."""
+    own = {group: str(tree[group]["_target_"]).rpartition(".")[2].lower() for group in OPEN_SECTIONS[:4]
+           if is_overridden(f"{group}._target_", words)}  # fmt: skip
+    named, defaults = {**groups, **own}, chosen_options([])
+    others = [named[group] for group in NAMING_GROUPS if named[group] != defaults[group]]
+    return Choices(named, (named["norm"], named["placement"], *others))
+
+
+def is_overridden(key: str, words: Iterable[str]) -> bool:
+    """Tell whether words set this key, or one below it."""
+    return any(re.match(rf"[+~]*{re.escape(key)}([=.]|$)", word) for word in words)
+
+
+def adopted(tree: dict[str, Any], words: tuple[str, ...]) -> dict[str, Any]:
+    """Leave out what a YAML sets for a class that the command line has replaced by another `_target_`.
+
+    What the words themselves set stays; of the rest, what the new class takes and has no default for, and what is not
+    the replaced class's alone: the peak of the schedule, and the length of a window, on which model and data agree.
+    """
+    for section in OPEN_SECTIONS:
+        if isinstance(tree.get(section), dict) and is_overridden(f"{section}._target_", words):
+            known = section_settings(section, tree[section])
+            kept = [name for name in SHARED.get(section, ()) if known is None or name in known]
+            kept += [name for name, setting in (known or {}).items() if setting.required]
+            tree[section] = {
+                name: value
+                for name, value in tree[section].items()
+                if name.startswith("_") or name in kept or is_overridden(f"{section}.{name}", words)
+            }
+    return tree
+
+
+def find_own_classes() -> None:
+    """Let a class of the user's own be in a file in the current directory."""
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+
+
+# ---- words
+
+
+@cache
+def parsed(word: str) -> Override:
+    """Return a word as Hydra's parser reads it, which takes a millisecond.
+
+    Raises:
+        UsageError: it is not in Hydra's grammar.
+    """
+    try:
+        return OverridesParser.create().parse_override(word)
+    except (HydraException, ValueError) as error:
+        raise UsageError(unreadable(word)) from error
+
+
+def value_of(text: str) -> Any:
+    """Return what Hydra reads a value as; several values, and what is not in its grammar, stay text."""
+    try:
+        override = parsed(f"key={text}")
+    except UsageError:
+        return text
+    return text if override.is_sweep_override() else override.value()
+
+
+def text(override: Override) -> str:
+    """Return an override as it was written."""
+    return override.input_line or ""
+
+
+def without_plus(word: str) -> str:
+    """Return `+experiment=NAME`, as Hydra's users write it, as the choice of an option, which it is here."""
+    return word.removeprefix("+") if word.startswith("+experiment=") else word
+
+
+def unreadable(word: str) -> str:
+    """Say how to write a word that is not in Hydra's grammar."""
+    key, equals, value = word.partition("=")
+    if not equals:
+        return f"'{word}' is not KEY=VALUE: normbench train --help shows the keys"
+    if not re.fullmatch(r"[+~]*[A-Za-z_][A-Za-z0-9_./@-]*", key):
+        return f"{word} cannot be read: write KEY=VALUE without blanks, and keys as normbench train --help shows them"
+    quoted = value.replace("'", "")
+    return (
+        f"{word} cannot be read: quote a value that has blanks, commas, brackets, '=', '~' or letters beyond ASCII, as "
+        f"in \"{key}='{quoted}'\""
+    )
+
+
+def check_overrides(overrides: Sequence[Override]) -> None:
+    """Refuse what only a sweep takes, Hydra's own keys, and options that there are not.
+
+    Raises:
+        UsageError: there is one.
+    """
+    folders = [
+        folder for override in overrides if override.key_or_group == SEARCH_PATH for folder in searched(override)
+    ]
+    for override in overrides:
+        key, word = override.key_or_group, text(override)
+        if override.is_sweep_override():
+            raise UsageError(
+                f"{word} gives several values, which only a sweep takes: start it with normbench sweep, give one, or "
+                "quote the commas"
+            )
+        if re.match(r"hydra([./]|$)", key) and key not in (SEARCH_PATH, "hydra.verbose"):
+            raise UsageError(
+                f"{word} is not allowed: outputs= and name= say where a run goes, and of Hydra's own keys only "
+                "hydra.searchpath and hydra.verbose can be set"
+            )
+        if key in GROUPS and not override.is_delete():
+            if isinstance(override.value(), list):
+                raise UsageError(f"{key} takes one option, not a list: normbench list {key} shows them")
+            check_option(key, word.partition("=")[2].strip("'\""), *folders)
+            if override.is_add():
+                raise UsageError(f"{key} is chosen twice: leave out the + before {key}=")
+
+
+def searched(override: Override) -> list[Path]:
+    """Return the folders of a `hydra.searchpath`."""
+    value = override.value()
+    return [Path(str(folder).removeprefix("file://")) for folder in (value if isinstance(value, list) else [value])]
+
+
+def apply(config: DictConfig, groups: dict[str, str], settings: Iterable[Override]) -> None:
+    """Write settings into a composed configuration.
+
+    Raises:
+        UsageError: a key that there is not.
+    """
+    for override in settings:
+        key = override.key_or_group
+        section, _, name = key.rpartition(".")
+        values = OmegaConf.select(config, section) if section else config
+        known = isinstance(values, DictConfig) and name in values
+        if override.is_delete():
+            if not known:
+                raise UsageError(unknown(key, config, groups, f"~{key} finds nothing to delete"))
+            with open_dict(config):
+                del values[name]
+        elif known or override.is_add() or takes(section, name, values):
+            OmegaConf.update(config, key, override.value(), merge=True, force_add=not known)
+        else:
+            raise UsageError(unknown(key, config, groups, f"{key} is unknown"))
+
+
+def takes(section: str, name: str, values: Any) -> bool:
+    """Tell whether a class takes a setting that its YAML does not mention."""
+    if section not in OPEN_SECTIONS or not isinstance(values, DictConfig):
+        return False
+    known = section_settings(section, values)
+    return known is None or name in known
+
+
+def unknown(key: str, config: DictConfig, groups: dict[str, str], what: str) -> str:
+    """Say what is meant, perhaps, by a key that a configuration does not have."""
+    section, _, name = key.rpartition(".")
+    known = [f"{one}.{two}" for one in OPEN_SECTIONS if isinstance(config.get(one), DictConfig) for two in config[one]]
+    if section in OPEN_SECTIONS and (having := options_with(section, name)):
+        return (
+            f"{key} is not a setting of {section}={groups[section]}: leave it out, or choose {section}={either(having)}"
+        )
+    full = [path for path in (*KEYS, *known) if path.endswith(f".{key}")]
+    meant = f"did you mean {either(full[:2])}? " if full else nearest(key, [*KEYS, *GROUPS, *known])
+    return f"{what}: {meant}normbench train --help lists the keys, and --cfg job all of them"
+
+
+# ---- Hydra
+
+
+@contextlib.contextmanager
+def initialized() -> Iterator[None]:
+    """Let Hydra find our configurations."""
+    with hydra.initialize_config_dir(str(config_directory()), version_base="1.3"):
+        yield
+
+
+def compose_tree(command: str, words: Sequence[str]) -> dict[str, Any]:
+    """Return what Hydra composes of a command's root config, as plain containers and unchecked.
+
+    Raises:
+        UsageError: anything that is wrong with the words.
+    """
+    with initialized(), translated():
+        return plain(hydra.compose(command, list(words)))
+
+
+def study(words: Sequence[str]) -> tuple[str, dict[str, Any]]:
+    """Return the name that an experiment gives, and its `hydra.sweeper.params`: what a sweep varies."""
+    with initialized(), translated():
+        config = hydra.compose("train", list(words), return_hydra_config=True)
+        return str(config.name), plain(config.hydra.sweeper.get("params") or OmegaConf.create())
+
+
+def plain(config: DictConfig) -> dict[str, Any]:
+    """Return a configuration as plain containers, interpolations resolved."""
+    tree = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    assert isinstance(tree, dict)
+    return {str(key): value for key, value in tree.items()}
+
+
+@contextlib.contextmanager
+def translated() -> Iterator[None]:
+    """Turn what Hydra, OmegaConf and YAML raise into one sentence.
+
+    Raises:
+        UsageError: for any mistake in the words, or in a file that they name.
+    """
+    try:
+        yield
+    except UsageError:
+        raise
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError) as error:
+        said = " ".join(str(error).split())
+        raise UsageError(
+            f"{said.rstrip('.')}: check the keys and their values with normbench train --cfg job"
+        ) from error
+
+
+def show_by_hydra(command: str, words: Sequence[str]) -> int:
+    """Let Hydra itself answer `--cfg`, `--resolve` and `--info`; return the exit status.
+
+    Raises:
+        UsageError: anything that is wrong with the words.
+    """
+    check_overrides([parsed(word) for word in words if not word.startswith("-")])
+    complaint, argv = io.StringIO(), sys.argv
+    sys.argv = [f"normbench {command}", *words]
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # raise errors, do not print them
+    try:
+        with translated(), contextlib.redirect_stderr(complaint):
+            hydra.main(version_base="1.3", config_path=str(config_directory()), config_name=command)(
+                lambda config: None
+            )()
+    except SystemExit as stop:
+        if stop.code:
+            said = complaint.getvalue().strip().rpartition("error: ")[2]
+            raise UsageError(f"{said}: normbench {command} --help shows the flags") from stop
+        return 0
+    finally:
+        sys.argv = argv
+        del os.environ["HYDRA_FULL_ERROR"]

@@ -1,0 +1,176 @@
+"""Decides a run in full from a checked configuration, the name of its directory included; nothing is written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from normbench import build
+from normbench.config.compose import Config
+from normbench.config.groups import Choices
+from normbench.config.schema import OPEN_SECTIONS, UNHASHED_KEYS, checked
+from normbench.errors import RunFailure, UsageError
+from normbench.rundir import RunDirectory, fingerprint
+from normbench.settings import Tree, lookup
+from normbench.training.checkpoint import is_whole
+from normbench.training.schedules import Schedule
+from normbench.types import Data, NormFacts
+
+# What may be changed of a run that is extended; everything else is its parent's.
+EXTENSION_KEYS = ("extend", "trainer", "name", "outputs", "quiet", "rerun", "device")
+# ... and what of the trainer may not: a checkpoint has what belongs to it.
+FIXED_KEYS = ("trainer.precision", "trainer.accumulate", "trainer.ema")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that is fully decided; nothing has been written yet. Another process that is sent it can make it.
+
+    config: with its length in steps. threads: of the CPU. parent: the finished run that this one extends.
+    """
+
+    config: Config
+    facts: NormFacts
+    device: torch.device
+    threads: int
+    steps: int
+    directory: RunDirectory
+    parent: RunDirectory | None = None
+
+    @cached_property
+    def data(self) -> Data:
+        """The data, which each process reads for itself."""
+        return build.make_data(self.config.tree, self.config.closed.seed)
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        """The learning rate over time."""
+        schedule: Schedule = build.factory(self.config.tree, "schedule")()
+        return schedule
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in ("data", "schedule")}
+
+
+def prepare(config: Config, data: Data | None = None, device: torch.device | None = None) -> Run:
+    """Decide everything about a run, the name of its directory included.
+
+    Args:
+        config: as `normbench.config.compose.read` gives it.
+        data: of another run with the same section `data` and seed.
+        device: of the machine that will make it, where that is not this one.
+
+    Raises:
+        UsageError: any mistake that shows before the model is built.
+    """
+    parent = None
+    if config.tree["extend"] is not None:
+        parent = RunDirectory(Path(config.tree["extend"]))
+        config = extended(config, parent)
+    for section in OPEN_SECTIONS:
+        build.target(config.tree, section)
+    facts = build.check_combination(config.tree, config.choices.groups)
+    device = device or build.resolve_device(config.closed.device)
+    data = data or build.make_data(config.tree, config.closed.seed)
+    steps = build.number_of_steps(config.tree, data)
+    if parent is not None:
+        check_extension(parent, steps)
+    tree = {**config.tree, "trainer": {**config.tree["trainer"], "steps": steps, "epochs": None}}
+    threads = config.closed.threads or torch.get_num_threads()
+    directory = directory_of(tree, config.choices, data, device, threads, parent)
+    run = Run(replace(config, tree=tree), facts, device, threads, steps, directory, parent)
+    vars(run)["data"] = data
+    return run
+
+
+def directory_of(
+    tree: Tree, choices: Choices, data: Data, device: torch.device, threads: int, parent: RunDirectory | None = None
+) -> RunDirectory:
+    """Return the directory of a run: its name ends in a hash of whatever changes its numbers."""
+    content = {
+        "config": without(tree, UNHASHED_KEYS),
+        "data": data.fingerprint,
+        "device": device.type,
+        "threads": threads,
+        "extends": parent.path.name if parent else None,
+    }
+    if code := build.own_code(tree):  # a class that its author has changed makes another run
+        content["code"] = code
+    name = "-".join([*choices.words, f"s{tree['seed']}", fingerprint(content)])
+    return RunDirectory(Path(tree["outputs"]) / tree["name"] / name)
+
+
+def without(tree: Tree, paths: tuple[str, ...], prefix: str = "") -> dict[str, Any]:
+    """Return the tree less some dotted paths."""
+    return {
+        key: without(value, paths, f"{prefix}{key}.") if isinstance(value, Mapping) else value
+        for key, value in tree.items()
+        if f"{prefix}{key}" not in paths
+    }
+
+
+def check_unchanged(run: Run) -> None:
+    """Refuse a run whose numbers would be others here than where it was decided.
+
+    Raises:
+        RunFailure: its device, threads, data or own class differ.
+    """
+    here = directory_of(run.config.tree, run.config.choices, run.data, run.device, run.threads, run.parent)
+    if here.path != run.directory.path:
+        raise RunFailure(
+            f"it would be another run here ({here.path.name}; on {run.device}, {run.threads} threads): the device, the "
+            "threads, the data or the code of an own class are not as planned"
+        )
+
+
+# ---- a run that extends another
+
+
+def extended(config: Config, parent: RunDirectory) -> Config:
+    """Return the parent's configuration with what an extension may change, and the parent's choices.
+
+    Raises:
+        UsageError: there is no such run, or something else was set.
+    """
+    summary = parent.ended()
+    if summary is None or not parent.config.exists():
+        raise UsageError(f"extend={parent.path} is not the directory of a finished run: give one under outputs/")
+    tree: dict[str, Any] = yaml.safe_load(parent.config.read_text("utf-8"))
+    for word in config.words:
+        path = word.lstrip("+~").partition("=")[0]
+        section, _, key = path.rpartition(".")
+        if path in FIXED_KEYS or (section or key) not in EXTENSION_KEYS:
+            raise UsageError(
+                f"{word} cannot be changed with extend=: leave it out, everything but trainer.* is the run's own, and "
+                "of that precision, accumulate and ema"
+            )
+        (lookup(tree, section) if section else tree)[key] = lookup(config.tree, path)
+    tree |= {key: config.tree[key] for key in ("rerun", "quiet")}  # of this command, not of the parent's
+    if config.overridden("trainer.epochs") and not config.overridden("trainer.steps"):
+        tree["trainer"]["steps"] = None
+    words = parent.path.name.rsplit("-", 2)[0].split("-")
+    tree, closed = checked(tree)
+    return Config(tree, closed, Choices(summary["choices"], tuple(words)), config.words)
+
+
+def check_extension(parent: RunDirectory, steps: int) -> None:
+    """Refuse to extend what has not ended well, or to fewer steps."""
+    summary = parent.ended()
+    if summary is None or summary["status"] != "finished":
+        raise UsageError(
+            f"extend={parent.path} is not a finished run: start it again without extend to finish it first"
+        )
+    if not parent.checkpoint.exists():
+        raise UsageError(f"extend={parent.path} has no checkpoint: it was made with trainer.keep_checkpoint=none")
+    if not is_whole(parent.checkpoint):
+        raise UsageError(f"extend={parent.path} has a damaged checkpoint.pt: make that run anew, with rerun=true")
+    if steps <= summary["steps"]:
+        raise UsageError(
+            f"trainer.steps={steps} does not extend a run of {summary['steps']} steps: give a larger number"
+        )

@@ -1,0 +1,280 @@
+"""Trains a run, goes on with it, or only says what it would take."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from normbench import build
+from normbench.config.compose import Config
+from normbench.errors import RunFailure, is_disk_full, is_out_of_memory
+from normbench.estimate import Estimate, WeighingSink, estimate
+from normbench.ledger import parameter_counts
+from normbench.recording import ConsoleSink
+from normbench.run.plan import Run, prepare
+from normbench.run.session import Session, begun_elsewhere, describe_here, settle, show_summary
+from normbench.rundir import read_json
+from normbench.training.checkpoint import Checkpoints
+from normbench.training.guard import Diverged
+from normbench.training.optimizer import make_optimizer, parameter_groups
+from normbench.training.precision import make_precision
+
+
+def start(config: Config, dry: bool = False) -> int:
+    """Train what a configuration asks for, or say what that would take; return the exit status.
+
+    Raises:
+        UsageError: any mistake of the user's; nothing was written.
+        RunFailure: the machine ended the run; the last good checkpoint is intact.
+    """
+    with limits_named(config.closed.outputs), notes_shown(config.closed.quiet):
+        run = prepare(config)
+    return dry_run(run) if dry else train(run)
+
+
+def train(run: Run) -> int:
+    """Make a run, go on with it, or say that it is done; return the exit status.
+
+    Raises:
+        UsageError: any mistake of the user's; nothing was written.
+        RunFailure: the machine ended the run; the last good checkpoint is intact.
+    """
+    closed = run.config.closed
+    with limits_named(closed.outputs):
+        if (summary := run.directory.ended()) and not closed.rerun:
+            with suppress(OSError, RunFailure), run.directory.held():  # where it may be written, and by nobody else
+                settle(run, summary)
+            return show_ended(run, summary)
+        session = make_session(run)
+        make_directory(run)
+        with run.directory.held():
+            if summary := run.directory.ended():  # another process was faster
+                return show_ended(run, summary)
+            return session.train()
+
+
+@contextmanager
+def limits_named(outputs: str) -> Iterator[None]:
+    """Turn a full disk and too little memory into a sentence.
+
+    Raises:
+        RunFailure: instead of the system's error.
+    """
+    try:
+        yield
+    except (OSError, MemoryError, RuntimeError) as error:
+        if is_disk_full(error):
+            raise RunFailure(
+                f"the disk is full (outputs={outputs}): what was checkpointed is intact; make room, then give the same "
+                "command to go on"
+            ) from error
+        if is_out_of_memory(error):
+            raise RunFailure(
+                "out of memory: use a smaller data.batch_size, data.eval_batch_size, model.context, model.width or "
+                "model.depth"
+            ) from error
+        raise
+
+
+@contextmanager
+def notes_shown(quiet: bool) -> Iterator[None]:
+    """Let what the data part notes reach the person: that it fetches, decodes or mends something, which takes time."""
+    logger, handler = logging.getLogger("normbench"), logging.StreamHandler(sys.stdout)
+    if not quiet:
+        logger.setLevel(logging.INFO)
+        logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+
+
+def prepare_torch(run: Run) -> None:
+    """Set threads, full float32 in matrix products and convolutions or TF32, and on the CPU the same bits each time."""
+    trainer = run.config.closed.trainer
+    torch.set_num_threads(run.threads)
+    torch.set_float32_matmul_precision("high" if trainer.tf32 else "highest")
+    torch.backends.cudnn.allow_tf32 = trainer.tf32
+    torch.use_deterministic_algorithms(run.device.type == "cpu", warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # it costs time for nothing
+
+
+def make_session(run: Run) -> Session:
+    """Build the model and its optimizer; nothing is written."""
+    tree, trainer = run.config.tree, run.config.closed.trainer
+    prepare_torch(run)
+    precision = make_precision(trainer.precision, run.device)
+    model, norms = build.make_model(tree, run.data.task, run.config.closed.seed)
+    model.to(run.device)
+    with precision.autocast():
+        build.rehearse(model, norms, run.data, run.device)
+    groups = parameter_groups(model, norms.values(), tree["optim"].get("weight_decay", 0.0), trainer.decay_norms)
+    optimizer = make_optimizer(build.factory(tree, "optim"), groups, run.device)
+    return Session(run, model, norms, optimizer, precision)
+
+
+def make_directory(run: Run) -> None:
+    """Make the run's directory; a run that is to be made anew is set aside."""
+    run.directory.create()
+    if run.config.closed.rerun and run.directory.config.exists():
+        with run.directory.held():
+            aside = run.directory.set_aside()
+        if not run.config.closed.quiet:
+            print(f"rerun: the run before is kept as {aside}")
+        run.directory.create()
+
+
+def show_ended(run: Run, summary: dict[str, Any]) -> int:
+    """Say that the run is done already, and show its summary."""
+    if run.config.closed.quiet:
+        print(run.directory.path)
+        return 0
+    console = ConsoleSink(run.steps, run.data.task.unit, start_step=run.steps)
+    console.message(f"{run.directory.path} is {summary['status']} already: rerun=true makes it anew")
+    if elsewhere := begun_elsewhere(run.directory, describe_here(run)):
+        console.message(elsewhere)
+    show_summary(run.directory, summary, console)
+    console.close()
+    return 0
+
+
+# ---- what a run would take
+
+Row = tuple[str, str]
+
+
+def dry_run(run: Run) -> int:
+    """Say what `train` would do, and what it would take; return the exit status. Nothing is written.
+
+    Raises:
+        UsageError: whatever `train` would refuse.
+        RunFailure: the machine cannot do it, such as for lack of memory.
+    """
+    closed = run.config.closed
+    with limits_named(closed.outputs):
+        run.directory.check_creatable()
+        console = ConsoleSink(run.steps, run.data.task.unit)
+        if (summary := run.directory.ended()) and not closed.rerun:
+            console.message(f"{run.directory.path} is {summary['status']} already: train would only show its summary")
+            return 0
+        session = make_session(run)
+        if not closed.quiet:
+            console.message("dry run: a few steps are measured, nothing is kept")
+        console.summary("dry run", [*described(session), *measured(session)])
+    return 0
+
+
+def described(session: Session) -> Iterator[Row]:
+    """Yield what would run."""
+    run = session.run
+    names, counts = run.config.choices.groups, parameter_counts(session.model, session.norms.values())
+    threads = f", threads: {run.threads}" if run.device.type == "cpu" else ""
+    yield "what", f"{names['norm']} · {names['placement']} · {names['model']} · {names['data']}"
+    yield "where", f"{run.device}, {run.config.closed.trainer.precision}{threads}"
+    yield "run directory", str(run.directory.path)
+    yield "state", state_of(run)
+    yield "steps", f"{run.steps:,} (an epoch: {run.data.steps_per_epoch:,} batches)"
+    inside, outside = counts["in_norms"], counts["outside_norms"]
+    yield "parameters", f"{counts['total']:,} ({inside:,} in norms, {outside:,} outside)"
+
+
+def state_of(run: Run) -> str:
+    """Return how far the run is, and what a start would do."""
+    status = (read_json(run.directory.status) or {}).get("status")
+    if run.config.closed.rerun and status:
+        return f"{status}; made anew, the old one is kept beside it"
+    if (step := first_step(run)) and run.parent and not status:
+        return f"new; goes on from step {step:,} of {run.parent.path}"
+    return f"{status} at step {step:,}; goes on from there" if status else "new"
+
+
+def first_step(run: Run) -> int:
+    """Return how many steps are done already, in the run itself or in the one that it extends."""
+    for directory in (None if run.config.closed.rerun else run.directory, run.parent):
+        if directory is not None:
+            checkpoints = Checkpoints(directory.checkpoint, directory.previous, directory.best)
+            if state := checkpoints.load(lambda line: None):
+                return int(state["step"])
+    return 0
+
+
+def measure(session: Session) -> Estimate:
+    """Return what a few steps of a run take.
+
+    Raises:
+        Diverged: training diverges within these steps.
+    """
+    sink = session.recorder = WeighingSink()
+    try:
+        return estimate(session.make_loop(), sink)
+    finally:
+        sink.close()
+
+
+def measured(session: Session) -> Iterator[Row]:
+    """Yield what a few steps have shown; writing checkpoints is not counted."""
+    run = session.run
+    try:
+        result = measure(session)
+    except Diverged as end:
+        yield "training", f"diverges at step {end.step:,}: {end.reason}"
+        return
+    yield from memory_rows(result, run.device)
+    yield from time_rows(result, run.steps - first_step(run))
+    yield from disk_rows(result, run)
+
+
+def memory_rows(result: Estimate, device: torch.device) -> Iterator[Row]:
+    """Yield what stays in memory from step to step, and the peak."""
+    memory = result.memory
+    parts = {"weights": memory.weights, "gradients": memory.gradients, "optimizer": memory.optimizer}
+    if memory.average:
+        parts["average"] = memory.average
+    listed = " + ".join(f"{megabytes(size)} {name}" for name, size in parts.items())
+    yield "memory that stays", f"{megabytes(sum(parts.values()))}: {listed}"
+    if memory.peak is not None:
+        whose = "the whole process, Python and torch included" if device.type == "cpu" else f"tensors on {device}"
+        yield "memory, peak of a step", f"{megabytes(memory.peak)} ({whose})"
+
+
+def time_rows(result: Estimate, steps: int) -> Iterator[Row]:
+    """Yield how long the steps take that are left, and what comes between them."""
+    times = result.times
+    if times.step_ms is not None:
+        yield "time of a step", f"{duration(times.step_ms)} (median of {times.steps})"
+    if result.probed(steps):
+        yield "time of a probed step", f"{duration(times.probed_ms)} ({result.probed(steps):,} of the steps)"
+    if result.loop.compile_seconds:
+        yield "time to compile", duration(1e3 * result.loop.compile_seconds)
+    count = result.evaluations(steps)
+    before = f"{duration(1e3 * times.evaluation)} ({count:,} of them), " if count else ""
+    yield "time of an evaluation", f"{before}{duration(1e3 * times.last_evaluation)} for the last"
+    yield "time in all, about", str(timedelta(seconds=round(result.seconds(steps))))
+
+
+def disk_rows(result: Estimate, run: Run) -> Iterator[Row]:
+    """Yield what the run directory grows to."""
+    keep, each = run.config.closed.trainer.keep_checkpoint, result.disk.checkpoint
+    best = result.disk.best if keep == "best" else 0
+    ends = "none" if keep == "none" else megabytes(2 * each + best)
+    beside = f" + {megabytes(best)} of the best weights" if best else ""
+    yield "disk, checkpoints", f"{megabytes(each)} each: 2 stay, 3 while one is written{beside}; {ends} at the end"
+    records = result.record_bytes(run.steps)
+    yield "disk, events and metrics", f"about {megabytes(records)}"
+    yield "disk, at most", megabytes(3 * each + best + records)
+
+
+def duration(milliseconds: float) -> str:
+    """Write a time for people: `12.3 ms`, `76 s`."""
+    return f"{milliseconds:,.3g} ms" if milliseconds < 999.5 else f"{milliseconds / 1e3:,.3g} s"
+
+
+def megabytes(size: int) -> str:
+    """Write bytes for people: `12.3 MB`."""
+    return f"{size / 1e6:,.3g} MB" if size < 1e8 else f"{size / 1e6:,.0f} MB"
