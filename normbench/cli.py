@@ -307,7 +307,7 @@ def tensorboard(words: tuple[str, ...]) -> None:
         folder, flags = Path(words[0]), flags[1:]
     if not any(folder.rglob("events.out.tfevents.*")):
         raise UsageError(f"{folder} is no folder of runs: train something first, or give the folder of your runs")
-    from normbench.recording.layout import start_page
+    from normbench.recording import start_page
 
     ports = [word.partition("=")[2] or after for word, after in pairwise([*flags, ""]) if word.startswith("--port")]
     address = start_page(f"http://localhost:{[*ports, '6006'][0]}/")

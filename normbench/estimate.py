@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from torch import Tensor
 
 from normbench.memory import forget_peak, peak
-from normbench.recording import WeighingSink
+from normbench.recording import Histogram, JsonLinesSink, Sink, TensorBoardSink
 from normbench.training.checkpoint import State, write
 from normbench.training.clock import make_clock
 from normbench.training.loop import Loop
@@ -108,6 +110,33 @@ class Estimate:
         """How many steps are probed."""
         every, histograms = self.loop.probes_config.every, self.loop.probes_config.histograms_every
         return times_due(steps, every) + times_due(steps, histograms) - times_due(steps, math.lcm(every, histograms))
+
+
+class WeighingSink(Sink):
+    """Writes a run's files where they do not stay, and notes the bytes that the last call of each method has added."""
+
+    def __init__(self) -> None:
+        self._folder = TemporaryDirectory(prefix="normbench-")
+        folder = Path(self._folder.name)
+        super().__init__(JsonLinesSink(folder / "metrics.jsonl"), TensorBoardSink(folder))
+        self.scalar_bytes = self.histogram_bytes = 0
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        before = self._size()
+        super().scalars(step, values)
+        self.scalar_bytes = self._size() - before
+
+    def histograms(self, step: int, values: Mapping[str, Histogram]) -> None:
+        before = self._size()
+        super().histograms(step, values)
+        self.histogram_bytes = self._size() - before
+
+    def close(self) -> None:
+        super().close()
+        self._folder.cleanup()
+
+    def _size(self) -> int:
+        return sum(path.stat().st_size for path in Path(self._folder.name).iterdir())
 
 
 def times_due(steps: int, every: int) -> int:

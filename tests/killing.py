@@ -153,14 +153,13 @@ class Server:
 def serve() -> None:
     """Answer requests until there are none."""
     import torch._dynamo  # noqa: F401 (torch's optimizers import it when they are first made)
+    from normbench.compose import Composition
 
     import normbench.run
     import normbench.sweeping.conduct
     import normbench.sweeping.launching  # noqa: F401
     from normbench.commands import train
-    from normbench.compose import Composition
     from normbench.errors import UsageError
-    from normbench.recording import console, display  # noqa: F401
 
     compose, composed = train.compose, dict[tuple[str, ...], Composition | None]()
     train.compose = lambda command, words, traced: composed.get(tuple(words)) or compose(command, words, traced)
@@ -260,8 +259,7 @@ class Places:
 
 def watch(places: Places) -> None:
     """Make normbench note where it is: which part is at work, each file operation, each batch."""
-    from normbench import assembly, rundir, session, types
-    from normbench.recording import appended
+    from normbench import assembly, recording, rundir, session, types
     from normbench.training import checkpoint, evaluation, loop
 
     around(places, checkpoint.Checkpoints, "save", "checkpoint", lambda owner, state: f"saved {state['step']}")
@@ -281,7 +279,7 @@ def watch(places: Places) -> None:
     ahead(places, os, "replace", lambda source, target: f"rename to {final_name(target)}")
     ahead(places, os, "unlink", lambda path, **_: f"unlink {final_name(path)}")
     ahead(places, os, "fsync", lambda descriptor: f"fsync {final_name(os.readlink(f'/proc/self/fd/{descriptor}'))}")
-    for module in (rundir, appended):
+    for module in (rundir, recording):
         vars(module)["open"] = lambda path, mode: TracedFile(places, builtins.open(path, mode))  # noqa: SIM115
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import math
 import os
-import random
 import re
 import subprocess
 import sys
@@ -13,29 +14,32 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
-from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import crc32c as tensorboard_crc32c
+from tensorboard.compat.tensorflow_stub import pywrap_tensorflow
 from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 from tensorboard.plugins.hparams import metadata as hparams_metadata
 from tensorboard.util.tensor_util import make_ndarray
 
 from normbench.recording import (
+    ConsoleSink,
     JsonLinesSink,
-    Recorder,
     Scalar,
+    Sink,
     TensorBoardSink,
     truncate_events,
     truncate_metrics,
 )
-from normbench.recording.records import crc32c, frame, read_records
 
 CONFIG: dict[str, Scalar] = {"norm": "rmsnorm", "seed": 0, "optim.lr": 1e-3, "norm.affine": True, "norm.groups": None}
+needs_dev_full = pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 
 
 class Histogram(NamedTuple):
@@ -47,7 +51,7 @@ def read(directory: Path) -> EventAccumulator:
     return EventAccumulator(str(directory), size_guidance={"tensors": 0}).Reload()
 
 
-def series(directory: Path, tag: str) -> list[tuple[int, float]]:
+def series(directory: Path, tag: str) -> list[tuple[int, Any]]:
     return [(event.step, make_ndarray(event.tensor_proto).item()) for event in read(directory).Tensors(tag)]
 
 
@@ -56,14 +60,17 @@ def event_file(directory: Path) -> Path:
     return path
 
 
-def plugin(accumulator: EventAccumulator, tag: str) -> str:
-    return accumulator.SummaryMetadata(tag).plugin_data.plugin_name
+def events(directory: Path) -> list[Any]:
+    return list(EventFileLoader(str(event_file(directory))).Load())
 
 
-def record_steps(directory: Path, steps: range) -> Recorder:
-    """As a run does: the header at every start, then numbers."""
-    tensorboard, lines = TensorBoardSink(directory), JsonLinesSink(directory / "metrics.jsonl")
-    recorder = Recorder([tensorboard, lines])
+def plugin(directory: Path, tag: str) -> Any:
+    return read(directory).SummaryMetadata(tag).plugin_data
+
+
+def record_steps(directory: Path, steps: range) -> Sink:
+    """Record as a run does: the header at every start, then numbers."""
+    recorder = Sink(TensorBoardSink(directory), JsonLinesSink(directory / "metrics.jsonl"))
     recorder.text("config", f"from {steps.start}")
     recorder.hparams(CONFIG, {})
     for step in steps:
@@ -73,186 +80,127 @@ def record_steps(directory: Path, steps: range) -> Recorder:
     return recorder
 
 
-# ---- TensorBoard
+def logged_steps(directory: Path) -> list[int]:
+    return [json.loads(line)["step"] for line in (directory / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_scalars_come_back_and_are_of_the_scalar_plugin(tmp_path: Path) -> None:
-    sink = TensorBoardSink(tmp_path)
-    before = time.time()
+def child(code: str, path: Path, returncode: int = 0) -> str:
+    """Run code in another Python, which has `path`; returns what it printed."""
+    program = (
+        f"import resource\nfrom tests.test_recording import *\npath = Path({str(path)!r})\n{textwrap.dedent(code)}"
+    )
+    root = Path(__file__).parents[1]
+    result = subprocess.run([sys.executable, "-c", program], cwd=root, capture_output=True, text=True, timeout=60)
+    assert result.returncode == returncode, result.stderr
+    return result.stdout
+
+
+# ---- TensorBoard and metrics.jsonl
+
+
+def test_numbers_histograms_and_texts_come_back(tmp_path: Path) -> None:
+    sink, before = TensorBoardSink(tmp_path), time.time()
+    sink.text("config", "```yaml\nα: 0.5\n```")
     sink.scalars(1, {"loss/train": 2.5, "act/block00.mlp/rms_out": 0.1})
     sink.scalars(2, {"loss/train": math.inf})
     sink.scalars(3, {"loss/train": math.nan, "loss/val": 3.25})
+    wanted, endless = Histogram([3.0, 0.0, 7.0], [-1.0, 0.0, 0.5, 2.0]), Histogram([1.0], [math.nan, math.nan])
+    sink.histograms(50, {"act/final/in": wanted, "act/final/out": endless})
     sink.close()
-    accumulator = read(tmp_path)
     assert series(tmp_path, "loss/train")[:2] == [(1, 2.5), (2, math.inf)]
     assert math.isnan(series(tmp_path, "loss/train")[2][1])
     assert series(tmp_path, "loss/val") == [(3, 3.25)]
     assert series(tmp_path, "act/block00.mlp/rms_out") == [(1, pytest.approx(0.1, rel=1e-7))]
-    assert {plugin(accumulator, tag) for tag in ("loss/train", "loss/val", "act/block00.mlp/rms_out")} == {"scalars"}
-    assert before <= accumulator.Tensors("loss/train")[0].wall_time <= time.time()
-
-
-def test_one_call_is_one_event_in_one_file_that_is_there_at_once(tmp_path: Path) -> None:
-    sink = TensorBoardSink(tmp_path)
-    count = len(list(read_records(event_file(tmp_path))))
-    threads = threading.active_count()
-    sink.scalars(1, {f"act/block{block:02d}/rms": float(block) for block in range(150)})
-    assert len(list(read_records(event_file(tmp_path)))) == count + 1
-    assert threading.active_count() == threads
-    sink.close()
-
-
-def test_histograms_come_back_as_buckets(tmp_path: Path) -> None:
-    sink = TensorBoardSink(tmp_path)
-    sink.histograms(
-        50,
-        {
-            "act/final/in": Histogram([3.0, 0.0, 7.0], [-1.0, 0.0, 0.5, 2.0]),
-            "act/final/out": Histogram([1.0], [math.nan, math.nan]),
-        },
-    )
-    sink.close()
-    accumulator = read(tmp_path)
-    (event,) = accumulator.Tensors("act/final/in")
-    assert event.step == 50
+    assert series(tmp_path, "config")[0][1].decode() == "```yaml\nα: 0.5\n```"
+    (event,) = read(tmp_path).Tensors("act/final/in")
+    assert event.step == 50 and before <= event.wall_time <= time.time()
     np.testing.assert_array_equal(make_ndarray(event.tensor_proto), [[-1, 0, 3], [0, 0.5, 0], [0.5, 2, 7]])
-    assert plugin(accumulator, "act/final/in") == "histograms"
-    assert "act/final/out" not in accumulator.Tags()["tensors"]
+    assert "act/final/out" not in read(tmp_path).Tags()["tensors"]
+    tabs = {tag: plugin(tmp_path, tag).plugin_name for tag in ("loss/train", "act/final/in", "config")}
+    assert tabs == {"loss/train": "scalars", "act/final/in": "histograms", "config": "text"}
 
 
-def test_text_comes_back(tmp_path: Path) -> None:
-    sink = TensorBoardSink(tmp_path)
-    sink.text("config", "```yaml\nα: 0.5\n```")
-    sink.close()
-    accumulator = read(tmp_path)
-    (event,) = accumulator.Tensors("config")
-    assert make_ndarray(event.tensor_proto).item().decode() == "```yaml\nα: 0.5\n```"
-    assert plugin(accumulator, "config") == "text"
-
-
-def test_hyperparameters_come_back(tmp_path: Path) -> None:
+def test_hyperparameters_and_layout_come_back(tmp_path: Path) -> None:
     sink = TensorBoardSink(tmp_path)
     sink.hparams(CONFIG, {})
     assert hparams_metadata.SESSION_END_INFO_TAG not in read(tmp_path).Tags()["tensors"]
-    sink.scalars(10, {"loss/val": 1.5, "weight/norm": 30.0})
     sink.hparams(CONFIG, {"loss/val": 1.5})
     sink.close()
-    accumulator = read(tmp_path)
-
-    def content(tag: str) -> bytes:
-        return accumulator.SummaryMetadata(tag).plugin_data.content
-
-    start = hparams_metadata.parse_session_start_info_plugin_data(content(hparams_metadata.SESSION_START_INFO_TAG))
-    end = hparams_metadata.parse_session_end_info_plugin_data(content(hparams_metadata.SESSION_END_INFO_TAG))
-    experiment = hparams_metadata.parse_experiment_plugin_data(content(hparams_metadata.EXPERIMENT_TAG))
-    assert start.hparams["norm"].string_value == "rmsnorm"
-    assert start.hparams["norm.groups"].string_value == "null"
-    assert start.hparams["optim.lr"].number_value == 1e-3
-    assert start.hparams["norm.affine"].bool_value is True
+    parsed = hparams_metadata
+    start = parsed.parse_session_start_info_plugin_data(plugin(tmp_path, parsed.SESSION_START_INFO_TAG).content)
+    end = parsed.parse_session_end_info_plugin_data(plugin(tmp_path, parsed.SESSION_END_INFO_TAG).content)
+    experiment = parsed.parse_experiment_plugin_data(plugin(tmp_path, parsed.EXPERIMENT_TAG).content)
+    assert (start.hparams["norm"].string_value, start.hparams["norm.groups"].string_value) == ("rmsnorm", "null")
+    assert (start.hparams["optim.lr"].number_value, start.hparams["norm.affine"].bool_value) == (1e-3, True)
     assert end.end_time_secs >= start.start_time_secs > 0
-    assert {info.name for info in experiment.hparam_infos} == set(CONFIG)
-    metrics = [info.name.tag for info in experiment.metric_infos]
-    assert "loss/val" in metrics and "weight/norm" not in metrics
-    assert series(tmp_path, "loss/val") == [(10, 1.5)]
-
-
-def test_layout_names_charts_for_what_a_run_records(tmp_path: Path) -> None:
-    TensorBoardSink(tmp_path).close()
-    accumulator = read(tmp_path)
-    (event,) = accumulator.Tensors("custom_scalars__config__")
-    layout = Layout.FromString(make_ndarray(event.tensor_proto).item())
-    charts = {chart.title: list(chart.multiline.tag) for category in layout.category for chart in category.chart}
-    assert plugin(accumulator, "custom_scalars__config__") == "custom_scalars"
+    assert [info.name for info in experiment.hparam_infos] == list(CONFIG)
+    assert "loss/val" in [info.name.tag for info in experiment.metric_infos]
+    layout = Layout.FromString(series(tmp_path, "custom_scalars__config__")[0][1])
+    charts = {chart.title: chart.multiline.tag for category in layout.category for chart in category.chart}
     for title, tag in {
         "loss": "loss/val",
         "accuracy": "accuracy/val",
         "residual stream RMS by depth": "act/stream03/rms",
-        "RMS of norm outputs": "act/block03.mlp/rms_out",
-        "gradient norm by block": "grad/block03.mlp/norm",
         "α and mean γ of the norms": "norm/block03.mlp/alpha",
-        "step time": "time/step_ms",
         "throughput": "time/tokens_per_second",
     }.items():
         assert any(re.match(pattern, tag) for pattern in charts[title]), title
 
 
-# ---- the file format
+def test_one_call_is_one_record_that_is_there_at_once(tmp_path: Path) -> None:
+    sink, threads = TensorBoardSink(tmp_path), threading.active_count()
+    sink.scalars(1, {f"act/block{block:02d}/rms": float(block) for block in range(150)})
+    assert [len(event.summary.value) for event in events(tmp_path)] == [0, 150]
+    assert threading.active_count() == threads
+    sink.close()
 
 
-@pytest.mark.parametrize("length", [4, 5, 8, 255, 256, 257, 259, 260, 511, 512, 513, 4999])
-def test_checksum_is_tensorboards(length: int) -> None:
-    data = random.Random(length).randbytes(length)
-    assert crc32c(data) == tensorboard_crc32c(data)
+def test_the_checksum_is_that_of_the_standard() -> None:
+    assert pywrap_tensorflow.crc32c(b"123456789") == 0xE3069283
 
 
-def test_checksum_of_the_standard() -> None:
-    assert crc32c(bytes(32)) == 0x8A9136AA  # RFC 3720, B.4: 32 bytes of zeros
-    assert crc32c(b"\xff" * 32) == 0x62A8AB43  # and of ones
-    assert crc32c(b"123456789") == 0xE3069283
-
-
-def test_checksum_is_several_times_as_fast_as_tensorboards() -> None:
-    data = random.Random(0).randbytes(8000)
-
-    def seconds(checksum: Callable[[bytes], int]) -> float:
-        times = []
-        for _ in range(20):
-            start = time.perf_counter()
-            checksum(data)
-            times.append(time.perf_counter() - start)
-        return min(times)
-
-    assert seconds(crc32c) * 5 < seconds(tensorboard_crc32c)
-
-
-def test_reading_stops_at_damage(tmp_path: Path) -> None:
-    path = tmp_path / "records"
-    records = [bytes([number]) * 300 for number in range(5)]
-    whole = b"".join(map(frame, records))
-    size = len(whole) // 5
-    for cut in range(2 * size, 3 * size):
-        path.write_bytes(whole[:cut])
-        assert list(read_records(path)) == records[:2]
-    for position in range(2 * size, 3 * size):
-        damaged = bytearray(whole)
-        damaged[position] ^= 1
-        path.write_bytes(damaged)
-        assert list(read_records(path)) == records[:2]
+def test_json_lines_are_valid_json_and_complete_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    for step, values in ((10, {"loss/train": 0.1, "loss/val": 1 / 3}), (20, {"a": math.nan, "b": -math.inf, "c": 1.0})):
+        sink = JsonLinesSink(path)
+        sink.scalars(step, values)
+        finite = {tag: value if math.isfinite(value) else None for tag, value in values.items()}
+        line = path.read_text().splitlines()[-1]
+        assert json.loads(line, parse_constant=pytest.fail) == {"step": step, **finite}
+        sink.close()
+    assert logged_steps(tmp_path) == [10, 20]
 
 
 # ---- continuation
 
 
-@pytest.mark.parametrize("torn", [0, 1, 11, 13, 40])
-@pytest.mark.parametrize("last_step", [0, 17, 20])
+@pytest.mark.parametrize(("torn", "last_step"), [(0, 0), (0, 20), (1, 17), (11, 20), (40, 20)])
 def test_a_continued_run_has_every_step_once(tmp_path: Path, torn: int, last_step: int) -> None:
     record_steps(tmp_path, range(1, 31)).close()
-    for path in (event_file(tmp_path), tmp_path / "metrics.jsonl"):
-        os.truncate(path, path.stat().st_size - torn)
     killed = event_file(tmp_path)
+    for path in (killed, tmp_path / "metrics.jsonl"):
+        os.truncate(path, path.stat().st_size - torn)
     truncate_events(tmp_path, last_step)
     truncate_metrics(tmp_path / "metrics.jsonl", last_step)
     assert event_file(tmp_path).name > killed.name  # TensorBoard goes through files in this order
     record_steps(tmp_path, range(last_step + 1, 41)).close()
-
-    event_file(tmp_path)  # still one
-    expected = [(step, step / 8) for step in range(1, 41)]
-    assert series(tmp_path, "loss/train") == expected
+    assert series(tmp_path, "loss/train") == [(step, step / 8) for step in range(1, 41)]
     assert [event.step for event in read(tmp_path).Tensors("act/final/in")] == [10, 20, 30, 40]
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert [(line["step"], line["loss/train"]) for line in lines] == expected
-    assert header_tags(tmp_path) == sorted(
-        ["custom_scalars__config__", "config", hparams_metadata.EXPERIMENT_TAG, hparams_metadata.SESSION_START_INFO_TAG]
-    )
-    (text,) = read(tmp_path).Tensors("config")
-    assert make_ndarray(text.tensor_proto).item().decode() == f"from {last_step + 1}"
+    assert logged_steps(tmp_path) == list(range(1, 41))
+    assert series(tmp_path, "config") == [(0, f"from {last_step + 1}".encode())]
+    tags = [value.tag for event in events(tmp_path) for value in event.summary.value]
+    assert all(tags.count(tag) == 1 for tag in ("config", "custom_scalars__config__", hparams_metadata.EXPERIMENT_TAG))
 
 
-def header_tags(directory: Path) -> list[str]:
-    """Every tag that is neither scalar nor histogram, as often as it is in the file."""
-    events = EventFileLoader(str(event_file(directory))).Load()
-    tags = [value.tag for event in events for value in event.summary.value]
-    return sorted(tag for tag in tags if not tag.startswith(("loss/", "optim/", "act/")))
+def test_what_is_behind_damage_is_dropped(tmp_path: Path) -> None:
+    record_steps(tmp_path, range(1, 31)).close()
+    path = event_file(tmp_path)
+    content = bytearray(path.read_bytes())
+    content[len(content) * 2 // 3] ^= 1
+    path.write_bytes(content)
+    truncate_events(tmp_path, 30)
+    steps = [step for step, _ in series(tmp_path, "loss/train")]
+    assert steps == list(range(1, len(steps) + 1)) and 10 < len(steps) < 25
 
 
 def test_a_kill_between_the_new_file_and_the_removal_of_the_old_leaves_no_doubles(tmp_path: Path) -> None:
@@ -261,23 +209,9 @@ def test_a_kill_between_the_new_file_and_the_removal_of_the_old_leaves_no_double
     content = old.read_bytes()
     truncate_events(tmp_path, 20)
     old.write_bytes(content)
-    (tmp_path / f".{old.name}.left-over").write_bytes(content)
     truncate_events(tmp_path, 15)
     assert [step for step, _ in series(tmp_path, "loss/train")] == list(range(1, 16))
     assert len(list(tmp_path.iterdir())) == 2  # metrics.jsonl is the other
-
-
-def test_files_with_later_steps_are_joined(tmp_path: Path) -> None:
-    record_steps(tmp_path, range(1, 11)).close()
-    first = event_file(tmp_path)
-    aside = tmp_path / "aside"
-    aside.mkdir()
-    first.rename(aside / first.name)
-    record_steps(tmp_path, range(8, 21)).close()
-    event_file(tmp_path).rename(tmp_path / "events.out.tfevents.9999999998.host.1")
-    (aside / first.name).rename(first)
-    truncate_events(tmp_path, 18)
-    assert [step for step, _ in series(tmp_path, "loss/train")] == list(range(1, 19))
 
 
 def test_truncating_nothing_makes_nothing(tmp_path: Path) -> None:
@@ -287,49 +221,193 @@ def test_truncating_nothing_makes_nothing(tmp_path: Path) -> None:
 
 
 def test_numbers_survive_sigkill_without_a_flush(tmp_path: Path) -> None:
-    child(
+    child("recorder = record_steps(path, range(1, 21)); os.kill(os.getpid(), 9)", tmp_path, returncode=-9)
+    assert [step for step, _ in series(tmp_path, "loss/train")] == logged_steps(tmp_path) == list(range(1, 21))
+
+
+# ---- a full disk
+
+
+@needs_dev_full
+@pytest.mark.parametrize("events", [False, True])
+def test_a_full_disk_is_told_by_each_call_that_meets_it_and_nothing_hangs(tmp_path: Path, events: bool) -> None:
+    (tmp_path / "events.out.tfevents.1.host.1").symlink_to("/dev/full")
+    sink = TensorBoardSink(tmp_path) if events else JsonLinesSink(Path("/dev/full"))
+    for call in (lambda: sink.scalars(1, {"loss/train": 1.0}), sink.flush, sink.close):
+        with pytest.raises(OSError) as caught:
+            call()
+        assert caught.value.errno == errno.ENOSPC
+    sink.close()
+
+
+def test_a_file_that_met_a_full_disk_is_whole_when_there_is_room_again(tmp_path: Path) -> None:
+    output = child(
         """
-        recorder = record_steps(path, range(1, 21))
-        os.kill(os.getpid(), 9)
+        recorder = Sink(TensorBoardSink(path), JsonLinesSink(path / "metrics.jsonl"))
+        hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+        resource.setrlimit(resource.RLIMIT_FSIZE, (5000, hard))
+        failed = []
+        for step in range(1, 301):
+            try:
+                recorder.scalars(step, {"loss/train": step / 8})
+            except OSError:
+                failed.append(step)
+            if len(failed) == 10:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+        recorder.close()
+        print(len(failed))
         """,
         tmp_path,
-        returncode=-9,
     )
-    assert [step for step, _ in series(tmp_path, "loss/train")] == list(range(1, 21))
-    assert len((tmp_path / "metrics.jsonl").read_bytes().splitlines()) == 20
+    assert int(output) == 10
+    assert series(tmp_path, "loss/train") == [(step, step / 8) for step in range(1, 301)]
+    assert logged_steps(tmp_path) == list(range(1, 301))
 
 
-def child(code: str, path: Path, returncode: int = 0) -> str:
-    """Run code in another Python, which has `path`; returns what it printed."""
-    program = (
-        "import os, resource, pathlib\nfrom tests.test_recording import *\n"
-        f"path = pathlib.Path({str(path)!r})\n{textwrap.dedent(code)}"
+def test_truncation_on_a_full_disk_leaves_the_files_as_they_were(tmp_path: Path) -> None:
+    record_steps(tmp_path, range(1, 101)).close()
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    child(
+        """
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
+        for truncate in (lambda: truncate_events(path, 90), lambda: truncate_metrics(path / "metrics.jsonl", 90)):
+            with pytest.raises(OSError):
+                truncate()
+        """,
+        tmp_path,
     )
-    root = Path(__file__).parents[1]
-    result = subprocess.run(
-        [sys.executable, "-c", program], cwd=root, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert result.returncode == returncode, result.stderr
-    return result.stdout
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-# ---- metrics.jsonl
+def test_only_flush_and_close_wait_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = record_steps(tmp_path, range(1, 2))
+    waits: list[int] = []
+    monkeypatch.setattr(os, "fsync", waits.append)
+    recorder.scalars(2, {"loss/train": 1.0})
+    assert waits == []
+    recorder.flush()
+    assert len(set(waits)) == 2
+    recorder.close()
+    assert len(waits) == 4
 
 
-def test_json_lines_are_valid_json_and_complete_at_once(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    sink = JsonLinesSink(path)
-    sink.scalars(10, {"loss/train": 0.1, "loss/val": 1 / 3})
-    assert json.loads(path.read_text()) == {"step": 10, "loss/train": 0.1, "loss/val": 1 / 3}
-    sink.scalars(20, {"a": math.nan, "b": math.inf, "c": -math.inf, "d": 1.0})
+# ---- several sinks
+
+
+CALLS: dict[str, tuple[Any, ...]] = {
+    "scalars": (1, {"loss/train": 1.0}),
+    "histograms": (1, {"act/final/in": Histogram([1.0], [0.0, 1.0])}),
+    "text": ("config", "a: 1"),
+    "hparams": ({"norm": "rmsnorm"}, {"loss/val": 1.0}),
+    "message": ("hello",),
+    "progress": (1, {"loss/train": 1.0}),
+    "summary": ("results", (("loss", 1.0),)),
+    "flush": (),
+    "close": (),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_sink_passes_everything_on_also_where_one_fails(name: str) -> None:
+    def sink(function: Callable[..., None]) -> Sink:
+        made = Sink()
+        setattr(made, name, function)
+        return made
+
+    def fail(*arguments: Any) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    calls: list[tuple[Any, ...]] = []
+    note = sink(lambda *arguments: calls.append(arguments))
+    with pytest.raises(OSError, match="full"):
+        getattr(Sink(note, Sink(), sink(fail), Sink(note)), name)(*CALLS[name])
+    assert calls == [CALLS[name]] * 2
+    assert {name for name in vars(Sink) if not name.startswith("_")} == set(CALLS)
+
+
+def test_importing_is_light() -> None:
+    program = "import normbench.recording, sys; print({'torch', 'tensorflow', 'rich'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "set()\n"
+
+
+# ---- the console
+
+
+class Screen:
+    """A console whose time a test moves."""
+
+    def __init__(self, terminal: bool) -> None:
+        self.now, self.output = 0.0, io.StringIO()
+        self.console = Console(
+            file=self.output, force_terminal=terminal, width=80, get_time=lambda: self.now, color_system=None
+        )
+
+    def train(self, sink: Sink, steps: range, seconds_per_step: float) -> None:
+        for step in steps:
+            self.now += seconds_per_step * steps.step
+            sink.progress(step, {"loss/train": 2.0, "optim/lr": 1e-3, "time/tokens_per_second": 51234.0})
+
+    @property
+    def lines(self) -> list[str]:
+        return self.output.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+@pytest.mark.parametrize("start", [0, 1000])
+def test_time_left_counts_only_this_process(monkeypatch: pytest.MonkeyPatch, terminal: bool, start: int) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    screen = Screen(terminal)
+    with closing(ConsoleSink(2000, "tokens", start_step=start, console=screen.console)) as sink:
+        screen.train(sink, range(start + 100, 1501, 100), seconds_per_step=0.1)
+    assert "0:00:50 left" in screen.output.getvalue()  # 500 steps of 0.1 s
+    assert "loss 2.0000  lr 1.0e-03  51,234 tokens/s" in screen.output.getvalue()
+
+
+def test_lines_without_a_terminal_come_at_each_tenth_ten_seconds_and_evaluation() -> None:
+    screen = Screen(terminal=False)
+    screen.train(ConsoleSink(1000, "images", console=screen.console), range(1, 1001), seconds_per_step=0.01)
+    assert [int(line[5:9]) for line in screen.lines] == list(range(100, 1001, 100))
+    screen = Screen(terminal=False)
+    sink = ConsoleSink(100_000, "images", console=screen.console)
+    screen.train(sink, range(1, 101), seconds_per_step=1.0)
+    assert len(screen.lines) == 10
+    sink.progress(101, {"loss/train": 2.0, "loss/val": 2.5})
+    assert "val 2.5000" in screen.lines[10]
+    sink.progress(102, {"loss/train": 1.9, "loss/val": 2.5})
+    assert len(screen.lines) == 11 and "\x1b" not in screen.output.getvalue()
+
+
+def test_the_live_display_is_drawn_rarely_and_leaves_the_terminal_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    screen, before = Screen(terminal=True), (threading.active_count(), sys.stdout, sys.stderr)
+    sink = ConsoleSink(1000, "tokens", console=screen.console)
+    sink.message("begin")
+    screen.train(sink, range(1, 501), seconds_per_step=0.01)
+    assert threading.active_count() == before[0]
+    assert screen.output.getvalue().count("loss 2.0000") == pytest.approx(5 / 0.25, abs=2)
+    sink.message("a [message] above")
+    sink.progress(1000, {"loss/train": 1.25})
     sink.close()
-    second = json.loads(path.read_text().splitlines()[1], parse_constant=pytest.fail)
-    assert second == {"step": 20, "a": None, "b": None, "c": None, "d": 1.0}
+    sink.close()
+    shown = screen.output.getvalue()
+    assert all(words in shown for words in ("begin", "a [message] above", "1000/1000", "loss 1.2500"))
+    assert shown.rstrip("\n").endswith("\x1b[?25h")  # the cursor is shown again
+    assert (sys.stdout, sys.stderr) == before[1:]
 
 
-def test_json_lines_go_on_in_the_same_file(tmp_path: Path) -> None:
-    for step in (1, 2):
-        sink = JsonLinesSink(tmp_path / "metrics.jsonl")
-        sink.scalars(step, {})
-        sink.close()
-    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1}\n{"step": 2}\n'
+def test_the_closing_table_fits_into_a_log() -> None:
+    screen, path = Screen(terminal=False), "/home/somebody" * 10
+    rows = {"validation loss": 1.88123456, "parameters": 812_345, "affine": True, "groups": None, "status": "[ended]"}
+    ConsoleSink(10, "tokens", console=screen.console).summary("results", [*rows.items(), ("directory", path)])
+    assert max(len(line.rstrip()) for line in screen.lines) <= 80
+    words = {" ".join(line.split()) for line in screen.lines}
+    expected = [
+        "results",
+        "validation loss 1.8812",
+        "parameters 812,345",
+        "affine yes",
+        "groups none",
+        "status [ended]",
+    ]
+    assert set(expected) <= words
+    assert "".join(line.split()[-1] for line in screen.lines if "some" in line or "body" in line) == path

@@ -24,8 +24,6 @@ from normbench.probes import Probes, Wanted
 from normbench.recording import (
     ConsoleSink,
     JsonLinesSink,
-    NullSink,
-    Recorder,
     Sink,
     TensorBoardSink,
     truncate_events,
@@ -77,8 +75,8 @@ class Session:
         self.directory, self.settings = run.directory, run.config.closed
         self.checkpoints = Checkpoints(self.directory.checkpoint, self.directory.previous, self.directory.best)
         self.last_beat = 0.0
-        self.console: Sink = NullSink()
-        self.recorder: Sink = NullSink()
+        self.console = Sink()
+        self.recorder = Sink()
         self.loop: Loop | None = None
 
     def train(self) -> int:
@@ -126,9 +124,7 @@ class Session:
         truncate_events(self.directory.path, start_step)
         if not self.settings.quiet:
             self.console = ConsoleSink(self.run.steps, self.run.data.task.unit, start_step=start_step)
-        self.recorder = Recorder(
-            [JsonLinesSink(self.directory.metrics), TensorBoardSink(self.directory.path), self.console]
-        )
+        self.recorder = Sink(JsonLinesSink(self.directory.metrics), TensorBoardSink(self.directory.path), self.console)
         self.announce(start_step)
         loop = self.loop = self.make_loop()
         if state is not None:
@@ -270,7 +266,7 @@ class Session:
 
     def say(self, line: str) -> None:
         """Tell the person a line, unless they asked for quiet."""
-        if not isinstance(self.console, NullSink):
+        if isinstance(self.console, ConsoleSink):
             self.console.message(line)
         elif not self.settings.quiet:
             print(line)

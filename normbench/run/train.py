@@ -14,9 +14,9 @@ import torch
 from normbench import build
 from normbench.config.compose import Config
 from normbench.errors import RunFailure, is_disk_full, is_out_of_memory
-from normbench.estimate import Estimate, estimate
+from normbench.estimate import Estimate, WeighingSink, estimate
 from normbench.ledger import parameter_counts
-from normbench.recording import ConsoleSink, WeighingSink
+from normbench.recording import ConsoleSink
 from normbench.run.plan import Run, prepare
 from normbench.run.session import Session, begun_elsewhere, describe_here, settle, show_summary
 from normbench.rundir import read_json

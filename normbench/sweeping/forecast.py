@@ -16,9 +16,8 @@ from rich.text import Text
 from normbench.config import Tree
 from normbench.dryrun import megabytes
 from normbench.errors import RunFailure, UsageError, explain
-from normbench.estimate import BRIEF, Estimate, estimate
+from normbench.estimate import BRIEF, Estimate, WeighingSink, estimate
 from normbench.plan import make_plan
-from normbench.recording import WeighingSink
 from normbench.run import make_session
 from normbench.rundir import fingerprint
 from normbench.sweeping.folder import State, SweepFolder

@@ -1,0 +1,399 @@
+"""Where a run's numbers go: TensorBoard, `metrics.jsonl` and the console.
+
+TensorBoard's own classes write and read its files; nothing here knows their format.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import os
+import socket
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from datetime import timedelta
+from itertools import takewhile
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+from urllib.parse import urlencode
+
+import numpy as np
+from google.protobuf.struct_pb2 import Struct  # type: ignore[import-untyped]
+from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+from tensorboard.compat.proto.tensor_pb2 import TensorProto
+from tensorboard.compat.proto.types_pb2 import DT_FLOAT
+from tensorboard.compat.tensorflow_stub import pywrap_tensorflow
+from tensorboard.plugins.histogram import metadata as histogram
+from tensorboard.plugins.hparams import metadata as hparams
+from tensorboard.plugins.hparams.api_pb2 import STATUS_SUCCESS, Experiment, HParamInfo, MetricInfo, MetricName
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionEndInfo, SessionStartInfo
+from tensorboard.plugins.scalar import metadata as scalar
+from tensorboard.plugins.text import metadata as text
+from tensorboard.summary.writer.record_writer import RecordWriter
+from tensorboard.util.tensor_util import make_tensor_proto
+
+from normbench.rundir import sync_directory, write_atomically
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+# TensorBoard takes the checksum of a record byte by byte in Python: 2 ms for a probed step, where this takes 10 µs.
+with suppress(ImportError):
+    pywrap_tensorflow.crc32c = importlib.import_module("google_crc32c").value
+
+Scalar = bool | int | float | str | None
+Histogram = tuple[Sequence[float], Sequence[float]]  # counts of values, and the edges between them: one more
+
+EVENTS = "events.out.tfevents."  # how the names of event files begin
+HEADER_PLUGINS = {"text", "hparams", "custom_scalars"}  # what is written anew whenever a run starts or goes on
+
+# Custom Scalars tab: category -> chart -> regular expression of the tags that it overlays
+CHARTS = {
+    "training": {
+        "loss": r"^loss/(train|train_eval|val|val_ema|test)$",
+        "accuracy": r"^accuracy/(train_eval|val|val_ema|test)$",
+        "gradient norm": r"^grad/norm$",
+    },
+    "depth": {
+        "residual stream RMS by depth": r"^act/stream.*/rms$",
+        "RMS of norm outputs": r"^act/.*/rms_out$",
+        "gradient norm by block": r"^grad/.*/norm$",
+        "α and mean γ of the norms": r"^norm/.*/(alpha|gamma_mean)$",
+    },
+    "speed": {"step time": r"^time/step_ms$", "throughput": r"^time/.*_per_second$"},
+    "with probes=full": {
+        "effective rank of the stream": r"^act/stream.*/effective_rank$",
+        "token similarity of the stream": r"^act/stream.*/token_similarity$",
+        "entropy of attention": r"^attention/.*/entropy$",
+        "update-to-weight ratio": r"^update/.*/ratio$",
+    },
+}
+METRICS = ("loss/val", "loss/train", "accuracy/val", "perplexity/val", "time/step_ms")  # columns of the HParams tab
+SETTINGS_OPEN = 5  # how many settings it opens with: those marked as differing
+PINNED = ("loss/val", "loss/train")  # Time Series tab: charts above all others, which are in alphabetical order
+ARM = r"^(.*?)(?:-s\d+-[0-9a-f]{8})?$"  # runs whose names match in the bracket, all but seed and hash, share a color
+
+SPEED_PERIOD = 600.0  # seconds whose speed the time left is computed from
+REFRESH_PERIOD = 0.25  # seconds between two drawings of a live display, which take some ms of the training's time
+LINE_PERIOD = 10.0  # seconds, at most, between two lines where there is no terminal ...
+LINE_SHARE = 0.1  # ... and steps, as a share of the run
+
+
+class Sink:
+    """Takes a run's numbers and passes them on to other sinks; `Sink()` has none: it keeps nothing and shows nothing.
+
+    A kind of sink overrides the methods that it has a place for. Steps do not decrease from call to call. A full disk
+    raises OSError (ENOSPC) from the call that writes, or at the latest from `flush`.
+    """
+
+    def __init__(self, *sinks: Sink) -> None:
+        self._sinks = sinks
+
+    def _pass_on(self, method: str, *arguments: object) -> None:
+        """Call each sink's method, also when one of them fails; its error is raised then."""
+        with ExitStack() as stack:
+            for sink in reversed(self._sinks):
+                stack.callback(getattr(sink, method), *arguments)
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Take numbers of this step, by tag."""
+        self._pass_on("scalars", step, values)
+
+    def histograms(self, step: int, values: Mapping[str, Histogram]) -> None:
+        """Take histograms of this step, by tag."""
+        self._pass_on("histograms", step, values)
+
+    def text(self, tag: str, markdown: str) -> None:
+        """Take a page for people, such as the configuration; called anew whenever a run starts or goes on."""
+        self._pass_on("text", tag, markdown)
+
+    def hparams(self, config: Mapping[str, Scalar], metrics: Mapping[str, float]) -> None:
+        """Take the choices that made the run, whenever it starts or goes on; again with its results at the end."""
+        self._pass_on("hparams", config, metrics)
+
+    def message(self, line: str) -> None:
+        """Show one line to the person at the console."""
+        self._pass_on("message", line)
+
+    def progress(self, step: int, values: Mapping[str, float]) -> None:
+        """Show that `step` steps are done, and the newest numbers by tag; cheap enough for every log step."""
+        self._pass_on("progress", step, values)
+
+    def summary(self, title: str, rows: Iterable[tuple[str, Scalar]]) -> None:
+        """Show a closing table of names and values."""
+        self._pass_on("summary", title, tuple(rows))
+
+    def flush(self) -> None:
+        """Return when everything so far is on disk."""
+        self._pass_on("flush")
+
+    def close(self) -> None:
+        """Flush and let go of all resources; a second call does nothing."""
+        self._pass_on("close")
+
+
+# ---- files
+
+
+class FileSink(Sink):
+    """Appends whole records to a file; each is with the operating system when the call returns, so no kill loses one.
+
+    What a full disk did not take stays buffered and goes out first when there is room again: the file is never damaged
+    in its middle. No background thread takes time from the training or swallows an error.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._file = open(path, "ab")  # noqa: SIM115 (closed by close)
+        sync_directory(path.parent)
+
+    def flush(self) -> None:
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        if not self._file.closed:
+            with self._file:  # which closes it also when the disk is full
+                self.flush()
+
+
+class JsonLinesSink(FileSink):
+    """Appends `{"step": 10, "loss/train": 2.31, ...}` for each call of `scalars`, which is what analysis reads.
+
+    JSON has no NaN and no infinity: a number that is not finite is written as null.
+    """
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        finite = {tag: value if math.isfinite(value) else None for tag, value in values.items()}
+        self._file.write(json.dumps({"step": step, **finite}, allow_nan=False).encode() + b"\n")
+        self._file.flush()
+
+
+class TensorBoardSink(FileSink):
+    """Appends one event a call to the directory's event file, or begins one; `truncate_events` comes first."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__((event_files(directory) or [new_event_file(directory)])[-1])
+        self._records = RecordWriter(self._file)
+        self._described: set[str] = set()
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        kind = scalar.create_summary_metadata(display_name="", description="")
+        self._add(step, kind, {tag: TensorProto(dtype=DT_FLOAT, float_val=[number]) for tag, number in values.items()})
+
+    def histograms(self, step: int, values: Mapping[str, Histogram]) -> None:
+        """Write histograms; those with edges that are not finite, which TensorBoard cannot draw, are left out."""
+        buckets = {}
+        for tag, (counts, edges) in values.items():
+            limits = np.array(edges, np.float64)
+            if np.isfinite(limits).all():
+                buckets[tag] = make_tensor_proto(np.column_stack([limits[:-1], limits[1:], counts]))
+        self._add(step, histogram.create_summary_metadata(display_name="", description=""), buckets)
+
+    def text(self, tag: str, markdown: str) -> None:
+        kind = text.create_summary_metadata(display_name="", description="")
+        self._add(0, kind, {tag: make_tensor_proto(markdown.encode())})
+
+    def hparams(self, config: Mapping[str, Scalar], metrics: Mapping[str, float]) -> None:
+        """List the run in the HParams tab, which shows the last value that `scalars` has written of each metric."""
+        if metrics:
+            end = SessionEndInfo(status=STATUS_SUCCESS, end_time_secs=time.time())
+            self._write(0, [listed(hparams.SESSION_END_INFO_TAG, session_end_info=end)])
+            return
+        from torch.utils.tensorboard.summary import custom_scalars  # here, as torch takes seconds
+
+        settings = Struct()
+        settings.update({name: "null" if setting is None else setting for name, setting in config.items()})
+        start = SessionStartInfo(hparams=settings.fields, start_time_secs=time.time())
+        columns = Experiment(
+            hparam_infos=[HParamInfo(name=name, differs=place < SETTINGS_OPEN) for place, name in enumerate(config)],
+            metric_infos=[MetricInfo(name=MetricName(tag=tag)) for tag in METRICS],
+        )
+        experiment = listed(hparams.EXPERIMENT_TAG, experiment=columns)
+        layout = {key: {name: ("Multiline", [tags]) for name, tags in lines.items()} for key, lines in CHARTS.items()}
+        session = listed(hparams.SESSION_START_INFO_TAG, session_start_info=start)
+        self._write(0, [*custom_scalars(layout).value, experiment, session])
+
+    def _add(self, step: int, kind: SummaryMetadata, tensors: Mapping[str, TensorProto]) -> None:
+        """Write what each tag holds, with its kind at its first step, which is enough and half of the bytes."""
+        kinds = {tag: None if tag in self._described else kind for tag in tensors}
+        self._write(step, [Summary.Value(tag=tag, metadata=kinds[tag], tensor=tensors[tag]) for tag in tensors])
+        self._described.update(tensors)
+
+    def _write(self, step: int, values: list[Summary.Value]) -> None:
+        if not self._file.tell():
+            self._records.write(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
+        self._records.write(Event(step=step, wall_time=time.time(), summary=Summary(value=values)).SerializeToString())
+        self._records.flush()
+
+
+def listed(tag: str, **content: Any) -> Summary.Value:
+    """Return something for the HParams tab, which reads it from the tag's metadata."""
+    kind = hparams.create_summary_metadata(HParamsPluginData(**content))
+    return Summary.Value(tag=tag, metadata=kind, tensor=hparams.NULL_TENSOR)
+
+
+def start_page(address: str) -> str:
+    """Return where a TensorBoard at this address shows the losses on top, as they are, and an arm in one color."""
+    cards = [{"plugin": "scalars", "tag": tag} for tag in PINNED]
+    opened = {"pinnedCards": json.dumps(cards), "smoothing": 0, "runColorGroup": f"regex:{ARM}"}
+    return f"{address}?{urlencode(opened)}#timeseries"
+
+
+# ---- continuation
+
+
+def event_files(directory: Path) -> list[Path]:
+    """Return the directory's event files, oldest first."""
+    return sorted(directory.glob(f"{EVENTS}*"))
+
+
+def new_event_file(directory: Path) -> Path:
+    """Return a name that sorts behind those of the directory, as TensorBoard reads files in this order."""
+    seconds = [int(path.name.removeprefix(EVENTS).split(".")[0]) + 1 for path in event_files(directory)]
+    return directory / f"{EVENTS}{max([int(time.time()), *seconds]):010d}.{socket.gethostname()}.{os.getpid()}"
+
+
+def truncate_events(directory: Path, last_step: int) -> None:
+    """Replace the event file by one with the steps up to `last_step` (atomically), read as far as it is not damaged.
+
+    Layout, texts and hyperparameters are dropped: whoever goes on writes them anew. The new file has a new name, from
+    which an open TensorBoard sees that it has to read anew. A kill in here may leave both: the newer one is whole.
+    """
+    old = event_files(directory)
+    if not old:
+        return
+
+    def write(file: IO[bytes]) -> None:
+        records = RecordWriter(file)
+        for record in RawEventFileLoader(str(old[-1])).Load():
+            event = Event.FromString(record)
+            plugins = {value.metadata.plugin_data.plugin_name for value in event.summary.value}
+            if event.step <= last_step and not plugins & HEADER_PLUGINS:
+                records.write(record)
+
+    write_atomically(new_event_file(directory), write)
+    for path in old:
+        path.unlink()
+    sync_directory(directory)
+
+
+def truncate_metrics(path: Path, last_step: int) -> None:
+    """Drop what was logged after `last_step` (atomically), and a last line torn by a kill."""
+
+    def stays(line: bytes) -> bool:
+        try:
+            return line.endswith(b"\n") and json.loads(line)["step"] <= last_step
+        except (ValueError, KeyError, TypeError):
+            return False
+
+    if path.exists():
+        lines = path.read_bytes().splitlines(keepends=True)
+        write_atomically(path, lambda file: file.writelines(takewhile(stays, lines)))
+
+
+# ---- the console
+
+
+class ConsoleSink(Sink):
+    """Shows progress, messages and the closing table: a live display on a terminal, lines elsewhere.
+
+    Lines come at each evaluation, each tenth of the run, and each 10 seconds. unit: what throughput counts, `tokens` or
+    `images`. start_step: the steps that are done already when a run goes on. console: by default standard output.
+    """
+
+    def __init__(self, total_steps: int, unit: str, *, start_step: int = 0, console: Console | None = None) -> None:
+        # Here, not above: rich takes 0.1 s, which a quiet run need not wait for.
+        from rich import console as rich_console
+        from rich import live, progress
+
+        super().__init__()
+        self._console = console or rich_console.Console()
+        self._total, self._unit = total_steps, unit
+        self._values: dict[str, float] = {}
+        columns = (
+            "step",
+            progress.MofNCompleteColumn(),
+            progress.BarColumn(bar_width=None),
+            progress.TaskProgressColumn(),
+        )
+        times = progress.TimeElapsedColumn(), progress.TextColumn("{task.fields[left]}")
+        # Disabled: it draws nothing by itself, and it starts no thread that would take time from the training.
+        options: dict[str, Any] = {"speed_estimate_period": SPEED_PERIOD, "expand": True, "disable": True}
+        self._progress = progress.Progress(*columns, *times, console=self._console, **options)
+        self._task = self._progress.add_task("", total=total_steps, completed=start_step, left="")
+        display = live.Live(get_renderable=self._drawing, console=self._console, auto_refresh=False)
+        self._live = display if self._console.is_terminal and not self._console.is_dumb_terminal else None
+        self._shown_step, self._shown_time = start_step, self._console.get_time()
+
+    def message(self, line: str) -> None:
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def progress(self, step: int, values: Mapping[str, float]) -> None:
+        evaluated = any(tag.endswith("/val") and self._values.get(tag) != value for tag, value in values.items())
+        self._values.update(values)
+        self._progress.update(self._task, completed=step)
+        self._progress.update(self._task, left=self._time_left())
+        now = self._console.get_time()
+        waited, share = now - self._shown_time, (step - self._shown_step) / self._total
+        if self._live and (waited >= REFRESH_PERIOD or not self._live.is_started):
+            self._live.start()
+            self._live.refresh()
+        elif not self._live and (evaluated or share >= LINE_SHARE or waited >= LINE_PERIOD or step >= self._total):
+            parts = f"step {step:>{len(str(self._total))}}/{self._total}", self._numbers(), self._time_left()
+            self._console.print("  ".join(filter(None, parts)), highlight=False, soft_wrap=True)
+        else:
+            return
+        self._shown_step, self._shown_time = step, now
+
+    def summary(self, title: str, rows: Iterable[tuple[str, Scalar]]) -> None:
+        from rich.box import SIMPLE_HEAD
+        from rich.table import Table
+        from rich.text import Text
+
+        self.close()
+        table = Table(box=SIMPLE_HEAD, pad_edge=False)
+        table.add_column(Text(title), min_width=20)
+        table.add_column(overflow="fold")
+        for name, value in rows:
+            table.add_row(Text(name), Text(readable(value)))
+        self._console.print(table)
+
+    def close(self) -> None:
+        """Leave the last state on the screen."""
+        if self._live:
+            self._live.stop()
+
+    def _drawing(self) -> RenderableType:
+        """Return two lines for the bottom of the terminal; messages appear above them."""
+        from rich.console import Group
+        from rich.text import Text
+
+        return Group(self._progress.get_renderable(), Text(self._numbers(), overflow="ellipsis", no_wrap=True))
+
+    def _time_left(self) -> str:
+        """Return `0:01:23 left`; the steps before a continuation do not count as done in this time."""
+        seconds = self._progress.tasks[self._task].time_remaining
+        return "" if seconds is None else f"{timedelta(seconds=int(seconds))} left"
+
+    def _numbers(self) -> str:
+        """Return `loss 1.9321  val 2.0112  lr 9.8e-04  12,345 tokens/s`, of what is known."""
+        shown = {
+            "loss/train": "loss {:.4f}",
+            "loss/val": "val {:.4f}",
+            "accuracy/val": "accuracy {:.2%}",
+            "optim/lr": "lr {:.1e}",
+            f"time/{self._unit}_per_second": f"{{:,.0f}} {self._unit}/s",
+        }
+        return "  ".join(form.format(self._values[tag]) for tag, form in shown.items() if tag in self._values)
+
+
+def readable(value: Scalar) -> str:
+    """Return a value as a person reads it: `1,234,567`, `0.00098`, `yes`, `none`."""
+    if value is None or isinstance(value, bool):
+        return {None: "none", True: "yes", False: "no"}[value]
+    return value if isinstance(value, str) else f"{value:,}" if isinstance(value, int) else f"{value:,.5g}"
