@@ -153,12 +153,12 @@ class Server:
 def serve() -> None:
     """Answer requests until there are none."""
     import torch._dynamo  # noqa: F401 (torch's optimizers import it when they are first made)
+    from normbench.compose import Composition
 
     import normbench.run
     import normbench.sweeping.conduct
     import normbench.sweeping.launching  # noqa: F401
     from normbench.commands import train
-    from normbench.compose import Composition
     from normbench.errors import UsageError
     from normbench.recording import console, display  # noqa: F401
 
@@ -262,7 +262,7 @@ def watch(places: Places) -> None:
     """Make normbench note where it is: which part is at work, each file operation, each batch."""
     from normbench import assembly, rundir, session, types
     from normbench.recording import appended
-    from normbench.training import checkpoint, evaluation, loop
+    from normbench.training import checkpoint, loop
 
     around(places, checkpoint.Checkpoints, "save", "checkpoint", lambda owner, state: f"saved {state['step']}")
     around(places, checkpoint.Checkpoints, "save_best", "best weights")
@@ -275,7 +275,7 @@ def watch(places: Places) -> None:
     around(places, session, "copy_record", "copying")
     around(places, session.Session, "prepare", "preparation")
     around(places, session.Session, "finish", "finish")
-    ahead(places, evaluation, "to_device", lambda *_: "batch")
+    ahead(places, loop, "to_device", lambda *_: "batch")
     ahead(places, types.Task, "totals", lambda *_, **__: "loss")
     ahead(places, loop.Loop, "clip", lambda *_: "gradients")
     ahead(places, os, "replace", lambda source, target: f"rename to {final_name(target)}")

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from normbench.assembly import made_class, norm_facts
 from support import IMAGES, MATRIX, NORMS, PLACEMENTS, TEXT, build, random_batch, section
 from torch import nn
 from torch.nn import functional as F
 
 from normbench import assembly, compatibility
-from normbench.assembly import made_class, norm_facts
 from normbench.data import Images, Text
 from normbench.models import Kaiming, Normal, Xavier
 from normbench.models.cnn import ConvBranch

@@ -15,9 +15,9 @@ from torch import nn
 
 from normbench.errors import UsageError
 from normbench.training import precision
-from normbench.training.averaging import WeightAverage
 from normbench.training.checkpoint import read
-from normbench.training.evaluation import evaluate
+from normbench.training.loop import evaluate
+from normbench.training.optimizer import WeightAverage
 from normbench.training.precision import LossScaling, make_precision
 from normbench.types import Batch
 

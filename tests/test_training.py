@@ -14,10 +14,10 @@ from torch import nn
 
 from normbench import assembly
 from normbench.errors import UsageError
-from normbench.ledger import make_ledger, parameter_counts
 from normbench.training.clock import Clock
-from normbench.training.evaluation import evaluate
 from normbench.training.guard import GRADIENT_NORM, Diverged, Guard, LatchedGuard, Runaway, first_nonfinite
+from normbench.training.ledger import make_ledger, parameter_counts
+from normbench.training.loop import evaluate
 from normbench.training.optimizer import make_optimizer, parameter_groups
 from normbench.training.schedules import Constant, Cosine, Linear, OneCycle, Schedule
 from normbench.types import Batch

@@ -14,14 +14,14 @@ import torch
 from normbench import build
 from normbench.config.compose import Config
 from normbench.errors import RunFailure, is_disk_full, is_out_of_memory
-from normbench.estimate import Estimate, estimate
-from normbench.ledger import parameter_counts
 from normbench.recording import ConsoleSink, WeighingSink
 from normbench.run.plan import Run, prepare
 from normbench.run.session import Session, begun_elsewhere, describe_here, settle, show_summary
 from normbench.rundir import read_json
 from normbench.training.checkpoint import Checkpoints
+from normbench.training.estimate import Estimate, estimate
 from normbench.training.guard import Diverged
+from normbench.training.ledger import parameter_counts
 from normbench.training.optimizer import make_optimizer, parameter_groups
 from normbench.training.precision import make_precision
 
@@ -232,36 +232,34 @@ def measured(session: Session) -> Iterator[Row]:
 
 def memory_rows(result: Estimate, device: torch.device) -> Iterator[Row]:
     """Yield what stays in memory from step to step, and the peak."""
-    memory = result.memory
-    parts = {"weights": memory.weights, "gradients": memory.gradients, "optimizer": memory.optimizer}
-    if memory.average:
-        parts["average"] = memory.average
+    parts = {"weights": result.weights, "gradients": result.gradients, "optimizer": result.optimizer}
+    if result.average:
+        parts["average"] = result.average
     listed = " + ".join(f"{megabytes(size)} {name}" for name, size in parts.items())
     yield "memory that stays", f"{megabytes(sum(parts.values()))}: {listed}"
-    if memory.peak is not None:
+    if result.peak is not None:
         whose = "the whole process, Python and torch included" if device.type == "cpu" else f"tensors on {device}"
-        yield "memory, peak of a step", f"{megabytes(memory.peak)} ({whose})"
+        yield "memory, peak of a step", f"{megabytes(result.peak)} ({whose})"
 
 
 def time_rows(result: Estimate, steps: int) -> Iterator[Row]:
     """Yield how long the steps take that are left, and what comes between them."""
-    times = result.times
-    if times.step_ms is not None:
-        yield "time of a step", f"{duration(times.step_ms)} (median of {times.steps})"
+    if result.step_ms is not None:
+        yield "time of a step", f"{duration(result.step_ms)} (median of {result.measured})"
     if result.probed(steps):
-        yield "time of a probed step", f"{duration(times.probed_ms)} ({result.probed(steps):,} of the steps)"
+        yield "time of a probed step", f"{duration(result.probed_ms)} ({result.probed(steps):,} of the steps)"
     if result.loop.compile_seconds:
         yield "time to compile", duration(1e3 * result.loop.compile_seconds)
     count = result.evaluations(steps)
-    before = f"{duration(1e3 * times.evaluation)} ({count:,} of them), " if count else ""
-    yield "time of an evaluation", f"{before}{duration(1e3 * times.last_evaluation)} for the last"
+    before = f"{duration(1e3 * result.evaluation)} ({count:,} of them), " if count else ""
+    yield "time of an evaluation", f"{before}{duration(1e3 * result.last_evaluation)} for the last"
     yield "time in all, about", str(timedelta(seconds=round(result.seconds(steps))))
 
 
 def disk_rows(result: Estimate, run: Run) -> Iterator[Row]:
     """Yield what the run directory grows to."""
-    keep, each = run.config.closed.trainer.keep_checkpoint, result.disk.checkpoint
-    best = result.disk.best if keep == "best" else 0
+    keep, each = run.config.closed.trainer.keep_checkpoint, result.checkpoint
+    best = result.best if keep == "best" else 0
     ends = "none" if keep == "none" else megabytes(2 * each + best)
     beside = f" + {megabytes(best)} of the best weights" if best else ""
     yield "disk, checkpoints", f"{megabytes(each)} each: 2 stay, 3 while one is written{beside}; {ends} at the end"
