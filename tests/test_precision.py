@@ -168,7 +168,7 @@ def test_overflowing_steps_are_left_out_and_counted() -> None:
 def test_a_pass_beside_has_its_gradients_at_their_own_scale() -> None:
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters())
-    beside = LossScaling(CPU).beside
+    beside = copy.deepcopy(LossScaling(CPU))
     beside.backward(3 * model(torch.ones(2, 4)).sum())
     beside.unscale(optimizer)
     assert model.weight.grad is not None and torch.allclose(model.weight.grad, torch.full((1, 4), 6.0))
