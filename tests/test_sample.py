@@ -17,11 +17,10 @@ from torch import nn
 
 import normbench
 from normbench.cli import main
-from normbench.commands.sample import prompt_tokens
 from normbench.data import digits
 from normbench.data.vocabulary import BytePairs, Bytes, Characters, LowercaseWords, Vocabulary, Words
 from normbench.errors import UsageError
-from normbench.sampling import Classified, Sampling, classify, draw_page, generate
+from normbench.studies.sample import Judged, Wanted, classify, draw_page, generate, prompt_tokens
 from normbench.types import Batch
 
 pytest_plugins = ["trained_runs"]
@@ -63,25 +62,29 @@ class Successor(nn.Module):
 
 def test_the_likeliest_token_follows_where_the_temperature_is_0() -> None:
     model = Successor(7)
-    tokens = generate(model, torch.tensor([3]), 4, Sampling(tokens=10, temperature=0))
+    tokens = generate(model, torch.tensor([3]), 4, Wanted(tokens=10, temperature=0))
     assert tokens.tolist() == [(3 + n) % 7 for n in range(11)]
     assert model.longest == 4  # the context
     for temperature in (1e-40, 5e-324):
-        assert torch.equal(generate(model, torch.tensor([3]), 4, Sampling(10, temperature, top_k=3)), tokens)
+        assert torch.equal(
+            generate(model, torch.tensor([3]), 4, Wanted(tokens=10, temperature=temperature, top_k=3)), tokens
+        )
 
 
 def test_top_k_leaves_out_the_others_and_the_seed_repeats() -> None:
-    drawn = [generate(Successor(50), torch.tensor([0]), 8, Sampling(200, 5.0, 2, seed)).tolist() for seed in (0, 0, 1)]
+    drawn = [
+        generate(Successor(50), torch.tensor([0]), 8, Wanted("", 200, 5.0, 2, seed)).tolist() for seed in (0, 0, 1)
+    ]
     assert drawn[0] == drawn[1] != drawn[2]
     steps = {(after - before) % 50 for before, after in pairwise(drawn[0])}
     assert steps == {1, 2}
-    free = generate(Successor(50), torch.tensor([0]), 8, Sampling(200, 5.0, None, 0)).tolist()
+    free = generate(Successor(50), torch.tensor([0]), 8, Wanted("", 200, 5.0, None)).tolist()
     assert len({(after - before) % 50 for before, after in pairwise(free)}) > 10
 
 
 def test_tokens_are_drawn_with_the_probabilities_of_the_softmax() -> None:
     """Of 1 and 2 steps on, the odds are exp((9 - 8) / temperature)."""
-    tokens = generate(Successor(50), torch.tensor([0]), 8, Sampling(2000, 2.0, 2, 0)).tolist()
+    tokens = generate(Successor(50), torch.tensor([0]), 8, Wanted("", 2000, 2.0, 2)).tolist()
     share = sum((after - before) % 50 == 1 for before, after in pairwise(tokens)) / 2000
     assert share == pytest.approx(1 / (1 + np.exp(-0.5)), abs=0.035)  # three standard errors
 
@@ -175,7 +178,7 @@ def test_mistakes_come_first_and_the_surest_of_them() -> None:
 def test_a_mistake_has_a_red_frame_and_its_pixels_are_there() -> None:
     pixels = np.zeros((3, 4, 4), np.uint8)
     pixels[1] = 200  # green
-    right, wrong = (Classified(0, label, 1, 0.9, torch.zeros(1)) for label in (1, 0))
+    right, wrong = (Judged(0, label, 1, 0.9, torch.zeros(1)) for label in (1, 0))
     page = np.asarray(draw_page("title", [wrong, right], [pixels, pixels], ["no", "a very long name of a class"]))
     red = (page == (200, 30, 30)).all(axis=2)
     green = (page == (0, 200, 0)).all(axis=2)
@@ -274,6 +277,6 @@ def test_data_that_have_moved_are_found(
 
 def test_a_loaded_model_is_what_is_sampled(runs: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
     model = normbench.load(runs["text"])
-    tokens = generate(model, torch.tensor(list(b"A norm")), 16, Sampling(tokens=5, temperature=0))
+    tokens = generate(model, torch.tensor(list(b"A norm")), 16, Wanted(tokens=5, temperature=0))
     text = printed(capsys, str(runs["text"]), "--prompt=A norm", "--tokens=5", "--temperature=0", "--device=cpu")
     assert text == bytes(tokens.tolist()).decode(errors="replace") + "\n"
