@@ -94,9 +94,9 @@ def own_folders(config_dir: str | None) -> list[Path]:
     return [own_folder(config_dir)] if config_dir else []
 
 
-def search_path(folders: list[Path]) -> list[str]:
-    """Return the word with which Hydra looks for options in folders too."""
-    return [f"hydra.searchpath=['file://{folder}']" for folder in folders]
+def search_path(config_dir: str | None) -> list[str]:
+    """Return the word with which Hydra looks for options there too."""
+    return [f"hydra.searchpath=['file://{folder}']" for folder in own_folders(config_dir)]
 
 
 class Command(click.Command):
@@ -117,8 +117,8 @@ class Command(click.Command):
         super().format_help_text(ctx, formatter)
         if self.page:
             given = self.make_context(ctx.info_name, ctx.meta["words"], ctx.parent, resilient_parsing=True).params
-            folders = own_folders(given["config_dir"])
-            self.page(formatter, [*given["words"], *search_path(folders)], folders)
+            folder = given["config_dir"]
+            self.page(formatter, [*given["words"], *search_path(folder)], own_folders(folder))
 
 
 Commands.command_class = Command
@@ -215,7 +215,7 @@ def train(words: tuple[str, ...], dry_run: bool, multirun: bool, **flags: Any) -
 
     if flags["cfg"] or flags["info"]:
         return show_by_hydra("train", given(words, **flags))
-    config = read([*words, *search_path(own_folders(flags["config_dir"]))])
+    config = read([*words, *search_path(flags["config_dir"])])
     from normbench.run.train import start  # imports torch: behind every mistake that the configuration alone shows
 
     return start(config, dry=dry_run)
@@ -256,7 +256,7 @@ def show(words: tuple[str, ...], config_dir: str | None) -> None:
     """Show the configuration that train would take, key by key."""
     from normbench.commands.pages import show_table
 
-    show_table([*words, *search_path(own_folders(config_dir))])
+    show_table([*words, *search_path(config_dir)])
 
 
 @cli.command("list")

@@ -1,4 +1,4 @@
-"""Small data sets in the hub's layout, for the tests of the data."""
+"""Small data sets in the hub's layout, and folders and tables of images as people have them, for the tests."""
 
 from __future__ import annotations
 
@@ -8,35 +8,47 @@ from typing import Any
 
 import datasets
 import numpy as np
+import pyarrow as pa
 from PIL import Image
+from pyarrow import csv, parquet
 
-from normbench.data import Hub, HubImages, HubText
+from normbench.data import Images, Text, hub_images, hub_text
 
 datasets.disable_progress_bars()
 
-CLASSES = ["cat", "dog", "owl"]
+CLASSES = ("cat", "dog", "owl")
 IMAGES: dict[str, Any] = {"batch_size": 6, "eval_batch_size": 4, "seed": 0}
 TEXT: dict[str, Any] = {"context": 8, "batch_size": 3, "eval_batch_size": 4, "seed": 0}
 LONG = "To be, or not to be, that is the question: whether ’tis nobler in the mind to suffer. " * 3
+LABELS = {"train": [i % 3 for i in range(20)], "test": [2, 0, 1, 1, 0, 2, 2]}
 
 
-def png(pixels: np.ndarray) -> bytes:
+def pixels(seed: int, *shape: int) -> np.ndarray:
+    """Return random pixels, (height, width) or (height, width, 3)."""
+    return np.random.default_rng(seed).integers(0, 256, shape or (6, 5, 3), dtype=np.uint8)
+
+
+def png(image: np.ndarray) -> bytes:
     file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "PNG")
+    Image.fromarray(image).save(file, "PNG")
     return file.getvalue()
 
 
-def write_parquet(folder: Path, columns: dict[str, list[Any]], features: dict[str, Any], split: str) -> None:
+# ---- the hub's layout
+
+
+def write_parquet(folder: Path, columns: dict[str, list[Any]], features: dict[str, Any], split: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    table = datasets.Dataset.from_dict(columns, features=datasets.Features(features))
-    table.to_parquet(str(folder / f"{split}-00000-of-00001.parquet"))
+    file = folder / f"{split}-00000-of-00001.parquet"
+    datasets.Dataset.from_dict(columns, features=datasets.Features(features)).to_parquet(str(file))
+    return file
 
 
 def write_images(
     root: Path, images: dict[str, list[Any]], labels: dict[str, list[Any]], classes: Any = CLASSES
 ) -> Path:
-    """A hub-layout copy `me/pets`; an image is an array, or the bytes that stand for one."""
-    label = datasets.ClassLabel(names=classes) if classes else datasets.Value("int64")
+    """Write a hub-layout copy `me/pets`; an image is an array, or the bytes that stand for one."""
+    label = datasets.ClassLabel(names=list(classes)) if classes else datasets.Value("int64")
     for split in images:
         encoded = [{"bytes": png(x) if isinstance(x, np.ndarray) else x, "path": None} for x in images[split]]
         columns = {"image": encoded, "label": labels[split]}
@@ -45,30 +57,51 @@ def write_images(
 
 
 def write_text(root: Path, **rows: list[Any]) -> Path:
-    """A hub-layout copy `me/plays` with the column `text`."""
+    """Write a hub-layout copy `me/plays` with the column `text`."""
     for split, texts in rows.items():
         write_parquet(root / "me/plays", {"text": texts}, {"text": datasets.Value("string")}, split)
     return root
 
 
-def random_images(*shape: int) -> dict[str, np.ndarray]:
-    generator = np.random.default_rng(0)
-    return {split: generator.integers(0, 256, (n, *shape), dtype=np.uint8) for split, n in (("train", 20), ("test", 7))}
+def random_images(*shape: int) -> dict[str, list[Any]]:
+    return {split: list(pixels(seed, n, *shape)) for seed, (split, n) in enumerate((("train", 20), ("test", 7)))}
 
 
-LABELS = {"train": [i % 3 for i in range(20)], "test": [2, 0, 1, 1, 0, 2, 2]}
+SMALL = random_images(6, 5)
 
 
-def pets(root: Path, **options: Any) -> HubImages:
-    return HubImages("pets", Hub("me/pets", root=str(root)), **options)
+def pets(root: Path, **options: Any) -> Images:
+    return hub_images(name="pets", hub_id="me/pets", root=str(root), **IMAGES | options)
 
 
-def plays(root: Path, **options: Any) -> HubText:
-    return HubText("plays", Hub("me/plays", root=str(root)), **options)
+def plays(root: Path, **options: Any) -> Text:
+    return hub_text(name="plays", hub_id="me/plays", root=str(root), **TEXT | options)
 
 
-def as_lists(images: dict[str, np.ndarray]) -> dict[str, list[Any]]:
-    return {split: list(array) for split, array in images.items()}
+# ---- one's own
 
 
-SMALL = as_lists(random_images(6, 5))
+def write_image(path: Path, image: np.ndarray | Image.Image, **options: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    (image if isinstance(image, Image.Image) else Image.fromarray(image)).save(path, **options)
+
+
+def write_folder(root: Path, each: int = 20, classes: tuple[str, ...] = CLASSES) -> Path:
+    """Write so many random PNGs of each class; the image of class c and number n is `pixels(1000 c + n)`."""
+    for index, name in enumerate(classes):
+        for number in range(each):
+            write_image(root / name / f"{number:03}.png", pixels(1000 * index + number))
+    return root
+
+
+def rows_of(root: Path) -> dict[str, list[Any]]:
+    """Return the columns `image` and `label` of such a folder."""
+    paths = sorted(str(path.relative_to(root)) for path in root.rglob("*.png"))
+    return {"image": paths, "label": [path.split("/")[0] for path in paths]}
+
+
+def write_table(path: Path, columns: dict[str, list[Any]] | pa.Table) -> Path:
+    """Write a CSV or Parquet file, as its name says."""
+    table = columns if isinstance(columns, pa.Table) else pa.table(columns)
+    (csv.write_csv if path.suffix == ".csv" else parquet.write_table)(table, path)
+    return path

@@ -358,7 +358,7 @@ def show_by_hydra(command: str, words: Sequence[str]) -> int:
         if stop.code:
             said = complaint.getvalue().strip().rpartition("error: ")[2]
             raise UsageError(f"{said}: normbench {command} --help shows the flags") from stop
-        return 0
     finally:
         sys.argv = argv
         del os.environ["HYDRA_FULL_ERROR"]
+    return 0

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from normbench.data.batches import BatchSize, EpochOrder, EvalBatchSize, Holdout, held_out, spread
 from normbench.data.cache import Content, Source
+from normbench.data.hub import reason
 from normbench.errors import UsageError
 from normbench.settings import Setting
 from normbench.types import Batch, Data, ImageClassification, Split, stable_seed
@@ -274,7 +275,7 @@ def decode(images: Sequence[tuple[str, Any]], where: str, size: int | None = Non
     Raises:
         UsageError: images cannot be read, or differ in size.
     """
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     unreadable = (OSError, ValueError, SyntaxError, EOFError, struct.error, Image.DecompressionBombError)
     pixels, first = np.empty((0, 0, 0, 0), dtype=np.uint8), ""
@@ -283,7 +284,8 @@ def decode(images: Sequence[tuple[str, Any]], where: str, size: int | None = Non
         try:
             image = decode_one(encoded, size)
         except unreadable as fault:
-            faults.append(name if faults else f"{name}: {str(fault).splitlines()[0] if str(fault) else fault!r:.80}")
+            unknown = isinstance(fault, UnidentifiedImageError)
+            faults.append(f"{name}: {'no image format that Pillow knows' if unknown else reason(fault)}")
             continue
         if not first:
             pixels, first = np.empty((len(images), len(image), *image.shape[1:]), dtype=np.uint8), name
