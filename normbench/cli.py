@@ -337,9 +337,11 @@ def sample(run: str, **flags: Any) -> int:
     A language model writes text; a classifier classifies the validation data, its mistakes first (images: on a page,
     RUN/samples.png).
     """
-    from normbench.commands.sample import run as show_samples
+    from normbench.config.compose import find_own_classes
+    from normbench.studies.sample import sample as show_samples
 
-    return show_samples(given([run], **flags))
+    find_own_classes()
+    return show_samples(run, **flags)
 
 
 MARGIN = "A difference that does not matter, in nats or percentage points; is a difference within it?"

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import datasets
 import pytest
-from data_helpers import write_parquet
 
 from normbench.cli import main
 
@@ -28,11 +27,13 @@ CLASSES = ["card", "cash", "fees"]
 def write_questions(root: Path) -> None:
     """A copy of banking77 in the hub's layout, with questions that one word decides."""
     folder = root / "legacy-datasets/banking77"
+    folder.mkdir(parents=True)
     features = {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=CLASSES)}
     for split, count in (("train", 60), ("test", 12)):
         labels = [row % 3 for row in range(count)]
         texts = [f"Where is my {CLASSES[label]} number {row % 7}?" for row, label in enumerate(labels)]
-        write_parquet(folder, {"text": texts, "label": labels}, features, split)
+        table = datasets.Dataset.from_dict({"text": texts, "label": labels}, features=datasets.Features(features))
+        table.to_parquet(str(folder / f"{split}-00000-of-00001.parquet"))
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,1 @@
+"""Experiments around or on a trained run."""
