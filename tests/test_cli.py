@@ -117,7 +117,7 @@ def test_the_help_of_train_shows_the_settings_of_what_is_chosen(here: Path, caps
     own_option(here)
     text = flowing(page(capsys, "help", "train", "--config-dir", "mine", "norm=mine"))
     assert "mine By the mean of |x|" in text
-    assert "norm.eps=0.001" in text
+    assert "norm.eps=0.001 keeps the mean of |x| from 0 [a number from 0 to 1 (of x)]" in text
     assert main(["train", "norm=rmsnrm", "--help"]) == 2
 
 
