@@ -292,7 +292,7 @@ def check(words: tuple[str, ...], **flags: Any) -> int:
     """
     from normbench.commands.check import run
 
-    return run(given(words, **flags))
+    return run([*words, *search_path(flags["config_dir"])])
 
 
 @cli.command(context_settings={"ignore_unknown_options": True})
