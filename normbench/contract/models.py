@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from normbench import build
-from normbench.config.groups import options, section_of
 from normbench.contract import trials
 from normbench.contract.checks import Check, Part, difference, expect, expect_small
 from normbench.types import ImageClassification, Model, Task
@@ -39,8 +38,8 @@ class ModelPart(Part):
     def make(self, kind: str) -> tuple[Model, dict[str, nn.Module], trials.Tiny]:
         """Return the model with its starting weights, its norms, and what it could learn."""
         data, placement = self.data(kind), "pre" if self.made_class.residual else "plain"
-        tree = {**self.tree, "norm": section_of("norm", "layernorm"), "placement": section_of("placement", placement)}
-        return *build.make_model(tree, data.task, seed=0), data
+        norm, placed = trials.sections("norm")["layernorm"], trials.sections("placement")[placement]
+        return *build.make_model({**self.tree, "norm": norm, "placement": placed}, data.task, seed=0), data
 
     def contract(self) -> dict[str, Check]:
         """Return the checks of a model by name, for each kind of task that it names."""
@@ -54,7 +53,7 @@ class ModelPart(Part):
                 "evaluation is repeatable": evaluation_repeats,
                 **({"sees no later token": is_causal} if task.causal else {}),
                 **({"padding changes nothing": ignores_padding} if task.may_pad else {}),
-                **{f"{norm} trains": partial(trains, norm=norm) for norm in options("norm")},
+                **{f"{norm} trains": partial(trains, norm=norm) for norm in trials.sections("norm")},
             }
             checks |= {f"{task.examples}: {name}": partial(check, kind=task.kind) for name, check in named.items()}
         return checks
@@ -129,5 +128,5 @@ def ignores_padding(part: ModelPart, kind: str) -> str:
 
 def trains(part: ModelPart, kind: str, norm: str) -> str:
     """It builds, takes two steps, and has a gradient in every parameter, in each placement that goes with it."""
-    tree = {**part.tree, "norm": section_of("norm", norm)}
+    tree = {**part.tree, "norm": trials.sections("norm")[norm]}
     return trials.train_with_each("placement", tree, part.data(kind).task, steps=2)

@@ -7,11 +7,12 @@ from functools import cache
 from typing import Any
 
 import torch
+from omegaconf import OmegaConf
 from torch import Tensor
 
 from normbench import build
 from normbench.config.compose import read
-from normbench.config.groups import options, section_of
+from normbench.config.groups import config_directory, options
 from normbench.config.refusals import Combination, refusal
 from normbench.contract.checks import NotApplicable, expect, gradients_arrive
 from normbench.errors import explain
@@ -83,6 +84,13 @@ def composed(words: str) -> dict[str, Any]:
     return read([*words.split(), f"optim.lr={LEARNING_RATE}"]).tree
 
 
+@cache
+def sections(group: str) -> dict[str, dict[str, Any]]:
+    """Return the section of each option of a group."""
+    files = {name: config_directory() / group / f"{name}.yaml" for name in options(group)}
+    return {name: OmegaConf.to_container(OmegaConf.load(file)) for name, file in files.items()}  # type: ignore[misc]
+
+
 def train(tree: Tree, data: Data, steps: int) -> list[float]:
     """Return the losses of some steps on one batch, as a run would take them.
 
@@ -115,9 +123,9 @@ def train_with_each(group: str, tree: Tree, task: Task, steps: int = STEPS) -> s
         NotApplicable: no option goes with the rest.
     """
     data, fell, broken, refused = Tiny(task), {}, [], []
-    for name in options(group):
-        combined = {**tree, group: section_of(group, name)}
-        placement, model = (build.target(combined, section)[1] for section in ("placement", "model"))
+    for name, section in sections(group).items():
+        combined = {**tree, group: section}
+        placement, model = (build.target(combined, each)[1] for each in ("placement", "model"))
         if rule := refusal(Combination({}, build.norm_facts(combined), placement, model, data)):  # type: ignore[arg-type]
             refused.append(rule.reason)
             continue
