@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from normbench.assembly import made_class, norm_facts
 from support import IMAGES, MATRIX, NORMS, PLACEMENTS, TEXT, build, random_batch, section
 from torch import nn
 from torch.nn import functional as F
