@@ -68,15 +68,6 @@ def test_a_tenth_of_each_class_validates_by_the_hash_of_its_names(tmp_path: Path
     assert held.sum() == 16 and held.min() >= 2, "the last ones are of all classes"
 
 
-def test_one_more_image_moves_no_other_but_at_the_boundary(tmp_path: Path) -> None:
-    folder = write_folder(tmp_path / "pets")
-    before = set(numbers(own(folder), "val"))
-    write_image(folder / "cat" / "020.png", pixels(20))
-    after = set(numbers(own(folder), "val", each=21))
-    assert len(before) == len(after) == 6
-    assert len(before - after) <= 1 and {image for image in before if image[0] != "cat"} <= after
-
-
 @pytest.mark.parametrize(
     "names",
     [
@@ -282,41 +273,39 @@ def test_whatever_is_wrong_with_a_file_it_is_an_image_or_named(kind: str) -> Non
             assert "1 of the 1 images of here cannot be read (it: " in str(error) and "\n" not in str(error)
 
 
-def changed(**files: Any) -> Callable[[Path], object]:
-    """Return what writes a folder of small classes, then these files into one of them."""
+def changed(image: np.ndarray | bytes, number: int = 1) -> Callable[[Path], object]:
+    """Return what writes a folder of small classes, then this image so many times into one of them."""
 
     def make(folder: Path) -> None:
-        write_folder(folder, 5)
-        for name, image in files.items():
-            write_image(folder / "dog" / f"{name}.png", image) if len(image) > 1 else (
-                folder / "dog" / f"{name}.png"
-            ).write_bytes(image[0])
+        for n in range(number):
+            write_image(write_folder(folder, 5) / "dog" / f"x{n}.png", image if len(image) > 2 else pixels(0))
+            (folder / "dog" / f"x{n}.png").write_bytes(image) if isinstance(image, bytes) else None
 
     return make
 
 
+def judged_alone(folder: Path) -> None:
+    write_folder(folder / "train", 4, ("cat", "dog"))
+    write_folder(folder / "val", 4)
+
+
 FOLDERS: dict[str, tuple[Callable[[Path], object], str]] = {
-    "nothing": (lambda folder: folder.mkdir(), "has no sub-folders: give a folder with a sub-folder for each class"),
-    "no classes": (lambda folder: write_image(folder / "1.png", pixels(1)), "has no sub-folders: give a folder"),
-    "one class": (lambda folder: write_folder(folder, 4, ("cat",)), "has too few images: give two classes or more"),
+    "nothing": (Path.mkdir, "has no sub-folders: give a folder with a sub-folder for each class"),
+    "one class": (lambda folder: write_folder(folder, 4, ("cat",)), "has too few images: give two classes"),
     "an empty class": (lambda folder: (folder / "fox").mkdir(parents=True), "has no images in fox: put some there"),
     "one image": (lambda folder: write_folder(folder, 1), "has too few images of the class (cat|dog|owl): give two"),
-    "a class to judge alone": (
-        lambda folder: (write_folder(folder / "train", 4, ("cat", "dog")), write_folder(folder / "val", 4)),
-        "has too few images of the class owl: give two classes or more, each with images to train on",
-    ),
-    "unreadable": (changed(**{n: [b"no"] for n in ("001", "002", "x", "y")}), r"4 of the 17 .*, \.\.\.\)"),
-    "16 bits": (changed(x=pixels(1, 6, 5).astype(np.uint16)), "Pillow's mode I;16, where 8 bits a channel are needed"),
-    "many sizes": (changed(x=pixels(1, 8, 9, 3)), "9 × 8.* pixels: all images must have the same size, so set"),
-}  # fmt: skip
+    "a class to judge alone": (judged_alone, "has too few images of the class owl: give two classes"),
+    "unreadable": (changed(b"no", 4), r"4 of the 19 images .*: no image, .*, \.\.\.\): mend or remove them"),
+    "16 bits": (changed(pixels(1, 6, 5).astype(np.uint16)), "Pillow's mode I;16, where 8 bits a channel are needed"),
+    "many sizes": (changed(pixels(1, 8, 9, 3)), "9 × 8.* pixels: all images must have the same size, so set"),
+}
 
 
 @pytest.mark.parametrize(("make", "complaint"), FOLDERS.values(), ids=list(FOLDERS))
 def test_folders_that_cannot_be_trained_on(make: Callable[[Path], object], complaint: str, tmp_path: Path) -> None:
     make(tmp_path / "pets")
-    for _ in range(2):
-        with pytest.raises(UsageError, match=complaint):
-            own(tmp_path / "pets")
+    with pytest.raises(UsageError, match=complaint):
+        own(tmp_path / "pets")
 
 
 @pytest.mark.parametrize("ending", ["csv", "parquet"])
@@ -324,18 +313,13 @@ def test_folders_that_cannot_be_trained_on(make: Callable[[Path], object], compl
     ("changes", "complaint"),
     [
         ({"image": None}, r"has no column image \(columns: label\): name the right ones with data.image_column"),
-        ({"label": None}, r"has no column label \(columns: image\): name the right ones"),
-        ({"label": [0, 1, 2, -1] * 3}, "row 3 of .* has the label -1.*: a label is a name or a whole number from 0"),
-        ({"label": [0.5, 1, 2, 3] * 3}, "row 0 of .* has the label 0.5: a label is a name or a whole number"),
-        ({"label": ["a", "b", None, "a"] * 3}, "row 2 of .* has the label (''|None): a label is"),
-        ({"label": ["a"] * 12}, "has too few images: give two classes or more"),
-        ({"label": list(range(12))}, "has too few images of the class"),
-        ({"part": ["train"] * 11 + ["valley"]}, "row 11 of .* has the split 'valley': .* a split train, val or test"),
-        ({"part": ["train"] * 11 + [None]}, "row 11 of .* has the split"),
-        ({"part": ["train"] * 12}, "has too few images: .* and some that validate"),
+        ({"label": [0, 1, 2, -1] * 3}, "row 3 of .* has the label -1.*: use names, or whole numbers from 0"),
+        ({"label": [0.5, 1, 2, 3] * 3}, "row 0 of .* has the label 0.5: use names"),
+        ({"label": ["a", "b", None, "a"] * 3}, "row 2 of .* has the label (''|None): use names"),
+        ({"part": ["train"] * 11 + ["valley"]}, "row 11 of .* has the split 'valley': use train, val and test"),
+        ({"part": ["train"] * 12}, "has too few images: give two classes"),
         ({"part": ["val"] * 6 + ["train"] * 6}, "has too few images of the class cat"),
         ({"image": [f"no/{n}.png" for n in range(12)]}, r"12 of the 12 images of .* cannot be read \(no/"),
-        ({"image": ["cat/000.png"] * 11 + [None]}, "1 of the 12 images of .* cannot be read"),
         ({"image": list(range(12))}, "12 of the 12 images of .* cannot be read .* data.image_column"),
     ],
 )
@@ -351,14 +335,12 @@ def test_tables_that_cannot_be_trained_on(tmp_path: Path, ending: str, changes: 
     ("name", "content", "complaint"),
     [
         ("t.csv", b"", r"cannot be read \(.*: give a CSV or Parquet file"),
-        ("t.csv", b"image,label\n", "too few images"),
         ("t.csv", b"image,label\na.png,1\nb.png\n", r"cannot be read \(.*CSV parse error"),
         ("t.csv", b"image,label\na.png,\xff\nb.png,1\n", r"cannot be read \(.*column #1: Row #2"),
         ("t.csv", b"image;label\na.png;1\n", r"has no column image \(columns: image;label\)"),
         ("t.parquet", b"PAR1 no", r"cannot be read \("),
         ("images.zip", b"PK", "cannot be read .*: give a CSV or Parquet file"),
         (None, b"", "data.path is not set: give a folder with a sub-folder for each class, or a CSV or Parquet file"),
-        ("~nobody_of_this_name/x", None, "does not exist: give a folder"),
         ("x" * 300, None, "does not exist: give a folder"),
     ],
 )
@@ -370,15 +352,3 @@ def test_paths_that_lead_to_no_images(
         (tmp_path / name).write_bytes(content)
     with pytest.raises(UsageError, match=complaint):
         own_images(path=name, **OPTIONS)
-
-
-def test_labels_beyond_the_declared_classes(tmp_path: Path) -> None:
-    from pyarrow import parquet
-
-    image = [{"bytes": png(pixels(n)), "path": None} for n in range(12)]
-    features = {"image": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "dog"])}
-    file = write_parquet(tmp_path, {"image": image, "label": [0, 1] * 6}, features, "train")
-    good = parquet.read_table(file)
-    parquet.write_table(good.set_column(1, good.schema.field("label"), pa.array([0, 1, 2] * 4)), file)
-    with pytest.raises(UsageError, match=r"has the label 2: labels go from 0 to 1"):
-        own(file)

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,6 @@ import numpy as np
 from normbench.errors import RunFailure, UsageError, is_disk_full
 
 FORMAT = 2  # goes up whenever the same source decodes to other arrays or facts
-DAMAGE = (OSError, ValueError, EOFError, KeyError, TypeError, AttributeError, TokenError)
 
 logger = logging.getLogger("normbench")
 
@@ -92,7 +90,7 @@ def read(folder: Path) -> tuple[Content, str]:
         if damaged:
             raise ValueError(f"{damaged[0]}.npy is not what was written")
         return Content(arrays, dict(meta["facts"])), hashlib.sha256(json.dumps(digests).encode()).hexdigest()
-    except DAMAGE as fault:
+    except Exception as fault:  # on damaged files NumPy's and JSON's readers raise nearly anything
         raise RunFailure(f"the data cache {folder} is damaged ({fault}): remove it, and it is made anew") from fault
 
 

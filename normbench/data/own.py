@@ -112,19 +112,16 @@ def load(path: Path, size: int | None, columns: Sequence[Any]) -> Content:
     if untrained or len(classes) < 2 or not counts["val"]:
         which = f" of the class {untrained[0]!s:.80}" if untrained else ""
         raise UsageError(
-            f"{where} has too few images{which}: give two classes or more, each with images to train on, and some that "
-            "validate"
+            f"{where} has too few images{which}: give two classes, each with some to train on, and some to validate"
         )
     pixels = decode([(row.name, row.image) for row in rows], where, size)
     indices = {label: index for index, label in enumerate(classes)}
     labels = [row.label if names else indices[row.label] for row in rows]
     known = class_labels(labels, len(names or classes), where)
     cuts = np.cumsum([*counts.values()])[:2]
-    parts = zip(ORDER, np.split(pixels, cuts), np.split(known, cuts), strict=True)
-    return image_content(
-        {split: (images, of_them) for split, images, of_them in parts if len(images)},
-        names or [str(label) for label in classes],
-    )
+    split_up = zip(ORDER, np.split(pixels, cuts), np.split(known, cuts), strict=True)
+    parts = {split: (images, of_them) for split, images, of_them in split_up if len(images)}
+    return image_content(parts, names or [str(label) for label in classes])
 
 
 def divided(rows: Sequence[Row]) -> list[Row]:
@@ -204,25 +201,19 @@ def table_rows(
         if isinstance(image, Mapping):
             image = image["bytes"] or image["path"]
         name, file = (image, path.parent / image) if isinstance(image, str) else (f"row {place}", image)
-        rows.append(Row(name, file, class_of(label), split_of(split)))
-        if rows[-1].label is None or (split_column and rows[-1].split is None):
-            wrong = f"label {label!r:.40}" if rows[-1].label is None else f"split {split!r:.40}"
+        is_number = isinstance(label, float | int)
+        if not label >= 0 or label % 1 if is_number else not label:
             raise UsageError(
-                f"row {place} of data.path={path} has the {wrong}: a label is a name or a whole number from 0, a split "
-                "train, val or test"
+                f"row {place} of data.path={path} has the label {label!r:.40}: use names, or whole numbers from 0"
             )
+        if split_column and not split_of(split):
+            raise UsageError(f"row {place} of data.path={path} has the split {split!r:.40}: use train, val and test")
+        rows.append(Row(name, file, int(label) if is_number else label, split_of(split)))
     if b"huggingface" not in (table.schema.metadata or {}):
         return rows, None
     from datasets import Features
 
     return rows, getattr(Features.from_arrow_schema(table.schema)[label_column], "names", None)
-
-
-def class_of(label: Any) -> str | int | None:
-    """Return a label as a whole number if it is a number, else as a name; None if it is neither."""
-    if isinstance(label, float | int):
-        return int(label) if label >= 0 and label % 1 == 0 else None
-    return label or None
 
 
 def read_table(path: Path, columns: Sequence[str], paths_only: bool = False) -> pyarrow.Table:

@@ -70,9 +70,6 @@ class Characters(Vocabulary):
 
     level = "character"
 
-    def facts(self) -> dict[str, Any]:
-        return {"level": self.level, "symbols": "".join(self.symbols)}
-
 
 class Bytes(Vocabulary):
     """The 256 bytes of UTF-8."""
