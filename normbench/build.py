@@ -114,12 +114,9 @@ def target(tree: Tree, section: str) -> tuple[Callable[..., Any], type]:
     path = str(tree[section]["_target_"])
     where = f"{section}._target_={path}"
     found = imported(path, where)
-    try:
-        made = found if isinstance(found, type) else get_type_hints(found).get("return")
-    except (TypeError, NameError):  # not a function, or an annotation that cannot be resolved
-        made = None
+    made = product(found)
     kind, _ = KINDS[section]
-    if not (isinstance(made, type) and issubclass(made, kind)):
+    if not (made and issubclass(made, kind)):
         raise ContractError(
             f"{where} makes no {kind.__name__}: give package.module.Class of a class derived from "
             f"{kind.__module__}.{kind.__qualname__}, or a function annotated to return one"
@@ -129,6 +126,15 @@ def target(tree: Tree, section: str) -> tuple[Callable[..., Any], type]:
     if missing:
         raise ContractError(f"{where} has no {' and no '.join(missing)}: normbench check {path} says what it needs")
     return found, made
+
+
+def product(found: Any) -> type | None:
+    """Return the class that a `_target_` is, or that a function's annotation says it returns; None for neither."""
+    try:
+        made = found if isinstance(found, type) else get_type_hints(found).get("return")
+    except (TypeError, NameError):  # not a function, or an annotation that cannot be resolved
+        return None
+    return made if isinstance(made, type) else None
 
 
 # Class attributes that are read before anything is made.

@@ -9,9 +9,7 @@ import io
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterable
-from contextlib import suppress
-from importlib import import_module
+from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from typing import Any
 import click
 
 from normbench import __version__
+from normbench.commands import CONFIG_DIR, FOLDER, SETTINGS, Commands, Number, flag, later
 from normbench.errors import RunFailure, UsageError
 
 COMPLETE = "_NORMBENCH_COMPLETE"  # where a shell's completion script says what it asks
@@ -67,102 +66,6 @@ def run(words: list[str]) -> int:
         return stop.exit_code
 
 
-# ---- what commands have in common
-
-
-class Commands(click.Group):
-    """The commands in the order in which they are written here."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.commands)
-
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        if "=" in args[0] and not ctx.resilient_parsing and not args[0].startswith("-"):
-            raise UsageError(f"{args[0]} is not a command: did you mean normbench train {args[0]}?")
-        return super().resolve_command(ctx, args)
-
-
-def later(module: str, function: str) -> Callable[..., Any]:
-    """Return a function of `normbench.commands`, whose module is imported when the function is called."""
-    return lambda *given: getattr(import_module(f"normbench.commands.{module}"), function)(*given)
-
-
-def own_folders(config_dir: str | None) -> list[Path]:
-    """Return the folder of the user's own, if there is one, with more options."""
-    from normbench.config.groups import own_folder
-
-    return [own_folder(config_dir)] if config_dir else []
-
-
-def search_path(config_dir: str | None) -> list[str]:
-    """Return the word with which Hydra looks for options there too."""
-    return [f"hydra.searchpath=['file://{folder}']" for folder in own_folders(config_dir)]
-
-
-class Command(click.Command):
-    """A command whose help page may say more about the words that it is given."""
-
-    def __init__(self, *args: Any, page: Callable[..., None] | None = None, **more: Any) -> None:
-        super().__init__(*args, **more)
-        self.page = page
-
-    def get_short_help_str(self, limit: int = 0) -> str:
-        return str(self.help).partition("\n")[0].rstrip(".")
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        ctx.meta["words"] = [word for word in args if word not in ctx.help_option_names]
-        return super().parse_args(ctx, args)
-
-    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        super().format_help_text(ctx, formatter)
-        if self.page:
-            given = self.make_context(ctx.info_name, ctx.meta["words"], ctx.parent, resilient_parsing=True).params
-            folder = given["config_dir"]
-            self.page(formatter, [*given["words"], *search_path(folder)], own_folders(folder))
-
-
-Commands.command_class = Command
-
-
-class Number(click.ParamType):
-    """A number within bounds; 1e3 is an integer too."""
-
-    name = "number"
-
-    def __init__(self, kind: type, **bounds: Any) -> None:
-        self.kind, self.bounds = kind, bounds
-
-    def convert(self, value: Any, param: Any, ctx: click.Context | None) -> Any:
-        from normbench.settings import Setting
-
-        with suppress(ValueError):
-            value = int(value) if str(value).isdigit() else float(value)
-        return Setting(types=(self.kind,), **self.bounds).check(param.opts[0], value)
-
-
-def flag(name: str, help: str, **more: Any) -> Callable[[Any], Any]:
-    """Declare a flag; without a type it takes no word."""
-    return click.option(f"--{name}", help=help, **more if more else {"is_flag": True})
-
-
-SETTINGS = click.argument(
-    "words", nargs=-1, metavar="[KEY=VALUE]...", shell_complete=later("completion", "complete_settings")
-)
-CONFIG_DIR = flag(
-    "config-dir", "Look for options in DIR/norm/NAME.yaml, DIR/placement/NAME.yaml, ... too.", metavar="DIR",
-    type=click.Path(file_okay=False),
-)  # fmt: skip
-
-
-def given(words: Iterable[str], **flags: Any) -> list[str]:
-    """Return words, and behind them flags as they are written on a command line."""
-    written = list(words)
-    for name, value in flags.items():
-        option = f"--{name.replace('_', '-')}"
-        written += [option] if value is True else [] if value is None or value is False else [f"{option}={value}"]
-    return written
-
-
 @click.group(
     cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -197,7 +100,7 @@ def cli() -> None:
     type=click.Choice(["all", "config", "defaults", "defaults-tree", "searchpath"]),
 )  # fmt: skip
 @click.option("-m", "--multirun", is_flag=True, hidden=True)
-def train(words: tuple[str, ...], dry_run: bool, multirun: bool, **flags: Any) -> int:
+def train(words: tuple[str, ...], dry_run: bool, cfg: str, resolve: bool, info: str, multirun: bool) -> int:
     """Train one model and record it, or go on with a stopped run.
 
     The run is recorded in outputs/NAME/RUN, which normbench tensorboard shows. The same command goes on with a run
@@ -213,9 +116,11 @@ def train(words: tuple[str, ...], dry_run: bool, multirun: bool, **flags: Any) -
         raise UsageError("--multirun (many runs) is sweep's: normbench sweep takes the same words, several values each")
     from normbench.config.compose import read, show_by_hydra
 
-    if flags["cfg"] or flags["info"]:
-        return show_by_hydra("train", given(words, **flags))
-    config = read([*words, *search_path(flags["config_dir"])])
+    if cfg or info:
+        flags = {"--cfg": cfg, "--info": info}
+        asked = [f"{name}={value}" for name, value in flags.items() if value] + ["--resolve"] * resolve
+        return show_by_hydra("train", [*words, *asked])
+    config = read(words)
     from normbench.run.train import start  # imports torch: behind every mistake that the configuration alone shows
 
     return start(config, dry=dry_run)
@@ -226,10 +131,10 @@ def train(words: tuple[str, ...], dry_run: bool, multirun: bool, **flags: Any) -
 @flag("dry-run", "Print the plan: arms, seeds, what is to do, done and failed, time and disk.")
 @flag(
     "watch", "Show how far a sweep is that runs elsewhere, from its run directories alone.",
-    metavar="FOLDER", type=click.Path(file_okay=False),
+    metavar="FOLDER", type=FOLDER,
 )  # fmt: skip
 @CONFIG_DIR
-def sweep(words: tuple[str, ...], watch: str | None, **flags: Any) -> int:
+def sweep(words: tuple[str, ...], dry_run: bool, watch: Path | None) -> int:
     """Make many runs: resumable, side by side, here or on a cluster.
 
     Makes a run for each combination of several values, each as normbench train would with these words, in outputs/NAME
@@ -244,19 +149,43 @@ def sweep(words: tuple[str, ...], watch: str | None, **flags: Any) -> int:
       normbench sweep norm=layernorm,dyt seed=0,1,2 sweep.lr=auto
       normbench sweep --watch outputs/sweep
     """
-    from normbench.commands.sweep import run
+    if watch:
+        from normbench.sweep.conduct import watch as look_on
 
-    return run(["--watch", watch, *words] if watch else given(words, **flags))
+        return look_on(watch)
+    if not words:
+        raise UsageError("sweep has nothing to vary: give several values, such as norm=layernorm,rmsnorm seed=0,1,2")
+    for word in words:
+        if word.startswith(("rerun=", "extend=")) and not word.endswith(("=false", "=null")):
+            raise UsageError(f"{word} is train's alone: give normbench train the words of the one run")
+    from normbench.sweep.conduct import sweep as make_runs
+
+    return make_runs(words, dry_run, report_of_sweep)
+
+
+def report_of_sweep(folder: Path, quiet: bool) -> None:
+    """Write the report of a sweep's runs, and print its verdict."""
+    from normbench.analysis.command import report_of_sweep
+
+    report_of_sweep(folder, quiet, missing_below([folder]))
+
+
+def missing_below(folders: Iterable[Path]) -> dict[str, str]:
+    """Return the runs that sweeps on folders, or on those in them, have planned and that have no directory -> why."""
+    from normbench.sweep.folder import SweepFolder
+
+    places = {place for folder in folders for place in (folder, *(path.parent for path in folder.glob("*/.sweep")))}
+    return {name: why for place in sorted(places) for name, why in SweepFolder(place).missing().items()}
 
 
 @cli.command()
 @SETTINGS
 @CONFIG_DIR
-def show(words: tuple[str, ...], config_dir: str | None) -> None:
+def show(words: tuple[str, ...]) -> None:
     """Show the configuration that train would take, key by key."""
     from normbench.commands.pages import show_table
 
-    show_table([*words, *search_path(config_dir)])
+    show_table(words)
 
 
 @cli.command("list")
@@ -273,7 +202,7 @@ def list_options(groups: tuple[str, ...]) -> None:
 @cli.command()
 @SETTINGS
 @CONFIG_DIR
-def check(words: tuple[str, ...], **flags: Any) -> int:
+def check(words: tuple[str, ...]) -> int:
     """Check whether a part keeps its contract, your own or ours.
 
     Checks a norm, placement, model or data set: the contract of its kind, and that it trains with everything it can
@@ -290,9 +219,9 @@ def check(words: tuple[str, ...], **flags: Any) -> int:
       normbench check norm=groupnorm norm.groups=2
       normbench check --config-dir myconf norm=mynorm
     """
-    from normbench.commands.check import run
+    from normbench.contract.command import run
 
-    return run(given(words, **flags))
+    return run(words)
 
 
 @cli.command(context_settings={"ignore_unknown_options": True})
@@ -348,15 +277,15 @@ MARGIN = "A difference that does not matter, in nats or percentage points; is a 
 
 
 @cli.command()
-@click.argument("folders", nargs=-1, required=True, type=click.Path(file_okay=False))
-@flag("out", "Where the report goes; by default report in the first FOLDER.", type=click.Path(file_okay=False))
+@click.argument("folders", nargs=-1, required=True, type=FOLDER)
+@flag("out", "Where the report goes; by default report in the first FOLDER.", type=FOLDER)
 @flag(
     "baseline", "The arm that others are compared with, such as norm=layernorm; in what it does not name, each arm is "
     "compared with its like. By default layernorm and pre, or the first arm.", metavar="ARM",
 )  # fmt: skip
 @flag("target", "The loss in nats whose time is asked; by default where the baseline ends.", type=Number(float))
 @flag("margin", MARGIN, type=Number(float, low=0))
-def report(folders: tuple[str, ...], **flags: Any) -> int:
+def report(folders: tuple[Path, ...], **flags: Any) -> int:
     """Say which differences between runs are real, in one page.
 
     Says what the runs below FOLDER show: which differences between arms are real, how large the others may still be,
@@ -372,15 +301,15 @@ def report(folders: tuple[str, ...], **flags: Any) -> int:
       normbench report outputs/norms_lm --baseline norm=layernorm --margin 0.01
       normbench report outputs/first outputs/second --baseline "rmsnorm post" --target 2.0 --out both
     """
-    from normbench.commands.report import run
+    from normbench.analysis.command import report as write_report
 
-    return run(given(folders, **flags))
+    return write_report(folders, missing=missing_below(folders), **flags)
 
 
 @cli.command()
 @click.argument("a", type=click.Path(file_okay=False))
 @click.argument("b", type=click.Path(file_okay=False))
-@flag("in", "Where arms are looked for; by default outputs.", metavar="FOLDER", type=click.Path(file_okay=False))
+@flag("in", "Where arms are looked for.", metavar="FOLDER", type=FOLDER, default="outputs", show_default=True)
 @flag("margin", MARGIN, type=Number(float, low=0))
 @flag("plan", "From the spread of the runs that are there, how many seeds a difference needs to be found.")
 @flag(
@@ -399,9 +328,9 @@ def compare(a: str, b: str, **flags: Any) -> int:
       normbench compare outputs/first outputs/second
       normbench compare --plan rmsnorm layernorm --in outputs/pilot --difference 0.01
     """
-    from normbench.commands.compare import run
+    from normbench.analysis.command import compare as compare_arms
 
-    return run(given([a, b], **flags))
+    return compare_arms(a, b, flags.pop("in"), **flags)
 
 
 @cli.command()

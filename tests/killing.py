@@ -246,7 +246,7 @@ def watch(places: Places) -> None:
     """Make normbench note where it is: which part is at work, each file operation, each batch."""
     from normbench import build, recording, rundir, types
     from normbench.run import session
-    from normbench.training import checkpoint, evaluation, loop
+    from normbench.training import checkpoint, loop
 
     around(places, checkpoint.Checkpoints, "save", "checkpoint", lambda owner, state: f"saved {state['step']}")
     around(places, checkpoint.Checkpoints, "save_best", "best weights")
@@ -259,7 +259,7 @@ def watch(places: Places) -> None:
     around(places, session, "copy_record", "copying")
     around(places, session.Session, "prepare", "preparation")
     around(places, session.Session, "finish", "finish")
-    ahead(places, evaluation, "to_device", lambda *_: "batch")
+    ahead(places, loop, "to_device", lambda *_: "batch")
     ahead(places, types.Task, "totals", lambda *_, **__: "loss")
     ahead(places, loop.Loop, "clip", lambda *_: "gradients")
     ahead(places, os, "replace", lambda source, target: f"rename to {final_name(target)}")

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
-from data_helpers import LABELS, SMALL, write_images
 from support import refused
 
 from normbench.cli import main
@@ -25,56 +22,6 @@ MLP = "model=mlp data=digits"
 def test_outputs_that_is_a_file(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "taken").touch()
     assert "outputs=taken cannot be written" in refused(["train", "outputs=taken"], capsys)
-
-
-def copy_of_pets(root: Path, images: dict[str, list[Any]]) -> list[str]:
-    """The words that train on a hub-layout copy with these images."""
-    write_images(root, images, LABELS)
-    return ["train", "model=cnn", "data=mnist", f"data.root={root}", "data.hub_id=me/pets", "data.batch_size=2"]
-
-
-def test_a_damaged_parquet_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = copy_of_pets(tmp_path / "root", SMALL)
-    file = next((tmp_path / "root").rglob("train*.parquet"))
-    file.write_bytes(file.read_bytes()[:-20])
-    assert f"{file} is not a whole Parquet file" in refused(words, capsys)
-
-
-def test_a_damaged_image_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    images = {"train": [*SMALL["train"][:19], b"no image"], "test": SMALL["test"]}
-    assert "row 19 of me/pets (train) cannot be decoded" in refused(copy_of_pets(tmp_path / "root", images), capsys)
-
-
-def test_a_data_set_with_images_of_many_sizes_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    images = {"train": [*SMALL["train"][:19], np.zeros((3, 3), np.uint8)], "test": SMALL["test"]}
-    assert "all images must have the same" in refused(copy_of_pets(tmp_path / "root", images), capsys)
-
-
-@pytest.mark.parametrize(
-    ("content", "complaint"),
-    [
-        (None, "data.path is not set: give the file"),
-        (b"", "my.txt is empty"),
-        (b"\x7fELF\x00\x00", "my.txt is no text but binary"),
-        (b"\xff\xfe" * 100, "byte 0 is not UTF-8"),
-        (b"a" * 1000, "has a vocabulary of 1"),
-        (
-            b"much too short",
-            "is too long for the 1 tokens of text (val): give a longer text, or hold out other amounts",
-        ),
-        (b"short", "is too long for the 0 tokens of text (val): give a longer text"),
-        (b"not long enough. " * 20, "is too long for the 34 tokens of text (val): use at most 33, or hold out other"),
-        (b"short of a batch. " * 40, "data.batch_size=12 is more than the 9 training windows"),
-    ],
-)
-def test_an_own_text_that_is_none(
-    here: Path, content: bytes | None, complaint: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["train", "data=text"]
-    if content is not None:
-        (here / "my.txt").write_bytes(content)
-        words.append("data.path=my.txt")
-    assert complaint in refused(words, capsys)
 
 
 @pytest.mark.parametrize(

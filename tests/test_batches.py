@@ -1,69 +1,36 @@
-"""Batches follow from (seed, step), cover what they should, and leave out what is held out."""
+"""Batches follow from (seed, step), cover what they should, leave out what is held out, and are augmented alike."""
 
 from __future__ import annotations
 
+import itertools
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from data_helpers import (
-    IMAGES,
-    LABELS,
-    LONG,
-    TEXT,
-    as_lists,
-    pets,
-    plays,
-    random_images,
-    write_images,
-    write_text,
-)
+from data_helpers import IMAGES, LABELS, LONG, SMALL, TEXT, pets, plays, random_images, write_images, write_text
 
 from normbench.data import Images, Text, digits, pydocs
-from normbench.data.cache import Cached, Content
-from normbench.data.holdout import held_out
+from normbench.data.batches import held_out
+from normbench.data.cache import Content, Source
+from normbench.data.images import Augmentation
 from normbench.data.vocabulary import Characters
 from normbench.errors import UsageError
 
-
-@pytest.fixture(autouse=True)
-def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("NORMBENCH_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
+SHAPE = (3, 9, 7)
 
 
-def test_text_windows_follow_from_seed_and_step_alone() -> None:
-    first, second, other = pydocs(**TEXT), pydocs(**TEXT), pydocs(**TEXT | {"seed": 1})
-    backwards = {step: second.train_batch(step) for step in (7, 3, 0)}
-    for step, batch in backwards.items():
-        assert torch.equal(first.train_batch(step).inputs, batch.inputs)
-    assert not torch.equal(first.train_batch(0).inputs, first.train_batch(1).inputs)
-    assert not torch.equal(first.train_batch(0).inputs, other.train_batch(0).inputs)
-
-
-class Counting(Cached):
-    """A text whose tokens are their own places."""
-
-    name = kind = "counting"
-
-    def key(self) -> str:
-        return self.name
-
-    def load(self) -> Content:
-        return Content({"train": np.arange(1000), "val": np.arange(100)}, {})
-
-    def vocabulary(self, facts: dict[str, Any]) -> Characters:
-        return Characters("".join(map(chr, range(1000))))
-
-    def describe(self) -> dict[str, Any]:
-        return {"name": self.name}
+# ---- text
 
 
 def test_an_epoch_of_text_takes_each_token_once_but_at_the_ends() -> None:
-    data = Text(Counting(), **TEXT)
+    """Of a text whose tokens are their own places."""
+    arrays = {"train": np.arange(1000), "val": np.arange(100)}
+    facts = Characters(map(chr, range(1000))).facts()
+    data = Text(Source("counting", "counting", "", lambda: Content(arrays, facts)), **TEXT)
     assert data.steps_per_epoch == 123 // 3, "windows of 8 in 1,000 tokens, less one for the cut"
     cuts = []
     for epoch in range(4):
@@ -75,7 +42,7 @@ def test_an_epoch_of_text_takes_each_token_once_but_at_the_ends() -> None:
 
 
 def windows_of_an_epoch(data: Text, epoch: int) -> list[list[int]]:
-    """The training windows of an epoch, each with its last target."""
+    """Return the training windows of an epoch, each with its last target."""
     found = []
     for step in range(epoch * data.steps_per_epoch, (epoch + 1) * data.steps_per_epoch):
         inputs, targets, _ = data.train_batch(step)
@@ -87,19 +54,19 @@ def windows_of_an_epoch(data: Text, epoch: int) -> list[list[int]]:
 
 def test_shortest_text_has_one_window(tmp_path: Path) -> None:
     root = write_text(tmp_path, train=["abcdefghi"], validation=["abcdefgh"], test=["i"])
-    data = Text(plays(root), **TEXT | {"batch_size": 1})
+    data = plays(root, batch_size=1)
     for step in range(5):
         inputs, targets, _ = data.train_batch(step)
         assert inputs.tolist() == [list(range(8))] and targets.tolist() == [list(range(1, 9))]
     assert data.steps_per_epoch == 1
     with pytest.raises(UsageError, match=r"data.batch_size=3 is more than the 1 training windows .* at most 1"):
-        Text(plays(root), **TEXT)
+        plays(root)
 
 
-@pytest.mark.parametrize("length", [9, 16, 17, 18, 33, 40, 41, 100])
+@pytest.mark.parametrize("length", [9, 16, 17, 18, 40, 41])
 def test_evaluation_takes_every_target_once(tmp_path: Path, length: int) -> None:
     text = "".join(chr(97 + i % 26) for i in range(length))
-    data = Text(plays(write_text(tmp_path, train=[LONG], validation=[text[:-1]], test=[text[-1:]])), **TEXT)
+    data = plays(write_text(tmp_path, train=[LONG], validation=[text[:-1]], test=[text[-1:]]))
     batches = list(data.eval_batches("val"))
     targets = torch.cat([batch.targets.flatten() for batch in batches])
     inputs = torch.cat([batch.inputs.flatten() for batch in batches])
@@ -114,36 +81,31 @@ def test_limited_text_evaluation_spreads_over_the_split() -> None:
     batches = list(data.eval_batches("val", limit=5))
     assert [tuple(batch.inputs.shape) for batch in batches] == [(3, 8)] * 5
     val = data.splits["val"]
-    starts = [round(i * (len(val) - 9) / 14 - 0.5 + 1e-9) for i in range(15)]  # floor
-    expected = np.stack([val[start : start + 8] for start in starts])
+    expected = np.stack([val[start : start + 8] for start in (i * (len(val) - 9) // 14 for i in range(15))])
     assert torch.equal(torch.cat([batch.inputs for batch in batches]), torch.from_numpy(expected.astype(np.int64)))
     assert torch.equal(batches[-1].targets[-1], torch.from_numpy(val[-8:].astype(np.int64)))
-    again = list(data.eval_batches("val", limit=5))
-    assert all(torch.equal(a.inputs, b.inputs) for a, b in zip(batches, again, strict=True))
+
+
+# ---- images
 
 
 def numbered(data: Images, steps: range) -> list[list[int]]:
-    """Which training images the batches hold, found by their pixels."""
+    """Return which training images the batches hold, found by their pixels."""
     rows = data.splits["train"].images.flatten(1).float()
-    found = []
-    for step in steps:
-        pixels = data.train_batch(step).inputs.flatten(1)
-        found.append([int((rows == row).all(1).nonzero()) for row in pixels])
-    return found
+    found = [data.train_batch(step).inputs.flatten(1) for step in steps]
+    return [[int((rows == row).all(1).nonzero()) for row in batch] for batch in found]
 
 
 def test_image_epochs_are_permutations_that_follow_from_seed_and_epoch(tmp_path: Path) -> None:
-    source = pets(write_images(tmp_path, as_lists(random_images(6, 5)), LABELS))
-    first, second = (Images(source, **IMAGES, scaling="none") for _ in range(2))
+    root = write_images(tmp_path, SMALL, LABELS)
+    first, second, other = (pets(root, scaling="none", seed=seed) for seed in (0, 0, 1))
     epochs = [numbered(first, range(3 * epoch, 3 * epoch + 3)) for epoch in range(4)]
     for epoch in epochs:
-        flat = [image for batch in epoch for image in batch]
-        assert len(flat) == len(set(flat)) == 18  # 20 images, the last incomplete batch dropped
+        assert len({image for batch in epoch for image in batch}) == 18  # 20 images, the incomplete batch dropped
     assert len({tuple(map(tuple, epoch)) for epoch in epochs}) == 4
     assert numbered(second, range(7, 8)) == [epochs[2][1]] and numbered(second, range(1)) == [epochs[0][0]]
-    assert numbered(Images(source, **IMAGES | {"seed": 1}, scaling="none"), range(1)) != [epochs[0][0]]
-    batch = first.train_batch(4)
-    assert batch.targets.tolist() == [LABELS["train"][i] for i in epochs[1][1]]
+    assert numbered(other, range(1)) != [epochs[0][0]]
+    assert first.train_batch(4).targets.tolist() == [LABELS["train"][i] for i in epochs[1][1]]
 
 
 def test_limited_image_evaluation_spreads_over_the_split() -> None:
@@ -164,22 +126,31 @@ def test_no_evaluation_batch_is_a_lone_image() -> None:
 @pytest.mark.parametrize("holdout", [0, 5, 0.4])
 def test_standard_scaling_is_that_of_the_images_trained_on(tmp_path: Path, holdout: float) -> None:
     stored = random_images(6, 5, 3)
-    source = pets(write_images(tmp_path, as_lists(stored), LABELS))
-    used = stored["train"][: 20 - (int(holdout) if holdout >= 1 else round(20 * holdout))].astype(np.float64)
+    root = write_images(tmp_path, stored, LABELS)
+    used = np.stack(stored["train"])[: 20 - (int(holdout) if holdout >= 1 else round(20 * holdout))].astype(np.float64)
     mean, std = used.mean(axis=(0, 1, 2)), used.std(axis=(0, 1, 2))
-    data = Images(source, **IMAGES, holdout=holdout)
+    data = pets(root, holdout=holdout)
     scaled = torch.cat([batch.inputs for batch in data.eval_batches("train")])
     expected = ((used - mean) / std).transpose(0, 3, 1, 2)
     torch.testing.assert_close(scaled.double(), torch.from_numpy(expected.copy()), rtol=1e-5, atol=1e-6)
-    unit = torch.cat([batch.inputs for batch in Images(source, **IMAGES, scaling="unit").eval_batches("val")])
-    assert torch.equal(unit, torch.from_numpy(stored["test"]).permute(0, 3, 1, 2).float() / 255)
+    unit = torch.cat([batch.inputs for batch in pets(root, scaling="unit").eval_batches("val")])
+    assert torch.equal(unit, torch.from_numpy(np.stack(stored["test"])).permute(0, 3, 1, 2).float() / 255)
     assert np.allclose(np.array(data.describe()["shift"]) * 255, mean, atol=1e-3)
+    assert torch.equal(data.pixels(scaled), data.splits["train"].images)
 
 
 def test_a_channel_without_variation_stays_finite(tmp_path: Path) -> None:
     black = {"train": [np.zeros((4, 4), np.uint8)] * 20, "test": [np.zeros((4, 4), np.uint8)] * 7}
-    batch = Images(pets(write_images(tmp_path, black, LABELS)), **IMAGES).train_batch(0)
-    assert torch.equal(batch.inputs, torch.zeros(6, 1, 4, 4))
+    assert torch.equal(pets(write_images(tmp_path, black, LABELS)).train_batch(0).inputs, torch.zeros(6, 1, 4, 4))
+
+
+def test_more_images_a_batch_than_there_are() -> None:
+    complaint = r"data\.batch_size=1,501 is more than the 1,500 training images of digits: use at most 1,500"
+    with pytest.raises(UsageError, match=complaint):
+        digits(**IMAGES | {"batch_size": 1501})
+
+
+# ---- holding out
 
 
 @pytest.mark.parametrize(
@@ -189,9 +160,9 @@ def test_held_out_share_or_number(holdout: float, count: int) -> None:
     assert held_out(60_000, holdout, "images") == count
 
 
-@pytest.mark.parametrize("holdout", [-1, -0.1, 60_000, 1e9, 2.5, float("nan"), float("inf"), 1e-9])
+@pytest.mark.parametrize("holdout", [60_000, 1e9, 1e-9])
 def test_held_out_bounds(holdout: float) -> None:
-    with pytest.raises(UsageError, match=r"data.holdout=.*: "):
+    with pytest.raises(UsageError, match=r"data.holdout=.*: hold out one at least, and leave one"):
         held_out(60_000, holdout, "images")
 
 
@@ -206,8 +177,124 @@ def test_holdout_takes_the_last_of_the_training_data() -> None:
 
 
 def test_descriptions_are_json_and_say_what_was_used() -> None:
-    text, images = pydocs(**TEXT, holdout=100).describe(), digits(**IMAGES, holdout=100).describe()
+    text = pydocs(**TEXT, holdout=100).describe()
+    images = digits(**IMAGES, holdout=100, crop=1, flip=True).describe()
     assert json.loads(json.dumps(text)) == text and json.loads(json.dumps(images)) == images
     assert (text["name"], text["val_tokens"], text["vocabulary_size"], text["level"]) == ("pydocs", 100, 256, "byte")
     assert (images["train_images"], images["classes"], images["scaling"]) == (1400, [*"0123456789"], "standard")
+    assert images["augmentation"] == {"crop": 1, "flip": True, "cutout": 0}
     assert len(text["fingerprint"]) == len(images["fingerprint"]) == 64
+
+
+# ---- augmentation
+
+
+def random_pixels(count: int, shape: tuple[int, int, int] = SHAPE) -> torch.Tensor:
+    """Return images in which no pixel is 0, so that what is put around them shows."""
+    return torch.randint(1, 256, (count, *shape), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+
+
+def ways(image: np.ndarray, result: np.ndarray, crop: int, flips: tuple[bool, ...]) -> list[tuple[int, int, bool]]:
+    """Return in which ways an image in a black frame is cut, and mirrored or not, to give this result."""
+    framed = np.pad(image, ((0, 0), (crop, crop), (crop, crop)))
+    height, width = image.shape[1:]
+    found = []
+    for top, left, flipped in itertools.product(range(2 * crop + 1), range(2 * crop + 1), flips):
+        window = framed[:, top : top + height, left : left + width]
+        if np.array_equal(window[:, :, ::-1] if flipped else window, result):
+            found.append((top, left, flipped))
+    return found
+
+
+@pytest.mark.parametrize(("crop", "flip"), [(2, False), (0, True), (3, True)])
+def test_each_image_is_cropped_and_flipped_in_one_way_and_all_ways_occur(crop: int, flip: bool) -> None:
+    pixels = random_pixels(64)
+    augmentation = Augmentation(0, SHAPE, crop, flip)
+    found: Counter[tuple[int, int, bool]] = Counter()
+    for step in range(12):
+        moved = augmentation.moved(pixels, step)
+        assert moved.dtype == torch.uint8 and moved.shape == pixels.shape
+        for image, result in zip(pixels.numpy(), moved.numpy(), strict=True):
+            (way,) = ways(image, result, crop, (False, True) if flip else (False,))
+            found[way] += 1
+    possible = (2 * crop + 1) ** 2 * (1 + flip)
+    assert len(found) == possible
+    expected = 12 * 64 / possible
+    chi_square = sum((count - expected) ** 2 / expected for count in found.values())
+    assert chi_square < possible + 5 * (2 * possible) ** 0.5, "all ways are equally likely"
+
+
+@pytest.mark.parametrize("side", [1, 3, 4])
+def test_each_image_has_one_hole_around_some_pixel(side: int) -> None:
+    """Against DeVries & Taylor's square, clipped at the edges."""
+    inputs = random_pixels(64).float()
+    masks = {}
+    for top, left in np.ndindex(SHAPE[1:]):
+        first, last = (max(place - side // 2, 0) for place in (top, left)), (p - side // 2 + side for p in (top, left))
+        masks[top, left] = torch.ones(SHAPE[1:])
+        masks[top, left][tuple(slice(*ends) for ends in zip(first, last, strict=True))] = 0
+    centres = Counter()
+    for step in range(12):
+        for image, result in zip(inputs, Augmentation(0, SHAPE, cutout=side).cut(inputs.clone(), step), strict=True):
+            (centre,) = [centre for centre, mask in masks.items() if torch.equal(result, image * mask)]
+            centres[centre] += 1
+    assert len(centres) == 9 * 7, "every pixel is a centre some time"
+
+
+def augmented(data: Images, pixels: torch.Tensor, step: int) -> torch.Tensor:
+    return data.augmentation.cut(data.augmentation.moved(pixels, step).float(), step)
+
+
+@pytest.mark.parametrize("kinds", [{}, {"crop": 2}, {"flip": True}, {"cutout": 4}, {"crop": 3, "flip": True}], ids=str)
+def test_batches_follow_from_seed_and_step_alone(kinds: dict[str, Any]) -> None:
+    """Of text where there is nothing to augment."""
+    make: Any = (lambda **more: digits(**IMAGES | more, **kinds)) if kinds else (lambda **more: pydocs(**TEXT | more))
+    first, second, other = make(), make(), make(seed=1)
+    backwards = {step: second.train_batch(step).inputs for step in (7, 3, 0)}
+    for step, inputs in backwards.items():
+        assert torch.equal(first.train_batch(step).inputs, inputs)
+    with torch.random.fork_rng():
+        torch.manual_seed(99)
+        assert torch.equal(first.train_batch(3).inputs, backwards[3])
+    pixels = random_pixels(64, (1, 8, 8))
+    places = ((first, 0), (first, 1), (other, 0))
+    per_step = [augmented(data, pixels, step) if kinds else data.train_batch(step).inputs for data, step in places]
+    assert not any(torch.equal(a, b) for a, b in itertools.combinations(per_step, 2))
+
+
+def test_one_more_kind_changes_nothing_about_the_others() -> None:
+    """With flips the windows are where they were without, and so are the holes."""
+    pixels = random_pixels(32)
+    one, all_kinds = Augmentation(0, SHAPE, crop=2), Augmentation(0, SHAPE, crop=2, flip=True, cutout=3)
+    for image, before, after in zip(pixels, one.moved(pixels, 5), all_kinds.moved(pixels, 5), strict=True):
+        (cut,) = ways(image.numpy(), before.numpy(), 2, (False,))
+        (flipped_too,) = ways(image.numpy(), after.numpy(), 2, (False, True))
+        assert flipped_too[:2] == cut[:2]
+    hole = Augmentation(0, SHAPE, cutout=3).cut(pixels.float(), 5) == 0
+    assert torch.equal(hole, all_kinds.cut(pixels.float(), 5) == 0)
+
+
+def test_augmentation_leaves_the_evaluation_alone() -> None:
+    """Neither the validation nor the training images are changed when they are judged by."""
+    plain, changed = digits(**IMAGES), digits(**IMAGES, crop=2, flip=True, cutout=3)
+    for split in ("train", "val"):
+        for a, b in zip(plain.eval_batches(split, 5), changed.eval_batches(split, 5), strict=True):
+            assert torch.equal(a.inputs, b.inputs)
+    assert not torch.equal(plain.train_batch(0).inputs, changed.train_batch(0).inputs)
+    assert torch.equal(plain.train_batch(0).targets, changed.train_batch(0).targets)
+
+
+def test_frames_are_black_and_holes_are_the_mean() -> None:
+    """A frame is part of the image, and a hole is not: under the standard scaling 0 is the mean."""
+    pixels = digits(**IMAGES).splits["train"].images.double()
+    black = digits(**IMAGES, crop=7).train_batch(0).inputs
+    assert black.min() == pytest.approx(float(-pixels.mean() / pixels.std(correction=0)))
+    holes = digits(**IMAGES | {"batch_size": 64}, cutout=3).train_batch(0).inputs
+    assert ((holes == 0).flatten(1).sum(1) >= 4).all()
+
+
+@pytest.mark.parametrize("kind", ["crop", "cutout"])
+def test_what_could_leave_nothing_of_an_image_is_refused(kind: str) -> None:
+    Augmentation(0, SHAPE, **{kind: 6})
+    with pytest.raises(UsageError, match=rf"^data.{kind}=7 leaves nothing of images of 9 × 7 pixels: use 0 to 6$"):
+        Augmentation(0, SHAPE, **{kind: 7})

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from support import IMAGES, NORMS, PLACEMENTS, SMALL, build, random_batch, section
+from support import IMAGES, build, random_batch, section
 from torch import nn
 from torch.nn import functional as F
 
-from normbench import assembly
+from normbench import build as builder
 from normbench.errors import UsageError
 from normbench.models.cnn import BasicBranch, BottleneckBranch, PooledConvBranch
 from normbench.norms import NoNorm
@@ -26,10 +26,7 @@ def full(name: str, norm: str, placement: str, side: int, classes: int, **settin
     tree = {group: section(group, option) for group, option in chosen.items()}
     tree["model"] |= settings
     task = ImageClassification(classes, image_shape=(3, side, side))
-    model: Model = assembly.factory(tree, "model")(
-        task, assembly.factory(tree, "norm"), assembly.factory(tree, "placement")
-    )
-    return model
+    return builder.build_model(tree, task, seed=0)[0]
 
 
 def count(model: nn.Module) -> int:
@@ -50,13 +47,6 @@ RESNETS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", RESNETS)
-def test_resnets_have_the_published_weights_but_in_the_norms(name: str) -> None:
-    """Pre-activation leaves every convolution and the head as they are, and moves the norms."""
-    published, channels = RESNETS[name]
-    assert count(full(name, "none", "pre", 224, 1000)) == published - 2 * channels
-
-
 # What pre-activation changes: no norm behind stem and shortcuts, a block's first norm has the block's input channels,
 # and a final norm.
 PRE_CHANNELS = {
@@ -67,11 +57,21 @@ PRE_CHANNELS = {
 
 
 @pytest.mark.parametrize("name", RESNETS)
-def test_resnets_with_batchnorm_are_within_a_tenth_of_a_percent_of_the_published(name: str) -> None:
+def test_resnets_have_the_published_weights_but_in_the_norms(name: str) -> None:
+    """Pre-activation leaves every convolution and the head as they are, and moves the norms."""
     published, channels = RESNETS[name]
+    assert count(full(name, "none", "pre", 224, 1000)) == published - 2 * channels
     ours = count(full(name, "batchnorm", "pre", 224, 1000))
     assert ours == published - 2 * channels + 2 * PRE_CHANNELS[name]
     assert ours == pytest.approx(published, rel=1e-3)
+
+
+@pytest.mark.parametrize(("name", "layers", "parameters"), [("resnet20", 20, 0.27e6), ("resnet56", 56, 0.85e6)])
+def test_small_resnets_have_the_published_sizes(name: str, layers: int, parameters: float) -> None:
+    """He et al. 2016a, table 6: 20 layers have 0.27 M parameters, 56 have 0.85 M."""
+    model = full(name, "batchnorm", "pre", 32, 10)
+    assert sum(isinstance(m, nn.Conv2d | nn.Linear) for m in model.modules()) == layers
+    assert count(model) == pytest.approx(parameters, rel=0.02)
 
 
 def test_vgg_is_configuration_a_with_one_linear_layer() -> None:
@@ -133,20 +133,10 @@ def test_what_passes_through_a_cnn_has_its_channels_last(name: str) -> None:
     assert strange == []
 
 
-@pytest.mark.parametrize("name", ["resnet18", "resnet50"])
-@pytest.mark.parametrize("placement", [name for name in PLACEMENTS if name not in ("plain", "parallel")])
-def test_each_norm_of_a_resnet_has_a_site_of_its_own(name: str, placement: str) -> None:
-    for norm in NORMS:
-        model, norms = build(norm, placement, name, IMAGES)
-        classes = {type(made) for made in norms.values()}
-        assert len(norms) == sum(type(module) in classes for module in model.modules())
-
-
-def test_lists_that_do_not_belong_to_the_stages_are_refused() -> None:
-    for name, key in (("resnet18", "blocks"), ("resnet50", "strides"), ("vgg", "blocks")):
-        stages = len(section("model", name)["stages"] if name != "vgg" else SMALL["vgg"]["stages"])
-        with pytest.raises(UsageError, match=rf"^model.{key} has 2 numbers for {stages} stages: give as many$"):
-            build("none", "plain" if name == "vgg" else "pre", name, IMAGES, **{key: [1, 2]})
+@pytest.mark.parametrize(("name", "key"), [("resnet18", "blocks"), ("resnet50", "strides"), ("vgg", "blocks")])
+def test_lists_that_do_not_belong_to_the_stages_are_refused(name: str, key: str) -> None:
+    with pytest.raises(UsageError, match=rf"^model.{key} has 2 numbers for [34] stages: give as many$"):
+        build("none", "plain" if name == "vgg" else "pre", name, IMAGES, **{key: [1, 2]})
 
 
 # ---- branches against their formulas

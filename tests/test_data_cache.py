@@ -208,7 +208,7 @@ BAD_IMAGES: dict[str, tuple[Callable[[Path], Path], dict[str, Any], str]] = {
     "no test split": (
         lambda root: write_images(root, {"train": SMALL["train"]}, LABELS), {}, "no split test .splits: train",
     ),
-    "no rows": (copy(images={"test": []}, labels={"test": []}), {}, "cannot be loaded .*Parquet files of train, test"),
+    "no rows": (copy(images={"test": []}, labels={"test": []}), {}, "cannot be loaded .*set data.root"),
     "undecodable": (with_image("train", 13, b"no"), {}, "1 of the 27 images of me/pets .*row 13 of train: no image"),
     "half an image": (with_image("test", 2, png(SMALL["test"][2])[:50]), {}, "row 2 of test: .*mend or remove"),
     "no image": (with_image("test", 6, b""), {}, "row 6 of test: no image is there"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,9 +15,9 @@ import torch
 from support import refused
 
 from normbench.cli import main
-from normbench.estimate import Disk, Estimate, Memory, Times, WeighingSink, nbytes, times_due
-from normbench.memory import forget_peak, peak
-from normbench.recording import JsonLinesSink
+from normbench.recording import JsonLinesSink, WeighingSink
+from normbench.training.clock import forget_peak, peak_memory
+from normbench.training.estimate import Estimate, nbytes, times_due
 
 TINY = ["model.depth=2", "model.width=16", "model.heads=2", "model.context=16", "data.eval_batch_size=512",
         "trainer.steps=60", "trainer.eval_batches=2", "trainer.eval_every=20", "trainer.log_every=5",
@@ -129,28 +130,33 @@ def test_times_due_counts_the_steps(steps: int, every: int) -> None:
     assert times_due(steps, every) == sum(every > 0 and (s == 1 or s % every == 0) for s in range(1, steps + 1))
 
 
-def made_up(every: int, histograms: int, times: Times) -> Estimate:
+def made_up(every: int, histograms: int, **changes: float | None) -> Estimate:
     loop: Any = SimpleNamespace(
         compile_seconds=0.0,
         trainer=SimpleNamespace(log_every=5, eval_every=10),
         probes_config=SimpleNamespace(every=every, histograms_every=histograms),
     )
-    return Estimate(loop, Memory(0, 0, 0, 0, None), times, Disk(0, 0, probe=100, histogram=1000, log=10, evaluation=1))
+    values: dict[str, Any] = {item.name: 1 for item in fields(Estimate)} | {"loop": loop} | changes
+    return Estimate(**values)
 
 
 @pytest.mark.parametrize(("every", "histograms"), [(4, 6), (0, 6), (4, 0), (1, 3), (0, 0)])
 def test_a_step_with_several_probes_counts_once(every: int, histograms: int) -> None:
     due = [step for step in range(1, 41) for each in {every, histograms} if each and (step == 1 or step % each == 0)]
-    assert made_up(every, histograms, Times(1, 1, 1, 1, 1)).probed(40) == len(set(due))
+    assert made_up(every, histograms).probed(40) == len(set(due))
+
+
+TIMES = {"step_ms": 10, "probed_ms": 110, "evaluation": 2, "last_evaluation": 7, "probe_bytes": 100,
+         "histogram_bytes": 1000, "log_bytes": 10, "evaluation_bytes": 1}  # fmt: skip
 
 
 def test_time_and_records_by_hand() -> None:
-    result = made_up(20, 40, Times(step_ms=10, steps=5, probed_ms=110, evaluation=2, last_evaluation=7))
+    result = made_up(20, 40, **TIMES)
     # 3 probed steps (1, 20, 40) of 40; evaluations at 10, 20, 30, and the last one
     assert result.seconds(40) == pytest.approx((37 * 10 + 3 * 110) / 1e3 + 3 * 2 + 7)
     # logged at 1, 5, ..., 40; histograms at 1 and 40
     assert result.record_bytes(40) == 9 * 10 + 4 * 1 + 3 * 100 + 2 * 1000
-    probed = made_up(1, 0, Times(step_ms=None, steps=0, probed_ms=110, evaluation=0, last_evaluation=0))
+    probed = made_up(1, 0, step_ms=None, probed_ms=110, evaluation=0, last_evaluation=0)
     assert probed.seconds(10) == pytest.approx(1.1)
 
 
@@ -166,7 +172,7 @@ def test_the_peak_is_that_of_what_came_last() -> None:
     for size in (300_000_000, 1):
         forget_peak(device)
         assert len(b"x" * size) == size
-        peaks.append(peak(device) or 0)
+        peaks.append(peak_memory(device) or 0)
     assert peaks[0] - peaks[1] > 250_000_000
 
 

@@ -160,15 +160,11 @@ def check_half_precision(name: str, layout: str, impl: str, dtype: torch.dtype) 
         assert parameter.dtype == ours[key].dtype == torch.float32
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("name", "layout", "impl"), cases(list(REFERENCES)))
-def test_output_and_gradients_are_those_of_the_formula(name: str, layout: str, impl: str, dtype: torch.dtype) -> None:
-    check_full_precision(name, layout, impl, dtype)
-
-
-def test_float16_result_is_the_formula_rounded_once() -> None:
-    for name, layout, impl in cases(list(REFERENCES)):
-        check_half_precision(name, layout, impl, torch.float16)
+def test_output_and_gradients_are_those_of_the_formula(name: str, layout: str, impl: str) -> None:
+    for dtype in (torch.float32, torch.float64):
+        check_full_precision(name, layout, impl, dtype)
+    check_half_precision(name, layout, impl, torch.float16)
 
 
 def test_bfloat16_result_is_the_formula_rounded_once() -> None:
@@ -241,26 +237,23 @@ def test_channels_last_input_gives_channels_last_output(name: str) -> None:
 # --- running statistics, against torch's modules
 
 
+TORCH = {
+    "batchnorm": (BatchNorm, {"sequence": nn.BatchNorm1d, "image": nn.BatchNorm2d, "flat": nn.BatchNorm1d}),
+    "instancenorm": (InstanceNorm, {"sequence": nn.InstanceNorm1d, "image": nn.InstanceNorm2d}),
+}
+
+
 @pytest.mark.parametrize("affine", [True, False])
-@pytest.mark.parametrize("track_running_stats", [True, False])
 @pytest.mark.parametrize("momentum", [0.1, 0.6, None])
 @pytest.mark.parametrize("impl", ["torch", "eager"])
-def test_batchnorm_is_torchs(impl: str, momentum: float | None, track_running_stats: bool, affine: bool) -> None:
-    kwargs: dict[str, Any] = {"momentum": momentum, "track_running_stats": track_running_stats, "affine": affine}
-    modules = {"sequence": nn.BatchNorm1d, "image": nn.BatchNorm2d, "flat": nn.BatchNorm1d}
-    for layout, module in modules.items():
-        theirs = module(FEATURES, eps=EPS, **kwargs)
-        check_like_torch(BatchNorm, theirs, layout, impl=impl, **kwargs)
-
-
-@pytest.mark.parametrize("affine", [True, False])
-@pytest.mark.parametrize("track_running_stats", [True, False])
-@pytest.mark.parametrize("impl", ["torch", "eager"])
-def test_instancenorm_is_torchs(impl: str, track_running_stats: bool, affine: bool) -> None:
-    kwargs: dict[str, Any] = {"momentum": 0.3, "track_running_stats": track_running_stats, "affine": affine}
-    for layout, module in {"sequence": nn.InstanceNorm1d, "image": nn.InstanceNorm2d}.items():
-        theirs = module(FEATURES, eps=EPS, **kwargs)
-        check_like_torch(InstanceNorm, theirs, layout, impl=impl, **kwargs)
+@pytest.mark.parametrize("name", TORCH)
+def test_running_statistics_are_torchs(name: str, impl: str, momentum: float | None, affine: bool) -> None:
+    norm_class, modules = TORCH[name]
+    momentum = 0.3 if name == "instancenorm" and momentum is None else momentum  # which torch has not there
+    for tracks in (True, False):
+        kwargs: dict[str, Any] = {"momentum": momentum, "track_running_stats": tracks, "affine": affine}
+        for layout, module in modules.items():
+            check_like_torch(norm_class, module(FEATURES, eps=EPS, **kwargs), layout, impl=impl, **kwargs)
 
 
 def check_like_torch(norm_class: type[Norm], theirs: nn.Module, layout: str, **kwargs: Any) -> None:

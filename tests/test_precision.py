@@ -15,9 +15,9 @@ from torch import nn
 
 from normbench.errors import UsageError
 from normbench.training import precision
-from normbench.training.averaging import WeightAverage
 from normbench.training.checkpoint import read
-from normbench.training.evaluation import evaluate
+from normbench.training.loop import evaluate
+from normbench.training.optimizer import WeightAverage
 from normbench.training.precision import LossScaling, make_precision
 from normbench.types import Batch
 
@@ -168,7 +168,7 @@ def test_overflowing_steps_are_left_out_and_counted() -> None:
 def test_a_pass_beside_has_its_gradients_at_their_own_scale() -> None:
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters())
-    beside = LossScaling(CPU).beside
+    beside = copy.deepcopy(LossScaling(CPU))
     beside.backward(3 * model(torch.ones(2, 4)).sum())
     beside.unscale(optimizer)
     assert model.weight.grad is not None and torch.allclose(model.weight.grad, torch.full((1, 4), 6.0))

@@ -18,7 +18,7 @@ from normbench import results
 from normbench.data import digits, pydocs
 from normbench.errors import UsageError
 from normbench.training.checkpoint import read
-from normbench.training.evaluation import evaluate
+from normbench.training.loop import evaluate
 
 pytest_plugins = ["trained_runs"]
 

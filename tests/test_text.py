@@ -19,17 +19,12 @@ from data_helpers import LONG, TEXT, plays, write_parquet, write_text
 from support import TEXTS, build
 from test_runs import in_a_process, summary_of
 
-from normbench.data import Text, hub_text, hub_texts, text_file
+from normbench.data import Text, hub_texts, text_file
 from normbench.data.vocabulary import BytePairs, LowercaseWords, Vocabulary, Words, learn, recall
 from normbench.errors import RunFailure, UsageError
 
 LINES = ["the cat sat .\n", "", "a dog <unk> the cat"]
 QUESTIONS = ["Where is my card?", "Is my CARD lost?", "", "Why a fee?", "What is this fee, please?"]
-
-
-@pytest.fixture(autouse=True)
-def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NORMBENCH_CACHE", str(tmp_path / "cache"))
 
 
 # ---- vocabularies
@@ -76,17 +71,11 @@ def test_a_vocabulary_comes_back_from_its_facts(level: str) -> None:
     assert again.encode(LONG).tolist() == vocabulary.encode(LONG).tolist()
 
 
-@pytest.mark.parametrize(
-    ("level", "text", "size", "complaint"),
-    [
-        ("letters", "ab", None, "data.level=letters is unknown"),
-        ("character", "aaa", None, "a vocabulary of 1"),
-        ("bpe", "abc", 100, "data.vocabulary_size=100 is less than the 256 bytes"),
-    ],
-)
-def test_texts_without_a_vocabulary(level: str, text: str, size: int | None, complaint: str) -> None:
-    with pytest.raises(UsageError, match=complaint):
-        learn(level, [text], size)
+def test_mistakes_with_vocabularies() -> None:
+    with pytest.raises(UsageError, match=r"data.vocabulary_size=100 is less than the 256 bytes"):
+        learn("bpe", ["abc"], 100)
+    with pytest.raises(UsageError, match="the text has the character 'x', which is not among the 2 that were learned"):
+        learn("character", ["ab"]).encode("abx")
 
 
 # ---- language models by words
@@ -94,8 +83,7 @@ def test_texts_without_a_vocabulary(level: str, text: str, size: int | None, com
 
 def test_text_by_lines_and_words_with_a_test_split(tmp_path: Path) -> None:
     root = write_text(tmp_path, train=LINES * 10, validation=LINES * 5, test=["the bird sat"] * 9)
-    options: dict[str, Any] = {"level": "word", "lines": True, "val": ("validation",), "test": ("test",)}
-    data = Text(plays(root, **options), **TEXT)
+    data = plays(root, level="word", lines=True, val_splits=("validation",), test_splits=("test",))
     assert data.has_test
     assert {split: len(tokens) for split, tokens in data.splits.items()} == {"train": 120, "val": 60, "test": 36}
     assert data.decode(torch.from_numpy(data.splits["test"][:4].astype(np.int64))) == "the <unk> sat \n"
@@ -110,51 +98,31 @@ def test_no_words_are_learned_from_held_out_tokens(tmp_path: Path, holdout: floa
     """Lines of ten words, each of which comes once: of the 110 tokens the last 55 are held out."""
     lines = [" ".join(f"w{10 * line + place}" for place in range(10)) for line in range(10)]
     root = write_text(tmp_path, train=lines, validation=LINES * 5, test=LINES)
-    options: dict[str, Any] = {"level": "word", "lines": True}
-    data = hub_text(name="plays", hub_id="me/plays", root=str(root), holdout=holdout, **options, **TEXT)
+    data = plays(root, level="word", lines=True, holdout=holdout)
     known = {f"w{number}" for number in range(50)}  # and five line ends
     assert {*known, "<unk>", "<eos>"} >= set(data.vocabulary) >= {f"w{number}" for number in range(47)}
     assert [len(data.splits[split]) for split in ("train", "val")] == [55, 55]
     assert set(data.decode(torch.from_numpy(data.splits["val"].astype(np.int64))).split()) == {"<unk>"}
-    everything = hub_text(name="plays", hub_id="me/plays", root=str(root), **options, **TEXT)
-    assert set(everything.vocabulary) == {"<unk>", "<eos>", *" ".join(lines).split()}
+    assert set(plays(root, level="word", lines=True).vocabulary) == {"<unk>", "<eos>", *" ".join(lines).split()}
 
 
 def test_no_byte_pairs_are_learned_from_held_out_tokens(tmp_path: Path) -> None:
     """What is rare takes more tokens, so that the held-out share of the tokens is a smaller share of the text."""
     rare = "qzqz " * 60 + "\n"
     root = write_text(tmp_path, train=[LONG * 5, rare], validation=[LONG], test=[LONG])
-    options: dict[str, Any] = {"level": "bpe", "vocabulary_size": 300, "root": str(root)} | TEXT
     for holdout, found in ((0.0, True), (0.2, False)):
-        data = hub_text(name="plays", hub_id="me/plays", holdout=holdout, **options)
-        assert any("qz" in symbol for symbol in data.vocabulary) == found
+        data = plays(root, level="bpe", vocabulary_size=300, holdout=holdout)
+        assert len(data.vocabulary) == 300 and any("qz" in symbol for symbol in data.vocabulary) == found
     assert "qzqz" in data.decode(torch.from_numpy(data.splits["val"].astype(np.int64)))
-
-
-@pytest.mark.data
-def test_wikitext2_by_words_is_its_authors(tmp_path: Path) -> None:
-    """2,088,628 / 217,646 / 245,569 tokens of 33,278: pytorch/examples' corpus, and Merity et al. 2017, table 1."""
-    from hydra.utils import instantiate
-    from omegaconf import OmegaConf
-
-    config = OmegaConf.load(Path(__file__).parents[1] / "conf/data/wikitext2.yaml").data
-    data = instantiate(config, root=os.environ["NORMBENCH_DATA"], context=64, seed=0)
-    assert {split: len(tokens) for split, tokens in data.splits.items()} == {
-        "train": 2_088_628,
-        "val": 217_646,
-        "test": 245_569,
-    }
-    assert data.task.num_classes == data.task.vocabulary_size == 33_278
 
 
 # ---- labelled texts
 
 
-def write_questions(root: Path, labels: list[int] | None = None, classes: list[str] | None = None) -> Path:
-    features = {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=classes or ["card", "fee"])}
-    for split, times in (("train", 4), ("test", 1)):
-        columns = {"text": QUESTIONS * times, "label": (labels or [0, 0, 1, 1, 1]) * times}
-        write_parquet(root / "me/bank", columns, features, split)
+def write_questions(root: Path, texts: list[str] = QUESTIONS, labels: Any = (0, 0, 1, 1, 1), times: int = 4) -> Path:
+    features = {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["card", "fee"])}
+    for split, n in (("train", times), ("test", 1)):
+        write_parquet(root / "me/bank", {"text": texts * n, "label": [*labels] * n}, features, split)
     return root
 
 
@@ -191,16 +159,13 @@ def test_an_epoch_takes_each_labelled_text_once(tmp_path: Path) -> None:
 
 def test_held_out_texts_are_of_every_class(tmp_path: Path) -> None:
     """Rows are often sorted by class."""
-    data = questions(write_questions(tmp_path, labels=[0, 0, 0, 1, 1]), holdout=0.5)
+    data = questions(write_questions(tmp_path, labels=(0, 0, 0, 1, 1)), holdout=0.5)
     assert set(data.splits["val"].labels.tolist()) == {0, 1}
 
 
 def test_no_words_are_learned_from_held_out_texts(tmp_path: Path) -> None:
     texts = [f"question {number}" for number in range(10)]
-    features = {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["card", "fee"])}
-    for split in ("train", "test"):
-        write_parquet(tmp_path / "me/bank", {"text": texts, "label": [0, 1] * 5}, features, split)
-    data = questions(tmp_path, holdout=4)
+    data = questions(write_questions(tmp_path, texts, [0, 1] * 5, times=1), holdout=4)
     trained, held = ([row for batch in data.eval_batches(split) for row in batch.inputs] for split in ("train", "val"))
     known = {data.decode(row) for row in trained}
     assert len(known) == 6 and known <= set(texts)
@@ -223,27 +188,14 @@ def test_padding_changes_no_logits(norm: str, pool: str) -> None:
     assert not torch.allclose(model(padded), whole, atol=1e-3), "without the mask it would"
 
 
-def test_a_label_outside_the_range(tmp_path: Path) -> None:
-    import pyarrow
-    import pyarrow.parquet
-
-    root = write_questions(tmp_path)
-    file = next(root.rglob("train*.parquet"))
-    table = pyarrow.parquet.read_table(file)
-    labels = pyarrow.array([7, *table["label"].to_pylist()[1:]], type=table["label"].type)
-    pyarrow.parquet.write_table(table.set_column(1, table.schema.field("label"), labels), file)
-    with pytest.raises(UsageError, match=r"row 0 of me/bank \(train\) has the label 7: labels go from 0 to 1"):
-        questions(root)
-
-
 @pytest.mark.slow
 @pytest.mark.data
 def test_banking77_from_scratch(tmp_path: Path, tell: Callable[[str], None]) -> None:
-    """The README's command with half its depth, one epoch of its ten."""
-    words = ["data=banking77", "model.depth=1", "model.dropout=0.3", "trainer.epochs=1", "threads=1", "quiet=true"]
+    """The README's command with half its depth, half an epoch of its ten."""
+    words = ["data=banking77", "model.depth=1", "model.dropout=0.3", "trainer.epochs=0.5", "threads=1", "quiet=true"]
     found = summary_of(in_a_process(tmp_path, *words))["metrics"]
-    tell(f"banking77 after one epoch: {100 * found['accuracy/val']:.1f} % of the test questions")
-    assert found["accuracy/val"] >= 0.5  # by chance 1.3 %
+    tell(f"banking77 after half an epoch: {100 * found['accuracy/val']:.1f} % of the test questions")
+    assert found["accuracy/val"] >= 0.3  # by chance 1.3 %
 
 
 # ---- a person's own file
@@ -272,20 +224,17 @@ def test_an_own_file_is_read_by_bytes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        (b"", "is empty"),
-        (b"text\x00text" * 50, "is no text but binary"),
-        ("Größe".encode("latin-1") * 50, "byte 2 is not UTF-8"),
+        (b"", "data.context=8 is too long for the 0 tokens of text .*: give a longer text"),
+        (b"\x7fELF\xff\xfe" * 50, "byte 4 is not UTF-8; give a text file in UTF-8"),
         (b"cut in a sign: \xc3", "is not UTF-8"),
-        (b"a" * 500, "has a vocabulary of 1"),
-        (b"too short", "is too long for the"),
         (b"a few bytes, not enough", "data.context=8 is too long for the 2 tokens of text .val.: use at most 1"),
-        (b"ab", "data.context=8 is too long for the 0 tokens of text .val.: give a longer text"),
+        (b"short of a batch. " * 5, "data.batch_size=30 is more than the 9 training windows"),
     ],
 )
 def test_files_that_are_no_text(tmp_path: Path, content: bytes, complaint: str) -> None:
     (tmp_path / "my.txt").write_bytes(content)
     with pytest.raises(UsageError, match=complaint):
-        own(tmp_path / "my.txt")
+        own(tmp_path / "my.txt", batch_size=30)
 
 
 def edit(path: Path) -> None:
@@ -306,43 +255,24 @@ def append(path: Path) -> None:
         file.write("!")
 
 
-@pytest.mark.parametrize(
-    ("change", "how"),
-    [
-        (edit, "changed"),
-        (replace_by_a_copy, "changed"),
-        (append, "changed"),
-        (lambda path: os.truncate(path, 100), "changed"),
-        (Path.unlink, r"went out of reach \(No such file or directory\)"),
-    ],
-)
-def test_a_file_that_changes_under_a_run_ends_it(tmp_path: Path, change: Callable[[Path], None], how: str) -> None:
+@pytest.mark.parametrize("change", [edit, replace_by_a_copy, append, lambda path: os.truncate(path, 100), Path.unlink])
+def test_a_file_that_changes_under_a_run_ends_it(tmp_path: Path, change: Callable[[Path], None]) -> None:
     path = tmp_path / "my.txt"
     path.write_text(LONG, encoding="utf-8")
     data = own(path)
     data.train_batch(0)
     change(path)
     for read in (lambda: data.train_batch(1), lambda: next(data.eval_batches("val"))):
-        with pytest.raises(RunFailure, match=f"my.txt {how} while the run read it: put it back as it was"):
+        with pytest.raises(RunFailure, match=r"my.txt changed while the run read it: put it back as it was"):
             read()
-
-
-def test_a_pipe_is_no_text_file(tmp_path: Path) -> None:
-    reading, writing = os.pipe()
-    os.write(writing, LONG.encode())
-    os.close(writing)
-    with pytest.raises(UsageError, match="does not keep its size: give a text file"):
-        own(Path(f"/dev/fd/{reading}"))
-    os.close(reading)
 
 
 @pytest.mark.parametrize(
     ("path", "complaint"),
     [
-        ("nowhere.txt", "No such file"),
-        ("", "is not set"),
-        (".", "directory"),
-        ("~nobody_of_this_name/x.txt", r"cannot be read \(Could not determine home directory\): give a text file"),
+        ("nowhere.txt", "data.path=nowhere.txt does not exist: give a text file"),
+        ("", "data.path is not set: give a text file, such as data.path=my.txt"),
+        (".", "cannot be read .Is a directory.: give a text file"),
     ],
 )
 def test_paths_to_no_file(path: str, complaint: str) -> None:
@@ -357,7 +287,7 @@ def test_a_text_of_2_gb_trains_with_less_than_1_gib_of_memory(tmp_path: Path, te
     with open(path, "wb") as file:
         for _ in range(-(-2_000_000_000 // len(block))):
             file.write(block)
-    words = ["data=text", f"data.path={path}", "model.depth=1", "model.width=16", "trainer.steps=300", "threads=1"]
+    words = ["data=text", f"data.path={path}", "model.depth=1", "model.width=16", "trainer.steps=100", "threads=1"]
     words += ["trainer.eval_batches=5", "quiet=true", f"outputs={tmp_path}"]
     code = """
         import sys
@@ -375,9 +305,3 @@ def test_a_text_of_2_gb_trains_with_less_than_1_gib_of_memory(tmp_path: Path, te
     tell(f"{path.stat().st_size:,} bytes of text, {int(kibibytes) / 1024:,.0f} MiB of memory at most")
     assert status == "0"
     assert int(kibibytes) < 1024 * 1024
-
-
-def test_hub_text_takes_levels(tmp_path: Path) -> None:
-    root = write_text(tmp_path, train=[LONG] * 3, validation=[LONG], test=[LONG])
-    data = hub_text(name="plays", hub_id="me/plays", root=str(root), level="bpe", vocabulary_size=270, **TEXT)
-    assert len(data.vocabulary) == 270

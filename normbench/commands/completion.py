@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from types import NoneType
 
 from click import Context, Parameter
@@ -34,12 +33,13 @@ def complete_groups(context: Context, parameter: Parameter, current: str) -> lis
 
 def complete_settings(context: Context, parameter: Parameter, current: str) -> list[CompletionItem]:
     """Complete `GROUP=OPTION` or `KEY=VALUE`: first names up to the `=` or the dot, then what stands behind it."""
-    sweep, folders = context.info_name == "sweep", own_folders(context)
+    sweep, folders = context.info_name == "sweep", context.meta["folders"]
     groups, keys = GROUPS, KEYS
     if sweep:
         from normbench.sweep.words import SWEEP_KEYS
 
         groups, keys = GROUPS | SWEEP_GROUPS, KEYS | SWEEP_KEYS
+    sys.path.append(os.getcwd())  # where the classes of the user's own may be
     sign = current[: len(current) - len(current.lstrip("+~"))]
     name, equals, value = current.removeprefix(sign).partition("=")
     section, dot, _ = name.partition(".")
@@ -64,13 +64,6 @@ def complete_settings(context: Context, parameter: Parameter, current: str) -> l
             if "." in path
         }
     return items({f"{sign}{word}": line for word, line in found.items()}, current)
-
-
-def own_folders(context: Context) -> list[Path]:
-    """Return the folder that `--config-dir` names, if it does, and let classes in the current one be found."""
-    sys.path.append(os.getcwd())
-    folder = context.params.get("config_dir")
-    return [Path(folder).expanduser().absolute()] if folder else []
 
 
 def words_of(setting: Setting) -> dict[str, str]:

@@ -83,7 +83,7 @@ class Hub:
         import datasets
 
         silence()
-        with self.explained(splits), TemporaryDirectory() as scratch:  # `datasets` leaves a lock file there
+        with self.explained(), TemporaryDirectory() as scratch:  # `datasets` leaves a lock file there
             if self.folder is None:
                 self.reach()
                 loaded = datasets.load_dataset(self.hub_id, self.config, revision=self.revision)
@@ -101,9 +101,9 @@ class Hub:
         import pyarrow
 
         if split not in loaded:
+            known = ", ".join(loaded)
             raise UsageError(
-                f"{self.hub_id} has no split {split} (splits: {', '.join(loaded)}): "
-                "choose a data set that has, or complete the copy"
+                f"{self.hub_id} has no split {split} (splits: {known}): choose another, or complete the copy"
             )
         known = loaded[split].column_names
         for column in columns:
@@ -129,7 +129,7 @@ class Hub:
             raise UsageError(f"{self.hub_id} cannot be fetched from the hub ({reason(fault)}): {OTHERWISE}") from fault
 
     @contextmanager
-    def explained(self, splits: Sequence[str]) -> Iterator[None]:
+    def explained(self) -> Iterator[None]:
         """Say in a sentence what stopped `datasets`; YAML's, Arrow's, HTTP's and its errors have no common class."""
         try:
             yield
@@ -140,16 +140,13 @@ class Hub:
                 raise RunFailure(
                     f"no space left to fetch {self.hub_id}: free some, or set HF_HOME to another disk"
                 ) from fault
-            damaged = [] if self.folder is None else [file for file in self.files() if is_damaged(file)]
+            damaged = [file for file in self.files() if is_damaged(file)] if self.folder else []
             if damaged:
-                told = f"{damaged[0]} is not a whole Parquet file ({reason(fault)}): fetch it again"
-            elif self.folder is None:
-                told = f"{self.hub_id} cannot be loaded from the hub ({reason(fault)}): {OTHERWISE}"
-            else:
-                told = (
-                    f"{self.folder} cannot be loaded ({reason(fault)}): it needs Parquet files of {', '.join(splits)}"
-                )
-            raise UsageError(told) from fault
+                raise UsageError(
+                    f"{damaged[0]} is not a whole Parquet file ({reason(fault)}): fetch it again"
+                ) from fault
+            where = self.folder or f"{self.hub_id} on the hub"
+            raise UsageError(f"{where} cannot be loaded ({reason(fault)}): {OTHERWISE}") from fault
 
 
 def is_damaged(path: Path) -> bool:

@@ -84,7 +84,11 @@ class Images(Data):
         self.eval_batch_size, self.seed, self.source, self.scaling = eval_batch_size, seed, source, scaling
         content, self.fingerprint = source.open()
         parts: tuple[Split, ...] = ("train", "val", "test")
-        self.splits = {part: labelled(content.arrays, part) for part in parts if f"{part}_images" in content.arrays}
+        self.splits = {
+            part: Labelled(*(torch.from_numpy(content.arrays[f"{part}_{field}"]) for field in Labelled._fields))
+            for part in parts
+            if f"{part}_images" in content.arrays
+        }
         self.has_test = "test" in self.splits
         images, labels = self.splits["train"]
         used = len(labels) - held_out(len(labels), holdout, "images")
@@ -140,12 +144,6 @@ class Images(Data):
             "steps_per_epoch": self.steps_per_epoch,
             "fingerprint": self.fingerprint,
         }
-
-
-def labelled(arrays: Mapping[str, np.ndarray], split: Split) -> Labelled:
-    """Return a split of what a source decodes to."""
-    images, labels = (torch.from_numpy(arrays[f"{split}_{part}"]) for part in ("images", "labels"))
-    return Labelled(images, labels)
 
 
 def scales(scaling: str, moments: Int64[np.ndarray, "images channels 2"], pixels: int) -> list[Tensor]:

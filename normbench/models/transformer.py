@@ -214,15 +214,11 @@ def rotary(length: int, size: int, base: float = 10_000.0) -> Float[Tensor, "2 t
     return torch.stack((angles.cos(), angles.sin())).float()
 
 
-def check_heads(task: Task, width: int, heads: int, position: str) -> None:
-    """Refuse heads that do not divide the width, and rotation where it is not possible."""
-    if width % heads:
-        raise UsageError(
-            f"model.width={width} is not divisible by model.heads={heads}: choose heads that divide the width"
-        )
-    if position == "rotary" and isinstance(task, ImageClassification):
+def check_rotary(task: Task, width: int, heads: int) -> None:
+    """Refuse rotation where it is not possible."""
+    if isinstance(task, ImageClassification):
         raise UsageError("model.position=rotary is for text: images use model.position=learned")
-    if position == "rotary" and (width // heads) % 2:
+    if (width // heads) % 2:
         raise UsageError(f"model.position=rotary needs an even width a head, not {width // heads}: change model.heads")
 
 
@@ -264,7 +260,8 @@ class Transformer(Model):
         pool: Annotated[Literal["mean", "class_token"], Setting("what the class is read from")],
     ) -> None:
         super().__init__()
-        check_heads(task, width, heads, position)
+        if position == "rotary":
+            check_rotary(task, width, heads)
         self.stem = PatchStem(task, width, patch) if isinstance(task, ImageClassification) else TokenStem(task, width)
         class_token = pool == "class_token" and not task.causal
         self.class_token = nn.Embedding(1, width) if class_token else None

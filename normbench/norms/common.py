@@ -80,6 +80,8 @@ class AffineNorm(Norm):
         self, num_features: int, channel_dim: int, site: Site | None, *, affine: bool, bias: bool = True
     ) -> None:
         super().__init__()
+        if channel_dim not in (-1, 1):
+            raise UsageError(f"channel_dim={channel_dim} is not known: give -1 (features last) or 1 (channels first)")
         self.num_features, self.channel_dim, self.site = num_features, channel_dim, site
         self.affine = affine
         self.weight = nn.Parameter(torch.ones(num_features)) if affine else None

@@ -18,8 +18,6 @@ import yaml
 from torch import nn
 
 from normbench.errors import RunFailure, is_disk_full, is_out_of_memory
-from normbench.ledger import make_ledger, parameter_counts
-from normbench.memory import forget_peak, peak
 from normbench.probes import Probes, Wanted
 from normbench.recording import (
     ConsoleSink,
@@ -41,10 +39,12 @@ from normbench.rundir import (
     write_json,
 )
 from normbench.settings import flat
-from normbench.training.averaging import WeightAverage
 from normbench.training.checkpoint import Checkpoints, State
+from normbench.training.clock import forget_peak, peak_memory
 from normbench.training.guard import Diverged
+from normbench.training.ledger import make_ledger, parameter_counts
 from normbench.training.loop import Interrupted, Loop, Parts
+from normbench.training.optimizer import WeightAverage
 from normbench.training.precision import Precision
 from normbench.types import Model
 
@@ -233,7 +233,7 @@ class Session:
                 if tag.split("/")[0] in RESULTS
             },
             "step_time": loop.clock.summary(),
-            "peak_memory_bytes": peak(run.device),  # since this process took the run up
+            "peak_memory_bytes": peak_memory(run.device),  # since this process took the run up
             "compile_seconds": loop.compile_seconds or None,
             "skipped_steps": int(self.precision.skipped),
             "data": run.data.describe(),

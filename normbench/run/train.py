@@ -14,14 +14,14 @@ import torch
 from normbench import build
 from normbench.config.compose import Config
 from normbench.errors import RunFailure, is_disk_full, is_out_of_memory
-from normbench.estimate import Estimate, WeighingSink, estimate
-from normbench.ledger import parameter_counts
 from normbench.recording import ConsoleSink
 from normbench.run.plan import Run, prepare
 from normbench.run.session import Session, begun_elsewhere, describe_here, settle, show_summary
 from normbench.rundir import read_json
 from normbench.training.checkpoint import Checkpoints
+from normbench.training.estimate import Estimate, WeighingSink, estimate
 from normbench.training.guard import Diverged
+from normbench.training.ledger import parameter_counts
 from normbench.training.optimizer import make_optimizer, parameter_groups
 from normbench.training.precision import make_precision
 
@@ -146,8 +146,6 @@ def show_ended(run: Run, summary: dict[str, Any]) -> int:
 
 # ---- what a run would take
 
-Row = tuple[str, str]
-
 
 def dry_run(run: Run) -> int:
     """Say what `train` would do, and what it would take; return the exit status. Nothing is written.
@@ -166,22 +164,41 @@ def dry_run(run: Run) -> int:
         session = make_session(run)
         if not closed.quiet:
             console.message("dry run: a few steps are measured, nothing is kept")
-        console.summary("dry run", [*described(session), *measured(session)])
+        rows = described(session)
+        try:
+            rows |= measured(run, measure(session))
+        except Diverged as end:
+            rows["training"] = f"diverges at step {end.step:,}: {end.reason}"
+        console.summary("dry run", rows.items())
     return 0
 
 
-def described(session: Session) -> Iterator[Row]:
-    """Yield what would run."""
+def measure(session: Session) -> Estimate:
+    """Return what a few steps of a run take.
+
+    Raises:
+        Diverged: training diverges within these steps.
+    """
+    sink = session.recorder = WeighingSink()
+    try:
+        return estimate(session.make_loop(), sink)
+    finally:
+        sink.close()
+
+
+def described(session: Session) -> dict[str, str]:
+    """Return what would run."""
     run = session.run
     names, counts = run.config.choices.groups, parameter_counts(session.model, session.norms.values())
     threads = f", threads: {run.threads}" if run.device.type == "cpu" else ""
-    yield "what", f"{names['norm']} · {names['placement']} · {names['model']} · {names['data']}"
-    yield "where", f"{run.device}, {run.config.closed.trainer.precision}{threads}"
-    yield "run directory", str(run.directory.path)
-    yield "state", state_of(run)
-    yield "steps", f"{run.steps:,} (an epoch: {run.data.steps_per_epoch:,} batches)"
-    inside, outside = counts["in_norms"], counts["outside_norms"]
-    yield "parameters", f"{counts['total']:,} ({inside:,} in norms, {outside:,} outside)"
+    return {
+        "what": f"{names['norm']} · {names['placement']} · {names['model']} · {names['data']}",
+        "where": f"{run.device}, {run.config.closed.trainer.precision}{threads}",
+        "run directory": str(run.directory.path),
+        "state": state_of(run),
+        "steps": f"{run.steps:,} (an epoch: {run.data.steps_per_epoch:,} batches)",
+        "parameters": f"{counts['total']:,} ({counts['in_norms']:,} in norms, {counts['outside_norms']:,} outside)",
+    }
 
 
 def state_of(run: Run) -> str:
@@ -204,70 +221,35 @@ def first_step(run: Run) -> int:
     return 0
 
 
-def measure(session: Session) -> Estimate:
-    """Return what a few steps of a run take.
-
-    Raises:
-        Diverged: training diverges within these steps.
-    """
-    sink = session.recorder = WeighingSink()
-    try:
-        return estimate(session.make_loop(), sink)
-    finally:
-        sink.close()
-
-
-def measured(session: Session) -> Iterator[Row]:
-    """Yield what a few steps have shown; writing checkpoints is not counted."""
-    run = session.run
-    try:
-        result = measure(session)
-    except Diverged as end:
-        yield "training", f"diverges at step {end.step:,}: {end.reason}"
-        return
-    yield from memory_rows(result, run.device)
-    yield from time_rows(result, run.steps - first_step(run))
-    yield from disk_rows(result, run)
-
-
-def memory_rows(result: Estimate, device: torch.device) -> Iterator[Row]:
-    """Yield what stays in memory from step to step, and the peak."""
-    memory = result.memory
-    parts = {"weights": memory.weights, "gradients": memory.gradients, "optimizer": memory.optimizer}
-    if memory.average:
-        parts["average"] = memory.average
-    listed = " + ".join(f"{megabytes(size)} {name}" for name, size in parts.items())
-    yield "memory that stays", f"{megabytes(sum(parts.values()))}: {listed}"
-    if memory.peak is not None:
-        whose = "the whole process, Python and torch included" if device.type == "cpu" else f"tensors on {device}"
-        yield "memory, peak of a step", f"{megabytes(memory.peak)} ({whose})"
-
-
-def time_rows(result: Estimate, steps: int) -> Iterator[Row]:
-    """Yield how long the steps take that are left, and what comes between them."""
-    times = result.times
-    if times.step_ms is not None:
-        yield "time of a step", f"{duration(times.step_ms)} (median of {times.steps})"
-    if result.probed(steps):
-        yield "time of a probed step", f"{duration(times.probed_ms)} ({result.probed(steps):,} of the steps)"
-    if result.loop.compile_seconds:
-        yield "time to compile", duration(1e3 * result.loop.compile_seconds)
-    count = result.evaluations(steps)
-    before = f"{duration(1e3 * times.evaluation)} ({count:,} of them), " if count else ""
-    yield "time of an evaluation", f"{before}{duration(1e3 * times.last_evaluation)} for the last"
-    yield "time in all, about", str(timedelta(seconds=round(result.seconds(steps))))
-
-
-def disk_rows(result: Estimate, run: Run) -> Iterator[Row]:
-    """Yield what the run directory grows to."""
-    keep, each = run.config.closed.trainer.keep_checkpoint, result.disk.checkpoint
-    best = result.disk.best if keep == "best" else 0
+def measured(run: Run, found: Estimate) -> dict[str, str]:
+    """Return what a few steps have shown of memory, time and disk; the time of writing checkpoints is not counted."""
+    steps = run.steps - first_step(run)
+    stays = {"weights": found.weights, "gradients": found.gradients, "optimizer": found.optimizer}
+    stays |= {"average": found.average} if found.average else {}
+    listed = " + ".join(f"{megabytes(size)} {name}" for name, size in stays.items())
+    rows = {"memory that stays": f"{megabytes(sum(stays.values()))}: {listed}"}
+    if found.peak is not None:
+        on_cpu = run.device.type == "cpu"
+        whose = "the whole process, Python and torch included" if on_cpu else f"tensors on {run.device}"
+        rows["memory, peak of a step"] = f"{megabytes(found.peak)} ({whose})"
+    if found.step_ms is not None:
+        rows["time of a step"] = f"{duration(found.step_ms)} (median of {found.measured})"
+    if probed := found.probed(steps):
+        rows["time of a probed step"] = f"{duration(found.probed_ms)} ({probed:,} of the steps)"
+    if found.loop.compile_seconds:
+        rows["time to compile"] = duration(1e3 * found.loop.compile_seconds)
+    count = found.evaluations(steps)
+    before = f"{duration(1e3 * found.evaluation)} ({count:,} of them), " if count else ""
+    rows["time of an evaluation"] = f"{before}{duration(1e3 * found.last_evaluation)} for the last"
+    rows["time in all, about"] = str(timedelta(seconds=round(found.seconds(steps))))
+    keep, each, records = run.config.closed.trainer.keep_checkpoint, found.checkpoint, found.record_bytes(run.steps)
+    best = found.best if keep == "best" else 0
     ends = "none" if keep == "none" else megabytes(2 * each + best)
     beside = f" + {megabytes(best)} of the best weights" if best else ""
-    yield "disk, checkpoints", f"{megabytes(each)} each: 2 stay, 3 while one is written{beside}; {ends} at the end"
-    records = result.record_bytes(run.steps)
-    yield "disk, events and metrics", f"about {megabytes(records)}"
-    yield "disk, at most", megabytes(3 * each + best + records)
+    rows["disk, checkpoints"] = f"{megabytes(each)} each: 2 stay, 3 while one is written{beside}; {ends} at the end"
+    rows["disk, events and metrics"] = f"about {megabytes(records)}"
+    rows["disk, at most"] = megabytes(3 * each + best + records)
+    return rows
 
 
 def duration(milliseconds: float) -> str:

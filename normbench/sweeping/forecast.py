@@ -16,12 +16,12 @@ from rich.text import Text
 from normbench.config import Tree
 from normbench.dryrun import megabytes
 from normbench.errors import RunFailure, UsageError, explain
-from normbench.estimate import BRIEF, Estimate, WeighingSink, estimate
 from normbench.plan import make_plan
 from normbench.run import make_session
 from normbench.rundir import fingerprint
 from normbench.sweeping.folder import State, SweepFolder
 from normbench.sweeping.plan import LeftOut, PlannedRun, SweepPlan
+from normbench.training.estimate import Estimate, estimate
 from normbench.training.guard import Diverged
 
 TO_DO: tuple[State, ...] = ("new", "interrupted", "running")
@@ -104,7 +104,7 @@ def measure(run: PlannedRun) -> Estimate:
     session = make_session(make_plan(run.tree, run.choices, None))
     sink = session.recorder = WeighingSink()
     try:
-        return estimate(session.make_loop(), sink, BRIEF)
+        return estimate(session.make_loop(), sink)
     finally:
         sink.close()
 
@@ -112,7 +112,7 @@ def measure(run: PlannedRun) -> Estimate:
 def size(taken: Estimate, run: PlannedRun) -> int:
     """What a run's directory holds in the end, in bytes."""
     keep = run.tree["trainer"]["keep_checkpoint"]
-    checkpoints = 0 if keep == "none" else 2 * taken.disk.checkpoint + (taken.disk.best if keep == "best" else 0)
+    checkpoints = 0 if keep == "none" else 2 * taken.checkpoint + (taken.best if keep == "best" else 0)
     return checkpoints + taken.record_bytes(run.steps)
 
 

@@ -25,22 +25,26 @@ class DamagedCheckpoint(ValueError):
 
 
 class HashedFile:
-    """A file that torch.save writes to, and the digest of what it wrote."""
+    """A file that torch.save writes to, with the digest and the size of what it wrote."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self.file = file
         self.digest = hashlib.sha256()
+        self.size = 0
 
     def write(self, data: memoryview) -> int:
+        """Write, and take note."""
         self.digest.update(data)
+        self.size += memoryview(data).nbytes
         return self.file.write(data)
 
     def flush(self) -> None:
+        """Hand on what is buffered."""
         self.file.flush()
 
 
-def write(state: State, file: IO[bytes]) -> None:
-    """Write a state as torch.save does, and a digest behind it, which torch.load does not mind.
+def write(state: State, file: IO[bytes]) -> int:
+    """Write a state as torch.save does, and a digest behind it, which torch.load does not mind; return the size.
 
     Raises:
         OSError: the disk is full.
@@ -50,11 +54,11 @@ def write(state: State, file: IO[bytes]) -> None:
         torch.save(state, hashed)  # type: ignore[arg-type]  # it needs no more of a file
     except RuntimeError as error:
         raise error.__context__ or error from None  # where a write failed, torch tells that it did, not why
-    file.write(hashed.digest.digest())
+    return hashed.size + file.write(hashed.digest.digest())
 
 
 def is_whole(path: Path) -> bool:
-    """Whether a file ends with the digest of the rest of it.
+    """Tell whether a file ends with the digest of the rest of it.
 
     torch looks at no checksum when it reads, and the archive's own do not cover all of it.
     """
@@ -68,7 +72,7 @@ def is_whole(path: Path) -> bool:
 
 
 def read(path: Path) -> State:
-    """The state in a file; only tensors and plain containers are loaded, no code is run.
+    """Return the state in a file; only tensors and plain containers are loaded, no code is run.
 
     Raises:
         DamagedCheckpoint: the file is not as it was written, or it holds anything else.
@@ -103,7 +107,7 @@ class Checkpoints:
         write_atomically(self.best, partial(write, state))
 
     def load(self, say: Callable[[str], None]) -> State | None:
-        """The newest state that is whole, or None; what is damaged is named through `say`."""
+        """Return the newest state that is whole, or None; what is damaged is named through `say`."""
         found = [path for path in (self.current, self.previous) if path.exists()]
         for path in found:
             try:

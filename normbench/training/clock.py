@@ -1,9 +1,13 @@
-"""Step times without a stop of the device: what the loop marks is read when it is asked for."""
+"""Step times without a stop of the device, which are read when they are asked for, and the peak of memory."""
 
 from __future__ import annotations
 
+import resource
 import statistics
+import sys
 import time
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,14 +27,15 @@ class Clock:
         self.reported = 0
 
     def mark(self) -> Any:
-        """A point in time."""
+        """Return a point in time."""
         return time.perf_counter()
 
     def between(self, start: Any, end: Any) -> float:
-        """Milliseconds from one mark to another."""
+        """Return the milliseconds from one mark to another."""
         return 1e3 * (end - start)
 
     def start(self) -> None:
+        """Begin a step."""
         self.started = self.mark()
 
     def stop(self, counts: bool = True) -> None:
@@ -46,14 +51,14 @@ class Clock:
         self.pending.clear()
 
     def recent(self) -> float | None:
-        """Mean step time since the last call, in ms; None if no step counted."""
+        """Return the mean step time since the last call, in ms; None if no step counted."""
         self.flush()
         recent = self.durations[self.reported :]
         self.reported = len(self.durations)
         return statistics.fmean(recent) if recent else None
 
     def summary(self) -> dict[str, float | int | None]:
-        """Median, 90th percentile (ms) and number of all counted steps."""
+        """Return median, 90th percentile (ms) and number of all counted steps."""
         self.flush()
         n = len(self.durations)
         if n < 2:
@@ -65,11 +70,12 @@ class Clock:
         }
 
     def state(self) -> torch.Tensor:
-        """The durations so far, for a checkpoint."""
+        """Return the durations so far, for a checkpoint."""
         self.flush()
         return torch.tensor(self.durations, dtype=torch.float64)
 
     def restore(self, state: torch.Tensor) -> None:
+        """Go on from the durations of a checkpoint."""
         self.durations = state.tolist()
         self.reported = len(self.durations)
 
@@ -99,5 +105,29 @@ class MpsClock(Clock):
 
 
 def make_clock(device: torch.device) -> Clock:
-    """The clock of a device."""
+    """Return the clock of a device."""
     return {"cuda": CudaClock, "mps": MpsClock}.get(device.type, Clock)()
+
+
+def forget_peak(device: torch.device) -> None:
+    """Let the peak be that of what comes, where the system can forget."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")  # Linux
+
+
+def peak_memory(device: torch.device) -> int | None:
+    """Return the most memory that was in use since `forget_peak`, in bytes; None: not known."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return peak_of_process() if device.type == "cpu" else None
+
+
+def peak_of_process() -> int:
+    """Return the most memory that this process has held, in bytes."""
+    with suppress(OSError, StopIteration):
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return 1024 * int(next(line for line in lines if line.startswith("VmHWM")).split()[1])
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak

@@ -24,15 +24,22 @@ class Diverged(Exception):
 
 
 class Guard:
+    """Lets every step pass: a scaled loss leaves out overflowing steps by itself, until its scale is lost."""
+
+    def admits(self, step: int, loss: Tensor, grad_norm: Tensor) -> bool:
+        """Tell whether the optimizer may take this step."""
+        return True
+
+    def tripped(self) -> int | None:
+        """Return the first bad step that was admitted, if there was one."""
+        return None
+
+
+class WaitingGuard(Guard):
     """Looks at each step's loss and gradient before the optimizer steps; one look costs nothing on a CPU."""
 
     def admits(self, step: int, loss: Tensor, grad_norm: Tensor) -> bool:
-        """Whether the optimizer may take this step."""
         return math.isfinite(loss.item()) and math.isfinite(grad_norm.item())
-
-    def tripped(self) -> int | None:
-        """The first bad step that was admitted, if there was one."""
-        return None
 
 
 class LatchedGuard(Guard):
@@ -59,19 +66,12 @@ class LatchedGuard(Guard):
         return None if first_bad < 0 else first_bad
 
 
-class LossScaleGuard(Guard):
-    """Leaves it to the scaled loss: overflowing steps are left out until the scale is lost."""
-
-    def admits(self, step: int, loss: Tensor, grad_norm: Tensor) -> bool:
-        return True
-
-
 def make_guard(optimizer: torch.optim.Optimizer, precision: Precision, device: torch.device) -> Guard:
-    """The guard that does not wait where the device and the optimizer allow it."""
+    """Return the guard that does not wait where the device and the optimizer allow it."""
     if isinstance(precision, LossScaling):
-        return LossScaleGuard()
+        return Guard()
     fused = all(group.get("fused") for group in optimizer.param_groups)
-    return LatchedGuard(optimizer, device) if fused and device.type == "cuda" else Guard()
+    return LatchedGuard(optimizer, device) if fused and device.type == "cuda" else WaitingGuard()
 
 
 @dataclass
@@ -103,7 +103,7 @@ class Runaway:
 
 
 def first_nonfinite(model: nn.Module, batch: Batch, task: Task) -> str:
-    """The first module, in the order of computation, whose output or gradient is not finite on this batch.
+    """Return the first module, in the order of computation, whose output or gradient is not finite on this batch.
 
     The batch is run again with hooks; buffers (running statistics) and gradients are as before when it returns.
     """
@@ -135,13 +135,11 @@ def first_nonfinite(model: nn.Module, batch: Batch, task: Task) -> str:
 
 
 def first_nonfinite_gradient(model: nn.Module, loss: Tensor, order: list[str]) -> str:
-    """The module nearest to the loss with a weight whose gradient is not finite."""
+    """Return the module nearest to the loss with a weight whose gradient is not finite."""
     parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    gradients = dict(
-        zip(parameters, torch.autograd.grad(loss, list(parameters.values()), allow_unused=True), strict=True)
-    )
+    gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
     for module in reversed(order):
-        for name, gradient in gradients.items():
+        for name, gradient in zip(parameters, gradients, strict=True):
             if name.rpartition(".")[0] == module and gradient is not None and not gradient.isfinite().all():
                 return f"gradient of {name}"
     return GRADIENT_NORM

@@ -1,7 +1,8 @@
-"""The training loop."""
+"""The training loop, and what judges a model in it."""
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from collections.abc import Callable, Iterable
@@ -14,14 +15,13 @@ from torch import Tensor, nn
 from normbench.config.schema import ProbesConfig, TrainerConfig
 from normbench.probes import Probes, Reading
 from normbench.recording import Sink
-from normbench.training.averaging import WeightAverage
 from normbench.training.checkpoint import Checkpoints, State
 from normbench.training.clock import make_clock
-from normbench.training.evaluation import evaluate, to_device
 from normbench.training.guard import GRADIENT_NORM, Diverged, Runaway, first_nonfinite, make_guard
+from normbench.training.optimizer import WeightAverage
 from normbench.training.precision import Precision
 from normbench.training.schedules import Schedule
-from normbench.types import Batch, Data, stable_seed
+from normbench.types import Batch, Data, Task, stable_seed
 
 
 class Interrupted(Exception):
@@ -99,7 +99,7 @@ class Loop:
                 self.save()
 
     def train_step(self) -> None:
-        """One optimizer step, and what is probed on its way."""
+        """Take one optimizer step, and probe on its way where that is due."""
         parts = self.parts
         self.clock.start()
         factor = parts.schedule.factor(self.step, self.steps)
@@ -121,7 +121,7 @@ class Loop:
             self.record_probes(reading)
 
     def forward_backward(self) -> tuple[Tensor, Reading | None]:
-        """The loss, with its clipped gradients in the parameters, and what probes saw where they are due (else None).
+        """Return the loss, with its clipped gradients in the parameters, and what probes saw, if they were due.
 
         Probes ride on this very pass. A compiled model runs code of its own, which hooks cannot look into and must not
         change: there the uncompiled model runs the same batches beside it, and leaves no trace.
@@ -143,7 +143,7 @@ class Loop:
         return loss, reading
 
     def gradients(self, model: Callable[..., Tensor], precision: Precision) -> Tensor:
-        """The mean loss over the step's batches, whose gradients add up in the parameters."""
+        """Return the mean loss over the step's batches, whose gradients add up in the parameters."""
         count = self.trainer.accumulate
         total = torch.zeros((), device=self.parts.device)
         self.units = 0
@@ -165,25 +165,23 @@ class Loop:
         parts = self.parts
         buffers = [(buffer, buffer.clone()) for buffer in parts.model.buffers()]
         with parts.probes.watch(histograms) as reading:
-            self.gradients(parts.model, parts.precision.beside)
+            self.gradients(parts.model, copy.deepcopy(parts.precision))
         parts.model.zero_grad(set_to_none=True)
         for buffer, before in buffers:
             buffer.copy_(before)
         return reading
 
     def seeded_batch(self, number: int) -> Batch:
-        """A training batch (from 0) on the device, with the generators set to what its dropout draws from."""
+        """Return a training batch (from 0) on the device, with the generators set to what its dropout draws from."""
         seed = stable_seed(self.seed, "dropout", number)
         if self.parts.device.type == "cpu":
-            torch.default_generator.manual_seed(
-                seed
-            )  # all that torch.manual_seed does there, in a hundredth of its time
+            torch.default_generator.manual_seed(seed)  # as torch.manual_seed does there, in a hundredth of its time
         else:
             torch.manual_seed(seed)
         return to_device(self.parts.data.train_batch(number), self.parts.device)
 
     def clip(self) -> Tensor:
-        """Scale the gradients down to the largest norm allowed; returns the norm before."""
+        """Scale the gradients down to the largest norm allowed; return the norm before."""
         parameters = [p for p in self.parts.model.parameters() if p.grad is not None]
         gradients = [p.grad for p in parameters if p.grad is not None]
         norm = nn.utils.get_total_norm(gradients)
@@ -207,7 +205,7 @@ class Loop:
         raise Diverged(step + 1, f"not finite: {where}")
 
     def check_guard(self) -> None:
-        """End the run if a bad step was let pass: before anything is recorded, evaluated or saved."""
+        """End the run if a bad step was let pass; asked before anything is recorded, evaluated or saved."""
         if (step := self.guard.tripped()) is not None:
             self.diverge(step)
         if self.parts.precision.lost():
@@ -267,18 +265,19 @@ class Loop:
             self.parts.checkpoints.save_best({"step": self.step, "model": self.parts.model.state_dict()})
 
     def tagged(self, split: str, batches: Iterable[Batch], model: nn.Module | None = None) -> dict[str, float]:
-        """What the batches of a split show of the model (or of another one), by tag."""
+        """Return what the batches of a split show of the model (or of another one), by tag."""
         with self.parts.precision.autocast():
             results = evaluate(model or self.parts.model, batches, self.parts.data.task, self.parts.device)
         return {f"{name}/{split}": value for name, value in results.items()}
 
     def probes_due(self) -> tuple[bool, bool]:
-        """Whether probes, and histograms among them, are due at this step (counted from 1; the first one is)."""
+        """Tell whether probes, and histograms among them, are due at this step (counted from 1; the first one is)."""
         step, config = self.step + 1, self.probes_config
         histograms = due(step, config.histograms_every)
         return due(step, config.every) or histograms, histograms
 
     def record_probes(self, reading: Reading) -> None:
+        """Record what a probed step has shown."""
         self.check_guard()
         self.record(reading.numbers())
         if reading.histograms:
@@ -293,7 +292,7 @@ class Loop:
         self.parts.checkpoints.save(self.state())
 
     def state(self) -> State:
-        """Everything that an exact continuation needs."""
+        """Return everything that an exact continuation needs."""
         return {
             "step": self.step,
             "model": self.parts.model.state_dict(),
@@ -328,5 +327,35 @@ class Loop:
 
 
 def due(step: int, every: int) -> bool:
-    """Whether something done at the first step and then every so many (0: never) falls on this step."""
+    """Tell whether something done at the first step and then every so many (0: never) falls on this step."""
     return every > 0 and (step == 1 or step % every == 0)
+
+
+def to_device(batch: Batch, device: torch.device) -> Batch:
+    """Return the batch on the device; copies to a GPU start from pinned memory, so that nothing waits for them."""
+    if device.type == "cuda":
+        batch = batch.map(Tensor.pin_memory)
+    return batch.map(lambda tensor: tensor.to(device, non_blocking=True))
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, batches: Iterable[Batch], task: Task, device: torch.device) -> dict[str, float]:
+    """Return the task's metrics over all predictions.
+
+    The device is waited for once, at the end.
+    """
+    training = model.training
+    model.eval()
+    # sums in place: small tensors kept from each batch would lie between the large ones and make the heap grow
+    precise = torch.float32 if device.type == "mps" else torch.float64
+    sums = torch.zeros(2, dtype=precise, device=device)
+    count = 0
+    for batch in batches:
+        batch = to_device(batch, device)
+        logits = model(*batch.arguments)
+        loss, right = task.totals(logits, batch.targets)
+        sums[0] += loss
+        sums[1] += right
+        count += batch.targets.numel()
+    model.train(training)
+    return task.metrics(*(sums / count).tolist())

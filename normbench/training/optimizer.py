@@ -1,14 +1,15 @@
-"""Optimizers with weight decay on matrices only."""
+"""What turns gradients into weights: the optimizer, with decay on matrices only, and an average of the weights."""
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from normbench.errors import UsageError
 
@@ -19,7 +20,7 @@ IMPLEMENTATIONS = {"fused", "foreach", "differentiable"}
 def parameter_groups(
     model: nn.Module, norms: Iterable[nn.Module], weight_decay: float, decay_norms: bool
 ) -> list[dict[str, Any]]:
-    """Two groups: decayed (matrices, and norms' parameters where asked for) and not decayed (all others)."""
+    """Return two groups: decayed (matrices, and norms' parameters where asked for) and not decayed (all others)."""
     in_norms = {id(parameter) for norm in norms for parameter in norm.parameters()}
 
     def decays(parameter: nn.Parameter) -> bool:
@@ -36,7 +37,7 @@ def parameter_groups(
 def make_optimizer(
     factory: Callable[..., torch.optim.Optimizer], groups: list[dict[str, Any]], device: torch.device
 ) -> torch.optim.Optimizer:
-    """The optimizer, fused where torch has it and no setting chooses another of its implementations.
+    """Make the optimizer, fused where torch has it and no setting chooses another of its implementations.
 
     Args:
         factory: a torch.optim class with its settings (a `functools.partial`, from `conf/optim`).
@@ -60,8 +61,42 @@ def make_optimizer(
         raise UsageError(
             f"optim: {name} cannot train here, it wants closures or sparse gradients: use another optimizer"
         )
-    if optimizer.defaults.get("differentiable"):
-        raise UsageError(
-            f"optim.differentiable=true cannot train here, {name} would differentiate its own steps: leave it out"
-        )
     return optimizer
+
+
+class WeightAverage:
+    """A copy of the model whose weights follow the trained ones: average ← d·average + (1−d)·weights, d = `decay`.
+
+    At the start d = (1+n)/(10+n) where that is less, n being the number of updates, so that the first weights are soon
+    forgotten (TensorFlow's ExponentialMovingAverage). Running statistics are averaged like weights: those of the newest
+    batches belong to the newest weights, and would not fit the average.
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.decay = decay
+        self.updates = 0
+        self.model = copy.deepcopy(model).requires_grad_(False).eval()
+        self.averages: dict[str, Tensor] = self.model.state_dict()
+        self.sources: dict[str, Tensor] = model.state_dict()
+        once = {tensor.data_ptr(): name for name, tensor in self.averages.items()}  # tied weights have several names
+        self.floats = [name for name in once.values() if self.averages[name].is_floating_point()]
+        self.others = [name for name in once.values() if not self.averages[name].is_floating_point()]
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Take in the weights as they are now."""
+        decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
+        averages, sources = ([of[name] for name in self.floats] for of in (self.averages, self.sources))
+        torch._foreach_lerp_(averages, sources, 1 - decay)
+        for name in self.others:
+            self.averages[name].copy_(self.sources[name])
+        self.updates += 1
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint needs."""
+        return {"updates": self.updates, "model": self.averages}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go back to where `state` was taken."""
+        self.updates = state["updates"]
+        self.model.load_state_dict(state["model"])

@@ -36,13 +36,8 @@ class Precision:
         self.device = device
         self.skipped = torch.zeros((), dtype=torch.int64, device=device)  # optimizer steps that were left out
 
-    @property
-    def beside(self) -> Precision:
-        """The same for a pass beside the step's own, whose gradients nobody steps along."""
-        return self
-
     def autocast(self) -> AbstractContextManager[Any]:
-        """Inside it the forward pass runs in this precision."""
+        """Return a context in which the forward pass runs in this precision."""
         return nullcontext()
 
     def backward(self, loss: Tensor) -> None:
@@ -57,14 +52,15 @@ class Precision:
         optimizer.step()
 
     def lost(self) -> bool:
-        """Whether no scale keeps the gradients finite; waits for the device."""
+        """Tell whether no scale keeps the gradients finite; waits for the device."""
         return False
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint needs."""
+        """Return what a checkpoint needs."""
         return {"skipped": self.skipped}
 
     def restore(self, state: dict[str, Any]) -> None:
+        """Go on from a checkpoint."""
         self.skipped.copy_(state["skipped"])
 
 
@@ -80,42 +76,18 @@ class Autocast(Precision):
         return torch.autocast(self.device.type, self.dtype)
 
 
-class Half(Autocast):
-    """The same in float16."""
-
-    dtype = torch.float16
-
-
-class FixedScaling(Half):
-    """float16 with a loss that is scaled by a given factor."""
-
-    def __init__(self, device: torch.device, scale: float) -> None:
-        super().__init__(device)
-        self.scale = scale
-
-    def backward(self, loss: Tensor) -> None:
-        (self.scale * loss).backward()
-
-    def unscale(self, optimizer: torch.optim.Optimizer) -> None:
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        torch._foreach_div_([parameter.grad for parameter in parameters if parameter.grad is not None], self.scale)
-
-
-class LossScaling(Half):
+class LossScaling(Autocast):
     """float16 with a scaled loss, since small gradients would be 0 in it (`fp16`).
 
     A step whose gradients overflow is left out and counted, and the scale is halved (Micikevicius et al. 2018, §3.2).
     """
 
+    dtype = torch.float16
     least_scale: ClassVar[float] = 1.0
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
         self.scaler = torch.amp.GradScaler(device.type)
-
-    @property
-    def beside(self) -> Precision:
-        return FixedScaling(self.device, self.scaler.get_scale())
 
     def backward(self, loss: Tensor) -> None:
         scaled: Tensor = self.scaler.scale(loss)
@@ -144,7 +116,7 @@ PRECISIONS: dict[str, type[Precision]] = {"fp32": Precision, "bf16": Autocast, "
 
 
 def make_precision(name: str, device: torch.device) -> Precision:
-    """The precision of this name.
+    """Return the precision of this name.
 
     Raises:
         UsageError: the device cannot run it. On some CPUs it kills the process, whatever torch says about them: so it

@@ -12,25 +12,25 @@ from normbench.types import Model, Norm, Placement
 
 
 def parameter_counts(model: nn.Module, norms: Iterable[nn.Module]) -> dict[str, int]:
-    """Number of trained parameters in the norms and outside them."""
+    """Count the trained parameters in the norms and outside them."""
     inside = {id(parameter): parameter.numel() for norm in norms for parameter in norm.parameters()}
     total = sum(parameter.numel() for parameter in model.parameters())
     return {"in_norms": sum(inside.values()), "outside_norms": total - sum(inside.values()), "total": total}
 
 
 def distinct(values: Iterable[Any]) -> Any:
-    """The one value, or all that occur."""
+    """Return the one value, or all that occur."""
     found = list(dict.fromkeys(values))
     return found[0] if len(found) == 1 else found or None
 
 
 def names_of_parameters(norm: nn.Module) -> str:
-    """`weight+bias`, or `none`."""
+    """Return `weight+bias`, or `none`."""
     return "+".join(name for name, _ in norm.named_parameters()) or "none"
 
 
 def norm_entries(norms: Mapping[str, nn.Module]) -> dict[str, Any]:
-    """eps, its place, cast order, affine, implementation, and what each norm decided at its construction."""
+    """Return eps, its place, cast order, affine, implementation, and what each norm decided at its construction."""
     ours = [norm for norm in norms.values() if isinstance(norm, Norm)]
     settings: dict[str, list[Any]] = {}
     for norm in ours:
@@ -50,7 +50,7 @@ def norm_entries(norms: Mapping[str, nn.Module]) -> dict[str, Any]:
 def make_ledger(
     model: Model, norms: Mapping[str, nn.Module], tree: Mapping[str, Any], device: torch.device
 ) -> dict[str, Any]:
-    """The ledger of a run, from what was really built."""
+    """Return the ledger of a run, from what was really built."""
     placement = next(module for module in model.modules() if isinstance(module, Placement))
     init = tree["init"]
     return {

@@ -1,0 +1,118 @@
+"""`normbench report` and `normbench compare`: what they print of what they find."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table as Grid
+from rich.text import Text
+
+from normbench.errors import RunFailure, UsageError, is_disk_full
+
+if TYPE_CHECKING:  # imports pandas, scipy and matplotlib: behind every mistake that the words alone show
+    from normbench.analysis.fairness import Finding
+    from normbench.analysis.report import Report
+    from normbench.analysis.tables import Table
+
+
+def report(folders: Sequence[Path], out: Path | None = None, **how: Any) -> int:
+    """Write the report of the runs below some folders, and print its verdict; return the exit status.
+
+    out: where it goes, by default `report` in the first folder. how: as `make_report` has it.
+
+    Raises:
+        UsageError: no such folder, what `make_report` raises, or `out` cannot be written.
+        RunFailure: the disk is full.
+    """
+    for folder in folders:
+        if not folder.is_dir():
+            raise UsageError(f"{folder} is not a folder: give the folder of your runs, such as outputs")
+    made, page = write(folders, out or folders[0] / "report", **how)
+    print_verdict((sentence for sentence, _ in made.verdict), made.findings)
+    print(f"\n{page}")
+    return 0
+
+
+def write(folders: Sequence[Path], out: Path, **how: Any) -> tuple[Report, Path]:
+    """Write a report and return it with its page; on a terminal it says what it does."""
+    with Console(stderr=True).status("reading the runs") as status:
+        from normbench.analysis.report import make_report, save
+
+        made = make_report(folders, **how)
+        try:
+            return made, save(made, out, lambda: status.update(f"drawing {len(made.runs):,} runs"))
+        except OSError as error:
+            if is_disk_full(error):
+                raise RunFailure(f"the disk is full: {out} is not whole, free some space and try again") from error
+            raise UsageError(f"{out} cannot be written ({error.strerror}): give another folder with --out") from error
+
+
+def report_of_sweep(folder: Path, quiet: bool, missing: Mapping[str, str]) -> None:
+    """Write the report of a sweep's runs into their folder, and print its verdict; one newer than they are stays."""
+    page = folder / "report" / "report.html"
+    files = [path for name in ("summary.json", "status.json") for path in folder.glob(f"*/{name}")]
+    if page.exists() and page.stat().st_mtime_ns > max(path.stat().st_mtime_ns for path in files):
+        if not quiet:
+            print(page)
+        return
+    try:
+        if quiet:
+            write([folder], page.parent, missing=missing)
+        else:
+            print()
+            report([folder], missing=missing)
+    except UsageError as error:  # no run has ended, say: the sweep's own result stands
+        print(f"no report: {error}")
+
+
+def compare(first: str, second: str, folder: Path, margin: float | None, plan: bool, difference: float | None) -> int:
+    """Print what two arms differ in and whether the difference is real, or how many seeds one needs.
+
+    Raises:
+        UsageError: a word names no arm, or several.
+    """
+    if difference is not None and not plan:
+        raise UsageError("--difference is what a plan is for: add --plan, or leave it out")
+    from normbench.analysis import compare as comparing
+
+    one, other, study = comparing.read_pair(first, second, folder)
+    pair = comparing.compare(one, other, study, margin)
+    for table in [comparing.plan(pair.comparison, difference)] if plan else pair.tables:
+        print_table(table)
+    if not plan:
+        print_verdict(pair.verdict, pair.findings)
+    return 0
+
+
+def console() -> Console:
+    """Return what prints in the width of the terminal, as far as lines are still easy to read."""
+    return Console(width=min(shutil.get_terminal_size((100, 24)).columns, 120), highlight=False)
+
+
+def print_verdict(sentences: Iterable[str], findings: Sequence[Finding]) -> None:
+    """Print what was found, and what may decide it."""
+    for sentence in sentences:
+        console().print(Text(sentence))
+    if serious := [finding for finding in findings if finding.serious]:
+        grid = Grid.grid(padding=(0, 2))
+        for finding in serious:
+            grid.add_row(Text(finding.topic), Text(finding.text))
+        console().print("\nunfair:", grid)
+
+
+def print_table(table: Table) -> None:
+    """Print a table with its notes; names of arms and settings stay as they are, whatever brackets they have."""
+    if table.rows:
+        grid = Grid(title=Text(table.title, style="bold"), title_justify="left")
+        for place, column in enumerate(table.frame.columns):
+            grid.add_column(Text(column), justify="left" if place < table.heads else "right", overflow="fold")
+        for row in table.rows:
+            grid.add_row(*map(Text, row))
+        console().print(grid)
+    for note in table.notes:
+        console().print(Text(note))
+    print()

@@ -1,0 +1,1 @@
+"""What norms, placements, models and data are held to; `normbench check` and the tests run the same checks."""

@@ -1,0 +1,162 @@
+"""What a check is, how it runs, and what several contracts measure alike.
+
+A contract is a list of checks by name. A check is a function of the part. It returns what it measured, in words, or a
+Fact of which neither answer is wrong; it raises ContractError where the part does not do what every part of its kind
+must do, and NotApplicable where the part is not made for that.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from normbench import build
+from normbench.errors import ContractError, UsageError, explain
+from normbench.settings import Tree, show
+
+
+class NotApplicable(Exception):
+    """The part is not made for what a check is about."""
+
+
+class Fact(NamedTuple):
+    """A yes or no that is neither right nor wrong."""
+
+    holds: bool
+    measured: str = ""
+
+
+Check = Callable[[Any], str | Fact | None]
+
+
+@dataclass(frozen=True)
+class Row:
+    """What came of a check."""
+
+    name: str
+    result: Literal["passed", "failed", "not applicable", "yes", "no"]
+    measured: str = ""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A norm, placement, model or data set under its settings, in the configuration of a run."""
+
+    section: ClassVar[str]
+    tree: Tree
+
+    @property
+    def made_class(self) -> Any:
+        """The class of the part."""
+        return build.target(self.tree, self.section)[1]
+
+    def factory(self, **changes: Any) -> Callable[..., Any]:
+        """Return what makes the part, with some settings changed."""
+        return build.factory({self.section: {**self.tree[self.section], **changes}}, self.section)
+
+    def contract(self) -> Mapping[str, Check]:
+        """Return the checks of the part by name."""
+        raise NotImplementedError
+
+
+def takes_settings(part: Part) -> str:
+    """The class has what every class of its kind has, and takes the settings."""
+    part.factory()
+    section = part.tree[part.section]
+    settings = ", ".join(f"{key}={show(value)}" for key, value in section.items() if not key.startswith("_"))
+    return f"{section['_target_']}({settings})"
+
+
+def check(part: Part, begin: Callable[[str], object] = str) -> list[Row]:
+    """Run the checks of a part one after another; `begin` hears the name of each before it runs.
+
+    Raises:
+        UsageError: the part cannot be made with these settings, and they are wrong, not the part.
+    """
+    begin("class")
+    rows = [run_check("class", takes_settings, part)]
+    for name, function in part.contract().items() if rows[0].result == "passed" else ():
+        begin(name)
+        rows.append(run_check(name, function, part))
+        if rows[-1].result == "failed" and "constructor" in name:  # the others could say nothing
+            break
+    return rows
+
+
+def run_check(name: str, function: Check, part: Part) -> Row:
+    """Run one check; random numbers go on afterwards as if nothing had been checked.
+
+    Raises:
+        UsageError: as `check` does.
+    """
+    try:
+        with torch.random.fork_rng(devices=[]):
+            found = function(part)
+    except NotApplicable as reason:
+        return Row(name, "not applicable", str(reason))
+    except Exception as error:  # a person's code may raise anything: that is a failed row
+        wrong_settings = isinstance(error, UsageError) and not isinstance(error, ContractError)
+        if wrong_settings and (name == "class" or "constructor" in name):
+            raise
+        return Row(name, "failed", explain(error))
+    if isinstance(found, Fact):
+        return Row(name, "yes" if found.holds else "no", found.measured)
+    return Row(name, "passed", found or "")
+
+
+def expect(good: bool, measured: str) -> str:
+    """Return what was measured, or raise ContractError with it."""
+    if not good:
+        raise ContractError(measured)
+    return measured
+
+
+def expect_small(difference: float, most: float = 0.0) -> str:
+    """Return a difference in words; ContractError if it is larger than `most`."""
+    return expect(difference <= most, f"largest difference {difference:.1e}" if difference else "to the bit")
+
+
+def difference(found: Tensor, expected: Tensor) -> float:
+    """Return the largest difference as a share of the largest expected value, and infinity for what is not finite.
+
+    Of several differences the largest counts, and Python's `max` may pass over a NaN.
+    """
+    largest = (found.detach().double() - expected.detach().double()).abs().max()
+    share = float(largest / expected.detach().abs().max().clamp_min(1e-30))
+    return share if math.isfinite(share) else math.inf
+
+
+def between_copies(module: nn.Module, new: nn.Module, run: Callable[[Any], Tensor]) -> float:
+    """Return how far a deepcopy of a module, and a new one with its state_dict, are from it."""
+    new.load_state_dict(module.state_dict())
+    expected, *found = (run(each) for each in (module, copy.deepcopy(module), new))
+    return max(difference(y, expected) for y in found)
+
+
+def gradients_arrive(module: nn.Module) -> str:
+    """Every parameter has a finite gradient, which a backward pass has left."""
+    trained = {name: parameter.grad for name, parameter in module.named_parameters() if parameter.requires_grad}
+    without = [name for name, gradient in trained.items() if gradient is None or not gradient.isfinite().all()]
+    expect(not without, f"no finite gradient in {', '.join(without[:3])}: let the loss depend on every parameter")
+    return f"{len(trained)} parameters"
+
+
+def drawn_by(action: Callable[[], object]) -> str:
+    """Return from which global random numbers, which belong to dropout, an action draws; empty for none."""
+    before = random_states()
+    action()
+    return " and ".join(name for name, state in random_states().items() if state != before[name])
+
+
+def random_states() -> dict[str, Any]:
+    """Return where the global random numbers stand."""
+    numpy_state = repr(np.random.get_state(legacy=False))
+    return {"torch": torch.get_rng_state().tolist(), "random": random.getstate(), "numpy.random": numpy_state}

@@ -1,0 +1,200 @@
+"""The contract of a placement: how it is made, what it adds up, its norms, gradients."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from normbench import build
+from normbench.contract import checks, trials
+from normbench.contract.checks import Check, NotApplicable, Part, expect, expect_small
+from normbench.types import Branch, Placement, Site
+
+LAYER, DEPTH, GROWN = 1, 3, trials.WIDTH + 8
+TOLERANCE = 1e-9
+
+
+class Stub(Branch):
+    """f(x) = a·shortcut(x), which notes what context reaches it.
+
+    Where the branch is to grow, the shortcut repeats some features, and takes every second pixel of an image.
+    """
+
+    def __init__(self, layout: str = "sequence", a: float = 1.0, grows: bool = False) -> None:
+        super().__init__()
+        self.channel_dim = trials.channel_dim(layout)
+        self.in_features, self.out_features = trials.WIDTH, GROWN if grows else trials.WIDTH
+        self.a = nn.Parameter(torch.tensor(a, dtype=torch.float64))
+        self.context: dict[str, Any] = {}
+
+    def forward(self, x: Tensor, **context: Any) -> Tensor:
+        self.context = context
+        return self.a * self.shortcut(x)
+
+    def shortcut(self, x: Tensor) -> Tensor:
+        if self.out_features == self.in_features:
+            return x
+        x = x[:, :, ::2, ::2] if x.ndim == 4 else x
+        return torch.cat((x, x.narrow(self.channel_dim, 0, self.out_features - self.in_features)), self.channel_dim)
+
+
+class Scale(nn.Module):
+    """N(x) = γx: a norm whose every parameter is used."""
+
+    def __init__(self, num_features: int, channel_dim: int, site: Site | None) -> None:
+        super().__init__()
+        self.channel_dim, self.site = channel_dim, site
+        self.weight = nn.Parameter(torch.ones(num_features, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight.view([-1 if d == self.channel_dim % x.ndim else 1 for d in range(x.ndim)])
+
+
+class PlacementPart(Part):
+    """A placement, and the blocks that it makes."""
+
+    section = "placement"
+
+    def make(self, *branches: Stub) -> tuple[Placement, list[Scale]]:
+        """Return a block in the middle of a small stack, and its norms."""
+        norms: list[Scale] = []
+
+        def norm(num_features: int, *, channel_dim: int = -1, site: Site | None = None) -> nn.Module:
+            norms.append(Scale(num_features, channel_dim, site))
+            return norms[-1]
+
+        site = Site("block", LAYER, DEPTH, branches=DEPTH * len(branches))
+        with build.seeded(0, "placement", site.name):
+            made: Placement = self.factory()(dict(zip(("attention", "mlp"), branches, strict=False)), norm, site)
+        return made, norms
+
+    def block(self, layout: str = "sequence", a: float = 1.0) -> Placement:
+        """Return a block of as many branches as it takes at least."""
+        return self.make(*(Stub(layout, a) for _ in range(self.made_class.min_branches)))[0]
+
+    def contract(self) -> dict[str, Check]:
+        """Return the checks of a placement by name."""
+        changes = "follows a branch that changes the shape"
+        return {
+            "constructor": is_made,
+            "norms have sites of their own": sites_differ,
+            "norms and branches are submodules": modules_are_kept,
+            "gains are positive numbers": gains_are_positive,
+            **{f"keeps {axes}": partial(keeps_shape, layout=layout) for layout, axes in trials.AXES.items()},
+            **{f"{changes}, {layout}": partial(follows_branch, layout=layout) for layout in ("flat", "image")},
+            "hands context to its branches": context_arrives,
+            "skip is residual_gain · x": skip_is_declared,
+            "gradient in every parameter": parameters_learn,
+            "made and run without random numbers": draws_nothing,
+            "deepcopy and state_dict": copies_agree,
+            **{f"trains: {ground}": partial(trains, ground=ground) for ground in trials.GROUNDS},
+        }
+
+
+def is_made(part: PlacementPart) -> str:
+    """It can be made with one branch, as in a CNN, and with two, as in a Transformer."""
+    for count in range(part.made_class.min_branches, 3):
+        block, norms = part.make(*(Stub() for _ in range(count)))
+    slots = ", ".join(block.slots) or "none"
+    return f"(branches, norm, site); {len(norms)} norms around {count} branches; slots: {slots}"
+
+
+def sites_differ(part: PlacementPart) -> str:
+    """Probes, ledger and initialisation know a norm by its site."""
+    _, norms = part.make(Stub(), Stub())
+    names = [norm.site.name if norm.site else "" for norm in norms]
+    expect("" not in names, "a norm is made without site=: give it site.at(role, slot)")
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    expect(not repeated, f"several at {', '.join(repeated)}: tell them apart by site.at(role, slot)")
+    return ", ".join(names) or "it has none"
+
+
+def modules_are_kept(part: PlacementPart) -> None:
+    """What is not a submodule is neither trained nor saved."""
+    stubs = [Stub(), Stub()]
+    block, norms = part.make(*stubs)
+    kept = list(block.branches.values()) == stubs and set(block.norms.modules()).issuperset(norms)
+    expect(kept, "put all branches in self.branches, by role, and all norms in self.norms, a torch.nn.ModuleDict each")
+
+
+def gains_are_positive(part: PlacementPart) -> str:
+    """What initialisation multiplies the branch's weights by, and what stands before x."""
+    block = part.block()
+    found = {"residual_gain": float(block.residual_gain), "branch_gain": float(block.branch_gain)}
+    good = all(0 < value < 1e6 for value in found.values())
+    return expect(good, ", ".join(f"{name}={value:.4g}" for name, value in found.items()))
+
+
+def run(block: Placement, layout: str = "sequence", **context: Any) -> tuple[Tensor, Tensor]:
+    """Return an input, and what the block makes of it."""
+    x = trials.random_input(layout)
+    y: Tensor = block(x, **context)
+    return x, y
+
+
+def keeps_shape(part: PlacementPart, layout: str) -> str:
+    """Around branches that keep the shape it keeps it too."""
+    x, y = run(part.block(layout), layout)
+    return expect(y.shape == x.shape and y.dtype == x.dtype, f"{list(x.shape)} to {list(y.shape)}")
+
+
+def follows_branch(part: PlacementPart, layout: str) -> str:
+    """The last block of a stage has more features, and less space: x goes through the branch's `shortcut`."""
+    if part.made_class.min_branches > 1:
+        raise NotApplicable("blocks of several branches keep the shape")
+    stub = Stub(layout, grows=True)
+    x, y = run(part.make(stub)[0], layout)
+    changed, right = f"{list(x.shape)} to {list(y.shape)}", list(stub.shortcut(x).shape)
+    expect(list(y.shape) == right, f"{changed}, not {right}: add to branch.shortcut(x), and give norms their own width")
+    return changed
+
+
+def context_arrives(part: PlacementPart) -> None:
+    """Attention needs its mask and rotation."""
+    stubs = [Stub(), Stub()]
+    run(part.make(*stubs)[0], mark=7)
+    expect(all(stub.context == {"mark": 7} for stub in stubs), "hand **context on to each branch")
+
+
+def skip_is_declared(part: PlacementPart) -> str:
+    """f(x) = 0 and N(x) = x leave residual_gain · x, or nothing without a residual.
+
+    Where a block has several branches, its skip is around all of them, or around each: then the gain has their power.
+    """
+    block = part.block(a=0.0)
+    x, y = run(block)
+    gains = [float(block.residual_gain) ** power if block.residual else 0.0 for power in (1, block.min_branches)]
+    found = float((y.detach() * x).sum() / x.square().sum())
+    good = any(float((y.detach() - gain * x).abs().max()) < TOLERANCE for gain in gains)
+    return expect(good, f"{found:.4g} · x, residual={block.residual}, residual_gain={float(block.residual_gain):.4g}")
+
+
+def parameters_learn(part: PlacementPart) -> str:
+    """A gradient reaches its norms' parameters, its branches', and its own."""
+    block = part.block(a=0.5)
+    run(block)[1].pow(3).sum().backward()
+    return checks.gradients_arrive(block)
+
+
+def draws_nothing(part: PlacementPart) -> None:
+    """Its draws would move those of dropout; where it is made torch's are seeded, and others cannot be repeated."""
+    drawn = checks.drawn_by(part.block) or checks.drawn_by(partial(run, part.block()))
+    expect(not drawn, f"draws from {drawn}")
+
+
+def copies_agree(part: PlacementPart) -> str:
+    """A deepcopy, and a new block with the state_dict, give the same."""
+    block = part.block(a=0.5)
+    with torch.no_grad():
+        for parameter in block.parameters():
+            parameter.mul_(1.25)
+    return expect_small(checks.between_copies(block, part.block(a=0.5), lambda each: run(each)[1]))
+
+
+def trains(part: PlacementPart, ground: str) -> str:
+    """It trains with every norm that goes with it."""
+    words, task = trials.GROUNDS[ground]
+    return trials.train_with_each("norm", {**trials.composed(words), "placement": part.tree["placement"]}, task)

@@ -1,0 +1,144 @@
+"""What parts are tried on: random inputs, tiny tasks of every kind, and small trainings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import torch
+from omegaconf import OmegaConf
+from torch import Tensor
+
+from normbench import build
+from normbench.config.compose import read
+from normbench.config.groups import config_directory, options
+from normbench.config.refusals import Combination, refusal
+from normbench.contract.checks import NotApplicable, expect, gradients_arrive
+from normbench.errors import explain
+from normbench.settings import Tree
+from normbench.training.optimizer import make_optimizer, parameter_groups
+from normbench.types import Batch, Data, ImageClassification, LanguageModeling, Split, Task, TextClassification
+
+WIDTH = 24  # small, with many divisors for groups
+LAYOUTS = {"flat": (6, WIDTH), "sequence": (4, 7, WIDTH), "image": (4, WIDTH, 3, 5)}
+AXES = {
+    "flat": "(batch, features)",
+    "sequence": "(batch, time, features)",
+    "image": "(batch, channels, height, width)",
+}
+
+
+def channel_dim(layout: str) -> int:
+    """Return where the features of a layout are."""
+    return 1 if layout == "image" else -1
+
+
+def random_input(layout: str, seed: int = 0, width: int = WIDTH) -> Tensor:
+    """Return normal numbers in float64."""
+    generator, shape = torch.Generator().manual_seed(seed), list(LAYOUTS[layout])
+    shape[channel_dim(layout)] = width
+    return torch.randn(shape, generator=generator, dtype=torch.float64) * 1.5 + 0.5
+
+
+class Tiny(Data):
+    """One random batch of a task, always the same."""
+
+    fingerprint = "tiny"
+    steps_per_epoch = 1
+
+    def __init__(self, task: Task) -> None:
+        self.task, self.kind, self.pads = task, task.kind, task.may_pad  # type: ignore[misc]  # of the instance here
+        self.batch = task.random_batch(4, torch.Generator().manual_seed(0))
+
+    def train_batch(self, step: int) -> Batch:
+        return self.batch
+
+    def eval_batches(self, split: Split, limit: int | None = None) -> Iterator[Batch]:
+        yield self.batch
+
+    def describe(self) -> dict[str, Any]:
+        return {"name": "tiny"}
+
+
+TEXT = LanguageModeling(vocabulary_size=17, context=16)
+TEXTS = TextClassification(num_classes=5, vocabulary_size=17, context=16)
+IMAGES = ImageClassification(num_classes=5, image_shape=(3, 16, 16))
+
+# Where norms and placements are tried: the words for a small model, and what it learns.
+TRANSFORMER, MLP = f"model=nano model.depth=2 model.width={WIDTH} model.heads=2", f"model=mlp model.width={WIDTH}"
+GROUNDS: dict[str, tuple[str, Task]] = {
+    "Transformer, text": (TRANSFORMER, TEXT),
+    "Transformer, images": (TRANSFORMER, IMAGES),
+    "CNN": (f"model=cnn model.width={WIDTH}", IMAGES),
+    "MLP": (MLP, IMAGES),
+    "plain CNN": (f"model=cnn_plain model.width={WIDTH}", IMAGES),
+    "plain MLP": (f"model=mlp_plain model.width={WIDTH}", IMAGES),
+}
+LEARNING_RATE, STEPS = 3e-3, 8
+
+
+@cache
+def composed(words: str) -> dict[str, Any]:
+    """Return the configuration of `normbench train` with these words."""
+    return read([*words.split(), f"optim.lr={LEARNING_RATE}"]).tree
+
+
+@cache
+def sections(group: str) -> dict[str, dict[str, Any]]:
+    """Return the section of each option of a group."""
+    files = {name: config_directory() / group / f"{name}.yaml" for name in options(group)}
+    return {name: OmegaConf.to_container(OmegaConf.load(file)) for name, file in files.items()}  # type: ignore[misc]
+
+
+def train(tree: Tree, data: Data, steps: int) -> list[float]:
+    """Return the losses of some steps on one batch, as a run would take them.
+
+    Raises:
+        ContractError: a loss is not finite, or a parameter has no finite gradient at the last step.
+    """
+    cpu = torch.device("cpu")
+    model, norms = build.make_model(tree, data.task, seed=0)
+    build.rehearse(model, norms, data, cpu)
+    groups = parameter_groups(model, norms.values(), tree["optim"].get("weight_decay", 0.0), decay_norms=False)
+    optimizer = make_optimizer(build.factory(tree, "optim"), groups, cpu)
+    batch, losses = data.train_batch(0), []
+    for _ in range(steps):
+        optimizer.zero_grad(set_to_none=True)
+        loss = data.task.loss(model.train()(*batch.arguments), batch.targets)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    finite = bool(torch.tensor(losses).isfinite().all())
+    expect(finite, f"the loss is not finite: {', '.join(f'{loss:.3g}' for loss in losses)}")
+    gradients_arrive(model)
+    return losses
+
+
+def train_with_each(group: str, tree: Tree, task: Task, steps: int = STEPS) -> str:
+    """Train with every option of a group that goes with the rest; return which, and by how much the loss fell.
+
+    Raises:
+        ContractError: a training breaks off, or in all steps the loss of its one batch does not fall.
+        NotApplicable: no option goes with the rest.
+    """
+    data, fell, broken, refused = Tiny(task), {}, [], []
+    for name, section in sections(group).items():
+        combined = {**tree, group: section}
+        placement, model = (build.target(combined, each)[1] for each in ("placement", "model"))
+        if rule := refusal(Combination({}, build.norm_facts(combined), placement, model, data)):  # type: ignore[arg-type]
+            refused.append(rule.reason)
+            continue
+        try:
+            losses = train(combined, data, steps)
+            fell[name] = 1 - losses[-1] / losses[0]
+        except Exception as error:  # a person's code may raise anything: that is a combination that broke
+            broken.append(f"{name}: {explain(error)}")
+    expect(not broken, "".join(broken[:1]) + (f" (and {len(broken) - 1} more)" if len(broken) > 1 else ""))
+    if not fell:
+        raise NotApplicable(refused[0])
+    if steps < STEPS:
+        return ", ".join(fell)
+    rising = [name for name, share in fell.items() if share <= 0]
+    expect(not rising, f"the loss of one batch does not fall with {', '.join(rising)}")
+    return f"{', '.join(fell)}; the loss falls by {min(fell.values()):.1%} to {max(fell.values()):.1%}"

@@ -1,0 +1,203 @@
+"""What a run takes of memory, time and disk, measured on a few of its own steps."""
+
+from __future__ import annotations
+
+import math
+import os
+import statistics
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from torch import Tensor
+
+from normbench.recording import Histogram, JsonLinesSink, Sink, TensorBoardSink
+from normbench.training.checkpoint import State, write
+from normbench.training.clock import forget_peak, make_clock, peak_memory
+from normbench.training.loop import Loop
+from normbench.types import Batch
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What was measured, and what follows for a number of steps; sizes are in bytes.
+
+    weights, gradients, optimizer, average: what stays in memory. peak: the most that a step needs, of the process or,
+    on a GPU, of its tensors there; None: not known. step_ms: the median of `measured` steps; None: all are probed.
+    evaluation, last_evaluation: seconds of one on some batches, and of the last one on all. checkpoint, best: a file.
+    probe_bytes, histogram_bytes, log_bytes, evaluation_bytes: the record of one.
+    """
+
+    loop: Loop
+    weights: int
+    gradients: int
+    optimizer: int
+    average: int
+    peak: int | None
+    step_ms: float | None
+    measured: int
+    probed_ms: float
+    evaluation: float
+    last_evaluation: float
+    checkpoint: int
+    best: int
+    probe_bytes: int
+    histogram_bytes: int
+    log_bytes: int
+    evaluation_bytes: int
+
+    def seconds(self, steps: int) -> float:
+        """Return the time that so many steps take, with probes, evaluations and what torch.compile takes before."""
+        probed = self.probed(steps)
+        step_ms = self.probed_ms if self.step_ms is None else self.step_ms
+        training = ((steps - probed) * step_ms + probed * self.probed_ms) / 1e3
+        return self.loop.compile_seconds + training + self.evaluations(steps) * self.evaluation + self.last_evaluation
+
+    def record_bytes(self, steps: int) -> int:
+        """Return what so many steps add to the event file and to metrics.jsonl."""
+        return (
+            times_due(steps, self.loop.trainer.log_every) * self.log_bytes
+            + (self.evaluations(steps) + 1) * self.evaluation_bytes
+            + self.probed(steps) * self.probe_bytes
+            + times_due(steps, self.loop.probes_config.histograms_every) * self.histogram_bytes
+        )
+
+    def evaluations(self, steps: int) -> int:
+        """Return how many evaluations come before the last one."""
+        return max(0, steps - 1) // self.loop.trainer.eval_every
+
+    def probed(self, steps: int) -> int:
+        """Return how many steps are probed."""
+        every, histograms = self.loop.probes_config.every, self.loop.probes_config.histograms_every
+        return times_due(steps, every) + times_due(steps, histograms) - times_due(steps, math.lcm(every, histograms))
+
+
+class WeighingSink(Sink):
+    """Writes a run's files where they do not stay, and notes the bytes that the last call of each method has added."""
+
+    def __init__(self) -> None:
+        self._folder = TemporaryDirectory(prefix="normbench-")
+        folder = Path(self._folder.name)
+        super().__init__(JsonLinesSink(folder / "metrics.jsonl"), TensorBoardSink(folder))
+        self.scalar_bytes = self.histogram_bytes = 0
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        before = self._size()
+        super().scalars(step, values)
+        self.scalar_bytes = self._size() - before
+
+    def histograms(self, step: int, values: Mapping[str, Histogram]) -> None:
+        before = self._size()
+        super().histograms(step, values)
+        self.histogram_bytes = self._size() - before
+
+    def close(self) -> None:
+        super().close()
+        self._folder.cleanup()
+
+    def _size(self) -> int:
+        return sum(path.stat().st_size for path in Path(self._folder.name).iterdir())
+
+
+def times_due(steps: int, every: int) -> int:
+    """Return how often something falls due that is due at the first step and then every so many (0: never)."""
+    return steps // every + (every > 1 and steps > 0) if every else 0
+
+
+def estimate(loop: Loop, sink: WeighingSink) -> Estimate:
+    """Take a few steps of a loop that has not begun, and look at them; the loop records to `sink`.
+
+    Raises:
+        Diverged: training diverges within these steps.
+    """
+    parts = loop.parts
+    parts.model.train()
+    probed_step(loop)  # it warms up, as the steps behind it do
+    repeat(loop, 10, seconds=3.0)
+    loop.clock = make_clock(parts.device)
+    loop.clock.to_skip = 0
+    forget_peak(parts.device)
+    repeat(loop, 20, seconds=5.0)
+    peak = peak_memory(parts.device)
+    loop.clock.flush()
+    durations = list(loop.clock.durations)
+    probed = probed_step(loop)
+    probe_bytes, histogram_bytes = sink.scalar_bytes, sink.histogram_bytes
+    loop.log()
+    log_bytes = sink.scalar_bytes
+    evaluation, last_evaluation = evaluation_seconds(loop)
+    weights = {"step": 0, "model": parts.model.state_dict()}
+    state = [value for values in parts.optimizer.state.values() for value in values.values()]
+    return Estimate(
+        loop,
+        weights=nbytes([*parts.model.parameters(), *parts.model.buffers()]),
+        gradients=nbytes(parameter for parameter in parts.model.parameters() if parameter.requires_grad),
+        optimizer=nbytes(value for value in state if isinstance(value, Tensor)),
+        average=0 if parts.average is None else nbytes(parts.average.averages.values()),
+        peak=peak,
+        step_ms=statistics.median(durations) if durations else None,
+        measured=len(durations),
+        probed_ms=1e3 * probed,
+        evaluation=evaluation,
+        last_evaluation=last_evaluation,
+        checkpoint=stored_bytes(loop.state()),
+        best=stored_bytes(weights),
+        probe_bytes=probe_bytes,
+        histogram_bytes=histogram_bytes,
+        log_bytes=log_bytes,
+        evaluation_bytes=sink.scalar_bytes,
+    )
+
+
+def probed_step(loop: Loop) -> float:
+    """Take the run's first step, where all probes are due; return its seconds."""
+    loop.step = 0
+    begun = time.perf_counter()
+    loop.train_step()
+    loop.grad_norm.item()  # waits for the device
+    return time.perf_counter() - begun
+
+
+def repeat(loop: Loop, steps: int, seconds: float) -> None:
+    """Take so many steps, or fewer in so many seconds; behind the last one of the run comes the first again."""
+    begun = time.perf_counter()
+    for _ in range(steps):
+        loop.step %= loop.steps
+        loop.train_step()
+        if time.perf_counter() - begun > seconds:
+            return
+
+
+def evaluation_seconds(loop: Loop) -> tuple[float, float]:
+    """Return the time of an evaluation, and of the last one, on all data; from the pace of two batches."""
+    data, trainer = loop.parts.data, loop.trainer
+    first = list(islice(data.eval_batches("val", trainer.eval_batches), 2))
+    begun = time.perf_counter()
+    loop.record(loop.tagged("val", first))
+    pace = (time.perf_counter() - begun) / predictions(first)
+    models = 2 if loop.parts.average is not None else 1
+    some = models * predictions(data.eval_batches("val", trainer.eval_batches))
+    every = models * predictions(data.eval_batches("val"))
+    train = predictions(data.eval_batches("train", trainer.eval_batches or 20)) if trainer.eval_train else 0
+    test = predictions(data.eval_batches("test")) if data.has_test else 0
+    return pace * (some + train), pace * (every + train + test)
+
+
+def predictions(batches: Iterable[Batch]) -> int:
+    """Return how many predictions batches ask for."""
+    return sum(batch.targets.numel() for batch in batches)
+
+
+def nbytes(tensors: Iterable[Tensor]) -> int:
+    """Return the bytes of tensors, each storage once."""
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+    return sum(storages.values())
+
+
+def stored_bytes(state: State) -> int:
+    """Return the size of a checkpoint of this state, which is written to nowhere."""
+    with open(os.devnull, "wb") as nowhere:
+        return write(state, nowhere)
