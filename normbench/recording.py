@@ -96,7 +96,7 @@ class Sink:
     def _pass_on(self, method: str, *arguments: object) -> None:
         """Call each sink's method, also when one of them fails; its error is raised then."""
         with ExitStack() as stack:
-            for sink in reversed(self._sinks):
+            for sink in reversed(self._sinks):  # as the stack calls the last one first
                 stack.callback(getattr(sink, method), *arguments)
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:

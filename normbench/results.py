@@ -209,7 +209,7 @@ def run_directories(folder: Path) -> list[RunDirectory]:
     if not folder.is_dir():
         raise UsageError(f"{folder} is not a folder: give the folder of your runs, such as outputs")
     paths = sorted(path.parent.relative_to(folder) for path in folder.rglob("config.yaml"))
-    kept = [path for path in paths if not re.search(r"\.old\d+$", path.name) and not re.search(r"(^|/)\.", str(path))]
+    kept = [path for path in paths if not re.search(r"\.old\d+$|(^|/)\.[^/]", str(path))]
     found = [
         run for run in (RunDirectory(folder / path) for path in kept) if run.status.exists() or run.summary.exists()
     ]

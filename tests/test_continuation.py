@@ -9,178 +9,128 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from itertools import repeat
 from pathlib import Path
 
 import pytest
 from killing import Child, Server, Trap
 from run_records import Record, assert_same, assert_steps_increase, read_json, read_record
-from tiny_runs import MODELS, run_directory, slow, start, words
+from tiny_runs import run_directory, slow, start, words
 
 pytest_plugins = ["run_fixtures"]
 
+LATER = "training > gradients", 23
+STOP = Trap("training > gradients", 13, (signal.SIGINT,))
 
-@dataclass(frozen=True)
-class Moment:
-    """Where a run is killed, and then what it is killed by when it goes on, and so on."""
-
-    model: str
-    traps: tuple[Trap, ...]
-
-
-def moment(model: str, *places: tuple[str, int]) -> Moment:
-    return Moment(model, tuple(Trap(place, nth) for place, nth in places))
-
-
-SOON, LATER = ("training > gradients", 4), ("training > gradients", 23)
-
-MOMENTS = [
-    moment("transformer", SOON),
-    moment("transformer", LATER),
-    moment("transformer", ("checkpoint > write to checkpoint.pt", 1)),
-    moment("transformer", ("checkpoint > half of a write to checkpoint.pt", 700)),
-    moment("transformer", ("checkpoint > fsync checkpoint.pt", 2)),
-    moment("transformer", ("checkpoint > rename to checkpoint.prev.pt", 2)),
-    moment("transformer", ("checkpoint > rename to checkpoint.pt", 3)),
-    moment("cnn", ("checkpoint > half of a write to checkpoint.pt", 1000)),
-    moment("cnn", ("checkpoint > rename to checkpoint.pt", 2)),
-    moment("cnn", ("checkpoint > fsync the directory", 4)),
-    moment("transformer", ("evaluation > begin", 1)),
-    moment("transformer", ("evaluation > batch", 2)),
-    moment("transformer", ("evaluation > loss", 7)),
-    moment("transformer", ("evaluation > half of a write to metrics.jsonl", 3)),
-    moment("cnn", ("evaluation > batch", 1)),
-    moment("cnn", ("evaluation > half of a write to events", 3)),
-    moment("cnn", ("evaluation > best weights > half of a write", 600)),
-    moment("cnn", ("evaluation > best weights > rename", 3)),
-    moment("transformer", ("training > half of a write to events", 3)),
-    moment("transformer", ("logging > half of a write to metrics.jsonl", 4)),
-    moment("cnn", ("logging > half of a write to events", 6)),
-    moment("cnn", ("preparation > half of a write to environment.json", 1)),
-    moment("transformer", LATER, ("truncating metrics > half of a write", 3)),
-    moment("transformer", LATER, ("truncating events > half of a write", 9)),
-    moment("cnn", LATER, ("truncating events > rename", 1), ("truncating events > unlink", 1)),
-    moment("cnn", ("finish > rename to summary.json", 1)),
-    moment("transformer", ("finish > write to status.json", 1)),
+# Where a run is killed, and then where it is killed when it goes on, and so on: a model, places and which passage.
+QUICK = [
+    ("transformer", [("checkpoint > rename to checkpoint.pt", 3)]),
+    ("cnn", [("evaluation > best weights > half of a write", 600)]),
+    ("cnn", [LATER, ("truncating events > rename", 1), ("truncating events > unlink", 1)]),
 ]
-QUICK = [MOMENTS[i] for i in (6, 16, 24)]
-
-
-def kill_and_continue(server: Server, moment: Moment, folder: Path) -> tuple[list[str], Record]:
-    """Where the kills fell, as the killed processes reported, and what the run has become."""
-    fell, saved = [], 0
-    for trap in moment.traps:
-        child = start(server, moment.model, folder, trap)
-        assert child.wait() == -signal.SIGKILL, child.output
-        reported = child.places[-1]
-        assert reported.startswith("trapped: ") and trap.place in reported
-        fell.append(reported.removeprefix("trapped: "))
-        saved = max([saved, *(int(line.split()[1]) for line in child.places if line.startswith("saved "))])
-    child = start(server, moment.model, folder)
-    assert child.wait() == 0, child.output
-    assert went_on_from(child) >= saved
-    return fell, read_record(run_directory(folder))
+MOMENTS = [
+    ("transformer", [("checkpoint > half of a write to checkpoint.pt", 700)]),
+    ("transformer", [("checkpoint > fsync checkpoint.pt", 2)]),
+    ("transformer", [("checkpoint > rename to checkpoint.prev.pt", 2)]),
+    ("cnn", [("checkpoint > fsync the directory", 4)]),
+    ("transformer", [("evaluation > loss", 7)]),
+    ("transformer", [("evaluation > half of a write to metrics.jsonl", 3)]),
+    ("cnn", [("evaluation > batch", 1)]),
+    ("cnn", [("evaluation > half of a write to events", 3)]),
+    ("cnn", [("evaluation > best weights > rename", 3)]),
+    ("transformer", [("training > half of a write to events", 3)]),
+    ("transformer", [("logging > half of a write to metrics.jsonl", 4)]),
+    ("cnn", [("preparation > half of a write to environment.json", 1)]),
+    ("transformer", [LATER, ("truncating metrics > half of a write", 3)]),
+    ("transformer", [LATER, ("truncating events > half of a write", 9)]),
+    ("cnn", [("finish > rename to summary.json", 1)]),
+    ("transformer", [("finish > write to status.json", 1)]),
+]
 
 
 def went_on_from(child: Child) -> int:
-    """The step from which a run says that it goes on."""
+    """Return the step from which a run says that it goes on."""
     if "finished already" in child.output:
         return 40
     found = re.search(r"going on from step (\d+)", child.output)
     return int(found[1]) if found else 0
 
 
-@pytest.mark.parametrize("moment", QUICK, ids=lambda moment: moment.traps[-1].place)
+def finish(server: Server, model: str, folder: Path, reference: dict[str, Record]) -> Child:
+    """Give a run's command again; it ends like an undisturbed one."""
+    child = start(server, model, folder)
+    assert child.wait() == 0, child.output
+    assert_same(read_record(run_directory(folder)), reference[model])
+    return child
+
+
+@pytest.mark.parametrize(("model", "places"), [*QUICK, *slow(*MOMENTS)])
 def test_killed_run_ends_like_an_undisturbed_one(
-    server: Server, undisturbed: dict[str, Record], tmp_path: Path, moment: Moment
+    server: Server, undisturbed: dict[str, Record], tmp_path: Path, model: str, places: list[tuple[str, int]]
 ) -> None:
-    _, record = kill_and_continue(server, moment, tmp_path)
-    assert_same(record, undisturbed[moment.model])
+    saved = 0
+    for place, nth in places:
+        child = start(server, model, tmp_path, Trap(place, nth))
+        assert child.wait() == -signal.SIGKILL, child.output
+        assert child.places[-1].startswith("trapped: ") and place in child.places[-1]
+        saved = max([saved, *(int(line.split()[1]) for line in child.places if line.startswith("saved "))])
+    assert went_on_from(finish(server, model, tmp_path, undisturbed)) >= saved
+
+
+def test_there_are_more_than_twenty_moments() -> None:
+    kills = [place for _, places in [*QUICK, *MOMENTS] for place, _ in places]
+    assert len(kills) >= 20
+    assert all(sum(place.startswith(part) for place in kills) >= 5 for part in ("checkpoint", "evaluation"))
 
 
 @pytest.mark.slow
-def test_killed_at_more_than_twenty_moments(
+def test_killed_from_outside_again_and_again(
     server: Server, undisturbed: dict[str, Record], tmp_path: Path, tell: Callable[[str], None]
 ) -> None:
-    folders = [tmp_path / str(number) for number in range(len(MOMENTS))]
-    for folder in folders:
-        folder.mkdir()
-    fell: list[str] = []
-    with ThreadPoolExecutor(2) as pool:
-        ends = pool.map(kill_and_continue, repeat(server), MOMENTS, folders)
-        for moment, (places, record) in zip(MOMENTS, ends, strict=True):
-            for place in places:
-                tell(f"SIGKILL {moment.model}: {place}")
-            fell += places
-            assert_same(record, undisturbed[moment.model])
-    assert len(fell) >= 20
-    assert sum(place.startswith("checkpoint > ") for place in fell) >= 5
-    assert sum(place.startswith("evaluation > ") for place in fell) >= 5
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("model", MODELS)
-def test_killed_from_outside_again_and_again(
-    server: Server,
-    undisturbed: dict[str, Record],
-    tmp_path: Path,
-    tell: Callable[[str], None],
-    model: str,
-) -> None:
     moments = random.Random(0)
-    for _ in range(5):
-        child = start(server, model, tmp_path)
+    for _ in range(4):
+        child = start(server, "transformer", tmp_path)
         if not child.wait_for("preparation > begin"):  # the last kill fell behind the run's last word
-            assert "finished already" in child.output
             break
         time.sleep(moments.uniform(0.0, 0.5))
         child.kill(signal.SIGKILL)
-        status = child.wait()
-        tell(f"SIGKILL {model} from outside, behind: {child.places[-1]}" if status else f"{model} ended first")
-        if status == 0:
-            break
-        assert status == -signal.SIGKILL
-    assert start(server, model, tmp_path).wait() == 0
-    assert_same(read_record(run_directory(tmp_path)), undisturbed[model])
+        assert child.wait() in (0, -signal.SIGKILL)
+        tell(f"SIGKILL from outside, behind: {child.places[-1]}")
+    finish(server, "transformer", tmp_path, undisturbed)
 
 
 # ---- signals
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @pytest.mark.parametrize(
-    ("place", "nth"),
-    [("training > gradients", 13), *slow(("evaluation > batch", 3), ("checkpoint > half of a write", 300))],
+    ("number", "status", "place", "nth"),
+    [
+        (signal.SIGINT, 130, "training > gradients", 13),
+        *slow(
+            (signal.SIGTERM, 143, "evaluation > batch", 3), (signal.SIGINT, 130, "checkpoint > half of a write", 300)
+        ),
+    ],
 )
 def test_stopped_by_a_signal_goes_on_with_the_same_bits(
     server: Server, undisturbed: dict[str, Record], tmp_path: Path, number: int, status: int, place: str, nth: int
 ) -> None:
     child = start(server, "transformer", tmp_path, Trap(place, nth, (number,)))
     assert child.wait() == status
-    assert "Traceback" not in child.output
-    step = read_json(run_directory(tmp_path) / "status.json")["step"]
+    found = read_json(run_directory(tmp_path) / "status.json")
+    step = found["step"]
+    assert found["status"] == "interrupted" and f"saved {step}" in child.places and "Traceback" not in child.output
     assert child.output.splitlines()[-1] == f"stopped at step {step} of 40; the same command goes on from here"
-    assert f"saved {step}" in child.places
-    assert read_json(run_directory(tmp_path) / "status.json")["status"] == "interrupted"
-    again = start(server, "transformer", tmp_path)
-    assert again.wait() == 0
-    assert went_on_from(again) == step
-    assert_same(read_record(run_directory(tmp_path)), undisturbed["transformer"])
+    assert went_on_from(finish(server, "transformer", tmp_path, undisturbed)) == step
 
 
 def test_second_ctrl_c_stops_at_once(server: Server, undisturbed: dict[str, Record], tmp_path: Path) -> None:
     twice = Trap("checkpoint > half of a write", 700, (signal.SIGINT, signal.SIGINT))
     child = start(server, "transformer", tmp_path, twice)
     assert child.wait() == 130
-    assert child.output.splitlines()[-1] == "normbench: stopped"
-    assert "Traceback" not in child.output
+    assert child.output.splitlines()[-1] == "normbench: stopped" and "Traceback" not in child.output
     behind = child.places[child.places.index("trapped: checkpoint > half of a write to checkpoint.pt") :]
     assert not any(line.startswith("saved ") for line in behind)
     assert read_json(run_directory(tmp_path) / "status.json")["status"] == "interrupted"
-    assert start(server, "transformer", tmp_path).wait() == 0
-    assert_same(read_record(run_directory(tmp_path)), undisturbed["transformer"])
+    finish(server, "transformer", tmp_path, undisturbed)
 
 
 def test_ctrl_c_behind_the_last_step_lets_the_run_finish(
@@ -212,52 +162,37 @@ def content(directory: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in directory.iterdir()}
 
 
-def test_finished_run_is_not_run_again(server: Server, tmp_path: Path) -> None:
-    assert start(server, "cnn", tmp_path).wait() == 0
-    before = content(run_directory(tmp_path))
-    again = start(server, "cnn", tmp_path)
-    assert again.wait() == 0
-    assert "is finished already: rerun=true makes it anew" in again.output
-    assert not any("training" in place for place in again.places)
-    assert content(run_directory(tmp_path)) == before
-
-
-def test_rerun_makes_it_anew_and_keeps_the_old_one(
+def test_finished_run_is_not_run_again_but_made_anew_if_told_so(
     server: Server, undisturbed: dict[str, Record], tmp_path: Path
 ) -> None:
     assert start(server, "cnn", tmp_path).wait() == 0
     directory = run_directory(tmp_path)
     before = content(directory)
-    stopped = server.start(
-        words("cnn", "rerun=true"), tmp_path, Trap("training > gradients", 13, signals=(signal.SIGINT,))
-    )
+    again = start(server, "cnn", tmp_path)
+    assert again.wait() == 0
+    assert "is finished already: rerun=true makes it anew" in again.output
+    assert not any("training" in place for place in again.places)
+    assert content(directory) == before
+    stopped = server.start(words("cnn", "rerun=true"), tmp_path, STOP)
     assert stopped.wait() == 130
     assert stopped.output.splitlines()[-1].endswith("the same command without rerun=true goes on from here")
     assert content(directory.with_name(f"{directory.name}.old1")) == before
     assert start(server, "cnn", tmp_path).wait() == 0
     assert_same(read_record(directory), undisturbed["cnn"])
     assert server.start(words("cnn", "rerun=true"), tmp_path).wait() == 0
-    assert {path.name for path in directory.parent.iterdir()} == {
-        directory.name,
-        f"{directory.name}.old1",
-        f"{directory.name}.old2",
-    }
+    names = {path.name for path in directory.parent.iterdir()}
+    assert names == {directory.name, f"{directory.name}.old1", f"{directory.name}.old2"}
 
 
 def test_relative_outputs_belong_to_the_current_directory(server: Server, tmp_path: Path) -> None:
     one, other = tmp_path / "one", tmp_path / "other"
-    one.mkdir()
-    other.mkdir()
-    stopped = start(server, "cnn", one, Trap("training > gradients", 13, signals=(signal.SIGINT,)))
-    assert stopped.wait() == 130
-    fresh = start(server, "cnn", other)
-    assert fresh.wait() == 0
-    assert went_on_from(fresh) == 0
+    for folder in (one, other):
+        folder.mkdir()
+        assert start(server, "cnn", folder, STOP).wait() == 130
     assert run_directory(one).name == run_directory(other).name
-    continued = server.start(words("cnn", "outputs=../one/outputs"), other)
-    assert continued.wait() == 0
-    assert went_on_from(continued) == 13
-    assert read_record(run_directory(one)).checkpoint == read_record(run_directory(other)).checkpoint
+    assert server.start(words("cnn", "outputs=../one/outputs"), other, STOP).wait() == 130
+    assert read_json(run_directory(one) / "status.json")["step"] > 13
+    assert read_json(run_directory(other) / "status.json")["step"] == 13
 
 
 def test_second_process_on_the_same_run_leaves(server: Server, undisturbed: dict[str, Record], tmp_path: Path) -> None:
@@ -266,9 +201,8 @@ def test_second_process_on_the_same_run_leaves(server: Server, undisturbed: dict
     for more in ([], ["rerun=true"]):
         second = server.start(words("transformer", *more), tmp_path)
         assert second.wait() == 1
-        assert second.output.startswith(f"normbench: {Path('outputs/train') / run_directory(tmp_path).name} ")
-        assert f"is being written by another process (pid {first.pid})" in second.output
-        assert len(second.output.splitlines()) == 1
+        (line,) = second.output.splitlines()
+        assert f"{run_directory(tmp_path).name} is being written by another process (pid {first.pid})" in line
     first.kill(signal.SIGCONT)
     assert first.wait() == 0
     assert_same(read_record(run_directory(tmp_path)), undisturbed["transformer"])
@@ -346,8 +280,7 @@ def test_refused_extension(server: Server, parent: Path, tmp_path: Path, more: l
 
 
 def test_interrupted_run_cannot_be_extended(server: Server, tmp_path: Path) -> None:
-    stopped = start(server, "cnn", tmp_path, Trap("training > gradients", 13, signals=(signal.SIGINT,)))
-    assert stopped.wait() == 130
+    assert start(server, "cnn", tmp_path, STOP).wait() == 130
     child = server.start(extension(tmp_path, 60), tmp_path)
     assert child.wait() == 2
     assert "is not the directory of a finished run" in child.output

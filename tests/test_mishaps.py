@@ -28,9 +28,16 @@ def assert_sentence(child: Child, status: int, *parts: str) -> None:
     assert child.wait() == status, child.output
     assert "Traceback" not in child.output
     last = child.output.splitlines()[-1]
-    assert last.startswith("normbench: ")
-    for part in parts:
-        assert part in last
+    assert last.startswith("normbench: ") and all(part in last for part in parts)
+
+
+def finish(server: Server, folder: Path, reference: dict[str, Record], *said: str) -> str:
+    """Give the run's command again: it ends like an undisturbed one; returns what it says."""
+    child = start(server, "transformer", folder)
+    assert child.wait() == 0, child.output
+    assert all(words in child.output for words in said), child.output
+    assert_same(read_record(run_directory(folder)), reference["transformer"])
+    return child.output
 
 
 # ---- damaged files
@@ -58,7 +65,6 @@ def flip(content: bytes) -> bytes:
 DAMAGE: dict[str, Callable[[bytes], bytes]] = {
     "one bit": flip,
     "torn": lambda content: content[: len(content) * 2 // 3],
-    "empty": lambda content: b"",
     "zeros": lambda content: bytes(len(content)),
     "longer": lambda content: content + b"\0",
 }
@@ -68,29 +74,19 @@ def damage(path: Path, kind: str) -> None:
     path.write_bytes(DAMAGE[kind](path.read_bytes()))
 
 
-@pytest.mark.parametrize("kind", ["one bit", *slow("torn", "empty", "zeros", "longer")])
+@pytest.mark.parametrize("kind", ["one bit", *slow("torn", "zeros", "longer")])
 def test_damaged_checkpoint_is_named_and_the_one_before_it_used(
     server: Server, undisturbed: dict[str, Record], folder: Path, kind: str
 ) -> None:
     damage(run_directory(folder) / "checkpoint.pt", kind)
-    child = start(server, "transformer", folder)
-    assert child.wait() == 0
-    assert "checkpoint.pt is damaged" in child.output
-    assert "the one before it is used" in child.output
-    assert "going on from step 24" in child.output
-    assert_same(read_record(run_directory(folder)), undisturbed["transformer"])
-
-
-def test_damaged_checkpoint_does_not_replace_the_good_one(
-    server: Server, undisturbed: dict[str, Record], folder: Path
-) -> None:
-    damage(run_directory(folder) / "checkpoint.pt", "torn")
-    child = start(server, "transformer", folder, Trap("checkpoint > rename to checkpoint.pt"))
-    assert child.wait() == -signal.SIGKILL
-    again = start(server, "transformer", folder)
-    assert again.wait() == 0
-    assert "going on from step 24" in again.output
-    assert_same(read_record(run_directory(folder)), undisturbed["transformer"])
+    if kind == "torn":  # a kill while the next one is written must not put the damaged one in the good one's place
+        child = start(server, "transformer", folder, Trap("checkpoint > rename to checkpoint.pt"))
+        assert child.wait() == -signal.SIGKILL
+        assert "checkpoint.pt is damaged" in child.output and "the one before it is used" in child.output
+        finish(server, folder, undisturbed, "going on from step 24")
+    else:
+        damaged = "checkpoint.pt is damaged", "the one before it is used"
+        finish(server, folder, undisturbed, *damaged, "going on from step 24")
 
 
 def test_two_damaged_checkpoints_are_named_and_the_run_begins_anew(
@@ -98,23 +94,13 @@ def test_two_damaged_checkpoints_are_named_and_the_run_begins_anew(
 ) -> None:
     for name in ("checkpoint.pt", "checkpoint.prev.pt"):
         damage(run_directory(folder) / name, "one bit")
-    child = start(server, "transformer", folder)
-    assert child.wait() == 0
-    assert "checkpoint.pt is damaged" in child.output
-    assert "checkpoint.prev.pt is damaged" in child.output
-    assert "the run begins anew" in child.output
-    assert "going on" not in child.output
-    assert_same(read_record(run_directory(folder)), undisturbed["transformer"])
+    damaged = "checkpoint.pt is damaged", "checkpoint.prev.pt is damaged"
+    assert "going on" not in finish(server, folder, undisturbed, *damaged, "the run begins anew")
 
 
-@pytest.mark.parametrize("content", [b'{"status": "runn', *slow(b"", b"[]", b"\xff\xfe")])
-def test_damaged_status_is_named(server: Server, undisturbed: dict[str, Record], folder: Path, content: bytes) -> None:
-    (run_directory(folder) / "status.json").write_bytes(content)
-    child = start(server, "transformer", folder)
-    assert child.wait() == 0
-    assert "status.json is damaged" in child.output
-    assert "going on from step 28" in child.output
-    assert_same(read_record(run_directory(folder)), undisturbed["transformer"])
+def test_damaged_status_is_no_obstacle(server: Server, undisturbed: dict[str, Record], folder: Path) -> None:
+    (run_directory(folder) / "status.json").write_bytes(b'{"status": "runn')
+    assert "elsewhere" not in finish(server, folder, undisturbed, "going on from step 28")
 
 
 def test_checkpoint_of_another_version_is_refused(server: Server, folder: Path) -> None:
@@ -144,21 +130,15 @@ def small_checkpoint(path: Path) -> dict[str, Any]:
 
 def test_no_byte_of_a_checkpoint_can_change_unseen(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint.pt"
-    small_checkpoint(path)
+    state = small_checkpoint(path)
+    assert torch.equal(torch.load(path, weights_only=True)["model"]["weight"], state["model"]["weight"])
     content = bytearray(path.read_bytes())
     assert checkpoint.is_whole(path)
-    for place in range(len(content)):
+    for place in range(0, len(content), 3):
         content[place] ^= 1 << place % 8
         path.write_bytes(content)
         assert not checkpoint.is_whole(path), place
         content[place] ^= 1 << place % 8
-
-
-def test_checkpoint_is_one_that_torch_reads(tmp_path: Path) -> None:
-    state = small_checkpoint(tmp_path / "checkpoint.pt")
-    found = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
-    assert found["step"] == state["step"]
-    torch.testing.assert_close(found["model"], state["model"], rtol=0, atol=0)
 
 
 class Malice:
@@ -204,9 +184,7 @@ def test_checkpoint_runs_no_code(tmp_path: Path, write: Callable[[Any, Path], No
         ("checkpoint > half of a write to checkpoint.pt", 700, 8),
         ("logging > begin", 5, 16),
         *slow(
-            ("checkpoint > write to checkpoint.pt", 3, 0),
             ("checkpoint > fsync checkpoint.pt", 2, 16),
-            ("training > begin", 13, 8),
             ("evaluation > begin", 2, 16),
             ("finish > begin", 1, 40),
             ("preparation > begin", 1, 0),
@@ -223,8 +201,7 @@ def test_full_disk_ends_the_run_and_loses_nothing(
     assert_sentence(child, 1, "the disk is full (outputs=outputs)", "give the same command to go on")
     assert last_step(run_directory(small_disk)) >= saved
     filler.unlink()
-    assert start(server, "transformer", small_disk).wait() == 0
-    assert_same(read_record(run_directory(small_disk)), undisturbed["transformer"])
+    finish(server, small_disk, undisturbed)
 
 
 def last_step(directory: Path) -> int:
@@ -252,8 +229,7 @@ def test_checkpoint_too_large_for_the_limit_on_file_sizes(
     assert {name: (directory / name).read_bytes() for name in before} == before
     assert read_json(directory / "status.json")["status"] == "interrupted"
     assert not list(directory.glob(".*.tmp"))
-    assert start(server, "transformer", folder).wait() == 0
-    assert_same(read_record(directory), undisturbed["transformer"])
+    finish(server, folder, undisturbed)
 
 
 # ---- too little memory
@@ -267,8 +243,7 @@ def test_too_little_memory_ends_the_run_and_loses_nothing(
     status = read_json(run_directory(tmp_path) / "status.json")
     assert (status["status"], status["step"]) == ("out_of_memory", 40)
     assert last_step(run_directory(tmp_path)) == 32
-    assert start(server, "transformer", tmp_path).wait() == 0
-    assert_same(read_record(run_directory(tmp_path)), undisturbed["transformer"])
+    finish(server, tmp_path, undisturbed)
 
 
 def test_model_too_large_for_the_memory_leaves_no_directory(server: Server, tmp_path: Path) -> None:
@@ -282,32 +257,20 @@ def test_model_too_large_for_the_memory_leaves_no_directory(server: Server, tmp_
 
 @pytest.mark.parametrize(
     ("key", "before", "told"),
-    [
-        ("commit", "0123abc", "commit was 0123abc"),
-        *slow(("cpu", "Another CPU", "cpu was Another CPU"), ("packages", {"torch": "1.0"}, "torch was 1.0, is")),
-    ],
+    [("commit", "0123abc", "commit was 0123abc"), *slow(("packages", {"torch": "1.0"}, "torch was 1.0, is"))],
 )
 def test_run_from_elsewhere_is_told_in_one_line(
-    server: Server, folder: Path, key: str, before: object, told: str
+    server: Server, undisturbed: dict[str, Record], folder: Path, key: str, before: object, told: str
 ) -> None:
     path = run_directory(folder) / "environment.json"
     known = read_json(path)
     known["sessions"][0][key] = before
     path.write_text(json.dumps(known))
     for status in ("going on from step 28", "is finished already"):
-        child = start(server, "transformer", folder)
-        assert child.wait() == 0
-        assert status in child.output
-        (line,) = (line for line in child.output.splitlines() if "begun elsewhere" in line)
-        assert told in line
-        assert "rerun=true" in line
+        output = finish(server, folder, undisturbed, status)
+        (line,) = (line for line in output.splitlines() if "begun elsewhere" in line)
+        assert told in line and "rerun=true" in line
     assert len(read_json(path)["sessions"]) == 2  # it was stopped once
-
-
-def test_run_from_here_is_not_told_to_be_from_elsewhere(server: Server, folder: Path) -> None:
-    child = start(server, "transformer", folder)
-    assert child.wait() == 0
-    assert "elsewhere" not in child.output
 
 
 # ---- divergence
@@ -345,11 +308,6 @@ def test_loss_that_runs_away_ends_the_run_after_a_patience(server: Server, tmp_p
 
 
 # ---- what stays
-
-
-def test_best_checkpoint_is_that_of_the_lowest_validation_loss(undisturbed: dict[str, Record]) -> None:
-    assert "checkpoint.best.pt" in undisturbed["cnn"].files
-    assert "checkpoint.best.pt" not in undisturbed["transformer"].files
 
 
 @pytest.mark.parametrize("lr", ["0.1", "30"])

@@ -14,7 +14,7 @@ import torch
 import yaml
 
 import normbench
-from normbench import trained
+from normbench import results
 from normbench.data import digits, pydocs
 from normbench.errors import UsageError
 from normbench.training.checkpoint import read
@@ -75,11 +75,11 @@ def test_loading_needs_no_data_and_moves_no_random_number(
 
 def test_a_run_that_noted_no_task_asks_its_data(runs: dict[str, Path], tmp_path: Path) -> None:
     copy = moved(runs["images"], tmp_path)
-    noted = trained.open_run(copy).task()
+    noted = results.open_run(copy).task()
     environment = json.loads((copy / "environment.json").read_text())
     del environment["sessions"][-1]["task"]
     (copy / "environment.json").write_text(json.dumps(environment))
-    assert trained.open_run(copy).task() == noted
+    assert results.open_run(copy).task() == noted
     assert noted.image_shape == (1, 8, 8)
 
 
@@ -110,9 +110,11 @@ def test_what_a_run_does_not_have_is_said(runs: dict[str, Path], kind: str, opti
         normbench.load(runs[kind], **options)
 
 
-def test_what_is_no_run_is_said(runs: dict[str, Path], tmp_path: Path) -> None:
+def test_what_is_no_run_or_has_no_model_is_said(runs: dict[str, Path], tmp_path: Path) -> None:
     empty, other = moved(runs["images"], tmp_path), tmp_path / "other"
     (empty / "checkpoint.pt").unlink()
+    ended = moved(empty, tmp_path / "diverged")
+    (ended / "summary.json").write_text(json.dumps(summary(ended) | {"status": "diverged", "step": 7}))
     other.mkdir()
     (other / "config.yaml").write_text("a: 1\n")
     for folder, sentence in (
@@ -120,18 +122,10 @@ def test_what_is_no_run_is_said(runs: dict[str, Path], tmp_path: Path) -> None:
         (tmp_path, "holds no run"),
         (other, "is not the configuration of a run"),
         (empty, "has no checkpoint: none was written yet"),
+        (ended, "has no checkpoint: it diverged at step 7 before its first; make it anew with a smaller trainer"),
     ):
         with pytest.raises(UsageError, match=sentence):
             normbench.load(folder)
-
-
-def test_a_run_that_diverged_before_its_first_checkpoint(runs: dict[str, Path], tmp_path: Path) -> None:
-    copy = moved(runs["images"], tmp_path)
-    (copy / "checkpoint.pt").unlink()
-    (copy / "summary.json").write_text(json.dumps(summary(copy) | {"status": "diverged", "step": 7}))
-    sentence = "has no checkpoint: it diverged at step 7 before its first; make it anew with a smaller trainer.checkpoi"
-    with pytest.raises(UsageError, match=sentence):
-        normbench.load(copy)
 
 
 # ---- load_runs
@@ -176,25 +170,21 @@ def test_runs_that_were_set_aside_are_left_out(runs: dict[str, Path], tmp_path: 
     copy = moved(runs["images"], tmp_path / "name")
     old = Path(shutil.copytree(copy, copy.with_name(f"{copy.name}.old1")))
     shutil.copytree(copy, tmp_path / ".hidden" / copy.name)
-    table, logged = normbench.load_runs(tmp_path, metrics=True)
-    assert list(table.path) == [str(copy)]
-    assert set(logged.run) == set(table.run)
+    assert list(normbench.load_runs(tmp_path).path) == [str(copy)]
     assert list(normbench.load_runs(old).path) == [str(old)]  # it was asked for
 
 
 def test_metrics_come_in_long_form(runs: dict[str, Path], tmp_path: Path) -> None:
     copy = moved(runs["images"], tmp_path)
+    before = [json.loads(line) for line in (copy / "metrics.jsonl").read_text().splitlines()]
     with open(copy / "metrics.jsonl", "a") as file:
         file.write('{"step": 47, "loss/train": null}\n{"step": 48, "lo')  # not finite; torn by a kill
     table, logged = normbench.load_runs(tmp_path, metrics=True)
-    assert list(logged) == ["run", "step", "tag", "value"]
-    assert set(logged.run) == set(table.run)
-    lines = [json.loads(line) for line in (copy / "metrics.jsonl").read_text().splitlines()[:-1]]
-    expected = [(line["step"], line["loss/train"]) for line in lines if "loss/train" in line]
+    assert list(logged) == ["run", "step", "tag", "value"] and set(logged.run) == set(table.run)
     found = logged[logged.tag == "loss/train"]
-    assert list(found.step) == [step for step, _ in expected]
-    assert list(found.value)[:-1] == [value for _, value in expected][:-1]
-    assert math.isnan(list(found.value)[-1])
+    expected = [(line["step"], line["loss/train"]) for line in before if "loss/train" in line]
+    assert list(zip(found.step, found.value, strict=True))[:-1] == expected
+    assert found.step.iloc[-1] == 47 and math.isnan(found.value.iloc[-1])
     assert logged[logged.tag == "loss/val"].value.iloc[-1] == table["loss/val"].iloc[0]
 
 
