@@ -10,6 +10,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,8 @@ def run(words: list[str]) -> int:
     if COMPLETE in os.environ:
         from normbench.commands.completion import SHELLS
 
-        print(SHELLS[os.environ[COMPLETE].removesuffix("_complete")](cli, {}, "normbench", COMPLETE).complete())
+        with suppress(Exception):  # the Tab key is no place for complaints
+            print(SHELLS[os.environ[COMPLETE].removesuffix("_complete")](cli, {}, "normbench", COMPLETE).complete())
         return 0
     width = min(shutil.get_terminal_size((100, 24)).columns, 120)
     try:

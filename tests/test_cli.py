@@ -19,6 +19,7 @@ from normbench import __version__
 from normbench.cli import cli, main
 from normbench.config.groups import GROUPS, options
 from normbench.config.refusals import REFUSALS
+from normbench.errors import RunFailure, UsageError
 from normbench.settings import flat, lookup, show
 
 OWN_NORM = """\
@@ -188,6 +189,26 @@ def test_pages_print_where_greek_letters_cannot() -> None:
 )
 def test_mistakes_are_one_sentence(line: str, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert sentence in refused(line.split(), capsys)
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "said"),
+    [
+        (UsageError("what\nis wrong"), 2, "normbench: what is wrong\n"),
+        (RunFailure("the disk is full"), 1, "normbench: the disk is full\n"),
+        (KeyboardInterrupt(), 130, "normbench: stopped\n"),
+        (BrokenPipeError(), 0, ""),
+    ],
+)
+def test_exit_statuses(
+    error: BaseException, status: int, said: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(words: object) -> None:
+        raise error
+
+    monkeypatch.setattr("normbench.commands.pages.show_table", fail)
+    assert main(["show"]) == status
+    assert capfd.readouterr().err == said
 
 
 # ---- Hydra's flags
