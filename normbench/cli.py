@@ -9,7 +9,6 @@ import io
 import os
 import shutil
 import sys
-from collections.abc import Iterable
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -164,18 +163,10 @@ def sweep(words: tuple[str, ...], dry_run: bool, watch: Path | None) -> int:
     for word in words:
         if word.startswith(("rerun=", "extend=")) and not word.endswith(("=false", "=null")):
             raise UsageError(f"{word} is train's alone: give normbench train the words of the one run")
-    from normbench.analysis.command import report_of_sweep
+    from normbench.commands.report import report_of_sweep
     from normbench.sweep.conduct import sweep as make_runs
 
-    return make_runs(words, dry_run, lambda folder, quiet: report_of_sweep(folder, quiet, missing_below([folder])))
-
-
-def missing_below(folders: Iterable[Path]) -> dict[str, str]:
-    """Return the runs that sweeps on folders, or on those in them, have planned and that have no directory -> why."""
-    from normbench.sweep.folder import SweepFolder
-
-    places = {place for folder in folders for place in (folder, *(path.parent for path in folder.glob("*/.sweep")))}
-    return {name: why for place in sorted(places) for name, why in SweepFolder(place).missing().items()}
+    return make_runs(words, dry_run, report_of_sweep)
 
 
 @cli.command()
@@ -219,7 +210,7 @@ def check(words: tuple[str, ...]) -> int:
       normbench check norm=groupnorm norm.groups=2
       normbench check --config-dir myconf norm=mynorm
     """
-    from normbench.contract.command import run
+    from normbench.commands.check import run
 
     return run(words)
 
@@ -296,9 +287,9 @@ def report(folders: tuple[Path, ...], **flags: Any) -> int:
       normbench report outputs/norms_lm --baseline norm=layernorm --margin 0.01
       normbench report outputs/first outputs/second --baseline "rmsnorm post" --target 2.0 --out both
     """
-    from normbench.analysis.command import report as write_report
+    from normbench.commands.report import report as write_report
 
-    return write_report(folders, missing=missing_below(folders), **flags)
+    return write_report(folders, **flags)
 
 
 @cli.command()
@@ -320,7 +311,7 @@ def compare(a: str, b: str, **flags: Any) -> int:
       normbench compare outputs/first outputs/second
       normbench compare --plan rmsnorm layernorm --in outputs/pilot --difference 0.01
     """
-    from normbench.analysis.command import compare as compare_arms
+    from normbench.commands.report import compare as compare_arms
 
     return compare_arms(a, b, flags.pop("in"), **flags)
 

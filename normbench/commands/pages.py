@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -146,8 +145,3 @@ def show_table(words: Sequence[str]) -> None:
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         for row in [("key", "value", "allowed"), *rows]:
             print("  ".join(map(str.ljust, row, widths)).rstrip())
-
-
-def page_width() -> int:
-    """Return the columns of the terminal, as far as lines are still easy to read."""
-    return min(shutil.get_terminal_size((100, 24)).columns, 120)

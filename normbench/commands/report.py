@@ -1,9 +1,9 @@
-"""`normbench report` and `normbench compare`: what they print of what they find."""
+"""`normbench report` and `normbench compare`: what they print of what is found."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +42,7 @@ def write(folders: Sequence[Path], out: Path, **how: Any) -> tuple[Report, Path]
     with Console(stderr=True).status("reading the runs") as status:
         from normbench.analysis.report import make_report, save
 
-        made = make_report(folders, **how)
+        made = make_report(folders, missing=missing_below(folders), **how)
         try:
             return made, save(made, out, lambda: status.update(f"drawing {len(made.runs):,} runs"))
         except OSError as error:
@@ -51,7 +51,15 @@ def write(folders: Sequence[Path], out: Path, **how: Any) -> tuple[Report, Path]
             raise UsageError(f"{out} cannot be written ({error.strerror}): give another folder with --out") from error
 
 
-def report_of_sweep(folder: Path, quiet: bool, missing: Mapping[str, str]) -> None:
+def missing_below(folders: Iterable[Path]) -> dict[str, str]:
+    """Return the runs that sweeps on folders, or on those in them, have planned and that have no directory -> why."""
+    from normbench.sweep.folder import SweepFolder
+
+    places = {place for folder in folders for place in (folder, *(path.parent for path in folder.glob("*/.sweep")))}
+    return {name: why for place in sorted(places) for name, why in SweepFolder(place).missing().items()}
+
+
+def report_of_sweep(folder: Path, quiet: bool) -> None:
     """Write the report of a sweep's runs into their folder, and print its verdict; one newer than they are stays."""
     page = folder / "report" / "report.html"
     files = [path for name in ("summary.json", "status.json") for path in folder.glob(f"*/{name}")]
@@ -61,10 +69,10 @@ def report_of_sweep(folder: Path, quiet: bool, missing: Mapping[str, str]) -> No
         return
     try:
         if quiet:
-            write([folder], page.parent, missing=missing)
+            write([folder], page.parent)
         else:
             print()
-            report([folder], missing=missing)
+            report([folder])
     except UsageError as error:  # no run has ended, say: the sweep's own result stands
         print(f"no report: {error}")
 
