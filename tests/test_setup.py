@@ -210,7 +210,7 @@ def test_the_wheel_holds_the_package_and_its_configuration_and_runs_from_any_dir
         shutil.copytree(REPOSITORY / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(REPOSITORY / name, source / name)
-    build = f"'{sys.executable}' -m pip wheel --no-deps --no-build-isolation -w . source"
+    build = f"'{sys.executable}' -m pip wheel --no-deps --no-build-isolation -w . ./source"
     subprocess.run(build, shell=True, check=True, capture_output=True, cwd=tmp_path)
     [wheel] = tmp_path.glob("*.whl")
     zipfile.ZipFile(wheel).extractall(installed)
