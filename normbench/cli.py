@@ -9,7 +9,7 @@ import io
 import os
 import shutil
 import sys
-from collections.abc import Iterable
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,8 @@ def run(words: list[str]) -> int:
     if COMPLETE in os.environ:
         from normbench.commands.completion import SHELLS
 
-        print(SHELLS[os.environ[COMPLETE].removesuffix("_complete")](cli, {}, "normbench", COMPLETE).complete())
+        with suppress(Exception):  # the Tab key is no place for complaints
+            print(SHELLS[os.environ[COMPLETE].removesuffix("_complete")](cli, {}, "normbench", COMPLETE).complete())
         return 0
     width = min(shutil.get_terminal_size((100, 24)).columns, 120)
     try:
@@ -68,7 +69,7 @@ def run(words: list[str]) -> int:
 
 @click.group(
     cls=Commands,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
     subcommand_metavar="COMMAND [GROUP=OPTION]... [KEY=VALUE]... [FLAGS]",
     options_metavar="",
     epilog="Not in this version: bench (operator timings), study (experiments around or on a trained run).",
@@ -129,10 +130,7 @@ def train(words: tuple[str, ...], dry_run: bool, cfg: str, resolve: bool, info: 
 @cli.command(page=later("pages", "sweep_page"))
 @SETTINGS
 @flag("dry-run", "Print the plan: arms, seeds, what is to do, done and failed, time and disk.")
-@flag(
-    "watch", "Show how far a sweep is that runs elsewhere, from its run directories alone.",
-    metavar="FOLDER", type=FOLDER,
-)  # fmt: skip
+@flag("watch", "Show how far a sweep is that runs elsewhere.", metavar="FOLDER", type=FOLDER)
 @CONFIG_DIR
 def sweep(words: tuple[str, ...], dry_run: bool, watch: Path | None) -> int:
     """Make many runs: resumable, side by side, here or on a cluster.
@@ -140,6 +138,13 @@ def sweep(words: tuple[str, ...], dry_run: bool, watch: Path | None) -> int:
     Makes a run for each combination of several values, each as normbench train would with these words, in outputs/NAME
     (by default outputs/sweep). The same command again makes only what is missing; runs that were stopped go on. Two
     sweeps on one folder share the work. A run that fails stops no other; the exit status is 1.
+
+    \b
+    Several values, in Hydra's grammar:
+      KEY=A,B          each of the values
+      KEY=range(0,5)   numbers from 0 to below 5
+      GROUP=glob(*)    all options of a group; glob(*,exclude=none) leaves some out
+      experiment=NAME  a study: what its YAML has under hydra.sweeper.params
 
     \b
     Examples:
@@ -158,24 +163,10 @@ def sweep(words: tuple[str, ...], dry_run: bool, watch: Path | None) -> int:
     for word in words:
         if word.startswith(("rerun=", "extend=")) and not word.endswith(("=false", "=null")):
             raise UsageError(f"{word} is train's alone: give normbench train the words of the one run")
+    from normbench.commands.report import report_of_sweep
     from normbench.sweep.conduct import sweep as make_runs
 
     return make_runs(words, dry_run, report_of_sweep)
-
-
-def report_of_sweep(folder: Path, quiet: bool) -> None:
-    """Write the report of a sweep's runs, and print its verdict."""
-    from normbench.analysis.command import report_of_sweep
-
-    report_of_sweep(folder, quiet, missing_below([folder]))
-
-
-def missing_below(folders: Iterable[Path]) -> dict[str, str]:
-    """Return the runs that sweeps on folders, or on those in them, have planned and that have no directory -> why."""
-    from normbench.sweep.folder import SweepFolder
-
-    places = {place for folder in folders for place in (folder, *(path.parent for path in folder.glob("*/.sweep")))}
-    return {name: why for place in sorted(places) for name, why in SweepFolder(place).missing().items()}
 
 
 @cli.command()
@@ -219,7 +210,7 @@ def check(words: tuple[str, ...]) -> int:
       normbench check norm=groupnorm norm.groups=2
       normbench check --config-dir myconf norm=mynorm
     """
-    from normbench.contract.command import run
+    from normbench.commands.check import run
 
     return run(words)
 
@@ -248,17 +239,14 @@ def tensorboard(words: tuple[str, ...]) -> None:
 @cli.command()
 @click.argument("run", type=click.Path(file_okay=False))
 @flag("prompt", "Text to go on from; by default a line's start.", default="")
-@flag("tokens", "How many tokens follow it.", type=Number(int, low=1, high=10**6), default=200, show_default=True)
-@flag(
-    "temperature", "Divides the logits; 0: always the likeliest token.",
-    type=Number(float, low=0, high=100), default=0.8, show_default=True,
-)  # fmt: skip
+@flag("tokens", "How many tokens follow it.", type=Number(int, low=1, high=10**6), default=200)
+@flag("temperature", "Divides the logits; 0: the likeliest token.", type=Number(float, low=0, high=100), default=0.8)
 @flag("top-k", "Draw from so many of the likeliest tokens.", type=Number(int, low=1, high=10**7))
-@flag("seed", "Seeds the draws.", type=Number(int, low=0, high=2**63 - 1), default=0, show_default=True)
+@flag("seed", "Seeds the draws.", type=Number(int, low=0, high=2**63 - 1), default=0)
 @flag("count", "How many examples; by default 60 images or 20 texts.", type=Number(int, low=1, high=10**4))
 @flag("out", "Where the page of images goes; by default samples.png in RUN.", type=click.Path())
-@flag("which", "Which checkpoint.", type=click.Choice(["last", "best"]), default="last", show_default=True)
-@flag("device", "auto, cpu, cuda, cuda:N or mps.", default="auto", show_default=True)
+@flag("which", "Which checkpoint.", type=click.Choice(["last", "best"]), default="last")
+@flag("device", "auto, cpu, cuda, cuda:N or mps.", default="auto")
 @flag("ema", "Use the moving average of the weights (of a run with trainer.ema).")
 def sample(run: str, **flags: Any) -> int:
     """Show what a run's model has learned.
@@ -279,10 +267,7 @@ MARGIN = "A difference that does not matter, in nats or percentage points; is a 
 @cli.command()
 @click.argument("folders", nargs=-1, required=True, type=FOLDER)
 @flag("out", "Where the report goes; by default report in the first FOLDER.", type=FOLDER)
-@flag(
-    "baseline", "The arm that others are compared with, such as norm=layernorm; in what it does not name, each arm is "
-    "compared with its like. By default layernorm and pre, or the first arm.", metavar="ARM",
-)  # fmt: skip
+@flag("baseline", "The arm that others are compared with, by default layernorm and pre, or the first.", metavar="ARM")
 @flag("target", "The loss in nats whose time is asked; by default where the baseline ends.", type=Number(float))
 @flag("margin", MARGIN, type=Number(float, low=0))
 def report(folders: tuple[Path, ...], **flags: Any) -> int:
@@ -290,7 +275,8 @@ def report(folders: tuple[Path, ...], **flags: Any) -> int:
 
     Says what the runs below FOLDER show: which differences between arms are real, how large the others may still be,
     and what makes the comparison unfair. It reads run directories only, whether all have finished or not. Runs that
-    differ in nothing but the seed are an arm; arms are compared seed by seed.
+    differ in nothing but the seed are an arm; arms are compared seed by seed. In what --baseline does not name, such as
+    --baseline norm=layernorm, each arm is compared with its like.
 
     It writes report.html (one file, which opens offline), report.md, runs.csv, runs.parquet, and figures/ with SVG, PNG
     and data of each figure.
@@ -301,21 +287,18 @@ def report(folders: tuple[Path, ...], **flags: Any) -> int:
       normbench report outputs/norms_lm --baseline norm=layernorm --margin 0.01
       normbench report outputs/first outputs/second --baseline "rmsnorm post" --target 2.0 --out both
     """
-    from normbench.analysis.command import report as write_report
+    from normbench.commands.report import report as write_report
 
-    return write_report(folders, missing=missing_below(folders), **flags)
+    return write_report(folders, **flags)
 
 
 @cli.command()
 @click.argument("a", type=click.Path(file_okay=False))
 @click.argument("b", type=click.Path(file_okay=False))
-@flag("in", "Where arms are looked for.", metavar="FOLDER", type=FOLDER, default="outputs", show_default=True)
+@flag("in", "Where arms are looked for.", metavar="FOLDER", type=FOLDER, default="outputs")
 @flag("margin", MARGIN, type=Number(float, low=0))
 @flag("plan", "From the spread of the runs that are there, how many seeds a difference needs to be found.")
-@flag(
-    "difference", "With --plan: the difference that is to be found, in nats or percentage points.",
-    type=Number(float, above=0),
-)  # fmt: skip
+@flag("difference", "With --plan: the difference that is to be found.", type=Number(float, above=0))
 def compare(a: str, b: str, **flags: Any) -> int:
     """Compare two arms side by side.
 
@@ -328,7 +311,7 @@ def compare(a: str, b: str, **flags: Any) -> int:
       normbench compare outputs/first outputs/second
       normbench compare --plan rmsnorm layernorm --in outputs/pilot --difference 0.01
     """
-    from normbench.analysis.command import compare as compare_arms
+    from normbench.commands.report import compare as compare_arms
 
     return compare_arms(a, b, flags.pop("in"), **flags)
 

@@ -44,7 +44,7 @@ class Command(click.Command):
         if config_dir := ctx.params.pop("config_dir", None):
             from normbench.config.groups import own_folder
 
-            ctx.meta["folders"] = [own_folder(config_dir)]
+            ctx.meta["folders"] = [own_folder(str(config_dir))]
             ctx.params["words"] += (f"hydra.searchpath=['file://{ctx.meta['folders'][0]}']",)
         return rest
 
@@ -97,9 +97,4 @@ FOLDER = Folder(file_okay=False)
 SETTINGS = click.argument(
     "words", nargs=-1, metavar="[KEY=VALUE]...", shell_complete=later("completion", "complete_settings")
 )
-CONFIG_DIR = flag(
-    "config-dir",
-    "Look for options in DIR/norm/NAME.yaml, DIR/placement/NAME.yaml, ... too.",
-    metavar="DIR",
-    type=click.Path(file_okay=False),
-)
+CONFIG_DIR = flag("config-dir", "Look for options in DIR/norm/NAME.yaml, ... too.", metavar="DIR", type=FOLDER)

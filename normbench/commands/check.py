@@ -24,7 +24,7 @@ COLOURS = {"passed": "green", "failed": "bold red", "not applicable": "dim"}
 ASKED = "give a class, such as mypkg.MyNorm, or an option, such as norm=rmsnorm"
 
 
-def run(words: list[str]) -> int:
+def run(words: Sequence[str]) -> int:
     """Check one part and print a row a check; return 0 if all passed and 1 if one failed."""
     from rich.console import Console
 

@@ -1,143 +1,126 @@
-"""`normbench report`."""
+"""`normbench report` and `normbench compare`: what they print of what is found."""
 
 from __future__ import annotations
 
-import argparse
-import os
+import shutil
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from types import NoneType
 from typing import TYPE_CHECKING, Any
 
-from normbench.commands.pages import entries, paragraph
-from normbench.commands.parser import Parser
+from rich.console import Console
+from rich.table import Table as Grid
+from rich.text import Text
+
 from normbench.errors import RunFailure, UsageError, is_disk_full
-from normbench.glance import scalar
-from normbench.keys import Key
 
 if TYPE_CHECKING:  # imports pandas, scipy and matplotlib: behind every mistake that the words alone show
-    from normbench.analysis.report import Report, Written
-
-# Flags: what each may be.
-FLAGS: dict[str, Key] = {
-    "out": Key("where the report goes; by default report in the first FOLDER", (str, NoneType)),
-    "baseline": Key(
-        "the arm that others are compared with, such as norm=layernorm; in what it does not name, each arm is compared "
-        "with its like; by default layernorm and pre, or the first arm",
-        (str, NoneType),
-    ),
-    "target": Key("the loss in nats whose time is asked; by default where the baseline ends", (float, NoneType)),
-    "margin": Key(
-        "a difference that does not matter, in nats or for accuracies in percentage points; the verdict says whether "
-        "arms are the same within it",
-        (float, NoneType),
-        low=0,
-    ),
-}
-
-EXAMPLES = """\
-examples:
-  normbench report outputs/train
-  normbench report outputs/norms_lm --baseline norm=layernorm --margin 0.01
-  normbench report outputs/first outputs/second --baseline "rmsnorm post" --target 2.0 --out both"""
+    from normbench.analysis.fairness import Finding
+    from normbench.analysis.report import Report
+    from normbench.analysis.tables import Table
 
 
-def run(words: list[str]) -> int:
-    """Write the report of the runs below some folders, and print its verdict."""
-    settings = parsed(words)
-    folders = [Path(os.path.expanduser(folder)) for folder in settings.folders]
+def report(folders: Sequence[Path], out: Path | None = None, **how: Any) -> int:
+    """Write the report of the runs below some folders, and print its verdict; return the exit status.
+
+    out: where it goes, by default `report` in the first folder. how: as `make_report` has it.
+
+    Raises:
+        UsageError: no such folder, what `make_report` raises, or `out` cannot be written.
+        RunFailure: the disk is full.
+    """
     for folder in folders:
         if not folder.is_dir():
             raise UsageError(f"{folder} is not a folder: give the folder of your runs, such as outputs")
-    out = Path(os.path.expanduser(settings.out)) if settings.out else folders[0] / "report"
-    show(*made(folders, out, baseline=settings.baseline, target=settings.target, margin=settings.margin))
+    made, page = write(folders, out or folders[0] / "report", **how)
+    print_verdict((sentence for sentence, _ in made.verdict), made.findings)
+    print(f"\n{page}")
     return 0
 
 
-def made(folders: list[Path], out: Path, **settings: Any) -> tuple[Report, Written]:
-    """The report, written; on a terminal it says what it does. settings: those of `make_report`.
-
-    Raises:
-        UsageError: what `make_report` raises, or `out` cannot be written.
-        RunFailure: the disk is full.
-    """
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    with console.status("reading the runs") as status:
+def write(folders: Sequence[Path], out: Path, **how: Any) -> tuple[Report, Path]:
+    """Write a report and return it with its page; on a terminal it says what it does."""
+    with Console(stderr=True).status("reading the runs") as status:
         from normbench.analysis.report import make_report, save
 
-        missing = {name: why for folder in folders for name, why in missing_below(folder).items()}
-        report = make_report(folders, missing=missing, **settings)
+        made = make_report(folders, missing=missing_below(folders), **how)
         try:
-            return report, save(report, out, lambda: status.update(f"drawing {len(report.study.runs):,} runs"))
+            return made, save(made, out, lambda: status.update(f"drawing {len(made.runs):,} runs"))
         except OSError as error:
             if is_disk_full(error):
-                message = f"the disk is full: {out} is not whole, free some space and repeat the command"
-                raise RunFailure(message) from error
+                raise RunFailure(f"the disk is full: {out} is not whole, free some space and try again") from error
             raise UsageError(f"{out} cannot be written ({error.strerror}): give another folder with --out") from error
 
 
-def missing_below(folder: Path) -> dict[str, str]:
-    """The runs that sweeps on a folder, or on those in it, have planned and that have no directory -> why."""
-    from normbench.sweeping.folder import SweepFolder
+def missing_below(folders: Iterable[Path]) -> dict[str, str]:
+    """Return the runs that sweeps on folders, or on those in them, have planned and that have no directory -> why."""
+    from normbench.sweep.folder import SweepFolder
 
-    places = [folder, *(path for path in folder.iterdir() if (path / ".sweep").is_dir())]
-    return {name: why for place in places for name, why in SweepFolder(place).missing().items()}
-
-
-def show(report: Report, written: Written) -> None:
-    """The verdict, what may decide it, and where the page is."""
-    for sentence in report.verdict:
-        print("\n".join(paragraph(sentence.text)))
-    serious = [finding for finding in report.findings if finding.serious]
-    if serious:
-        print("\nunfair:")
-        print("\n".join(entries([(finding.topic, finding.text) for finding in serious])))
-    for note in written.notes:
-        print(note)
-    print(f"\n{written.page}")
+    places = {place for folder in folders for place in (folder, *(path.parent for path in folder.glob("*/.sweep")))}
+    return {name: why for place in sorted(places) for name, why in SweepFolder(place).missing().items()}
 
 
-def parsed(words: list[str]) -> argparse.Namespace:
-    """The words as settings, each checked.
+def report_of_sweep(folder: Path, quiet: bool) -> None:
+    """Write the report of a sweep's runs into their folder, and print its verdict; one newer than they are stays."""
+    page = folder / "report" / "report.html"
+    files = [path for name in ("summary.json", "status.json") for path in folder.glob(f"*/{name}")]
+    if page.exists() and page.stat().st_mtime_ns > max(path.stat().st_mtime_ns for path in files):
+        if not quiet:
+            print(page)
+        return
+    try:
+        if quiet:
+            write([folder], page.parent)
+        else:
+            print()
+            report([folder])
+    except UsageError as error:  # no run has ended, say: the sweep's own result stands
+        print(f"no report: {error}")
+
+
+def compare(first: str, second: str, folder: Path, margin: float | None, plan: bool, difference: float | None) -> int:
+    """Print what two arms differ in and whether the difference is real, or how many seeds one needs.
 
     Raises:
-        UsageError: an unknown flag, or a value that is not allowed.
+        UsageError: a word names no arm, or several.
     """
-    parser = Parser("report")
-    parser.add_argument("folders", metavar="FOLDER", nargs="+")
-    for name in FLAGS:
-        parser.add_argument(f"--{name}")
-    settings = parser.parse_intermixed_args(words)
-    for name, key in FLAGS.items():
-        given: Any = getattr(settings, name)
-        if given is not None and str not in key.types:
-            setattr(settings, name, key.check(f"--{name}", scalar(given)))
-    return settings
+    if difference is not None and not plan:
+        raise UsageError("--difference is what a plan is for: add --plan, or leave it out")
+    from normbench.analysis import compare as comparing
+
+    one, other, study = comparing.read_pair(first, second, folder)
+    pair = comparing.compare(one, other, study, margin)
+    for table in [comparing.plan(pair.comparison, difference)] if plan else pair.tables:
+        print_table(table)
+    if not plan:
+        print_verdict(pair.verdict, pair.findings)
+    return 0
 
 
-def help_text(words: list[str]) -> str:
-    """The page of `normbench report --help`."""
-    what = (
-        "Says what the runs below FOLDER show: which differences between arms are real, how large the others may still "
-        "be, and what makes the comparison unfair. It reads run directories only, whether all have finished or not. "
-        "Runs that differ in nothing but the seed are an arm; arms are compared seed by seed."
-    )
-    leaves = (
-        "It writes report.html (one file, which opens offline), report.md, runs.csv, runs.parquet, and figures/ with "
-        "SVG, PNG and data of each figure. A file that you have edited is kept, as NAME.edited."
-    )
-    return "\n".join(
-        [
-            "usage: normbench report FOLDER [FOLDER ...] [FLAGS]",
-            "",
-            *paragraph(what),
-            "",
-            *paragraph(leaves),
-            "",
-            EXAMPLES,
-            "",
-            "flags:",
-            *entries((f"--{name} {name.upper()}", key.doc) for name, key in FLAGS.items()),
-        ]
-    )
+def console() -> Console:
+    """Return what prints in the width of the terminal, as far as lines are still easy to read."""
+    return Console(width=min(shutil.get_terminal_size((100, 24)).columns, 120), highlight=False)
+
+
+def print_verdict(sentences: Iterable[str], findings: Sequence[Finding]) -> None:
+    """Print what was found, and what may decide it."""
+    for sentence in sentences:
+        console().print(Text(sentence))
+    if serious := [finding for finding in findings if finding.serious]:
+        grid = Grid.grid(padding=(0, 2))
+        for finding in serious:
+            grid.add_row(Text(finding.topic), Text(finding.text))
+        console().print("\nunfair:", grid)
+
+
+def print_table(table: Table) -> None:
+    """Print a table with its notes; names of arms and settings stay as they are, whatever brackets they have."""
+    if table.rows:
+        grid = Grid(title=Text(table.title, style="bold"), title_justify="left")
+        for place, column in enumerate(table.frame.columns):
+            grid.add_column(Text(column), justify="left" if place < table.heads else "right", overflow="fold")
+        for row in table.rows:
+            grid.add_row(*map(Text, row))
+        console().print(grid)
+    for note in table.notes:
+        console().print(Text(note))
+    print()
