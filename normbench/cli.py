@@ -219,7 +219,7 @@ def check(words: tuple[str, ...]) -> int:
       normbench check norm=groupnorm norm.groups=2
       normbench check --config-dir myconf norm=mynorm
     """
-    from normbench.contract.command import run
+    from normbench.commands.check import run
 
     return run(words)
 
