@@ -60,7 +60,7 @@ def is_quick(name: str) -> bool:
 CASES = [(words, name) for words in OURS for name in ("class", *part(words).contract()) if is_quick(name)]
 
 
-@pytest.mark.parametrize(("words", "name"), CASES, ids=": ".join)
+@pytest.mark.parametrize(("words", "name"), CASES, ids=lambda value: value)
 def test_our_parts_keep_the_contract(words: str, name: str) -> None:
     checks = {"class": takes_settings, **part(words).contract()}
     row = run_check(name, checks[name], part(words))
