@@ -1,19 +1,24 @@
-"""Parts of a user's own that break their contracts, each in one way."""
+"""Parts of a user's own with one fault each, and unusual ones without a fault."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, ClassVar
+import os
+import random
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from mypkg.parts import Halved, Stripes, TwoLayers
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from normbench.placements import Pre
+from normbench.models import Transformer
+from normbench.placements import Parallel, Pre
+from normbench.placements.base import Residual
 from normbench.types import (
     Batch,
     Data,
-    ImageClassification,
     LanguageModeling,
     Model,
     Norm,
@@ -23,46 +28,127 @@ from normbench.types import (
     TextClassification,
 )
 
-
-class Same(nn.Module):
-    """The least that a norm is."""
-
-    def __init__(self, num_features: int, *, channel_dim: int = -1, site: Any = None) -> None:
-        super().__init__()
-        self.channel_dim = channel_dim
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x
-
-
 # ---- norms
 
 
-class Silent(nn.Module):
-    pass
+class Rms(nn.Module):
+    """x / √(ms(x) + ε), in the input's precision: what most of these are a change of."""
 
+    def __init__(self, num_features: int, *, channel_dim: int = -1, site: Any = None) -> None:
+        super().__init__()
+        self.num_features, self.channel_dim = num_features, channel_dim
+        self.make_parameters()
 
-class Half(Same):
+    def make_parameters(self) -> None:
+        pass
+
+    def factor(self, x: Tensor) -> Tensor:
+        return torch.rsqrt(x.square().mean(self.channel_dim, keepdim=True) + 1e-5)
+
     def forward(self, x: Tensor) -> Tensor:
-        return x.half()
+        return x * self.factor(x)
+
+
+def norm(forward: Callable[[Any, Tensor], Tensor]) -> type[Rms]:
+    """Make a norm with this forward."""
+    return type("Changed", (Rms,), {"forward": forward})
+
+
+def over_the_batch(x: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.square().mean() + 1e-5)
+
+
+def die(self: Any, x: Tensor) -> Tensor:
+    """Die as a process does on a CPU without bfloat16."""
+    if x.dtype == torch.bfloat16:
+        os.kill(os.getpid(), signal.SIGILL)
+    return Rms.forward(self, x)
+
+
+Flattens = norm(lambda self, x: Rms.forward(self, x).flatten(0, -2) if x.ndim == 4 else Rms.forward(self, x))
+Single = norm(lambda self, x: Rms.forward(self, x.float()))
+Half = norm(lambda self, x: x.half())
+Detached = norm(lambda self, x: x * self.factor(x).detach())
+Masked = norm(lambda self, x, mask=None: Rms.forward(self, x))  # type: ignore[misc]  # nothing is wrong with it
+GradMatters = norm(lambda self, x: Rms.forward(self, x) * (1 if torch.is_grad_enabled() else 2))
+OneStatistic = norm(lambda self, x: over_the_batch(x))
+Rounded = norm(lambda self, x: (Rms.forward(self, x) * 2**12).round() / 2**12 + 0 * x if x.dtype == torch.float32 else
+               Rms.forward(self, x))  # fmt: skip
+NoNumber = norm(lambda self, x: x * float("nan") if x.ndim == 4 and x.dtype == torch.float32 else Rms.forward(self, x))
+Noisy = norm(lambda self, x: Rms.forward(self, x) * (1 + 0.1 * torch.rand(()).item() if self.training else 1))
+Centering = norm(lambda self, x: Rms.forward(self, x - x.mean(self.channel_dim, keepdim=True)))
+Exploding = norm(lambda self, x: Rms.forward(self, x) * 1e30)
+Dying = norm(die)
+
+
+class LastAxis(Rms):
+    def __init__(self, num_features: int, *, channel_dim: int = -1, site: Any = None) -> None:
+        super().__init__(num_features)
+
+
+class Idle(Rms):
+    def make_parameters(self) -> None:
+        self.weight = nn.Parameter(torch.ones(self.num_features))
+
+
+class Drawn(Rms):
+    def make_parameters(self) -> None:
+        self.shift = nn.Parameter(0.1 * torch.randn(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + self.shift.to(x.dtype)
+
+
+class Unseeded(Drawn):
+    def make_parameters(self) -> None:
+        self.shift = nn.Parameter(torch.tensor(random.gauss()))
+
+
+class Forgetful(Rms):
+    """Evaluates with a running mean square that no state_dict has."""
+
+    running = 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return x / self.running**0.5
+        self.running = 0.9 * self.running + 0.1 * x.detach().square().mean().item()
+        return super().forward(x)
+
+
+class Growing(Rms):
+    """Larger each time that it is called."""
+
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return super().forward(x) * 3.0**self.calls
+
+
+class Raising(Rms):
+    def forward(self, x: Tensor) -> Tensor:
+        raise ValueError("not today")
+
+
+class Lying(Rms, Norm):
+    facts = NormFacts("features of one position", centers=True)
+    eps = 1e-5
+
+    def forward(self, x: Tensor) -> Tensor:
+        return over_the_batch(x)
+
+
+class Careless(Lying):
+    facts = NormFacts("the batch", centers=False, crosses_samples=True, sees_future="training")
+
+
+class Honest(Lying):
+    facts = NormFacts("the batch", centers=False, crosses_samples=True, sees_future="always")
 
 
 class Unfinished(Norm):
     eps = None
-
-
-class NoEps(Norm):
-    facts = NormFacts("none", centers=False)
-
-    def __init__(self, num_features: int, *, channel_dim: int = -1, site: Any = None) -> None:
-        super().__init__()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x
-
-
-class BadFacts(NoEps):
-    facts: ClassVar[Any] = {"centers": False}
 
 
 def no_module(num_features: int, *, channel_dim: int = -1, site: Any = None) -> nn.Module:
@@ -72,33 +158,94 @@ def no_module(num_features: int, *, channel_dim: int = -1, site: Any = None) -> 
 # ---- placements
 
 
+def placement(base: type = Pre, **members: Any) -> type[Placement]:
+    """Make a placement with other members."""
+    return type("Changed", (base,), members)
+
+
+def draw(self: Any, x: Tensor, f: Any, norms: Any, context: dict[str, Any]) -> Tensor:
+    """Skip a branch at random (stochastic depth), by the global random numbers."""
+    return Pre.join(self, x, f, norms, context) + 0 * torch.rand(())
+
+
+def join_twice(self: Any, x: Tensor, f: Any, norms: Any, context: dict[str, Any]) -> Tensor:
+    return f.shortcut(x) + norms["out"](f(norms["in"](x), **context))
+
+
+def norms_at_one_site(self: Any, role: str, branch: Any, norm: Any) -> nn.ModuleDict:
+    widths = {"in": branch.in_features, "out": branch.out_features}
+    site, channels = self.site.at(role), branch.channel_dim
+    return nn.ModuleDict({slot: norm(width, channel_dim=channels, site=site) for slot, width in widths.items()})
+
+
 class NoSlots(Placement):
     def forward(self, x: Tensor, **context: Any) -> Tensor:
         return x
 
 
-class OneWord(Halved):
-    slots = "in"  # type: ignore[assignment]
+Halfway = placement(join=lambda self, x, f, norms, context: 0.5 * f.shortcut(x) + f(norms["in"](x), **context))
+Deaf = placement(join=lambda self, x, f, norms, context: f.shortcut(x) + f(norms["in"](x)))
+Shortcutless = placement(join=lambda self, x, f, norms, context: x + f(norms["in"](x), **context))
+Cut = placement(forward=lambda self, x, **context: Pre.forward(self, x, **context)[..., :1])
+Drawing = placement(join=draw)
+Negative = placement(branch_gain=-1.0)
+Doubled = placement(Residual, slots=("in", "out"), branch_norms=norms_at_one_site, join=join_twice)
+# Nothing is wrong with these: both branches beside one skip that has a gain, and a gain for each branch.
+Strong = placement(Parallel, residual_gain=2.0, forward=lambda self, x, **more: Parallel.forward(self, x, **more) + x)
+Each = placement(Parallel, residual_gain=2.0, forward=lambda self, x, **more: Parallel.forward(self, x, **more) + 3 * x)
 
 
-class NoNorms(Placement):
-    slots = ()
+class IdlePlacement(Pre):
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self.scale = nn.Parameter(torch.ones(()))
 
-    def __init__(self, branches: Any, norm: Any, site: Any) -> None:
-        super().__init__()
-        self.branches = nn.ModuleDict(branches)
+
+class Hidden(Pre):
+    """Keeps its norms in a list."""
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self.hidden = dict(self.norms.items())
+        self.norms = nn.ModuleDict()
 
     def forward(self, x: Tensor, **context: Any) -> Tensor:
+        for role, branch in self.branches.items():
+            x = self.join(x, branch, self.hidden[role], context)  # type: ignore[arg-type]
         return x
 
 
-class TwiceThere(Pre):
-    def __init__(self, branches: Any, norm: Any, site: Any) -> None:
-        super().__init__(branches, norm, site)
-        self.again = self.make_norms(branches, norm)
+class GrowingPlacement(Halved):
+    """Its skip depends on how often it was called."""
+
+    calls = 0
+
+    def join(self, x: Tensor, f: Any, norms: nn.ModuleDict, context: dict[str, Any]) -> Tensor:
+        self.calls += 1
+        return super().join(x, f, norms, context) + 1e-3 * (self.calls - 1) * f(x, **context)
 
 
 # ---- models
+
+
+def model(forward: Callable[[Any, Tensor], Tensor], **members: Any) -> type[Model]:
+    """Make a model of images with another forward."""
+    return type("Changed", (TwoLayers,), {"forward": forward, **members})
+
+
+def peek(self: Any, inputs: Tensor, mask: Any = None) -> Tensor:
+    """Mix what later tokens have given into earlier logits."""
+    logits = Transformer.forward(self, inputs)
+    return logits + 0.1 * logits.mean(dim=1, keepdim=True)
+
+
+Restless = model(lambda self, inputs: TwoLayers.forward(self, inputs) + torch.rand(()))
+OtherRoles = model(TwoLayers.forward, roles=("layer", "mlp"))
+Peeking = type("Changed", (Transformer,), {"kinds": frozenset({"language_model"}), "forward": peek})
+ReadingPadding = type("Changed", (Transformer,), {
+    "kinds": frozenset({"text_classification"}),
+    "forward": lambda self, inputs, mask=None: Transformer.forward(self, inputs),
+})  # fmt: skip
 
 
 class NoKinds(Model):
@@ -108,157 +255,44 @@ class NoKinds(Model):
         return inputs
 
 
-class NoRoles(NoKinds):
-    kinds = frozenset({"image_classification"})
-    roles = ()
+class Short(TwoLayers):
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(inputs)[:, :-1]
 
 
-class UnknownKind(TwoLayers):
-    kinds = frozenset({"images"})  # type: ignore[arg-type]
-
-
-class NoBlocks(TwoLayers):
+class OwnDraws(TwoLayers):
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
-        blocks = list(self.blocks)
-        del self.blocks
-        self.blocks = blocks  # type: ignore[assignment]
+        self.shift = nn.Parameter(torch.tensor([random.gauss() for _ in range(12)]))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(inputs) + self.shift.sum()
 
 
-class NoPlacement(TwoLayers):
+class Mixed(TwoLayers):
+    """Nothing is wrong with it: layers and a parameter that initialisation does not know, drawn behind its norms."""
+
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
-        self.blocks = nn.ModuleList([nn.Linear(12, 12)])
+        self.convolution = nn.Conv1d(3, 4, 3)
+        self.attention = nn.MultiheadAttention(12, 2)
+        self.shift = nn.Parameter(torch.randn(12))
 
 
-class NoBranch(TwoLayers):
+class Unmade(TwoLayers):
     def __init__(self, *parts: Any) -> None:
-        super().__init__(*parts)
-        self.blocks[1].branches["layer"] = nn.Linear(12, 12)  # type: ignore[index, operator]
+        raise RuntimeError("it cannot be made")
 
 
 # ---- data
 
 
 class NoKind(Data):
-    def train_batch(self, step: int) -> Batch:
-        raise NotImplementedError
-
-    def eval_batches(self, split: Split, limit: int | None = None) -> Iterator[Batch]:
-        raise NotImplementedError
-
-    def describe(self) -> dict[str, Any]:
-        return {}
-
-
-class NoDescribe(Data):
-    kind = "image_classification"
-
-
-class Changed(Stripes):
-    """Sets some attributes otherwise: those that the class statement names."""
-
-    change: ClassVar[dict[str, Any]]
-
-    def __init_subclass__(cls, **change: Any) -> None:
-        cls.change = change
-
-    def __init__(self, *, seed: int) -> None:
-        super().__init__(seed=seed)
-        for name, value in self.change.items():
-            setattr(self, name, value)
-
-
-class NoTask(Changed, task=None):
     pass
-
-
-class OtherKind(Changed, task=LanguageModeling(2, context=8)):
-    pass
-
-
-class OneClass(Changed, task=ImageClassification(1, image_shape=(1, 8, 8))):
-    pass
-
-
-class NoShape(Changed, task=ImageClassification(2, image_shape=(0, 8, 8))):
-    pass
-
-
-class NoContext(Changed, task=LanguageModeling(vocabulary_size=2, context=0)):
-    kind = "language_model"
-
-
-class NoFingerprint(Changed, fingerprint=""):
-    pass
-
-
-class NoSteps(Changed, steps_per_epoch=7.5):
-    pass
-
-
-class NoRecord(Stripes):
-    def describe(self) -> dict[str, Any]:
-        return {"mean": torch.zeros(3)}
-
-
-class Impure(Stripes):
-    def train_batch(self, step: int) -> Batch:
-        return self.batch(torch.randint(64, (8,)))
-
-
-class Growing(Stripes):
-    """Not random, and yet another batch each time."""
-
-    def train_batch(self, step: int) -> Batch:
-        self.images *= 1.01
-        return super().train_batch(step)
-
-
-class Tuples(Stripes):
-    def train_batch(self, step: int) -> Batch:
-        return tuple(super().train_batch(step))  # type: ignore[return-value]
-
-
-class FromOne(Stripes):
-    def batch(self, indices: Tensor) -> Batch:
-        inputs, targets, _ = super().batch(indices)
-        return Batch(inputs, targets + 1)
-
-
-class JudgedFromOne(Stripes):
-    """Only in evaluation."""
-
-    def eval_batches(self, split: Split, limit: int | None = None) -> Iterator[Batch]:
-        for inputs, targets, _ in super().eval_batches(split, limit):
-            yield Batch(inputs, targets - 1)
-
-
-class OneHot(Stripes):
-    def batch(self, indices: Tensor) -> Batch:
-        inputs, targets, _ = super().batch(indices)
-        return Batch(inputs, nn.functional.one_hot(targets, 2))
-
-
-class Doubles(Stripes):
-    def batch(self, indices: Tensor) -> Batch:
-        inputs, targets, _ = super().batch(indices)
-        return Batch(inputs.double(), targets)
-
-
-class Infinite(Stripes):
-    def batch(self, indices: Tensor) -> Batch:
-        inputs, targets, _ = super().batch(indices)
-        return Batch(inputs / 0, targets)
-
-
-class NothingToJudge(Stripes):
-    def eval_batches(self, split: Split, limit: int | None = None) -> Iterator[Batch]:
-        return iter(())
 
 
 class Words(Data):
-    """Texts of four words in two classes, three of them padded."""
+    """Nothing is wrong with it: texts of four words in two classes, three of them padded."""
 
     kind = "text_classification"
     pads = True
@@ -266,7 +300,7 @@ class Words(Data):
     steps_per_epoch = 1
 
     def __init__(self, *, seed: int) -> None:
-        self.task = TextClassification(2, vocabulary_size=5, context=4)
+        self.task: Any = TextClassification(2, vocabulary_size=5, context=4)
 
     def train_batch(self, step: int) -> Batch:
         tokens = torch.tensor([[0, 1, 2, 3], [4, 3, 2, 0], [1, 2, 0, 0], [3, 0, 0, 0]])
@@ -279,33 +313,88 @@ class Words(Data):
         return {"name": "words"}
 
 
-class NoMask(Words):
-    def train_batch(self, step: int) -> Batch:
-        return Batch(*super().train_batch(step)[:2])
+def stripes(batch: Callable[[Batch], Batch] = lambda batch: batch, **members: Any) -> type[Stripes]:
+    """Make data with other batches or members."""
+    return type("Changed", (Stripes,), {"batch": lambda self, i: batch(Stripes.batch(self, i)), **members})
 
 
-class AllPadding(Words):
-    def train_batch(self, step: int) -> Batch:
-        tokens, labels, mask = super().train_batch(step)
-        assert mask is not None
-        return Batch(tokens, labels, mask & (labels == 0)[:, None])
+def texts(batch: Callable[[Batch], Batch]) -> type[Words]:
+    """Make texts with other batches."""
+    return type("Changed", (Words,), {"train_batch": lambda self, step: batch(Words.train_batch(self, step))})
 
 
-class UnknownToken(Words):
-    def train_batch(self, step: int) -> Batch:
-        tokens, labels, mask = super().train_batch(step)
-        return Batch(tokens + 1, labels, mask)
+def seed_globally(self: Any, step: int) -> Batch:
+    torch.manual_seed(step)
+    return Stripes.train_batch(self, step)
 
 
-class TooLong(Words):
+def grow(self: Any, step: int) -> Batch:
+    """Not random, and yet another batch each time."""
+    self.images *= 1.01
+    return Stripes.train_batch(self, step)
+
+
+def wrong_later(self: Any, step: int) -> Batch:
+    """Wrong from the third batch on."""
+    batch = Stripes.train_batch(self, step)
+    return batch._replace(targets=batch.targets + (2 if step == 2 else 0))
+
+
+def filled_up(self: Any, split: Split, limit: int | None = None) -> Iterator[Batch]:
+    """Fill the last batch from the start."""
+    return (self.batch(torch.arange(first, first + 20) % 64) for first in list(range(0, 64, 20))[:limit])
+
+
+def sampled(self: Any, split: Split, limit: int | None = None) -> Iterator[Batch]:
+    order = torch.randperm(64, generator=torch.Generator().manual_seed(self.seed))
+    return map(self.batch, order.split(16)[:limit])
+
+
+Doubles = stripes(lambda batch: batch._replace(inputs=batch.inputs.double()))
+Infinite = stripes(lambda batch: batch._replace(inputs=batch.inputs / 0))
+OtherKind = stripes(kind="language_model")
+NoRecord = stripes(describe=lambda self: {"mean": torch.zeros(3)})
+Seeding = stripes(train_batch=seed_globally)
+Impure = stripes(train_batch=lambda self, step: self.batch(torch.randint(64, (8,))))
+GrowingData = stripes(train_batch=grow)
+Later = stripes(train_batch=wrong_later)
+Wrapped = stripes(eval_batches=filled_up)
+Sampled = stripes(eval_batches=sampled)
+Unlimited = stripes(eval_batches=lambda self, split, limit=None: Stripes.eval_batches(self, split))
+Nothing = stripes(eval_batches=lambda self, split, limit=None: iter(()))
+NoTest = stripes(has_test=True, eval_batches=lambda self, split, limit=None: Stripes.eval_batches(self, split, limit)
+                 if split != "test" else iter(()))  # fmt: skip
+NoMask = texts(lambda batch: batch._replace(mask=None))
+AllPadding = texts(lambda batch: batch._replace(mask=batch.mask & (batch.targets == 0)[:, None]))
+UnknownToken = texts(lambda batch: batch._replace(inputs=batch.inputs + 1))
+PaddedInFront = texts(lambda batch: batch._replace(mask=batch.mask.flip(1)))  # type: ignore[union-attr]
+
+
+class FromOne(Stripes):
+    def batch(self, indices: Tensor) -> Batch:
+        return super().batch(indices)._replace(targets=self.labels[indices] + 1)
+
+
+class OneHot(Stripes):
+    def batch(self, indices: Tensor) -> Batch:
+        return super().batch(indices)._replace(targets=F.one_hot(self.labels[indices], 2))
+
+
+class NamedBySeed(Stripes):
     def __init__(self, *, seed: int) -> None:
-        self.task = TextClassification(2, vocabulary_size=5, context=3)
+        super().__init__(seed=seed)
+        self.fingerprint = f"stripes-{seed}"
 
 
-class PaddedText(Words):
-    """A language model's, with a mask."""
+class Overlapping(Words):
+    """Two sentences over and over, in windows that do not follow each other."""
 
     kind = "language_model"
+    pads = False
 
     def __init__(self, *, seed: int) -> None:
-        self.task = LanguageModeling(vocabulary_size=5, context=4)
+        self.task = LanguageModeling(vocabulary_size=8, context=4)
+
+    def train_batch(self, step: int) -> Batch:
+        windows = (torch.arange(0, 90, 3)[:, None] + torch.arange(5)) % 8
+        return Batch(windows[:, :-1], windows[:, 1:])

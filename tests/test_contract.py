@@ -1,0 +1,408 @@
+"""The contract of norms, placements, models and data: ours keep it, and a broken part fails where it is broken."""
+
+from __future__ import annotations
+
+import re
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support import NORMS, PLACEMENTS, REPOSITORY, refused
+
+from normbench.cli import main
+from normbench.commands.check import find_part, part_of, section_of
+from normbench.config.compose import read
+from normbench.contract import trials
+from normbench.contract.checks import Fact, NotApplicable, Part, Row, check, run_check, takes_settings
+from normbench.contract.norms import NormPart, bfloat16_is_close
+from normbench.errors import UsageError
+
+pytest_plugins = ["refusals"]
+
+EXAMPLE = REPOSITORY / "tests" / "example_package"
+
+
+@pytest.fixture(autouse=True)
+def installed(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The example package as if it were installed, and a wide terminal."""
+    monkeypatch.syspath_prepend(EXAMPLE)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.setenv("COLUMNS", "120")
+
+
+# ---- our own parts
+
+OURS = [
+    *(f"norm={name}" for name in NORMS),
+    *("norm=groupnorm norm.groups=5", "norm=groupnorm norm.across_time=true norm.groups=3",
+      "norm=batchnorm norm.track_running_stats=false", "norm=instancenorm norm.track_running_stats=true"),
+    *(f"placement={name}" for name in PLACEMENTS),
+    *(f"model={name} model.width=16" for name in ("cnn", "resnet20", "mlp", "cnn_plain", "mlp_plain")),
+    *("model=nano model.width=16", "model=nano model.depth=1 model.width=16 model.patch=7"),
+    *("data=digits", "data=pydocs data.context=32"),
+]  # fmt: skip
+
+
+@cache
+def part(words: str) -> Part:
+    """Return the part that words choose."""
+    return find_part(words.split())[1]
+
+
+def is_quick(name: str) -> bool:
+    """Tell whether a check takes no small training, which the matrix does too, and no process."""
+    return "trains" not in name and "bfloat16" not in name
+
+
+CASES = [(words, name) for words in OURS for name in ("class", *part(words).contract()) if is_quick(name)]
+
+
+@pytest.mark.parametrize(("words", "name"), CASES, ids=lambda value: value)
+def test_our_parts_keep_the_contract(words: str, name: str) -> None:
+    checks = {"class": takes_settings, **part(words).contract()}
+    row = run_check(name, checks[name], part(words))
+    assert row.result != "failed", row.measured
+
+
+def rows_of(section: str, name: str = "", **settings: Any) -> dict[str, Row]:
+    """Return the rows of a part, but for those of small trainings and of bfloat16."""
+    defaults = dict(read([]).tree["model"], width=16) if name in ("Peeking", "ReadingPadding") else {}
+    target = {"_target_": f"bad_parts.{name}"} if name else {}
+    made = part_of(section, {**read([]).tree, section: {**defaults, **target, **settings}})
+    quick = {key: each for key, each in made.contract().items() if is_quick(key)}
+    return {key: run_check(key, each, made) for key, each in {"class": takes_settings, **quick}.items()}
+
+
+MEASURED = {  # invariances as in the papers; evaluation differs, crosses samples in evaluation, layouts agree
+    "batchnorm": "yes no yes yes yes no, yes no yes",
+    "layernorm": "yes yes no yes no yes, no no yes",
+    "rmsnorm": "yes no no yes no yes, no no yes",
+    "groupnorm": "yes yes no yes no yes, no no no",
+}
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_what_is_measured_of_a_norm(name: str) -> None:
+    rows = rows_of("norm", **part(f"norm={name}").tree["norm"])
+    others = "evaluation differs from training", "crosses samples in evaluation", "layouts agree over time and space"
+    invariances = " ".join(row.result for key, row in rows.items() if key.startswith("invariant"))
+    assert f"{invariances}, {' '.join(rows[key].result for key in others)}" == MEASURED[name]
+
+
+def test_a_norm_without_facts_is_measured() -> None:
+    rows = {row.name: row for row in check(part("norm._target_=mypkg.MyNorm")) if is_quick(row.name)}
+    assert {row.result for row in rows.values()} == {"passed", "yes", "no"}
+    assert rows["constructor"].measured.endswith("parameters: weight [24]")
+    assert rows["centers: norm(x + c) = norm(x)"].result == "no"
+
+
+# ---- broken parts: the checks that fail, and words of what they say
+
+CHANGED_SHAPES = ("follows a branch that changes the shape, flat", "follows a branch that changes the shape, image")
+BROKEN: dict[str, dict[str, dict[str, str]]] = {
+    "norm": {
+        "LastAxis": {"layouts agree at one position": "largest difference"},
+        "Detached": {"gradcheck": "Jacobian mismatch"},
+        "Idle": {"gradient in every parameter": "no finite gradient in weight: let"},
+        "Unseeded": {"the seed decides the start": "draws from random: draw from torch"},
+        "Forgetful": dict.fromkeys(("layouts agree at one position", "deepcopy and state_dict"), "largest difference"),
+        "GradMatters": {"torch.no_grad changes nothing": "largest difference"},
+        "Lying": {
+            "crosses samples in training": "yes (deviation",
+            "sees later time steps": "always (deviation",
+            "centers: norm(x + c) = norm(x)": "no (deviation",
+        },
+        "Careless": {"sees later time steps": "facts.sees_future=training"},
+        "Rounded": {"float32 against float64": "largest difference"},
+        "NoNumber": {"float32 against float64": "largest difference inf"},
+    },
+    "placement": {
+        "Halfway": {"skip is residual_gain · x": "0.5 · x"},
+        "Deaf": {"hands context to its branches": "hand **context on"},
+        "Shortcutless": dict.fromkeys(CHANGED_SHAPES, ""),
+        "IdlePlacement": {"gradient in every parameter": "no finite gradient in scale"},
+        "Hidden": {"norms and branches are submodules": "put all branches in self.branches"},
+        "Doubled": {"norms have sites of their own": "several at block01.attention, block01.mlp"},
+        "Cut": {
+            **dict.fromkeys((f"keeps {axes}" for axes in trials.AXES.values()), "to ["),
+            **dict.fromkeys(CHANGED_SHAPES, "add to branch.shortcut(x)"),
+            "skip is residual_gain · x": "",
+        },
+        "Drawing": {"made and run without random numbers": "draws from torch"},
+        "GrowingPlacement": {"deepcopy and state_dict": "largest difference"},
+        "Negative": {"gains are positive numbers": "branch_gain=-1"},
+    },
+    "model": {
+        "OwnDraws": {"images: the seed decides the start": "shift differ with the same seed"},
+        "Restless": {"images: evaluation is repeatable": "largest difference"},
+        "OtherRoles": {"images: blocks have the branches of roles": "and its blocks"},
+        "Short": {"images: logits of the task's shape": "the model's logits have the shape (2, 4)"},
+        "Unmade": {"images: constructor": "RuntimeError: it cannot be made"},
+        "Peeking": {"text: sees no later token": "largest difference"},
+        "ReadingPadding": {"texts: padding changes nothing": "largest difference"},
+    },
+    "data": {
+        "OtherKind": {"constructor and first batches": "kind=language_model and task.kind=image_classification"},
+        "NoRecord": {"constructor and first batches": "TypeError: Object of type Tensor is not JSON"},
+        "FromOne": {"constructor and first batches": "has targets from 1 to 2: the task has 2, so they go from 0 to 1"},
+        "OneHot": {"constructor and first batches": "has targets of [8, 2] of int64: the task needs [8] of int64"},
+        "Doubles": {
+            "constructor and first batches": "inputs of [8, 1, 8, 8] of float64: the task needs [8, 1, 8, 8] of"
+        },
+        "Infinite": {"constructor and first batches": "has inputs that are not finite"},
+        "NoMask": {"constructor and first batches": "has no mask, and pads=True"},
+        "AllPadding": {"constructor and first batches": "has a row that is all padding"},
+        "UnknownToken": {"constructor and first batches": "has tokens from 1 to 5: the task has 5"},
+        "Seeding": {"no global random numbers": "draws from torch, or seeds it"},
+        "Impure": {"seed and step decide a batch": "gives another batch: draw", "no global random numbers": ""},
+        "GrowingData": {"seed and step decide a batch": "gives", "evaluation is the same each time": ""},
+        "Later": {"training batches fit the task": "train_batch(2) has targets"},
+        "Wrapped": {"evaluation covers each example once": "80 examples, 16 of them equal to others"},
+        "Sampled": {"evaluation is the same each time": "take the split in order"},
+        "Unlimited": {"evaluation keeps to a limit": "limit 1: 4", "training data can be evaluated": "4 batches"},
+        "NamedBySeed": {"fingerprint is the same each time": "stripes-0 becomes stripes-1"},
+        "PaddedInFront": {"masks": "pad behind the text"},
+        "NoTest": {"test split": "0 batches"},
+        "Overlapping": {"evaluation covers each example once": "30 examples, 22 of them equal to others"},
+    },
+}
+
+
+@pytest.mark.parametrize(("section", "name"), [(section, name) for section in BROKEN for name in BROKEN[section]])
+def test_a_broken_part_fails_where_it_is_broken(section: str, name: str) -> None:
+    rows, expected = rows_of(section, name), BROKEN[section][name]
+    failed = {key: row.measured for key, row in rows.items() if row.result == "failed"}
+    if "constructor" in next(iter(expected)):  # nothing behind it is run
+        failed = dict(list(failed.items())[:1])
+    assert list(failed) == list(expected)
+    for key, words in expected.items():
+        assert words in failed[key]
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "expected"),
+    [
+        ("norm", "Rms", {"takes a mask": "no", "draws random numbers": "no", "evaluation differs from training": "no"}),
+        ("norm", "Honest", {"sees later time steps": "passed", "crosses samples in evaluation": "yes"}),
+        ("norm", "OneStatistic", {"sees later time steps": "yes", "crosses samples in training": "yes"}),
+        ("norm", "Noisy", {"draws random numbers": "yes", "evaluation differs from training": "yes"}),
+        ("norm", "Masked", {"takes a mask": "yes"}),
+        ("norm", "Drawn", {"the seed decides the start": "passed"}),
+        ("placement", "Strong", {"skip is residual_gain · x": "passed"}),
+        ("placement", "Each", {"skip is residual_gain · x": "passed"}),
+        ("data", "Words", {"masks": "passed", "another seed, other batches": "no"}),
+    ],
+)
+def test_an_unusual_part_does_not_fail(section: str, name: str, expected: dict[str, str]) -> None:
+    rows = rows_of(section, name)
+    assert [key for key, row in rows.items() if row.result == "failed"] == []
+    assert {key: rows[key].result for key in expected} == expected
+
+
+# ---- small trainings, and bfloat16
+
+
+def trained(section: dict[str, Any], ground: str = "MLP") -> Row:
+    """Return the row of a norm's training in a small model."""
+    name = f"trains: {ground}"
+    norm = NormPart({"norm": section})
+    return run_check(name, norm.contract()[name], norm)
+
+
+def test_a_norm_trains_in_every_placement_that_goes_with_it() -> None:
+    own = {"_target_": "mypkg.MyNorm"}
+    assert trained(own).measured.startswith("deep, post, post_inside, pre, sandwich; the loss falls by ")
+    assert trained(own, "plain MLP").measured.startswith("plain; ")
+    row = trained(trials.sections("norm")["instancenorm"])
+    assert row.result == "not applicable"
+    assert row.measured.startswith("its statistics run over time or space")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("Idle", "deep: no finite gradient in blocks.0.branches.linear.between.0.weight"),
+        ("Single", ""),
+        ("Exploding", "the loss is not finite"),
+        ("Growing", "the loss of one batch does not fall with deep, "),
+        ("Raising", "deep: ValueError: not today (bad_parts.py, line "),
+    ],
+)
+def test_what_goes_wrong_in_training_is_told(name: str, words: str) -> None:
+    row = trained({"_target_": f"bad_parts.{name}"})
+    assert row.result == ("failed" if words else "passed")
+    assert words in row.measured
+
+
+def test_every_norm_trains_in_a_placement() -> None:
+    tree = {**trials.composed(trials.MLP), "placement": {"_target_": "mypkg.parts.Halved"}}
+    found = trials.train_with_each("norm", tree, trials.IMAGES)
+    assert found.startswith(f"{', '.join(name for name in NORMS if name != 'instancenorm')}; the loss falls by ")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "result", "words"),
+    [
+        ("Rms", "passed", "off by up to 1"),
+        ("Centering", "failed", "take statistics in float32"),
+        ("Dying", "not applicable", "stops a process that uses bfloat16"),
+    ],
+)
+def test_bfloat16_is_measured_in_a_process_of_its_own(name: str, result: str, words: str) -> None:
+    row = run_check("", bfloat16_is_close, NormPart({"norm": {"_target_": f"bad_parts.{name}"}}))
+    if row.result == "not applicable" and result != row.result:
+        pytest.skip(row.measured)
+    assert row.result == result
+    assert words in row.measured
+
+
+# ---- how checks run
+
+
+def test_what_comes_of_a_check() -> None:
+    def raising(part: Part) -> str:
+        raise ValueError("no such thing\nand more")
+
+    def not_made_for_it(part: Part) -> str:
+        raise NotApplicable("it is no bird")
+
+    def wrong_setting(part: Part) -> str:
+        raise UsageError("norm.groups=7 does not divide 24: choose another")
+
+    before, some = torch.get_rng_state(), Part({})
+    row = run_check("a", raising, some)
+    assert row.result == "failed"
+    assert row.measured.startswith("ValueError: no such thing (test_contract.py, line ")
+    assert run_check("a", not_made_for_it, some) == Row("a", "not applicable", "it is no bird")
+    assert run_check("a", lambda part: Fact(bool(torch.rand(3).sum() > 0)), some) == Row("a", "yes")
+    assert run_check("a", lambda part: None, some) == Row("a", "passed")
+    assert run_check("a", wrong_setting, some).result == "failed"
+    with pytest.raises(UsageError, match="does not divide"):
+        run_check("constructor", wrong_setting, some)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_the_section_of_a_class_is_found() -> None:
+    found = [section_of(f"mypkg.{name}") for name in ("MyNorm", "parts.Halved", "parts.TwoLayers", "parts.Stripes")]
+    assert found == ["norm", "placement", "model", "data"]
+    assert [section_of("torch.nn.Identity"), section_of("normbench.data.digits")] == ["norm", "data"]
+
+
+# ---- the command
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+    """Return exit status and what was printed; nothing is left behind."""
+    before = sorted(Path.cwd().rglob("*"))
+    status = main(["check", *words])
+    out, err = capsys.readouterr()
+    assert (err, sorted(Path.cwd().rglob("*"))) == ("", before)
+    return status, out
+
+
+REFUSED = {
+    "collections.OrderedDict": "is nothing that can be checked: give a norm",
+    "normbench.models.transformer.MLP": "is nothing that can be checked: give a norm",
+    "math.sqrt": "is nothing that can be checked: give a norm",
+    "math.pi": "math.pi is not a class",
+    "mypkg:MyNorm": "names no part: give a class",
+    "mypkg.Mine": "cannot be imported",
+    "nowhere.MyNorm": "nowhere.MyNorm cannot be imported (No module named 'nowhere')",
+    "MyNorm": "check MyNorm names no part",
+    "": "check is given no part, and takes one: give a class",
+    "eps=3": "check is given no part, and takes one: give a class",
+    "norm.eps=0.1": "check is given no part, and takes one: give a class",
+    "mypkg.MyNorm epz=3": "epz",
+    "mypkg.MyNorm eps": "'norm.eps' is not KEY=VALUE",
+    "mypkg.MyNorm eps=1,2": "eps=1,2 gives several values",
+    "norm=rmsnrom": "norm=rmsnrom is unknown: did you mean rmsnorm or prmsnorm?",
+    "norm=rmsnorm placement=pre": "check is given norm and placement, and takes one: give",
+    "norm=rmsnorm trainer.steps=3": "trainer.steps is no setting of norm: check takes those alone",
+    "norm=rmsnorm norm.groups=2": "norm.groups is not a setting of norm=rmsnorm: leave it out",
+    "norm=dyt norm.impl=torch": "torch has no operator for dyt",
+    "data=mnist data.root=nowhere": "no copy of ylecun/mnist in data.root=nowhere",
+    "--config-dir nowhere norm=rmsnorm": "nowhere is not a folder",
+}
+
+
+@pytest.mark.parametrize(("words", "complaint"), REFUSED.items(), ids=REFUSED)
+def test_check_refuses_what_it_cannot_check(words: str, complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert complaint in refused(["check", *words.split()], capsys)
+
+
+AT_ONCE = {
+    "bad_parts.Unfinished": "norm._target_=bad_parts.Unfinished has no forward",
+    "bad_parts.no_module": "gives something of type int: return a Module",
+    "bad_parts.NoSlots": "placement._target_=bad_parts.NoSlots has no slots",
+    "bad_parts.NoKinds": "model._target_=bad_parts.NoKinds has no kinds",
+    "bad_parts.NoKind": "data._target_=bad_parts.NoKind has no ",
+    "bad_parts.FromOne": "targets from 1 to 2: the task has 2",
+    "torch.nn.LayerNorm": "must take (num_features, *, channel_dim=-1, site=None)",
+}
+
+
+@pytest.mark.parametrize(("name", "words"), AT_ONCE.items())
+def test_a_part_that_cannot_be_used_fails_at_once(name: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out = run(capsys, name)
+    assert status == 1
+    assert re.fullmatch(rf"{name}: [01] passed, 1 failed, 0 not applicable, 0 measured, in \d+ s", out.splitlines()[-1])
+    assert words.replace(" ", "") in re.sub(r"\s", "", out)
+
+
+def test_data_of_ones_own_pass(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["mypkg.parts.Stripes", "batch_size=4"], ["--config-dir", f"{EXAMPLE}/conf", "data=stripes"]):
+        status, out = run(capsys, *words)
+        assert (status, "12 passed, 0 failed, 2 not applicable, 1 measured" in out) == (0, True)
+        assert "64 examples, 0 of them equal to others" in out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "counts"),
+    [
+        ("mypkg.MyNorm eps=1e-6", "20 passed, 0 failed, 0 not applicable, 14 measured"),
+        (f"norm=mynorm --config-dir {EXAMPLE}/conf", "20 passed, 0 failed, 0 not applicable, 14 measured"),
+        ("norm=instancenorm", "17 passed, 0 failed, 6 not applicable, 11 measured"),
+        ("placement=sandwich", "19 passed, 0 failed, 2 not applicable, 0 measured"),
+        ("mypkg.parts.Halved", "19 passed, 0 failed, 2 not applicable, 0 measured"),
+        ("mypkg.parts.TwoLayers width=8", "13 passed, 0 failed, 1 not applicable, 0 measured"),
+        ("model=nano model.depth=1 model.width=16", "41 passed, 0 failed, 1 not applicable, 0 measured"),
+        ("data=digits", "12 passed, 0 failed, 2 not applicable, 1 measured"),
+    ],
+)
+def test_sound_parts_pass(words: str, counts: str, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out = run(capsys, *words.split())
+    assert (status, counts) == (0, out.splitlines()[-1].partition(": ")[2].partition(", in ")[0])
+
+
+# ---- what train refuses of a class of one's own
+
+CLASSIFIER = ["model=mlp", "model.depth=1", "model.width=8", "data=digits"]
+NOT_TRAINED = {
+    "norm=bad_parts.Unfinished": "norm._target_=bad_parts.Unfinished has no forward",
+    "norm=bad_parts.Half": "returns torch.float16 for an input of torch.float32 at block00",
+    "norm=bad_parts.no_module": "gives something of type int: return a Module",
+    "norm=mypkg.parts.Stripes": "makes no Module",
+    "placement=bad_parts.Rms": "makes no Placement",
+    "placement=bad_parts.NoSlots": "has no slots",
+    "placement=bad_parts.Doubled": "two norms stand at block00.linear: give each norm",
+    "model=bad_parts.Rms": "makes no Model",
+    "model=bad_parts.NoKinds": "has no kinds",
+    "model=bad_parts.Short": "the model's logits have the shape",
+    "data=bad_parts.Rms": "makes no Data",
+    "data=bad_parts.NoKind": "has no describe and no eval_batches and no train_batch and no kind",
+    "data=bad_parts.OneHot": "train_batch(0) has inputs of (8, 1, 8, 8) and targets of (8, 2)",
+}
+
+
+@pytest.mark.parametrize(("word", "complaint"), NOT_TRAINED.items())
+def test_train_refuses_a_class_that_it_cannot_use(
+    word: str, complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    section, _, path = word.partition("=")
+    words = [each for each in CLASSIFIER if not each.startswith(section)]
+    assert complaint in refused(["train", *words, f"{section}._target_={path}"], capsys)
