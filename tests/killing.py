@@ -156,8 +156,7 @@ def serve() -> None:
     from normbench.compose import Composition
 
     import normbench.run
-    import normbench.sweeping.conduct
-    import normbench.sweeping.launching  # noqa: F401
+    import normbench.sweep.conduct  # noqa: F401
     from normbench.commands import train
     from normbench.errors import UsageError
 

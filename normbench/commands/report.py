@@ -79,7 +79,7 @@ def made(folders: list[Path], out: Path, **settings: Any) -> tuple[Report, Writt
 
 def missing_below(folder: Path) -> dict[str, str]:
     """The runs that sweeps on a folder, or on those in it, have planned and that have no directory -> why."""
-    from normbench.sweeping.folder import SweepFolder
+    from normbench.sweep.folder import SweepFolder
 
     places = [folder, *(path for path in folder.iterdir() if (path / ".sweep").is_dir())]
     return {name: why for place in places for name, why in SweepFolder(place).missing().items()}
