@@ -21,7 +21,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import wraps
+from functools import cache, wraps
 from pathlib import Path
 from typing import Any
 
@@ -70,29 +70,25 @@ class Child:
         return status
 
     def wait(self) -> int:
-        """Its exit status, once it has ended."""
-        deadline = time.monotonic() + PATIENCE
-        while (status := self.status) is None:
-            assert time.monotonic() < deadline, f"still running:\n{self.output}"
-            time.sleep(0.005)
-        return status
+        """Return its exit status, once it has ended."""
+        self.poll(lambda: self.status is not None)
+        return self.status or 0
 
     def wait_for(self, line: str) -> bool:
-        """Whether it passes a place before it ends; returns as soon as that is known."""
-        deadline = time.monotonic() + PATIENCE
-        while True:
-            ended = self.status is not None  # asked first: what it wrote before its end is read behind it
-            if (passed := line in self.places_file.read_text()) or ended:
-                return passed
-            assert time.monotonic() < deadline, f"{line} was not passed:\n{self.output}"
-            time.sleep(0.005)
+        """Return whether it passes a place before it ends, as soon as that is known."""
+        # whether it has ended is asked first: what it wrote before its end is read behind it
+        self.poll(lambda: self.status is not None or line in self.places_file.read_text())
+        return line in self.places_file.read_text()
 
     def wait_until_held(self) -> None:
         """Return when its trap's SIGSTOP holds it: one that is told to go on before that would wait for ever."""
+        self.poll(lambda: self.status is not None or "State:\tT" in Path(f"/proc/{self.pid}/status").read_text())
+        assert self.status is None, f"ended:\n{self.output}"
+
+    def poll(self, condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + PATIENCE
-        while "State:\tT" not in Path(f"/proc/{self.pid}/status").read_text():
-            assert self.status is None, f"ended:\n{self.output}"
-            assert time.monotonic() < deadline, f"not held:\n{self.output}"
+        while not condition():
+            assert time.monotonic() < deadline, f"still waiting:\n{self.output}"
             time.sleep(0.005)
 
 
@@ -153,15 +149,13 @@ class Server:
 def serve() -> None:
     """Answer requests until there are none."""
     import torch._dynamo  # noqa: F401 (torch's optimizers import it when they are first made)
-    from normbench.compose import Composition
 
-    import normbench.run
-    import normbench.sweep.conduct  # noqa: F401
-    from normbench.commands import train
+    import normbench.run.train  # noqa: F401
+    from normbench.config import compose
     from normbench.errors import UsageError
 
-    compose, composed = train.compose, dict[tuple[str, ...], Composition | None]()
-    train.compose = lambda command, words, traced: composed.get(tuple(words)) or compose(command, words, traced)
+    read = cache(compose.read)
+    compose.read = lambda words: read(tuple(words))
     ended: dict[int, int] = {}  # process -> exit status
     answer: int | None
     for line in sys.stdin:
@@ -173,10 +167,9 @@ def serve() -> None:
                 ended |= {pid: os.waitstatus_to_exitcode(status)} if done else {}
             answer = ended.get(pid)
         else:
-            words = tuple(request["words"][1:])
-            if words not in composed:  # here, once for all children that are given the same words
-                with suppress(UsageError):
-                    composed[words] = compose("train", list(words))
+            if request["words"][0] == "train":
+                with suppress(UsageError):  # here, once for all children that are given the same words
+                    compose.read(request["words"][1:])
             answer = os.fork()
             if answer == 0:
                 be_child(request)
@@ -189,7 +182,9 @@ def be_child(request: dict[str, Any]) -> None:
 
     status = 1
     try:
-        redirect(request["output"])
+        output = os.open(request["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        for stream, file in enumerate((os.open(os.devnull, os.O_RDONLY), output, output)):
+            os.dup2(file, stream)
         os.chdir(request["cwd"])
         if request["file_size"]:
             resource.setrlimit(resource.RLIMIT_FSIZE, (request["file_size"], request["file_size"]))
@@ -203,15 +198,6 @@ def be_child(request: dict[str, Any]) -> None:
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(status)
-
-
-def redirect(output: str) -> None:
-    """Send both streams to a file, and read from nothing."""
-    written = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.dup2(written, 1)
-    os.dup2(written, 2)
 
 
 class Places:
@@ -267,7 +253,7 @@ def watch(places: Places) -> None:
     around(places, loop.Loop, "evaluate", "evaluation")
     around(places, loop.Loop, "train_step", "training")
     around(places, loop.Loop, "log", "logging")
-    around(places, assembly, "make_model", "building")
+    around(places, build, "make_model", "building")
     around(places, session, "truncate_metrics", "truncating metrics")
     around(places, session, "truncate_events", "truncating events")
     around(places, session, "copy_record", "copying")

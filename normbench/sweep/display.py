@@ -11,7 +11,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from normbench.sweep.folder import Entry, Standing, State, SweepFolder
@@ -72,11 +72,13 @@ class View:
     def drawn(self, standings: Sequence[Standing], left: str) -> RenderableType:
         """Return what a terminal shows."""
         running = [one for one in standings if one.state == "running"]
-        bar = ProgressBar(max(1, sum(one.entry.steps for one in standings)), steps_done(standings))
+        bar = Table.grid(Column(), Column(ratio=1), padding=(0, 1), expand=True)
+        steps = max(1, sum(one.entry.steps for one in standings))
+        bar.add_row(overall(standings), ProgressBar(steps, steps_done(standings)), left)
         rows = Table.grid(padding=(0, 2))
         for one in running[: max(3, self.console.size.height - 4)]:
             rows.add_row(*map(Text, row(one)))
-        return Group(Text(f"{overall(standings)}  {left}".rstrip()), bar, rows)
+        return Group(bar, rows)
 
 
 def steps_done(standings: Sequence[Standing]) -> int:
