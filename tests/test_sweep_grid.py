@@ -156,10 +156,9 @@ MISTAKES = {
     "seed=0,1 sweep.exclude=norm=batchnrom": "sweep.exclude=norm=batchnrom leaves out none of the runs",
     "sweep.exclude=norm=dyt,rmsnorm": "sweep.exclude=norm=dyt,rmsnorm is not KEY=VALUE, each with one value",
     "sweep.jobs=1,2": "sweep.jobs=1,2 is not allowed: use an integer from 1",
-    "sweep.lr_grid=1,1": "has a value twice",
     "seed=0,1 sweep.exclude=norm=layernorm": "the grid is empty: none of its 2 runs is left (sweep.exclude=norm=layer",
     "seed=0,1000 sweep.lr=auto": "has seed 1000, which is reported",
-    "seed=0,1 name=s${seed}": "the runs would be in outputs/s0 and outputs/s1, and a sweep has one folder: give name=",
+    "seed=0,1 name=s${seed}": "the runs would be in outputs/s0 and outputs/s1: give name=",
     "optim.lr=1,2 sweep.lr=auto": "optim.lr=1 is not for sweep.lr=auto",
     "--watch nowhere": "nowhere holds no sweep",
 }

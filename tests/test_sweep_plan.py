@@ -132,19 +132,6 @@ def test_jobs_change_no_name() -> None:
     assert plans[0].runs[0].entry.words[-2:] == ("threads=1", "name=sweep")
 
 
-def test_runs_that_differ_in_threads_alone_are_pointed_out(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["seed=0,1", *CNN, "device=cpu"]
-    for run in understand([*words, "threads=3"]).plan.runs:
-        path = run.prepared.directory.path
-        path.mkdir(parents=True)
-        (path / "config.yaml").write_text("seed: 0\nthreads: 3\n")
-    understand([*words, "seed=0,1,2"])
-    assert "2 of the 3 new runs are in outputs/sweep with threads=3, and made anew" in capsys.readouterr().out
-    for more in ("optim.lr=0.1", "threads=3", "quiet=True"):
-        understand([*words, more])
-    assert not capsys.readouterr().out
-
-
 def test_what_an_experiment_sets_holds_for_the_sweep(tmp_path: Path) -> None:
     study = own_study(tmp_path, "threads: 2\nquiet: true\ndevice: cpu")
     sweep = understand([*study, "seed=0,1", *CNN, "sweep.jobs=1"])

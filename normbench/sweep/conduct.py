@@ -19,14 +19,13 @@ from normbench.errors import RunFailure, UsageError, explain
 from normbench.run.train import limits_named, make_session, measure, notes_shown
 from normbench.rundir import CHOICE_FILE, ENDED, RunDirectory
 from normbench.sweep.display import LOOK_SECONDS, View, overall, say, show_failures, show_left_out, show_plan
-from normbench.sweep.folder import OVER, Entry, Standing, SweepFolder
+from normbench.sweep.folder import OVER, Standing, SweepFolder
 from normbench.sweep.grid import read_exclusions, read_grid
 from normbench.sweep.launchers import cores, make_launcher
 from normbench.sweep.plan import SWEEP_NAME, PlannedRun, Planner, SweepPlan
 from normbench.sweep.tuning import SUFFIX, check_tunable, choose, said, tuned_grid, tuning_grid, write_choices
 from normbench.sweep.words import SweepConfig, read_settings
 from normbench.sweep.work import Execution, Stopped
-from normbench.training.guard import Diverged
 
 # Called at the end with the folder of the runs, and whether the person asked for quiet.
 Report = Callable[[Path, bool], None]
@@ -39,14 +38,14 @@ class Sweep:
     """A sweep that is understood; nothing has been run or written.
 
     plan: where learning rates are to be chosen, with those that are set in their place; then, the runs under way.
-    failed: runs that have failed, and why.
+    failed: runs that have failed.
     """
 
     settings: SweepConfig
     planner: Planner
     plan: SweepPlan
     console: Console
-    failed: list[tuple[Entry, str]] = field(default_factory=list)
+    failed: list[Standing] = field(default_factory=list)
 
     def say(self, line: str) -> None:
         """Print a line for the person, unless they asked for quiet."""
@@ -83,12 +82,10 @@ class Sweep:
         """Return how long runs take, if each takes as long as the first."""
         planner, first = self.planner, runs[0]
         here = len(planner.devices) or max(1, cores() // planner.threads)  # what shares a core takes longer
-        beside = min(len(runs), planner.jobs or 1, len(runs) if planner.launcher.elsewhere else here)
+        beside = min(len(runs), planner.jobs, len(runs) if planner.launcher.elsewhere else here)
         try:
             seconds = measure(make_session(first.prepared)).seconds(first.entry.steps)
-        except Diverged as end:
-            return f"the time is not known: {first.entry.run} diverges at step {end.step}"
-        except Exception as error:  # of a user's class, as a run of the sweep would fail with
+        except Exception as error:  # of a user's class, as a run of the sweep would fail with, or it diverges
             return f"the time is not known: {first.entry.run} fails ({explain(error)})"
         whole, one = (timedelta(seconds=math.ceil(taken)) for taken in (seconds * len(runs) / beside, seconds))
         return f"about {whole} for {len(runs):,} runs, {beside} at a time, each {one} as measured on a few steps of one"
@@ -102,7 +99,7 @@ class Sweep:
         try:
             standings = self.finish(self.tuned() if self.settings.lr else self.plan)
         except Stopped as stop:
-            return self.stopped(stop.number)
+            return self.stopped(stop.args[0])
         self.say(f"{overall(standings)} in {self.plan.folder}")
         if self.planner.quiet:
             print(self.plan.folder)
@@ -153,15 +150,14 @@ class Sweep:
             RunDirectory(folder.notes).create()
             folder.write_plan(entries)
             threads = "1 thread" if planner.threads == 1 else f"{planner.threads} threads"
-            at_a_time = f"{min(left, planner.jobs or 1)} at a time with {threads} each"
+            at_a_time = f"{min(left, planner.jobs)} at a time with {threads} each"
             self.say(f"{left} of {len(entries)} runs to do, {at_a_time}, in {plan.folder}")
             try:
                 Execution(planner, folder, list(plan.runs)).finish(view.look)
             finally:
                 view.close()
         standings = view.read()
-        failed = [one.entry for one in standings if one.state == "failed"]
-        self.failed += [(entry, folder.failure(entry.run) or "") for entry in failed]
+        self.failed += [one for one in standings if one.state == "failed"]
         return standings
 
     def stopped(self, number: int) -> int:
@@ -182,17 +178,14 @@ def understand(words: Sequence[str]) -> Sweep:
     """
     grid = read_grid(words)
     settings, section = read_settings(grid.own)
-    planner, console = Planner(make_launcher(section), settings.jobs), Console(file=sys.stdout)
+    planner, console = Planner(make_launcher(section), settings.jobs or 0), Console(file=sys.stdout)
     quiet = "quiet=true" in (word.lower() for word in grid.points[0].words)
     many = len(grid.points) > MANY and not quiet
     with console.status(f"planning {len(grid.points):,} runs") if many else nullcontext(), notes_shown(quiet):
         plan = planner.plan(grid, read_exclusions(settings.exclude or ()))
     if settings.lr:
         check_tunable(plan, settings)
-    understood = Sweep(settings, planner, plan, console)
-    for line in planner.with_other_threads(plan):
-        understood.say(line)
-    return understood
+    return Sweep(settings, planner, plan, console)
 
 
 def sweep(words: Sequence[str], dry_run: bool, report: Report) -> int:
@@ -232,6 +225,6 @@ def watch(folder: Path) -> int:
                 time.sleep(LOOK_SECONDS)
         finally:
             view.close()
-        failed += [(one.entry, runs.failure(one.entry.run) or "") for one in view.read() if one.state == "failed"]
+        failed += [one for one in view.read() if one.state == "failed"]
     show_failures(console, failed)
     return 1 if failed else 0

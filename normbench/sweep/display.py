@@ -8,10 +8,9 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Column, Table
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
 from rich.text import Text
 
 from normbench.sweep.folder import Entry, Standing, State, SweepFolder
@@ -22,16 +21,18 @@ LINE_SECONDS = 60.0  # at most, between two lines of a log
 
 
 class View:
-    """Shows how runs stand: a bar and a line for each at work, or a line when one ends and one from time to time."""
+    """Shows how runs stand: a bar for all and for each at work, or a line when one ends and one from time to time."""
 
     def __init__(self, console: Console, folder: SweepFolder, entries: Sequence[Entry], quiet: bool = False) -> None:
         self.console, self.folder, self.entries, self.quiet = console, folder, entries, quiet
-        self.live = Live(console=console, auto_refresh=False) if console.is_terminal and not quiet else None
-        self.looked = 0.0
+        columns = TextColumn("{task.description}", markup=False), BarColumn(None), TimeRemainingColumn()
+        live, hour = console.is_terminal and not quiet, 3600
+        self.bars = Progress(*columns, console=console, disable=not live, expand=True, speed_estimate_period=hour)
         self.known: dict[str, Standing] = {}  # what has a result is read once
         first = self.read()
         self.told = {one.entry.run for one in first if one.over}
-        self.begun, self.done_before, self.printed = time.monotonic(), steps_done(first), 0.0
+        self.whole = self.bars.add_task("", total=sum(one.steps for one in entries), completed=steps_done(first))
+        self.looked = self.printed = 0.0
 
     def read(self) -> list[Standing]:
         """Return how all runs stand now."""
@@ -44,41 +45,32 @@ class View:
         if self.quiet or (time.monotonic() - self.looked < LOOK_SECONDS and not again):
             return
         standings, self.looked = self.read(), time.monotonic()
-        left = self.time_left(standings)
-        if self.live:
-            self.live.start()
-            self.live.update(self.drawn(standings, left), refresh=True)
+        self.bars.update(self.whole, description=overall(standings), completed=steps_done(standings))
+        if not self.bars.disable:
+            self.draw([one for one in standings if one.state == "running"])
             return
-        lines = [" ".join(row(one)) for one in standings if one.over and one.entry.run not in self.told]
+        lines = [said(one) for one in standings if one.over and one.entry.run not in self.told]
         self.told |= {one.entry.run for one in standings if one.over}
-        for line in lines or ([""] if time.monotonic() - self.printed > LINE_SECONDS or not self.printed else []):
+        if not lines and (not self.printed or time.monotonic() - self.printed > LINE_SECONDS):
+            lines = [""]
+        left = self.bars.tasks[0].time_remaining
+        for line in lines:
             self.printed = time.monotonic()
-            say(self.console, "  ".join(filter(None, (overall(standings), line, left))))
+            time_left = f"{timedelta(seconds=left)} left" if left else ""
+            say(self.console, "  ".join(filter(None, (overall(standings), line, time_left))))
+
+    def draw(self, running: Sequence[Standing]) -> None:
+        """Draw a bar for each run at work, as many as there is room for."""
+        for task in self.bars.task_ids[1:]:
+            self.bars.remove_task(task)
+        for one in running[: max(3, self.console.size.height - 4)]:
+            self.bars.add_task(said(one), total=one.entry.steps, completed=one.step)
+        self.bars.start()
 
     def close(self) -> None:
         """Leave the last state to be seen."""
         self.look(again=True)
-        if self.live:
-            self.live.stop()
-
-    def time_left(self, standings: Sequence[Standing]) -> str:
-        """Return such as `0:12:30 left, until 14:05`, at the pace since this began; empty where it is not known."""
-        done, steps = steps_done(standings), sum(one.entry.steps for one in standings)
-        if done <= self.done_before or done == steps:
-            return ""
-        left = round((time.monotonic() - self.begun) * (steps - done) / (done - self.done_before))
-        return f"{timedelta(seconds=left)} left, until {time.strftime('%H:%M', time.localtime(time.time() + left))}"
-
-    def drawn(self, standings: Sequence[Standing], left: str) -> RenderableType:
-        """Return what a terminal shows."""
-        running = [one for one in standings if one.state == "running"]
-        bar = Table.grid(Column(), Column(ratio=1), padding=(0, 1), expand=True)
-        steps = max(1, sum(one.entry.steps for one in standings))
-        bar.add_row(overall(standings), ProgressBar(steps, steps_done(standings)), left)
-        rows = Table.grid(padding=(0, 2))
-        for one in running[: max(3, self.console.size.height - 4)]:
-            rows.add_row(*map(Text, row(one)))
-        return Group(bar, rows)
+        self.bars.stop()
 
 
 def steps_done(standings: Sequence[Standing]) -> int:
@@ -94,11 +86,12 @@ def overall(standings: Sequence[Standing]) -> str:
     return "  ".join(parts)
 
 
-def row(standing: Standing) -> tuple[str, ...]:
+def said(standing: Standing) -> str:
     """Return a run's arm and seed, how far it is, and its loss."""
-    name = " · ".join([*([arm_name(standing.entry.arm)] if standing.entry.arm else []), f"seed {standing.entry.seed}"])
-    done = standing.state if standing.over else f"{standing.step:,}/{standing.entry.steps:,}"
-    return name, done, "" if standing.loss is None else f"loss {standing.loss:.4f}"
+    entry = standing.entry
+    name = " · ".join([*([arm_name(entry.arm)] if entry.arm else []), f"seed {entry.seed}"])
+    done = standing.state if standing.over else f"{standing.step:,}/{entry.steps:,}"
+    return f"{name} {done}" + ("" if standing.loss is None else f" loss {standing.loss:.4f}")
 
 
 def say(console: Console, line: str) -> None:
@@ -117,22 +110,12 @@ def show_plan(console: Console, plan: SweepPlan, states: Mapping[str, State], ag
     for name, runs in [*plan.arms.items(), (whole, plan.runs)]:
         counts = Counter(states[run.entry.run] for run in runs)
         done, failed = counts["finished"] + counts["diverged"], counts["failed"]
-        to_do = len(runs) - done - (0 if again else failed)
-        seeds = "" if name == whole else numbers(sorted({run.entry.seed for run in runs}))
-        table.add_row(Text(name), seeds, *map(str, (to_do, done, failed)))
+        seeds = sorted({run.entry.seed for run in runs}) if runs is not plan.runs else []
+        in_a_row = len(seeds) > 2 and seeds == list(range(seeds[0], seeds[-1] + 1))
+        listed = f"{seeds[0]}–{seeds[-1]}" if in_a_row else ", ".join(map(str, seeds))
+        table.add_row(Text(name), listed, *map(str, (len(runs) - done - (0 if again else failed), done, failed)))
     table.rows[-2].end_section = True
     console.print(table)
-
-
-def numbers(seeds: Sequence[int]) -> str:
-    """Write seeds, three and more in a row as their first and last: `0–124, 1000`."""
-    rows: list[list[int]] = []
-    for seed in seeds:
-        if rows and seed == rows[-1][-1] + 1:
-            rows[-1].append(seed)
-        else:
-            rows.append([seed])
-    return ", ".join(f"{row[0]}–{row[-1]}" if len(row) > 2 else ", ".join(map(str, row)) for row in rows)
 
 
 def counted(number: int, thing: str) -> str:
@@ -148,13 +131,12 @@ def show_left_out(console: Console, plan: SweepPlan) -> None:
         say(console, f"left out, {counted(len(points), 'run')} ({arm_name(shared)}): {reason}")
 
 
-def show_failures(console: Console, failed: Sequence[tuple[Entry, str]]) -> None:
+def show_failures(console: Console, failed: Sequence[Standing]) -> None:
     """Print a table of the runs that have failed and why, if any, and behind it the command that repeats each."""
     table = Table("failed run", "cause", box=SIMPLE_HEAD, pad_edge=False)
-    for entry, cause in failed:
-        table.add_row(Text(entry.run), Text(cause))
+    for one in failed:
+        table.add_row(Text(one.entry.run), Text(one.cause))
     if failed:
         console.print(table)
-        for entry, _ in failed:
-            say(console, entry.command)
+        say(console, "\n".join(one.entry.command for one in failed))
         say(console, "sweep.retry_failed=true tries them again; the commands above repeat one each")

@@ -40,12 +40,16 @@ class Entry:
 
 @dataclass(frozen=True)
 class Standing:
-    """How a run stands. loss: of training, as last logged, or in the end of validation; None: not known."""
+    """How a run stands.
+
+    loss: of training, as last logged, or in the end of validation; None: not known. cause: of its failure.
+    """
 
     entry: Entry
     state: State
     step: int = 0
     loss: float | None = None
+    cause: str = ""
 
     @property
     def over(self) -> bool:
@@ -77,7 +81,7 @@ class SweepFolder:
     def missing(self) -> dict[str, str]:
         """Return the planned runs that have no directory -> why they have failed; empty: not begun."""
         names = [entry.run for entry in self.read_plans() if not (self.path / entry.run).is_dir()]
-        return {name: self.failure(name) or "" for name in names}
+        return {name: self.failure(name) for name in names}
 
     def note_failure(self, entry: Entry, cause: str, details: str = "") -> None:
         """Note that a run has failed, as one line, and the command that repeats it. details: its last output, say."""
@@ -87,19 +91,17 @@ class SweepFolder:
 
     def forget_failure(self, entry: Entry) -> None:
         """Let a run be tried again, if it has failed."""
-        directory = RunDirectory(self.path / entry.run)
         if self.look(entry).state == "failed":
             (self.notes / "failures" / f"{entry.run}.json").unlink(missing_ok=True)
-            if directory.status.exists():
+            if (directory := RunDirectory(self.path / entry.run)).status.exists():
                 directory.write_status("interrupted", 0, entry.steps, "to be tried again")
 
-    def failure(self, name: str) -> str | None:
-        """Return why a run has failed: as the sweep has noted it, else as the run's status says; None: it has not."""
+    def failure(self, name: str) -> str:
+        """Return why a run has failed: as the sweep has noted it, else as the run's status says; empty: it has not."""
         noted = read_json(self.notes / "failures" / f"{name}.json")
         status = read_json(RunDirectory(self.path / name).status) or {}
-        if not noted and status.get("status") not in ("failed", "out_of_memory"):
-            return None
-        return " ".join(str(noted.get("cause") if noted else status.get("message") or status["status"]).split())
+        own = status.get("message") or status["status"] if status.get("status") in ("failed", "out_of_memory") else ""
+        return " ".join(str(noted["cause"] if noted else own).split())
 
     def look(self, entry: Entry) -> Standing:
         """Return how a run stands, and how far it is."""
@@ -110,8 +112,8 @@ class SweepFolder:
         if directory.is_held():
             logged, loss = last_logged(directory.metrics)
             return Standing(entry, "running", max(step, logged), loss)
-        if self.failure(entry.run) is not None:
-            return Standing(entry, "failed", step)
+        if cause := self.failure(entry.run):
+            return Standing(entry, "failed", step, cause=cause)
         return Standing(entry, "interrupted" if directory.checkpoint.exists() else "new", step)
 
 

@@ -10,15 +10,13 @@ import multiprocessing
 import os
 import signal
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
-from functools import partial
 from importlib.util import find_spec
 from multiprocessing.forkserver import ensure_running
-from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
 from normbench.build import imported
 from normbench.errors import UsageError
@@ -29,24 +27,18 @@ Task = Callable[[], int]
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
-# Imported by the server from which runs are forked: all that a run imports sooner or later.
-PRELOADED = ["torch._dynamo", "normbench.run.train", "normbench.sweep.work", "normbench.recording"]
+
+class Job(Protocol):
+    """A task that was started. `result` raises where its process has died; `cancel` ends it behind a checkpoint."""
+
+    def done(self) -> bool: ...
+
+    def result(self) -> Any: ...
+
+    def cancel(self) -> Any: ...
 
 
-@dataclass(frozen=True)
-class Job:
-    """A task that was started.
-
-    done: whether it has ended, in whatever way. result: what the task has returned; raises something that says how its
-    process has ended, where that was without a word. stop: end it behind a checkpoint, or, given True, at once.
-    """
-
-    done: Callable[[], bool]
-    result: Callable[[], int]
-    stop: Callable[[bool], object]
-
-
-class Launcher(ABC):
+class Launcher:
     """Starts tasks.
 
     elsewhere: on machines of which this one knows nothing. gives_devices: each sees only its own GPUs.
@@ -59,9 +51,9 @@ class Launcher(ABC):
     queues = False
     look_seconds = 0.05  # between two looks at what is done
 
-    @abstractmethod
-    def start(self, tasks: Sequence[Task], jobs: int, notes: Path) -> list[Job]:
+    def start(self, tasks: Sequence[Task], jobs: int, notes: Path) -> Sequence[Job]:
         """Start tasks. jobs: how many are at work at a time. notes: a folder for what it writes."""
+        raise NotImplementedError
 
     def share(self, jobs: int | None, threads: int | None, gpus: int) -> tuple[int, int]:
         """Return how many runs there are at a time, one for each GPU or as many as have cores, and threads of each.
@@ -74,8 +66,7 @@ class Launcher(ABC):
             jobs, threads: as they were asked for.
             gpus: that are handed out; 0: none.
         """
-        threads = threads or 1
-        return jobs or gpus or max(1, cores() // threads), threads
+        return jobs or gpus or max(1, cores() // (threads or 1)), threads or 1
 
 
 def cores() -> int:
@@ -100,43 +91,50 @@ def devices_to_hand_out(device: str, gpus: int, jobs: int | None = None) -> tupl
     return found if device != "cpu" and (len(found) > 1 or jobs in (None, 1)) else ()
 
 
-class Processes(Launcher):
-    """Runs side by side, each a fresh process that is forked from a server in which torch is loaded already."""
+class RunProcess(multiprocessing.get_context("forkserver").Process):  # type: ignore[misc]
+    """Makes a run, which ends behind a checkpoint when the sweep does."""
 
-    def start(self, tasks: Sequence[Task], jobs: int, notes: Path) -> list[Job]:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(PRELOADED)
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # a signal to all must not end the server
-        ensure_running()
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        processes = [context.Process(target=in_fresh_process, args=(task,)) for task in tasks]
-        for process in processes:
-            process.start()
-        return [process_job(process) for process in processes]
+    def __init__(self, task: Task) -> None:
+        super().__init__()
+        self.task = task
 
+    def run(self) -> None:
+        """Make the run, in the new process."""
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+        threading.Thread(target=self.follow, daemon=True).start()
+        os._exit(self.task())  # at once: nothing is left to do, and a second Ctrl-C finds nothing to disturb
 
-def in_fresh_process(task: Task) -> None:
-    """Make a run, which ends behind a checkpoint when the sweep does."""
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
-
-    def follow(parent: Any) -> None:
-        parent.join()
+    def follow(self) -> None:
+        """Wait for the end of the sweep's process, and end too."""
+        multiprocessing.parent_process().join()  # type: ignore[union-attr]
         os.kill(os.getpid(), signal.SIGTERM)
 
-    threading.Thread(target=follow, args=(multiprocessing.parent_process(),), daemon=True).start()
-    os._exit(task())  # at once: nothing is left to do, and a second Ctrl-C finds nothing to disturb
+    def done(self) -> bool:
+        return self.exitcode is not None
 
-
-def process_job(process: BaseProcess) -> Job:
-    """Return a run in a process as a job."""
-
-    def result() -> int:
-        if (status := process.exitcode or 0) < 0:
+    def result(self) -> int:
+        status: int = self.exitcode
+        if status < 0:
             raise RuntimeError(signal.Signals(-status).name)
         return status
 
-    stop = {False: process.terminate, True: process.kill}
-    return Job(lambda: process.exitcode is not None, result, lambda at_once: stop[at_once]())
+    def cancel(self) -> None:
+        self.terminate()
+
+
+class Processes(Launcher):
+    """Runs side by side, each a fresh process that is forked from a server in which torch is loaded already."""
+
+    def start(self, tasks: Sequence[Task], jobs: int, notes: Path) -> Sequence[Job]:
+        preloaded = ["torch._dynamo", "normbench.sweep.work"]  # all that a run imports sooner or later
+        multiprocessing.get_context("forkserver").set_forkserver_preload(preloaded)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # a signal to all must not end the server
+        ensure_running()
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        processes = [RunProcess(task) for task in tasks]
+        for process in processes:
+            process.start()
+        return processes
 
 
 class Here(Launcher):
@@ -149,8 +147,11 @@ class Here(Launcher):
             raise UsageError(f"sweep.jobs={jobs} is not for launcher=local, one run after another: use launcher=joblib")
         return 1, threads or cores()
 
-    def start(self, tasks: Sequence[Task], jobs: int, notes: Path) -> list[Job]:
-        return [Job(lambda: True, partial(int, task()), bool) for task in tasks]
+    def start(self, tasks: Sequence[Task], jobs: int, notes: Path) -> Sequence[Job]:
+        done = [Future[int]() for _ in tasks]
+        for job, task in zip(done, tasks, strict=True):
+            job.set_result(task())
+        return done
 
 
 @dataclass
@@ -176,29 +177,49 @@ class Submitit(Launcher):
         self.elsewhere = self.gives_devices = self.queues = self.executor == "slurm"
 
     def share(self, jobs: int | None, threads: int | None, gpus: int) -> tuple[int, int]:
-        jobs = jobs or (self.array_parallelism if self.elsewhere else None)
-        return super().share(jobs, threads or self.cpus_per_task, gpus)
+        return super().share(
+            jobs or (self.array_parallelism if self.elsewhere else None), threads or self.cpus_per_task, gpus
+        )
 
-    def start(self, tasks: Sequence[Task], jobs: int, notes: Path) -> list[Job]:
+    def start(self, tasks: Sequence[Task], jobs: int, notes: Path) -> Sequence[Job]:
         import submitit
 
         executor = submitit.AutoExecutor(folder=notes / "submitit" / "%j", cluster=self.executor)
-        settings = {name: value for name, value in vars(self).items() if value is not None and name in FOR_ALL}
+        settings = {name: value for name, value in vars(self).items() if name in FOR_ALL and value is not None}
         if self.elsewhere:
-            slurm = ("partition", "account", "qos", "constraint", "additional_parameters")
-            settings |= {f"slurm_{name}": value for name in slurm if (value := getattr(self, name))}
+            settings |= {f"slurm_{name}": value for name in FOR_SLURM if (value := getattr(self, name))}
             settings["slurm_array_parallelism"] = jobs
         executor.update_parameters(name="normbench", **settings)
         with executor.batch():
             started = [executor.submit(task) for task in tasks]
-
-        def as_job(job: Any) -> Job:
-            return Job(job.done, job.result, lambda at_once: job.cancel(check=False))
-
-        return [as_job(job) for job in started]
+        return started
 
 
-FOR_ALL = ("timeout_min", "cpus_per_task", "gpus_per_node", "mem_gb")  # submitit's own words, whatever the cluster
+# Settings in submitit's own words: of any cluster, of Slurm's.
+FOR_ALL = ("timeout_min", "cpus_per_task", "gpus_per_node", "mem_gb")
+FOR_SLURM = ("partition", "account", "qos", "constraint", "additional_parameters")
+
+
+@dataclass
+class RayJob:
+    """A task of Ray's."""
+
+    reference: Any
+
+    def done(self) -> bool:
+        import ray
+
+        return bool(ray.wait([self.reference], timeout=0)[0])
+
+    def result(self) -> Any:
+        import ray
+
+        return ray.get(self.reference)
+
+    def cancel(self) -> None:
+        import ray
+
+        ray.cancel(self.reference)
 
 
 @dataclass
@@ -219,7 +240,7 @@ class Ray(Launcher):
     def share(self, jobs: int | None, threads: int | None, gpus: int) -> tuple[int, int]:
         return super().share(jobs, threads or max(1, int(self.cpus_per_run)), gpus)
 
-    def start(self, tasks: Sequence[Task], jobs: int, notes: Path) -> list[Job]:
+    def start(self, tasks: Sequence[Task], jobs: int, notes: Path) -> Sequence[Job]:
         import ray
 
         if not ray.is_initialized():
@@ -227,15 +248,7 @@ class Ray(Launcher):
             ray.init(self.address, log_to_driver=False, configure_logging=False, **({} if self.address else here))
         resources: dict[str, Any] = {"num_cpus": self.cpus_per_run, "num_gpus": self.gpus_per_run, "max_retries": 0}
         remote: Any = ray.remote(**resources)(lambda task: task())
-
-        def as_job(reference: Any) -> Job:
-            return Job(
-                lambda: bool(ray.wait([reference], timeout=0)[0]),
-                lambda: ray.get(reference),
-                lambda at_once: ray.cancel(reference, force=at_once),
-            )
-
-        return [as_job(remote.remote(task)) for task in tasks]
+        return [RayJob(remote.remote(task)) for task in tasks]
 
 
 def check_installed(name: str) -> None:
@@ -252,7 +265,7 @@ def make_launcher(section: Mapping[str, Any]) -> Launcher:
     """Make what starts the runs.
 
     Raises:
-        UsageError: it cannot be imported, is not installed, or does not take a setting.
+        UsageError: it cannot be imported, is not installed, or is something else.
     """
     path, settings = section["_target_"], {name: value for name, value in section.items() if name != "_target_"}
     launcher = imported(path, f"launcher._target_={path}")(**settings)

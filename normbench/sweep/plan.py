@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -60,7 +59,7 @@ class Planner:
     """
 
     launcher: Launcher
-    jobs: int | None
+    jobs: int
     threads: int = 0
     devices: tuple[str, ...] = ()
     quiet: bool = False
@@ -87,13 +86,12 @@ class Planner:
             arm = {key: value for key, value in point.varied.items() if key != "seed"}
             entry = Entry(run.directory.path.name, arm, config.tree["seed"], run.steps, run.config.words)
             runs.setdefault(run.directory.path, PlannedRun(entry, run))
-        folders = list(dict.fromkeys(path.parent for path in runs))
+        folders = sorted({path.parent for path in runs})
         if not folders:
             raise UsageError(f"the grid is empty: none of its {len(grid.points)} runs is left ({'; '.join(left_out)})")
         if len(folders) > 1:
             raise UsageError(
-                f"the runs would be in {folders[0]} and {folders[1]}, and a sweep has one folder: give name= and "
-                "outputs= values that are the same for all runs"
+                f"the runs would be in {folders[0]} and {folders[1]}: give name= and outputs= the same value for all"
             )
         return SweepPlan(folders[0], tuple(runs.values()), left_out)
 
@@ -102,8 +100,8 @@ class Planner:
         self.quiet = tree["quiet"]
         if not self.launcher.gives_devices:
             device = str(resolve_device(tree["device"]))
-            self.devices = devices_to_hand_out(device, torch.cuda.device_count(), self.jobs)
-        self.jobs, self.threads = self.launcher.share(self.jobs, tree["threads"], len(self.devices))
+            self.devices = devices_to_hand_out(device, torch.cuda.device_count(), self.jobs or None)
+        self.jobs, self.threads = self.launcher.share(self.jobs or None, tree["threads"], len(self.devices))
 
     def prepare(self, config: Config) -> Run:
         """Decide one run.
@@ -127,20 +125,6 @@ class Planner:
             made = make_data(tree, seed)
             loaded[seed] = next((data for data in loaded.values() if data.fingerprint == made.fingerprint), made)
         return loaded[seed]
-
-    def with_other_threads(self, plan: SweepPlan) -> Iterator[str]:
-        """Yield a line for each number of threads, a part of a run's name, with which planned runs were made before."""
-        there = {path.parent.name: path for path in plan.folder.glob("*/config.yaml")}
-        new = [run.prepared for run in plan.runs if run.entry.run not in there]
-        texts = [path.read_text("utf-8", errors="replace") for path in there.values()] if new else []
-        for number in sorted({int(n) for text in texts for n in re.findall(r"^threads: (\d+)$", text, re.MULTILINE)}):
-            others = (self.prepare(with_settings(run.config, {"threads": number})) for run in new)
-            if found := sum(other.directory.path.name in there for other in others):
-                yield (
-                    f"{found} of the {len(new)} new runs {'is' if found == 1 else 'are'} in {plan.folder} with "
-                    f"threads={number}, and made anew with threads={self.threads}: add threads={number} to go on with "
-                    "those"
-                )
 
 
 def with_settings(config: Config, settings: Mapping[str, Any], more: bool = True) -> Config:

@@ -11,7 +11,7 @@ import yaml
 
 from normbench.config.groups import check_option, config_directory, section_of
 from normbench.errors import UsageError
-from normbench.settings import Setting, nearest, setting_from, settings_of, show
+from normbench.settings import Setting, nearest, setting_from, settings_of
 
 
 @dataclass(frozen=True)
@@ -85,8 +85,6 @@ def read_settings(words: Iterable[str]) -> tuple[SweepConfig, dict[str, Any]]:
                 f"{name} is unknown with launcher={chosen}: {nearest(name, known)}normbench sweep --help shows the "
                 "keys; sweep.jobs= and threads= say what runs get of this machine"
             )
-        if name in LISTS and isinstance(value, list) and len(set(map(str, value))) < len(value):
-            raise UsageError(f"{name}={show(value)} has a value twice: give each once")
         section, _, key = name.partition(".")
         sections[section][key] = known[name].check(name, value)
     return SweepConfig(**sections["sweep"]), sections["launcher"]

@@ -48,45 +48,49 @@ MOST_DETAILS = 20_000  # characters
 class RunTask:
     """Makes one run, wherever a launcher has brought it; a failure is noted, whatever it is.
 
-    folder: of the runs, absolute. here: where relative paths begin. devices: to be handed out.
+    here: where relative paths begin. devices: to be handed out.
     """
 
-    run: Run
     entry: Entry
-    folder: Path
+    run: Run
     here: Path
     devices: tuple[str, ...]
 
     def __call__(self) -> int:
         os.chdir(self.here)
         find_own_classes()
-        before, output, details = sys.argv, io.StringIO(), ""
-        sys.argv = ["normbench", "train", *self.entry.words]  # the run's record names the command that repeats it
+        output = io.StringIO()
         try:
             with redirect_stdout(output), redirect_stderr(output), handed_out(self.devices) as device:
-                settings = {"quiet": True, "device": device or self.run.config.closed.device}
-                config = with_settings(self.run.config, settings, more=False)
-                run = replace(self.run, config=config, device=torch.device(device) if device else self.run.device)
-                check_unchanged(run)
-                status = train(run)
-            return status if status >= 128 else 0
+                return self.train(device)
         except KeyboardInterrupt:
             return 128 + signal.SIGINT
         except HeldElsewhere:
             return HELD
-        except (UsageError, RunFailure) as error:
+        except (Exception, SystemExit) as error:  # a fault of ours or of a user's class must not end the other runs
             if is_disk_full(error.__cause__):
                 return DISK_FULL
-            cause = str(error)
-        except (Exception, SystemExit) as error:  # a fault of ours or of a user's class must not end the other runs
-            cause, details = f"{type(error).__name__}: {error}", traceback.format_exc()
-        finally:
-            sys.argv = before
+            expected = isinstance(error, UsageError | RunFailure)
+            cause = str(error) if expected else f"{type(error).__name__}: {error}"
+            details = output.getvalue() + ("" if expected else traceback.format_exc())
         try:
-            SweepFolder(self.folder).note_failure(self.entry, cause, (output.getvalue() + details)[-MOST_DETAILS:])
+            SweepFolder(self.run.directory.path.parent).note_failure(self.entry, cause, details[-MOST_DETAILS:])
         except OSError as error:
             return DISK_FULL if is_disk_full(error) else 1
         return 0
+
+    def train(self, device: str | None) -> int:
+        """Make the run, on a device of its own if there is one; returns 0 or 128 + the signal that has ended it."""
+        settings = {"quiet": True, "device": device or self.run.config.closed.device}
+        config = with_settings(self.run.config, settings, more=False)
+        run = replace(self.run, config=config, device=torch.device(device) if device else self.run.device)
+        before, sys.argv = sys.argv, ["normbench", "train", *self.entry.words]  # the record names what repeats the run
+        try:
+            check_unchanged(run)
+            status = train(run)
+            return status if status >= 128 else 0
+        finally:
+            sys.argv = before
 
     def checkpoint(self, *_: Any) -> Any:
         """Let submitit queue the run again, which goes on from its checkpoint, where its time is over."""
@@ -119,11 +123,7 @@ def handed_out(devices: Sequence[str], folder: Path | None = None) -> Iterator[s
 
 
 class Stopped(Exception):
-    """A signal has ended the sweep; `number` is the signal's."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
+    """A signal has ended the sweep, whose number is given."""
 
 
 @contextmanager
@@ -157,7 +157,7 @@ class Execution:
     at_work: dict[Job, PlannedRun] = field(default_factory=dict)
     deaths: Counter[str] = field(default_factory=Counter)
     signals: list[int] = field(default_factory=list)
-    end: Exception | None = None
+    end: BaseException | None = None
 
     def finish(self, look: Callable[[], None]) -> None:
         """Make all runs that are not over, and wait for those that others make; calls `look` again and again.
@@ -168,8 +168,8 @@ class Execution:
             OSError: the disk is full.
         """
         launcher = self.planner.launcher
-        with signals_noted(self.signals, at_once=launcher.in_this_process):
-            try:
+        try:
+            with signals_noted(self.signals, at_once=launcher.in_this_process):
                 while self.at_work or (self.waiting and self.end is None):
                     look()
                     if self.signals:
@@ -178,11 +178,8 @@ class Execution:
                         time.sleep(launcher.look_seconds if self.at_work else LOOK_SECONDS)
                     for job in [job for job in self.at_work if job.done()]:
                         self.settle(self.at_work.pop(job), job)
-            except KeyboardInterrupt:
-                raise Stopped(self.signals[0]) from None
-            finally:  # something is at work only where this was cut short
-                for job in self.at_work:
-                    job.stop(True)
+        except BaseException as error:  # a second Ctrl-C among them
+            self.stop(Stopped(self.signals[0]) if isinstance(error, KeyboardInterrupt) else error)
         if self.end is not None:
             raise self.end
 
@@ -192,20 +189,16 @@ class Execution:
         Raises:
             RunFailure: the launcher starts nothing.
         """
-        launcher, jobs = self.planner.launcher, self.planner.jobs or 1
-        batch: list[PlannedRun] = []
+        planner, batch = self.planner, list[PlannedRun]()
         for run in list(self.waiting):
-            if len(batch) + len(self.at_work) >= jobs and not launcher.queues:
+            if len(batch) + len(self.at_work) >= planner.jobs and not planner.launcher.queues:
                 break
-            standing = self.folder.look(run.entry)
-            if standing.over or standing.state != "running":
+            if (standing := self.folder.look(run.entry)).state != "running":
                 self.waiting.remove(run)
-            if not standing.over and standing.state != "running":
-                batch.append(run)
-        place = self.folder.path.absolute(), Path.cwd(), self.planner.devices
-        tasks = [RunTask(run.prepared, run.entry, *place) for run in batch]
+                batch += [] if standing.over else [run]
+        tasks = [RunTask(run.entry, run.prepared, Path.cwd(), planner.devices) for run in batch]
         try:
-            started = launcher.start(tasks, jobs, self.folder.notes.absolute()) if tasks else []
+            started = planner.launcher.start(tasks, planner.jobs, self.folder.notes.absolute()) if tasks else []
         except Exception as error:  # whatever a launcher raises
             said = " ".join(f"{type(error).__name__}: {error}".split())[:500].rstrip(".")
             raise RunFailure(f"the launcher has started nothing ({said}): see its settings") from error
@@ -233,9 +226,9 @@ class Execution:
             if run.prepared.directory.path.is_dir():
                 run.prepared.directory.write_status("failed", standing.step, run.entry.steps, cause)
 
-    def stop(self, end: Exception) -> None:
+    def stop(self, end: BaseException) -> None:
         """Start nothing more, and let all runs end behind a checkpoint."""
         if self.end is None:
             self.end = end
             for job in self.at_work:
-                job.stop(False)
+                job.cancel()
