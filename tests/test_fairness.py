@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 from made_runs import make_run, make_study
+from normbench.sweeping.settings import SweepConfig
+from normbench.sweeping.tuning import Choice, write_choices
 
 from normbench.analysis.fairness import findings
 from normbench.analysis.records import read_study
 from normbench.analysis.report import Report, make_report
 from normbench.rundir import CHOICE_FILE
-from normbench.sweeping.settings import SweepConfig
-from normbench.sweeping.tuning import Choice, write_choices
 
 
 def topics(report: Report) -> dict[str, str]:

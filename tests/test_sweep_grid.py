@@ -5,19 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tiny_plans import DIGITS, own_study, params, planned, varied
+from tiny_sweeps import CNN, own_study, planned, varied
 
-from normbench.catalog import config_directory, options
 from normbench.cli import main
-from normbench.compose import compose
-from normbench.sweeping.conduct import understand
-from normbench.sweeping.grid import read_grid
-from normbench.sweeping.settings import readable
+from normbench.config.groups import config_directory, options
+from normbench.sweep.conduct import understand
+from normbench.sweep.grid import read_grid
+from normbench.sweep.words import read_settings
 
 pytest_plugins = ["refusals"]
-
-TINY = ["model.depth=1", "model.width=16", "model.heads=2", "trainer.steps=4", "device=cpu", "threads=1"]
-
 
 # ---- the grid
 
@@ -44,12 +40,8 @@ def test_hydras_grammar_is_understood() -> None:
 @pytest.fixture
 def study(tmp_path: Path) -> list[str]:
     """The words that choose a study of the user's own."""
-    (tmp_path / "experiment").mkdir()
-    (tmp_path / "experiment" / "mine.yaml").write_text(
-        "# @package _global_\n# a study\nname: mine\nseed: 7\noptim: {lr: 0.01}\nhydra:\n  sweeper:\n    params:\n"
-        "      norm: rmsnorm,dyt\n      seed: 0,1\n      sweep.exclude: norm=dyt,seed=1\n      sweep.jobs: 1\n"
-    )
-    return ["experiment=mine", f"hydra.searchpath=['file://{tmp_path}']"]
+    params = "norm: rmsnorm,dyt", "seed: 0,1", "sweep.exclude: norm=dyt,seed=1", "sweep.jobs: 1"
+    return own_study(tmp_path, "name: mine\nseed: 7\noptim: {lr: 0.01}", *params)
 
 
 def test_an_experiment_holds_a_whole_study_and_the_command_line_wins(study: list[str]) -> None:
@@ -61,12 +53,12 @@ def test_an_experiment_holds_a_whole_study_and_the_command_line_wins(study: list
         {"norm": "rmsnorm"},
         {"norm": "dyt"},
     ]
-    assert read_grid([*study, "norm=layernorm,batchnorm,none"]).varied == ("norm", "seed")
+    assert list(read_grid([*study, "norm=layernorm,batchnorm,none"]).points[0].varied) == ["norm", "seed"]
 
 
 def test_a_study_may_hold_lists_as_yaml_has_them(tmp_path: Path) -> None:
     lines = "norm: [rmsnorm, dyt]", "optim.lr: [0.001, 1e-2]", "model.stages: [1, 2]", "model.blocks: [[1], [2, 2]]"
-    words = own_study(tmp_path, "lists", params(*lines, "trainer.ema: 0.5", "sweep.lr_seeds: [7, 8]"))
+    words = own_study(tmp_path, "", *lines, "trainer.ema: 0.5", "sweep.lr_seeds: [7, 8]")
     grid = read_grid(words)
     assert [tuple(point.varied.values()) for point in grid.points] == [
         (norm, lr, blocks) for norm in ("rmsnorm", "dyt") for lr in ("0.001", "0.01") for blocks in ("[1]", "[2,2]")
@@ -77,8 +69,6 @@ def test_a_study_may_hold_lists_as_yaml_has_them(tmp_path: Path) -> None:
 
 def test_a_plus_before_the_experiment_is_understood(study: list[str]) -> None:
     assert read_grid([f"+{study[0]}", study[1]]) == read_grid(study)
-    with_plus, without = compose("train", ["+experiment=smoke"]), compose("train", ["experiment=smoke"])
-    assert with_plus == without
 
 
 def test_a_study_is_read_without_what_belongs_to_an_option_that_varies(tmp_path: Path) -> None:
@@ -86,7 +76,7 @@ def test_a_study_is_read_without_what_belongs_to_an_option_that_varies(tmp_path:
     groupnorm = config_directory() / "norm" / "groupnorm.yaml"
     (tmp_path / "norm" / "gn2.yaml").write_text(groupnorm.read_text())
     words = ["norm=groupnorm,gn2", "norm.groups=2", f"hydra.searchpath=['file://{tmp_path}']"]
-    assert [run.tree["norm"]["groups"] for run in planned(*words).plan.runs] == [2, 2]
+    assert [run.prepared.config.tree["norm"]["groups"] for run in planned(*words).plan.runs] == [2, 2]
 
 
 @pytest.mark.parametrize(
@@ -102,16 +92,20 @@ def test_a_study_is_read_without_what_belongs_to_an_option_that_varies(tmp_path:
 )
 def test_exclusions_of_a_study_and_of_the_words_add_up(tmp_path: Path, words: list[str], left: list[str]) -> None:
     lines = "norm: dyt,rmsnorm,layernorm,batchnorm", "sweep.exclude: [norm=dyt, norm=rmsnorm]", "seed: 0,1"
-    study = own_study(tmp_path, "excluding", params(*lines))
-    plan = understand([*study, *DIGITS, *words]).plan
-    assert list(dict.fromkeys(run.arm["norm"] for run in plan.runs)) == left
-    assert ("layernorm", 1) not in [(run.arm["norm"], run.seed) for run in plan.runs] or "seed=1" not in str(words)
+    study = own_study(tmp_path, "", *lines)
+    plan = understand([*study, *CNN, "device=cpu", *words]).plan
+    assert list(dict.fromkeys(run.entry.arm["norm"] for run in plan.runs)) == left
+    assert ("layernorm", 1) not in [
+        (run.entry.arm["norm"], run.entry.seed) for run in plan.runs
+    ] or "seed=1" not in str(words)
 
 
 @pytest.mark.parametrize("betas", ["[0.9,0.95]", "[0.9, 9.5e-1]"])
 def test_an_exclusion_may_name_a_list(betas: str) -> None:
     words = ["norm=rmsnorm,dyt", "optim.betas=[0.9,0.95],[0.9,0.99]", f"sweep.exclude=norm=dyt,optim.betas={betas}"]
-    assert [(run.arm["norm"], run.tree["optim"]["betas"]) for run in planned(*words).plan.runs] == [
+    assert [
+        (run.entry.arm["norm"], run.prepared.config.tree["optim"]["betas"]) for run in planned(*words).plan.runs
+    ] == [
         ("rmsnorm", [0.9, 0.95]),
         ("rmsnorm", [0.9, 0.99]),
         ("dyt", [0.9, 0.99]),
@@ -119,19 +113,23 @@ def test_an_exclusion_may_name_a_list(betas: str) -> None:
 
 
 def test_a_study_is_planned(study: list[str]) -> None:
-    sweep = understand([*study, *DIGITS, "sweep.jobs=3"])
+    sweep = understand([*study, *CNN, "device=cpu", "sweep.jobs=3"])
     assert sweep.plan.folder == Path("outputs/mine")
-    assert [(run.arm["norm"], run.seed) for run in sweep.plan.runs] == [("rmsnorm", 0), ("rmsnorm", 1), ("dyt", 0)]
-    assert {run.tree["optim"]["lr"] for run in sweep.plan.runs} == {0.01}
+    assert [(run.entry.arm["norm"], run.entry.seed) for run in sweep.plan.runs] == [
+        ("rmsnorm", 0),
+        ("rmsnorm", 1),
+        ("dyt", 0),
+    ]
+    assert {run.prepared.config.tree["optim"]["lr"] for run in sweep.plan.runs} == {0.01}
     assert sweep.settings.jobs == 3
 
 
 def test_what_the_shell_has_taken_the_quotes_from_is_understood() -> None:
     words = ["sweep.exclude=norm=batchnorm,placement=parallel", "sweep.lr_grid=1e-3,1e-2", "sweep.exclude='seed=1'"]
-    composed = compose("sweep", readable([*words, "launcher=local"]))
-    assert composed is not None
-    assert composed.tree["sweep"]["exclude"] == ["norm=batchnorm,placement=parallel", "seed=1"]
-    assert composed.tree["sweep"]["lr_grid"] == [1e-3, 1e-2]
+    settings, launcher = read_settings([*words, "launcher=submitit", "launcher.additional_parameters.gres=gpu:1"])
+    assert settings.exclude == ["norm=batchnorm,placement=parallel", "seed=1"]
+    assert settings.lr_grid == [1e-3, 1e-2]
+    assert (launcher["cpus_per_task"], launcher["additional_parameters"]) == (4, {"gres": "gpu:1"})
 
 
 # ---- mistakes
@@ -139,55 +137,29 @@ def test_what_the_shell_has_taken_the_quotes_from_is_understood() -> None:
 MISTAKES = {
     "norm=rmsnrom,layernorm": "norm=rmsnrom is unknown: did you mean rmsnorm",
     "nrom=rmsnorm,layernorm": "nrom is unknown: did you mean norm?",
-    "norm=rmsnorm,layernorm trainer.stesp=3": "trainer.stesp is unknown: did you mean trainer.steps?",
     "optim.lr=1,-1": "optim.lr=-1 is not allowed",
     "optim.lr=interval(0,1)": "optim.lr=interval(0,1) has no points to run at",
-    "norm=glob(x*)": "norm=glob(x*) stands for no value: normbench list norm",
-    "optim.lr=glob(*)": "optim.lr=glob(*) stands for no value: glob() is for groups",
+    "norm=glob(x*)": "norm=glob(x*) stands for no value",
     "name=a,b": "name=a,b cannot vary within a sweep",
     "seed=0,1 rerun=true": "rerun=true is train's alone",
-    "seed=0,1 extend=outputs/x": "extend=outputs/x is train's alone",
-    "seed=0,1 --cfg job": "--cfg is not a flag of sweep",
     "seed=0,1 --config-dir nowhere": "--config-dir nowhere is not a folder",
-    "seed=0,1 --config-dir --dry-run": "--config-dir lacks its folder: give the one that holds",
-    "seed=0,1 --config-dir": "--config-dir lacks its folder: give the one that holds",
     "hydra.sweep.dir=x": "hydra.sweep.dir=x is not allowed",
     "norm=rmsnorm,,dyt": "norm=rmsnorm,,dyt cannot be read",
     "launcher=jbolib": "launcher=jbolib is unknown: did you mean joblib?",
-    "launcher.colour=red": "launcher.colour",
     "launcher=local sweep.jobs=2": "sweep.jobs=2 is not for launcher=local",
     "launcher=submitit launcher.executor=pbs": "launcher.executor=pbs is not allowed: use slurm or local",
-    "launcher=submitit launcher.timeout_min=x --dry-run": "launcher.timeout_min=x is not allowed: use an integer",
     "launcher=submitit launcher.mem_gb=0": "launcher.mem_gb=0 is not allowed: use an integer from 1 to",
-    "launcher=ray launcher.cpus_per_run=two": "launcher.cpus_per_run=two is not allowed: use a number above 0",
-    "launcher.cpus_per_run=2": "launcher.cpus_per_run is not a setting of the default launcher: leave it out, or",
-    "launcher=local launcher.n_jobs=3": "launcher.n_jobs is not a setting of launcher=local: sweep.jobs= and threads=",
-    "launcher=ray launcher.adress=x": "launcher.adress is not a setting of launcher=ray: did you mean address?",
-    "launcher=joblib,local": "launcher=joblib,local gives several values, and all runs of a sweep share launcher",
-    "sweep.jobs=1,2": "sweep.jobs=1,2 gives several values, and all runs of a sweep share sweep.jobs: give one",
-    "seed=0,1 ~sweep.lr": "~sweep.lr finds nothing to delete: leave it out, or set sweep.lr to another value",
-    "norm.eps=1e-5,1e-6 ~norm.eps": "~norm.eps deletes what norm.eps=1e-5,1e-6 sets: leave one of the two out",
-    "~norm.eps norm.eps=1e-5 seed=0,1": "~norm.eps deletes what norm.eps=1e-5 sets: leave one of the two out",
-    "seed=range(3,0)": "seed=range(3,0) stands for no value: range(FROM,TO,STEP) goes from FROM to below TO",
+    "launcher=ray launcher.adress=x": "launcher.adress is unknown with launcher=ray: did you mean launcher.address?",
     "launcher=submitit": "device=auto is not known before a cluster has chosen the machine",
-    "sweep.exlude=norm=dyt": "sweep.exlude is unknown: did you mean sweep.exclude?",
+    "sweep.exlude=norm=dyt": "sweep.exlude is unknown with launcher=joblib: did you mean sweep.exclude?",
     "sweep.exclude=dyt": "sweep.exclude=dyt is not KEY=VALUE",
-    "seed=0,1 sweep.exclude=norm=batchnrom": "sweep.exclude=norm=batchnrom leaves out none of the runs: did you mean",
-    "experiment=smoke,norms_cnn": "experiment=smoke,norms_cnn cannot vary within a sweep: give experiment one",
-    "sweep.exclude=norm=dyt,rmsnorm": "sweep.exclude=norm=dyt,rmsnorm gives norm several values: give one",
-    "sweep.exclude=[norm=dyt": "sweep.exclude=[norm=dyt cannot be read: give one exclusion without brackets",
-    "seed=0,1 sweep.exclude=sede=1": "sweep.exclude=sede=1 leaves out none of the runs: did you mean seed or",
-    "sweep.lr=best": "sweep.lr=best is not allowed: use auto or null",
-    "sweep.jobs=0": "sweep.jobs=0 is not allowed: use an integer from 1",
-    "sweep.lr_grid=1,1": "has a value twice",
-    "model=cnn data=digits placement=parallel": "the grid is empty: none of its 1 runs is left (placement=parallel",
+    "seed=0,1 sweep.exclude=norm=batchnrom": "sweep.exclude=norm=batchnrom leaves out none of the runs",
+    "sweep.exclude=norm=dyt,rmsnorm": "sweep.exclude=norm=dyt,rmsnorm is not KEY=VALUE, each with one value",
+    "sweep.jobs=1,2": "sweep.jobs=1,2 is not allowed: use an integer from 1",
     "seed=0,1 sweep.exclude=norm=layernorm": "the grid is empty: none of its 2 runs is left (sweep.exclude=norm=layer",
     "seed=0,1000 sweep.lr=auto": "has seed 1000, which is reported",
-    "seed=0,1 name=s${seed}": "the runs would be in outputs/s0 and outputs/s1, and a sweep has one folder: give name=",
+    "seed=0,1 name=s${seed}": "the runs would be in outputs/s0 and outputs/s1: give name=",
     "optim.lr=1,2 sweep.lr=auto": "optim.lr=1 is not for sweep.lr=auto",
-    "data.holdout=0.1 sweep.lr=auto": "data.holdout=0.1 is not for sweep.lr=auto",
-    "model.width=30,32": "model.width=30 is not divisible by model.heads",
-    "--watch": "--watch takes the folder of a sweep",
     "--watch nowhere": "nowhere holds no sweep",
 }
 
@@ -203,13 +175,3 @@ def test_a_mistake_is_one_sentence_before_anything_starts(
     assert MISTAKES[words] in complaint
     assert ":" in complaint.removeprefix("normbench: ")
     assert not list(here.iterdir())
-
-
-def test_a_dry_run_prints_the_plan_and_leaves_nothing(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["norm=rmsnorm,dyt", "placement=pre,plain", "seed=0,1", "--dry-run"]
-    assert main(["sweep", *words, *TINY, "model.context=16", "data.eval_batch_size=512", "trainer.eval_batches=1"]) == 0
-    out = capsys.readouterr().out
-    assert "rmsnorm · pre" in out
-    assert "2 arms, 4 runs" in out
-    assert "left out, 4 runs (plain): placement=plain with model=nano is refused" in out
-    assert not (here / "outputs").exists()

@@ -1,110 +1,49 @@
-"""Runs that a sweep plans: the same as those of `train`, what is left out, data, threads, and what is shared."""
+"""Runs that a sweep plans: those of `train`, what is left out, data, threads, learning rates, and `--dry-run`."""
 
 from __future__ import annotations
 
+import json
 import re
 import sys
-from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tiny_plans import DIGITS, own_study, planned
+from killing import Server
+from tiny_sweeps import CNN, LENGTHS, finished, own_study, planned, run_directories
 
-from normbench import assembly
-from normbench.catalog import Choices
 from normbench.cli import main
-from normbench.compose import compose, compose_each
-from normbench.config import OPEN_SECTIONS, Tree
+from normbench.config.compose import read, read_each
 from normbench.errors import UsageError
-from normbench.plan import make_plan
-from normbench.request import settled, wanted
-from normbench.rundir import RunDirectory, write_json
-from normbench.sweeping import conduct
-from normbench.sweeping.conduct import understand
-from normbench.sweeping.forecast import Terms, numbers
-from normbench.sweeping.grid import Common, read_common, read_grid
-from normbench.sweeping.launchers import Share, cores, fair
-from normbench.sweeping.plan import PlannedRun
-from normbench.sweeping.tuning import choose, tuned_grid, tuning_grid
+from normbench.run.plan import prepare
+from normbench.rundir import write_json
+from normbench.sweep import conduct, plan
+from normbench.sweep.conduct import understand
+from normbench.sweep.launchers import Here, Processes, Ray, Submitit, devices_to_hand_out
+from normbench.sweep.plan import PlannedRun
+from normbench.sweep.tuning import choose, chosen, said, tuned_grid, tuning_grid
 
-pytest_plugins = ["refusals"]
+pytest_plugins = ["refusals", "run_fixtures"]
 
 
-def test_settings_on_a_shared_composition_are_hydras_own() -> None:
-    points = [
-        ["norm=groupnorm", "norm.groups=4", f"seed={seed}", f"optim.lr={lr}", "model.stages=[1,2]", "+extra=1"]
-        for seed, lr in ((0, "1e-3"), (1, "3"))
-    ]
-    points = [[word for word in words if word != "+extra=1"] for words in points] + [["model=cnn", "data=digits"]]
-    points[0][4] = points[1][4] = "model.width=32"
-    for words, shared in zip(points, compose_each("train", points), strict=True):
-        alone = compose("train", words)
-        assert alone is not None
-        assert (shared.tree, shared.groups, shared.overrides) == (alone.tree, alone.groups, alone.overrides)
-
-
-def test_points_that_set_the_same_keys_leave_nothing_to_each_other() -> None:
-    values = (64, "0.5", "null"), (32, "null", "[0.9,0.95]"), (16, "0.9", "null")
+def test_configurations_that_are_made_together_are_those_made_alone() -> None:
     points = [
         ["norm=rmsnorm", f"model.context={context}", f"trainer.ema={ema}", f"optim.betas={betas}"]
-        for context, ema, betas in values
+        for context, ema, betas in ((64, "0.5", "null"), (32, "null", "[0.9,0.95]"), (16, "0.9", "[0.9,0.99]"))
     ]
-    for words, shared in zip(points, compose_each("train", points), strict=True):
-        alone = compose("train", words)
-        assert alone is not None
-        assert shared == alone
-        assert shared.tree["data"]["context"] == int(words[1].partition("=")[2])  # it refers to the model's
-
-
-def test_what_runs_have_in_common_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    checked = []
-    factory = assembly.factory
-
-    def counted(tree: Tree, section: str) -> Callable[..., object]:
-        checked.append(section)
-        return factory(tree, section)
-
-    monkeypatch.setattr(assembly, "factory", counted)
-    assert len(planned("seed=range(0,5)", "optim.lr=1e-3,1e-2", "norm=rmsnorm,dyt").plan.runs) == 20
-    expected = {**dict.fromkeys(OPEN_SECTIONS, 1), "norm": 2, "optim": 2, "data": 2}  # once more, to load the data
-    assert Counter(checked) == expected
-
-
-def test_a_setting_that_one_option_lacks_is_refused() -> None:
-    with pytest.raises(
-        UsageError, match=r"norm.groups is not a setting of norm=rmsnorm: leave it out, or choose norm="
-    ):
-        compose_each("train", [["norm=groupnorm", "norm.groups=2"], ["norm=rmsnorm", "norm.groups=2"]])
+    points = [*points[1:], ["model=cnn", "data=digits"]]
+    together = read_each(points)
+    assert together == [read(words) for words in points]
+    assert [config.tree["data"].get("context") for config in together] == [32, 16, None]  # it refers to the model's
+    with pytest.raises(UsageError, match=r"norm.groups is not a setting of norm=rmsnorm"):
+        read_each([["norm=groupnorm", "norm.groups=2"], ["norm=rmsnorm", "norm.groups=2"]])
 
 
 def test_a_planned_run_is_the_run_that_train_makes() -> None:
-    sweep = planned("norm=rmsnorm,batchnorm", "seed=0,3")
-    assert sweep.plan.folder == Path("outputs/sweep")
-    for run in sweep.plan.runs:
-        composition = compose("train", list(run.words))
-        assert composition is not None
-        tree, choices = wanted(settled(composition))
-        assert make_plan(tree, choices, None).directory.path == run.path
-        assert run.command.startswith("normbench train norm=")
-
-
-def test_data_are_loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded = []
-    factory = assembly.factory
-
-    def counted(tree: dict, section: str) -> Callable[..., object]:
-        make = factory(tree, section)
-
-        def load(**arguments: object) -> object:
-            loaded.append(arguments)
-            return make(**arguments)
-
-        return load if section == "data" else make
-
-    monkeypatch.setattr(assembly, "factory", counted)
-    planned("norm=rmsnorm,batchnorm", "seed=0,1", "data.batch_size=8,16")
-    assert len(loaded) == 2
+    made = planned("norm=rmsnorm,batchnorm", "seed=0,3", "optim.lr=0.001,1e-3").plan  # one directory is one run
+    assert (made.folder, len(made.runs)) == (Path("outputs/sweep"), 4)
+    for run in made.runs:
+        assert prepare(read(run.entry.words)).directory.path == run.prepared.directory.path
+        assert run.entry.command.startswith("normbench train norm=")
 
 
 OWN_DATA = """
@@ -123,89 +62,143 @@ def drawn(*, seed: int, batch_size: int, eval_batch_size: int) -> Images:
 """
 
 
-@pytest.mark.parametrize(("name", "loaded"), [("alike", [0, 1]), ("drawn", [0, 1, 2])])
-def test_own_data_may_follow_from_the_seed(name: str, loaded: list[int], here: Path) -> None:
+@pytest.mark.parametrize("name", ["alike", "drawn"])
+def test_own_data_may_follow_from_the_seed(name: str, here: Path) -> None:
     (here / f"own_data_{name}.py").write_text(OWN_DATA)
     plan = planned("seed=0,1,2", "optim.lr=1e-3,1e-2", f"data._target_=own_data_{name}.{name}").plan
-    assert sys.modules[f"own_data_{name}"].loaded == loaded
+    assert sys.modules[f"own_data_{name}"].loaded == [0, 1, 2]
     for run in plan.runs:
-        assert make_plan(run.tree, run.choices, None).directory.path == run.path
+        assert prepare(run.prepared.config).directory.path == run.prepared.directory.path
 
 
-def test_points_of_one_directory_are_one_run() -> None:
-    assert len(planned("optim.lr=0.001,1e-3,1e-2").plan.runs) == 2
-
-
-def test_illegal_pairs_are_left_out_with_their_reason() -> None:
-    plan = planned("norm=rmsnorm,dyt", "placement=pre,parallel,post").plan
-    assert [(run.choices.groups["norm"], run.choices.groups["placement"]) for run in plan.runs] == [
-        (norm, placement) for norm in ("rmsnorm", "dyt") for placement in ("pre", "post")
-    ]
-    (left_out,) = plan.left_out
-    assert (left_out.points, left_out.count) == ("parallel", 2)
-    assert "parallel joins the branches of a block" in left_out.reason
+def test_data_are_loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = []
+    make = plan.make_data
+    monkeypatch.setattr(plan, "make_data", lambda *given: loaded.append(given) or make(*given))
+    planned("norm=rmsnorm,batchnorm", "seed=0,1", "data.holdout=0,0.1")
+    assert len(loaded) == 2
 
 
 @pytest.mark.parametrize("exclude", ["norm=dyt,placement=post", "placement=post,norm=dyt,model=cnn,probes.every=50"])
-def test_exclusions_leave_runs_out(exclude: str) -> None:
-    plan = planned("norm=rmsnorm,dyt", "placement=pre,post", f"sweep.exclude={exclude}").plan
-    assert [tuple(run.arm.values()) for run in plan.runs] == [("rmsnorm", "pre"), ("rmsnorm", "post"), ("dyt", "pre")]
-    assert [(row.points, row.reason, row.count) for row in plan.left_out] == [
-        ("dyt · post", f"sweep.exclude={exclude}", 1)
-    ]
+def test_what_is_left_out_is_told_with_its_reason(exclude: str) -> None:
+    plan = planned("norm=rmsnorm,dyt", "placement=pre,parallel,post", f"sweep.exclude={exclude}").plan
+    assert [tuple(run.entry.arm.values()) for run in plan.runs] == [
+        ("rmsnorm", "pre"), ("rmsnorm", "post"), ("dyt", "pre"),
+    ]  # fmt: skip
+    excluded, refused = sorted(plan.left_out, key=lambda reason: "parallel" in reason)
+    assert excluded == f"sweep.exclude={exclude}"
+    assert "parallel joins the branches of a block" in refused
+    assert [len(points) for points in (plan.left_out[excluded], plan.left_out[refused])] == [1, 2]
 
 
 def test_an_excluded_point_need_not_compose() -> None:
     words = "norm=groupnorm,rmsnorm", "norm.groups=1,2", "sweep.exclude=norm=rmsnorm"
-    assert [run.arm for run in planned(*words).plan.runs] == [
-        {"norm": "groupnorm", "norm.groups": "1"},
-        {"norm": "groupnorm", "norm.groups": "2"},
+    assert [run.entry.arm for run in planned(*words).plan.runs] == [
+        {"norm": "groupnorm", "norm.groups": number} for number in "12"
     ]
 
 
-def test_threads_are_shared_out() -> None:
-    assert fair(None, None, 0) == fair(cores(), None, 0) == fair(None, 1, 0) == Share(cores(), 1)
-    assert fair(None, cores(), 0).jobs == 1
-    assert fair(None, None, 4).jobs == 4
-    run = planned("seed=0,1").plan.runs[0]
-    assert "threads=1" in run.words
-    assert run.choices == Choices({**run.choices.groups}, ("layernorm", "pre", "cnn", "digits"))
+# ---- what runs get of a machine
+
+
+def test_runs_side_by_side_have_cores_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("normbench.sweep.launchers.cores", lambda: 8)
+    given = (None, None, 0), (2, None, 0), (None, 4, 0), (None, 16, 0), (3, 2, 0), (None, None, 2), (16, None, 0)
+    assert [Processes().share(*one) for one in given] == [(8, 1), (2, 1), (2, 4), (1, 16), (3, 2), (2, 1), (16, 1)]
+    assert Here().share(None, None, 0) == (1, 8)
+    assert Ray(None, 2, 0).share(None, None, 0) == (4, 2)
+    assert Submitit("slurm", 60, 4).share(None, None, 0) == (64, 4)
+
+
+def test_devices_are_handed_out_one_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert devices_to_hand_out("cuda", 3, jobs=8) == ("cuda:0", "cuda:1", "cuda:2")
+    assert devices_to_hand_out("cuda:1", 4) == ("cuda:1",)
+    assert devices_to_hand_out("cuda", 1, jobs=4) == ()  # they share it, as was asked for
+    assert devices_to_hand_out("cpu", 4) == ()
+    assert (Ray(None, 1, 1).gives_devices, Ray(None, 1, 0).gives_devices) == (True, False)
+    monkeypatch.chdir(tmp_path)
+    for number in (1, 2):
+        monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+        monkeypatch.setattr("torch.cuda.device_count", lambda number=number: number)
+        planner = understand(["seed=0,1", *CNN, *LENGTHS, "device=auto"]).planner
+        assert (planner.devices, planner.jobs) == (("cuda:0", "cuda:1")[:number], number)
 
 
 def test_jobs_change_no_name() -> None:
-    plans = [understand(["seed=0,1", f"sweep.jobs={jobs}", *DIGITS[:-1], *more]).plan for jobs, more in (
+    plans = [understand(["seed=0,1", f"sweep.jobs={jobs}", *CNN, "device=cpu", *more]).plan for jobs, more in (
         (1, ["threads=null"]), (2, []), (64, []))]  # fmt: skip
-    assert plans[0].runs == plans[1].runs == plans[2].runs
-    assert plans[0].runs[0].words[-2:] == ("threads=1", "name=sweep")
-
-
-def test_runs_that_differ_in_threads_alone_are_pointed_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    words = ["seed=0,1", *DIGITS[:-1]]
-    for run in understand([*words, "threads=3"]).plan.runs:
-        run.path.mkdir(parents=True)
-        (run.path / "config.yaml").write_text("seed: 0\nthreads: 3\n")
-    assert not capsys.readouterr().out
-    understand([*words, "seed=0,1,2"])
-    assert capsys.readouterr().out == (
-        "2 of the 3 new runs are in outputs/sweep with threads=3, and made anew with threads=1: add threads=3 to go on "
-        "with those\n"
-    )
-    understand([*words, "optim.lr=0.1"])
-    understand([*words, "threads=3"])
-    understand([*words, "quiet=True"])
-    assert not capsys.readouterr().out
+    assert [run.entry for run in plans[0].runs] == [run.entry for run in plans[2].runs]
+    assert [run.entry for run in plans[1].runs] == [run.entry for run in plans[2].runs]
+    assert plans[0].runs[0].entry.words[-2:] == ("threads=1", "name=sweep")
 
 
 def test_what_an_experiment_sets_holds_for_the_sweep(tmp_path: Path) -> None:
-    study = own_study(tmp_path, "own", "threads: 2\nquiet: true\ndevice: cpu\n")
-    sweep = understand([*study, "seed=0,1", *DIGITS[:-2], "sweep.jobs=1"])
-    assert (sweep.quiet, sweep.share, sweep.devices) == (True, Share(1, 2), ())
-    assert not any(word.startswith(("threads=", "device=")) for word in sweep.plan.runs[0].words)
-    assert read_common(read_grid([*study, "device=mps", "threads=null"])) == Common("mps", None, True)
-    assert read_common(read_grid([*study, "norm=rmsnorm,groupnorm", "norm.groups=2"])) == Common("cpu", 2, True)
+    study = own_study(tmp_path, "threads: 2\nquiet: true\ndevice: cpu")
+    sweep = understand([*study, "seed=0,1", *CNN, "sweep.jobs=1"])
+    planner = sweep.planner
+    assert (planner.quiet, planner.jobs, planner.threads, planner.devices) == (True, 1, 2, ())
+    assert not any(word.startswith(("threads=", "device=")) for word in sweep.plan.runs[0].entry.words)
+
+
+# ---- sweep.lr=auto
+
+ARM = {"norm": "rmsnorm"}
+
+
+def test_the_lowest_mean_loss_is_chosen_and_divergence_is_infinitely_bad() -> None:
+    choice = chosen(ARM, {0.1: [1.7, None], 1e-2: [1.4, 1.6], 1e-3: [2.0, 2.0], 1e-4: [2.0, 3.0]})
+    assert (choice["lr"], choice["edge"]) == (1e-2, None)
+    assert [point["mean"] for point in choice["curve"]] == [2.5, 2.0, 1.5, None]
+    assert chosen(ARM, {0.1: [None], 1.0: [None]})["lr"] is None
+    assert chosen(ARM, {0.1: [1.0]})["edge"] is None
+    low, high = chosen(ARM, {0.1: [1.0], 1.0: [2.0]}), chosen(ARM, {0.1: [2.0], 1.0: [1.0]})
+    assert (low["edge"], high["edge"]) == ("lowest", "highest")
+    assert said(low) == "rmsnorm: lr 0.1, the lowest of sweep.lr_grid: a wider grid may have a better one"
+
+
+def test_what_chooses_does_not_judge(here: Path) -> None:
+    for module in ("own_one", "own_two"):  # arms whose classes share a name choose apart
+        (here / f"{module}.py").write_text("from normbench.norms import RMSNorm\n\nclass My(RMSNorm):\n    pass\n")
+    words = ["norm._target_=own_one.My,own_two.My", "seed=0,1", "sweep.lr=auto", "sweep.lr_grid=1e-3,1e-2"]
+    sweep = planned(*words, "sweep.lr_seeds=7,8")
+    assert list(sweep.plan.arms) == ["own_one.My", "own_two.My"]
+    tuning = sweep.planner.plan(tuning_grid(sweep.plan, sweep.settings))
+    trees = [run.prepared.config.tree for run in tuning.runs]
+    assert tuning.folder == Path("outputs/sweep-lr")
+    assert {(tree["data"]["holdout"], tree["name"]) for tree in trees} == {(0.1, "sweep-lr")}
+    assert [(tree["norm"]["_target_"], tree["optim"]["lr"], tree["seed"]) for tree in trees] == [
+        (f"{module}.My", lr, seed) for module in ("own_one", "own_two") for lr in (1e-3, 1e-2) for seed in (7, 8)
+    ]
+    assert [choice["arm"] for choice in choose(tuning)] == [runs[0].entry.arm for runs in sweep.plan.arms.values()]
+    choices = [{"arm": runs[0].entry.arm, "lr": lr} for runs, lr in zip(sweep.plan.arms.values(), (1, 2), strict=True)]
+    reported = [run.prepared.config.tree for run in sweep.planner.plan(tuned_grid(sweep.plan, choices)).runs]
+    assert [(tree["optim"]["lr"], tree["seed"], tree["data"]["holdout"]) for tree in reported] == [
+        (1, 0, 0), (1, 1, 0), (2, 0, 0), (2, 1, 0),
+    ]  # fmt: skip
+
+
+def test_a_study_that_holds_data_out_is_refused(tmp_path: Path) -> None:
+    study = own_study(tmp_path, "defaults:\n  - override /data: digits\ndata:\n  holdout: 0.2")
+    with pytest.raises(UsageError, match=r"what chooses must not judge: .* leave it at 0 \(here it is 0.2\)"):
+        planned("seed=0,1", *study, "sweep.lr=auto")
+
+
+def test_each_arm_is_reported_at_its_own_rate(server: Server, tmp_path: Path) -> None:
+    words = ["sweep", "norm=rmsnorm,none", "seed=0,1", *CNN, *LENGTHS, "trainer.grad_clip=0", "launcher=local"]
+    words += ["sweep.lr=auto", "sweep.lr_grid=1e-2,1000", "sweep.report=false"]
+    output = finished(server, words, tmp_path)
+    assert "learning rates: 4 runs in outputs/sweep-lr choose on a tenth of the training data" in output
+    noted = json.loads((tmp_path / "outputs" / "sweep" / "lr_choice.json").read_text())
+    assert (noted["seeds"], noted["holdout"], noted["runs"]) == ([1000], 0.1, "sweep-lr")
+    by_arm = {arm["name"]: arm for arm in noted["arms"]}
+    assert (by_arm["rmsnorm"]["lr"], by_arm["none"]["lr"]) == (1e-2, 1e-2)
+    assert by_arm["none"]["curve"][1]["mean"] is None  # it diverges without a norm
+    for path in run_directories(tmp_path).values():
+        assert "  lr: 0.01\n" in (path / "config.yaml").read_text()
+    assert len(run_directories(tmp_path)) == 4
+    assert "runs to do" not in finished(server, words, tmp_path)
+    looked = finished(server, ["sweep", "--watch", "outputs/sweep"], tmp_path)
+    assert [line.split("  ")[0] for line in looked.splitlines()] == ["4/4 runs", "4/4 runs"]
 
 
 # ---- --dry-run
@@ -213,83 +206,59 @@ def test_what_an_experiment_sets_holds_for_the_sweep(tmp_path: Path) -> None:
 
 def told(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
     """What a dry run says, line by line."""
-    assert main(["sweep", *words, *SHORT, *DIGITS, "--dry-run"]) == 0
+    assert main(["sweep", *words, *CNN, "trainer.steps=4", "device=cpu", "threads=1", "--dry-run"]) == 0
     return [line.strip() for line in capsys.readouterr().out.splitlines()]
 
 
 def row(lines: list[str], name: str) -> list[str]:
-    """The cells of a row of the table."""
-    (found,) = [line for line in lines if line.startswith(name)]
-    return re.split(r"  +", found)
-
-
-@pytest.fixture
-def wide(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty current directory, and a terminal that wraps nothing."""
-    monkeypatch.setenv("COLUMNS", "300")
-    return here
-
-
-SHORT = ["trainer.eval_batches=1", "data.eval_batch_size=512", "probes.every=0", "probes.histograms_every=0"]
+    """The cells of the last row that begins so."""
+    return re.split(r"  +", [line for line in lines if line.startswith(name)][-1])
 
 
 def end(run: PlannedRun, status: str, loss: float = 1.0) -> None:
     """Let a run look as if it had ended."""
-    run.path.mkdir(parents=True)
-    directory = RunDirectory(run.path)
-    directory.write_status(status, run.steps, run.steps)  # type: ignore[arg-type]  # words of a parameter
+    directory = run.prepared.directory
+    directory.path.mkdir(parents=True)
+    directory.write_status(status, 4, 4)  # type: ignore[arg-type]  # words of a parameter
     if status == "finished":
-        write_json(directory.summary, {"status": status, "steps": run.steps, "metrics": {"loss/val": loss}})
+        write_json(directory.summary, {"status": status, "step": 4, "steps": 4, "metrics": {"loss/val": loss}})
 
 
-def test_time_is_that_of_the_runs_to_do_side_by_side() -> None:
-    terms = Terms(side_by_side=2, again=False)
-    assert terms.together([3, 3, 3]) == 6
-    assert terms.together([5, 1, 1, 1]) == 5
-    assert terms.together([7]) == 7
-    assert terms.together([]) == 0
-
-
-def test_seeds_in_a_row_are_told_by_the_first_and_the_last() -> None:
-    assert numbers(range(125)) == "0–124"
-    assert numbers([7, 0, 1, 3, 4, 5, 1000]) == "0, 1, 3–5, 7, 1000"
-
-
-@pytest.mark.usefixtures("wide")
+@pytest.mark.usefixtures("here")
 def test_a_dry_run_counts_what_is_to_do(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conduct, "cores", lambda: 2)
-    words = ["norm=rmsnorm", "seed=range(0,4)", "sweep.jobs=8"]
-    runs = planned(*words, *SHORT).plan.runs
-    assert row(told(capsys, *words), "1 arm, 4 runs")[1] == "4"
-    for run, status in zip(runs, ("finished", "failed"), strict=False):
+    words = ["norm=rmsnorm", "placement=pre,plain", "seed=range(0,4)", "sweep.jobs=8"]
+    for run, status in zip(planned(*words).plan.runs, ("finished", "failed"), strict=False):
         end(run, status)
     lines = told(capsys, *words)
-    assert row(lines, "rmsnorm · pre · cnn · digits")[1:5] == ["0–3", "2", "1", "1"]
-    assert "2 at a time" in " ".join(row(lines, "1 arm, 4 runs"))  # there are two cores, whatever sweep.jobs says
-    assert row(told(capsys, *words, "sweep.retry_failed=true"), "1 arm, 4 runs")[1] == "3"
+    assert row(lines, "pre") == ["pre", "0–3", "2", "1", "1"]
+    assert row(lines, "1 arm, 4 runs")[1:] == ["2", "1", "1"]
+    assert "for 2 runs, 2 at a time" in " ".join(lines)  # there are two cores, whatever sweep.jobs says
+    assert "left out, 4 runs (plain): placement=plain with model=cnn is refused" in lines[-1]
+    assert row(told(capsys, *words, "sweep.retry_failed=true"), "1 arm")[1] == "3"
 
 
-def test_a_class_that_raises_is_a_note_of_its_arm(wide: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (wide / "own_raising.py").write_text(
+def test_a_dry_run_of_a_class_that_raises_tells_no_time(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "own_raising.py").write_text(
         "from normbench.norms import RMSNorm\n\nclass Raising(RMSNorm):\n"
         "    def forward(self, x):\n        if self.training:\n            raise KeyError('boom')\n"
         "        return super().forward(x)\n"
     )
     lines = told(capsys, "norm._target_=own_raising.Raising,normbench.norms.RMSNorm", "seed=0")
-    assert row(lines, "raising")[1:6] == ["0", "1", "0", "0", "KeyError: 'boom' (own_raising.py, line 6)"]
-    assert row(lines, "2 arms, 2 runs")[1] == "2"
+    assert row(lines, "own_raising.Raising")[1:] == ["0", "1", "0", "0"]
+    assert lines[-1].startswith("the time is not known: raising-pre")
+    assert lines[-1].endswith("fails (KeyError: 'boom' (own_raising.py, line 6))")
 
 
-@pytest.mark.usefixtures("wide")
+@pytest.mark.usefixtures("here")
 def test_a_dry_run_shows_the_rates_that_are_chosen(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["norm=rmsnorm", "seed=0,1", "sweep.lr=auto", "sweep.lr_grid=1e-3,1e-2,1e-1"]
-    sweep = planned(*words, *SHORT)
+    sweep = planned(*words)
     tuning = sweep.planner.plan(tuning_grid(sweep.plan, sweep.settings))
     for run in tuning.runs:
-        end(run, "finished", loss=abs(run.tree["optim"]["lr"] - 1e-2))
+        end(run, "finished", loss=abs(run.prepared.config.tree["optim"]["lr"] - 1e-2))
     for run in sweep.planner.plan(tuned_grid(sweep.plan, choose(tuning))).runs:
         end(run, "finished")
     lines = told(capsys, *words)
     assert "all runs: lr 0.01" in lines
-    assert "outputs/sweep: runs that are reported" in lines
     assert row(lines, "1 arm, 2 runs")[1:4] == ["0", "2", "0"]

@@ -1,22 +1,40 @@
-"""Sweeps in parallel processes: killed with their group, stopped, and with a worker that takes its pool with it."""
+"""Runs in processes of their own: killed, stopped, dying; and where clusters start them."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+import stat
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from killing import PATIENCE, Server
-from run_records import assert_same
-from tiny_sweeps import OWN_NORMS, finished, own_words, records, run_directories, sessions, statuses, sweep_words
+from tiny_sweeps import (
+    OWN_NORMS,
+    assert_as,
+    finished,
+    own_words,
+    records,
+    run_directories,
+    sessions,
+    statuses,
+    sweep_words,
+)
+
+from normbench.config.groups import options
+from normbench.errors import UsageError
+from normbench.sweep import launchers
+from normbench.sweep.launchers import Launcher, make_launcher
+from normbench.sweep.words import read_settings
 
 pytest_plugins = ["run_fixtures"]
 
@@ -36,12 +54,10 @@ class Sweep:
         """Its exit status and what it has printed."""
         return self.process.wait(4 * PATIENCE), self.output
 
-    def signal_group(self, number: int) -> None:
-        os.killpg(self.process.pid, number)
-
-    def wait_until(self, true: Callable[[], bool]) -> None:
+    def wait_for_runs(self, folder: Path, number: int) -> None:
+        """Return when so many runs have logged something."""
         deadline = time.monotonic() + 2 * PATIENCE
-        while not true():
+        while len(list((folder / "outputs" / "sweep").glob("*/metrics.jsonl"))) < number:
             assert self.process.poll() is None, self.output
             assert time.monotonic() < deadline, self.output
             time.sleep(0.01)
@@ -53,115 +69,157 @@ Start = Callable[[Sequence[str], Path], Sweep]
 @pytest.fixture
 def start(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
     """Starts `normbench`; nothing of it outlives the test."""
-    folder, started = tmp_path_factory.mktemp("printed"), []
+    folder, started = tmp_path_factory.mktemp("printed"), list[Sweep]()
 
     def begin(words: Sequence[str], cwd: Path) -> Sweep:
-        printed = folder / str(len(started))
-        with open(printed, "w") as output:
+        cwd.mkdir(exist_ok=True)
+        with open(folder / str(len(started)), "w") as output:
             process = subprocess.Popen(
-                [sys.executable, "-m", "normbench", *words],
-                cwd=cwd,
-                env=server.environment,
-                start_new_session=True,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
-        started.append(Sweep(process, printed))
+                [sys.executable, "-m", "normbench", *words], cwd=cwd, env=server.environment, start_new_session=True,
+                stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+            )  # fmt: skip
+        started.append(Sweep(process, Path(output.name)))
         return started[-1]
 
     yield begin
     for sweep in started:
         with suppress(ProcessLookupError):
-            sweep.signal_group(signal.SIGKILL)
+            os.killpg(sweep.process.pid, signal.SIGKILL)
         sweep.process.wait()
 
 
-def logged_runs(folder: Path) -> int:
-    """How many runs have logged something."""
-    return len(list((folder / "outputs" / "sweep").glob("*/metrics.jsonl")))
-
-
-EIGHT = sweep_words("placement=pre,post", launcher="joblib")
+FOUR = sweep_words(launcher="joblib")
+LONG = [*FOUR, "trainer.steps=4000", "trainer.checkpoint_every=4000"]
 
 
 @pytest.mark.slow
-def test_a_sweep_killed_twice_with_its_group_ends_as_undisturbed(
-    server: Server, start: Start, tmp_path: Path, tell: Callable[[str], None]
-) -> None:
+def test_a_sweep_killed_with_its_group_ends_as_undisturbed(server: Server, start: Start, tmp_path: Path) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     whole.mkdir()
-    killed.mkdir()
-    finished(server, sweep_words("placement=pre,post"), whole)
-    for runs in (2, 5):
-        sweep = start(EIGHT, killed)
-        sweep.wait_until(lambda runs=runs: logged_runs(killed) >= runs)  # type: ignore[misc]
-        sweep.signal_group(signal.SIGKILL)
-        assert sweep.process.wait() == -signal.SIGKILL
-        tell(f"SIGKILL of the group with {logged_runs(killed)} of 8 runs begun")
-    status, output = start(EIGHT, killed).ended()
+    finished(server, sweep_words(), whole)
+    sweep = start(FOUR, killed)
+    sweep.wait_for_runs(killed, 3)
+    os.killpg(sweep.process.pid, signal.SIGKILL)
+    status, output = start(FOUR, killed).ended()
     assert status == 0, output
-    assert output.splitlines()[-1] == "8/8 runs in outputs/sweep"
-    found, undisturbed = records(killed), records(whole)
-    assert found.keys() == undisturbed.keys()
-    for name, record in found.items():
-        assert_same(record, undisturbed[name])
-
-    begun = time.monotonic()
-    assert start(EIGHT, killed).ended() == (0, "8/8 runs in outputs/sweep\n")
-    tell(f"a finished sweep of 8 runs, started once more: {time.monotonic() - begun:.1f} s")
+    assert output.splitlines()[-1] == "4/4 runs in outputs/sweep"
+    assert_as(records(whole), killed)
+    assert start(FOUR, killed).ended() == (0, "4/4 runs in outputs/sweep\n")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_stops_all_runs_behind_checkpoints(start: Start, tmp_path: Path, number: signal.Signals) -> None:
-    words = [*EIGHT, "trainer.steps=4000", "trainer.checkpoint_every=4000"]
-    sweep = start(words, tmp_path)
-    sweep.wait_until(lambda: logged_runs(tmp_path) >= 2)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_all_runs_end_with_the_sweep_behind_checkpoints(start: Start, tmp_path: Path, number: signal.Signals) -> None:
+    sweep = start(LONG, tmp_path)
+    sweep.wait_for_runs(tmp_path, 2)
+    processes = {
+        path: json.loads((path / "status.json").read_text())["pid"] for path in run_directories(tmp_path).values()
+    }
     if number is signal.SIGINT:
-        sweep.signal_group(number)  # as a terminal does
+        os.killpg(sweep.process.pid, number)  # as a terminal does
     else:
         sweep.process.send_signal(number)
     status, output = sweep.ended()
-    assert status == 128 + number, output
-    assert output.splitlines()[-1].startswith(f"stopped by {number.name}: 0 of 8 runs are over")
     assert "Traceback" not in output
-    for path in run_directories(tmp_path).values():
+    if number is not signal.SIGKILL:
+        assert status == 128 + number, output
+        assert output.splitlines()[-1].startswith(f"stopped by {number.name}: 0 of 4 runs are over")
+    deadline = time.monotonic() + PATIENCE
+    for path, pid in processes.items():
+        while Path(f"/proc/{pid}").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
         stands = json.loads((path / "status.json").read_text())
-        assert (stands["status"], stands["message"]) == ("interrupted", number.name)
+        assert (stands["status"], stands["message"][:3]) == ("interrupted", "SIG")
         assert (path / "checkpoint.pt").exists()
 
 
 @pytest.mark.slow
-def test_workers_end_when_the_sweep_itself_is_killed(start: Start, tmp_path: Path) -> None:
-    sweep = start([*EIGHT, "trainer.steps=4000"], tmp_path)
-    sweep.wait_until(lambda: logged_runs(tmp_path) >= 2)
-    workers = {worker_of(path) for path in run_directories(tmp_path).values()}
-    sweep.process.kill()
-    deadline = time.monotonic() + PATIENCE
-    while any(Path(f"/proc/{pid}").exists() for pid in workers):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    states = {json.loads((path / "status.json").read_text())["status"] for path in run_directories(tmp_path).values()}
-    assert states == {"interrupted"}
-
-
-def worker_of(path: Path) -> int:
-    pid: int = json.loads((path / "status.json").read_text())["pid"]
-    return pid
+def test_a_second_ctrl_c_ends_at_once(start: Start, tmp_path: Path) -> None:
+    sweep = start([*LONG, "data.eval_batch_size=4", "trainer.eval_batches=null", "trainer.eval_every=1"], tmp_path)
+    sweep.wait_for_runs(tmp_path, 2)
+    for _ in range(2):
+        os.killpg(sweep.process.pid, signal.SIGINT)
+        time.sleep(0.2)
+    assert sweep.ended()[0] == 130
+    assert "Traceback" not in sweep.output
 
 
 @pytest.mark.slow
-def test_a_worker_that_dies_takes_no_other_run_with_it(server: Server, start: Start, tmp_path: Path) -> None:
+def test_a_process_that_dies_takes_no_other_run_with_it(server: Server, start: Start, tmp_path: Path) -> None:
     (tmp_path / "own_norms.py").write_text(OWN_NORMS)
     status, output = start(own_words("Killer", "Fine", launcher="joblib"), tmp_path).ended()
     assert status == 1, output
     assert statuses(tmp_path) == {"killer": "failed", "fine": "finished"}
-    assert output.count("its process ended without a word, three times (SIGKILL)") == 1
+    assert output.count("its process ended without a word, twice (SIGKILL)") == 1
     assert "Traceback" not in output
     assert output.count("normbench train norm._target_=own_norms.Killer") == 1
-    assert all(len(sessions(path)) <= 3 for path in run_directories(tmp_path).values())
+    assert [len(sessions(path)) for path in run_directories(tmp_path).values()] == [1, 2]
 
     (tmp_path / "mended").touch()
     finished(server, [*own_words("Killer", "Fine"), "sweep.retry_failed=true"], tmp_path)
     assert statuses(tmp_path) == {"killer": "finished", "fine": "finished"}
+
+
+# ---- launchers
+
+
+def test_every_launcher_has_a_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = {name: make_launcher(read_settings([f"launcher={name}"])[1]) for name in options("launcher")}
+    assert {type(launcher) for launcher in made.values()} == set(Launcher.__subclasses__())
+    with pytest.raises(UsageError, match="makes no Launcher"):
+        make_launcher({"_target_": "builtins.dict"})
+    monkeypatch.setattr(launchers, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match=r"launcher=ray is not installed: pip install 'normbench\[ray\]'"):
+        make_launcher(read_settings(["launcher=ray"])[1])
+
+
+SBATCH = """#!/bin/sh
+for last; do :; done
+cp "$last" "$(dirname "$0")/script"
+echo "no cluster here" >&2
+exit 1
+"""
+
+
+def test_the_script_for_slurm(server: Server, tmp_path: Path) -> None:
+    for name in ("sbatch", "srun"):
+        (tmp_path / name).write_text(SBATCH)
+        (tmp_path / name).chmod(stat.S_IRWXU)
+    words = [*sweep_words(launcher="submitit"), "launcher.partition=gpu", "launcher.cpus_per_task=3"]
+    words += ["launcher.timeout_min=30", "launcher.account=me", "launcher.array_parallelism=2"]
+    environment = {**server.environment, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        [sys.executable, "-m", "normbench", *words], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 1, done.stderr
+    assert "the launcher has started nothing" in done.stderr
+    assert "Traceback" not in done.stderr
+    script = (tmp_path / "script").read_text()
+    asked = dict(re.findall(r"^#SBATCH --([\w-]+)=(\S+)", script, re.MULTILINE))
+    expected = {"partition": "gpu", "cpus-per-task": "3", "time": "30", "job-name": "normbench", "account": "me"}
+    assert expected.items() <= asked.items()
+    assert asked["array"] == "0-3%2"
+    assert asked["output"].startswith(str(tmp_path / "outputs" / "sweep" / ".sweep" / "submitit"))
+    assert "submitit.core._submit" in script
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [["launcher=submitit", "launcher.executor=local"], ["launcher=ray"]])
+def test_runs_of_a_cluster_on_this_machine(server: Server, start: Start, tmp_path: Path, more: list[str]) -> None:
+    """One of them dies, and takes no other with it."""
+    if find_spec(more[0].partition("=")[2]) is None:
+        pytest.skip(f"pip install 'normbench[{more[0].partition('=')[2]}]'")
+    whole, there = tmp_path / "whole", tmp_path / "there"
+    for folder in (whole, there):
+        folder.mkdir()
+        (folder / "own_norms.py").write_text(OWN_NORMS)
+    finished(server, own_words("Fine"), whole)
+    sweep = start([*own_words("Killer", "Fine"), *more, "sweep.jobs=2"], there)
+    status, output = sweep.ended()
+    assert status == 1, output
+    assert statuses(there) == {"killer": "failed", "fine": "finished"}
+    assert output.count("its process ended without a word, twice") == 1
+    for path in (path for name, path in run_directories(there).items() if name.startswith("killer")):
+        (path / "config.yaml").unlink()
+    assert_as(records(whole), there)

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import signal
+import threading
 import time
 from pathlib import Path
 
 import pandas as pd
 import pytest
 from killing import Server, Trap
-from run_records import Record, assert_same, read_record
-from tiny_runs import slow
+from run_records import Record, read_record
+from tiny_runs import fill, slow
 from tiny_sweeps import (
     CNN,
     LENGTHS,
     OWN_NORMS,
+    TINY,
+    assert_as,
     finished,
     own_words,
     records,
@@ -26,8 +29,11 @@ from tiny_sweeps import (
 )
 
 from normbench.cli import main
+from normbench.sweep.work import handed_out
 
 pytest_plugins = ["run_fixtures"]
+
+ONE = ["sweep", "norm=rmsnorm", "seed=0,1", *TINY, "launcher=local"]
 
 
 @pytest.fixture(scope="module")
@@ -45,47 +51,29 @@ def undisturbed_sweep(whole: Path) -> dict[str, Record]:
     return records(whole)
 
 
-def assert_as(undisturbed: dict[str, Record], folder: Path) -> None:
-    """Each run once, and with the bits of the undisturbed sweep."""
-    found = records(folder)
-    assert found.keys() == undisturbed.keys()
-    for name, record in found.items():
-        assert_same(record, undisturbed[name])
-
-
 def test_a_sweeps_runs_are_those_of_train(server: Server, whole: Path, tmp_path: Path) -> None:
     directories = run_directories(whole)
     assert [name.rsplit("-", 1)[0] for name in directories] == [
         f"{norm}-pre-cnn-digits-s{seed}" for norm in ("batchnorm", "rmsnorm") for seed in (0, 1)
     ]
-    for name in list(directories)[1:3]:
-        (session,) = sessions(directories[name])
-        words = session["command"].split()[1:]
-        finished(server, words, tmp_path)
-        alone, of_sweep = (read_record(folder / "outputs" / "sweep" / name) for folder in (tmp_path, whole))
-        assert alone.metrics == of_sweep.metrics
-        assert alone.checkpoint == of_sweep.checkpoint
+    name, path = list(directories.items())[1]
+    (session,) = sessions(path)
+    finished(server, session["command"].split()[1:], tmp_path)
+    alone, of_sweep = (read_record(folder / "outputs" / "sweep" / name) for folder in (tmp_path, whole))
+    assert (alone.metrics, alone.checkpoint) == (of_sweep.metrics, of_sweep.checkpoint)
 
 
 def test_the_same_command_again_does_nothing(server: Server, whole: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in whole.rglob("*") if path.is_file()}
     assert finished(server, sweep_words(), whole) == "4/4 runs in outputs/sweep\n"
     assert finished(server, sweep_words("quiet=true"), whole) == "outputs/sweep\n"
+    assert finished(server, ["sweep", "--watch", "outputs/sweep"], whole) == "4/4 runs\n"
     assert {path: path.stat().st_mtime_ns for path in whole.rglob("*") if path.is_file()} == before
-
-
-def test_a_wider_grid_makes_only_what_is_missing(server: Server, whole: Path, tmp_path: Path) -> None:
-    output = finished(
-        server, ["sweep", "norm=rmsnorm", "seed=0", *CNN, *LENGTHS, "launcher=local", "sweep.report=false"], tmp_path
-    )
-    assert "1 of 1 runs to do" in output
-    assert "3 of 4 runs to do" in finished(server, sweep_words(), tmp_path)
-    assert all(len(sessions(path)) == 1 for path in run_directories(tmp_path).values())
 
 
 PLACES = [("training > gradients", 16), ("checkpoint > half of a write to checkpoint.pt", 300)]
 MORE = [("preparation > begin", 2), ("finish > rename to summary.json", 1), ("finish > fsync summary.json", 3)]
-MORE += [("logging > half of a write to metrics.jsonl", 9), ("evaluation > batch", 4), ("rename to 1.json", 1)]
+MORE += [("logging > half of a write to metrics.jsonl", 9), ("evaluation > batch", 4)]
 
 
 @pytest.mark.parametrize(("place", "nth"), [*PLACES, *slow(*MORE)])
@@ -94,10 +82,15 @@ def test_a_killed_sweep_goes_on(
 ) -> None:
     child = server.start(sweep_words(), tmp_path, Trap(place, nth))
     assert child.wait() == -signal.SIGKILL, child.output
-    again = server.start(sweep_words(), tmp_path)
-    assert again.wait() == 0, again.output
-    assert "failed" not in again.output
+    watching = server.start(["sweep", "--watch", "outputs/sweep"], tmp_path)
+    deadline = time.monotonic() + 60
+    while not watching.output_file.exists() or "nobody is at work on" not in watching.output:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    output = finished(server, sweep_words(), tmp_path)
+    assert "failed" not in output
     assert_as(undisturbed_sweep, tmp_path)
+    assert watching.wait() == 0, watching.output
 
 
 def test_ctrl_c_stops_behind_a_checkpoint(server: Server, undisturbed_sweep: dict[str, Record], tmp_path: Path) -> None:
@@ -109,29 +102,57 @@ def test_ctrl_c_stops_behind_a_checkpoint(server: Server, undisturbed_sweep: dic
     assert "Traceback" not in child.output
     interrupted = [path for path in run_directories(tmp_path).values() if not (path / "summary.json").exists()]
     assert [json.loads((path / "status.json").read_text())["status"] for path in interrupted] == ["interrupted"]
+    child = server.start(sweep_words(), tmp_path, Trap("building > begin", 2, (signal.SIGTERM,)))
+    assert child.wait() == 143, child.output
     finished(server, sweep_words(), tmp_path)
     assert_as(undisturbed_sweep, tmp_path)
 
 
 def test_two_sweeps_share_the_work(server: Server, undisturbed_sweep: dict[str, Record], tmp_path: Path) -> None:
+    """A third one, which is held and killed, is succeeded in its run."""
+    dead = server.start(sweep_words(), tmp_path, Trap("training > gradients", 8, (signal.SIGSTOP,)))
+    dead.wait_until_held()
     children = [server.start(sweep_words(), tmp_path) for _ in range(2)]
+    assert children[0].wait_for("saved 12")
+    dead.kill(signal.SIGKILL)
     for child in children:
         assert child.wait() == 0, child.output
         assert child.output.splitlines()[-1] == "4/4 runs in outputs/sweep"
-    assert [len(sessions(path)) for path in run_directories(tmp_path).values()] == [1] * 4
-    assert_as(undisturbed_sweep, tmp_path)
-
-
-def test_a_dead_sweeps_run_is_taken_over(server: Server, undisturbed_sweep: dict[str, Record], tmp_path: Path) -> None:
-    first = server.start(sweep_words(), tmp_path, Trap("training > gradients", 8, (signal.SIGSTOP,)))
-    first.wait_until_held()
-    second = server.start(sweep_words(), tmp_path)
-    assert second.wait_for("saved 12")
-    assert second.status is None
-    first.kill(signal.SIGKILL)
-    assert second.wait() == 0, second.output
     assert sorted(len(sessions(path)) for path in run_directories(tmp_path).values()) == [1, 1, 1, 2]
     assert_as(undisturbed_sweep, tmp_path)
+
+
+def test_a_run_that_train_holds_is_waited_for(server: Server, tmp_path: Path) -> None:
+    words = ["norm=rmsnorm", "seed=0", *CNN, *LENGTHS]
+    holder = server.start(["train", *words, "name=sweep"], tmp_path, Trap("training > gradients", 8, (signal.SIGSTOP,)))
+    holder.wait_until_held()
+    sweep = server.start(["sweep", *words, "launcher=local", "sweep.report=false"], tmp_path)
+    time.sleep(2)
+    assert sweep.status is None
+    holder.kill(signal.SIGCONT)
+    assert holder.wait() == 0
+    assert sweep.wait() == 0, sweep.output
+    ((_, path),) = run_directories(tmp_path).items()
+    assert len(sessions(path)) == 1
+
+
+def test_a_device_is_held_by_one_run_at_a_time(tmp_path: Path) -> None:
+    devices, got = ("cuda:0", "cuda:1"), list[str | None]()
+    with handed_out((), tmp_path) as none:
+        assert none is None
+    with handed_out(devices, tmp_path) as first, handed_out(devices, tmp_path) as second:
+        assert {first, second} == set(devices)
+
+        def wait() -> None:
+            with handed_out(devices, tmp_path) as device:
+                got.append(device)
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        time.sleep(0.05)
+        assert got == []
+    thread.join(30)
+    assert len(got) == 1
 
 
 # ---- runs that end badly
@@ -144,78 +165,78 @@ def own(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_failing_run_stops_no_other(server: Server, own: Path) -> None:
-    child = server.start(own_words("Boom", "Fine"), own)
+def test_a_failing_run_stops_no_other(server: Server, own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = own_words("Boom", "Fine", "Exits")
+    child = server.start(words, own)
     assert child.wait() == 1, child.output
-    assert statuses(own) == {"boom": "failed", "fine": "finished"}
-    assert "1 failed" in child.output
-    assert "RuntimeError: boom, and over" in child.output
-    (command,) = [line for line in child.output.splitlines() if line.startswith("normbench train norm._target_=own")]
+    assert statuses(own) | {"exits": ""} == {"boom": "failed", "fine": "finished", "exits": ""}
+    for said in ("2 failed", "RuntimeError: boom, and over", "SystemExit: 3"):
+        assert said in child.output
     assert "Traceback" not in child.output
+    (command,) = [line for line in child.output.splitlines() if line.startswith("normbench") and "Boom" in line]
 
-    again = server.start(own_words("Boom", "Fine"), own)  # it is not tried again
+    watching = server.start(["sweep", "--watch", "outputs/sweep"], own)
+    assert (watching.wait(), "boom, and over" in watching.output) == (1, True)
+    again = server.start(words, own)  # it is not tried again
     assert (again.wait(), "boom" in again.output, "runs to do" in again.output) == (1, True, False)
+    retried = server.start([*words, "sweep.retry_failed=true"], own)  # unless it is asked for
+    assert (retried.wait(), "2 of 3 runs to do" in retried.output) == (1, True)
 
     (own / "mended").touch()
-    finished(server, command.split()[1:], own)  # the command repeats just that run
-    assert finished(server, own_words("Boom", "Fine"), own) == "2/2 runs in outputs/sweep\n"
+    monkeypatch.chdir(own)
+    assert main(command.split()[1:]) == 0  # the command repeats just that run
+    assert "1 of 3 runs to do" in finished(server, [*words, "sweep.retry_failed=true"], own)
+    assert set(statuses(own).values()) == {"finished"}
 
 
-def test_failed_runs_are_tried_again_on_demand(server: Server, own: Path) -> None:
-    assert server.start(own_words("Boom", "Fine"), own).wait() == 1
-    again = server.start([*own_words("Boom", "Fine"), "sweep.retry_failed=true"], own)
-    assert (again.wait(), "1 of 2 runs to do" in again.output) == (1, True)
-    (own / "mended").touch()
-    assert "1 of 2 runs to do" in finished(server, [*own_words("Boom", "Fine"), "sweep.retry_failed=true"], own)
-    assert statuses(own) == {"boom": "finished", "fine": "finished"}
-
-
-def test_a_run_that_is_refused_late_is_a_failure(server: Server, tmp_path: Path) -> None:
-    words = ["sweep", "norm=batchnorm,layernorm", "model=mlp", "data=digits", "data.batch_size=1", *LENGTHS]
-    child = server.start([*words, "launcher=local", "sweep.report=false"], tmp_path)
+def test_failures_of_runs_that_choose_a_learning_rate_are_told(server: Server, own: Path) -> None:
+    words = ["seed=0", "sweep.lr=auto", "sweep.lr_grid=1e-3,1e-2"]
+    child = server.start([*own_words("Boom", "Fine"), *words], own)
     assert child.wait() == 1, child.output
-    assert list(statuses(tmp_path)) == ["layernorm"]
-    assert "takes a statistic over one value" in child.output or "batch" in child.output
-    assert "normbench train norm=batchnorm model=mlp" in child.output
+    assert "RuntimeError: boom, and over" in child.output
+    assert "1/1 runs in outputs/sweep" in child.output
+    alone = server.start([*own_words("Boom"), *words, "name=alone"], own)
+    assert alone.wait() == 1
+    assert alone.output.splitlines()[-1].endswith("the runs that were to choose failed")
 
 
 def test_divergence_is_a_result(server: Server, tmp_path: Path) -> None:
-    words = ["sweep", "optim.lr=1e-3,1000", "norm=none", *CNN, *LENGTHS, "trainer.grad_clip=0", "launcher=local"]
-    output = finished(server, [*words, "sweep.report=false"], tmp_path)
-    assert output.splitlines()[-1] == "2/2 runs  1 diverged in outputs/sweep"
+    words = ["sweep", "optim.lr=1e-3,1000", "norm=none", *TINY, "trainer.grad_clip=0", "launcher=local"]
+    assert finished(server, words, tmp_path).splitlines()[-1] == "2/2 runs  1 diverged in outputs/sweep"
 
 
-def test_a_run_that_train_holds_is_waited_for(server: Server, tmp_path: Path) -> None:
-    words = ["norm=rmsnorm", "seed=0", *CNN, *LENGTHS]
-    holder = server.start(["train", *words, "name=sweep"], tmp_path, Trap("training > gradients", 8, (signal.SIGSTOP,)))
-    holder.wait_until_held()
-    sweep = server.start(["sweep", *words, "launcher=local", "sweep.report=false"], tmp_path)
-    claims = tmp_path / "outputs" / "sweep" / ".sweep" / "claims"
-    while not any('"released": true' in path.read_text() for path in claims.rglob("1.json")):
-        assert sweep.status is None
-        time.sleep(0.05)
-    holder.kill(signal.SIGCONT)
-    assert holder.wait() == 0
-    assert sweep.wait() == 0, sweep.output
-    ((_, path),) = run_directories(tmp_path).items()
-    assert len(sessions(path)) == 1
+@pytest.mark.parametrize("place", ["training > begin", *slow("preparation > begin")])
+def test_a_full_disk_ends_the_sweep_and_the_same_command_goes_on(server: Server, small_disk: Path, place: str) -> None:
+    child = server.start(ONE, small_disk, Trap(place, 1, (signal.SIGSTOP,)))
+    child.wait_until_held()
+    filler = fill(small_disk)
+    child.kill(signal.SIGCONT)
+    assert child.wait() == 1, child.output
+    assert "the disk is full (outputs=outputs): what was checkpointed is intact" in child.output.splitlines()[-1]
+    assert "Traceback" not in child.output
+    filler.unlink()
+    assert finished(server, ONE, small_disk).splitlines()[-1] == "2/2 runs in outputs/sweep"
 
 
-def test_another_process_may_watch(server: Server, whole: Path, own: Path) -> None:
-    output = finished(server, ["sweep", "--watch", str(whole / "outputs" / "sweep")], own)
-    assert output == "4/4 runs\n"
-    server.start(own_words("Boom", "Fine"), own).wait()
-    watching = server.start(["sweep", "--watch", "outputs/sweep"], own)
-    assert (watching.wait(), "boom, and over" in watching.output) == (1, True)
+@pytest.mark.parametrize(("outputs", "flag"), [("a_file", []), ("a_file", ["--dry-run"]), ("/proc/nothing", [])])
+def test_a_folder_that_cannot_be_written_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], outputs: str, flag: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a_file").touch()
+    assert main([*sweep_words(f"outputs={outputs}"), *flag]) == 2
+    assert f"outputs={outputs} cannot be written" in capsys.readouterr().err
+
+
+# ---- the report
 
 
 @pytest.mark.slow
 def test_the_report_at_the_end_is_that_of_an_undisturbed_sweep(server: Server, whole: Path, tmp_path: Path) -> None:
-    """But for times and memory, after two kills."""
-    for trap in (Trap("training > gradients", 16), Trap("preparation > begin", 2)):
-        assert server.start(sweep_words("sweep.report=true"), tmp_path, trap).wait() == -signal.SIGKILL
-    output = finished(server, sweep_words("sweep.report=true"), tmp_path)
-    assert output.splitlines()[-1] == "outputs/sweep/report/report.html"
+    """But for times and memory, after a kill; one older than its runs is made again."""
+    words = sweep_words("sweep.report=true")
+    assert server.start(words, tmp_path, Trap("training > gradients", 16)).wait() == -signal.SIGKILL
+    assert finished(server, words, tmp_path).splitlines()[-1] == "outputs/sweep/report/report.html"
     finished(server, ["report", "outputs/sweep"], whole)
     columns = ["run", "status", "step", "norm", "seed", "loss/val", "accuracy/val", "loss/train"]
     said = []
@@ -227,18 +248,21 @@ def test_the_report_at_the_end_is_that_of_an_undisturbed_sweep(server: Server, w
     assert said[0] == said[1]
     page = tmp_path / "outputs/sweep/report/report.html"
     made = page.stat().st_mtime_ns
-    assert finished(server, sweep_words("sweep.report=true"), tmp_path).splitlines()[-1] == str(
-        page.relative_to(tmp_path)
-    )
+    assert "outputs/sweep/report/report.html" in finished(server, words, tmp_path)
     assert page.stat().st_mtime_ns == made
+    next(iter(run_directories(tmp_path).values())).joinpath("summary.json").touch()
+    finished(server, words, tmp_path)
+    assert page.stat().st_mtime_ns > made
 
 
 def test_planned_runs_that_are_not_there_are_named_in_the_report(
     own: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Here one that is refused when its model is built."""
     monkeypatch.chdir(own)
     words = ["norm=batchnorm,layernorm", "model=mlp", "data=digits", "data.batch_size=1", *LENGTHS]
     assert main(["sweep", *words, "launcher=local"]) == 1
-    found = " ".join(capsys.readouterr().out.split())
-    assert "missing runs" in found
-    assert "1 planned run is not there (failed or not begun): batchnorm-pre-mlp-digits-s0-" in found
+    output = capsys.readouterr().out
+    assert "normbench train norm=batchnorm model=mlp" in output
+    assert list(statuses(own)) == ["layernorm"]
+    assert "1 planned run is not there (failed or not begun): batchnorm-pre-mlp-digits-s0-" in " ".join(output.split())

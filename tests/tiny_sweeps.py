@@ -1,18 +1,21 @@
-"""A small sweep that tests disturb, and classes of a user's own that end badly."""
+"""Small sweeps that are planned only, or that tests disturb, and classes of a user's own that end badly."""
 
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 from killing import Server
-from run_records import Record, read_record
+from run_records import Record, assert_same, read_record
+
+from normbench.sweep.conduct import Sweep, understand
+from normbench.sweep.grid import read_grid
 
 LENGTHS = ["trainer.steps=12", "trainer.log_every=2", "trainer.eval_every=6", "trainer.eval_batches=1", "device=cpu",
            "trainer.checkpoint_every=3", "probes.every=5", "probes.histograms_every=0", "threads=1"]  # fmt: skip
 CNN = ["model=cnn", "model.width=4", "data=digits", "data.batch_size=16", "data.eval_batch_size=512"]
+TINY = [*CNN, *LENGTHS, "sweep.report=false"]
 
 # Norms that a user may have written, in a file beside the command.
 OWN_NORMS = """
@@ -36,32 +39,62 @@ class Boom(Counted):
     def end(self):
         raise RuntimeError("boom,\\n  and over")
 
+class Exits(Counted):
+    def end(self):
+        raise SystemExit(3)
+
 class Killer(Counted):
     def end(self):
         os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+def varied(*words: str) -> list[dict[str, str]]:
+    return [dict(point.varied) for point in read_grid(words).points]
+
+
+def planned(*words: str) -> Sweep:
+    return understand([*words, *CNN, "trainer.steps=4", "device=cpu", "threads=1"])
+
+
+def own_study(folder: Path, content: str, *params: str) -> list[str]:
+    """The words that choose a study that is written for one test. params: what it holds for the sweep."""
+    (folder / "experiment").mkdir(exist_ok=True)
+    sweeper = "hydra:\n  sweeper:\n    params:\n" + "".join(f"      {line}\n" for line in params) if params else ""
+    (folder / "experiment" / "mine.yaml").write_text(f"# @package _global_\n{content}\n{sweeper}")
+    return ["experiment=mine", f"hydra.searchpath=['file://{folder}']"]
+
+
 def sweep_words(*more: str, launcher: str = "local") -> list[str]:
-    words = ["sweep", "norm=rmsnorm,batchnorm", "seed=0,1", *CNN, *LENGTHS, f"launcher={launcher}"]
-    return [*words, *([] if "sweep.report=true" in more else ["sweep.report=false"]), *more]
+    report = [] if "sweep.report=true" in more else ["sweep.report=false"]
+    return ["sweep", "norm=rmsnorm,batchnorm", "seed=0,1", *CNN, *LENGTHS, f"launcher={launcher}", *report, *more]
 
 
 def own_words(*classes: str, launcher: str = "local") -> list[str]:
     """A sweep over classes of OWN_NORMS."""
-    targets = ",".join(f"own_norms.{name}" for name in classes)
-    return ["sweep", f"norm._target_={targets}", *CNN, *LENGTHS, f"launcher={launcher}", "sweep.report=false"]
+    return [
+        "sweep",
+        f"norm._target_={','.join(f'own_norms.{name}' for name in classes)}",
+        *TINY,
+        f"launcher={launcher}",
+    ]
 
 
 def run_directories(folder: Path, name: str = "sweep") -> dict[str, Path]:
     """The runs of a sweep by name."""
-    return {
-        path.name: path for path in sorted((folder / "outputs" / name).iterdir()) if (path / "config.yaml").exists()
-    }
+    return {path.parent.name: path.parent for path in sorted((folder / "outputs" / name).glob("*/config.yaml"))}
 
 
 def records(folder: Path) -> dict[str, Record]:
     return {name: read_record(path) for name, path in run_directories(folder).items()}
+
+
+def assert_as(undisturbed: dict[str, Record], folder: Path) -> None:
+    """Each run once, and with the bits of the undisturbed sweep."""
+    found = records(folder)
+    assert found.keys() == undisturbed.keys()
+    for name, record in found.items():
+        assert_same(record, undisturbed[name])
 
 
 def sessions(path: Path) -> list[dict[str, Any]]:
@@ -73,7 +106,7 @@ def sessions(path: Path) -> list[dict[str, Any]]:
 def statuses(folder: Path) -> dict[str, str]:
     """How the runs stand, by their first word."""
     return {
-        re.split("-", name)[0]: json.loads((path / "status.json").read_text())["status"]
+        name.partition("-")[0]: json.loads((path / "status.json").read_text())["status"]
         for name, path in run_directories(folder).items()
     }
 

@@ -1,0 +1,90 @@
+"""What a sweep takes beside `train`'s words: types, bounds and one line for each key."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, get_type_hints
+
+import yaml
+
+from normbench.config.groups import check_option, config_directory, section_of
+from normbench.errors import UsageError
+from normbench.settings import Setting, nearest, setting_from, settings_of
+
+
+@dataclass(frozen=True)
+class SweepConfig:
+    """What holds for all runs of a sweep."""
+
+    exclude: Annotated[
+        list[str] | None,
+        Setting("runs to leave out, each such as norm=batchnorm,placement=parallel; given again it adds more, null "
+                "empties it"),
+    ]  # fmt: skip
+    lr: Annotated[
+        Literal["auto"] | None,
+        Setting("auto: choose each arm's learning rate on a tenth held out of the training data; null: as it is set"),
+    ]
+    lr_grid: Annotated[list[float], Setting("learning rates that sweep.lr=auto tries", above=0, high=1e3)]
+    lr_seeds: Annotated[
+        list[int], Setting("seeds of the runs that choose; never among those reported", low=0, high=2**62)
+    ]
+    retry_failed: Annotated[bool, Setting("try runs again that have failed")]
+    jobs: Annotated[int | None, Setting("runs at a time; null: one for each core, or GPU", "runs", low=1, high=4096)]
+    report: Annotated[bool, Setting("write the report of the runs at the end")]
+
+
+SWEEP_KEYS = {
+    f"sweep.{name}": setting_from(hint) for name, hint in get_type_hints(SweepConfig, include_extras=True).items()
+}
+EXCLUDE = "sweep.exclude"
+LISTS = ("sweep.lr_grid", "sweep.lr_seeds")
+
+
+def is_own(word: str) -> bool:
+    """Return whether a word is the sweep's, not `train`'s."""
+    return re.match(r"[+~]*(sweep|launcher)([./=@]|$)", word) is not None
+
+
+def read_settings(words: Iterable[str]) -> tuple[SweepConfig, dict[str, Any]]:
+    """Return what a sweep's own words set, and the section of its launcher.
+
+    Of words for the same key the last one counts, except for `sweep.exclude`: it may be given several times, and `null`
+    empties what stands before it. Lists need no brackets.
+
+    Raises:
+        UsageError: an unknown key, a wrong type, a value out of bounds.
+    """
+    from normbench.config.compose import value_of  # imports Hydra, which takes a third of a second
+
+    root = yaml.safe_load((config_directory() / "sweep.yaml").read_text("utf-8"))
+    values, excluded, chosen = {f"sweep.{name}": value for name, value in root["sweep"].items()}, list[Any](), "joblib"
+    for name, text in ((word.lstrip("+").partition("=")[0], word.partition("=")[2]) for word in words):
+        value = value_of(f"[{text}]" if name in LISTS and not text.startswith("[") else text)
+        if name == EXCLUDE:
+            excluded += value if isinstance(value, list) else [text.strip("'\"")]
+            excluded = [] if text in ("", "null") else excluded
+        elif name == "launcher":
+            chosen = text
+        else:
+            values[name] = value
+    check_option("launcher", chosen)
+    values[EXCLUDE] = excluded or None
+    values = {f"launcher.{name}": value for name, value in section_of("launcher", chosen).items()} | values
+    for name in [name for name in values if name.count(".") == 2]:  # a part of launcher.additional_parameters
+        outer, _, inner = name.rpartition(".")
+        values[outer] = {**values.get(outer, {}), inner: values.pop(name)}
+    own = settings_of(str(values["launcher._target_"])) or {}
+    known = {**SWEEP_KEYS, "launcher._target_": Setting(), **{f"launcher.{name}": own[name] for name in own}}
+    sections: dict[str, dict[str, Any]] = {"sweep": {}, "launcher": {}}
+    for name, value in values.items():
+        if name not in known:
+            raise UsageError(
+                f"{name} is unknown with launcher={chosen}: {nearest(name, known)}normbench sweep --help shows the "
+                "keys; sweep.jobs= and threads= say what runs get of this machine"
+            )
+        section, _, key = name.partition(".")
+        sections[section][key] = known[name].check(name, value)
+    return SweepConfig(**sections["sweep"]), sections["launcher"]
