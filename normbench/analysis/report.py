@@ -2,32 +2,35 @@
 
 from __future__ import annotations
 
+import base64
 import io
-import shutil
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pandas as pd
+from markupsafe import Markup
+
+from normbench import __version__
 from normbench.analysis.comparisons import (
     Baseline,
     Comparison,
     compare_all,
     contenders,
     given_baseline,
+    shortened,
     usual_baseline,
 )
-from normbench.analysis.facts import Finding
-from normbench.analysis.fairness import findings
-from normbench.analysis.keeping import write_files
-from normbench.analysis.measures import Measures, Yardstick, measured, yardstick
-from normbench.analysis.records import Study, read_study
+from normbench.analysis.fairness import Finding, findings, short_commit
+from normbench.analysis.measures import Yardstick, activations_frame, runs_frame, yardstick
+from normbench.analysis.records import Arm, Run, Study, read_study
 from normbench.analysis.sensitivity import tried_rates
-from normbench.analysis.tabulated import (
+from normbench.analysis.tables import (
     PRIMARY,
     Table,
+    activations_table,
     costs_table,
     differences_table,
     lost_table,
@@ -35,61 +38,53 @@ from normbench.analysis.tabulated import (
     results_table,
     step_times_table,
 )
-from normbench.analysis.verdict import Sentence, verdict
+from normbench.analysis.wording import (
+    at_most,
+    compared_words,
+    count,
+    diverged_words,
+    duration,
+    environment,
+    failed_words,
+    fixed,
+    say,
+)
+from normbench.files import write_bytes
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from normbench.analysis.figures import Figure
 
-HTML, TEXT, CSV, PARQUET, FIGURES = "report.html", "report.md", "runs.csv", "runs.parquet", "figures"
+LARGEST_DRAWING = 1_000_000  # bytes of an SVG; above it the page has the PNG
+MOST_ROWS = 200  # of the table of all runs, which the CSV has too
+STATUSES = ("finished", "diverged", "out_of_memory", "failed", "interrupted", "running")
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """One sentence, and the anchor of the table behind it."""
+
+    text: str
+    table: str
 
 
 @dataclass(frozen=True)
 class Report:
     """All that a report says, before it is drawn.
 
-    chosen: whether a learning rate was chosen for each arm. comparisons: in the primary metric.
+    chosen: whether a learning rate was chosen for each arm. runs: see `runs_frame`. blocks: see `activations_frame`.
+    comparisons: in the primary metric.
     """
 
     study: Study
     baseline: Baseline
     by: Yardstick
     chosen: bool
-    measures: dict[str, tuple[Measures, ...]]
+    runs: pd.DataFrame
+    blocks: pd.DataFrame
     comparisons: tuple[Comparison, ...]
     verdict: tuple[Sentence, ...]
     findings: tuple[Finding, ...]
     tables: tuple[Table, ...]
-
-
-@dataclass(frozen=True)
-class Written:
-    """Where the page is, and a line on each file of a person's that is kept beside it."""
-
-    page: Path
-    notes: tuple[str, ...]
-
-
-def write_report(
-    folders: Sequence[Path],
-    out: Path | None = None,
-    *,
-    baseline: str | None = None,
-    target: float | None = None,
-    margin: float | None = None,
-) -> Path:
-    """Write the report of the runs below some folders; returns its page.
-
-    out: where it goes, by default `report` in the first folder. baseline: words of an arm, such as `norm=layernorm`.
-    target: the loss (nats) whose time is asked. margin: a difference in the primary metric that does not matter.
-
-    Raises:
-        UsageError: a folder is not there, no run has ended, the tasks differ, or the baseline is no arm.
-        OSError: it cannot be written.
-    """
-    report = make_report(folders, baseline=baseline, target=target, margin=margin)
-    return save(report, out or folders[0] / "report").page
 
 
 def make_report(
@@ -100,132 +95,203 @@ def make_report(
     margin: float | None = None,
     missing: Mapping[str, str] | None = None,
 ) -> Report:
-    """What the report says; see `write_report`.
+    """Find out what the report says.
 
-    missing: runs that were planned and have no directory -> why, where they have failed.
+    baseline: words of an arm, such as `norm=layernorm`. target: the loss (nats) whose time is asked. margin: a
+    difference in the primary metric that does not matter. missing: runs that were planned and have no directory -> why,
+    where they have failed.
 
     Raises:
-        UsageError: as there.
+        UsageError: a folder is not there, no run has ended, the tasks differ, or the baseline is no arm.
     """
     study = read_study(folders)
     against = given_baseline(study, baseline) if baseline else usual_baseline(study)
     arms, chosen = contenders(study, against)
-    by = yardstick(study, [arm for arm in arms if against.has(arm)], target)
-    measures = measured(study, by)
+    by = yardstick(study, [arm for arm in arms if arm.has(against)], target)
     families = [compare_all(arms, against, metric) for metric in by.metrics]
+    runs, blocks = runs_frame(study, by), activations_frame(study)
     return Report(
         study=study,
         baseline=against,
         by=by,
         chosen=chosen,
-        measures=measures,
+        runs=runs,
+        blocks=blocks,
         comparisons=families[0],
         verdict=verdict(study, families[0], margin),
-        findings=findings(study, chosen and by.primary.tag.endswith("/val"), families[0], missing or {}),
-        tables=tables(study, by, measures, families),
+        findings=findings(study, chosen and by.primary.tag.endswith("/val"), families[0], missing),
+        tables=tables(study, by, runs, blocks, families),
+    )
+
+
+def verdict(study: Study, comparisons: Sequence[Comparison], margin: float | None) -> tuple[Sentence, ...]:
+    """Say what differs, where no difference was found, what cannot be said, and what did not finish."""
+    nothing = [] if comparisons else [Sentence(say("not_compared", len(study.arms)), "arms")]
+    return (
+        *nothing,
+        *(Sentence(text, PRIMARY) for text in compared_words(comparisons, margin)),
+        *(Sentence(text, "costs") for text in at_most(list(diverged_words(study)))),
+        *(Sentence(text, "lost") for text in failed_words(study)),
     )
 
 
 def tables(
-    study: Study, by: Yardstick, measures: dict[str, tuple[Measures, ...]], families: Sequence[Sequence[Comparison]]
+    study: Study, by: Yardstick, runs: pd.DataFrame, blocks: pd.DataFrame, families: Sequence[Sequence[Comparison]]
 ) -> tuple[Table, ...]:
-    """The tables that have rows."""
-    found: list[Table | None] = []
-    for place, (metric, comparisons) in enumerate(zip(by.metrics, families, strict=True)):
-        key = f"{PRIMARY}-{metric.tag.partition('/')[0]}" if place else PRIMARY
-        found.append(differences_table(comparisons, metric, key) if comparisons else None)
+    """Return the tables that have rows."""
+    found: list[Table | None] = [results_table(runs, study, by)]
+    for place, comparisons in enumerate(families):
+        if comparisons:
+            kind = comparisons[0].metric.tag.partition("/")[0]
+            found.append(differences_table(comparisons, f"{PRIMARY}-{kind}" if place else PRIMARY))
     if tried := tried_rates(study):
         found.append(rates_table(tried))
-    every = [(name, one) for name, own in measures.items() for one in own]
-    found += [costs_table(measures), step_times_table(families[0]), lost_table(every)]
-    return (results_table(measures, by), *(table for table in found if table is not None))
+    found += [costs_table(runs), step_times_table(families[0])]
+    found += [activations_table(blocks) if len(blocks) else None, lost_table(study)]
+    return tuple(table for table in found if table is not None)
 
 
 # ---- the files
 
 
-def save(report: Report, out: Path, drawing: Callable[[], object] = lambda: None) -> Written:
-    """Draw the figures and write everything.
+def write_report(folders: Sequence[Path], out: Path | None = None, **how: Any) -> Path:
+    """Write the report of the runs below some folders, and return its page.
 
-    drawing: called before the figures are drawn.
+    out: where it goes, by default `report` in the first folder. how: as `make_report` has it.
+
+    Raises:
+        UsageError: as there.
+        OSError: it cannot be written.
+    """
+    return save(make_report(folders, **how), out or folders[0] / "report")
+
+
+def save(report: Report, out: Path, drawing: Callable[[], object] = lambda: None) -> Path:
+    """Draw the figures and write everything; returns the page. drawing: called before the figures are drawn.
 
     Raises:
         OSError: it cannot be written.
     """
-    from normbench.analysis.pages import html_page, text_page
+    from normbench.analysis.figures import draw_all
 
     out.mkdir(parents=True, exist_ok=True)
     drawing()
-    staging = Path(tempfile.mkdtemp(prefix=".figures-", dir=out))
-    try:
-        figures = draw(report, staging)
-        moment = datetime.now(UTC)
-        files = {f"{FIGURES}/{path.relative_to(staging)}": path.read_bytes() for path in drawn_files(figures)}
-        files[HTML] = html_page(report, figures, moment).encode()
-        files[TEXT] = text_page(report, figures).encode()
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
-    frame = runs_frame(report)
-    files[CSV] = frame.to_csv(index=False).encode()
-    files[PARQUET] = parquet(frame)
-    return Written(out / HTML, tuple(write_files(out, files)))
-
-
-def draw(report: Report, folder: Path) -> list[Figure]:
-    """All figures, in a folder."""
-    from normbench.analysis.figures import draw_all
-
-    return list(draw_all(report.study, folder, report.baseline))
-
-
-def drawn_files(figures: Sequence[Figure]) -> list[Path]:
-    """The files of the figures."""
-    return [path for figure in figures for path in (figure.svg, figure.png, figure.data)]
-
-
-def parquet(frame: pd.DataFrame) -> bytes:
-    """A table of runs as Parquet."""
-    buffer = io.BytesIO()
-    frame.to_parquet(buffer, index=False)
-    return buffer.getvalue()
-
-
-def runs_frame(report: Report) -> pd.DataFrame:
-    """A row for each run: what it is, and all that is measured of it."""
-    import pandas as pd
-
-    rows = [run_row(name, one, report) for name, own in report.measures.items() for one in own]
-    for setting in report.study.varied:
-        if len({type(row[setting]) for row in rows} - {type(None)}) > 1:  # a number here and a word there
-            for row in rows:
-                row[setting] = None if row[setting] is None else str(row[setting])
-    return pd.DataFrame(rows)
-
-
-def run_row(arm: str, one: Measures, report: Report) -> dict[str, Any]:
-    """One run."""
-    run, metrics = one.run, one.run.summary.get("metrics", {})
-    return {
-        "run": run.name,
-        "arm": arm,
-        **one.arm.settings,
-        "seed": run.seed,
-        "status": run.status,
-        "step": run.step,
-        "steps": run.steps,
-        **{tag: value for tag, value in metrics.items() if tag.partition("/")[0] in ("loss", "accuracy")},
-        "best": one.best[0],
-        "best_step": one.best[1],
-        "gap": one.gap,
-        "training_seconds": one.seconds,
-        "target": report.by.target,
-        "target_seconds": one.target_seconds,
-        f"{report.by.timed}_at_equal_time": one.timed_loss,
-        "step_median_ms": one.step_time.get("median_ms"),
-        "step_p90_ms": one.step_time.get("p90_ms"),
-        "steps_timed": one.step_time.get("n"),
-        "peak_memory_bytes": one.memory,
-        "spikes": one.spikes,
-        "message": run.message,
-        "path": str(run.path),
+    figures = draw_all(report.study, out / "figures", report.baseline)
+    parquet = io.BytesIO()
+    report.runs.to_parquet(parquet, index=False)
+    files = {
+        "runs.csv": report.runs.to_csv(index=False).encode(),
+        "runs.parquet": parquet.getvalue(),
+        "report.md": text_page(report, figures).encode(),
+        "report.html": html_page(report, figures).encode(),
     }
+    if len(report.blocks):
+        files["activations.csv"] = report.blocks.to_csv(index=False).encode()
+    for name, content in files.items():
+        write_bytes(out / name, content)
+    return out / "report.html"
+
+
+def html_page(report: Report, figures: Sequence[Figure]) -> str:
+    """Return the page; all that is drawn is in it."""
+    from normbench.analysis.figures import dark_rules
+
+    return (
+        environment()
+        .get_template("report.html")
+        .render(
+            **said(report),
+            figures=[(figure, drawing_of(figure)) for figure in figures],
+            moment=datetime.now(UTC),
+            dark=Markup(dark_rules(".drawing")),
+            runs=run_rows(report) if len(report.runs) <= MOST_ROWS else [],
+        )
+    )
+
+
+def text_page(report: Report, figures: Sequence[Figure]) -> str:
+    """Return the text, in GitHub's Markdown."""
+    return environment().get_template("report.md").render(**said(report), figures=figures)
+
+
+def said(report: Report) -> dict[str, Any]:
+    """Return what both the page and the text have."""
+    return {
+        "report": report,
+        "title": shortened([folder.resolve().name for folder in report.study.folders], 3),
+        "lead": lead(report.study),
+        "facts": facts(report),
+        "titles": {table.key: table.title for table in report.tables},
+        "version": __version__,
+    }
+
+
+def lead(study: Study) -> str:
+    """Say in a line what there is."""
+    statuses = [run.status for run in study.runs]
+    counts = [f"{statuses.count(status)} {status.replace('_', ' ')}" for status in STATUSES if status in statuses]
+    counts += [f"{len(study.damaged)} damaged and left out"] if study.damaged else []
+    seeds = count(len({run.seed for run in study.runs}), "seed")
+    return f"{count(len(study.arms), 'arm')}, {seeds}, {count(len(statuses), 'run')}: {', '.join(counts)}"
+
+
+def facts(report: Report) -> dict[str, str]:
+    """Say what was compared, on what, and where."""
+    against = Arm(report.baseline).name if report.comparisons else ""
+
+    def every(read: Callable[[Run], Any]) -> str:
+        values = (read(run) for run in report.study.runs)
+        return shortened(list(dict.fromkeys(str(value) for value in values if value)), 4)
+
+    entries = {
+        "task": report.study.task.replace("_", " "),
+        "data": every(lambda run: run.choices.get("data")),
+        "model": every(lambda run: run.choices.get("model")),
+        "optimizer": every(lambda run: run.choices.get("optim")),
+        "steps": every(lambda run: run.steps and f"{run.steps:,}"),
+        "what varies": ", ".join(report.study.varied) or "the seed alone",
+        "baseline": against + (", each arm at its own best learning rate" if against and report.chosen else ""),
+        "judged by": f"{report.by.primary.words} after the last step",
+        "machine": every(machine),
+        "versions": every(packages),
+        "code": every(lambda run: short_commit(run.session.get("commit") or "")),
+    }
+    return {name: text for name, text in entries.items() if text}
+
+
+def machine(run: Run) -> str | None:
+    """Name the processor or accelerator, and how many threads."""
+    name = run.session.get("accelerator") or run.session.get("cpu")
+    return f"{name}, {count(int(run.session.get('threads') or 0), 'thread')}" if name else None
+
+
+def packages(run: Run) -> str | None:
+    """Name the versions of what computes."""
+    found = run.session.get("packages") or {}
+    known = [f"{name} {found[name]}" for name in ("torch", "numpy") if found.get(name)]
+    return ", ".join([*known, f"Python {run.session.get('python')}"]) if known else None
+
+
+def run_rows(report: Report) -> list[tuple[str, ...]]:
+    """Return the rows of the table of all runs."""
+    metric = report.by.primary
+    return [
+        (
+            row["run"],
+            row["arm"],
+            str(row["seed"]),
+            row["status"].replace("_", " "),
+            f"{row['step']:,}",
+            fixed(metric.scale * row.get(metric.tag) if row["status"] == "finished" else None, metric.decimals),
+            duration(row["training_seconds"]),
+        )
+        for row in report.runs.to_dict("records")
+    ]
+
+
+def drawing_of(figure: Figure) -> Markup:
+    """Return a figure as it stands in the page: itself as SVG, or as an image where that is large."""
+    if figure.svg.stat().st_size <= LARGEST_DRAWING:
+        return Markup(figure.svg.read_text("utf-8"))  # made by us, its words escaped
+    content = base64.b64encode(figure.png.read_bytes()).decode()
+    return Markup('<img class="image" alt="{}" src="data:image/png;base64,{}">').format(figure.alt, content)

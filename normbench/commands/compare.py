@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from normbench.commands.pages import entries, paragraph
 from normbench.commands.parser import Parser
+from normbench.commands.report import show_verdict
 from normbench.errors import UsageError
 from normbench.glance import scalar
 from normbench.keys import Key
 
 if TYPE_CHECKING:  # imports pandas and scipy: behind every mistake that the words alone show
-    from normbench.analysis.records import Arm
-    from normbench.analysis.tabulated import Table
+    from normbench.analysis.tables import Table
 
 # Flags: what each may be.
 FLAGS: dict[str, Key] = {
@@ -38,32 +38,15 @@ examples:
 def run(words: list[str]) -> int:
     """Print what two arms differ in and whether the difference is real, or how many seeds one needs."""
     settings = parsed(words)
-    from normbench.analysis.pairs import compare, plan_table, read_pair
+    from normbench.analysis.compare import compare, plan, read_pair
 
     first, second, study = read_pair(settings.first, settings.second, Path(os.path.expanduser(settings.folder)))
     pair = compare(first, second, study, settings.margin)
-    if settings.plan:
-        show(plan_table(pair.comparison, settings.difference))
-        return 0
-    show(differences(first, second))
-    for table in pair.tables:
+    for table in [plan(pair.comparison, settings.difference)] if settings.plan else pair.tables:
         show(table)
-    for sentence in pair.verdict:
-        print("\n".join(paragraph(sentence)))
-    if serious := [finding for finding in pair.findings if finding.serious]:
-        print("\nunfair:")
-        print("\n".join(entries([(finding.topic, finding.text) for finding in serious])))
+    if not settings.plan:
+        show_verdict(pair.verdict, pair.findings)
     return 0
-
-
-def differences(first: Arm, second: Arm) -> Table:
-    """What differs in the configurations, as a table."""
-    from normbench.analysis.pairs import differing
-    from normbench.analysis.tabulated import Table
-
-    rows = tuple(differing(first, second))
-    notes = () if rows else ("The configurations do not differ.",)
-    return Table("settings", "What differs", notes, ("setting", first.name, second.name), rows, heads=3)
 
 
 def show(table: Table) -> None:
@@ -76,7 +59,7 @@ def show(table: Table) -> None:
     if table.rows:
         console.print(Text(table.title, style="bold"))
         grid = Grid()
-        for place, column in enumerate(table.columns):
+        for place, column in enumerate(table.frame.columns):
             grid.add_column(Text(column), justify="left" if place < table.heads else "right", overflow="fold")
         for row in table.rows:
             grid.add_row(*map(Text, row))
@@ -87,7 +70,7 @@ def show(table: Table) -> None:
 
 
 def parsed(words: list[str]) -> argparse.Namespace:
-    """The words as settings, each checked.
+    """Read the words as settings, each checked.
 
     Raises:
         UsageError: an unknown flag, or a value that is not allowed.
@@ -110,7 +93,7 @@ def parsed(words: list[str]) -> argparse.Namespace:
 
 
 def help_text(words: list[str]) -> str:
-    """The page of `normbench compare --help`."""
+    """Return the page of `normbench compare --help`."""
     what = (
         "Says what two arms differ in, whether the difference between them is real, and how large it may be, seed by "
         "seed. A and B are folders of runs, or arms of the runs below a folder, named by what tells them apart."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,8 @@ from normbench.glance import scalar
 from normbench.keys import Key
 
 if TYPE_CHECKING:  # imports pandas, scipy and matplotlib: behind every mistake that the words alone show
-    from normbench.analysis.report import Report, Written
+    from normbench.analysis.fairness import Finding
+    from normbench.analysis.report import Report
 
 # Flags: what each may be.
 FLAGS: dict[str, Key] = {
@@ -54,8 +56,10 @@ def run(words: list[str]) -> int:
     return 0
 
 
-def made(folders: list[Path], out: Path, **settings: Any) -> tuple[Report, Written]:
-    """The report, written; on a terminal it says what it does. settings: those of `make_report`.
+def made(folders: list[Path], out: Path, **settings: Any) -> tuple[Report, Path]:
+    """Write the report and return it with its page; on a terminal it says what it does.
+
+    settings: those of `make_report`.
 
     Raises:
         UsageError: what `make_report` raises, or `out` cannot be written.
@@ -63,14 +67,13 @@ def made(folders: list[Path], out: Path, **settings: Any) -> tuple[Report, Writt
     """
     from rich.console import Console
 
-    console = Console(stderr=True)
-    with console.status("reading the runs") as status:
+    with Console(stderr=True).status("reading the runs") as status:
         from normbench.analysis.report import make_report, save
 
         missing = {name: why for folder in folders for name, why in missing_below(folder).items()}
         report = make_report(folders, missing=missing, **settings)
         try:
-            return report, save(report, out, lambda: status.update(f"drawing {len(report.study.runs):,} runs"))
+            return report, save(report, out, lambda: status.update(f"drawing {len(report.runs):,} runs"))
         except OSError as error:
             if is_disk_full(error):
                 message = f"the disk is full: {out} is not whole, free some space and repeat the command"
@@ -79,28 +82,30 @@ def made(folders: list[Path], out: Path, **settings: Any) -> tuple[Report, Writt
 
 
 def missing_below(folder: Path) -> dict[str, str]:
-    """The runs that sweeps on a folder, or on those in it, have planned and that have no directory -> why."""
+    """Return the runs that sweeps on a folder, or on those in it, have planned and that have no directory -> why."""
     from normbench.sweeping.folder import SweepFolder
 
     places = [folder, *(path for path in folder.iterdir() if (path / ".sweep").is_dir())]
     return {name: why for place in places for name, why in SweepFolder(place).missing().items()}
 
 
-def show(report: Report, written: Written) -> None:
-    """The verdict, what may decide it, and where the page is."""
-    for sentence in report.verdict:
-        print("\n".join(paragraph(sentence.text)))
-    serious = [finding for finding in report.findings if finding.serious]
-    if serious:
+def show(report: Report, page: Path) -> None:
+    """Print the verdict, what may decide it, and where the page is."""
+    show_verdict([sentence.text for sentence in report.verdict], report.findings)
+    print(f"\n{page}")
+
+
+def show_verdict(sentences: Sequence[str], findings: Sequence[Finding]) -> None:
+    """Print what was found, and what may decide it."""
+    for sentence in sentences:
+        print("\n".join(paragraph(sentence)))
+    if serious := [(finding.topic, finding.text) for finding in findings if finding.serious]:
         print("\nunfair:")
-        print("\n".join(entries([(finding.topic, finding.text) for finding in serious])))
-    for note in written.notes:
-        print(note)
-    print(f"\n{written.page}")
+        print("\n".join(entries(serious)))
 
 
 def parsed(words: list[str]) -> argparse.Namespace:
-    """The words as settings, each checked.
+    """Read the words as settings, each checked.
 
     Raises:
         UsageError: an unknown flag, or a value that is not allowed.
@@ -118,15 +123,16 @@ def parsed(words: list[str]) -> argparse.Namespace:
 
 
 def help_text(words: list[str]) -> str:
-    """The page of `normbench report --help`."""
+    """Return the page of `normbench report --help`."""
     what = (
         "Says what the runs below FOLDER show: which differences between arms are real, how large the others may still "
         "be, and what makes the comparison unfair. It reads run directories only, whether all have finished or not. "
         "Runs that differ in nothing but the seed are an arm; arms are compared seed by seed."
     )
     leaves = (
-        "It writes report.html (one file, which opens offline), report.md, runs.csv, runs.parquet, and figures/ with "
-        "SVG, PNG and data of each figure. A file that you have edited is kept, as NAME.edited."
+        "It writes report.html (one file, which opens offline), report.md, runs.csv, runs.parquet, activations.csv "
+        "(where there were probes), and figures/ with SVG, PNG and data of each figure; files of an earlier report are "
+        "replaced."
     )
     return "\n".join(
         [
