@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from normbench.analysis.comparisons import Comparison, chosen_arm, compare_pairs, shortened
+from normbench.analysis.comparisons import Comparison, chosen_arm, compare_pairs
 from normbench.analysis.fairness import Finding, findings, in_words
 from normbench.analysis.measures import runs_frame, yardstick
-from normbench.analysis.records import ASIDE, Arm, Study, read_study, setting
+from normbench.analysis.records import ASIDE, Arm, Study, read_study, setting, shortened
 from normbench.analysis.statistics import paired_power, sd_upper_limit, seeds_needed
 from normbench.analysis.tables import PRIMARY, Table, differences_table, notes_on, results_table, step_times_table
 from normbench.analysis.wording import compared_words, diverged_words, failed_words, plain
@@ -76,14 +76,7 @@ def arms_named(study: Study, words: Sequence[str], folder: Path) -> list[Arm]:
     """
     if len(study.arms) == 1:
         raise UsageError(f"{folder} holds one arm, and two are compared: give another folder with --in")
-    try:
-        return [chosen_arm(study, word) for word in words]
-    except UsageError as error:
-        if folders := [word for word in words if Path(word).is_dir()]:
-            (other,) = set(words) - set(folders)
-            message = f"{folders[0]} is a folder and {other} is none: give two folders, or two arms below one with --in"
-            raise UsageError(message) from error
-        raise
+    return [chosen_arm(study, word) for word in words]
 
 
 def arm_in(study: Study, folder: Path) -> Arm:

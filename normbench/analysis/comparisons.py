@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from normbench.analysis.measures import Metric, final, known, loss_on
-from normbench.analysis.records import Arm, Run, Study, setting
+from normbench.analysis.records import Arm, Run, Study, setting, shortened
 from normbench.analysis.statistics import (
     ALPHA,
     Interval,
@@ -228,11 +228,6 @@ def same(had: Any, written: str) -> bool:
         return str(had) == written or float(had) == float(written)
     except (TypeError, ValueError):
         return False
-
-
-def shortened(names: Sequence[str], most: int = 12) -> str:
-    """Join names in a row, the first ones where there are many."""
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 # ---- learning rates

@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import json
 import math
+import tomllib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from normbench.analysis.comparisons import (
-    LEARNING_RATE,
-    LOST,
-    Comparison,
-    rate_families,
-    settled_seeds,
-    shortened,
-    without_rate,
-)
+from normbench.analysis.comparisons import LEARNING_RATE, LOST, Comparison, rate_families, settled_seeds, without_rate
 from normbench.analysis.measures import known
-from normbench.analysis.records import Arm, Run, Study, candidates, setting
-from normbench.analysis.wording import count
+from normbench.analysis.records import Arm, Run, Study, candidates, setting, shortened
+from normbench.analysis.wording import TEMPLATES, count
 from normbench.catalog import GROUPS
 from normbench.rundir import CHOICE_FILE, read_json
+from normbench.tables import flat
+
+# What is said elsewhere, or changes no result.
+SAID = ("trainer.steps", "trainer.epochs", "trainer.log_every", "trainer.decay_norms", "trainer.precision",
+        "trainer.accumulate", "trainer.compile", "norm.eps", "norm.impl", LEARNING_RATE)  # fmt: skip
 
 SHORT = 8  # characters of a commit or a fingerprint that tell it
 
@@ -52,8 +51,7 @@ def findings(
     missing: planned runs without a directory -> why, where they have failed.
     """
     checks = (
-        damaged, equal_everywhere, versions, seeds, doubles, nowhere, ledgers, learning_rates, open_rates, settings,
-        step_times,
+        damaged, rules, versions, seeds, doubles, unfinished, learning_rates, open_rates, settings, step_times,
     )  # fmt: skip
     found = [*(finding for check in checks for finding in check(study)), *survivors(comparisons)]
     found += not_made(missing or {})
@@ -63,48 +61,30 @@ def findings(
     return tuple(sorted(found, key=lambda finding: not finding.serious))
 
 
-# ---- what all runs should have in common
+# ---- what all runs should have in common, and what none should have
 
 
-@dataclass(frozen=True)
-class Equal:
-    """What should be the same in all runs. read: its values in a run. unless: where one of these settings varies, it
-    explains the difference; one that ends in a dot stands for all below it."""
-
-    topic: str
-    words: str
-    read: Callable[[Run], Iterable[Any]]
-    unless: tuple[str, ...] = ()
-    serious: bool = True
-
-    def check(self, study: Study) -> Iterator[Finding]:
-        """Say which arms have which values, where they are not all the same."""
-        below = tuple(key for key in self.unless if key.endswith("."))
-        if any(varied in self.unless or varied.startswith(below) for varied in study.varied):
-            return
-        if len(found := arms_by_value(study, self.read)) > 1:
-            yield Finding(self.topic, f"{self.words}: {values_in_words(found)}", self.serious)
-
-
-def of_sessions(key: str) -> Callable[[Run], Iterable[Any]]:
-    """Read what the sessions of a run have, also those before it was stopped and taken up again."""
-    return lambda run: (session.get(key) for session in run.sessions)
-
-
-def of_ledger(words: str, key: str, *unless: str, serious: bool = True) -> Equal:
-    """Compare an entry of the ledger."""
-    return Equal("ledger", f"the arms differ in {words}", lambda run: [ledger(run).get(key)], unless, serious)
-
-
-def ledger(run: Run) -> Mapping[str, Any]:
-    """Return what a run notes of its arithmetic."""
-    return run.summary.get("ledger") or {}
-
-
-def implementation(run: Run) -> str | None:
-    """Return what kind of implementation the norm has: its operator's name alone is another for each norm."""
-    name = ledger(run).get("implementation")
-    return None if name is None else "torch's operator" if "torch.nn.functional" in str(name) else str(name)
+def told(run: Run) -> dict[str, list[Any]]:
+    """Return what a run tells of itself, in all of its sessions, by the names that fairness.toml has."""
+    ledger = dict(flat(run.summary.get("ledger") or {}))
+    crossing = (run.summary.get("norm_facts") or {}).get("crosses_samples")
+    implementation = ledger.get("implementation")
+    if "torch.nn.functional" in str(implementation):  # the name alone is another for each norm
+        implementation = "torch's operator"
+    return {
+        **{f"ledger.{name}": [value] for name, value in ledger.items()},
+        **{
+            key: [one.get(key) for one in run.sessions] for key in ("cpu", "accelerator", "device", "threads", "python")
+        },
+        "commit": [short_commit(one.get("commit") or "") or None for one in run.sessions],
+        "steps": [run.steps or None],
+        "fingerprint": [(run.data.get("fingerprint") or "")[:SHORT] or None],
+        "implementation": [implementation],
+        "leak": [run.summary.get("leak")],
+        "padding": [run.summary.get("padding")],
+        "trained on one": [crossing and run.config.get("data.batch_size") == 1],
+        "judged on one": [crossing and run.config.get("data.eval_batch_size") == 1],
+    }
 
 
 def short_commit(commit: str) -> str:
@@ -113,63 +93,33 @@ def short_commit(commit: str) -> str:
     return head[:SHORT] + plus + changes
 
 
-EQUAL = (
-    Equal("unequal steps", "runs are not all of the same length, in steps", lambda run: [run.steps or None],
-          ("trainer.steps", "trainer.epochs")),
-    Equal("different data", "the data are not the same, by their fingerprints",
-          lambda run: [(run.data.get("fingerprint") or "")[:SHORT] or None], ("data",)),
-    Equal("different machines", "times do not compare over different processors", of_sessions("cpu")),
-    Equal("different machines", "times do not compare over different accelerators", of_sessions("accelerator")),
-    Equal("different machines", "times do not compare over different devices", of_sessions("device")),
-    Equal("different threads", "times do not compare over numbers of threads", of_sessions("threads")),
-)  # fmt: skip
-LEDGER = (
-    of_ledger("eps", "eps", "norm.eps"),
-    of_ledger("weight decay of the norms' γ and β", "norm_parameters_decayed", "trainer.decay_norms"),
-    of_ledger("initialisation", "init", "init", "init."),
-    of_ledger("scaling of residual branches at initialisation", "residual_scale", "init", "init."),
-    of_ledger("gain of branches at initialisation", "branch_gain", "placement", "placement."),
-    of_ledger("gain of the residual stream", "residual_gain", "placement", "placement."),
-    of_ledger("precision", "precision", "trainer.precision"),
-    of_ledger("batches a step", "batches_a_step", "trainer.accumulate"),
-    of_ledger("compilation", "compiled", "trainer.compile", serious=False),
-    Equal("ledger", "the arms differ in implementation (step times then compare kernels, not norms)",
-          lambda run: [implementation(run)], ("norm.impl",), False),
-    Equal("ledger", "the arms differ in number of parameters",
-          lambda run: [(ledger(run).get("parameters") or {}).get("total")], ("model", "model."), False),
-)  # fmt: skip
-
-# What is said elsewhere, or changes no result.
-SAID = ("trainer.steps", "trainer.epochs", "trainer.log_every", "trainer.decay_norms", "trainer.precision",
-        "trainer.accumulate", "trainer.compile", "norm.eps", "norm.impl", LEARNING_RATE)  # fmt: skip
+def rules(study: Study) -> Iterator[Finding]:
+    """Find what fairness.toml names."""
+    tables = tomllib.loads((TEMPLATES / "fairness.toml").read_text("utf-8"))
+    known = {run.path: told(run) for run in study.runs}
+    for rule in tables["same"]:
+        unless = rule.get("unless", [])
+        below = tuple(key for key in unless if key.endswith("."))
+        if not any(varied in unless or varied.startswith(below) for varied in study.varied):
+            found = arms_by_value(study, {path: one.get(rule["reads"], []) for path, one in known.items()})
+            yield from unequal(rule["topic"], rule["sentence"], found, serious=not rule.get("minor"))
+    for rule in tables["never"]:
+        if names := arms_with(study, {path for path, one in known.items() if any(one[rule["reads"]])}):
+            yield Finding(rule["topic"], f"{shortened(names, 6)}: {rule['sentence']}")
 
 
-def equal_everywhere(study: Study) -> Iterator[Finding]:
-    """Find runs of different lengths, on different data, or on different machines, which make times incomparable."""
-    for rule in EQUAL:
-        yield from rule.check(study)
-
-
-def ledgers(study: Study) -> Iterator[Finding]:
-    """Find entries of the ledger that differ and are not what is compared."""
-    for rule in LEDGER:
-        yield from rule.check(study)
+def unequal(topic: str, words: str, found: Mapping[Any, Sequence[str]], serious: bool = True) -> Iterator[Finding]:
+    """Say who has which values, where there are several."""
+    if len(found) > 1:
+        yield Finding(topic, f"{words}: {values_in_words(found)}", serious)
 
 
 def versions(study: Study) -> Iterator[Finding]:
-    """Find different versions of what made the runs."""
-    rules = {
-        f"{name} is not always the same": lambda run, name=name: (
-            (session.get("packages") or {}).get(name) for session in run.sessions
-        )
-        for name in sorted({name for run in study.runs for one in run.sessions for name in one.get("packages") or {}})
-    }
-    rules["Python is not always the same"] = of_sessions("python")
-    rules["the code is not always the same, by commit"] = lambda run: (
-        commit and short_commit(commit) for commit in of_sessions("commit")(run)
-    )
-    for words, read in rules.items():
-        yield from Equal("different versions", words, read).check(study)
+    """Find different versions of the packages that made the runs."""
+    known = {run.path: [one.get("packages") or {} for one in run.sessions] for run in study.runs}
+    for name in sorted({name for sessions in known.values() for packages in sessions for name in packages}):
+        had = {path: [packages.get(name) for packages in sessions] for path, sessions in known.items()}
+        yield from unequal("different versions", f"{name} is not always the same", arms_by_value(study, had))
 
 
 def settings(study: Study) -> Iterator[Finding]:
@@ -180,8 +130,8 @@ def settings(study: Study) -> Iterator[Finding]:
             continue
         if key.partition(".")[0] in compared and (key not in asked or key.endswith("._target_")):
             continue  # an option has its own values
-        rule = Equal("settings", f"the arms differ in {key} too", lambda run, key=key: [run.config.get(key)])
-        yield from rule.check(study)
+        found = arms_by_value(study, {run.path: [run.config.get(key)] for run in study.runs})
+        yield from unequal("settings", f"the arms differ in {key} too", found)
 
 
 def asked_for(study: Study) -> set[str]:
@@ -190,37 +140,7 @@ def asked_for(study: Study) -> set[str]:
     return {word.strip("'\"").lstrip("+~").partition("=")[0] for word in words if "=" in word}
 
 
-# ---- what no arm should have
-
-
-def takes_one(key: str) -> Callable[[Run], bool]:
-    """Say whether a norm's statistics cross samples, and a batch has one."""
-    return lambda run: bool((run.summary.get("norm_facts") or {}).get("crosses_samples")) and run.config.get(key) == 1
-
-
-# Of a run that has it: the topic, how the sentence goes on behind the names of the arms, and whether a run has it.
-NOWHERE: tuple[tuple[str, str, Callable[[Run], Any]], ...] = (
-    ("leaking norm", "the norm shows each position its future in training, so its training loss does not compare",
-     lambda run: run.summary.get("leak")),
-    ("padding", "the norm counts the padding of shorter texts in its statistics",
-     lambda run: run.summary.get("padding")),
-    ("batch of one", "the norm takes statistics over the batch, and is trained at a batch size of 1",
-     takes_one("data.batch_size")),
-    ("batch of one", "the norm takes statistics over the batch, and is judged at a batch size of 1",
-     takes_one("data.eval_batch_size")),
-)  # fmt: skip
-NO_RESULT_YET = {"running": "still going or killed", "interrupted": "interrupted"}
-
-
-def nowhere(study: Study) -> Iterator[Finding]:
-    """Find runs that may still become results, and norms that see what they should not."""
-    for status, words in NO_RESULT_YET.items():
-        if number := sum(run.status == status for run in study.runs):
-            names = shortened(arms_with(study, lambda run, status=status: run.status == status), 6)
-            yield Finding("unfinished runs", f"{count(number, 'run')} {words}, so no result yet: {names}")
-    for topic, words, has in NOWHERE:
-        if names := arms_with(study, has):
-            yield Finding(topic, f"{shortened(names, 6)}: {words}")
+# ---- runs
 
 
 def damaged(study: Study) -> Iterator[Finding]:
@@ -230,6 +150,15 @@ def damaged(study: Study) -> Iterator[Finding]:
     for run in study.runs:
         if run.recorded.torn:
             yield Finding("torn line", f"{run.name} is read up to it: {run.recorded.torn}", serious=run.ended)
+
+
+def unfinished(study: Study) -> Iterator[Finding]:
+    """Find runs that may still become results."""
+    for status, words in (("running", "still going or killed"), ("interrupted", "interrupted")):
+        names = [arm.name for arm in study.arms for run in arm.runs if run.status == status]
+        if names:
+            whose = shortened(list(dict.fromkeys(names)), 6)
+            yield Finding("unfinished runs", f"{count(len(names), 'run')} {words}, so no result yet: {whose}")
 
 
 def step_times(study: Study) -> Iterator[Finding]:
@@ -256,8 +185,8 @@ def seeds(study: Study) -> Iterator[Finding]:
     for arm in study.arms:
         if lacks := every - {run.seed for run in arm.runs}:
             lacking.setdefault(shortened([str(seed) for seed in sorted(lacks)]), []).append(arm.name)
-    for lacks, names in lacking.items():
-        yield Finding("missing seeds", f"{shortened(names, 6)}: no run with seed {lacks}, which other arms have")
+    for missing, names in lacking.items():
+        yield Finding("missing seeds", f"{shortened(names, 6)}: no run with seed {missing}, which other arms have")
 
 
 def doubles(study: Study) -> Iterator[Finding]:
@@ -297,7 +226,7 @@ def not_made(missing: Mapping[str, str]) -> Iterator[Finding]:
 
 def learning_rates(study: Study) -> Iterator[Finding]:
     """Find learning rates that go along with what is compared: fair where each was chosen for its arm on other data."""
-    found = arms_by_value(study, lambda run: [run.config.get(LEARNING_RATE)])
+    found = arms_by_value(study, {run.path: [run.config.get(LEARNING_RATE)] for run in study.runs})
     if LEARNING_RATE in study.varied or len(found) < 2:
         return
     noted = {folder: read_json(folder / CHOICE_FILE) or {} for folder in {run.path.parent for run in study.runs}}
@@ -305,7 +234,7 @@ def learning_rates(study: Study) -> Iterator[Finding]:
     if all(choices.values()):
         text = "the learning rate of each arm was chosen on data held out of the training data"
         yield Finding("learning rate", f"{text}: {values_in_words(found)}", serious=False)
-        if names := arms_with(study, lambda run: choices[run.path].get("edge")):
+        if names := arms_with(study, {path for path, choice in choices.items() if choice.get("edge")}):
             text = "the chosen learning rate is at the end of those tried, so a wider grid may have a better one"
             yield Finding("learning rate", f"{shortened(names, 6)}: {text}")
     elif "optim" not in study.varied or LEARNING_RATE in asked_for(study):
@@ -317,8 +246,10 @@ def choice_of(run: Run, noted: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]
     """Return what a sweep with `sweep.lr=auto` has noted of the choice of a run's rate; nothing where it chose none."""
     for choice in noted:
         groups = ((key, value) for key, value in choice["arm"].items() if key in GROUPS)
-        rates = run.config.get(LEARNING_RATE), choice["lr"]
-        if None not in rates and math.isclose(*rates) and all(str(setting(run, key)) == value for key, value in groups):
+        if run.config.get(LEARNING_RATE) is None or choice["lr"] is None:
+            continue
+        same_rate = math.isclose(run.config[LEARNING_RATE], choice["lr"])
+        if same_rate and all(str(setting(run, key)) == value for key, value in groups):
             return choice
     return {}
 
@@ -338,21 +269,21 @@ def open_rates(study: Study) -> Iterator[Finding]:
 # ---- arms and what they have
 
 
-def arms_by_value(study: Study, read: Callable[[Run], Iterable[Any]]) -> dict[Any, list[str]]:
-    """Return the names of the arms that have each value, without runs that do not tell; odd values by their text."""
+def arms_by_value(study: Study, values: Mapping[Path, Iterable[Any]]) -> dict[Any, list[str]]:
+    """Return the names of the arms whose runs have each value, but none for None; odd values by their text."""
     found: dict[Any, dict[str, None]] = {}
     for arm in study.arms:
         for run in arm.runs:
-            for value in read(run):
+            for value in values[run.path]:
                 if value is not None:
                     key = value if isinstance(value, int | float | str) else json.dumps(value, default=str)
                     found.setdefault(key, {})[arm.name] = None
     return {value: list(names) for value, names in found.items()}
 
 
-def arms_with(study: Study, has: Callable[[Run], Any]) -> list[str]:
-    """Return the names of the arms of which a run is such."""
-    return [arm.name for arm in study.arms if any(has(run) for run in arm.runs)]
+def arms_with(study: Study, paths: Collection[Path]) -> list[str]:
+    """Return the names of the arms of which a run is among these."""
+    return [arm.name for arm in study.arms if any(run.path in paths for run in arm.runs)]
 
 
 def values_in_words(found: Mapping[Any, Sequence[str]]) -> str:

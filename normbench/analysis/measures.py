@@ -227,7 +227,6 @@ def runs_frame(study: Study, by: Yardstick) -> pd.DataFrame:
 def run_row(run: Run, arm: Arm, by: Yardstick) -> dict[str, Any]:
     """Measure one run."""
     logged, times = run.summary.get("metrics", {}), run.summary.get("step_time") or {}
-    memory = run.summary.get("peak_memory_bytes")
     best, best_step = best_of(run, by.primary)
     spikes, judged = count_spikes(finite(run.curves.get(TRAINING_LOSS)).values)
     return {
@@ -246,10 +245,10 @@ def run_row(run: Run, arm: Arm, by: Yardstick) -> dict[str, Any]:
         "target": by.target,
         "target_seconds": time_to(run, by.timed, by.target),
         f"{by.timed}_at_equal_time": value_at(run, by.timed, by.seconds) if run.status == "finished" else NAN,
-        "step_median_ms": times.get("median_ms"),
-        "step_p90_ms": times.get("p90_ms"),
-        "steps_timed": times.get("n"),
-        "peak_memory_bytes": NAN if memory is None else float(memory),
+        "step_median_ms": times.get("median_ms") or NAN,
+        "step_p90_ms": times.get("p90_ms") or NAN,
+        "steps_timed": times.get("n", NAN),
+        "peak_memory_bytes": float(run.summary.get("peak_memory_bytes") or NAN),
         "spikes": spikes / judged if judged else NAN,
         "message": run.message,
         "path": str(run.path),

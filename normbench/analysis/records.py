@@ -250,3 +250,8 @@ def in_order(value: Any) -> tuple[int, float, str]:
     if isinstance(value, int | float):
         return 1, float(value), ""
     return 2, 0.0, str(value)
+
+
+def shortened(names: Sequence[str], most: int = 12) -> str:
+    """Join names in a row, the first ones where there are many."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

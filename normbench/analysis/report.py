@@ -14,41 +14,14 @@ import pandas as pd
 from markupsafe import Markup
 
 from normbench import __version__
-from normbench.analysis.comparisons import (
-    Baseline,
-    Comparison,
-    compare_all,
-    contenders,
-    given_baseline,
-    shortened,
-    usual_baseline,
-)
+from normbench.analysis import tables
+from normbench.analysis.comparisons import Baseline, Comparison, compare_all, contenders, given_baseline, usual_baseline
 from normbench.analysis.fairness import Finding, findings, short_commit
 from normbench.analysis.measures import Yardstick, activations_frame, runs_frame, yardstick
-from normbench.analysis.records import Arm, Run, Study, read_study
+from normbench.analysis.records import Arm, Run, Study, read_study, shortened
 from normbench.analysis.sensitivity import tried_rates
-from normbench.analysis.tables import (
-    PRIMARY,
-    Table,
-    activations_table,
-    costs_table,
-    differences_table,
-    lost_table,
-    rates_table,
-    results_table,
-    step_times_table,
-)
-from normbench.analysis.wording import (
-    at_most,
-    compared_words,
-    count,
-    diverged_words,
-    duration,
-    environment,
-    failed_words,
-    fixed,
-    say,
-)
+from normbench.analysis.tables import Table
+from normbench.analysis.wording import count, environment, verdict
 from normbench.files import write_bytes
 
 if TYPE_CHECKING:
@@ -60,19 +33,11 @@ STATUSES = ("finished", "diverged", "out_of_memory", "failed", "interrupted", "r
 
 
 @dataclass(frozen=True)
-class Sentence:
-    """One sentence, and the anchor of the table behind it."""
-
-    text: str
-    table: str
-
-
-@dataclass(frozen=True)
 class Report:
     """All that a report says, before it is drawn.
 
-    chosen: whether a learning rate was chosen for each arm. runs: see `runs_frame`. blocks: see `activations_frame`.
-    comparisons: in the primary metric.
+    chosen: whether a learning rate was chosen for each arm. runs, blocks: of `runs_frame` and `activations_frame`.
+    comparisons: in the primary metric. verdict: sentences, each with the key of the table behind it.
     """
 
     study: Study
@@ -82,9 +47,9 @@ class Report:
     runs: pd.DataFrame
     blocks: pd.DataFrame
     comparisons: tuple[Comparison, ...]
-    verdict: tuple[Sentence, ...]
+    verdict: list[tuple[str, str]]
     findings: tuple[Finding, ...]
-    tables: tuple[Table, ...]
+    tables: list[Table]
 
 
 def make_report(
@@ -120,35 +85,30 @@ def make_report(
         comparisons=families[0],
         verdict=verdict(study, families[0], margin),
         findings=findings(study, chosen and by.primary.tag.endswith("/val"), families[0], missing),
-        tables=tables(study, by, runs, blocks, families),
+        tables=all_tables(study, by, runs, blocks, families),
     )
 
 
-def verdict(study: Study, comparisons: Sequence[Comparison], margin: float | None) -> tuple[Sentence, ...]:
-    """Say what differs, where no difference was found, what cannot be said, and what did not finish."""
-    nothing = [] if comparisons else [Sentence(say("not_compared", len(study.arms)), "arms")]
-    return (
-        *nothing,
-        *(Sentence(text, PRIMARY) for text in compared_words(comparisons, margin)),
-        *(Sentence(text, "costs") for text in at_most(list(diverged_words(study)))),
-        *(Sentence(text, "lost") for text in failed_words(study)),
-    )
-
-
-def tables(
+def all_tables(
     study: Study, by: Yardstick, runs: pd.DataFrame, blocks: pd.DataFrame, families: Sequence[Sequence[Comparison]]
-) -> tuple[Table, ...]:
+) -> list[Table]:
     """Return the tables that have rows."""
-    found: list[Table | None] = [results_table(runs, study, by)]
-    for place, comparisons in enumerate(families):
+    found: list[Table | None] = [tables.results_table(runs, study, by)]
+    for comparisons in families:
         if comparisons:
             kind = comparisons[0].metric.tag.partition("/")[0]
-            found.append(differences_table(comparisons, f"{PRIMARY}-{kind}" if place else PRIMARY))
-    if tried := tried_rates(study):
-        found.append(rates_table(tried))
-    found += [costs_table(runs), step_times_table(families[0])]
-    found += [activations_table(blocks) if len(blocks) else None, lost_table(study)]
-    return tuple(table for table in found if table is not None)
+            found.append(
+                tables.differences_table(comparisons, f"{tables.PRIMARY}-{kind}" if found[1:] else tables.PRIMARY)
+            )
+    tried = tried_rates(study)
+    found += [
+        tables.rates_table(tried) if tried else None,
+        tables.costs_table(runs),
+        tables.step_times_table(families[0]),
+        tables.activations_table(blocks) if len(blocks) else None,
+        tables.lost_table(study),
+    ]
+    return [table for table in found if table is not None]
 
 
 # ---- the files
@@ -204,7 +164,7 @@ def html_page(report: Report, figures: Sequence[Figure]) -> str:
             figures=[(figure, drawing_of(figure)) for figure in figures],
             moment=datetime.now(UTC),
             dark=Markup(dark_rules(".drawing")),
-            runs=run_rows(report) if len(report.runs) <= MOST_ROWS else [],
+            runs=report.runs.to_dict("records") if len(report.runs) <= MOST_ROWS else [],
         )
     )
 
@@ -270,23 +230,6 @@ def packages(run: Run) -> str | None:
     found = run.session.get("packages") or {}
     known = [f"{name} {found[name]}" for name in ("torch", "numpy") if found.get(name)]
     return ", ".join([*known, f"Python {run.session.get('python')}"]) if known else None
-
-
-def run_rows(report: Report) -> list[tuple[str, ...]]:
-    """Return the rows of the table of all runs."""
-    metric = report.by.primary
-    return [
-        (
-            row["run"],
-            row["arm"],
-            str(row["seed"]),
-            row["status"].replace("_", " "),
-            f"{row['step']:,}",
-            fixed(metric.scale * row.get(metric.tag) if row["status"] == "finished" else None, metric.decimals),
-            duration(row["training_seconds"]),
-        )
-        for row in report.runs.to_dict("records")
-    ]
 
 
 def drawing_of(figure: Figure) -> Markup:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -21,7 +20,7 @@ from normbench.analysis.wording import (
     chance,
     duration,
     fixed,
-    paragraphs,
+    notes_on,
     plain,
     precision,
     significant,
@@ -59,16 +58,11 @@ class Table:
         return replace(self, frame=turned, heads=1, marked=frozenset())
 
 
-def framed(rows: Iterable[Mapping[str, str]], heads: int = 1) -> pd.DataFrame:
+def framed(rows: pd.DataFrame | Sequence[Mapping[str, str]], heads: int = 1) -> pd.DataFrame:
     """Return rows as a frame without the columns of figures that no row has."""
-    frame = pd.DataFrame(list(rows))
+    frame = pd.DataFrame(rows)
     frame.columns = frame.columns.str.rstrip()  # two may have one heading, which a space tells apart until here
     return frame.loc[:, (frame != NONE).any().to_numpy() | (np.arange(frame.shape[1]) < heads)]
-
-
-def notes_on(key: str, **about: Any) -> tuple[str, ...]:
-    """Return the notes of a table, whose words are in templates/notes.jinja."""
-    return paragraphs("notes.jinja", key, about)
 
 
 # ---- the arms
@@ -124,36 +118,32 @@ def time_to_target(own: pd.DataFrame, by: Yardstick) -> str:
 
 def costs_table(runs: pd.DataFrame) -> Table:
     """Say what the arms cost and how calm they were."""
-    frame = framed(cost_row(name, own) for name, own in runs.groupby("arm", sort=False))
+    arm = runs["arm"]
+
+    def share(which: pd.Series) -> pd.Series:
+        return which.groupby(arm, sort=False).agg(lambda own: f"{own.sum()} of {len(own)}" if own.any() else "0")
+
+    def mean(values: pd.Series, how: str = "mean") -> pd.Series:
+        return values.groupby(arm, sort=False).agg(how)
+
+    status = runs["status"]
+    columns = {
+        "step time, ms": mean(runs["step_median_ms"], "median").map(significant),
+        "p90, ms": mean(runs["step_p90_ms"], "median").map(significant),
+        "steps timed": mean(runs["steps_timed"], "sum").map("{:,.0f}".format),
+        "training time": mean(runs["training_seconds"].where(status == "finished")).map(duration),
+        "peak memory, MiB": mean(runs["peak_memory_bytes"] / 2**20, "median").map(significant),
+        **{words: share(status == bad) for bad, words in BAD.items()},
+        "unfinished": share(status.isin(UNFINISHED)),
+        "spikes": mean(runs["spikes"]).map(spikes),
+    }
+    frame = framed(pd.DataFrame(columns).rename_axis("arm").reset_index())
     return Table("costs", "Cost and stability", frame, notes_on("costs", columns=list(frame)))
 
 
-def cost_row(name: str, own: pd.DataFrame) -> dict[str, str]:
-    """Return one arm."""
-    statuses = own["status"]
-    spikes = own["spikes"].mean()
-    return {
-        "arm": name,
-        "step time, ms": significant(middle(own["step_median_ms"])),
-        "p90, ms": significant(middle(own["step_p90_ms"])),
-        "steps timed": f"{int(sum(known(own['steps_timed']))):,}",
-        "training time": duration(own.loc[statuses == "finished", "training_seconds"].mean()),
-        "peak memory, MiB": significant(middle(own["peak_memory_bytes"]) / 2**20),
-        **{words: share(int((statuses == status).sum()), len(own)) for status, words in BAD.items()},
-        "unfinished": share(int(statuses.isin(UNFINISHED).sum()), len(own)),
-        "spikes": NONE if math.isnan(spikes) else f"{100 * spikes:.2g} %" if spikes else "0 %",
-    }
-
-
-def middle(values: Iterable[float | None]) -> float:
-    """Return the median of those that are known."""
-    found = known(values)
-    return float(np.median(found)) if found else math.nan
-
-
-def share(count: int, total: int) -> str:
-    """Say how many of all."""
-    return f"{count} of {total}" if count else "0"
+def spikes(value: float) -> str:
+    """Write a share of steps."""
+    return NONE if math.isnan(value) else f"{100 * value:.2g} %" if value else "0 %"
 
 
 def activations_table(blocks: pd.DataFrame) -> Table:

@@ -10,9 +10,9 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from normbench.analysis.comparisons import LEARNING_RATE, Comparison, shortened, without_rate
+from normbench.analysis.comparisons import LEARNING_RATE, Comparison, without_rate
 from normbench.analysis.measures import rounded_up
-from normbench.analysis.records import Arm, Study
+from normbench.analysis.records import Arm, Study, shortened
 from normbench.analysis.statistics import ALPHA, Interval, detectable_difference
 
 NONE = "–"
@@ -149,6 +149,24 @@ def paragraphs(template: str, macro: str, *about: Any) -> tuple[str, ...]:
 def say(macro: str, *about: Any) -> str:
     """Return a sentence of sentences.jinja."""
     return " ".join(paragraphs("sentences.jinja", macro, *about))
+
+
+def notes_on(table: str, **about: Any) -> tuple[str, ...]:
+    """Return what stands under a table, by notes.jinja."""
+    return paragraphs("notes.jinja", table, about)
+
+
+def verdict(study: Study, comparisons: Sequence[Comparison], margin: float | None) -> list[tuple[str, str]]:
+    """Return what differs, where no difference was found, what cannot be said, and what did not finish.
+
+    Each sentence comes with the key of the table behind it.
+    """
+    return [
+        *([] if comparisons else [(say("not_compared", len(study.arms)), "arms")]),
+        *((text, "differences") for text in compared_words(comparisons, margin)),
+        *((text, "costs") for text in at_most(list(diverged_words(study)))),
+        *((text, "lost") for text in failed_words(study)),
+    ]
 
 
 def compared_words(comparisons: Sequence[Comparison], margin: float | None) -> Iterator[str]:

@@ -91,7 +91,7 @@ def missing_below(folder: Path) -> dict[str, str]:
 
 def show(report: Report, page: Path) -> None:
     """Print the verdict, what may decide it, and where the page is."""
-    show_verdict([sentence.text for sentence in report.verdict], report.findings)
+    show_verdict([sentence for sentence, _ in report.verdict], report.findings)
     print(f"\n{page}")
 
 
