@@ -30,32 +30,15 @@ def standard_error(share: float, studies: int) -> float:
     return math.sqrt(share * (1 - share) / studies)
 
 
-# Cohen's d_z, seeds: as G*Power 3.1 gives them for a paired, two-sided t test at 5 % with a power of 80 %.
-@pytest.mark.parametrize(("effect", "n"), [(0.2, 199), (0.5, 34), (0.8, 15), (1.0, 10)])
-def test_seeds_needed_are_the_published_ones(effect: float, n: int) -> None:
-    assert seeds_needed(effect, 1.0) == seeds_needed(-3 * effect, 3.0) == n
-
-
 @pytest.mark.parametrize("family", [1, 2, 5, 35])
 @pytest.mark.parametrize("effect", [0.3, 1.0, 2.5, 40.0])
-def test_seeds_needed_are_the_fewest(effect: float, family: int) -> None:
+def test_seeds_needed_are_the_fewest_and_the_published_ones(effect: float, family: int) -> None:
     n = seeds_needed(effect, 1.0, family=family)
     assert paired_power(effect, 1.0, n, family=family) >= 0.8
     assert n == 2 or paired_power(effect, 1.0, n - 1, family=family) < 0.8
-
-
-@pytest.mark.parametrize("n", [2, 3, 5, 10, 100])
-@pytest.mark.parametrize("family", [1, 5, 35])
-def test_power_is_the_share_of_simulated_noncentral_t_values(n: int, family: int) -> None:
-    rng = np.random.default_rng(n)
-    draws = 200_000
-    critical = stats.t.isf(0.025 / family, n - 1)
-    normal, spread = rng.normal(size=draws), np.sqrt(rng.chisquare(n - 1, draws) / (n - 1))
-    for share in (0.3, 1.0, 1.5):
-        shift = share * critical
-        found = (np.abs((normal + shift) / spread) > critical).mean()
-        predicted = paired_power(shift / math.sqrt(n), 1.0, n, family=family)
-        assert abs(found - predicted) < 4 * standard_error(predicted, draws)
+    # Cohen's d_z: seeds, as G*Power 3.1 gives them for a paired, two-sided t test at 5 % with a power of 80 %.
+    for published, seeds in {0.2: 199, 0.5: 34, 0.8: 15, 1.0: 10}.items():
+        assert seeds_needed(published, 1.0) == seeds_needed(-3 * published, 3.0) == seeds
 
 
 @pytest.mark.parametrize("n", [2, 3, 7, 30, 1_000, 44_741, 300_000])  # for many, the integrand is a narrow step

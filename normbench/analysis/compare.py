@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 
-from normbench.analysis.comparisons import Comparison, chosen_arm, compare_pairs
-from normbench.analysis.fairness import Finding, findings, in_words
-from normbench.analysis.measures import runs_frame, yardstick
+from normbench.analysis.comparisons import Comparison, chosen_arm
+from normbench.analysis.fairness import in_words
 from normbench.analysis.records import ASIDE, Arm, Study, read_study, setting, shortened
 from normbench.analysis.statistics import paired_power, sd_upper_limit, seeds_needed
-from normbench.analysis.tables import PRIMARY, Table, differences_table, notes_on, results_table, step_times_table
-from normbench.analysis.wording import compared_words, diverged_words, failed_words, plain
+from normbench.analysis.tables import Table
+from normbench.analysis.wording import notes_on, plain
 from normbench.catalog import GROUPS
 from normbench.errors import UsageError
 
@@ -22,33 +20,7 @@ from normbench.errors import UsageError
 USUAL_SIZES = (0.5, 1.0, 2.0)
 
 
-@dataclass(frozen=True)
-class Pair:
-    """What is said of two arms, the second one the baseline. comparison: in the primary metric."""
-
-    comparison: Comparison
-    tables: tuple[Table, ...]
-    verdict: tuple[str, ...]
-    findings: tuple[Finding, ...]
-
-
-def compare(first: Arm, second: Arm, study: Study, margin: float | None = None) -> Pair:
-    """Compare the first arm with the second. study: of these two, as `read_pair` returns it."""
-    by = yardstick(study, [second])
-    found = [compare_pairs([(first, second)], metric) for metric in by.metrics]
-    tables = [results_table(runs_frame(study, by), study, by)]
-    tables += [differences_table(one, "loss" if place else PRIMARY) for place, one in enumerate(found)]
-    tables += [table] if (table := step_times_table(found[0])) else []
-    sentences = (*compared_words(found[0], margin), *diverged_words(study), *failed_words(study))
-    differing = settings_table(first, second)
-    turned = (table.transposed() for table in tables)
-    return Pair(found[0][0], (differing, *turned), sentences, findings(study, comparisons=found[0]))
-
-
-# ---- the arms
-
-
-def read_pair(first: str, second: str, folder: Path) -> tuple[Arm, Arm, Study]:
+def read_pair(first: str, second: str, folder: Path) -> Study:
     """Read the two arms that words name: folders of runs, or arms of the runs below `folder`.
 
     Raises:
@@ -60,23 +32,14 @@ def read_pair(first: str, second: str, folder: Path) -> tuple[Arm, Arm, Study]:
         arms = [arm_in(study, Path(word)) for word in words]
     else:
         study = read_study([folder])
-        arms = arms_named(study, words, folder)
+        if len(study.arms) == 1:
+            raise UsageError(f"{folder} holds one arm, and two are compared: give another folder with --in")
+        arms = [chosen_arm(study, word) for word in words]
     if {run.path for run in arms[0].runs} & {run.path for run in arms[1].runs}:
         raise UsageError(f"{first} and {second} are the same runs: name two arms")
     if arms[0].name == arms[1].name:  # the same settings in two folders
         arms = [replace(arm, settings={**arm.settings, "in": word}) for arm, word in zip(arms, words, strict=True)]
-    return arms[0], arms[1], replace(study, arms=tuple(arms))
-
-
-def arms_named(study: Study, words: Sequence[str], folder: Path) -> list[Arm]:
-    """Return the arms of a study that words name.
-
-    Raises:
-        UsageError: a word names no arm or several, or there is but one.
-    """
-    if len(study.arms) == 1:
-        raise UsageError(f"{folder} holds one arm, and two are compared: give another folder with --in")
-    return [chosen_arm(study, word) for word in words]
+    return replace(study, arms=tuple(arms))
 
 
 def arm_in(study: Study, folder: Path) -> Arm:

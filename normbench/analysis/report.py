@@ -52,32 +52,47 @@ class Report:
     tables: list[Table]
 
 
-def make_report(
-    folders: Sequence[Path],
-    *,
-    baseline: str | None = None,
-    target: float | None = None,
-    margin: float | None = None,
-    missing: Mapping[str, str] | None = None,
-) -> Report:
-    """Find out what the report says.
+def make_report(folders: Sequence[Path], *, baseline: str | None = None, **how: Any) -> Report:
+    """Find out what the runs below some folders say.
 
-    baseline: words of an arm, such as `norm=layernorm`. target: the loss (nats) whose time is asked. margin: a
-    difference in the primary metric that does not matter. missing: runs that were planned and have no directory -> why,
-    where they have failed.
+    baseline: words of an arm, such as `norm=layernorm`. how: as `examine` has it.
 
     Raises:
         UsageError: a folder is not there, no run has ended, the tasks differ, or the baseline is no arm.
     """
     study = read_study(folders)
-    against = given_baseline(study, baseline) if baseline else usual_baseline(study)
-    arms, chosen = contenders(study, against)
-    by = yardstick(study, [arm for arm in arms if arm.has(against)], target)
-    families = [compare_all(arms, against, metric) for metric in by.metrics]
-    runs, blocks = runs_frame(study, by), activations_frame(study)
+    return examine(study, given_baseline(study, baseline) if baseline else usual_baseline(study), **how)
+
+
+def examine(
+    study: Study,
+    baseline: Baseline,
+    *,
+    target: float | None = None,
+    margin: float | None = None,
+    missing: Mapping[str, str] | None = None,
+) -> Report:
+    """Find out what a study says.
+
+    target: the loss (nats) whose time is asked. margin: a difference in the primary metric that does not matter.
+    missing: runs that were planned and have no directory -> why, where they have failed.
+    """
+    arms, chosen = contenders(study, baseline)
+    by = yardstick(study, [arm for arm in arms if arm.has(baseline)], target)
+    families = [compare_all(arms, baseline, metric) for metric in by.metrics]
+    runs, blocks, tried = runs_frame(study, by), activations_frame(study), tried_rates(study)
+    found = [
+        tables.results_table(runs, study, by),
+        *(tables.differences_table(family, primary=family is families[0]) for family in families if family),
+        tables.rates_table(tried) if tried else None,
+        tables.costs_table(runs),
+        tables.step_times_table(families[0]),
+        tables.activations_table(blocks) if len(blocks) else None,
+        tables.lost_table(study),
+    ]
     return Report(
         study=study,
-        baseline=against,
+        baseline=baseline,
         by=by,
         chosen=chosen,
         runs=runs,
@@ -85,30 +100,8 @@ def make_report(
         comparisons=families[0],
         verdict=verdict(study, families[0], margin),
         findings=findings(study, chosen and by.primary.tag.endswith("/val"), families[0], missing),
-        tables=all_tables(study, by, runs, blocks, families),
+        tables=[table for table in found if table is not None],
     )
-
-
-def all_tables(
-    study: Study, by: Yardstick, runs: pd.DataFrame, blocks: pd.DataFrame, families: Sequence[Sequence[Comparison]]
-) -> list[Table]:
-    """Return the tables that have rows."""
-    found: list[Table | None] = [tables.results_table(runs, study, by)]
-    for comparisons in families:
-        if comparisons:
-            kind = comparisons[0].metric.tag.partition("/")[0]
-            found.append(
-                tables.differences_table(comparisons, f"{tables.PRIMARY}-{kind}" if found[1:] else tables.PRIMARY)
-            )
-    tried = tried_rates(study)
-    found += [
-        tables.rates_table(tried) if tried else None,
-        tables.costs_table(runs),
-        tables.step_times_table(families[0]),
-        tables.activations_table(blocks) if len(blocks) else None,
-        tables.lost_table(study),
-    ]
-    return [table for table in found if table is not None]
 
 
 # ---- the files

@@ -27,7 +27,6 @@ from normbench.analysis.wording import (
     span,
 )
 
-PRIMARY = "differences"  # the table of which the verdict speaks
 BAD = {"diverged": "diverged", "out_of_memory": "out of memory", "failed": "failed"}
 UNFINISHED = ("running", "interrupted")
 
@@ -166,12 +165,13 @@ def activations_table(blocks: pd.DataFrame) -> Table:
 # ---- the differences
 
 
-def differences_table(comparisons: Sequence[Comparison], key: str = PRIMARY) -> Table:
-    """Compare each arm with its baseline."""
+def differences_table(comparisons: Sequence[Comparison], primary: bool = True) -> Table:
+    """Compare each arm with its baseline. primary: whether the verdict speaks of this table."""
     metric, family = comparisons[0].metric, comparisons[0].family
     frame = framed([difference_row(one) for one in comparisons], heads=2)
+    key = "differences" if primary else f"differences-{metric.tag.partition('/')[0]}"
     marked = frozenset(place for place, one in enumerate(comparisons) if one.real)
-    notes = notes_on("differences", columns=list(frame), metric=metric, family=family, primary=key == PRIMARY)
+    notes = notes_on("differences", columns=list(frame), metric=metric, family=family, primary=primary)
     table = Table(key, f"Differences in {metric.words}", frame, notes, heads=2, marked=marked)
     return of_one_baseline(table, "from")
 

@@ -38,14 +38,19 @@ examples:
 def run(words: list[str]) -> int:
     """Print what two arms differ in and whether the difference is real, or how many seeds one needs."""
     settings = parsed(words)
-    from normbench.analysis.compare import compare, plan, read_pair
+    from normbench.analysis.compare import plan, read_pair, settings_table
+    from normbench.analysis.report import examine
 
-    first, second, study = read_pair(settings.first, settings.second, Path(os.path.expanduser(settings.folder)))
-    pair = compare(first, second, study, settings.margin)
-    for table in [plan(pair.comparison, settings.difference)] if settings.plan else pair.tables:
-        show(table)
-    if not settings.plan:
-        show_verdict(pair.verdict, pair.findings)
+    study = read_pair(settings.first, settings.second, Path(os.path.expanduser(settings.folder)))
+    report = examine(study, dict(study.arms[1].settings), margin=settings.margin)
+    if settings.plan:
+        show(plan(report.comparisons[0], settings.difference))
+        return 0
+    show(settings_table(*study.arms))
+    for table in report.tables:
+        if table.key.startswith(("arms", "differences", "step-times")):
+            show(table.transposed())
+    show_verdict(report)
     return 0
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,6 @@ from normbench.glance import scalar
 from normbench.keys import Key
 
 if TYPE_CHECKING:  # imports pandas, scipy and matplotlib: behind every mistake that the words alone show
-    from normbench.analysis.fairness import Finding
     from normbench.analysis.report import Report
 
 # Flags: what each may be.
@@ -52,7 +50,9 @@ def run(words: list[str]) -> int:
         if not folder.is_dir():
             raise UsageError(f"{folder} is not a folder: give the folder of your runs, such as outputs")
     out = Path(os.path.expanduser(settings.out)) if settings.out else folders[0] / "report"
-    show(*made(folders, out, baseline=settings.baseline, target=settings.target, margin=settings.margin))
+    report, page = made(folders, out, baseline=settings.baseline, target=settings.target, margin=settings.margin)
+    show_verdict(report)
+    print(f"\n{page}")
     return 0
 
 
@@ -89,17 +89,11 @@ def missing_below(folder: Path) -> dict[str, str]:
     return {name: why for place in places for name, why in SweepFolder(place).missing().items()}
 
 
-def show(report: Report, page: Path) -> None:
-    """Print the verdict, what may decide it, and where the page is."""
-    show_verdict([sentence for sentence, _ in report.verdict], report.findings)
-    print(f"\n{page}")
-
-
-def show_verdict(sentences: Sequence[str], findings: Sequence[Finding]) -> None:
+def show_verdict(report: Report) -> None:
     """Print what was found, and what may decide it."""
-    for sentence in sentences:
+    for sentence, _ in report.verdict:
         print("\n".join(paragraph(sentence)))
-    if serious := [(finding.topic, finding.text) for finding in findings if finding.serious]:
+    if serious := [(finding.topic, finding.text) for finding in report.findings if finding.serious]:
         print("\nunfair:")
         print("\n".join(entries(serious)))
 
