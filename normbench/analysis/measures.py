@@ -273,16 +273,18 @@ def gap(run: Run) -> float:
 
 def activations_frame(study: Study) -> pd.DataFrame:
     """Return what probes measured last in each block of each arm: the mean over the seeds that finished."""
-    seeds: dict[tuple[str, int], list[dict[str, float]]] = defaultdict(list)
-    for arm in study.arms:
-        for run in arm.runs:
-            if run.status == "finished":
-                for block, measured in sorted(last_in_blocks(run).items()):
-                    seeds[arm.name, block].append(measured)
-    means = [pd.DataFrame(measured).mean() for measured in seeds.values()]
-    named = [{"arm": arm, "block": block, "seeds": len(own)} for (arm, block), own in seeds.items()]
-    rows = [{**name, **mean} for name, mean in zip(named, means, strict=True)]
-    return pd.DataFrame(rows, columns=["arm", "block", "seeds", *IN_BLOCKS])
+    rows = [
+        {"arm": arm.name, "block": block, **measured}
+        for arm in study.arms
+        for run in arm.runs
+        if run.status == "finished"
+        for block, measured in sorted(last_in_blocks(run).items())
+    ]
+    frame = pd.DataFrame(rows, columns=["arm", "block", *IN_BLOCKS]).astype(dict.fromkeys(IN_BLOCKS, float))
+    groups = frame.groupby(["arm", "block"], sort=False)
+    means = groups.mean()
+    means.insert(0, "seeds", groups.size())
+    return means.reset_index()
 
 
 def last_in_blocks(run: Run) -> dict[int, dict[str, float]]:
