@@ -122,19 +122,19 @@ def costs_table(runs: pd.DataFrame) -> Table:
     def share(which: pd.Series) -> pd.Series:
         return which.groupby(arm, sort=False).agg(lambda own: f"{own.sum()} of {len(own)}" if own.any() else "0")
 
-    def mean(values: pd.Series, how: str = "mean") -> pd.Series:
+    def per_arm(values: pd.Series, how: str = "mean") -> pd.Series:
         return values.groupby(arm, sort=False).agg(how)
 
     status = runs["status"]
     columns = {
-        "step time, ms": mean(runs["step_median_ms"], "median").map(significant),
-        "p90, ms": mean(runs["step_p90_ms"], "median").map(significant),
-        "steps timed": mean(runs["steps_timed"], "sum").map("{:,.0f}".format),
-        "training time": mean(runs["training_seconds"].where(status == "finished")).map(duration),
-        "peak memory, MiB": mean(runs["peak_memory_bytes"] / 2**20, "median").map(significant),
+        "step time, ms": per_arm(runs["step_median_ms"], "median").map(significant),
+        "p90, ms": per_arm(runs["step_p90_ms"], "median").map(significant),
+        "steps timed": per_arm(runs["steps_timed"], "sum").map("{:,.0f}".format),
+        "training time": per_arm(runs["training_seconds"].where(status == "finished")).map(duration),
+        "peak memory, MiB": per_arm(runs["peak_memory_bytes"] / 2**20, "median").map(significant),
         **{words: share(status == bad) for bad, words in BAD.items()},
         "unfinished": share(status.isin(UNFINISHED)),
-        "spikes": mean(runs["spikes"]).map(spikes),
+        "spikes": per_arm(runs["spikes"]).map(spikes),
     }
     frame = framed(pd.DataFrame(columns).rename_axis("arm").reset_index())
     return Table("costs", "Cost and stability", frame, notes_on("costs", columns=list(frame)))

@@ -50,9 +50,7 @@ def run(words: list[str]) -> int:
         if not folder.is_dir():
             raise UsageError(f"{folder} is not a folder: give the folder of your runs, such as outputs")
     out = Path(os.path.expanduser(settings.out)) if settings.out else folders[0] / "report"
-    report, page = made(folders, out, baseline=settings.baseline, target=settings.target, margin=settings.margin)
-    show_verdict(report)
-    print(f"\n{page}")
+    show(*made(folders, out, baseline=settings.baseline, target=settings.target, margin=settings.margin))
     return 0
 
 
@@ -87,6 +85,12 @@ def missing_below(folder: Path) -> dict[str, str]:
 
     places = [folder, *(path for path in folder.iterdir() if (path / ".sweep").is_dir())]
     return {name: why for place in places for name, why in SweepFolder(place).missing().items()}
+
+
+def show(report: Report, page: Path) -> None:
+    """Print what was found, what may decide it, and where the page is."""
+    show_verdict(report)
+    print(f"\n{page}")
 
 
 def show_verdict(report: Report) -> None:
