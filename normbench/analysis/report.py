@@ -132,14 +132,11 @@ def save(report: Report, out: Path, drawing: Callable[[], object] = lambda: None
     figures = draw_all(report.study, out / "figures", report.baseline)
     parquet = io.BytesIO()
     report.runs.to_parquet(parquet, index=False)
-    files = {
-        "runs.csv": report.runs.to_csv(index=False).encode(),
-        "runs.parquet": parquet.getvalue(),
-        "report.md": text_page(report, figures).encode(),
-        "report.html": html_page(report, figures).encode(),
-    }
+    files = {"runs.csv": report.runs.to_csv(index=False).encode(), "runs.parquet": parquet.getvalue()}
     if len(report.blocks):
         files["activations.csv"] = report.blocks.to_csv(index=False).encode()
+    files["report.md"] = text_page(report, figures).encode()
+    files["report.html"] = html_page(report, figures).encode()  # the last one, so that all it links to is there
     for name, content in files.items():
         write_bytes(out / name, content)
     return out / "report.html"
