@@ -11,6 +11,7 @@ import pytest
 from scipy import stats
 
 from normbench.analysis.statistics import (
+    Interval,
     PairedDifference,
     count_spikes,
     holm,
@@ -27,20 +28,18 @@ def differences(values: Sequence[float]) -> PairedDifference:
 
 def test_mean_interval_by_hand() -> None:
     # 1, 2, 3, 4: mean 2.5; squares of deviations 2.25 + 0.25 + 0.25 + 2.25 = 5, sd √(5/3); t_{0.975, 3} = 3.18245.
-    found = mean_interval([1, 2, 3, 4])
-    assert (found.n, found.mean, found.sd) == (4, 2.5, pytest.approx(math.sqrt(5 / 3)))
     half = 3.18245 * math.sqrt(5 / 3) / 2
-    assert found.interval is not None
-    assert (found.interval.lower, found.interval.upper) == pytest.approx((2.5 - half, 2.5 + half), abs=1e-5)
+    mean, interval = mean_interval([1, 2, 3, 4])
+    assert mean == 2.5 and interval is not None
+    assert (interval.lower, interval.upper) == pytest.approx((2.5 - half, 2.5 + half), abs=1e-5)
+    assert mean_interval([1, 2, 3, 4], (0.6, 3.0)) == (2.5, Interval(0.6, 3.0))
 
 
 def test_values_that_do_not_say_how_they_spread_have_no_interval() -> None:
-    found = mean_interval([0.1])
-    assert (found.n, found.mean, found.sd, found.interval) == (1, 0.1, None, None)
-    for values in ([0.1] * 7, [0.1 + 0.2, 0.3, 0.3]):
-        found = mean_interval(values)
-        assert (found.mean, found.sd, found.interval) == (values[0], 0, None)
-    for none in ([], [1.0, math.nan], [math.inf]):
+    for values in ([0.1], [0.1] * 7, [0.1 + 0.2, 0.3, 0.3]):
+        assert mean_interval(values) == (values[0], None)
+    assert math.isnan(mean_interval([])[0])
+    for none in ([1.0, math.nan], [math.inf]):
         with pytest.raises(ValueError, match="one or more values, all of them finite"):
             mean_interval(none)
 

@@ -43,16 +43,6 @@ class Interval:
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """The mean of n values. One value alone has no sd and no interval, and values that are all the same no interval."""
-
-    n: int
-    mean: float
-    sd: float | None
-    interval: Interval | None
-
-
-@dataclass(frozen=True)
 class PairedDifference:
     """An arm less its baseline, seed by seed.
 
@@ -85,16 +75,22 @@ class PairedDifference:
 # ---- means and differences
 
 
-def mean_interval(values: Sequence[float] | FloatArray, *, alpha: float = ALPHA) -> Estimate:
-    """Return the mean of independent values with Student's interval, mean ± t_{1−alpha/2, n−1}·sd/√n (Student 1908).
+def mean_interval(
+    values: Sequence[float] | FloatArray, bounds: tuple[float, float] = (-math.inf, math.inf), *, alpha: float = ALPHA
+) -> tuple[float, Interval | None]:
+    """Return the mean of independent values and Student's interval, mean ± t_{1−alpha/2, n−1}·sd/√n (Student 1908).
 
-    ValueError for no values and for values that are not finite: what diverged is counted, not averaged.
+    bounds: between what values lie, where the interval is cut. There is none for one value, or values that are all the
+    same; the mean of none is NaN. ValueError for values that are not finite: what diverged is counted, not averaged.
     """
+    if not len(values):
+        return math.nan, None
     sample = _sample(values)
     mean, sd = _mean_and_sd(sample, ROUNDING * float(np.abs(sample).max()))
-    if sample.size == 1:
-        return Estimate(1, mean, None, None)
-    return Estimate(sample.size, mean, sd, _t_interval(mean, sd, sample.size, alpha) if sd else None)
+    if not sd:
+        return mean, None
+    interval = _t_interval(mean, sd, sample.size, alpha)
+    return mean, Interval(max(interval.lower, bounds[0]), min(interval.upper, bounds[1]))
 
 
 def paired_difference(

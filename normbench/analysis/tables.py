@@ -13,7 +13,7 @@ from normbench.analysis.comparisons import Comparison
 from normbench.analysis.measures import IN_BLOCKS, Yardstick, evaluations_in_words, known
 from normbench.analysis.records import Run, Study
 from normbench.analysis.sensitivity import Tried
-from normbench.analysis.statistics import Estimate, Interval, mean_interval, paired_difference
+from normbench.analysis.statistics import Interval, mean_interval, paired_difference
 from normbench.analysis.wording import (
     NONE,
     bound,
@@ -81,9 +81,9 @@ def result_row(name: str, own: pd.DataFrame, by: Yardstick) -> dict[str, str]:
     row = {"arm": name, "n": str(n) if n == len(own) else f"{n} of {len(own)}"}
     for place, metric in enumerate(by.metrics):
         values = [metric.scale * value for value in finals(finished, metric.tag)]
-        estimate = mean_interval(values) if values else None
-        row[f"{metric.words}, {metric.symbol}"] = fixed(estimate.mean if estimate else None, metric.decimals)
-        row["95 % interval" + " " * place] = span(cut(estimate, metric.bounds), metric.decimals)
+        mean, interval = mean_interval(values, metric.bounds)
+        row[f"{metric.words}, {metric.symbol}"] = fixed(mean, metric.decimals)
+        row["95 % interval" + " " * place] = span(interval, metric.decimals)
     kind = by.primary.tag.partition("/")[0]
     row[f"best validation {kind}, {by.primary.symbol}"] = fixed(finished["best"].mean(), by.primary.decimals)
     row["train–validation gap, nats"] = fixed(finished["gap"].mean(), 4, sign=True)
@@ -96,13 +96,6 @@ def result_row(name: str, own: pd.DataFrame, by: Yardstick) -> dict[str, str]:
 def finals(finished: pd.DataFrame, tag: str) -> list[float]:
     """Return the last values under a tag, of the runs that have one."""
     return known(finished[tag]) if tag in finished else []
-
-
-def cut(estimate: Estimate | None, bounds: tuple[float, float]) -> Interval | None:
-    """Return the interval of an estimate, as far as values can be."""
-    interval = estimate.interval if estimate else None
-    low, high = bounds
-    return Interval(max(interval.lower, low), min(interval.upper, high)) if interval else None
 
 
 def time_to_target(own: pd.DataFrame, by: Yardstick) -> str:
@@ -243,15 +236,15 @@ def rates_table(tried: Sequence[Tried]) -> Table:
     """Say how the arms take to the learning rate."""
     rows = []
     for one in tried:
-        estimate = mean_interval(one.sensitivity) if one.sensitivity else None
+        sensitivity, interval = mean_interval(one.sensitivity, (0.0, math.inf))
         rows.append(
             {
                 "arm": one.name,
                 "rates tried": ", ".join(f"{rate:g}" for rate in one.losses),
                 "best rate": f"{one.best:g}",
                 "loss there, nats": fixed(one.losses[one.best], 4),
-                "sensitivity, nats": fixed(estimate.mean if estimate else None, 4),
-                "95 % interval": span(cut(estimate, (0.0, math.inf)), 4),
+                "sensitivity, nats": fixed(sensitivity, 4),
+                "95 % interval": span(interval, 4),
                 "lost runs": ", ".join(f"{count} at {rate:g}" for rate, count in one.lost.items()) or "0",
             }
         )
