@@ -17,7 +17,6 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 from made_runs import make_run
-from normbench.analysis.evaluation import evaluations_in_words
 from PIL import Image
 from scipy import stats
 from sketches import chosen, drawn, rendered, rows, sketched
@@ -27,7 +26,7 @@ from normbench.analysis.figures import Figure, drawings
 from normbench.analysis.figures.finals import learning_rates
 from normbench.analysis.figures.lines import POINTS, Line, at_equal_times, band_of
 from normbench.analysis.figures.style import DARK, NORMS, our_style
-from normbench.analysis.measures import loss_on
+from normbench.analysis.measures import evaluations_in_words, loss_on
 from normbench.analysis.records import Arm, Run, Study, read_study
 from normbench.analysis.sensitivity import tried_rates
 

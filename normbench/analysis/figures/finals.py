@@ -290,7 +290,7 @@ def draw_spots(axes: Axes, spots: Sequence[Spot], front: Sequence[Spot]) -> None
         grid.log_ticks(axes.xaxis)
     axes.margins(0.1)
     axes.autoscale_view()
-    name_spots(axes, spots, front, [Bbox(axes.transData.transform(span)).padded(5) for span in spans])
+    name_spots(axes, spots, front, [Bbox(axes.transData.transform(span)).padded(2) for span in spans])
 
 
 # Where a name may begin, or end to the left, in points from its marker; the first free one is taken.
