@@ -279,9 +279,14 @@ def draw_spots(axes: Axes, spots: Sequence[Spot], front: Sequence[Spot]) -> None
     for spot in spots:
         (x, left, right), y = spot.ms, spot.shown
         low, high = spot.ended[4:] if y == spot.ended.mean else (y, y)
-        look = {"color": spot.entry.color, "marker": spot.entry.marker, "markersize": 7, "elinewidth": 0.9}
+        look: dict[str, Any] = {
+            "color": spot.entry.color,
+            "marker": spot.entry.marker,
+            "markersize": 7,
+            "elinewidth": 0.9,
+        }
         face = spot.entry.color if spot in front else "none"
-        axes.errorbar(x, y, [[y - low], [high - y]], [[x - left], [right - x]], mfc=face, **look)
+        axes.errorbar(x, y, [[y - low], [high - y]], [[x - left], [right - x]], ms=7, mfc=face, **look)
         spans += [[(left, y), (right, y)], [(x, low), (x, high)]]
     times, values = [spot.ms[0] for spot in front], [spot.shown for spot in front]
     axes.step(times, values, where="post", color=INK, linewidth=1, linestyle=(0, (1, 2)), zorder=1)
@@ -308,7 +313,7 @@ def name_spots(axes: Axes, spots: Sequence[Spot], front: Sequence[Spot], taken: 
         (x, *_), y, mean, name = spot.ms, spot.shown, spot.ended.mean, plain(spot.entry.arm.name, 30)
         name += "" if mean == y else f" {'↑' if mean > y else '↓'} {mean:.3g}"
         for side, rise in PLACES:
-            look = {"textcoords": "offset points", "fontsize": 9, "ha": "left" if side > 0 else "right"}
+            look: dict[str, Any] = {"textcoords": "offset points", "fontsize": 9, "ha": "left" if side > 0 else "right"}
             text = axes.annotate(name, (x, y), (side, rise), **look)
             box = text.get_window_extent()
             if axes.bbox.x0 < box.x0 and box.x1 < axes.bbox.x1 and not any(map(box.overlaps, taken)):

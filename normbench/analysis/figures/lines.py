@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial, reduce
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -36,13 +36,13 @@ class Line(NamedTuple):
 
 
 class Band(NamedTuple):
-    """Several lines as one. x, mean, low, high: (n,). count: number of lines. records: of a line, in one point."""
+    """Several lines as one. x, mean, low, high: (n,). size: number of lines. records: of a line, in one point."""
 
     x: np.ndarray
     mean: np.ndarray
     low: np.ndarray
     high: np.ndarray
-    count: int
+    size: int
     records: int
 
 
@@ -130,7 +130,7 @@ def draw_bands(
                 continue
             marker = "o" if len(band.x) == 1 or max(len(other.x) for other in bands) <= FEW else ""
             pane.plot(band.x, band.mean, color=entry.color, linestyle=entry.dash, marker=marker, markersize=3)
-            rows += [(entry.arm.name, cell.key, band.count, *point) for point in zip(*band[:4], strict=True)]
+            rows += [(entry.arm.name, cell.key, band.size, *point) for point in zip(*band[:4], strict=True)]
         for entry, (places, values) in cell.crosses:
             end, value = places[-1], values[-1]
             pane.plot(end, min(value, top), "x", color=entry.color, markersize=7, markeredgewidth=1.8, clip_on=False)
@@ -140,7 +140,7 @@ def draw_bands(
     elif kind != "parameter":
         panes[0].set_yscale("log")
         grid.log_ticks(panes[0].yaxis)
-    fewest, most = min(band.count for band in bands), max(band.count for band in bands)
+    fewest, most = min(band.size for band in bands), max(band.size for band in bands)
     count = f"{most}" if fewest == most else f"{fewest} to {most}"
     found = {
         "seeds": "One seed." if most == 1 else f"Line: mean of {count} seeds; band: from the lowest to the highest.",
@@ -156,7 +156,7 @@ def shade(pane: Axes, cell: Cell) -> None:
     """Fill the bands of a panel at once: `fill_between` fits the axes anew to each, which takes ten times as long."""
     from matplotlib.collections import PolyCollection
 
-    wide = [(entry.color, band) for entry, band in cell.bands if band is not None and band.count > 1]
+    wide = [(entry.color, band) for entry, band in cell.bands if band is not None and band.size > 1]
     if wide:
         edges = [np.r_[np.c_[band.x, band.low], np.c_[band.x, band.high][::-1]] for _, band in wide]
         colors = [color for color, _ in wide]
@@ -207,7 +207,7 @@ def loss_figures(arms: Sequence[Arm], note: str) -> Iterator[Drawing | None]:
 
 
 # Of what every block has: the tags, with the block's number, and what makes several tags of one block (tags, n) one.
-QUANTITIES: Mapping[str, tuple[str, Callable[[np.ndarray], np.ndarray]]] = {
+QUANTITIES: Mapping[str, tuple[str, Callable[..., Any]]] = {
     "stream-rms": (r"act/stream(\d+)/rms", partial(np.mean, axis=0)),
     "norm-output-rms": (r"act/block(\d+)(?:\.[^/]*)?/rms_out", partial(np.mean, axis=0)),
     "gradient-norm": (r"grad/block(\d+)(?:\.[^/]*)?/norm", partial(np.linalg.norm, axis=0)),
@@ -295,9 +295,9 @@ def parameter_figures(arms: Sequence[Arm], note: str) -> Iterator[Drawing | None
         else:
             means = {arm: [at_common(run) for run in runs if run] for arm, runs in lines.items()}
             bands = {arm: band_of(Line(line.x, line.y.mean(0)) for line in own) for arm, own in means.items()}
-        panels, more = grid.first_panels([panel for panel in panels if panel.entries])
+        shown, more = grid.first_panels([panel for panel in panels if panel.entries])
         yield draw_bands(
-            f"{word}-steps", "parameter", cells_of(panels, bands), STEPS, word,
+            f"{word}-steps", "parameter", cells_of(shown, bands), STEPS, word,
             legend=not apart, note=note + more, keys={"runs": "lines"}, apart=apart,
             arms=grid.listed([entry.arm.name for entry in entries]),
         )  # fmt: skip

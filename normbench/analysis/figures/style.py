@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from xml.sax.saxutils import quoteattr
 
 from normbench.files import write_bytes
@@ -32,7 +32,7 @@ INK, FAINT, EMPTY = (light for light, _ in PALETTE["page"].values())
 NORMS: Mapping[str, str] = {name: light for name, (light, _) in PALETTE["norms"].items()}
 OWN, SEQUENCE = ([light for light, _ in PALETTE[part].values()] for part in ("own", "sequence"))
 
-Dash = str | tuple[float, tuple[float, ...]]
+Dash = Literal["solid", "none"] | tuple[float, tuple[float, ...]]
 
 # For each placement that normbench has: the line's dashes (lengths in line widths) and the marker.
 PLACEMENTS: Mapping[str, tuple[Dash, str]] = {
@@ -132,10 +132,10 @@ class Figure:
     data: Path
 
 
-def describe(kind: str, note: str, **facts: object) -> list[str]:
+def describe(kind: str, note: str, **facts: object) -> tuple[str, str, str]:
     """Return title, caption and alternative text of a kind of figure; note: what the caption ends with."""
     title, caption, alt = (" ".join(template.render(facts).split()) for template in templates(kind))
-    return [title, caption + note, alt]
+    return title, caption + note, alt
 
 
 @cache
