@@ -285,8 +285,8 @@ def draw_spots(axes: Axes, spots: Sequence[Spot], front: Sequence[Spot]) -> None
             "markersize": 7,
             "elinewidth": 0.9,
         }
-        face = spot.entry.color if spot in front else "none"
-        axes.errorbar(x, y, [[y - low], [high - y]], [[x - left], [right - x]], ms=7, mfc=face, **look)
+        look["markersize"], face = 7, spot.entry.color if spot in front else "none"
+        axes.errorbar(x, y, [[y - low], [high - y]], [[x - left], [right - x]], mfc=face, **look)
         spans += [[(left, y), (right, y)], [(x, low), (x, high)]]
     times, values = [spot.ms[0] for spot in front], [spot.shown for spot in front]
     axes.step(times, values, where="post", color=INK, linewidth=1, linestyle=(0, (1, 2)), zorder=1)
