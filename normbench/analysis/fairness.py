@@ -14,7 +14,7 @@ from typing import Any
 from normbench.analysis.comparisons import LEARNING_RATE, LOST, Comparison, rate_families, settled_seeds, without_rate
 from normbench.analysis.measures import known
 from normbench.analysis.records import Arm, Run, Study, candidates, setting, shortened
-from normbench.analysis.wording import TEMPLATES, count
+from normbench.analysis.wording import SHORT, TEMPLATES, count, short_commit
 from normbench.catalog import GROUPS
 from normbench.rundir import CHOICE_FILE, read_json
 from normbench.tables import flat
@@ -23,7 +23,6 @@ from normbench.tables import flat
 SAID = ("trainer.steps", "trainer.epochs", "trainer.log_every", "trainer.decay_norms", "trainer.precision",
         "trainer.accumulate", "trainer.compile", "norm.eps", "norm.impl", LEARNING_RATE)  # fmt: skip
 
-SHORT = 8  # characters of a commit or a fingerprint that tell it
 
 # Seeds of one arm do the same work: medians further apart than this were measured under different conditions.
 STEADY = 1.5
@@ -85,12 +84,6 @@ def told(run: Run) -> dict[str, list[Any]]:
         "trained on one": [crossing and run.config.get("data.batch_size") == 1],
         "judged on one": [crossing and run.config.get("data.eval_batch_size") == 1],
     }
-
-
-def short_commit(commit: str) -> str:
-    """Return a commit's first digits, and whether there were changes."""
-    head, plus, changes = commit.partition("+")
-    return head[:SHORT] + plus + changes
 
 
 def rules(study: Study) -> Iterator[Finding]:

@@ -16,12 +16,12 @@ from markupsafe import Markup
 from normbench import __version__
 from normbench.analysis import tables
 from normbench.analysis.comparisons import Baseline, Comparison, compare_all, contenders, given_baseline, usual_baseline
-from normbench.analysis.fairness import Finding, findings, short_commit
+from normbench.analysis.fairness import Finding, findings
 from normbench.analysis.measures import Yardstick, activations_frame, runs_frame, yardstick
-from normbench.analysis.records import Arm, Run, Study, read_study, shortened
+from normbench.analysis.records import Arm, Study, read_study, shortened
 from normbench.analysis.sensitivity import tried_rates
 from normbench.analysis.tables import Table
-from normbench.analysis.wording import count, environment, verdict
+from normbench.analysis.wording import environment, paragraphs, verdict
 from normbench.files import write_bytes
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 LARGEST_DRAWING = 1_000_000  # bytes of an SVG; above it the page has the PNG
 MOST_ROWS = 200  # of the table of all runs, which the CSV has too
-STATUSES = ("finished", "diverged", "out_of_memory", "failed", "interrupted", "running")
 
 
 @dataclass(frozen=True)
@@ -50,6 +49,11 @@ class Report:
     verdict: list[tuple[str, str]]
     findings: tuple[Finding, ...]
     tables: list[Table]
+
+    @property
+    def baseline_name(self) -> str:
+        """Name it, such as `layernorm · pre`."""
+        return Arm(self.baseline).name
 
 
 def make_report(folders: Sequence[Path], *, baseline: str | None = None, **how: Any) -> Report:
@@ -166,60 +170,15 @@ def text_page(report: Report, figures: Sequence[Figure]) -> str:
 
 def said(report: Report) -> dict[str, Any]:
     """Return what both the page and the text have."""
+    facts = (fact.partition(": ") for fact in paragraphs("facts.jinja", "facts", report))
     return {
         "report": report,
         "title": shortened([folder.resolve().name for folder in report.study.folders], 3),
-        "lead": lead(report.study),
-        "facts": facts(report),
+        "lead": "".join(paragraphs("facts.jinja", "lead", report.study)),
+        "facts": {name: text for name, _, text in facts if text},
         "titles": {table.key: table.title for table in report.tables},
         "version": __version__,
     }
-
-
-def lead(study: Study) -> str:
-    """Say in a line what there is."""
-    statuses = [run.status for run in study.runs]
-    counts = [f"{statuses.count(status)} {status.replace('_', ' ')}" for status in STATUSES if status in statuses]
-    counts += [f"{len(study.damaged)} damaged and left out"] if study.damaged else []
-    seeds = count(len({run.seed for run in study.runs}), "seed")
-    return f"{count(len(study.arms), 'arm')}, {seeds}, {count(len(statuses), 'run')}: {', '.join(counts)}"
-
-
-def facts(report: Report) -> dict[str, str]:
-    """Say what was compared, on what, and where."""
-    against = Arm(report.baseline).name if report.comparisons else ""
-
-    def every(read: Callable[[Run], Any]) -> str:
-        values = (read(run) for run in report.study.runs)
-        return shortened(list(dict.fromkeys(str(value) for value in values if value)), 4)
-
-    entries = {
-        "task": report.study.task.replace("_", " "),
-        "data": every(lambda run: run.choices.get("data")),
-        "model": every(lambda run: run.choices.get("model")),
-        "optimizer": every(lambda run: run.choices.get("optim")),
-        "steps": every(lambda run: run.steps and f"{run.steps:,}"),
-        "what varies": ", ".join(report.study.varied) or "the seed alone",
-        "baseline": against + (", each arm at its own best learning rate" if against and report.chosen else ""),
-        "judged by": f"{report.by.primary.words} after the last step",
-        "machine": every(machine),
-        "versions": every(packages),
-        "code": every(lambda run: short_commit(run.session.get("commit") or "")),
-    }
-    return {name: text for name, text in entries.items() if text}
-
-
-def machine(run: Run) -> str | None:
-    """Name the processor or accelerator, and how many threads."""
-    name = run.session.get("accelerator") or run.session.get("cpu")
-    return f"{name}, {count(int(run.session.get('threads') or 0), 'thread')}" if name else None
-
-
-def packages(run: Run) -> str | None:
-    """Name the versions of what computes."""
-    found = run.session.get("packages") or {}
-    known = [f"{name} {found[name]}" for name in ("torch", "numpy") if found.get(name)]
-    return ", ".join([*known, f"Python {run.session.get('python')}"]) if known else None
 
 
 def drawing_of(figure: Figure) -> Markup:

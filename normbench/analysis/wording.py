@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,12 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from normbench.analysis.comparisons import LEARNING_RATE, Comparison, without_rate
 from normbench.analysis.measures import rounded_up
-from normbench.analysis.records import Arm, Study, shortened
+from normbench.analysis.records import Arm, Run, Study, shortened
 from normbench.analysis.statistics import ALPHA, Interval, detectable_difference
 
 NONE = "–"
 LEAST_P = 0.001  # below it, how small is of no interest
+SHORT = 8  # characters of a commit or a fingerprint that tell it
 MOST = 8  # sentences of a kind; the table has the others
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -112,11 +113,23 @@ def count(number: int, word: str) -> str:
     return f"{number} {word}{'' if number == 1 else 's'}"
 
 
+def short_commit(commit: str) -> str:
+    """Return a commit's first digits, and whether there were changes."""
+    head, plus, changes = commit.partition("+")
+    return head[:SHORT] + plus + changes
+
+
 def seeds_each(ones: Sequence[Comparison]) -> str:
     """Say how many seeds several comparisons have, and which have fewer."""
     most = max(one.n for one in ones)
     fewer = [f"{one.arm.name} {one.n}" for one in ones if one.n < most]
     return f"{count(most, 'seed')} each" + (f", but {shortened(fewer, 6)}" if fewer else "")
+
+
+def every(runs: Iterable[Run], read: Callable[[Run], str]) -> str:
+    """Write all that is read of runs, once each."""
+    found = dict.fromkeys(" ".join(read(run).split()) for run in runs)
+    return shortened([text for text in found if text], 4)
 
 
 # ---- sentences
@@ -133,10 +146,10 @@ def environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    writers = (fixed, significant, bound, plain, equals, precision, span, duration, count, shortened, seeds_each)
+    writers = [fixed, significant, bound, plain, equals, precision, span, duration, count, shortened, seeds_each]
+    writers += [every, short_commit, detectable_difference]
     found.globals |= {writer.__name__: writer for writer in writers}
     found.filters["md"] = lambda text: " ".join(str(text).split()).translate(MARKED)
-    found.globals["detectable_difference"] = detectable_difference
     return found
 
 
