@@ -243,7 +243,8 @@ class Source(dict):
         """Return the settings of a class or function, with those that it hands on to its base or to what it returns."""
         if not isinstance(node, ast.ClassDef | ast.FunctionDef):
             return None  # a class by another name, or what a call has made
-        maker, bases = node, [node.returns] if isinstance(node, ast.FunctionDef) else node.bases[:1]
+        maker: Any = node
+        bases = [node.returns] if isinstance(node, ast.FunctionDef) else node.bases[:1]
         if isinstance(node, ast.ClassDef):
             maker = next((f for f in node.body if isinstance(f, ast.FunctionDef) and f.name == "__init__"), None)
         own: dict[str, Setting] = {}

@@ -12,11 +12,8 @@ import yaml
 
 from normbench.rundir import fingerprint
 
-CROSSING = {"batchnorm"}
-KINDS = {
-    "language_model": {"name": "pydocs", "vocabulary_size": 96, "context": 64, "train_tokens": 100_000},
-    "image_classification": {"name": "digits", "train_images": 1437, "val_images": 360, "image_shape": [1, 8, 8]},
-}
+FILES = Path(__file__).parent / "made_run"  # a run of layernorm, whose files the others change
+IMAGES = {"name": "digits", "train_images": 1437, "val_images": 360, "image_shape": [1, 8, 8]}
 
 
 def make_run(
@@ -45,41 +42,52 @@ def make_run(
     probed: int = 0,
     name: str | None = None,
 ) -> Path:
-    """One run's directory below a folder.
+    """Make one run's directory below a folder.
 
     final, accuracy: the last validation loss (nats) and accuracy (share). test: whether there are test data, which
     give the same. settings: of the configuration, by dotted path. summary, ledger, session, data: what differs there.
     probed: probe at every so many steps, in four blocks. status: an unfinished one (`running`, `interrupted`) has no
     summary, and stops half-way as a `diverged`, `failed` or `out_of_memory` one does.
     """
-    tree = configuration(norm, placement, seed, lr, steps, log_every, eval_every, kind, settings or {})
+    given = {"seed": seed, "trainer.steps": steps, "trainer.log_every": log_every, "trainer.eval_every": eval_every}
+    given |= {"norm._target_": f"normbench.norms.{norm}", "placement._target_": f"normbench.placements.{placement}"}
+    tree = configuration({**given, "optim.lr": lr, "data.name": described(kind)["name"], **(settings or {})})
     path = folder / (name or f"{norm}-{placement}-s{seed}-{fingerprint(tree)}")
     path.mkdir(parents=True)
     reached = steps if status == "finished" else steps // 2
-    described = {"kind": kind, **KINDS[kind], "fingerprint": "f" * 64, "steps_per_epoch": 50, **(data or {})}
-    choices = {"norm": norm, "placement": placement, "model": "nano", "data": str(described["name"])}
-    choices |= {"optim": "adamw", "schedule": "cosine", "init": "xavier", "experiment": "None", "probes": "light"}
-    lines = list(metrics(steps, reached, log_every, eval_every, first, final, seed, step_ms, lr, accuracy, test))
-    if probed:
-        lines += [probes(step) for step in range(probed, reached + 1, probed)]
-        lines.sort(key=lambda line: line["step"])
+    falling = losses(steps, first, final)
+    lines = [*training(falling, reached, log_every, seed, step_ms, lr)]
+    lines += [*evaluations(falling, reached, eval_every, accuracy, test)]
+    lines += [probes(step) for step in range(probed, reached + 1, probed)] if probed else []
+    lines.sort(key=lambda line: line["step"])
     (path / "config.yaml").write_text(yaml.safe_dump(tree, sort_keys=False))
     (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    write(path / "environment.json", {"sessions": [{**environment(described, choices), **(session or {})}]})
+    told = {**described(kind), **(data or {})}
+    environment, summed = (json.loads((FILES / file).read_text()) for file in ("environment.json", "summary.json"))
+    choices = {**summed["choices"], "norm": norm, "placement": placement, "data": told["name"]}
+    latest = environment["sessions"][0] | {"data": told, "choices": choices, "task": {"kind": kind}}
+    write(path / "environment.json", {"sessions": [latest | dict(session or {})]})
     stands = {"status": status, "step": reached, "steps": steps, "message": message}
     write(path / "status.json", {**stands, "pid": 1, "host": "here", "heartbeat": 1.7e9})
     if status not in ("running", "interrupted"):
-        made = summarized(
-            norm, seed, choices, described, lines, step_ms, reached, {**ledger_of(norm), **(ledger or {})}
-        )
-        write(path / "summary.json", {**made, **stands, **(summary or {})})
+        final_values = {tag: value for line in lines for tag, value in line.items()}
+        crossing = norm == "batchnorm"
+        summed |= {"choices": choices, "seed": seed, "data": told, **stands}
+        summed["metrics"] = {
+            tag: value for tag, value in final_values.items() if tag.startswith(("loss/", "accuracy/"))
+        }
+        summed["step_time"] = {"median_ms": step_ms, "p90_ms": 1.2 * step_ms, "n": reached}
+        summed["norm_facts"]["crosses_samples"] = crossing
+        summed["leak"] = "it takes statistics over time" if crossing and kind == "language_model" else None
+        summed["ledger"] |= ledger or {}
+        write(path / "summary.json", {**summed, **(summary or {})})
     return path
 
 
 def make_study(
     folder: Path, finals: Mapping[str, Sequence[float]], *, over: str = "norm", **everywhere: Any
 ) -> list[Path]:
-    """A run for each arm and seed: finals has each arm's last losses by seed, such as {"rmsnorm": [2.1, 2.0, 2.2]}."""
+    """Make a run for each arm and seed: finals has each arm's last losses by seed, as {"rmsnorm": [2.1, 2.0, 2.2]}."""
     return [
         make_run(folder, **{over: arm}, seed=seed, final=final, **everywhere)
         for arm, losses in finals.items()
@@ -91,35 +99,15 @@ def write(path: Path, content: Any) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n")
 
 
-# ---- the files
+def described(kind: str) -> dict[str, Any]:
+    """Describe the data of a kind of task."""
+    text: dict[str, Any] = json.loads((FILES / "summary.json").read_text())["data"]
+    return text if kind == "language_model" else {**IMAGES, "kind": kind, "fingerprint": text["fingerprint"]}
 
 
-def configuration(
-    norm: str,
-    placement: str,
-    seed: int,
-    lr: float,
-    steps: int,
-    log_every: int,
-    eval_every: int,
-    kind: str,
-    settings: Mapping[str, Any],
-) -> dict[str, Any]:
-    """config.yaml."""
-    tree: dict[str, Any] = {
-        "name": "made", "outputs": "outputs", "seed": seed, "device": "auto", "threads": 1, "quiet": False,
-        "rerun": False, "extend": None,
-        "trainer": {"steps": steps, "epochs": None, "grad_clip": 1.0, "log_every": log_every,
-                    "eval_every": eval_every, "eval_batches": 20, "precision": "fp32", "decay_norms": False},
-        "norm": {"_target_": f"normbench.norms.{norm}", "_partial_": True, "eps": 1e-5},
-        "placement": {"_target_": f"normbench.placements.{placement}", "_partial_": True},
-        "optim": {"_target_": "torch.optim.AdamW", "_partial_": True, "lr": lr, "betas": [0.9, 0.99]},
-        "schedule": {"_target_": "normbench.training.schedules.Cosine", "warmup": 0.05, "final": 0.1},
-        "init": {"_target_": "normbench.models.Xavier", "residual_scale": True},
-        "probes": {"every": 50, "activations": True},
-        "data": {"name": KINDS[kind]["name"], "_target_": "normbench.data.made", "batch_size": 16},
-        "model": {"_target_": "normbench.models.GPT", "depth": 4, "width": 128},
-    }  # fmt: skip
+def configuration(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return config.yaml with some settings, by dotted path."""
+    tree: dict[str, Any] = yaml.safe_load((FILES / "config.yaml").read_text())
     for key, value in settings.items():
         *sections, last = key.split(".")
         target = tree
@@ -129,120 +117,46 @@ def configuration(
     return tree
 
 
-def metrics(
-    steps: int,
-    reached: int,
-    log_every: int,
-    eval_every: int,
-    first: float,
-    final: float,
-    seed: int,
-    step_ms: float,
-    lr: float,
-    accuracy: float | None,
-    test: bool,
-) -> Iterator[dict[str, Any]]:
-    """The lines of metrics.jsonl: losses that fall from the first to the final one, the training loss with noise."""
-    random = np.random.default_rng(seed)
+def losses(steps: int, first: float, final: float) -> list[float]:
+    """Return a loss for each step, which falls from the first to the final one."""
     bent = np.exp(-5 * np.arange(steps + 1) / steps)
     curve = final + (first - final) * (bent - bent[-1]) / (1 - bent[-1])
-    curve[-1] = final
+    return [*curve.tolist()[:-1], final]
+
+
+def training(
+    curve: Sequence[float], reached: int, log_every: int, seed: int, step_ms: float, lr: float
+) -> Iterator[dict[str, Any]]:
+    """Return the lines of training, with noise."""
+    random = np.random.default_rng(seed)
     for step in range(1, reached + 1):
         if step % log_every == 0 or step == 1:
             loss = curve[step] - 0.05 + 0.01 * random.standard_normal()
             line = {"step": step, "loss/train": loss, "optim/lr": lr, "grad/norm": 0.5 + 0.1 * random.random()}
-            line["weight/norm"] = 90.0
             if step > log_every:
-                line |= {
-                    "time/step_ms": step_ms * (1 + 0.02 * random.random()),
-                    "time/tokens_per_second": 1e6 / step_ms,
-                }
-            yield line
-        if step % eval_every == 0 or step == steps:
+                line |= {"time/step_ms": step_ms * (1 + 0.02 * random.random())}
+            yield line | {"weight/norm": 90.0}
+
+
+def evaluations(
+    curve: Sequence[float], reached: int, every: int, accuracy: float | None, test: bool
+) -> Iterator[dict[str, Any]]:
+    """Return the lines of evaluations; on test data at the end."""
+    steps = len(curve) - 1
+    for step in range(1, reached + 1):
+        if step % every == 0 or step == steps:
             splits = ("val", "test") if test and step == steps else ("val",)
-            line = {"step": step} | {f"loss/{split}": float(curve[step]) for split in splits}
+            line = {"step": step} | {f"loss/{split}": curve[step] for split in splits}
             if accuracy is not None:
                 line |= {f"accuracy/{split}": accuracy * step / steps for split in splits}
             yield line
 
 
 def probes(step: int) -> dict[str, Any]:
-    """A line of the probes."""
+    """Return a line of the probes."""
     line: dict[str, Any] = {"step": step}
     for block in range(4):
         site = f"block{block:02}.mlp"
         line |= {f"act/{site}/rms_in": 1.0 + block, f"act/{site}/rms_out": 1.0, f"grad/{site}/norm": 0.1 / (1 + block)}
         line |= {f"act/stream{block:02}/rms": 1.0 + block, f"norm/{site}/gamma_mean": 1.0 + step / 1e4}
     return line
-
-
-def environment(described: Mapping[str, Any], choices: Mapping[str, str]) -> dict[str, Any]:
-    """One of environment.json's sessions."""
-    return {
-        "time": "2026-01-01T00:00:00+00:00",
-        "command": "normbench train",
-        "commit": "0" * 40,
-        "machine": "x86_64",
-        "system": "Linux",
-        "cpu": "a processor",
-        "cores": 2,
-        "device": "cpu",
-        "accelerator": None,
-        "threads": 1,
-        "python": "3.11.7",
-        "packages": {"torch": "2.13.0", "numpy": "2.4.6"},
-        "data": dict(described),
-        "choices": dict(choices),
-        "task": {"kind": described["kind"], "num_classes": 96, "vocabulary_size": 96, "context": 64},
-    }
-
-
-def ledger_of(norm: str) -> dict[str, Any]:
-    """The ledger in summary.json."""
-    return {
-        "norms": 9,
-        "eps": 1e-5,
-        "eps_place": "inside the root",
-        "implementation": "eager",
-        "affine_parameters": "weight+bias",
-        "norm_parameters_decayed": False,
-        "parameters": {"in_norms": 2304, "outside_norms": 800_000, "total": 802_304},
-        "init": "xavier",
-        "branch_gain": 1.0,
-        "residual_gain": 1.0,
-        "precision": "fp32",
-        "batches_a_step": 1,
-        "compiled": False,
-        "threads": 1,
-        "device": "cpu",
-    }
-
-
-def summarized(
-    norm: str,
-    seed: int,
-    choices: Mapping[str, str],
-    described: Mapping[str, Any],
-    lines: Sequence[Mapping[str, Any]],
-    step_ms: float,
-    reached: int,
-    ledger: Mapping[str, Any],
-) -> dict[str, Any]:
-    """summary.json without how the run ended."""
-    latest = {tag: value for line in lines for tag, value in line.items()}
-    return {
-        "choices": dict(choices),
-        "seed": seed,
-        "metrics": {tag: value for tag, value in latest.items() if tag.split("/")[0] in ("loss", "accuracy")},
-        "step_time": {"median_ms": step_ms, "p90_ms": 1.2 * step_ms, "n": reached},
-        "peak_memory_bytes": 300_000_000,
-        "data": dict(described),
-        "norm_facts": {
-            "statistics_over": "features",
-            "crosses_samples": norm in CROSSING,
-            "sees_future": "training" if norm in CROSSING else "never",
-        },
-        "leak": "it takes statistics over time" if norm in CROSSING and described["kind"] == "language_model" else None,
-        "padding": None,
-        "ledger": dict(ledger),
-    }

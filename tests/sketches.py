@@ -8,8 +8,7 @@ from pathlib import Path
 
 from normbench.analysis.comparisons import usual_baseline
 from normbench.analysis.figures import Figure, draw_all, drawings
-from normbench.analysis.figures.canvas import Drawing, look
-from normbench.analysis.figures.saving import csv_bytes, svg_bytes
+from normbench.analysis.figures.style import Drawing, csv_bytes, our_style, svg_bytes
 from normbench.analysis.records import read_study
 
 
@@ -21,13 +20,13 @@ def drawn(folder: Path, out: Path) -> dict[str, Figure]:
 def sketched(folder: Path) -> dict[str, Drawing]:
     """All figures of a study, not written: nothing is rendered, which is most of the work."""
     study = read_study([folder])
-    with look():
+    with our_style():
         return {drawing.name: drawing for drawing in drawings(study, usual_baseline(study))}
 
 
 def rendered(drawing: Drawing) -> str:
     """The SVG of a figure."""
-    with look():
+    with our_style():
         return svg_bytes(drawing).decode()
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from made_runs import make_run
+from made_runs import make_run, make_study
 from scipy import stats
 
 from normbench.cli import main
@@ -21,46 +21,42 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Runs of three norms with five seeds, and two folders of the same norm."""
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.chdir(tmp_path)
-    for seed, (value, more) in enumerate(zip(BASE, WORSE, strict=True)):
-        make_run(tmp_path / "sw", norm="layernorm", seed=seed, final=value)
-        make_run(tmp_path / "sw", norm="dyt", seed=seed, final=value + more)
-        make_run(tmp_path / "sw", norm="rmsnorm", seed=seed, final=BASE[-1 - seed])
-        make_run(tmp_path / "again", norm="layernorm", seed=seed, final=value)
+    worse = [value + more for value, more in zip(BASE, WORSE, strict=True)]
+    make_study(tmp_path / "sw", {"layernorm": BASE, "dyt": worse, "rmsnorm": BASE[::-1]})
+    make_study(tmp_path / "again", {"layernorm": BASE})
     make_run(tmp_path / "alone", norm="layernorm", seed=0, final=2.0)
     return tmp_path
 
 
-def test_a_difference_that_is_there(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compare", "dyt", "layernorm", "--in", "sw"]) == 0
-    out = capsys.readouterr().out
+def printed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main(["compare", *words]) == 0
+    return capsys.readouterr().out
+
+
+def test_a_difference_that_is_there_and_one_that_is_not(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = printed(capsys, "dyt", "layernorm", "--in", "sw")
     reference = stats.ttest_1samp(WORSE, 0).confidence_interval(0.95)
     assert f"{np.mean(WORSE):.4f} nats higher" in " ".join(out.split())
     low, high = math.floor(1e4 * reference.low) / 1e4, math.ceil(1e4 * reference.high) / 1e4
     assert f"+{low:.4f} to +{high:.4f}" in out and "Holm" not in out
     assert "One comparison, so p is not corrected" in out
-    assert out.index("What differs") < out.index("Results of each arm") < out.index("dyt is worse than layernorm")
-    settings = out[: out.index("Results")]
+    settings, _, rest = out.partition("Results of each arm")
+    assert "What differs" in settings and "dyt is worse than layernorm" in rest
     assert "norm" in settings and "dyt" in settings and "optim.lr" not in settings and "seed" not in settings
-
-
-def test_one_that_is_not(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compare", "norm=rmsnorm", "layernorm", "--in", "sw"]) == 0
-    assert "rmsnorm and layernorm do not differ by more than" in capsys.readouterr().out
+    out = printed(capsys, "norm=rmsnorm", "layernorm", "--in", "sw")
+    assert "rmsnorm and layernorm do not differ by more than" in out
 
 
 def test_the_same_settings_in_two_folders(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (folder / "one").mkdir()
-    for seed, value in enumerate(BASE):
-        make_run(folder / "one", norm="layernorm", seed=seed, final=value)
-    assert main(["compare", "one", "again"]) == 0
-    out = " ".join(capsys.readouterr().out.split())
+    make_study(folder / "one", {"layernorm": BASE})
+    out = " ".join(printed(capsys, "one", "again").split())
     assert "The configurations do not differ" in out
     assert "end with the same validation loss in each of 5 seeds" in out
 
 
 def test_a_plan_gives_the_seeds_that_find_the_difference(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compare", "--plan", "rmsnorm", "layernorm", "--in", "sw", "--difference", "0.03"]) == 0
-    row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("│"))
+    out = printed(capsys, "--plan", "rmsnorm", "layernorm", "--in", "sw", "--difference", "0.03")
+    row = next(line for line in out.splitlines() if line.startswith("│"))
     size, seeds, cautious, _ = (word.strip() for word in row.strip("│").split("│"))
     assert size == "0.03" and int(cautious) > int(seeds)
     sd = float(np.std(np.subtract(BASE[::-1], BASE), ddof=1))
@@ -78,8 +74,7 @@ def test_damaged_runs_are_left_out_and_brackets_are_no_markup(
         for seed in range(3):
             make_run(folder / "odd", norm=norm, seed=seed, final=2.0 + more + 0.01 * seed, name=f"{more}-{seed}")
     (folder / "odd/0.0-1/metrics.jsonl").write_text("nothing\n{}\n")
-    assert main(["compare", "my[bold]norm", "x[/y]", "--in", "odd"]) == 0
-    out = capsys.readouterr().out
+    out = printed(capsys, "my[bold]norm", "x[/y]", "--in", "odd")
     assert "my[bold]norm" in out and "x[/y]" in out and max(map(len, out.splitlines())) <= 100
     assert "differ by the same 0.50 nats in each of 2 seeds" in out and "0.0-1 is left out: metrics.jsonl" in out
 
@@ -91,7 +86,7 @@ def test_damaged_runs_are_left_out_and_brackets_are_no_markup(
         (["again", "sw"], "sw holds 3 arms (dyt, layernorm, rmsnorm)"),
         (["again", "again"], "are the same runs"),
         (["foo", "bar", "--in", "alone"], "alone holds one arm, and two are compared: give another folder"),
-        (["again", "dyt", "--in", "sw"], "again is a folder and dyt is none: give two folders, or two arms below"),
+        (["again", "dyt", "--in", "sw"], "again is no arm: allowed are"),
         (["dyt"], "B: normbench compare --help"),
         (["dyt", "layernorm", "--in", "nowhere"], "nowhere is not a folder"),
         (["dyt", "layernorm"], "outputs is not a folder"),

@@ -12,10 +12,9 @@ from matplotlib.collections import LineCollection
 from matplotlib.transforms import Bbox
 from sketches import rendered, sketched
 
-from normbench.analysis.figures.canvas import near
-from normbench.analysis.figures.forest import STACK, stacked
-from normbench.analysis.figures.heatmap import painter
-from normbench.analysis.figures.palette import DARK, EMPTY, FAINT, NORMS, OWN, norm_color
+from normbench.analysis.figures.finals import cell_colors
+from normbench.analysis.figures.panels import near
+from normbench.analysis.figures.style import DARK, EMPTY, FAINT, NORMS, OWN, colors_of
 
 PAGE, DARK_PAGE = "#ffffff", "#14171b"
 
@@ -29,20 +28,17 @@ def test_a_norm_has_one_colour_in_every_study(tmp_path: Path) -> None:
     for folder in ("a", "b"):
         for name in ("loss-val-steps", "step-time-loss"):
             text = rendered(sketched(tmp_path / folder)[name])
-            assert norm_color("rmsnorm") in text and norm_color("mine") in text
+            colors = colors_of("norm", ["rmsnorm", "mine"])
+            assert colors["rmsnorm"] in text and colors["mine"] in text
 
 
-def test_a_persons_own_norm_has_no_colour_of_ours() -> None:
-    assert not {norm_color(f"own{number}") for number in range(50)} & set(NORMS.values())
-
-
-def test_a_persons_own_norms_share_no_colour_in_a_study() -> None:
+def test_a_persons_own_norms_share_no_colour_with_ours_or_each_other() -> None:
     names = [f"own{number}" for number in range(8)]
-    colors = {name: norm_color(name, {*names, "layernorm"}) for name in names}
-    assert len(set(colors.values())) == len(names)
-    assert colors == {name: norm_color(name, {"layernorm", *reversed(names)}) for name in names}
-    many = {f"own{number}" for number in range(20)}
-    assert {norm_color(name, many) for name in many} == set(OWN)
+    colors = colors_of("norm", [*names, "layernorm"])
+    assert {colors[name] for name in names} == set(OWN) and not set(OWN) & set(NORMS.values())
+    assert colors == colors_of("norm", ["layernorm", *reversed(names)])
+    many = colors_of("norm", [f"own{number}" for number in range(20)])
+    assert set(many.values()) == {*OWN, *NORMS.values()}
 
 
 def test_colours_stand_out_from_a_light_page_and_a_dark_one() -> None:
@@ -63,17 +59,11 @@ def test_norms_can_be_told_apart(blindness: str) -> None:
 # ---- what keeps them readable
 
 
-def test_dots_of_equal_seeds_stand_below_each_other() -> None:
-    assert stacked([0.0, 1.0, 0.0, 0.05, 3.0], 0.1) == pytest.approx([0, 0, 0.13, 0.26, 0])
-    assert max(stacked([0.0] * 20, 0.1)) == pytest.approx(STACK)
-
-
-@pytest.mark.parametrize(("worse", "best"), [(1, 2.0), (-1, 3.0)])
-def test_the_better_cell_is_the_darker_one(worse: int, best: float) -> None:
-    paint = painter([2.0, 2.5, 3.0], worse)
-    cells = {value: contrast(paint(value)[0], PAGE) for value in (2.0, 2.5, 3.0)}
-    assert max(cells, key=lambda value: cells[value]) == best
-    assert all(contrast(*paint(value)) >= 4.5 for value in cells)
+def test_the_better_cell_is_the_darker_one() -> None:
+    fills = [cell_colors(badness, 2.0, 3.0) for badness in (2.0, 2.5, 3.0, 9.0)]
+    contrasts = [contrast(fill, PAGE) for fill, _ in fills]
+    assert contrasts[0] > contrasts[1] > contrasts[2] == contrasts[3]
+    assert all(contrast(*colors) >= 4 for colors in fills)
 
 
 def test_an_arm_far_off_does_not_squeeze_the_others() -> None:

@@ -22,13 +22,11 @@ from scipy import stats
 from sketches import chosen, drawn, rendered, rows, sketched
 
 from normbench.analysis.comparisons import Baseline
-from normbench.analysis.evaluation import evaluations_in_words
 from normbench.analysis.figures import Figure, drawings
-from normbench.analysis.figures.bands import POINTS, Line, band_over_time
-from normbench.analysis.figures.canvas import look
-from normbench.analysis.figures.palette import DARK, NORMS
-from normbench.analysis.figures.rates import learning_rates
-from normbench.analysis.measures import loss_on
+from normbench.analysis.figures.finals import learning_rates
+from normbench.analysis.figures.lines import POINTS, Line, at_equal_times, band_of
+from normbench.analysis.figures.style import DARK, NORMS, our_style
+from normbench.analysis.measures import evaluations_in_words, loss_on
 from normbench.analysis.records import Arm, Run, Study, read_study
 from normbench.analysis.sensitivity import tried_rates
 
@@ -97,13 +95,13 @@ def test_training_time_is_step_time_times_steps(figures: dict[str, Figure], grid
 def test_seeds_of_unlike_speed_are_joined_at_equal_times() -> None:
     """Two seeds whose loss is the same function of time, recorded at the same steps but other times."""
     steps = np.arange(10, 110, 10)
-    lines = [Line(steps, steps * pace, 4 - 0.01 * steps * pace) for pace in (0.5, 1.0)]
-    band = band_over_time(lines)
+    lines = [Line(steps * pace, 4 - 0.01 * steps * pace) for pace in (0.5, 1.0)]
+    band = band_of(lines, at_equal_times)
     assert band is not None and (band.x[0], band.x[-1]) == (10, 50)
     for values in (band.mean, band.low, band.high):
         np.testing.assert_allclose(values, 4 - 0.01 * band.x)
-    late = Line(steps, steps * 50.0, 0.0 * steps)
-    assert band_over_time([lines[0], late]) is None and band_over_time([None]) is None
+    late = Line(steps * 50.0, 0.0 * steps)
+    assert band_of([lines[0], late], at_equal_times) is None and band_of([], at_equal_times) is None
 
 
 def test_captions_say_on_how_much_runs_were_evaluated(figures: dict[str, Figure]) -> None:
@@ -326,7 +324,7 @@ def test_a_thousand_runs_are_bands(tmp_path: Path, tell: Callable[[str], None]) 
     many = Study(study.folders, arms, study.varied, ())
     assert len(many.runs) == 1000
     start = time.process_time()
-    with look():
+    with our_style():
         largest = max(
             drawings(many, Baseline({"norm": "layernorm", "placement": "pre"})), key=lambda one: len(one.rows)
         )

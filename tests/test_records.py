@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-import re
-from datetime import date
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 from made_runs import make_run, make_study
 
 from normbench.analysis.curves import read_recorded
@@ -31,53 +29,40 @@ def test_arms_differ_in_what_varies_and_have_a_run_for_each_seed(tmp_path: Path)
     ]
 
 
-def test_a_setting_that_varies_within_an_option_names_arms(tmp_path: Path) -> None:
-    for lr in (1e-3, 3e-3):
-        make_run(tmp_path, lr=lr)
-    assert [arm.name for arm in read_study([tmp_path]).arms] == ["lr=0.001", "lr=0.003"]
-
-
-def test_what_follows_from_another_setting_names_no_arm(tmp_path: Path) -> None:
-    make_run(tmp_path, norm="layernorm", lr=1e-3)
-    make_run(tmp_path, norm="rmsnorm", lr=3e-3)
-    assert read_study([tmp_path]).varied == ("norm",)
-
-
-def test_seed_threads_place_and_probes_tell_no_arms_apart(tmp_path: Path) -> None:
-    make_run(tmp_path / "here", seed=0)
-    make_run(tmp_path / "there", seed=1, settings={"threads": 2, "name": "other", "probes.every": 7})
-    assert len(read_study([tmp_path / "here", tmp_path / "there"]).arms) == 1
-
-
-def test_a_run_that_was_set_aside_is_none(tmp_path: Path) -> None:
-    make_run(tmp_path, name="run")
-    make_run(tmp_path, name="run.old1")
-    assert [run.name for run in read_study([tmp_path]).runs] == ["run"]
+@pytest.mark.parametrize(
+    ("settings", "names"),
+    [
+        ([{"lr": 1e-3}, {"lr": 3e-3}], ["lr=0.001", "lr=0.003"]),
+        ([{"norm": "dyt"}, {"norm": "rmsnorm", "lr": 3e-3}], ["dyt", "rmsnorm"]),  # the rate follows from the norm
+        ([{}, {"seed": 1, "settings": {"threads": 2, "name": "other", "probes.every": 7}}], ["all runs"]),
+        ([{"name": "run"}, {"name": "run.old1"}], ["all runs"]),
+    ],
+)
+def test_arms_are_named_by_what_tells_them_apart(
+    tmp_path: Path, settings: list[dict[str, Any]], names: list[str]
+) -> None:
+    for own in settings:
+        make_run(tmp_path, **own)
+    arms = read_study([tmp_path]).arms
+    assert [arm.name for arm in arms] == names
+    assert ".old" not in "".join(run.name for arm in arms for run in arm.runs)  # which was set aside
 
 
 # ---- curves
-
-
-def lines(entries: list[dict[str, float | None]]) -> str:
-    return "".join(json.dumps(entry) + "\n" for entry in entries)
 
 
 def test_curves_are_those_that_json_reads(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     entries: list[dict[str, float | None]] = []
     for step in range(1, 200):
-        entry: dict[str, float | None] = {
-            "step": step,
-            "loss/train": float(random.standard_normal()),
-            "whole": step % 3,
-        }
+        entry: dict[str, float | None] = {"step": step, "loss/train": random.standard_normal(), "whole": step % 3}
         if step % 3:
             entry["time/step_ms"] = float(random.random() * 10.0 ** random.integers(-30, 30))
         entries.append(entry)
         if step % 10 == 0:
             entries.append({"step": step, "loss/val": None if step == 50 else step / 7, "accuracy/val": 0.5})
     path = tmp_path / "metrics.jsonl"
-    path.write_text(lines(entries))
+    path.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
     recorded = read_recorded(path)
     assert (recorded.torn, recorded.damage) == ("", "")
     for tag in ("loss/train", "time/step_ms", "loss/val", "accuracy/val", "whole"):
@@ -88,148 +73,92 @@ def test_curves_are_those_that_json_reads(tmp_path: Path) -> None:
         np.testing.assert_array_equal(curve.values, values)
 
 
-def test_a_torn_last_line_ends_the_curves(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    path.write_text(lines([{"step": 1, "loss/train": 3.0}, {"step": 2, "loss/train": 2.0}]) + '{"step": 3, "loss/tr')
-    recorded = read_recorded(path)
-    assert recorded.curves["loss/train"].values.tolist() == [3.0, 2.0]
-    assert (recorded.torn, recorded.damage) == ("the last line of metrics.jsonl, 3, is torn", "")
+ONE, TWO, FOUR = (f'{{"step": {step}, "loss/train": 1.0}}\n' for step in (1, 2, 4))
+TORN = '{"step": 3, "loss/tr'
+BROKEN = (
+    TORN,
+    "{}",
+    "[1, 2]",
+    '{"step": 2, "loss/train": "low"}',
+    '{"step": 2}{"step": 3}',
+    "\x00\x00",
+    '{"step": 1e999}',
+)
 
 
 @pytest.mark.parametrize(
-    "broken",
+    ("content", "steps", "torn", "damage"),
     [
-        '{"step": 2, "loss/tr',
-        "{}",
-        "[1, 2]",
-        '{"step": 2, "loss/train": "low"}',
-        '{"step": 2}{"step": 3}',
-        "\x00\x00",
-        '{"step": 1e999, "loss/train": 1.0}',
+        (f"{ONE}{TWO}{TORN}", [1, 2], "the last line of metrics.jsonl, 3, is torn", ""),
+        (f"{ONE}\n \n{TWO}\n\n", [1, 2], "", ""),  # empty lines are nothing
+        (f"{ONE}\n{TWO}{TORN}", [1, 2], "the last line of metrics.jsonl, 4, is torn", ""),
+        *((f"{ONE}{broken}\n{FOUR}", [1], "", "metrics.jsonl is damaged at line 2 of 3") for broken in BROKEN),
     ],
 )
-def test_a_broken_line_between_others_is_damage(tmp_path: Path, broken: str) -> None:
+def test_curves_end_at_a_line_that_cannot_be_read(
+    tmp_path: Path, content: str, steps: list[int], torn: str, damage: str
+) -> None:
     path = tmp_path / "metrics.jsonl"
-    path.write_text(lines([{"step": 1, "loss/train": 3.0}]) + broken + "\n" + lines([{"step": 4, "loss/train": 1.0}]))
+    path.write_text(content)
     recorded = read_recorded(path)
-    assert recorded.damage == "metrics.jsonl is damaged at line 2 of 3"
-    assert recorded.curves["loss/train"].steps.tolist() == [1]
-
-
-def test_empty_lines_are_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    first, last = lines([{"step": 1, "loss/train": 3.0}]), lines([{"step": 2, "loss/train": 2.0}])
-    for torn, content in ((False, f"{first}\n \n{last}\n\n"), (True, f"{first}\n{last}" + '{"step": 3, "lo')):
-        path.write_text(content)
-        recorded = read_recorded(path)
-        assert recorded.curves["loss/train"].steps.tolist() == [1, 2]
-        assert (bool(recorded.torn), recorded.damage) == (torn, "")
-
-
-def test_metrics_that_are_missing_are_damage(tmp_path: Path) -> None:
-    assert "cannot be read (No such file or directory)" in read_recorded(tmp_path / "metrics.jsonl").damage
+    assert recorded.curves["loss/train"].steps.tolist() == steps
+    assert (recorded.torn, recorded.damage) == (torn, damage)
 
 
 # ---- bad input
 
 
-def test_a_damaged_summary_is_named_and_left_out(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("file", "content", "why"),
+    [
+        ("summary.json", '{"status": "fini', "summary.json is damaged"),
+        ("summary.json", None, "summary.json is missing"),
+        ("config.yaml", "a: [", "config.yaml is damaged"),
+        ("config.yaml", "norm: {}", "config.yaml is damaged"),
+        ("metrics.jsonl", None, "metrics.jsonl cannot be read (No such file or directory)"),
+        ("metrics.jsonl", "nothing\n{}\n", "metrics.jsonl is damaged at line 1 of 2"),
+    ],
+)
+def test_a_damaged_run_is_named_and_left_out(tmp_path: Path, file: str, content: str | None, why: str) -> None:
     make_run(tmp_path, seed=0)
     bad = make_run(tmp_path, seed=1, name="bad")
-    (bad / "summary.json").write_text('{"status": "fini')
-    study = read_study([tmp_path])
-    assert study.damaged == (("bad", "summary.json is damaged"),)
-    assert [run.seed for run in study.runs] == [0]
-
-
-WRONG_SHAPES = [
-    ("summary.json", "status", "done"),
-    ("summary.json", "metrics", None),
-    ("summary.json", "metrics", []),
-    ("summary.json", "metrics", {"loss/val": "abc"}),
-    ("summary.json", "step", [1]),
-    ("summary.json", "step", "many"),
-    ("summary.json", "steps", float("inf")),
-    ("summary.json", "step_time", [1.0]),
-    ("summary.json", "step_time", {"median_ms": "fast"}),
-    ("summary.json", "peak_memory_bytes", "much"),
-    ("summary.json", "ledger", []),
-    ("summary.json", "ledger", {"parameters": 5}),
-    ("summary.json", "norm_facts", []),
-    ("summary.json", "data", []),
-    ("summary.json", "choices", []),
-    ("summary.json", "message", 5),
-    ("environment.json", "sessions", {}),
-    ("environment.json", "sessions", [1]),
-    ("environment.json", "task", None),
-    ("environment.json", "packages", []),
-    ("environment.json", "choices", []),
-    ("environment.json", "threads", "two"),
-    ("config.yaml", "seed", None),
-    ("config.yaml", "seed", "first"),
-    ("config.yaml", "optim.lr", "high"),
-    ("config.yaml", "optim.lr", date(2026, 1, 1)),
-]
-
-
-@pytest.mark.parametrize(("file", "key", "value"), WRONG_SHAPES)
-def test_what_has_another_shape_is_damaged(tmp_path: Path, file: str, key: str, value: object) -> None:
-    path = make_run(tmp_path, name="bad")
-    if file == "config.yaml":
-        changed(path / file, key, value)
+    if content is None:
+        (bad / file).unlink()
     else:
-        content = json.loads((path / file).read_text())
-        (content["sessions"][0] if "sessions" in content and key != "sessions" else content)[key] = value
-        (path / file).write_text(json.dumps(content))
-    with pytest.raises(ValueError, match=re.escape(f"{file} is damaged ({key})")):
-        read_run(RunDirectory(path), "bad")
+        (bad / file).write_text(content)
+    study = read_study([tmp_path])
+    assert study.damaged == (("bad", why),) and [run.seed for run in study.runs] == [0]
 
 
-def changed(path: Path, key: str, value: object) -> None:
-    """Write another value into a configuration."""
-    tree = yaml.safe_load(path.read_text())
-    section, _, last = key.rpartition(".")
-    (tree[section] if section else tree)[last] = value
-    path.write_text(yaml.safe_dump(tree))
-
-
-def test_an_unknown_status_is_damage(tmp_path: Path) -> None:
-    path = make_run(tmp_path, status="running")
-    (path / "status.json").write_text('{"status": "asleep"}')
-    with pytest.raises(ValueError, match=r"status.json is damaged \(status\)"):
-        read_run(RunDirectory(path), "bad")
-
-
-def test_a_date_in_a_list_of_settings_is_damage(tmp_path: Path) -> None:
-    path = make_run(tmp_path)
-    changed(path / "config.yaml", "optim.betas", [date(2026, 1, 1)])
-    with pytest.raises(ValueError, match=r"config.yaml is damaged"):
-        read_run(RunDirectory(path), "bad")
-
-
-@pytest.mark.parametrize("metrics", [{"loss/val": None}, {}, {"loss/val": math.nan}])
-def test_a_run_that_ends_without_a_finite_validation_loss_diverged(tmp_path: Path, metrics: dict[str, float]) -> None:
-    run = read_run(RunDirectory(make_run(tmp_path, summary={"metrics": metrics})), "lost")
-    assert (run.status, run.message, run.ended) == ("diverged", "its final validation loss is not finite", True)
-
-
-def test_a_test_loss_that_is_not_finite_is_divergence_too(tmp_path: Path) -> None:
-    run = read_run(RunDirectory(make_run(tmp_path, summary={"metrics": {"loss/val": 2.0, "loss/test": None}})), "lost")
-    assert (run.status, run.message) == ("diverged", "its final test loss is not finite")
-
-
-def test_no_folder_no_runs_and_no_results_are_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="is not a folder: "):
-        read_study([tmp_path / "none"])
-    with pytest.raises(UsageError, match="holds no runs: "):
-        read_study([tmp_path])
-    make_run(tmp_path, status="running")
-    with pytest.raises(UsageError, match="holds no run that has ended: "):
-        read_study([tmp_path])
-
-
-def test_mixed_tasks_are_refused(tmp_path: Path) -> None:
+def test_a_damaged_status_of_a_run_without_summary_is_named(tmp_path: Path) -> None:
     make_run(tmp_path)
+    (make_run(tmp_path, seed=1, name="bad", status="running") / "status.json").write_text("")
+    assert read_study([tmp_path]).damaged == (("bad", "status.json is damaged, and there is no summary.json"),)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "lost"),
+    [
+        ({"loss/val": None}, "validation"),
+        ({}, "validation"),
+        ({"loss/val": math.nan}, "validation"),
+        ({"loss/val": 2.0, "loss/test": None}, "test"),
+    ],
+)
+def test_a_run_that_ends_without_a_finite_loss_diverged(tmp_path: Path, metrics: dict[str, Any], lost: str) -> None:
+    run = read_run(RunDirectory(make_run(tmp_path, summary={"metrics": metrics})), "lost")
+    assert (run.status, run.message, run.ended) == ("diverged", f"its final {lost} loss is not finite", True)
+
+
+def test_no_folder_no_runs_no_results_and_mixed_tasks_are_one_sentence(tmp_path: Path) -> None:
+    def refused(folder: Path, match: str) -> None:
+        with pytest.raises(UsageError, match=match):
+            read_study([folder])
+
+    refused(tmp_path / "none", "is not a folder: ")
+    refused(tmp_path, "holds no runs: ")
+    make_run(tmp_path, status="running")
+    refused(tmp_path, "holds no run that has ended: ")
+    make_run(tmp_path, seed=1)
     make_run(tmp_path, kind="image_classification", accuracy=0.9)
-    with pytest.raises(UsageError, match=r"different tasks \(image_classification, language_model\): "):
-        read_study([tmp_path])
+    refused(tmp_path, r"different tasks \(image_classification, language_model\): ")

@@ -21,40 +21,7 @@ pytestmark = needs_browser
 
 SIZES = {"desk": (1280, 900), "phone": (360, 780)}
 
-# The elements that stick out of the page, and are in no box that scrolls.
-OUTSIDE = """
-    const scrolls = element =>
-        element && (getComputedStyle(element).overflowX === "auto" || scrolls(element.parentElement));
-    return [...document.body.querySelectorAll('*')].filter(element => !scrolls(element)).filter(element => {
-        const box = element.getBoundingClientRect();
-        return box.width && (box.right > innerWidth + 1 || box.left < -1);
-    }).map(element => element.tagName + ' ' + element.textContent.slice(0, 40));
-"""
-DRAWINGS = """
-    return [...document.querySelectorAll('.drawing > svg, .drawing > img')].map(element => {
-        const box = element.getBoundingClientRect();
-        return [box.width, box.height, element.checkVisibility(), element.complete !== false];
-    });
-"""
-CUT = """
-    const boxes = [...document.querySelectorAll(".scroll, .drawing")];
-    return boxes.filter(box => box.firstElementChild.getBoundingClientRect().right > innerWidth + 1).length;
-"""
-CONTRAST = """
-    const luminance = colour => {
-        const [r, g, b] = colour.match(/[\\d.]+/g).slice(0, 3).map(
-            part => (part /= 255) <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4);
-        return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-    };
-    const behind = element => {
-        const colour = element ? getComputedStyle(element).backgroundColor : 'rgb(255, 255, 255)';
-        return /, 0\\)$/.test(colour) ? behind(element.parentElement) : colour;
-    };
-    return [...document.querySelectorAll('h1, h2, p, li, strong, span, td, th, a, dt, dd, figcaption')].map(element => {
-        const [low, high] = [getComputedStyle(element).color, behind(element)].map(luminance).sort((a, b) => a - b);
-        return (high + 0.05) / (low + 0.05);
-    });
-"""
+PAGE = (Path(__file__).parent / "report_page.js").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -83,21 +50,28 @@ def opened(browser: Any, report: Path, size: str, scheme: str = "light") -> None
     browser.get(report.as_uri())
 
 
+def ask(browser: Any, question: str) -> Any:
+    return browser.execute_script(f"{PAGE}\nreturn {question}")
+
+
+def screenshot(browser: Any, path: Path) -> None:
+    whole = browser.execute_cdp_cmd("Page.captureScreenshot", {"captureBeyondViewport": True})
+    path.write_bytes(base64.b64decode(whole["data"]))
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", SIZES)
 def test_the_page_is_whole_at_each_width(browser: Any, report: Path, screenshots: Path, size: str, scheme: str) -> None:
     opened(browser, report, size, scheme)
     assert browser.get_log("browser") == []
-    assert browser.execute_script("return document.documentElement.scrollWidth") <= SIZES[size][0]
-    assert browser.execute_script(OUTSIDE) == []
-    drawings = browser.execute_script(DRAWINGS)
+    assert ask(browser, "document.documentElement.scrollWidth") <= SIZES[size][0]
+    assert ask(browser, "outside()") == []
+    drawings = ask(browser, "drawings()")
     assert len(drawings) == len(list((report.parent / "figures").glob("*.svg")))
-    assert all(width > 250 and height > 100 and visible and loaded for width, height, visible, loaded in drawings)
-    assert min(browser.execute_script(CONTRAST)) >= 4.5  # of words against what is behind them (WCAG 2, AA)
-    browser.execute_script("document.querySelector('details').open = true")
-    assert browser.execute_script(OUTSIDE) == []
-    whole = browser.execute_cdp_cmd("Page.captureScreenshot", {"captureBeyondViewport": True})
-    (screenshots / f"report-{size}-{scheme}.png").write_bytes(base64.b64decode(whole["data"]))
+    assert all(width > 250 and height > 100 and shown for width, height, shown in drawings)
+    assert ask(browser, "contrast()") >= 4.5  # AA
+    assert ask(browser, "(document.querySelector('details').open = true, outside())") == []
+    screenshot(browser, screenshots / f"report-{size}-{scheme}.png")
 
 
 def test_it_prints(browser: Any, report: Path, screenshots: Path) -> None:
@@ -106,9 +80,8 @@ def test_it_prints(browser: Any, report: Path, screenshots: Path) -> None:
     browser.execute_cdp_cmd(  # as wide as the paper between its margins
         "Emulation.setDeviceMetricsOverride", {"width": 703, "height": 1000, "deviceScaleFactor": 1, "mobile": False}
     )
-    assert browser.execute_script(CUT) == 0
-    whole = browser.execute_cdp_cmd("Page.captureScreenshot", {"captureBeyondViewport": True})
-    (screenshots / "report-print.png").write_bytes(base64.b64decode(whole["data"]))
+    assert ask(browser, "cut()") == 0
+    screenshot(browser, screenshots / "report-print.png")
     printed = browser.execute_cdp_cmd("Page.printToPDF", {"preferCSSPageSize": True, "printBackground": True})
     pdf = base64.b64decode(printed["data"])
     (screenshots / "report.pdf").write_bytes(pdf)

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from normbench.analysis.comparisons import Baseline, Comparison, best_rate, compare_all, contenders, usual_baseline
+from normbench.analysis.comparisons import Comparison, best_rate, compare_all, contenders, usual_baseline
 from normbench.analysis.fairness import open_rates, survivors
 from normbench.analysis.measures import Metric, accuracy_on, loss_on
 from normbench.analysis.records import Arm, Run, Study
-from normbench.analysis.sentences import compared_words
-from normbench.analysis.tabulated import differences_table
-from normbench.analysis.wording import bound, chance
+from normbench.analysis.tables import differences_table
+from normbench.analysis.wording import bound, chance, compared_words
 
 LOSS, ACCURACY = loss_on("val"), accuracy_on("val")
 BASE = [2.00, 2.10, 2.05, 1.98, 2.04]
@@ -29,7 +28,7 @@ def run(seed: int, result: float | str, metric: Metric) -> Run:
     status = result if isinstance(result, str) else "finished"
     metrics = {} if isinstance(result, str) else {metric.tag: result / metric.scale}
     summary = {} if status in ("running", "interrupted") else {"metrics": metrics}
-    return Run(str(seed), Path(str(seed)), status, 1, 1, "", seed, {}, {}, summary, {})
+    return Run(str(seed), Path(str(seed)), status, 1, 1, "", seed, {}, {}, summary, ())
 
 
 def comparisons(
@@ -37,7 +36,7 @@ def comparisons(
 ) -> tuple[Comparison, ...]:
     """Each arm against layernorm."""
     every = [arm(base, metric, norm="layernorm"), *(arm(own, metric, norm=name) for name, own in arms.items())]
-    return compare_all(every, Baseline({"norm": "layernorm"}), metric)
+    return compare_all(every, {"norm": "layernorm"}, metric)
 
 
 def words(found: Sequence[Comparison], margin: float | None = None) -> str:
@@ -51,23 +50,36 @@ def shifted(*by: float) -> list[float]:
 
 # ---- differences
 
+WORSE, NEAR = shifted(0.1, 0.11, 0.09, 0.105, 0.095), shifted(0.003, -0.002, 0.001, -0.001, 0.001)
 
-def test_a_difference_that_is_the_same_in_each_seed_is_not_called() -> None:
+
+@pytest.mark.parametrize(
+    ("ours", "base", "margin", "said"),
+    [
+        (WORSE, BASE, None, "dyt is worse than layernorm: its validation loss is 0.1000 nats higher (95 %: +0.0901 "),
+        (BASE, BASE, 0.01, "dyt and layernorm end with the same validation loss in each of 5 seeds."),
+        ([2.1, 2.2], BASE, None, "dyt and layernorm differ by the same 0.10 nats in each of 2 seeds (dyt is higher in"),
+        (NEAR, BASE, None, "dyt and layernorm do not differ by more than 0.0029 nats (5 seeds, 95 %)."),
+        (NEAR, BASE, 0.01, "dyt and layernorm are the same within the margin of 0.01 nats: they do not differ by"),
+        (NEAR, BASE, 0.001, "dyt and layernorm: no difference was found, but they may differ by up to 0.0029 nats (5"),
+        ([2.05, 2.06], [2.0, 2.1], None, "dyt and layernorm: too few seeds to tell; they may differ by up to 0."),
+        ([2.0], [1.5], None, "With one seed for each arm nothing can be said about differences: add at least 2 seeds."),
+        ([2.0], BASE, None, "dyt: one seed has finished both there and in the baseline, so nothing can be said: add"),
+        (["failed", 2.0], [2.0], None, "dyt: no seed has finished both there and in the baseline, so nothing can be"),
+    ],
+)
+def test_each_result_has_its_sentence(
+    ours: list[float | str], base: list[float], margin: float | None, said: str
+) -> None:
+    assert words(comparisons({"dyt": ours}, base), margin).startswith(said)
+
+
+def test_a_difference_of_accuracies_that_is_the_same_in_each_seed_is_not_called() -> None:
     counts = {"rmsnorm": [100 * n / 360 for n in (341, 344)]}
-    (one,) = comparisons(counts, [100 * n / 360 for n in (340, 343)], ACCURACY)
-    assert not one.real and one.detectable is None
-    assert words([one]) == (
-        "rmsnorm and layernorm differ by the same 0.28 percentage points in each of 2 seeds (rmsnorm is higher in "
-        "validation accuracy), so the spread is not known: add seeds."
-    )
-    (row,) = differences_table([one], ACCURACY, "differences").rows
-    assert row == ("rmsnorm", "2", "+0.28", "spread not known")
-
-
-def test_equal_results_are_the_same() -> None:
-    (one,) = comparisons({"rmsnorm": BASE})
-    assert words([one], margin=0.01) == "rmsnorm and layernorm end with the same validation loss in each of 5 seeds."
-    assert differences_table([one], LOSS, "differences").rows[0][-1] == "the same"
+    found = comparisons(counts, [100 * n / 360 for n in (340, 343)], ACCURACY)
+    assert not found[0].real and found[0].detectable is None
+    assert differences_table(found).rows == [("rmsnorm", "2", "+0.28", "spread not known")]
+    assert differences_table(comparisons({"rmsnorm": BASE})).rows[0][-1] == "the same"
 
 
 def test_a_difference_that_correction_alone_makes_uncertain_is_told_apart() -> None:
@@ -77,13 +89,13 @@ def test_a_difference_that_correction_alone_makes_uncertain_is_told_apart() -> N
     assert first.startswith("dyt may be worse than layernorm: its validation loss is 0.0174 nats higher (95 %: +0.007")
     assert "; not certain after correction for 13 comparisons (p = 0." in first and first.endswith("): add seeds.")
     assert second.startswith("No difference from layernorm was found for 12 arms: norm0, norm1, ")
-    rows = differences_table(found, LOSS, "differences").rows
+    rows = differences_table(found).rows
     assert {row[0]: row[-1] for row in rows}["dyt"] == "perhaps worse"
 
 
 def test_one_comparison_is_not_corrected_and_does_not_say_it_is() -> None:
-    table = differences_table(comparisons({"dyt": shifted(0.1, 0.11, 0.09, 0.105, 0.095)}), LOSS, "differences")
-    assert "p after Holm" not in table.columns
+    table = differences_table(comparisons({"dyt": WORSE}))
+    assert "p after Holm" not in table.frame
     assert any(note.startswith("One comparison, so p is not corrected") for note in table.notes)
 
 
@@ -97,21 +109,7 @@ def test_small_differences_are_not_written_as_none(scale: float) -> None:
     assert "+0.0000 " not in words(worse).replace("(", "( ")
 
 
-@pytest.mark.parametrize(
-    ("p", "text"), [(0.0497, "0.0497"), (0.049999, "0.049999"), (0.0503, "0.050"), (0.0009, "< 0.001"), (1.0, "1.000")]
-)
-def test_p_is_not_rounded_over_the_level(p: float, text: str) -> None:
-    assert chance(p) == text
-
-
 # ---- margins and wide intervals
-
-
-def test_a_margin_says_whether_arms_are_the_same() -> None:
-    found = comparisons({"rmsnorm": shifted(0.003, -0.002, 0.001, -0.001, 0.001)})
-    assert words(found) == "rmsnorm and layernorm do not differ by more than 0.0029 nats (5 seeds, 95 %)."
-    assert "are the same within the margin of 0.01 nats: they do not differ by more" in words(found, margin=0.01)
-    assert words(found, margin=0.001).endswith("up to 0.0029 nats (5 seeds, 95 %), more than the margin of 0.001 nats.")
 
 
 def test_a_difference_within_the_margin_is_said_to_be_within() -> None:
@@ -127,11 +125,6 @@ def test_many_arms_are_parted_by_the_margin() -> None:
     assert first.startswith("9 arms are the same as layernorm within the margin of 0.01 nats (95 %): near0, near1, ")
     assert second.startswith("No difference from layernorm was found for 2 arms: far0, far1 (5 seeds each). ")
     assert second.endswith("more than the margin of 0.01 nats.")
-
-
-def test_an_interval_wider_than_all_runs_is_too_few_seeds() -> None:
-    found = comparisons({"rmsnorm": [2.05, 2.06]}, [2.0, 2.1])
-    assert words(found).startswith("rmsnorm and layernorm: too few seeds to tell; they may differ by up to 0.")
 
 
 def test_arms_with_fewer_seeds_are_named() -> None:
@@ -156,30 +149,13 @@ def test_survivors_are_said_to_be() -> None:
     )
 
 
-def test_a_seed_that_was_lost_in_both_arms_counts_among_all() -> None:
-    (one,) = comparisons(
-        {"rmsnorm": ["failed", *shifted(0, 0.003, -0.002, 0.001, -0.001)[1:]]}, ["diverged", *BASE[1:]]
-    )
-    assert "among the seeds that survived (4 of 5 seeds, 95 %)" in words([one])
-    (finding,) = survivors([one])
+def test_a_seed_that_was_lost_in_both_arms_counts_among_all_and_one_under_way_is_not_lost() -> None:
+    found = comparisons({"rmsnorm": ["failed", *NEAR[1:]]}, ["diverged", *BASE[1:]])
+    assert "among the seeds that survived (4 of 5 seeds, 95 %)" in words(found)
+    (finding,) = survivors(found)
     assert finding.text.startswith("layernorm: 1 of 5 runs diverged; rmsnorm: 1 of 5 runs failed; arms are compared ")
-
-
-def test_seeds_that_have_not_ended_are_not_lost() -> None:
-    found = comparisons({"rmsnorm": [*shifted(0.003, -0.002, 0.001, -0.001, 0.001)[:4], "running"]})
+    found = comparisons({"rmsnorm": [*NEAR[:4], "running"]})
     assert words(found).endswith("(4 of 5 seeds, 95 %).") and not list(survivors(found))
-
-
-@pytest.mark.parametrize(
-    ("ours", "theirs", "start"),
-    [
-        ([2.0], [1.5], "With one seed for each arm nothing can be said"),
-        ([2.0], BASE, "dyt: one seed has finished both"),
-    ],
-)
-def test_one_seed_in_common_says_nothing(ours: list[float], theirs: list[float], start: str) -> None:
-    text = words(comparisons({"dyt": ours}, theirs))
-    assert text.startswith(start) and ": add at least 2 seeds. To be found four times in five" in text
 
 
 # ---- learning rates
@@ -196,20 +172,17 @@ def rates(**results: Sequence[float | str]) -> Study:
 
 def test_a_run_that_is_still_going_does_not_make_its_rate_lose() -> None:
     study = rates(layernorm_1=[2.0, 2.1], layernorm_3=[1.5, 1.6], rmsnorm_1=[2.0, 2.1], rmsnorm_3=[1.5, "running"])
-    arms, chosen = contenders(study, Baseline({"norm": "layernorm"}))
+    arms, chosen = contenders(study, {"norm": "layernorm"})
     assert chosen and [one.runs[0].summary["metrics"]["loss/val"] for one in arms] == [1.5, 1.5]
     (finding,) = open_rates(study)
     wanted = "rmsnorm: the choice of its learning rate is not final, as lr 0.003 lacks seed 1"
     assert finding.serious and finding.text == wanted
 
 
-@pytest.mark.parametrize("lost", ["diverged", "out_of_memory"])
-def test_a_rate_that_loses_runs_is_not_chosen(lost: str) -> None:
-    study = rates(layernorm_1=[2.0, 2.1], layernorm_3=[1.5, lost])
-    assert best_rate(study.arms).settings["optim.lr"] == 1e-3 and not list(open_rates(study))
-
-
-def test_a_rate_is_chosen_over_the_seeds_that_all_have_ended() -> None:
+def test_a_rate_is_chosen_by_fewest_losses_then_over_the_seeds_that_all_have_ended() -> None:
+    for lost in ("diverged", "out_of_memory"):
+        study = rates(layernorm_1=[2.0, 2.1], layernorm_3=[1.5, lost])
+        assert best_rate(study.arms).settings["optim.lr"] == 1e-3 and not list(open_rates(study))
     study = rates(layernorm_1=[2.0, 1.0, "failed"], layernorm_3=[1.9, "interrupted", 3.0], layernorm_10=["running"])
     assert best_rate(study.arms).settings["optim.lr"] == 3e-3  # by seed 0, the only one of both
 
@@ -229,11 +202,11 @@ def test_a_rate_is_chosen_over_the_seeds_that_all_have_ended() -> None:
 )
 def test_the_usual_baseline_is_what_is_there_of_it(cells: list[str], wanted: dict[str, str]) -> None:
     arms = tuple(arm([2.0], **dict(zip(("norm", "placement"), cell.split(), strict=True))) for cell in cells)
-    assert dict(usual_baseline(Study((), arms, ("norm", "placement"), ())).settings) == wanted
+    assert usual_baseline(Study((), arms, ("norm", "placement"))) == wanted
 
 
-@pytest.mark.parametrize(
-    ("value", "text"), [(1.23e-5, "0.000013"), (2e-5, "0.00002"), (1e-7, "0.0000001"), (0.0123, "0.013")]
-)
-def test_bounds_are_written_without_an_exponent(value: float, text: str) -> None:
-    assert bound(value) == text
+def test_p_is_not_rounded_over_the_level_and_bounds_have_no_exponent() -> None:
+    chances = {0.0497: "0.0497", 0.049999: "0.049999", 0.0503: "0.050", 0.0009: "< 0.001", 1.0: "1.000"}
+    assert {p: chance(p) for p in chances} == chances
+    bounds = {1.23e-5: "0.000013", 2e-5: "0.00002", 1e-7: "0.0000001", 0.0123: "0.013"}
+    assert {value: bound(value) for value in bounds} == bounds

@@ -2,85 +2,40 @@
 
 from __future__ import annotations
 
+import json
+import math
+import tomllib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from normbench.analysis.comparisons import (
-    LEARNING_RATE,
-    LOST,
-    Comparison,
-    rate_families,
-    settled_seeds,
-    shortened,
-    without_rate,
-)
-from normbench.analysis.facts import (
-    Finding,
-    arms_with,
-    by_value,
-    config_value,
-    has_status,
-    in_words,
-    of_runs,
-    of_sessions,
-    package,
-    session_value,
-    takes_one,
-    values_in_words,
-)
+from normbench.analysis.comparisons import LEARNING_RATE, LOST, Comparison, rate_families, settled_seeds, without_rate
 from normbench.analysis.measures import known
-from normbench.analysis.records import Arm, Run, Study, candidates
-from normbench.analysis.tuned import chosen_on_held_out_data
+from normbench.analysis.records import Arm, Run, Study, candidates, setting, shortened
+from normbench.analysis.wording import SHORT, TEMPLATES, count, short_commit
 from normbench.config.groups import GROUPS
-
-SHORT = 8  # characters of a commit or a fingerprint that tell it
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A line of the ledger that is compared. keys: the settings that explain why it differs. serious: as in Finding."""
-
-    words: str
-    read: Callable[[Mapping[str, Any]], Any]
-    keys: tuple[str, ...] = ()
-    serious: bool = True
-
-
-def implementation(ledger: Mapping[str, Any]) -> str | None:
-    """What kind of implementation the norm has: its operator's name alone is another for each norm."""
-    name = ledger.get("implementation")
-    return None if name is None else "torch's operator" if "torch.nn.functional" in str(name) else str(name)
-
-
-LEDGER = (
-    Entry("eps", lambda ledger: ledger.get("eps"), ("norm.eps",)),
-    Entry(
-        "weight decay of the norms' γ and β",
-        lambda ledger: ledger.get("norm_parameters_decayed"),
-        ("trainer.decay_norms",),
-    ),
-    Entry("initialisation", lambda ledger: ledger.get("init"), ("init",)),
-    Entry("scaling of residual branches at initialisation", lambda ledger: ledger.get("residual_scale"), ("init",)),
-    Entry("gain of branches at initialisation", lambda ledger: ledger.get("branch_gain"), ("placement",)),
-    Entry("gain of the residual stream", lambda ledger: ledger.get("residual_gain"), ("placement",)),
-    Entry("precision", lambda ledger: ledger.get("precision"), ("trainer.precision",)),
-    Entry("batches a step", lambda ledger: ledger.get("batches_a_step"), ("trainer.accumulate",)),
-    Entry("compilation", lambda ledger: ledger.get("compiled"), ("trainer.compile",), False),
-    Entry("implementation (step times then compare kernels, not norms)", implementation, ("norm.impl",), False),
-    Entry("number of parameters", lambda ledger: (ledger.get("parameters") or {}).get("total"), ("model",), False),
-)
+from normbench.results import flat
+from normbench.rundir import CHOICE_FILE, read_json
 
 # What is said elsewhere, or changes no result.
 SAID = ("trainer.steps", "trainer.epochs", "trainer.log_every", "trainer.decay_norms", "trainer.precision",
-        "trainer.accumulate", "trainer.compile", "norm.eps", "norm.impl")  # fmt: skip
+        "trainer.accumulate", "trainer.compile", "norm.eps", "norm.impl", LEARNING_RATE)  # fmt: skip
 
-LENGTHS = ("trainer.steps", "trainer.epochs")
 
 # Seeds of one arm do the same work: medians further apart than this were measured under different conditions.
 STEADY = 1.5
 FEWEST_STEPS = 10  # steps that a median must be of at least
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One fact. topic: a word or two. text: the sentence. serious: whether it may decide who wins."""
+
+    topic: str
+    text: str
+    serious: bool = True
 
 
 def findings(
@@ -89,14 +44,13 @@ def findings(
     comparisons: Sequence[Comparison] = (),
     missing: Mapping[str, str] | None = None,
 ) -> tuple[Finding, ...]:
-    """All that is unfair in a study, what may decide it first.
+    """Return all that is unfair in a study, what may decide it first.
 
     rates_chosen: whether a learning rate was chosen for each arm on what is reported. comparisons: of its arms.
     missing: planned runs without a directory -> why, where they have failed.
     """
     checks = (
-        damaged, torn, steps, fingerprints, machines, versions, seeds, doubles, unfinished, leaks, paddings,
-        single_samples, ledgers, learning_rates, open_rates, settings, step_times,
+        damaged, rules, versions, seeds, doubles, unfinished, learning_rates, open_rates, settings, step_times,
     )  # fmt: skip
     found = [*(finding for check in checks for finding in check(study)), *survivors(comparisons)]
     found += not_made(missing or {})
@@ -106,176 +60,174 @@ def findings(
     return tuple(sorted(found, key=lambda finding: not finding.serious))
 
 
-def ledger_value(entry: Entry) -> Callable[[Run], Any]:
-    """A line of the ledger."""
-    return lambda run: entry.read(run.summary.get("ledger") or {})
+# ---- what all runs should have in common, and what none should have
+
+
+def told(run: Run) -> dict[str, list[Any]]:
+    """Return what a run tells of itself, in all of its sessions, by the names that fairness.toml has."""
+    ledger = dict(flat(run.summary.get("ledger") or {}))
+    crossing = (run.summary.get("norm_facts") or {}).get("crosses_samples")
+    implementation = ledger.get("implementation")
+    if "torch.nn.functional" in str(implementation):  # the name alone is another for each norm
+        implementation = "torch's operator"
+    return {
+        **{f"ledger.{name}": [value] for name, value in ledger.items()},
+        **{
+            key: [one.get(key) for one in run.sessions] for key in ("cpu", "accelerator", "device", "threads", "python")
+        },
+        "commit": [short_commit(one.get("commit") or "") or None for one in run.sessions],
+        "steps": [run.steps or None],
+        "fingerprint": [(run.data.get("fingerprint") or "")[:SHORT] or None],
+        "implementation": [implementation],
+        "leak": [run.summary.get("leak")],
+        "padding": [run.summary.get("padding")],
+        "trained on one": [crossing and run.config.get("data.batch_size") == 1],
+        "judged on one": [crossing and run.config.get("data.eval_batch_size") == 1],
+    }
+
+
+def rules(study: Study) -> Iterator[Finding]:
+    """Find what fairness.toml names."""
+    tables = tomllib.loads((TEMPLATES / "fairness.toml").read_text("utf-8"))
+    known = {run.path: told(run) for run in study.runs}
+    for rule in tables["same"]:
+        unless = rule.get("unless", [])
+        below = tuple(key for key in unless if key.endswith("."))
+        if not any(varied in unless or varied.startswith(below) for varied in study.varied):
+            found = arms_by_value(study, {path: one.get(rule["reads"], []) for path, one in known.items()})
+            yield from unequal(rule["topic"], rule["sentence"], found, serious=not rule.get("minor"))
+    for rule in tables["never"]:
+        if names := arms_with(study, {path for path, one in known.items() if any(one[rule["reads"]])}):
+            yield Finding(rule["topic"], f"{shortened(names, 6)}: {rule['sentence']}")
+
+
+def unequal(topic: str, words: str, found: Mapping[Any, Sequence[str]], serious: bool = True) -> Iterator[Finding]:
+    """Say who has which values, where there are several."""
+    if len(found) > 1:
+        yield Finding(topic, f"{words}: {values_in_words(found)}", serious)
+
+
+def versions(study: Study) -> Iterator[Finding]:
+    """Find different versions of the packages that made the runs."""
+    known = {run.path: [one.get("packages") or {} for one in run.sessions] for run in study.runs}
+    for name in sorted({name for sessions in known.values() for packages in sessions for name in packages}):
+        had = {path: [packages.get(name) for packages in sessions] for path, sessions in known.items()}
+        yield from unequal("different versions", f"{name} is not always the same", arms_by_value(study, had))
+
+
+def settings(study: Study) -> Iterator[Finding]:
+    """Find settings that go along with what is compared."""
+    compared, asked = [key for key in study.varied if key in GROUPS], asked_for(study)
+    for key in candidates(study.runs):
+        if key in GROUPS or key in study.varied or key in SAID:
+            continue
+        if key.partition(".")[0] in compared and (key not in asked or key.endswith("._target_")):
+            continue  # an option has its own values
+        found = arms_by_value(study, {run.path: [run.config.get(key)] for run in study.runs})
+        yield from unequal("settings", f"the arms differ in {key} too", found)
+
+
+def asked_for(study: Study) -> set[str]:
+    """Return the keys that the commands of runs set: what they say does not follow from an option."""
+    words = (word for run in study.runs for word in str(run.session.get("command") or "").split())
+    return {word.strip("'\"").lstrip("+~").partition("=")[0] for word in words if "=" in word}
+
+
+# ---- runs
 
 
 def damaged(study: Study) -> Iterator[Finding]:
-    """Runs that cannot be read."""
+    """Find runs that cannot be read, and those whose last line is half written."""
     for name, why in study.damaged:
         yield Finding("damaged run", f"{name} is left out: {why}")
-
-
-def torn(study: Study) -> Iterator[Finding]:
-    """Runs whose last line is half written."""
     for run in study.runs:
         if run.recorded.torn:
             yield Finding("torn line", f"{run.name} is read up to it: {run.recorded.torn}", serious=run.ended)
 
 
-def steps(study: Study) -> Iterator[Finding]:
-    """Runs of different lengths, unless that is what is compared."""
-    if any(key in study.varied for key in LENGTHS):
-        return
-    if len(found := of_runs(study, lambda run: run.steps or None)) > 1:
-        yield Finding("unequal steps", f"runs are not all of the same length, in steps: {values_in_words(found)}")
+def unfinished(study: Study) -> Iterator[Finding]:
+    """Find runs that may still become results."""
+    for status, words in (("running", "still going or killed"), ("interrupted", "interrupted")):
+        names = [arm.name for arm in study.arms for run in arm.runs if run.status == status]
+        if names:
+            whose = shortened(list(dict.fromkeys(names)), 6)
+            yield Finding("unfinished runs", f"{count(len(names), 'run')} {words}, so no result yet: {whose}")
 
 
-def fingerprints(study: Study) -> Iterator[Finding]:
-    """Different data under one name."""
-    if "data" in study.varied:
-        return
-    found = of_runs(study, fingerprint)
-    if len(found) > 1:
-        short = {str(value)[:SHORT]: names for value, names in found.items()}
-        yield Finding("different data", f"the data are not the same, by their fingerprints: {values_in_words(short)}")
+def step_times(study: Study) -> Iterator[Finding]:
+    """Find arms whose seeds took unlike times for the same work."""
+    ratios = {}
+    for arm in study.arms:
+        times = [run.summary.get("step_time", {}) for run in arm.runs]
+        medians = known(time.get("median_ms") for time in times if (time.get("n") or 0) >= FEWEST_STEPS)
+        if medians and max(medians) > STEADY * min(medians) > 0:
+            ratios[arm.name] = max(medians) / min(medians)
+    if ratios:
+        text = "so runs disturbed each other, or the machine did other work: their times say little"
+        worst = f"step times differ up to {max(ratios.values()):.1f}-fold between seeds of one arm"
+        yield Finding("step times", f"{worst}, {text}: {shortened(list(ratios), 6)}", serious=False)
 
 
-def fingerprint(run: Run) -> Any:
-    """What tells the data apart."""
-    return (run.summary.get("data") or run.session.get("data") or {}).get("fingerprint")
-
-
-def machines(study: Study) -> Iterator[Finding]:
-    """Different machines or threads, which make times incomparable."""
-    for key, words in (("cpu", "processors"), ("accelerator", "accelerators"), ("device", "devices")):
-        if len(found := of_sessions(study, session_value(key))) > 1:
-            yield Finding(
-                "different machines", f"times do not compare over different {words}: {values_in_words(found)}"
-            )
-    if len(found := of_sessions(study, session_value("threads"))) > 1:
-        yield Finding("different threads", f"times do not compare over numbers of threads: {values_in_words(found)}")
-
-
-def versions(study: Study) -> Iterator[Finding]:
-    """Different versions of what made the runs."""
-    names = sorted({name for run in study.runs for session in run.sessions for name in session.get("packages") or {}})
-    for name in names:
-        found = of_sessions(study, package(name))
-        if len(found) > 1:
-            yield Finding("different versions", f"{name} is not always the same: {values_in_words(found)}")
-    if len(found := of_sessions(study, session_value("python"))) > 1:
-        yield Finding("different versions", f"Python is not always the same: {values_in_words(found)}")
-    if len(found := of_sessions(study, session_value("commit"))) > 1:
-        short = {shorter(str(commit)): names for commit, names in found.items()}
-        yield Finding("different versions", f"the code is not always the same, by commit: {values_in_words(short)}")
-
-
-def shorter(commit: str) -> str:
-    """A commit's first digits, and whether there were changes."""
-    head, plus, changes = commit.partition("+")
-    return head[:SHORT] + plus + changes
+# ---- seeds
 
 
 def seeds(study: Study) -> Iterator[Finding]:
-    """Arms that lack a seed that others have."""
+    """Find arms that lack a seed that others have."""
     every = {run.seed for run in study.runs}
-    lacking = by_value((missing, arm.name) for arm in study.arms if (missing := missing_seeds(arm, every)))
+    lacking: dict[str, list[str]] = {}
+    for arm in study.arms:
+        if lacks := every - {run.seed for run in arm.runs}:
+            lacking.setdefault(shortened([str(seed) for seed in sorted(lacks)]), []).append(arm.name)
     for missing, names in lacking.items():
         yield Finding("missing seeds", f"{shortened(names, 6)}: no run with seed {missing}, which other arms have")
 
 
-def missing_seeds(arm: Arm, every: set[int]) -> str:
-    """The seeds that an arm lacks."""
-    return shortened([str(seed) for seed in sorted(every - {run.seed for run in arm.runs})])
-
-
 def doubles(study: Study) -> Iterator[Finding]:
-    """Several runs of one arm with one seed."""
+    """Find several runs of one arm with one seed."""
     for arm in study.arms:
-        for seed, count in Counter(run.seed for run in arm.runs).items():
-            if count > 1:
+        for seed, number in Counter(run.seed for run in arm.runs).items():
+            if number > 1:
                 names = shortened([run.name for run in arm.runs if run.seed == seed], 4)
-                yield Finding("doubles", f"{arm.name} has {count} runs with seed {seed}, whose mean counts: {names}")
+                yield Finding("doubles", f"{arm.name} has {number} runs with seed {seed}, whose mean counts: {names}")
 
 
-def unfinished(study: Study) -> Iterator[Finding]:
-    """Runs that may still become results."""
-    for status, words in (
-        ("running", "still going or killed, so no result yet"),
-        ("interrupted", "interrupted, so no result yet"),
-    ):
-        count = sum(run.status == status for run in study.runs)
-        if count:
-            names = arms_with(study, has_status(status))
-            runs = "1 run" if count == 1 else f"{count} runs"
-            yield Finding("unfinished runs", f"{runs} {words}: {shortened(names, 6)}")
+def survivors(comparisons: Sequence[Comparison]) -> Iterator[Finding]:
+    """Find arms that lost runs and are judged by those that are left."""
+    arms = {arm.name: arm for one in comparisons if one.n and one.survived for arm in (one.baseline, one.arm)}
+    if losers := [f"{name}: {words}" for name, arm in arms.items() if (words := losses(arm))]:
+        text = "arms are compared only on the seeds that survived in both, which flatters those that lose runs"
+        yield Finding("lost runs", f"{'; '.join(losers[:6])}; {text}")
 
 
-def leaks(study: Study) -> Iterator[Finding]:
-    """Norms that show a causal model its future."""
-    if names := arms_with(study, lambda run: run.summary.get("leak")):
-        text = "the norm shows each position its future in training, so its training loss does not compare"
-        yield Finding("leaking norm", f"{shortened(names, 6)}: {text}")
+def losses(arm: Arm) -> str:
+    """Say how many runs of an arm were lost and how, such as `2 of 5 runs diverged, 1 of 5 runs failed`."""
+    counts = Counter(run.status for run in arm.runs)
+    words = {"diverged": "diverged", "failed": "failed", "out_of_memory": "ran out of memory"}
+    return ", ".join(f"{counts[status]} of {len(arm.runs)} runs {words[status]}" for status in LOST if counts[status])
 
 
-def paddings(study: Study) -> Iterator[Finding]:
-    """Norms that count padding."""
-    if names := arms_with(study, lambda run: run.summary.get("padding")):
-        yield Finding(
-            "padding", f"{shortened(names, 6)}: the norm counts the padding of shorter texts in its statistics"
-        )
+def not_made(missing: Mapping[str, str]) -> Iterator[Finding]:
+    """Find runs that a sweep has planned and that are not there."""
+    if missing:
+        names = shortened([f"{name} ({why})" if why else name for name, why in missing.items()], 3)
+        number = "1 planned run is" if len(missing) == 1 else f"{len(missing)} planned runs are"
+        yield Finding("missing runs", f"{number} not there (failed or not begun): {names}")
 
 
-def single_samples(study: Study) -> Iterator[Finding]:
-    """Norms over the batch with a batch of one sample."""
-    for key, words in (("data.batch_size", "trained"), ("data.eval_batch_size", "judged")):
-        names = arms_with(study, takes_one(key))
-        if names:
-            text = f"the norm takes statistics over the batch, and is {words} at a batch size of 1"
-            yield Finding("batch of one", f"{shortened(names, 6)}: {text}")
-
-
-def ledgers(study: Study) -> Iterator[Finding]:
-    """Entries of the ledger that differ and are not what is compared."""
-    for entry in LEDGER:
-        if any(varied == key or varied.startswith(f"{key}.") for varied in study.varied for key in entry.keys):
-            continue
-        found = of_runs(study, ledger_value(entry))
-        if len(found) > 1:
-            yield Finding("ledger", f"the arms differ in {entry.words}: {values_in_words(found)}", entry.serious)
-
-
-def settings(study: Study) -> Iterator[Finding]:
-    """Settings that go along with what is compared."""
-    compared = [key for key in study.varied if key in GROUPS]
-    asked = asked_for(study)
-    for key in candidates(study.runs):
-        if key in GROUPS or key in study.varied or key in SAID or key == LEARNING_RATE:
-            continue
-        if key.partition(".")[0] in compared and (key not in asked or key.endswith("._target_")):
-            continue  # an option has its own values
-        found = of_runs(study, config_value(key))
-        if len(found) > 1:
-            yield Finding("settings", f"the arms differ in {key} too: {values_in_words(found)}")
-
-
-def asked_for(study: Study) -> set[str]:
-    """The keys that the commands of runs set: what they say does not follow from an option."""
-    words = (word for run in study.runs for word in str(run.session.get("command") or "").split())
-    return {word.strip("'\"").lstrip("+~").partition("=")[0] for word in words if "=" in word}
+# ---- learning rates
 
 
 def learning_rates(study: Study) -> Iterator[Finding]:
-    """Learning rates that go along with what is compared: fair where each was chosen for its arm on other data."""
-    if LEARNING_RATE in study.varied or len(found := of_runs(study, config_value(LEARNING_RATE))) < 2:
+    """Find learning rates that go along with what is compared: fair where each was chosen for its arm on other data."""
+    found = arms_by_value(study, {run.path: [run.config.get(LEARNING_RATE)] for run in study.runs})
+    if LEARNING_RATE in study.varied or len(found) < 2:
         return
-    choices = chosen_on_held_out_data(study.runs)
+    noted = {folder: read_json(folder / CHOICE_FILE) or {} for folder in {run.path.parent for run in study.runs}}
+    choices = {run.path: choice_of(run, noted[run.path.parent].get("arms", [])) for run in study.runs}
     if all(choices.values()):
         text = "the learning rate of each arm was chosen on data held out of the training data"
         yield Finding("learning rate", f"{text}: {values_in_words(found)}", serious=False)
-        if names := arms_with(study, lambda run: (choices[run.path] or {}).get("edge")):
+        if names := arms_with(study, {path for path, choice in choices.items() if choice.get("edge")}):
             text = "the chosen learning rate is at the end of those tried, so a wider grid may have a better one"
             yield Finding("learning rate", f"{shortened(names, 6)}: {text}")
     elif "optim" not in study.varied or LEARNING_RATE in asked_for(study):
@@ -283,57 +235,57 @@ def learning_rates(study: Study) -> Iterator[Finding]:
         yield Finding("settings", f"{text}: {values_in_words(found)}")
 
 
-def step_times(study: Study) -> Iterator[Finding]:
-    """Arms whose seeds took unlike times for the same work."""
-    ratios = {arm.name: unlike(arm) for arm in study.arms}
-    if names := [name for name, ratio in ratios.items() if ratio > STEADY]:
-        text = "so runs disturbed each other, or the machine did other work: their times say little"
-        worst = f"step times differ up to {max(ratios.values()):.1f}-fold between seeds of one arm"
-        yield Finding("step times", f"{worst}, {text}: {shortened(names, 6)}", serious=False)
-
-
-def unlike(arm: Arm) -> float:
-    """How many times the longest median step time is the shortest."""
-    times = [run.summary.get("step_time", {}) for run in arm.runs]
-    medians = known(time.get("median_ms") for time in times if (time.get("n") or 0) >= FEWEST_STEPS)
-    return max(medians) / min(medians) if medians and min(medians) > 0 else 1.0
+def choice_of(run: Run, noted: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return what a sweep with `sweep.lr=auto` has noted of the choice of a run's rate; nothing where it chose none."""
+    for choice in noted:
+        groups = ((key, value) for key, value in choice["arm"].items() if key in GROUPS)
+        if run.config.get(LEARNING_RATE) is None or choice["lr"] is None:
+            continue
+        same_rate = math.isclose(run.config[LEARNING_RATE], choice["lr"])
+        if same_rate and all(str(setting(run, key)) == value for key, value in groups):
+            return choice
+    return {}
 
 
 def open_rates(study: Study) -> Iterator[Finding]:
-    """Arms whose learning rates have not all ended with the same seeds, so that another may yet be chosen."""
+    """Find arms whose learning rates have not all ended with the same seeds, so that another may yet be chosen."""
     for family in rate_families(study):
         every = {run.seed for arm in family for run in arm.runs}
-        lacking = {arm.settings[LEARNING_RATE]: missing for arm in family if (missing := every - settled_seeds(arm))}
+        lacking = {arm.settings[LEARNING_RATE]: lacks for arm in family if (lacks := every - settled_seeds(arm))}
         if lacking:
-            words = "; ".join(f"lr {in_words(rate)} lacks seed {listed(seeds)}" for rate, seeds in lacking.items())
+            seeds = {rate: shortened([str(seed) for seed in sorted(lacks)], 6) for rate, lacks in lacking.items()}
+            words = "; ".join(f"lr {in_words(rate)} lacks seed {listed}" for rate, listed in seeds.items())
             text = f"{without_rate(family[0]).name}: the choice of its learning rate is not final, as {words}"
             yield Finding("learning rate", text)
 
 
-def not_made(missing: Mapping[str, str]) -> Iterator[Finding]:
-    """Runs that a sweep has planned and that are not there."""
-    if missing:
-        names = shortened([f"{name} ({why})" if why else name for name, why in missing.items()], 3)
-        count = "1 planned run is" if len(missing) == 1 else f"{len(missing)} planned runs are"
-        yield Finding("missing runs", f"{count} not there (failed or not begun): {names}")
+# ---- arms and what they have
 
 
-def listed(seeds: Iterable[int]) -> str:
-    """Seeds in a row."""
-    return shortened([str(seed) for seed in sorted(seeds)], 6)
+def arms_by_value(study: Study, values: Mapping[Path, Iterable[Any]]) -> dict[Any, list[str]]:
+    """Return the names of the arms whose runs have each value, but none for None; odd values by their text."""
+    found: dict[Any, dict[str, None]] = {}
+    for arm in study.arms:
+        for run in arm.runs:
+            for value in values[run.path]:
+                if value is not None:
+                    key = value if isinstance(value, int | float | str) else json.dumps(value, default=str)
+                    found.setdefault(key, {})[arm.name] = None
+    return {value: list(names) for value, names in found.items()}
 
 
-def survivors(comparisons: Sequence[Comparison]) -> Iterator[Finding]:
-    """Arms that lost runs and are judged by those that are left."""
-    arms = {arm.name: arm for one in comparisons if one.n and one.survived for arm in (one.baseline, one.arm)}
-    losers = [f"{name}: {words}" for name, arm in arms.items() if (words := losses(arm))]
-    if losers:
-        text = "arms are compared only on the seeds that survived in both, which flatters those that lose runs"
-        yield Finding("lost runs", f"{'; '.join(losers[:6])}; {text}")
+def arms_with(study: Study, paths: Collection[Path]) -> list[str]:
+    """Return the names of the arms of which a run is among these."""
+    return [arm.name for arm in study.arms if any(run.path in paths for run in arm.runs)]
 
 
-def losses(arm: Arm) -> str:
-    """How many runs of an arm were lost and how, such as `2 of 5 runs diverged, 1 of 5 runs failed`."""
-    counts = Counter(run.status for run in arm.runs)
-    words = {"diverged": "diverged", "failed": "failed", "out_of_memory": "ran out of memory"}
-    return ", ".join(f"{counts[status]} of {len(arm.runs)} runs {words[status]}" for status in LOST if counts[status])
+def values_in_words(found: Mapping[Any, Sequence[str]]) -> str:
+    """Write values and who has them, such as `100 (layernorm), 200 (rmsnorm, dyt)`."""
+    return "; ".join(f"{in_words(value)} ({shortened(names, 4)})" for value, names in found.items())
+
+
+def in_words(value: Any) -> str:
+    """Write a value: numbers short, yes and no for truths."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else str(value)

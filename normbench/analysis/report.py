@@ -2,230 +2,188 @@
 
 from __future__ import annotations
 
+import base64
 import io
-import shutil
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from normbench.analysis.comparisons import (
-    Baseline,
-    Comparison,
-    compare_all,
-    contenders,
-    given_baseline,
-    usual_baseline,
-)
-from normbench.analysis.facts import Finding
-from normbench.analysis.fairness import findings
-from normbench.analysis.keeping import write_files
-from normbench.analysis.measures import Measures, Yardstick, measured, yardstick
-from normbench.analysis.records import Study, read_study
+import pandas as pd
+from markupsafe import Markup
+
+from normbench import __version__
+from normbench.analysis import tables
+from normbench.analysis.comparisons import Baseline, Comparison, compare_all, contenders, given_baseline, usual_baseline
+from normbench.analysis.fairness import Finding, findings
+from normbench.analysis.measures import Yardstick, activations_frame, runs_frame, yardstick
+from normbench.analysis.records import Arm, Study, read_study, shortened
 from normbench.analysis.sensitivity import tried_rates
-from normbench.analysis.tabulated import (
-    PRIMARY,
-    Table,
-    costs_table,
-    differences_table,
-    lost_table,
-    rates_table,
-    results_table,
-    step_times_table,
-)
-from normbench.analysis.verdict import Sentence, verdict
+from normbench.analysis.tables import Table
+from normbench.analysis.wording import environment, paragraphs, verdict
+from normbench.rundir import write_bytes
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from normbench.analysis.figures import Figure
 
-HTML, TEXT, CSV, PARQUET, FIGURES = "report.html", "report.md", "runs.csv", "runs.parquet", "figures"
+LARGEST_DRAWING = 1_000_000  # bytes of an SVG; above it the page has the PNG
+MOST_ROWS = 200  # of the table of all runs, which the CSV has too
 
 
 @dataclass(frozen=True)
 class Report:
     """All that a report says, before it is drawn.
 
-    chosen: whether a learning rate was chosen for each arm. comparisons: in the primary metric.
+    chosen: whether a learning rate was chosen for each arm. runs, blocks: of `runs_frame` and `activations_frame`.
+    comparisons: in the primary metric. verdict: sentences, each with the key of the table behind it.
     """
 
     study: Study
     baseline: Baseline
     by: Yardstick
     chosen: bool
-    measures: dict[str, tuple[Measures, ...]]
+    runs: pd.DataFrame
+    blocks: pd.DataFrame
     comparisons: tuple[Comparison, ...]
-    verdict: tuple[Sentence, ...]
+    verdict: list[tuple[str, str]]
     findings: tuple[Finding, ...]
-    tables: tuple[Table, ...]
+    tables: list[Table]
+
+    @property
+    def baseline_name(self) -> str:
+        """Name it, such as `layernorm · pre`."""
+        return Arm(self.baseline).name
 
 
-@dataclass(frozen=True)
-class Written:
-    """Where the page is, and a line on each file of a person's that is kept beside it."""
+def make_report(folders: Sequence[Path], *, baseline: str | None = None, **how: Any) -> Report:
+    """Find out what the runs below some folders say.
 
-    page: Path
-    notes: tuple[str, ...]
-
-
-def write_report(
-    folders: Sequence[Path],
-    out: Path | None = None,
-    *,
-    baseline: str | None = None,
-    target: float | None = None,
-    margin: float | None = None,
-) -> Path:
-    """Write the report of the runs below some folders; returns its page.
-
-    out: where it goes, by default `report` in the first folder. baseline: words of an arm, such as `norm=layernorm`.
-    target: the loss (nats) whose time is asked. margin: a difference in the primary metric that does not matter.
+    baseline: words of an arm, such as `norm=layernorm`. how: as `examine` has it.
 
     Raises:
         UsageError: a folder is not there, no run has ended, the tasks differ, or the baseline is no arm.
-        OSError: it cannot be written.
     """
-    report = make_report(folders, baseline=baseline, target=target, margin=margin)
-    return save(report, out or folders[0] / "report").page
+    study = read_study(folders)
+    return examine(study, given_baseline(study, baseline) if baseline else usual_baseline(study), **how)
 
 
-def make_report(
-    folders: Sequence[Path],
+def examine(
+    study: Study,
+    baseline: Baseline,
     *,
-    baseline: str | None = None,
     target: float | None = None,
     margin: float | None = None,
     missing: Mapping[str, str] | None = None,
 ) -> Report:
-    """What the report says; see `write_report`.
+    """Find out what a study says.
 
+    target: the loss (nats) whose time is asked. margin: a difference in the primary metric that does not matter.
     missing: runs that were planned and have no directory -> why, where they have failed.
-
-    Raises:
-        UsageError: as there.
     """
-    study = read_study(folders)
-    against = given_baseline(study, baseline) if baseline else usual_baseline(study)
-    arms, chosen = contenders(study, against)
-    by = yardstick(study, [arm for arm in arms if against.has(arm)], target)
-    measures = measured(study, by)
-    families = [compare_all(arms, against, metric) for metric in by.metrics]
+    arms, chosen = contenders(study, baseline)
+    by = yardstick(study, [arm for arm in arms if arm.has(baseline)], target)
+    families = [compare_all(arms, baseline, metric) for metric in by.metrics]
+    runs, blocks, tried = runs_frame(study, by), activations_frame(study), tried_rates(study)
+    found = [
+        tables.results_table(runs, study, by),
+        *(tables.differences_table(family, primary=family is families[0]) for family in families if family),
+        tables.rates_table(tried) if tried else None,
+        tables.costs_table(runs),
+        tables.step_times_table(families[0]),
+        tables.activations_table(blocks) if len(blocks) else None,
+        tables.lost_table(study),
+    ]
     return Report(
         study=study,
-        baseline=against,
+        baseline=baseline,
         by=by,
         chosen=chosen,
-        measures=measures,
+        runs=runs,
+        blocks=blocks,
         comparisons=families[0],
         verdict=verdict(study, families[0], margin),
-        findings=findings(study, chosen and by.primary.tag.endswith("/val"), families[0], missing or {}),
-        tables=tables(study, by, measures, families),
+        findings=findings(study, chosen and by.primary.tag.endswith("/val"), families[0], missing),
+        tables=[table for table in found if table is not None],
     )
-
-
-def tables(
-    study: Study, by: Yardstick, measures: dict[str, tuple[Measures, ...]], families: Sequence[Sequence[Comparison]]
-) -> tuple[Table, ...]:
-    """The tables that have rows."""
-    found: list[Table | None] = []
-    for place, (metric, comparisons) in enumerate(zip(by.metrics, families, strict=True)):
-        key = f"{PRIMARY}-{metric.tag.partition('/')[0]}" if place else PRIMARY
-        found.append(differences_table(comparisons, metric, key) if comparisons else None)
-    if tried := tried_rates(study):
-        found.append(rates_table(tried))
-    every = [(name, one) for name, own in measures.items() for one in own]
-    found += [costs_table(measures), step_times_table(families[0]), lost_table(every)]
-    return (results_table(measures, by), *(table for table in found if table is not None))
 
 
 # ---- the files
 
 
-def save(report: Report, out: Path, drawing: Callable[[], object] = lambda: None) -> Written:
-    """Draw the figures and write everything.
+def write_report(folders: Sequence[Path], out: Path | None = None, **how: Any) -> Path:
+    """Write the report of the runs below some folders, and return its page.
 
-    drawing: called before the figures are drawn.
+    out: where it goes, by default `report` in the first folder. how: as `make_report` has it.
+
+    Raises:
+        UsageError: as there.
+        OSError: it cannot be written.
+    """
+    return save(make_report(folders, **how), out or folders[0] / "report")
+
+
+def save(report: Report, out: Path, drawing: Callable[[], object] = lambda: None) -> Path:
+    """Draw the figures and write everything; returns the page. drawing: called before the figures are drawn.
 
     Raises:
         OSError: it cannot be written.
     """
-    from normbench.analysis.pages import html_page, text_page
+    from normbench.analysis.figures import draw_all
 
     out.mkdir(parents=True, exist_ok=True)
     drawing()
-    staging = Path(tempfile.mkdtemp(prefix=".figures-", dir=out))
-    try:
-        figures = draw(report, staging)
-        moment = datetime.now(UTC)
-        files = {f"{FIGURES}/{path.relative_to(staging)}": path.read_bytes() for path in drawn_files(figures)}
-        files[HTML] = html_page(report, figures, moment).encode()
-        files[TEXT] = text_page(report, figures).encode()
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
-    frame = runs_frame(report)
-    files[CSV] = frame.to_csv(index=False).encode()
-    files[PARQUET] = parquet(frame)
-    return Written(out / HTML, tuple(write_files(out, files)))
+    figures = draw_all(report.study, out / "figures", report.baseline)
+    parquet = io.BytesIO()
+    report.runs.to_parquet(parquet, index=False)
+    files = {"runs.csv": report.runs.to_csv(index=False).encode(), "runs.parquet": parquet.getvalue()}
+    if len(report.blocks):
+        files["activations.csv"] = report.blocks.to_csv(index=False).encode()
+    files["report.md"] = text_page(report, figures).encode()
+    files["report.html"] = html_page(report, figures).encode()  # the last one, so that all it links to is there
+    for name, content in files.items():
+        write_bytes(out / name, content)
+    return out / "report.html"
 
 
-def draw(report: Report, folder: Path) -> list[Figure]:
-    """All figures, in a folder."""
-    from normbench.analysis.figures import draw_all
+def html_page(report: Report, figures: Sequence[Figure]) -> str:
+    """Return the page; all that is drawn is in it."""
+    from normbench.analysis.figures import dark_rules
 
-    return list(draw_all(report.study, folder, report.baseline))
-
-
-def drawn_files(figures: Sequence[Figure]) -> list[Path]:
-    """The files of the figures."""
-    return [path for figure in figures for path in (figure.svg, figure.png, figure.data)]
-
-
-def parquet(frame: pd.DataFrame) -> bytes:
-    """A table of runs as Parquet."""
-    buffer = io.BytesIO()
-    frame.to_parquet(buffer, index=False)
-    return buffer.getvalue()
+    return (
+        environment()
+        .get_template("report.html")
+        .render(
+            **said(report),
+            figures=[(figure, drawing_of(figure)) for figure in figures],
+            moment=datetime.now(UTC),
+            dark=Markup(dark_rules(".drawing")),
+            runs=report.runs.to_dict("records") if len(report.runs) <= MOST_ROWS else [],
+        )
+    )
 
 
-def runs_frame(report: Report) -> pd.DataFrame:
-    """A row for each run: what it is, and all that is measured of it."""
-    import pandas as pd
-
-    rows = [run_row(name, one, report) for name, own in report.measures.items() for one in own]
-    for setting in report.study.varied:
-        if len({type(row[setting]) for row in rows} - {type(None)}) > 1:  # a number here and a word there
-            for row in rows:
-                row[setting] = None if row[setting] is None else str(row[setting])
-    return pd.DataFrame(rows)
+def text_page(report: Report, figures: Sequence[Figure]) -> str:
+    """Return the text, in GitHub's Markdown."""
+    return environment().get_template("report.md").render(**said(report), figures=figures)
 
 
-def run_row(arm: str, one: Measures, report: Report) -> dict[str, Any]:
-    """One run."""
-    run, metrics = one.run, one.run.summary.get("metrics", {})
+def said(report: Report) -> dict[str, Any]:
+    """Return what both the page and the text have."""
+    facts = (fact.partition(": ") for fact in paragraphs("facts.jinja", "facts", report))
     return {
-        "run": run.name,
-        "arm": arm,
-        **one.arm.settings,
-        "seed": run.seed,
-        "status": run.status,
-        "step": run.step,
-        "steps": run.steps,
-        **{tag: value for tag, value in metrics.items() if tag.partition("/")[0] in ("loss", "accuracy")},
-        "best": one.best[0],
-        "best_step": one.best[1],
-        "gap": one.gap,
-        "training_seconds": one.seconds,
-        "target": report.by.target,
-        "target_seconds": one.target_seconds,
-        f"{report.by.timed}_at_equal_time": one.timed_loss,
-        "step_median_ms": one.step_time.get("median_ms"),
-        "step_p90_ms": one.step_time.get("p90_ms"),
-        "steps_timed": one.step_time.get("n"),
-        "peak_memory_bytes": one.memory,
-        "spikes": one.spikes,
-        "message": run.message,
-        "path": str(run.path),
+        "report": report,
+        "title": shortened([folder.resolve().name for folder in report.study.folders], 3),
+        "lead": "".join(paragraphs("facts.jinja", "lead", report.study)),
+        "facts": {name: text for name, _, text in facts if text},
+        "titles": {table.key: table.title for table in report.tables},
+        "version": __version__,
     }
+
+
+def drawing_of(figure: Figure) -> Markup:
+    """Return a figure as it stands in the page: itself as SVG, or as an image where that is large."""
+    if figure.svg.stat().st_size <= LARGEST_DRAWING:
+        return Markup(figure.svg.read_text("utf-8"))  # made by us, its words escaped
+    content = base64.b64encode(figure.png.read_bytes()).decode()
+    return Markup('<img class="image" alt="{}" src="data:image/png;base64,{}">').format(figure.alt, content)

@@ -85,14 +85,20 @@ def compare(first: str, second: str, folder: Path, margin: float | None, plan: b
     """
     if difference is not None and not plan:
         raise UsageError("--difference is what a plan is for: add --plan, or leave it out")
-    from normbench.analysis import compare as comparing
+    from normbench.analysis.compare import plan as plan_table
+    from normbench.analysis.compare import read_pair, settings_table
+    from normbench.analysis.report import examine
 
-    one, other, study = comparing.read_pair(first, second, folder)
-    pair = comparing.compare(one, other, study, margin)
-    for table in [comparing.plan(pair.comparison, difference)] if plan else pair.tables:
-        print_table(table)
-    if not plan:
-        print_verdict(pair.verdict, pair.findings)
+    study = read_pair(first, second, folder)
+    found = examine(study, dict(study.arms[1].settings), margin=margin)
+    if plan:
+        print_table(plan_table(found.comparisons[0], difference))
+        return 0
+    print_table(settings_table(*study.arms))
+    for table in found.tables:
+        if table.key.startswith(("arms", "differences", "step-times")):
+            print_table(table.transposed())
+    print_verdict((sentence for sentence, _ in found.verdict), found.findings)
     return 0
 
 

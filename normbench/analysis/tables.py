@@ -1,0 +1,270 @@
+"""The tables of a report: data frames of words, which a page, a text and a terminal show."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pandas as pd
+
+from normbench.analysis.comparisons import Comparison
+from normbench.analysis.measures import IN_BLOCKS, Yardstick, evaluations_in_words, known
+from normbench.analysis.records import Run, Study
+from normbench.analysis.sensitivity import Tried
+from normbench.analysis.statistics import Interval, mean_interval, paired_difference
+from normbench.analysis.wording import (
+    NONE,
+    bound,
+    chance,
+    duration,
+    fixed,
+    notes_on,
+    plain,
+    precision,
+    significant,
+    span,
+)
+
+BAD = {"diverged": "diverged", "out_of_memory": "out of memory", "failed": "failed"}
+UNFINISHED = ("running", "interrupted")
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table. key: its anchor. heads: how many of the first columns are words; the others are figures.
+
+    notes: what the figures are. marked: the rows that are to be seen first.
+    """
+
+    key: str
+    title: str
+    frame: pd.DataFrame
+    notes: tuple[str, ...] = ()
+    heads: int = 1
+    marked: frozenset[int] = frozenset()
+
+    @property
+    def rows(self) -> list[tuple[str, ...]]:
+        """Return the cells, row by row."""
+        return list(self.frame.itertuples(index=False, name=None))
+
+    def transposed(self) -> Table:
+        """Return the table with a column for each row: for few rows and many measures."""
+        first, *_ = self.frame.columns
+        turned = self.frame.set_index(first).T.rename_axis(index=first, columns=None).reset_index()
+        return replace(self, frame=turned, heads=1, marked=frozenset())
+
+
+def framed(rows: pd.DataFrame | Sequence[Mapping[str, str]], heads: int = 1) -> pd.DataFrame:
+    """Return rows as a frame without the columns of figures that no row has."""
+    frame = pd.DataFrame(rows)
+    frame.columns = frame.columns.str.rstrip()  # two may have one heading, which a space tells apart until here
+    return frame.loc[:, (frame != NONE).any().to_numpy() | (np.arange(frame.shape[1]) < heads)]
+
+
+# ---- the arms
+
+
+def results_table(runs: pd.DataFrame, study: Study, by: Yardstick) -> Table:
+    """Say how well the arms ended. runs: as `runs_frame` has them."""
+    rows = [result_row(name, own, by) for name, own in runs.groupby("arm", sort=False)]
+    evaluated = evaluations_in_words(study.runs)
+    return Table("arms", "Results of each arm", framed(rows), notes_on("arms", by=by, evaluated=evaluated))
+
+
+def result_row(name: str, own: pd.DataFrame, by: Yardstick) -> dict[str, str]:
+    """Return one arm."""
+    finished = own[own["status"] == "finished"]
+    n = len(finals(finished, by.primary.tag))
+    row = {"arm": name, "n": str(n) if n == len(own) else f"{n} of {len(own)}"}
+    for place, metric in enumerate(by.metrics):
+        values = [metric.scale * value for value in finals(finished, metric.tag)]
+        mean, interval = mean_interval(values, metric.bounds)
+        row[f"{metric.words}, {metric.symbol}"] = fixed(mean, metric.decimals)
+        row["95 % interval" + " " * place] = span(interval, metric.decimals)
+    kind = by.primary.tag.partition("/")[0]
+    row[f"best validation {kind}, {by.primary.symbol}"] = fixed(finished["best"].mean(), by.primary.decimals)
+    row["train–validation gap, nats"] = fixed(finished["gap"].mean(), 4, sign=True)
+    timed = finished[f"{by.timed}_at_equal_time"].mean()
+    row[f"loss at {duration(by.seconds if by.seconds is not None else math.nan)}, nats"] = fixed(timed, 4)
+    reach = f"time to {plain(by.target)} nats" if math.isfinite(by.target) else "time to a target"
+    return {**row, reach: time_to_target(own, by)}
+
+
+def finals(finished: pd.DataFrame, tag: str) -> list[float]:
+    """Return the last values under a tag, of the runs that have one."""
+    return known(finished[tag]) if tag in finished else []
+
+
+def time_to_target(own: pd.DataFrame, by: Yardstick) -> str:
+    """Return the median time of an arm's runs to the target, where some never got there also how many did."""
+    times = own.loc[own["status"].isin(["finished", "diverged"]), "target_seconds"].fillna(math.inf)
+    if times.empty or not math.isfinite(by.target):
+        return NONE
+    reached, usual = int(np.isfinite(times).sum()), times.median()
+    some = f" ({reached} of {len(times)})" if 0 < reached < len(times) else ""
+    return (duration(usual) if math.isfinite(usual) else "not reached") + some
+
+
+def costs_table(runs: pd.DataFrame) -> Table:
+    """Say what the arms cost and how calm they were."""
+    arm = runs["arm"]
+
+    def share(which: pd.Series) -> pd.Series:
+        return which.groupby(arm, sort=False).agg(lambda own: f"{own.sum()} of {len(own)}" if own.any() else "0")
+
+    def per_arm(values: pd.Series, how: str = "mean") -> pd.Series:
+        return values.groupby(arm, sort=False).agg(how)
+
+    status = runs["status"]
+    columns = {
+        "step time, ms": per_arm(runs["step_median_ms"], "median").map(significant),
+        "p90, ms": per_arm(runs["step_p90_ms"], "median").map(significant),
+        "steps timed": per_arm(runs["steps_timed"], "sum").map("{:,.0f}".format),
+        "training time": per_arm(runs["training_seconds"].where(status == "finished")).map(duration),
+        "peak memory, MiB": per_arm(runs["peak_memory_bytes"] / 2**20, "median").map(significant),
+        **{words: share(status == bad) for bad, words in BAD.items()},
+        "unfinished": share(status.isin(UNFINISHED)),
+        "spikes": per_arm(runs["spikes"]).map(spikes),
+    }
+    frame = framed(pd.DataFrame(columns).rename_axis("arm").reset_index())
+    return Table("costs", "Cost and stability", frame, notes_on("costs", columns=list(frame)))
+
+
+def spikes(value: float) -> str:
+    """Write a share of steps."""
+    return NONE if math.isnan(value) else f"{100 * value:.2g} %" if value else "0 %"
+
+
+def activations_table(blocks: pd.DataFrame) -> Table:
+    """Say what probes measured last in the first, the middle and the last block of each arm.
+
+    blocks: as `activations_frame` has them.
+    """
+    rows = []
+    for name, own in blocks.groupby("arm", sort=False):
+        shown = own.iloc[sorted({0, len(own) // 2, len(own) - 1})]
+        row = {"arm": name, "n": str(own["seeds"].max()), "blocks": str(len(own))}
+        for quantity in IN_BLOCKS:
+            words = " → ".join(map(significant, shown[quantity]))
+            row[quantity] = words if shown[quantity].notna().any() else NONE
+        rows.append(row)
+    frame = framed(rows, heads=3)
+    return Table("activations", "Activations by depth", frame, notes_on("activations", columns=list(frame)))
+
+
+# ---- the differences
+
+
+def differences_table(comparisons: Sequence[Comparison], primary: bool = True) -> Table:
+    """Compare each arm with its baseline. primary: whether the verdict speaks of this table."""
+    metric, family = comparisons[0].metric, comparisons[0].family
+    frame = framed([difference_row(one) for one in comparisons], heads=2)
+    key = "differences" if primary else f"differences-{metric.tag.partition('/')[0]}"
+    marked = frozenset(place for place, one in enumerate(comparisons) if one.real)
+    notes = notes_on("differences", columns=list(frame), metric=metric, family=family, primary=primary)
+    table = Table(key, f"Differences in {metric.words}", frame, notes, heads=2, marked=marked)
+    return of_one_baseline(table, "from")
+
+
+def difference_row(one: Comparison) -> dict[str, str]:
+    """Return one comparison."""
+    paired, total = one.paired, len(one.seeds)
+    places = precision(paired.mean, one.interval) if one.n else 0
+    return {
+        "arm": one.arm.name,
+        "against": one.baseline.name,
+        "seeds": str(one.n) + (f" of {total}" if one.n < total else ""),
+        f"difference, {one.metric.unit}": fixed(paired.mean, places, sign=bool(paired.mean)),
+        "95 % interval": span(one.interval, places, sign=True),
+        "effect size": fixed(paired.effect_size, 2, sign=True),
+        "p": chance(paired.p),
+        "p after Holm": NONE if one.family == 1 else chance(one.corrected),
+        "Wilcoxon p": chance(paired.wilcoxon_p),
+        "smallest to be shown": bound(one.detectable),
+        "found": found(one),
+    }
+
+
+def found(one: Comparison) -> str:
+    """Say in a word or two what was found."""
+    worth = "better" if one.better else "worse"
+    words = {"different": worth, "possible": f"perhaps {worth}", "constant": "spread not known", "same": "the same"}
+    return words.get(one.verdict(), "too few seeds" if one.n < 2 else "not shown")
+
+
+def step_times_table(comparisons: Sequence[Comparison]) -> Table | None:
+    """Say how long a step takes, as a multiple of the baseline's; None where no seed was timed in both."""
+    rows = []
+    for one in comparisons:
+        ratio = paired_difference(log_step_times(one.arm.runs), log_step_times(one.baseline.runs))
+        if ratio.n:
+            ends = ratio.interval and Interval(math.exp(ratio.interval.lower), math.exp(ratio.interval.upper))
+            mean = math.exp(ratio.mean)
+            places = precision(mean, ends) if ends else 2
+            row = {"arm": one.arm.name, "against": one.baseline.name, "seeds": str(ratio.n)}
+            rows.append({**row, "ratio of step times": fixed(mean, places), "95 % interval": span(ends, places)})
+    if not rows:
+        return None
+    table = Table("step-times", "Step time, as a multiple", framed(rows, 2), notes_on("step_times"), heads=2)
+    return of_one_baseline(table, "of")
+
+
+def log_step_times(runs: Sequence[Run]) -> dict[int, float]:
+    """Return the logarithm of the median step time (ms) by seed; of several with one seed their mean."""
+    times: dict[int, list[float]] = {}
+    for run in runs:
+        if median := (run.summary.get("step_time") or {}).get("median_ms"):
+            times.setdefault(run.seed, []).append(math.log(median))
+    return {seed: sum(values) / len(values) for seed, values in times.items()}
+
+
+def of_one_baseline(table: Table, link: str) -> Table:
+    """Return the table with the baseline's name behind the title and `link`, where all rows have the same."""
+    names = table.frame["against"].unique()
+    if len(names) != 1:
+        return table
+    return replace(table, title=f"{table.title} {link} {names[0]}", frame=table.frame.drop(columns="against"), heads=1)
+
+
+# ---- learning rates, and runs that give no result
+
+
+def rates_table(tried: Sequence[Tried]) -> Table:
+    """Say how the arms take to the learning rate."""
+    rows = []
+    for one in tried:
+        sensitivity, interval = mean_interval(one.sensitivity, (0.0, math.inf))
+        rows.append(
+            {
+                "arm": one.name,
+                "rates tried": ", ".join(f"{rate:g}" for rate in one.losses),
+                "best rate": f"{one.best:g}",
+                "loss there, nats": fixed(one.losses[one.best], 4),
+                "sensitivity, nats": fixed(sensitivity, 4),
+                "95 % interval": span(interval, 4),
+                "lost runs": ", ".join(f"{count} at {rate:g}" for rate, count in one.lost.items()) or "0",
+            }
+        )
+    return Table("rates", "Learning-rate sensitivity", framed(rows), notes_on("rates"))
+
+
+def lost_table(study: Study) -> Table | None:
+    """Name what did not finish, and why; None where all did."""
+    rows = [
+        {
+            "run": run.name,
+            "arm": arm.name,
+            "seed": str(run.seed),
+            "status": run.status.replace("_", " "),
+            "step": f"{run.step:,} of {run.steps:,}",
+            "why": " ".join(run.message.split()) or NONE,
+            "its command": " ".join(str(run.session.get("command") or "").split()) or NONE,
+        }
+        for arm in study.arms
+        for run in arm.runs
+        if run.status != "finished"
+    ]
+    return Table("lost", "Runs that did not finish", framed(rows, heads=7), heads=7) if rows else None

@@ -1,0 +1,43 @@
+// What the browser tests ask of a report's page.
+
+// The elements that stick out of the page, and are in no box that scrolls.
+function outside() {
+    const scrolls = element =>
+        element && (getComputedStyle(element).overflowX === "auto" || scrolls(element.parentElement));
+    return [...document.body.querySelectorAll("*")].filter(element => !scrolls(element)).filter(element => {
+        const box = element.getBoundingClientRect();
+        return box.width && (box.right > innerWidth + 1 || box.left < -1);
+    }).map(element => element.tagName + " " + element.textContent.slice(0, 40));
+}
+
+// Width and height of each figure, and whether it is there to be seen.
+function drawings() {
+    return [...document.querySelectorAll(".drawing > svg, .drawing > img")].map(element => {
+        const box = element.getBoundingClientRect();
+        return [box.width, box.height, element.checkVisibility() && element.complete !== false];
+    });
+}
+
+// How many boxes that scroll are cut off on paper.
+function cut() {
+    const boxes = [...document.querySelectorAll(".scroll, .drawing")];
+    return boxes.filter(box => box.firstElementChild.getBoundingClientRect().right > innerWidth + 1).length;
+}
+
+// The lowest contrast of words against what is behind them (WCAG 2).
+function contrast() {
+    const luminance = colour => {
+        const [r, g, b] = colour.match(/[\d.]+/g).slice(0, 3).map(
+            part => (part /= 255) <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4);
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+    };
+    const behind = element => {
+        const colour = element ? getComputedStyle(element).backgroundColor : "rgb(255, 255, 255)";
+        return /, 0\)$/.test(colour) ? behind(element.parentElement) : colour;
+    };
+    const words = document.querySelectorAll("h1, h2, p, li, strong, span, td, th, a, dt, dd, figcaption");
+    return Math.min(...[...words].map(element => {
+        const [low, high] = [getComputedStyle(element).color, behind(element)].map(luminance).sort((a, b) => a - b);
+        return (high + 0.05) / (low + 0.05);
+    }));
+}
