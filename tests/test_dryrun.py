@@ -15,9 +15,9 @@ import torch
 from support import refused
 
 from normbench.cli import main
-from normbench.recording import JsonLinesSink, WeighingSink
+from normbench.recording import JsonLinesSink
 from normbench.training.clock import forget_peak, peak_memory
-from normbench.training.estimate import Estimate, nbytes, times_due
+from normbench.training.estimate import Estimate, WeighingSink, nbytes, times_due
 
 TINY = ["model.depth=2", "model.width=16", "model.heads=2", "model.context=16", "data.eval_batch_size=512",
         "trainer.steps=60", "trainer.eval_batches=2", "trainer.eval_every=20", "trainer.log_every=5",

@@ -21,7 +21,7 @@ from normbench.run import make_session
 from normbench.rundir import fingerprint
 from normbench.sweeping.folder import State, SweepFolder
 from normbench.sweeping.plan import LeftOut, PlannedRun, SweepPlan
-from normbench.training.estimate import Estimate, estimate
+from normbench.training.estimate import Estimate, WeighingSink, estimate
 from normbench.training.guard import Diverged
 
 TO_DO: tuple[State, ...] = ("new", "interrupted", "running")
