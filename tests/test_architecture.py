@@ -1,4 +1,4 @@
-"""The house's arrows: which part imports which, read from the source; and how large parts, files and functions may be."""
+"""The arrows of the house, read from the source: which part imports which; and how large parts and files may be."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PARTS: dict[str, tuple[set[str], int]] = {
     "analysis": ({"config", "results", "rundir"}, 1850),
     "contract": ({"build", "config", "run", "training"}, 600),
     "studies": ({"results", "rundir"}, 250),
-    "commands": ({"analysis", "build", "config", "contract", "recording", "results", "rundir", "run", "studies", "sweep"}, 300),
+    "commands": ({"analysis", "config", "contract", "rundir", "run", "sweep"}, 300),
     "cli": ({"analysis", "commands", "config", "contract", "recording", "run", "studies", "sweep"}, 300),
     "__main__": ({"cli"}, 5),
     "__init__": ({"results"}, 40),

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 from made_runs import make_run, make_study
-from normbench.sweeping.settings import SweepConfig
-from normbench.sweeping.tuning import Choice, write_choices
 
 from normbench.analysis.fairness import findings
 from normbench.analysis.records import read_study
