@@ -22,11 +22,7 @@ from normbench.types import Batch, Data, ImageClassification, LanguageModeling, 
 
 WIDTH = 24  # small, with many divisors for groups
 LAYOUTS = {"flat": (6, WIDTH), "sequence": (4, 7, WIDTH), "image": (4, WIDTH, 3, 5)}
-AXES = {
-    "flat": "(batch, features)",
-    "sequence": "(batch, time, features)",
-    "image": "(batch, channels, height, width)",
-}
+AXES = {"flat": "(batch, features)", "sequence": "(batch, time, features)", "image": "(batch, channels, height, width)"}
 
 
 def channel_dim(layout: str) -> int:
