@@ -241,7 +241,7 @@ class Source(dict):
 
     def settings(self, node: Any) -> dict[str, Setting] | None:
         """Return the settings of a class or function, with those that it hands on to its base or to what it returns."""
-        if not isinstance(node, ast.ClassDef | ast.FunctionDef):
+        if type(node) not in (ast.ClassDef, ast.FunctionDef):
             return None  # a class by another name, or what a call has made
         maker: Any = node
         bases = [node.returns] if isinstance(node, ast.FunctionDef) else node.bases[:1]

@@ -65,11 +65,9 @@ def die(self: Any, x: Tensor) -> Tensor:
     return Rms.forward(self, x)
 
 
-Flattens = norm(lambda self, x: Rms.forward(self, x).flatten(0, -2) if x.ndim == 4 else Rms.forward(self, x))
 Single = norm(lambda self, x: Rms.forward(self, x.float()))
 Half = norm(lambda self, x: x.half())
 Detached = norm(lambda self, x: x * self.factor(x).detach())
-Masked = norm(lambda self, x, mask=None: Rms.forward(self, x))  # type: ignore[misc]  # nothing is wrong with it
 GradMatters = norm(lambda self, x: Rms.forward(self, x) * (1 if torch.is_grad_enabled() else 2))
 OneStatistic = norm(lambda self, x: over_the_batch(x))
 Rounded = norm(lambda self, x: (Rms.forward(self, x) * 2**12).round() / 2**12 + 0 * x if x.dtype == torch.float32 else
@@ -279,11 +277,6 @@ class Mixed(TwoLayers):
         self.shift = nn.Parameter(torch.randn(12))
 
 
-class Unmade(TwoLayers):
-    def __init__(self, *parts: Any) -> None:
-        raise RuntimeError("it cannot be made")
-
-
 # ---- data
 
 
@@ -328,12 +321,6 @@ def seed_globally(self: Any, step: int) -> Batch:
     return Stripes.train_batch(self, step)
 
 
-def grow(self: Any, step: int) -> Batch:
-    """Not random, and yet another batch each time."""
-    self.images *= 1.01
-    return Stripes.train_batch(self, step)
-
-
 def wrong_later(self: Any, step: int) -> Batch:
     """Wrong from the third batch on."""
     batch = Stripes.train_batch(self, step)
@@ -350,13 +337,9 @@ def sampled(self: Any, split: Split, limit: int | None = None) -> Iterator[Batch
     return map(self.batch, order.split(16)[:limit])
 
 
-Doubles = stripes(lambda batch: batch._replace(inputs=batch.inputs.double()))
 Infinite = stripes(lambda batch: batch._replace(inputs=batch.inputs / 0))
-OtherKind = stripes(kind="language_model")
-NoRecord = stripes(describe=lambda self: {"mean": torch.zeros(3)})
 Seeding = stripes(train_batch=seed_globally)
 Impure = stripes(train_batch=lambda self, step: self.batch(torch.randint(64, (8,))))
-GrowingData = stripes(train_batch=grow)
 Later = stripes(train_batch=wrong_later)
 Wrapped = stripes(eval_batches=filled_up)
 Sampled = stripes(eval_batches=sampled)
@@ -365,7 +348,6 @@ Nothing = stripes(eval_batches=lambda self, split, limit=None: iter(()))
 NoTest = stripes(has_test=True, eval_batches=lambda self, split, limit=None: Stripes.eval_batches(self, split, limit)
                  if split != "test" else iter(()))  # fmt: skip
 NoMask = texts(lambda batch: batch._replace(mask=None))
-AllPadding = texts(lambda batch: batch._replace(mask=batch.mask & (batch.targets == 0)[:, None]))
 UnknownToken = texts(lambda batch: batch._replace(inputs=batch.inputs + 1))
 PaddedInFront = texts(lambda batch: batch._replace(mask=batch.mask.flip(1)))  # type: ignore[union-attr]
 

@@ -16,7 +16,7 @@ from normbench.cli import main
 from normbench.commands.check import find_part, part_of, section_of
 from normbench.config.compose import read
 from normbench.contract import trials
-from normbench.contract.checks import Fact, NotApplicable, Part, Row, check, run_check, takes_settings
+from normbench.contract.checks import Fact, NotApplicable, Part, Row, run_check, takes_settings
 from normbench.contract.norms import NormPart, bfloat16_is_close
 from normbench.errors import UsageError
 
@@ -92,13 +92,6 @@ def test_what_is_measured_of_a_norm(name: str) -> None:
     assert f"{invariances}, {' '.join(rows[key].result for key in others)}" == MEASURED[name]
 
 
-def test_a_norm_without_facts_is_measured() -> None:
-    rows = {row.name: row for row in check(part("norm._target_=mypkg.MyNorm")) if is_quick(row.name)}
-    assert {row.result for row in rows.values()} == {"passed", "yes", "no"}
-    assert rows["constructor"].measured.endswith("parameters: weight [24]")
-    assert rows["centers: norm(x + c) = norm(x)"].result == "no"
-
-
 # ---- broken parts: the checks that fail, and words of what they say
 
 CHANGED_SHAPES = ("follows a branch that changes the shape, flat", "follows a branch that changes the shape, image")
@@ -140,25 +133,17 @@ BROKEN: dict[str, dict[str, dict[str, str]]] = {
         "Restless": {"images: evaluation is repeatable": "largest difference"},
         "OtherRoles": {"images: blocks have the branches of roles": "and its blocks"},
         "Short": {"images: logits of the task's shape": "the model's logits have the shape (2, 4)"},
-        "Unmade": {"images: constructor": "RuntimeError: it cannot be made"},
         "Peeking": {"text: sees no later token": "largest difference"},
         "ReadingPadding": {"texts: padding changes nothing": "largest difference"},
     },
     "data": {
-        "OtherKind": {"constructor and first batches": "kind=language_model and task.kind=image_classification"},
-        "NoRecord": {"constructor and first batches": "TypeError: Object of type Tensor is not JSON"},
         "FromOne": {"constructor and first batches": "has targets from 1 to 2: the task has 2, so they go from 0 to 1"},
         "OneHot": {"constructor and first batches": "has targets of [8, 2] of int64: the task needs [8] of int64"},
-        "Doubles": {
-            "constructor and first batches": "inputs of [8, 1, 8, 8] of float64: the task needs [8, 1, 8, 8] of"
-        },
         "Infinite": {"constructor and first batches": "has inputs that are not finite"},
         "NoMask": {"constructor and first batches": "has no mask, and pads=True"},
-        "AllPadding": {"constructor and first batches": "has a row that is all padding"},
         "UnknownToken": {"constructor and first batches": "has tokens from 1 to 5: the task has 5"},
         "Seeding": {"no global random numbers": "draws from torch, or seeds it"},
         "Impure": {"seed and step decide a batch": "gives another batch: draw", "no global random numbers": ""},
-        "GrowingData": {"seed and step decide a batch": "gives", "evaluation is the same each time": ""},
         "Later": {"training batches fit the task": "train_batch(2) has targets"},
         "Wrapped": {"evaluation covers each example once": "80 examples, 16 of them equal to others"},
         "Sampled": {"evaluation is the same each time": "take the split in order"},
@@ -189,7 +174,6 @@ def test_a_broken_part_fails_where_it_is_broken(section: str, name: str) -> None
         ("norm", "Honest", {"sees later time steps": "passed", "crosses samples in evaluation": "yes"}),
         ("norm", "OneStatistic", {"sees later time steps": "yes", "crosses samples in training": "yes"}),
         ("norm", "Noisy", {"draws random numbers": "yes", "evaluation differs from training": "yes"}),
-        ("norm", "Masked", {"takes a mask": "yes"}),
         ("norm", "Drawn", {"the seed decides the start": "passed"}),
         ("placement", "Strong", {"skip is residual_gain · x": "passed"}),
         ("placement", "Each", {"skip is residual_gain · x": "passed"}),
@@ -235,12 +219,6 @@ def test_what_goes_wrong_in_training_is_told(name: str, words: str) -> None:
     row = trained({"_target_": f"bad_parts.{name}"})
     assert row.result == ("failed" if words else "passed")
     assert words in row.measured
-
-
-def test_every_norm_trains_in_a_placement() -> None:
-    tree = {**trials.composed(trials.MLP), "placement": {"_target_": "mypkg.parts.Halved"}}
-    found = trials.train_with_each("norm", tree, trials.IMAGES)
-    assert found.startswith(f"{', '.join(name for name in NORMS if name != 'instancenorm')}; the loss falls by ")
 
 
 @pytest.mark.slow
@@ -305,25 +283,15 @@ def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
 
 
 REFUSED = {
-    "collections.OrderedDict": "is nothing that can be checked: give a norm",
     "normbench.models.transformer.MLP": "is nothing that can be checked: give a norm",
-    "math.sqrt": "is nothing that can be checked: give a norm",
     "math.pi": "math.pi is not a class",
-    "mypkg:MyNorm": "names no part: give a class",
-    "mypkg.Mine": "cannot be imported",
     "nowhere.MyNorm": "nowhere.MyNorm cannot be imported (No module named 'nowhere')",
     "MyNorm": "check MyNorm names no part",
     "": "check is given no part, and takes one: give a class",
-    "eps=3": "check is given no part, and takes one: give a class",
-    "norm.eps=0.1": "check is given no part, and takes one: give a class",
     "mypkg.MyNorm epz=3": "epz",
-    "mypkg.MyNorm eps": "'norm.eps' is not KEY=VALUE",
-    "mypkg.MyNorm eps=1,2": "eps=1,2 gives several values",
-    "norm=rmsnrom": "norm=rmsnrom is unknown: did you mean rmsnorm or prmsnorm?",
     "norm=rmsnorm placement=pre": "check is given norm and placement, and takes one: give",
     "norm=rmsnorm trainer.steps=3": "trainer.steps is no setting of norm: check takes those alone",
     "norm=rmsnorm norm.groups=2": "norm.groups is not a setting of norm=rmsnorm: leave it out",
-    "norm=dyt norm.impl=torch": "torch has no operator for dyt",
     "data=mnist data.root=nowhere": "no copy of ylecun/mnist in data.root=nowhere",
     "--config-dir nowhere norm=rmsnorm": "nowhere is not a folder",
 }
@@ -336,10 +304,6 @@ def test_check_refuses_what_it_cannot_check(words: str, complaint: str, capsys: 
 
 AT_ONCE = {
     "bad_parts.Unfinished": "norm._target_=bad_parts.Unfinished has no forward",
-    "bad_parts.no_module": "gives something of type int: return a Module",
-    "bad_parts.NoSlots": "placement._target_=bad_parts.NoSlots has no slots",
-    "bad_parts.NoKinds": "model._target_=bad_parts.NoKinds has no kinds",
-    "bad_parts.NoKind": "data._target_=bad_parts.NoKind has no ",
     "bad_parts.FromOne": "targets from 1 to 2: the task has 2",
     "torch.nn.LayerNorm": "must take (num_features, *, channel_dim=-1, site=None)",
 }
@@ -387,10 +351,8 @@ NOT_TRAINED = {
     "norm=bad_parts.Half": "returns torch.float16 for an input of torch.float32 at block00",
     "norm=bad_parts.no_module": "gives something of type int: return a Module",
     "norm=mypkg.parts.Stripes": "makes no Module",
-    "placement=bad_parts.Rms": "makes no Placement",
     "placement=bad_parts.NoSlots": "has no slots",
     "placement=bad_parts.Doubled": "two norms stand at block00.linear: give each norm",
-    "model=bad_parts.Rms": "makes no Model",
     "model=bad_parts.NoKinds": "has no kinds",
     "model=bad_parts.Short": "the model's logits have the shape",
     "data=bad_parts.Rms": "makes no Data",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 import math
 from typing import Any
@@ -18,7 +17,6 @@ from test_norms import (
     make,
     options,
     random_input,
-    random_norm,
 )
 from torch import nn
 
@@ -57,20 +55,6 @@ def test_norm_knows_its_place_and_its_implementation(name: str) -> None:
         assert norm.implementation == "eager"
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_copies_and_reloads(name: str) -> None:
-    norm, reloaded = random_norm(name, "sequence"), random_norm(name, "sequence")
-    norm(random_input("sequence", seed=1))
-    with torch.no_grad():
-        for parameter in reloaded.parameters():
-            parameter.zero_()
-    reloaded.load_state_dict(norm.state_dict())
-    x = random_input("sequence")
-    expected = norm.eval()(x)
-    assert torch.equal(copy.deepcopy(norm)(x), expected)
-    assert torch.equal(reloaded.eval()(x), expected)
-
-
 # --- affine
 
 
@@ -89,49 +73,6 @@ def test_affine_and_bias(name: str) -> None:
         with torch.no_grad():
             both.bias.fill_(0.5)
         torch.testing.assert_close(without(x) + 0.5, both(x))
-
-
-# --- the facts are true
-
-FACT_CASES: list[tuple[str, dict[str, Any]]] = [
-    *((name, {}) for name in NAMES),
-    ("groupnorm", {"across_time": True}),
-    ("batchnorm", {"track_running_stats": False}),
-    ("instancenorm", {"track_running_stats": True}),
-]
-
-
-def reaches(norm: Norm, read: Any, write: Any) -> bool:
-    """Whether the output at `read` depends on the input at `write`."""
-    x = random_input("sequence").double().requires_grad_()
-    uneven = random_input("sequence", seed=9)  # the plain sum of what is standardized is constant
-    (norm(x) * uneven)[read].sum().backward()
-    assert x.grad is not None
-    return bool(x.grad[write].abs().max() > 1e-8)
-
-
-@pytest.mark.parametrize(("name", "changes"), FACT_CASES)
-def test_declared_leaks_are_the_true_ones(name: str, changes: dict[str, Any]) -> None:
-    norm = make(name, **changes).double()
-    facts = norm.facts_for(**options(name) | changes)
-    norm(random_input("sequence").double())
-    sample, other_sample, early, later = (0,), (1,), (slice(None), 0), (slice(None), 3)
-    assert reaches(norm, sample, sample)
-    assert reaches(norm.train(), sample, other_sample) == facts.crosses_samples
-    in_training, in_evaluation = reaches(norm.train(), early, later), reaches(norm.eval(), early, later)
-    assert (in_training, in_evaluation) == {
-        "never": (False, False),
-        "training": (True, False),
-        "always": (True, True),
-    }[facts.sees_future]
-
-
-@pytest.mark.parametrize(("name", "changes"), FACT_CASES)
-def test_declared_centering_is_true(name: str, changes: dict[str, Any]) -> None:
-    norm = make(name, **changes).double()
-    x = random_input("sequence").double()
-    unmoved = torch.allclose(norm(x + 3), norm(x), rtol=1e-9, atol=1e-9)
-    assert unmoved == norm.facts_for(**options(name) | changes).centers
 
 
 # --- decisions

@@ -7,12 +7,11 @@ from functools import cache
 from typing import Any
 
 import torch
-from omegaconf import OmegaConf
 from torch import Tensor
 
 from normbench import build
 from normbench.config.compose import read
-from normbench.config.groups import config_directory, options
+from normbench.config.groups import options, section_of
 from normbench.config.refusals import Combination, refusal
 from normbench.contract.checks import NotApplicable, expect, gradients_arrive
 from normbench.errors import explain
@@ -22,11 +21,7 @@ from normbench.types import Batch, Data, ImageClassification, LanguageModeling, 
 
 WIDTH = 24  # small, with many divisors for groups
 LAYOUTS = {"flat": (6, WIDTH), "sequence": (4, 7, WIDTH), "image": (4, WIDTH, 3, 5)}
-AXES = {
-    "flat": "(batch, features)",
-    "sequence": "(batch, time, features)",
-    "image": "(batch, channels, height, width)",
-}
+AXES = {"flat": "(batch, features)", "sequence": "(batch, time, features)", "image": "(batch, channels, height, width)"}
 
 
 def channel_dim(layout: str) -> int:
@@ -87,8 +82,7 @@ def composed(words: str) -> dict[str, Any]:
 @cache
 def sections(group: str) -> dict[str, dict[str, Any]]:
     """Return the section of each option of a group."""
-    files = {name: config_directory() / group / f"{name}.yaml" for name in options(group)}
-    return {name: OmegaConf.to_container(OmegaConf.load(file)) for name, file in files.items()}  # type: ignore[misc]
+    return {name: section_of(group, name) for name in options(group)}
 
 
 def train(tree: Tree, data: Data, steps: int) -> list[float]:
