@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,15 +14,14 @@ from rich.text import Text
 from normbench.errors import RunFailure, UsageError, is_disk_full
 
 if TYPE_CHECKING:  # imports pandas, scipy and matplotlib: behind every mistake that the words alone show
-    from normbench.analysis.fairness import Finding
     from normbench.analysis.report import Report
     from normbench.analysis.tables import Table
 
 
-def report(folders: Sequence[Path], out: Path | None = None, **how: Any) -> int:
+def report(folders: Sequence[Path], out: Path | None = None, quiet: bool = False, **how: Any) -> int:
     """Write the report of the runs below some folders, and print its verdict; return the exit status.
 
-    out: where it goes, by default `report` in the first folder. how: as `make_report` has it.
+    out: where it goes, by default `report` in the first folder. quiet: print nothing. how: as `make_report` has it.
 
     Raises:
         UsageError: no such folder, what `make_report` raises, or `out` cannot be written.
@@ -31,27 +30,24 @@ def report(folders: Sequence[Path], out: Path | None = None, **how: Any) -> int:
     for folder in folders:
         if not folder.is_dir():
             raise UsageError(f"{folder} is not a folder: give the folder of your runs, such as outputs")
-    made, page = write(folders, out or folders[0] / "report", **how)
-    print_verdict((sentence for sentence, _ in made.verdict), made.findings)
-    print(f"\n{page}")
-    return 0
-
-
-def write(folders: Sequence[Path], out: Path, **how: Any) -> tuple[Report, Path]:
-    """Write a report and return it with its page; on a terminal it says what it does."""
-    with Console(stderr=True).status("reading the runs") as status:
+    out = out or folders[0] / "report"
+    with Console(stderr=True, quiet=quiet).status("reading the runs") as status:
         from normbench.analysis.report import make_report, save
 
         made = make_report(folders, missing=missing_below(folders), **how)
         try:
-            return made, save(made, out, lambda: status.update(f"drawing {len(made.runs):,} runs"))
+            page = save(made, out, lambda: status.update(f"drawing {len(made.runs):,} runs"))
         except OSError as error:
             if is_disk_full(error):
                 raise RunFailure(f"the disk is full: {out} is not whole, free some space and try again") from error
             raise UsageError(f"{out} cannot be written ({error.strerror}): give another folder with --out") from error
+    if not quiet:
+        print_verdict(made)
+        print(f"\n{page}")
+    return 0
 
 
-def missing_below(folders: Iterable[Path]) -> dict[str, str]:
+def missing_below(folders: Sequence[Path]) -> dict[str, str]:
     """Return the runs that sweeps on folders, or on those in them, have planned and that have no directory -> why."""
     from normbench.sweep.folder import SweepFolder
 
@@ -63,16 +59,12 @@ def report_of_sweep(folder: Path, quiet: bool) -> None:
     """Write the report of a sweep's runs into their folder, and print its verdict; one newer than they are stays."""
     page = folder / "report" / "report.html"
     files = [path for name in ("summary.json", "status.json") for path in folder.glob(f"*/{name}")]
-    if page.exists() and page.stat().st_mtime_ns > max(path.stat().st_mtime_ns for path in files):
+    if page.exists() and page.stat().st_mtime_ns > max((path.stat().st_mtime_ns for path in files), default=0):
         if not quiet:
             print(page)
         return
     try:
-        if quiet:
-            write([folder], page.parent)
-        else:
-            print()
-            report([folder])
+        report([folder], quiet=quiet)
     except UsageError as error:  # no run has ended, say: the sweep's own result stands
         print(f"no report: {error}")
 
@@ -85,20 +77,19 @@ def compare(first: str, second: str, folder: Path, margin: float | None, plan: b
     """
     if difference is not None and not plan:
         raise UsageError("--difference is what a plan is for: add --plan, or leave it out")
-    from normbench.analysis.compare import plan as plan_table
-    from normbench.analysis.compare import read_pair, settings_table
+    from normbench.analysis import compare as comparing
     from normbench.analysis.report import examine
 
-    study = read_pair(first, second, folder)
+    study = comparing.read_pair(first, second, folder)
     found = examine(study, dict(study.arms[1].settings), margin=margin)
     if plan:
-        print_table(plan_table(found.comparisons[0], difference))
+        print_table(comparing.plan(found.comparisons[0], difference))
         return 0
-    print_table(settings_table(*study.arms))
+    print_table(comparing.settings_table(*study.arms))
     for table in found.tables:
         if table.key.startswith(("arms", "differences", "step-times")):
             print_table(table.transposed())
-    print_verdict((sentence for sentence, _ in found.verdict), found.findings)
+    print_verdict(found)
     return 0
 
 
@@ -107,21 +98,22 @@ def console() -> Console:
     return Console(width=min(shutil.get_terminal_size((100, 24)).columns, 120), highlight=False)
 
 
-def print_verdict(sentences: Iterable[str], findings: Sequence[Finding]) -> None:
+def print_verdict(report: Report) -> None:
     """Print what was found, and what may decide it."""
-    for sentence in sentences:
+    for sentence, _ in report.verdict:
         console().print(Text(sentence))
-    if serious := [finding for finding in findings if finding.serious]:
+    if serious := [finding for finding in report.findings if finding.serious]:
         grid = Grid.grid(padding=(0, 2))
         for finding in serious:
             grid.add_row(Text(finding.topic), Text(finding.text))
-        console().print("\nunfair:", grid)
+        console().print("\nunfair:", grid, sep="\n")
 
 
 def print_table(table: Table) -> None:
     """Print a table with its notes; names of arms and settings stay as they are, whatever brackets they have."""
     if table.rows:
-        grid = Grid(title=Text(table.title, style="bold"), title_justify="left")
+        console().print(Text(table.title, style="bold"))
+        grid = Grid()
         for place, column in enumerate(table.frame.columns):
             grid.add_column(Text(column), justify="left" if place < table.heads else "right", overflow="fold")
         for row in table.rows:
