@@ -200,7 +200,7 @@ FOR_ALL = ("timeout_min", "cpus_per_task", "gpus_per_node", "mem_gb")
 FOR_SLURM = ("partition", "account", "qos", "constraint", "additional_parameters")
 
 
-@dataclass
+@dataclass(eq=False)
 class RayJob:
     """A task of Ray's."""
 
