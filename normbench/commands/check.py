@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from normbench.config.compose import find_own_classes, read
+from normbench.config.schema import OPEN_SECTIONS
 from normbench.errors import UsageError
 from normbench.settings import Tree, nearest
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from normbench.contract.checks import Part, Row
 
 WIDEST = 120  # columns of a table
-SECTIONS = ("norm", "placement", "model", "data")
+SECTIONS = OPEN_SECTIONS[:4]
 COLOURS = {"passed": "green", "failed": "bold red", "not applicable": "dim"}
 ASKED = "give a class, such as mypkg.MyNorm, or an option, such as norm=rmsnorm"
 
