@@ -142,9 +142,16 @@ def options_with(group: str, setting: str) -> list[str]:
     return [option for option in options(group) if setting in option_settings(group, option)]
 
 
+@cache
+def train_defaults() -> Sequence[Any]:
+    """Return the entries of the root config's defaults; a sweep asks for them for each of its runs."""
+    entries: Sequence[Any] = read_yaml(config_directory() / "train.yaml")["defaults"]
+    return entries
+
+
 def chosen_options(words: Sequence[str], *more: Path) -> dict[str, str]:
     """Return the option of each group that words choose, or that `normbench train` has by default."""
-    defaults = read_yaml(config_directory() / "train.yaml")["defaults"]
+    defaults = train_defaults()
     found = {key: str(value) for entry in defaults if isinstance(entry, Mapping) for key, value in entry.items()}
     given = {key.lstrip("+"): value for key, _, value in (word.partition("=") for word in words)}
     for group in ("experiment", "model", "data"):  # what chooses options of other groups
