@@ -292,16 +292,6 @@ def initialized() -> Iterator[None]:
         yield
 
 
-def compose_tree(command: str, words: Sequence[str]) -> dict[str, Any]:
-    """Return what Hydra composes of a command's root config, as plain containers and unchecked.
-
-    Raises:
-        UsageError: anything that is wrong with the words.
-    """
-    with initialized(), translated():
-        return plain(hydra.compose(command, list(words)))
-
-
 def study(words: Sequence[str]) -> tuple[str, dict[str, Any]]:
     """Return the name that an experiment gives, and its `hydra.sweeper.params`: what a sweep varies."""
     with initialized(), translated():
