@@ -38,8 +38,8 @@ def topics(folder: Path) -> dict[str, str]:
         ({"summary": {"leak": "it does"}}, "leaking norm", "rmsnorm: the norm shows each position its future"),
         ({"summary": {"padding": "it does"}}, "padding", "rmsnorm: the norm counts the padding"),
         ({"seed": 1}, "missing seeds", "rmsnorm: no run with seed 0, which other arms have"),
-        ({"status": "running"}, "unfinished runs", "1 run still going or killed, so no result yet: rmsnorm"),
-        ({"status": "interrupted"}, "unfinished runs", "1 run interrupted, so no result yet: rmsnorm"),
+        ({"status": "running"}, "unfinished runs", "rmsnorm: a run is still going, or was killed"),
+        ({"status": "interrupted"}, "unfinished runs", "rmsnorm: a run was interrupted"),
     ],
 )
 def test_what_makes_it_unfair_is_said(tmp_path: Path, other: dict[str, Any], topic: str, words: str) -> None:
@@ -65,7 +65,7 @@ def test_batch_statistics_of_one_sample_are_named(tmp_path: Path, key: str, word
 def test_several_runs_of_one_arm_and_seed_are_named_and_count_by_their_mean(tmp_path: Path) -> None:
     make_study(tmp_path, {"layernorm": [2.0, 2.1], "rmsnorm": [2.0, 2.1]})
     make_run(tmp_path, norm="rmsnorm", seed=1, final=2.3, name="again")
-    assert "rmsnorm has 2 runs with seed 1, whose mean counts: again, rmsnorm-pre-s1-" in topics(tmp_path)["doubles"]
+    assert topics(tmp_path)["doubles"] == "rmsnorm: there are several runs with one seed, whose mean counts"
     (one,) = make_report([tmp_path]).comparisons
     assert one.paired.differences == pytest.approx((0.0, 0.1))
 

@@ -111,10 +111,10 @@ def test_curves_end_at_a_line_that_cannot_be_read(
 @pytest.mark.parametrize(
     ("file", "content", "why"),
     [
-        ("summary.json", '{"status": "fini', "summary.json is damaged"),
-        ("summary.json", None, "summary.json is missing"),
-        ("config.yaml", "a: [", "config.yaml is damaged"),
-        ("config.yaml", "norm: {}", "config.yaml is damaged"),
+        ("summary.json", '{"status": "fini', "summary.json is missing or damaged"),
+        ("summary.json", None, "summary.json is missing or damaged"),
+        ("config.yaml", "a: [", "config.yaml is missing or damaged"),
+        ("config.yaml", "norm: {}", "config.yaml is missing or damaged"),
         ("metrics.jsonl", None, "metrics.jsonl cannot be read (No such file or directory)"),
         ("metrics.jsonl", "nothing\n{}\n", "metrics.jsonl is damaged at line 1 of 2"),
     ],
@@ -133,7 +133,7 @@ def test_a_damaged_run_is_named_and_left_out(tmp_path: Path, file: str, content:
 def test_a_damaged_status_of_a_run_without_summary_is_named(tmp_path: Path) -> None:
     make_run(tmp_path)
     (make_run(tmp_path, seed=1, name="bad", status="running") / "status.json").write_text("")
-    assert read_study([tmp_path]).damaged == (("bad", "status.json is damaged, and there is no summary.json"),)
+    assert read_study([tmp_path]).damaged == (("bad", "status.json is missing or damaged"),)
 
 
 @pytest.mark.parametrize(

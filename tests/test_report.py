@@ -150,9 +150,9 @@ def test_a_baseline_may_be_the_name_of_an_arm_with_a_list(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        ("norm=layernom", r"--baseline norm=layernom is no arm: did you mean layernorm\? allowed are dyt, layernorm"),
-        ("nrm=layernorm", r"did you mean norm\? allowed are norm, placement"),
-        ("norm=dyt placement=deep", r"placement=deep is no arm: .*allowed are post, pre"),
+        ("norm=layernom", r"--baseline norm=layernom is no arm: did you mean norm=layernorm\?"),
+        ("nrm=layernorm", r"did you mean norm=layernorm"),
+        ("norm=dyt placement=deep", r"placement=deep is no arm: did you mean"),
     ],
 )
 def test_a_misspelt_baseline_gets_did_you_mean(grid: Path, words: str, complaint: str) -> None:
