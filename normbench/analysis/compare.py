@@ -11,8 +11,8 @@ from normbench.analysis.comparisons import Comparison, chosen_arm
 from normbench.analysis.fairness import in_words
 from normbench.analysis.records import ASIDE, Arm, Study, read_study, setting, shortened
 from normbench.analysis.statistics import paired_power, sd_upper_limit, seeds_needed
-from normbench.analysis.tables import Table
-from normbench.analysis.wording import notes_on, plain
+from normbench.analysis.tables import Table, made
+from normbench.analysis.wording import plain
 from normbench.config.groups import GROUPS
 from normbench.errors import UsageError
 
@@ -101,5 +101,4 @@ def plan(one: Comparison, difference: float | None) -> Table:
         }
         for size in sizes
     ]
-    notes = notes_on("plan", n=n, sd=plain(float(f"{sd:.2g}")), unit=one.metric.unit)
-    return Table("plan", "Seeds that a difference needs", pd.DataFrame(rows), notes, heads=0)
+    return made("plan", "Seeds that a difference needs", rows, heads=0, n=n, sd=sd, unit=one.metric.unit)

@@ -144,13 +144,11 @@ def by_seed(runs: Sequence[Run], measure: Callable[[Run], float]) -> dict[int, f
 
 
 def usual_baseline(study: Study) -> Baseline:
-    """Return layernorm and pre, as far as they vary and are there; else what the first arm has."""
-    usual = {key: value for key, value in USUAL.items() if any(arm.has({key: value}) for arm in study.arms)}
-    for settings in (usual, *({key: value} for key, value in usual.items())):  # both may be there, and not together
-        if settings and any(arm.has(settings) for arm in study.arms):
-            return dict(settings)
+    """Return layernorm and pre, or what is there of it; else what the first arm has."""
     first = study.arms[0].settings
-    return {key: value for key, value in first.items() if key in GROUPS} or dict(list(first.items())[:1])
+    groups = {key: value for key, value in first.items() if key in GROUPS}
+    usual = (USUAL, *({key: value} for key, value in USUAL.items()), groups, dict([*first.items()][:1]))
+    return next((dict(one) for one in usual if one and any(arm.has(one) for arm in study.arms)), {})
 
 
 def given_baseline(study: Study, words: str) -> Baseline:

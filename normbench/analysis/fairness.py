@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import tomllib
 from collections import Counter
@@ -12,18 +11,16 @@ from fnmatch import filter as matching
 from pathlib import Path
 from typing import Any
 
+from jinja2 import ChainableUndefined
+
 from normbench.analysis.comparisons import LEARNING_RATE, LOST, Comparison, rate_families, settled_seeds, without_rate
 from normbench.analysis.measures import known
-from normbench.analysis.records import Arm, Run, Study, candidates, setting, shortened
-from normbench.analysis.wording import SHORT, TEMPLATES, short_commit
+from normbench.analysis.records import Run, Study, candidates, setting, shortened
+from normbench.analysis.wording import TEMPLATES, environment
 from normbench.config.groups import GROUPS
-from normbench.results import flat
 from normbench.rundir import CHOICE_FILE, read_json
 
-# What is said elsewhere, or changes no result.
-SAID = ("trainer.steps", "trainer.epochs", "trainer.log_every", "trainer.decay_norms", "trainer.precision",
-        "trainer.accumulate", "trainer.compile", "norm.eps", "norm.impl", LEARNING_RATE)  # fmt: skip
-
+RULES = tomllib.loads((TEMPLATES / "fairness.toml").read_text("utf-8"))
 
 # Seeds of one arm do the same work: medians further apart than this were measured under different conditions.
 STEADY = 1.5
@@ -64,48 +61,25 @@ def findings(
 # ---- what all runs should have in common, and what none should have
 
 
-def told(run: Run, arm: Arm) -> dict[str, list[Any]]:
-    """Return what a run tells of itself, in all of its sessions, by the names that fairness.toml has."""
-    sessions = [flat(session) for session in run.sessions]
-    facts: dict[str, list[Any]] = {
-        **{key: [one.get(key) for one in sessions] for key in {key for one in sessions for key in one}},
-        **{f"ledger.{key}": [value] for key, value in flat(run.summary.get("ledger") or {}).items()},
-    }
-    implementation = facts.get("ledger.implementation", [None])
-    if "torch.nn.functional" in str(implementation):  # the name alone is another for each norm
-        implementation = ["torch's operator"]
-    crossing = (run.summary.get("norm_facts") or {}).get("crosses_samples")
+def told(study: Study, question: str) -> dict[Path, list[Any]]:
+    """Return what the runs answer to an expression, in all of their sessions."""
+    ask = environment().overlay(undefined=ChainableUndefined).compile_expression(question)
     return {
-        **facts,
-        "commit": [short_commit(commit or "") or None for commit in facts.get("commit", [])],
-        "steps": [run.steps or None],
-        "fingerprint": [str(run.data.get("fingerprint") or "")[:SHORT] or None],
-        "implementation": implementation,
-        "leak": [run.summary.get("leak")],
-        "padding": [run.summary.get("padding")],
-        "trained on one": [crossing and run.config.get("data.batch_size") == 1],
-        "judged on one": [crossing and run.config.get("data.eval_batch_size") == 1],
-        "status": [run.status],
-        run.status: [True],
-        "torn": [run.recorded.torn],
-        "double": [[other.seed for other in arm.runs].count(run.seed) > 1],
+        run.path: [ask(run=run, arm=arm, session=session) for session in run.sessions or ({},)]
+        for arm in study.arms
+        for run in arm.runs
     }
 
 
 def rules(study: Study) -> Iterator[Finding]:
     """Find what fairness.toml names."""
-    tables = tomllib.loads((TEMPLATES / "fairness.toml").read_text("utf-8"))
-    facts = {run.path: told(run, arm) for arm in study.arms for run in arm.runs}
-    every = sorted({name for one in facts.values() for name in one})
-    for rule in tables["same"]:
-        if any(matching(study.varied, pattern) for pattern in rule.get("unless", [])):
-            continue
-        for name in matching(every, rule["reads"]):
-            found = arms_by_value(study, {path: one.get(name, []) for path, one in facts.items()})
-            words = rule["sentence"].format(name=name.rpartition(".")[2])
-            yield from unequal(rule["topic"], words, found, serious=not rule.get("minor"))
-    for rule in tables["never"]:
-        if names := study.names_of([run for run in study.runs if any(facts[run.path].get(rule["reads"], []))]):
+    for rule in RULES["same"]:
+        if not any(matching(study.varied, pattern) for pattern in rule.get("unless", [])):
+            found = arms_by_value(study, told(study, rule["reads"]))
+            yield from unequal(rule["topic"], rule["sentence"], found, serious=not rule.get("minor"))
+    for rule in RULES["never"]:
+        answers = told(study, rule["reads"])
+        if names := study.names_of([run for run in study.runs if any(answers[run.path])]):
             yield Finding(rule["topic"], f"{shortened(names, 6)}: {rule['sentence']}", serious=not rule.get("minor"))
 
 
@@ -119,7 +93,7 @@ def settings(study: Study) -> Iterator[Finding]:
     """Find settings that go along with what is compared."""
     compared, asked = [key for key in study.varied if key in GROUPS], asked_for(study)
     for key in candidates(study.runs):
-        if key in (*GROUPS, *study.varied, *SAID):
+        if key in (*GROUPS, *study.varied, *RULES["said"]):
             continue
         if key.partition(".")[0] in compared and (key not in asked or key.endswith("._target_")):
             continue  # an option has its own values
@@ -224,13 +198,12 @@ def open_rates(study: Study) -> Iterator[Finding]:
 
 
 def arms_by_value(study: Study, had: Mapping[Path, Iterable[Any]]) -> dict[Any, list[str]]:
-    """Return the names of the arms whose runs have each value, but none for None; odd values by their text."""
+    """Return the names of the arms whose runs have each value, but none for None."""
     found: dict[Any, list[str]] = {}
     for arm in study.arms:
         values = [value for run in arm.runs for value in had[run.path] if value is not None]
-        texts = [value if isinstance(value, int | float | str) else json.dumps(value) for value in values]
-        for text in dict.fromkeys(texts):
-            found.setdefault(text, []).append(arm.name)
+        for value in dict.fromkeys(tuple(value) if isinstance(value, list) else value for value in values):
+            found.setdefault(value, []).append(arm.name)
     return found
 
 

@@ -105,27 +105,21 @@ def finite(curve: Curve | None) -> Curve:
     return Curve(curve.steps[known], curve.values[known])
 
 
-def training_time(run: Run) -> Curve:
-    """Return the seconds of training before each logged step: step times of the intervals × their steps.
+def seconds_at(run: Run, steps: np.ndarray) -> np.ndarray:
+    """Return the seconds of training (n,) before some steps (n,): step times of the logged intervals × their steps.
 
     Evaluation, probing, checkpoints and what the first steps take longer are not in them. The steps before the first
-    recorded time count as those behind it.
+    recorded time count as those behind it, and those behind the last one as those before it. NaN where there is none.
     """
-    recorded, timed = run.curves.get(STEP_TIME), finite(run.curves.get(STEP_TIME))
+    recorded = run.curves.get(STEP_TIME)
+    timed = finite(recorded)
     if recorded is None or not len(timed.steps):
-        return Curve(np.array([0]), np.array([0.0]))
-    steps = np.concatenate([[0], recorded.steps])
-    milliseconds = np.interp(recorded.steps, timed.steps, timed.values)
-    return Curve(steps, np.concatenate([[0.0], np.cumsum(milliseconds * np.diff(steps)) / 1e3]))
-
-
-def seconds_at(run: Run, steps: np.ndarray) -> np.ndarray:
-    """Return the seconds of training (n,) before some steps (n,); behind the last time, as long a step as there."""
-    time = training_time(run)
-    if len(time.steps) < 2:
         return np.full(len(steps), NAN)
-    pace = (time.values[-1] - time.values[-2]) / (time.steps[-1] - time.steps[-2])
-    return np.interp(steps, time.steps, time.values) + pace * np.maximum(steps - time.steps[-1], 0)
+    ends = np.concatenate([[0], recorded.steps])
+    milliseconds = np.interp(recorded.steps, timed.steps, timed.values)
+    seconds = np.concatenate([[0.0], np.cumsum(milliseconds * np.diff(ends)) / 1e3])
+    pace = (seconds[-1] - seconds[-2]) / (ends[-1] - ends[-2])
+    return np.interp(steps, ends, seconds) + pace * np.maximum(steps - ends[-1], 0)
 
 
 def total_seconds(run: Run) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -52,11 +53,12 @@ class Table:
         return replace(self, frame=turned, heads=1, marked=frozenset())
 
 
-def framed(rows: pd.DataFrame | Sequence[Mapping[str, str]], heads: int = 1) -> pd.DataFrame:
-    """Return rows as a frame without the columns of figures that no row has."""
+def made(key: str, title: str, rows: pd.DataFrame | Sequence[Mapping[str, str]], heads: int = 1, **about: Any) -> Table:
+    """Return rows as a table without the columns of figures that no row has, with the notes that notes.jinja has."""
     frame = pd.DataFrame(rows)
-    frame.columns = frame.columns.str.rstrip()  # two may have one heading, which a space tells apart until here
-    return frame.loc[:, (frame != NONE).any().to_numpy() | (np.arange(frame.shape[1]) < heads)]
+    frame.columns = frame.columns.astype(str).str.rstrip()  # of two with one heading, one has a space until here
+    frame = frame.loc[:, (frame != NONE).any().to_numpy() | (np.arange(frame.shape[1]) < heads)]
+    return Table(key, title, frame, notes_on(key.partition("-")[0], columns=[*frame], **about), heads)
 
 
 # ---- the arms
@@ -65,8 +67,7 @@ def framed(rows: pd.DataFrame | Sequence[Mapping[str, str]], heads: int = 1) -> 
 def results_table(runs: pd.DataFrame, study: Study, by: Yardstick) -> Table:
     """Say how well the arms ended. runs: as `runs_frame` has them."""
     rows = [result_row(name, own, by) for name, own in runs.groupby("arm", sort=False)]
-    evaluated = evaluations_in_words(study.runs)
-    return Table("arms", "Results of each arm", framed(rows), notes_on("arms", by=by, evaluated=evaluated))
+    return made("arms", "Results of each arm", rows, by=by, evaluated=evaluations_in_words(study.runs))
 
 
 def result_row(name: str, own: pd.DataFrame, by: Yardstick) -> dict[str, str]:
@@ -114,8 +115,7 @@ def costs_table(runs: pd.DataFrame) -> Table:
         **{words: arms[words].agg(lambda own: f"{own.sum()} of {len(own)}" if own.any() else "0") for words in BAD},
         "spikes": arms["spikes"].mean().map(spikes),
     }
-    frame = framed(pd.DataFrame(columns).reset_index())
-    return Table("costs", "Cost and stability", frame, notes_on("costs", columns=list(frame)))
+    return made("costs", "Cost and stability", pd.DataFrame(columns).reset_index())
 
 
 def spikes(value: float) -> str:
@@ -136,8 +136,7 @@ def activations_table(blocks: pd.DataFrame) -> Table:
             words = " → ".join(map(significant, shown[quantity]))
             row[quantity] = words if shown[quantity].notna().any() else NONE
         rows.append(row)
-    frame = framed(rows, heads=3)
-    return Table("activations", "Activations by depth", frame, notes_on("activations", columns=list(frame)))
+    return made("activations", "Activations by depth", rows, heads=3)
 
 
 # ---- the differences
@@ -146,12 +145,11 @@ def activations_table(blocks: pd.DataFrame) -> Table:
 def differences_table(comparisons: Sequence[Comparison], primary: bool = True) -> Table:
     """Compare each arm with its baseline. primary: whether the verdict speaks of this table."""
     metric, family = comparisons[0].metric, comparisons[0].family
-    frame = framed([difference_row(one) for one in comparisons], heads=2)
     key = "differences" if primary else f"differences-{metric.tag.partition('/')[0]}"
+    rows, title = [difference_row(one) for one in comparisons], f"Differences in {metric.words}"
+    table = made(key, title, rows, heads=2, metric=metric, family=family, primary=primary)
     marked = frozenset(place for place, one in enumerate(comparisons) if one.real)
-    notes = notes_on("differences", columns=list(frame), metric=metric, family=family, primary=primary)
-    table = Table(key, f"Differences in {metric.words}", frame, notes, heads=2, marked=marked)
-    return of_one_baseline(table, "from")
+    return of_one_baseline(replace(table, marked=marked), "from")
 
 
 def difference_row(one: Comparison) -> dict[str, str]:
@@ -180,8 +178,8 @@ def found(one: Comparison) -> str:
     return words.get(one.verdict(), "too few seeds" if one.n < 2 else "not shown")
 
 
-def step_times_table(comparisons: Sequence[Comparison]) -> Table | None:
-    """Say how long a step takes, as a multiple of the baseline's; None where no seed was timed in both."""
+def step_times_table(comparisons: Sequence[Comparison]) -> Table:
+    """Say how long a step takes, as a multiple of the baseline's, where seeds were timed in both."""
     rows = []
     for one in comparisons:
         ratio = paired_difference(*(by_seed(arm.runs, log_step_time) for arm in (one.arm, one.baseline)))
@@ -191,10 +189,7 @@ def step_times_table(comparisons: Sequence[Comparison]) -> Table | None:
             places = wording.precision(mean, ends) if ends else 2
             row = {"arm": one.arm.name, "against": one.baseline.name, "seeds": str(ratio.n)}
             rows.append({**row, "ratio of step times": fixed(mean, places), "95 % interval": span(ends, places)})
-    if not rows:
-        return None
-    table = Table("step-times", "Step time, as a multiple", framed(rows, 2), notes_on("step_times"), heads=2)
-    return of_one_baseline(table, "of")
+    return of_one_baseline(made("step-times", "Step time, as a multiple", rows, heads=2), "of")
 
 
 def log_step_time(run: Run) -> float:
@@ -204,7 +199,7 @@ def log_step_time(run: Run) -> float:
 
 def of_one_baseline(table: Table, link: str) -> Table:
     """Return the table with the baseline's name behind the title and `link`, where all rows have the same."""
-    names = table.frame["against"].unique()
+    names = table.frame["against"].unique() if table.rows else []
     if len(names) != 1:
         return table
     return replace(table, title=f"{table.title} {link} {names[0]}", frame=table.frame.drop(columns="against"), heads=1)
@@ -229,11 +224,11 @@ def rates_table(tried: Sequence[Tried]) -> Table:
                 "lost runs": ", ".join(f"{count} at {rate:g}" for rate, count in one.lost.items()) or "0",
             }
         )
-    return Table("rates", "Learning-rate sensitivity", framed(rows), notes_on("rates"))
+    return made("rates", "Learning-rate sensitivity", rows)
 
 
-def lost_table(study: Study) -> Table | None:
-    """Name what did not finish, and why; None where all did."""
+def lost_table(study: Study) -> Table:
+    """Name what did not finish, and why."""
     rows = [
         {
             "run": run.name,
@@ -248,4 +243,4 @@ def lost_table(study: Study) -> Table | None:
         for run in arm.runs
         if run.status != "finished"
     ]
-    return Table("lost", "Runs that did not finish", framed(rows, heads=7), heads=7) if rows else None
+    return made("lost", "Runs that did not finish", rows, heads=7)

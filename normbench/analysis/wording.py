@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal
 from functools import cache
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from normbench.analysis.comparisons import LEARNING_RATE, Comparison, rate_families, without_rate
+from normbench.analysis.comparisons import Comparison
 from normbench.analysis.measures import rounded_up
 from normbench.analysis.records import Run, Study, shortened
 from normbench.analysis.statistics import ALPHA, Interval, detectable_difference
@@ -155,7 +155,7 @@ def verdict(study: Study, comparisons: Sequence[Comparison], margin: float | Non
     compared = compared_words(comparisons, margin) or paragraphs("sentences.jinja", "not_compared", len(study.arms))
     told = {
         "differences" if comparisons else "arms": compared,
-        "costs": at_most(list(diverged_words(study))),
+        "costs": at_most(paragraphs("sentences.jinja", "diverged", study)),
         "lost": paragraphs("sentences.jinja", "lost", study),
     }
     return [(sentence, table) for table, sentences in told.items() for sentence in sentences]
@@ -181,15 +181,3 @@ def at_most(texts: Sequence[str]) -> list[str]:
     """Return the first ones, and how many more there are."""
     more = len(texts) - MOST
     return [*texts[:MOST], f"{more} more of this kind are in the table."] if more > 0 else list(texts)
-
-
-def diverged_words(study: Study) -> Iterator[str]:
-    """Say which arms diverged, and from which learning rate on."""
-    for arms in rate_families(study) or [(arm,) for arm in study.arms]:
-        gone = [(arm.settings.get(LEARNING_RATE), run) for arm in arms for run in arm.runs if run.status == "diverged"]
-        if gone:
-            lowest = min(float(rate or 0) for rate, _ in gone) if len(arms) > 1 else None
-            from_there = [arm for arm in arms if lowest is None or (arm.settings[LEARNING_RATE] or 0) >= lowest]
-            ended = sum(run.ended for arm in from_there for run in arm.runs)
-            name = arms[0].name if lowest is None else without_rate(arms[0]).name
-            yield from paragraphs("sentences.jinja", "diverged", name, len(gone), ended, lowest)
