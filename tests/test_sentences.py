@@ -92,12 +92,6 @@ def test_a_difference_that_correction_alone_makes_uncertain_is_told_apart() -> N
     assert {row[0]: row[-1] for row in rows}["dyt"] == "perhaps worse"
 
 
-def test_one_comparison_is_not_corrected_and_does_not_say_it_is() -> None:
-    table = differences_table(comparisons({"dyt": WORSE}))
-    assert "p after Holm" not in table.frame
-    assert any(note.startswith("One comparison, so p is not corrected") for note in table.notes)
-
-
 @pytest.mark.parametrize("scale", [1.0, 1e-3, 1e-7])
 def test_small_differences_are_not_written_as_none(scale: float) -> None:
     worse = comparisons({"dyt": shifted(*(scale * more for more in (0.1, 0.11, 0.09, 0.105, 0.095)))})
