@@ -217,17 +217,6 @@ def test_the_best_value_comes_from_the_curve_and_the_gap_from_the_end(tmp_path: 
     assert row["gap"] == pytest.approx(row["loss/val"] - row["loss/train"])
 
 
-def test_counts_of_what_did_not_finish(tmp_path: Path) -> None:
-    for seed, status in enumerate(("finished", "diverged", "failed", "out_of_memory", "running")):
-        make_run(tmp_path, seed=seed, status=status, message="why")
-    report = make_report([tmp_path])
-    (row,) = table(report, "costs")
-    counted = [row[name] for name in ("diverged", "out of memory", "failed", "unfinished")]
-    assert counted == ["1 of 5"] * 4
-    assert [row["status"] for row in table(report, "lost")] == ["diverged", "failed", "out of memory", "running"]
-    assert "1 run ran out of memory: all runs." in text_of(report)
-
-
 def test_activations_are_the_last_ones_of_each_block_over_seeds(tmp_path: Path) -> None:
     """With a second part in a block: gradients add up to the norm of the whole, all else is averaged."""
     make_run(tmp_path, probed=20)

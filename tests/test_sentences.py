@@ -136,8 +136,6 @@ def test_survivors_are_said_to_be() -> None:
 def test_a_seed_that_was_lost_in_both_arms_counts_among_all_and_one_under_way_is_not_lost() -> None:
     found = comparisons({"rmsnorm": ["failed", *NEAR[1:]]}, ["diverged", *BASE[1:]])
     assert "among the seeds that survived (4 of 5 seeds, 95 %)" in words(found)
-    (finding,) = survivors(found)
-    assert finding.text.startswith("layernorm: 1 of 5 runs diverged; rmsnorm: 1 of 5 runs failed; arms are compared ")
     found = comparisons({"rmsnorm": [*NEAR[:4], "running"]})
     assert words(found).endswith("(4 of 5 seeds, 95 %).") and not list(survivors(found))
 
@@ -178,9 +176,7 @@ def test_a_rate_is_chosen_by_fewest_losses_then_over_the_seeds_that_all_have_end
     ("cells", "wanted"),
     [
         (["groupnorm deep", "groupnorm post", "layernorm deep", "layernorm post"], {"norm": "layernorm"}),
-        (["layernorm post", "rmsnorm pre"], {"norm": "layernorm"}),
         (["layernorm pre", "rmsnorm post"], {"norm": "layernorm", "placement": "pre"}),
-        (["dyt post", "rmsnorm pre"], {"placement": "pre"}),
         (["dyt post", "rmsnorm deep"], {"norm": "dyt", "placement": "post"}),
     ],
 )

@@ -113,12 +113,9 @@ def compare_all(arms: Sequence[Arm], baseline: Baseline, metric: Metric) -> tupl
         pairs += [(arm, other) for other in arms if other.settings == wanted and other is not arm][:1]
     found = [paired_difference(*(by_seed(arm.runs, partial(final, metric=metric)) for arm in pair)) for pair in pairs]
     corrected, family = corrected_over(found)
-    return tuple(
-        Comparison(
-            *pair, metric, one, p, detectable_difference(one.n, one.sd, family=family) if one.sd else None, family
-        )
-        for pair, one, p in zip(pairs, found, corrected, strict=True)
-    )
+    detectable = [detectable_difference(one.n, one.sd, family=family) if one.sd else None for one in found]
+    rows = zip(pairs, found, corrected, detectable, strict=True)
+    return tuple(Comparison(*pair, metric, one, p, least, family) for pair, one, p, least in rows)
 
 
 def corrected_over(differences: Sequence[PairedDifference]) -> tuple[list[float | None], int]:
@@ -222,12 +219,11 @@ def contenders(study: Study, baseline: Baseline) -> tuple[tuple[Arm, ...], bool]
 
 def rate_families(study: Study) -> tuple[tuple[Arm, ...], ...]:
     """Return the arms that differ in nothing but the learning rate; none where it is not what varies, or all."""
-    others = [key for key in study.varied if key != LEARNING_RATE]
-    if LEARNING_RATE not in study.varied or not others:
+    if LEARNING_RATE not in study.varied or len(study.varied) == 1:
         return ()
-    families: dict[tuple[Any, ...], list[Arm]] = {}
+    families: dict[str, list[Arm]] = {}
     for arm in study.arms:
-        families.setdefault(tuple(arm.settings[key] for key in others), []).append(arm)
+        families.setdefault(without_rate(arm).name, []).append(arm)
     return tuple(map(tuple, families.values()))
 
 

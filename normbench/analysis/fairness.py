@@ -47,8 +47,9 @@ def findings(
     rates_chosen: whether a learning rate was chosen for each arm on what is reported. comparisons: of its arms.
     missing: planned runs without a directory -> why, where they have failed.
     """
-    checks = (damaged, rules, seeds, learning_rates, open_rates, settings, step_times)
-    found = [*(finding for check in checks for finding in check(study)), *survivors(comparisons)]
+    checks = (rules, seeds, learning_rates, open_rates, settings, step_times)
+    found = [Finding("damaged run", f"{name} is left out: {why}") for name, why in study.damaged]
+    found += [*(finding for check in checks for finding in check(study)), *survivors(comparisons)]
     if missing:
         names = shortened([f"{name} ({why})" if why else name for name, why in missing.items()], 3)
         found.append(Finding("missing runs", f"planned and not there (failed or not begun), {len(missing)}: {names}"))
@@ -107,13 +108,7 @@ def asked_for(study: Study) -> set[str]:
     return {word.strip("'\"").lstrip("+~").partition("=")[0] for word in words if "=" in word}
 
 
-# ---- runs and their seeds
-
-
-def damaged(study: Study) -> Iterator[Finding]:
-    """Find runs that cannot be read."""
-    for name, why in study.damaged:
-        yield Finding("damaged run", f"{name} is left out: {why}")
+# ---- seeds
 
 
 def seeds(study: Study) -> Iterator[Finding]:

@@ -240,13 +240,10 @@ def arms_of(runs: Sequence[Run], varied: Sequence[str]) -> tuple[Arm, ...]:
     return tuple(Arm(dict(zip(varied, values, strict=True)), tuple(own)) for values, own in ordered)
 
 
-def in_order(value: Any) -> tuple[int, float, str]:
+def in_order(value: Any) -> tuple[bool, bool, Any]:
     """Return a sort key for values of any kind: none, numbers, then words."""
-    if value is None:
-        return 0, 0.0, ""
-    if isinstance(value, int | float):
-        return 1, float(value), ""
-    return 2, 0.0, str(value)
+    word = not isinstance(value, int | float)
+    return value is not None, word, str(value) if word else value
 
 
 def shortened(names: Sequence[str], most: int = 12) -> str:

@@ -16,7 +16,7 @@ from normbench.analysis.measures import IN_BLOCKS, NAN, Yardstick, evaluations_i
 from normbench.analysis.records import Run, Study
 from normbench.analysis.sensitivity import Tried
 from normbench.analysis.statistics import Interval, mean_interval, paired_difference
-from normbench.analysis.wording import NONE, duration, fixed, notes_on, significant, span
+from normbench.analysis.wording import NONE, duration, fixed, significant, span
 
 # Columns of what did not finish: the statuses that each counts.
 BAD = {
@@ -58,7 +58,8 @@ def made(key: str, title: str, rows: pd.DataFrame | Sequence[Mapping[str, str]],
     frame = pd.DataFrame(rows)
     frame.columns = frame.columns.astype(str).str.rstrip()  # of two with one heading, one has a space until here
     frame = frame.loc[:, (frame != NONE).any().to_numpy() | (np.arange(frame.shape[1]) < heads)]
-    return Table(key, title, frame, notes_on(key.partition("-")[0], columns=[*frame], **about), heads)
+    notes = wording.paragraphs("notes.jinja", key.partition("-")[0], {"columns": [*frame], **about})
+    return Table(key, title, frame, notes, heads)
 
 
 # ---- the arms

@@ -65,11 +65,6 @@ def chance(p: float | None) -> str:
     return f"{p:.{4 if LEAST_P > ALPHA - p > 0 else 3}f}"
 
 
-def equals(p: float) -> str:
-    """Write a p value behind its sign."""
-    return text if (text := chance(p)).startswith("<") else f"= {text}"
-
-
 def precision(mean: float, interval: Interval | None) -> int:
     """Return the decimals of a difference and its interval.
 
@@ -130,7 +125,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    writers = [bound, count, detectable_difference, duration, equals, every, fixed, plain, precision, short_commit]
+    writers = [bound, chance, count, detectable_difference, duration, every, fixed, plain, precision, short_commit]
     found.globals |= {writer.__name__: writer for writer in [*writers, shortened, span]}
     found.filters["md"] = lambda text: " ".join(str(text).split()).translate(MARKED)
     return found
@@ -140,11 +135,6 @@ def paragraphs(template: str, macro: str, *about: Any) -> tuple[str, ...]:
     """Return what a macro of a template says, paragraph by paragraph."""
     text = getattr(environment().get_template(template).module, macro)(*about)
     return tuple(" ".join(part.split()) for part in text.split("\n\n") if part.strip())
-
-
-def notes_on(table: str, **about: Any) -> tuple[str, ...]:
-    """Return what stands under a table, by notes.jinja."""
-    return paragraphs("notes.jinja", table, about)
 
 
 def verdict(study: Study, comparisons: Sequence[Comparison], margin: float | None) -> list[tuple[str, str]]:
