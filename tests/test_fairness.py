@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from made_runs import make_run, make_study
 
-from normbench.analysis.fairness import findings
+from normbench.analysis.fairness import RULES, findings, told
 from normbench.analysis.records import read_study
 from normbench.analysis.report import make_report
 from normbench.rundir import CHOICE_FILE
@@ -36,6 +36,16 @@ def topics(folder: Path) -> dict[str, str]:
         ({"settings": {"model.width": 64}}, "settings", "model.width too: 128 (layernorm); 64 (rmsnorm)"),
         ({"summary": {"leak": "it does"}}, "leaking norm", "rmsnorm: the norm shows each position its future"),
         ({"summary": {"padding": "it does"}}, "padding", "rmsnorm: the norm counts the padding"),
+        (
+            {"summary": {"norm_facts": {"crosses_samples": True}}, "settings": {"data.batch_size": 1}},
+            "batch of one",
+            "and is trained at a batch size of 1",
+        ),
+        (
+            {"summary": {"norm_facts": {"crosses_samples": True}}, "settings": {"data.eval_batch_size": 1}},
+            "batch of one",
+            "and is judged at a batch size of 1",
+        ),
         ({"seed": 1}, "missing seeds", "rmsnorm: no run with seed 0, which other arms have"),
         ({"status": "running"}, "unfinished runs", "rmsnorm: a run is still going, or was killed"),
     ],
@@ -76,6 +86,14 @@ def test_what_is_compared_is_not_unfair(
         had = {"parameters": {"total": value}} if "parameters.total" in ledger else dict.fromkeys(ledger, value)
         make_run(tmp_path, steps=steps, settings={key: value}, ledger=had)
     assert findings(read_study([tmp_path])) == ()
+
+
+def test_every_rule_asks_for_what_runs_have(tmp_path: Path) -> None:
+    make_run(tmp_path)
+    study = read_study([tmp_path])
+    asked = [rule["reads"] for rule in RULES["same"]]
+    unknown = {question for question in asked if told(study, question)[study.runs[0].path] == [None]}
+    assert unknown == {"session.accelerator", "run.summary.ledger.residual_scale"}
 
 
 def taken_up(path: Path, session: dict[str, Any]) -> None:
