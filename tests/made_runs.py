@@ -56,8 +56,7 @@ def make_run(
     path.mkdir(parents=True)
     reached = steps if status == "finished" else steps // 2
     falling = losses(steps, first, final)
-    lines = [*training(falling, reached, log_every, seed, step_ms, lr)]
-    lines += [*evaluations(falling, reached, eval_every, accuracy, test)]
+    lines = [*logged(falling, reached, log_every, eval_every, seed, step_ms, lr, accuracy, test)]
     lines += [probes(step) for step in range(probed, reached + 1, probed)] if probed else []
     lines.sort(key=lambda line: line["step"])
     (path / "config.yaml").write_text(yaml.safe_dump(tree, sort_keys=False))
@@ -124,32 +123,24 @@ def losses(steps: int, first: float, final: float) -> list[float]:
     return [*curve.tolist()[:-1], final]
 
 
-def training(
-    curve: Sequence[float], reached: int, log_every: int, seed: int, step_ms: float, lr: float
-) -> Iterator[dict[str, Any]]:
-    """Return the lines of training, with noise."""
-    random = np.random.default_rng(seed)
+def logged(
+    curve: Sequence[float], reached: int, log_every: int, eval_every: int, seed: int, step_ms: float, lr: float,
+    accuracy: float | None, test: bool,
+) -> Iterator[dict[str, Any]]:  # fmt: skip
+    """Return the lines of training, with noise, and of evaluations; on test data at the end."""
+    random, steps = np.random.default_rng(seed), len(curve) - 1
     for step in range(1, reached + 1):
         if step % log_every == 0 or step == 1:
             loss = curve[step] - 0.05 + 0.01 * random.standard_normal()
             line = {"step": step, "loss/train": loss, "optim/lr": lr, "grad/norm": 0.5 + 0.1 * random.random()}
-            if step > log_every:
-                line |= {"time/step_ms": step_ms * (1 + 0.02 * random.random())}
-            yield line | {"weight/norm": 90.0}
-
-
-def evaluations(
-    curve: Sequence[float], reached: int, every: int, accuracy: float | None, test: bool
-) -> Iterator[dict[str, Any]]:
-    """Return the lines of evaluations; on test data at the end."""
-    steps = len(curve) - 1
-    for step in range(1, reached + 1):
-        if step % every == 0 or step == steps:
+            time = {"time/step_ms": step_ms * (1 + 0.02 * random.random())} if step > log_every else {}
+            yield {**line, **time, "weight/norm": 90.0}
+        if step % eval_every == 0 or step == steps:
             splits = ("val", "test") if test and step == steps else ("val",)
-            line = {"step": step} | {f"loss/{split}": curve[step] for split in splits}
+            found = {f"loss/{split}": curve[step] for split in splits}
             if accuracy is not None:
-                line |= {f"accuracy/{split}": accuracy * step / steps for split in splits}
-            yield line
+                found |= {f"accuracy/{split}": accuracy * step / steps for split in splits}
+            yield {"step": step, **found}
 
 
 def probes(step: int) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from made_runs import make_run, make_study
 
-from normbench.analysis.fairness import findings
+from normbench.analysis.fairness import RULES, findings, told
 from normbench.analysis.records import read_study
 from normbench.analysis.report import make_report
 from normbench.rundir import CHOICE_FILE
@@ -30,16 +30,24 @@ def topics(folder: Path) -> dict[str, str]:
         ({"session": {"commit": "1" * 40 + "+changes"}}, "different versions", "11111111+changes (rmsnorm)"),
         ({"ledger": {"eps": 1e-6}}, "ledger", "eps: 1e-05 (layernorm); 1e-06 (rmsnorm)"),
         ({"ledger": {"norm_parameters_decayed": True}}, "ledger", "γ and β: no (layernorm); yes (rmsnorm)"),
-        ({"ledger": {"branch_gain": 0.5}}, "ledger", "gain of branches at initialisation: 1 (layernorm); 0.5 (rms"),
         ({"ledger": {"implementation": "torch.nn.functional.rms_norm"}}, "ledger", "torch's operator (rmsnorm)"),
         ({"ledger": {"parameters": {"total": 7}}}, "ledger", "number of parameters: 802,304 (layernorm); 7 (rmsnorm)"),
         ({"lr": 3e-3}, "settings", "optim.lr too, which is fair only if each was chosen for its arm: 0.001"),
         ({"settings": {"model.width": 64}}, "settings", "model.width too: 128 (layernorm); 64 (rmsnorm)"),
         ({"summary": {"leak": "it does"}}, "leaking norm", "rmsnorm: the norm shows each position its future"),
         ({"summary": {"padding": "it does"}}, "padding", "rmsnorm: the norm counts the padding"),
+        (
+            {"summary": {"norm_facts": {"crosses_samples": True}}, "settings": {"data.batch_size": 1}},
+            "batch of one",
+            "and is trained at a batch size of 1",
+        ),
+        (
+            {"summary": {"norm_facts": {"crosses_samples": True}}, "settings": {"data.eval_batch_size": 1}},
+            "batch of one",
+            "and is judged at a batch size of 1",
+        ),
         ({"seed": 1}, "missing seeds", "rmsnorm: no run with seed 0, which other arms have"),
-        ({"status": "running"}, "unfinished runs", "1 run still going or killed, so no result yet: rmsnorm"),
-        ({"status": "interrupted"}, "unfinished runs", "1 run interrupted, so no result yet: rmsnorm"),
+        ({"status": "running"}, "unfinished runs", "rmsnorm: a run is still going, or was killed"),
     ],
 )
 def test_what_makes_it_unfair_is_said(tmp_path: Path, other: dict[str, Any], topic: str, words: str) -> None:
@@ -54,18 +62,10 @@ def test_a_fair_comparison_has_no_findings(tmp_path: Path) -> None:
     assert topics(tmp_path) == {}
 
 
-@pytest.mark.parametrize(("key", "words"), [("data.batch_size", "trained"), ("data.eval_batch_size", "judged")])
-def test_batch_statistics_of_one_sample_are_named(tmp_path: Path, key: str, words: str) -> None:
-    for norm in ("layernorm", "batchnorm"):
-        make_run(tmp_path, norm=norm, kind="image_classification", accuracy=0.5, settings={key: 1})
-    wanted = f"batchnorm: the norm takes statistics over the batch, and is {words} at a batch size of 1"
-    assert topics(tmp_path)["batch of one"] == wanted
-
-
 def test_several_runs_of_one_arm_and_seed_are_named_and_count_by_their_mean(tmp_path: Path) -> None:
     make_study(tmp_path, {"layernorm": [2.0, 2.1], "rmsnorm": [2.0, 2.1]})
     make_run(tmp_path, norm="rmsnorm", seed=1, final=2.3, name="again")
-    assert "rmsnorm has 2 runs with seed 1, whose mean counts: again, rmsnorm-pre-s1-" in topics(tmp_path)["doubles"]
+    assert topics(tmp_path)["doubles"] == "rmsnorm: there are several runs with one seed, whose mean counts"
     (one,) = make_report([tmp_path]).comparisons
     assert one.paired.differences == pytest.approx((0.0, 0.1))
 
@@ -75,7 +75,6 @@ def test_several_runs_of_one_arm_and_seed_are_named_and_count_by_their_mean(tmp_
     [
         ("model.depth", (2, 4), {"parameters.total": 1}),
         ("trainer.decay_norms", (False, True), {"norm_parameters_decayed": 1}),
-        ("trainer.precision", ("fp32", "bf16"), {"precision": 1}),
         ("trainer.steps", (100, 200), {}),
     ],
 )
@@ -87,6 +86,14 @@ def test_what_is_compared_is_not_unfair(
         had = {"parameters": {"total": value}} if "parameters.total" in ledger else dict.fromkeys(ledger, value)
         make_run(tmp_path, steps=steps, settings={key: value}, ledger=had)
     assert findings(read_study([tmp_path])) == ()
+
+
+def test_every_rule_asks_for_what_runs_have(tmp_path: Path) -> None:
+    make_run(tmp_path)
+    study = read_study([tmp_path])
+    asked = [rule["reads"] for rule in RULES["same"]]
+    unknown = {question for question in asked if told(study, question)[study.runs[0].path] == [None]}
+    assert unknown == {"session.accelerator", "run.summary.ledger.residual_scale"}
 
 
 def taken_up(path: Path, session: dict[str, Any]) -> None:

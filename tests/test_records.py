@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -55,35 +54,25 @@ def test_curves_are_those_that_json_reads(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     entries: list[dict[str, float | None]] = []
     for step in range(1, 200):
-        entry: dict[str, float | None] = {"step": step, "loss/train": random.standard_normal(), "whole": step % 3}
-        if step % 3:
-            entry["time/step_ms"] = float(random.random() * 10.0 ** random.integers(-30, 30))
-        entries.append(entry)
-        if step % 10 == 0:
-            entries.append({"step": step, "loss/val": None if step == 50 else step / 7, "accuracy/val": 0.5})
+        entry: dict[str, float | None] = {"step": step, "loss/train": random.standard_normal()}
+        entries.append(
+            entry | ({"time/step_ms": float(random.random() * 10.0 ** (step % 60 - 30))} if step % 3 else {})
+        )
+        entries += [{"step": step, "loss/val": None if step == 50 else step / 7}] if step % 10 == 0 else []
     path = tmp_path / "metrics.jsonl"
     path.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
     recorded = read_recorded(path)
     assert (recorded.torn, recorded.damage) == ("", "")
-    for tag in ("loss/train", "time/step_ms", "loss/val", "accuracy/val", "whole"):
+    for tag in ("loss/train", "time/step_ms", "loss/val"):
         wanted = [(entry["step"], entry[tag]) for entry in entries if tag in entry]
         curve = recorded.curves[tag]
         assert curve.steps.tolist() == [step for step, _ in wanted]
-        values = np.array([np.nan if value is None else value for _, value in wanted], float)
-        np.testing.assert_array_equal(curve.values, values)
+        np.testing.assert_array_equal(curve.values, np.array([value for _, value in wanted], float))
 
 
 ONE, TWO, FOUR = (f'{{"step": {step}, "loss/train": 1.0}}\n' for step in (1, 2, 4))
 TORN = '{"step": 3, "loss/tr'
-BROKEN = (
-    TORN,
-    "{}",
-    "[1, 2]",
-    '{"step": 2, "loss/train": "low"}',
-    '{"step": 2}{"step": 3}',
-    "\x00\x00",
-    '{"step": 1e999}',
-)
+BROKEN = (TORN, "{}", "[1, 2]", '{"step": 2, "loss/train": "low"}', '{"step": 2}{"step": 3}', '{"step": 1e999}')
 
 
 @pytest.mark.parametrize(
@@ -91,7 +80,6 @@ BROKEN = (
     [
         (f"{ONE}{TWO}{TORN}", [1, 2], "the last line of metrics.jsonl, 3, is torn", ""),
         (f"{ONE}\n \n{TWO}\n\n", [1, 2], "", ""),  # empty lines are nothing
-        (f"{ONE}\n{TWO}{TORN}", [1, 2], "the last line of metrics.jsonl, 4, is torn", ""),
         *((f"{ONE}{broken}\n{FOUR}", [1], "", "metrics.jsonl is damaged at line 2 of 3") for broken in BROKEN),
     ],
 )
@@ -111,10 +99,9 @@ def test_curves_end_at_a_line_that_cannot_be_read(
 @pytest.mark.parametrize(
     ("file", "content", "why"),
     [
-        ("summary.json", '{"status": "fini', "summary.json is damaged"),
-        ("summary.json", None, "summary.json is missing"),
-        ("config.yaml", "a: [", "config.yaml is damaged"),
-        ("config.yaml", "norm: {}", "config.yaml is damaged"),
+        ("summary.json", '{"status": "fini', "summary.json is missing or damaged"),
+        ("summary.json", None, "summary.json is missing or damaged"),
+        ("config.yaml", "a: [", "config.yaml is missing or damaged"),
         ("metrics.jsonl", None, "metrics.jsonl cannot be read (No such file or directory)"),
         ("metrics.jsonl", "nothing\n{}\n", "metrics.jsonl is damaged at line 1 of 2"),
     ],
@@ -130,18 +117,10 @@ def test_a_damaged_run_is_named_and_left_out(tmp_path: Path, file: str, content:
     assert study.damaged == (("bad", why),) and [run.seed for run in study.runs] == [0]
 
 
-def test_a_damaged_status_of_a_run_without_summary_is_named(tmp_path: Path) -> None:
-    make_run(tmp_path)
-    (make_run(tmp_path, seed=1, name="bad", status="running") / "status.json").write_text("")
-    assert read_study([tmp_path]).damaged == (("bad", "status.json is damaged, and there is no summary.json"),)
-
-
 @pytest.mark.parametrize(
     ("metrics", "lost"),
     [
         ({"loss/val": None}, "validation"),
-        ({}, "validation"),
-        ({"loss/val": math.nan}, "validation"),
         ({"loss/val": 2.0, "loss/test": None}, "test"),
     ],
 )

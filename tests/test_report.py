@@ -11,7 +11,7 @@ from made_runs import make_run, make_study
 from scipy import stats
 
 from normbench.analysis.comparisons import given_baseline
-from normbench.analysis.measures import rounded_up, seconds_at, training_time
+from normbench.analysis.measures import rounded_up, seconds_at
 from normbench.analysis.records import Run, read_study
 from normbench.analysis.report import Report, make_report
 from normbench.errors import UsageError
@@ -109,13 +109,6 @@ def test_step_times_are_compared_by_their_ratio(tmp_path: Path) -> None:
     assert list(map(float, row["95 % interval"].split(" to "))) == pytest.approx([low, high], abs=0.002)
 
 
-def test_test_data_judge_where_every_finished_run_has_them(tmp_path: Path) -> None:
-    make_study(tmp_path, {"layernorm": [2.0, 2.1]}, test=True)
-    assert make_report([tmp_path]).by.primary.words == "test loss"
-    make_run(tmp_path, norm="rmsnorm")
-    assert make_report([tmp_path]).by.primary.words == "validation loss"
-
-
 # ---- baselines
 
 
@@ -150,9 +143,9 @@ def test_a_baseline_may_be_the_name_of_an_arm_with_a_list(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        ("norm=layernom", r"--baseline norm=layernom is no arm: did you mean layernorm\? allowed are dyt, layernorm"),
-        ("nrm=layernorm", r"did you mean norm\? allowed are norm, placement"),
-        ("norm=dyt placement=deep", r"placement=deep is no arm: .*allowed are post, pre"),
+        ("norm=layernom", r"--baseline norm=layernom is no arm: did you mean norm=layernorm\?"),
+        ("nrm=layernorm", r"did you mean norm=layernorm"),
+        ("norm=dyt placement=deep", r"placement=deep is no arm: did you mean"),
     ],
 )
 def test_a_misspelt_baseline_gets_did_you_mean(grid: Path, words: str, complaint: str) -> None:
@@ -175,14 +168,7 @@ def test_each_arm_is_compared_at_its_own_best_learning_rate(tmp_path: Path) -> N
     assert "learning rate" in [finding.topic for finding in report.findings]
     rows = [(row["arm"], row["best rate"], row["lost runs"]) for row in table(report, "rates")]
     assert rows == [("dyt", "0.003", "2 at 0.01"), ("layernorm", "0.001", "0")]
-    assert "dyt diverged in 2 of 3 runs at lr ≥ 0.01." in text_of(report)
-
-
-def test_learning_rates_alone_are_compared_themselves(tmp_path: Path) -> None:
-    for seed in range(4):
-        make_run(tmp_path, lr=1e-3, seed=seed, final=2 + 0.01 * seed)
-        make_run(tmp_path, lr=3e-3, seed=seed, final=2.5 + 0.01 * seed + 0.001 * seed**2)
-    assert "lr=0.003 is worse than lr=0.001" in text_of(make_report([tmp_path]))
+    assert "dyt · lr=0.01 diverged in 2 of 3 runs." in text_of(report)
 
 
 # ---- measures
@@ -194,7 +180,7 @@ def test_training_time_is_step_time_times_steps(tmp_path: Path) -> None:
     times = run.curves["time/step_ms"]
     assert times.steps.tolist() == [20, 30, 40, 50, 60, 70, 80, 90, 100]  # the first steps warm up
     by_hand = (20 * times.values[0] + 10 * times.values[1:].sum()) / 1e3
-    assert training_time(run).values[-1] == pytest.approx(by_hand)
+    assert seconds_at(run, np.array([100]))[0] == pytest.approx(by_hand)
     assert seconds_at(run, np.array([10]))[0] == pytest.approx(10 * times.values[0] / 1e3)
 
 
@@ -229,23 +215,6 @@ def test_the_best_value_comes_from_the_curve_and_the_gap_from_the_end(tmp_path: 
     row = make_report([tmp_path]).runs.iloc[0]
     assert (row["best"], row["best_step"]) == (1.25, 100)
     assert row["gap"] == pytest.approx(row["loss/val"] - row["loss/train"])
-
-
-def test_counts_of_what_did_not_finish(tmp_path: Path) -> None:
-    for seed, status in enumerate(("finished", "diverged", "failed", "out_of_memory", "running")):
-        make_run(tmp_path, seed=seed, status=status, message="why")
-    report = make_report([tmp_path])
-    (row,) = table(report, "costs")
-    counted = [row[name] for name in ("diverged", "out of memory", "failed", "unfinished")]
-    assert counted == ["1 of 5"] * 4
-    assert [row["status"] for row in table(report, "lost")] == ["diverged", "failed", "out of memory", "running"]
-    assert "1 run ran out of memory: all runs." in text_of(report)
-
-
-def test_a_run_without_memory_or_times_has_none(tmp_path: Path) -> None:
-    make_run(tmp_path, summary={"peak_memory_bytes": None, "step_time": {"median_ms": None, "p90_ms": None, "n": 1}})
-    (row,) = table(make_report([tmp_path]), "costs")
-    assert "steps timed" in row and not {"peak memory, MiB", "step time, ms"} & row.keys()  # as no arm has one
 
 
 def test_activations_are_the_last_ones_of_each_block_over_seeds(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from normbench.analysis.comparisons import Comparison, chosen_arm
 from normbench.analysis.fairness import in_words
 from normbench.analysis.records import ASIDE, Arm, Study, read_study, setting, shortened
 from normbench.analysis.statistics import paired_power, sd_upper_limit, seeds_needed
-from normbench.analysis.tables import Table
-from normbench.analysis.wording import notes_on, plain
+from normbench.analysis.tables import Table, made
+from normbench.analysis.wording import plain
 from normbench.config.groups import GROUPS
 from normbench.errors import UsageError
 
@@ -88,22 +88,17 @@ def plan(one: Comparison, difference: float | None) -> Table:
         UsageError: the pilot has fewer than two pairs, or no spread.
     """
     n, sd = one.n, one.paired.sd
-    if sd is None:
-        needs = "a plan needs a pilot of two seeds or more in both arms"
+    if not sd:
+        needs = "a plan needs a pilot of two seeds or more in both arms that do not all differ by the same"
         raise UsageError(f"{needs}, and {n} finished in both: run more seeds")
-    if sd == 0:
-        raise UsageError(f"the {n} pairs of the pilot differ by exactly the same: there is no spread to plan with")
-    sizes = {plain(float(f"{share * sd:.2g}")): share * sd for share in USUAL_SIZES}
-    if difference is not None:
-        sizes = {plain(difference): difference}
+    sizes = [share * sd for share in USUAL_SIZES] if difference is None else [difference]
     rows = [
         {
-            f"difference, {one.metric.unit}": words,
+            f"difference, {one.metric.unit}": plain(float(f"{size:.3g}")),
             "seeds": f"{seeds_needed(size, sd):,}",
             "cautious": f"{seeds_needed(size, sd_upper_limit(sd, n)):,}",
             f"found with {n} seeds": f"{100 * paired_power(size, sd, n):.0f} %",
         }
-        for words, size in sizes.items()
+        for size in sizes
     ]
-    notes = notes_on("plan", n=n, sd=plain(float(f"{sd:.2g}")), unit=one.metric.unit)
-    return Table("plan", "Seeds that a difference needs", pd.DataFrame(rows), notes, heads=0)
+    return made("plan", "Seeds that a difference needs", rows, heads=0, n=n, sd=sd, unit=one.metric.unit)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from normbench.analysis.measures import Metric, final, known, loss_on
@@ -64,19 +65,15 @@ class Comparison:
         return self.paired.interval
 
     @property
-    def runs(self) -> tuple[Run, ...]:
-        """Return those of both arms."""
-        return (*self.arm.runs, *self.baseline.runs)
-
-    @property
     def seeds(self) -> set[int]:
         """Return all that were tried in either arm."""
-        return {run.seed for run in self.runs}
+        return {run.seed for arm in (self.arm, self.baseline) for run in arm.runs}
 
     @property
     def survived(self) -> bool:
         """Say whether the pairs are what is left where other seeds were lost."""
-        return any(run.status in LOST and run.seed not in self.paired.seeds for run in self.runs)
+        runs = (*self.arm.runs, *self.baseline.runs)
+        return any(run.status in LOST and run.seed not in self.paired.seeds for run in runs)
 
     @property
     def real(self) -> bool:
@@ -101,7 +98,7 @@ class Comparison:
             return "different" if self.real else "possible"
         if margin is not None and self.interval.reach <= margin:
             return "within"
-        values = [value for arm in (self.arm, self.baseline) for value in by_seed(arm.runs, self.metric).values()]
+        values = known(final(run, self.metric) for arm in (self.arm, self.baseline) for run in arm.runs)
         return "unknown" if self.interval.reach > max(values) - min(values) else "alike"
 
 
@@ -110,26 +107,15 @@ def compare_all(arms: Sequence[Arm], baseline: Baseline, metric: Metric) -> tupl
 
     baseline: in these settings the partner differs from the arm; in all others it is its like.
     """
-    partners = [(arm, partner) for arm in arms if (partner := partner_of(arm, baseline, arms)) is not None]
-    return compare_pairs(partners, metric)
-
-
-def partner_of(arm: Arm, baseline: Baseline, arms: Sequence[Arm]) -> Arm | None:
-    """Return the arm with which one is compared; None where there is none."""
-    wanted = {**arm.settings, **baseline}
-    return next((other for other in arms if dict(other.settings) == wanted and other is not arm), None)
-
-
-def compare_pairs(pairs: Sequence[tuple[Arm, Arm]], metric: Metric) -> tuple[Comparison, ...]:
-    """Compare some arms, each with its baseline, as one family."""
-    found = [paired_difference(*(by_seed(arm.runs, metric) for arm in pair)) for pair in pairs]
+    pairs = []
+    for arm in arms:
+        wanted = {**arm.settings, **baseline}
+        pairs += [(arm, other) for other in arms if other.settings == wanted and other is not arm][:1]
+    found = [paired_difference(*(by_seed(arm.runs, partial(final, metric=metric)) for arm in pair)) for pair in pairs]
     corrected, family = corrected_over(found)
-    return tuple(
-        Comparison(
-            *pair, metric, one, p, detectable_difference(one.n, one.sd, family=family) if one.sd else None, family
-        )
-        for pair, one, p in zip(pairs, found, corrected, strict=True)
-    )
+    detectable = [detectable_difference(one.n, one.sd, family=family) if one.sd else None for one in found]
+    rows = zip(pairs, found, corrected, detectable, strict=True)
+    return tuple(Comparison(*pair, metric, one, p, least, family) for pair, one, p, least in rows)
 
 
 def corrected_over(differences: Sequence[PairedDifference]) -> tuple[list[float | None], int]:
@@ -142,11 +128,11 @@ def corrected_over(differences: Sequence[PairedDifference]) -> tuple[list[float 
     return corrected, max(sum(p is not None for p in counted), 1)
 
 
-def by_seed(runs: Sequence[Run], metric: Metric) -> dict[int, float]:
-    """Return the last values of the runs that finished; of several with one seed their mean."""
+def by_seed(runs: Sequence[Run], measure: Callable[[Run], float]) -> dict[int, float]:
+    """Return what is measured of runs, where it is finite; of several with one seed their mean."""
     found: dict[int, list[float]] = {}
     for run in runs:
-        if math.isfinite(value := final(run, metric)):
+        if math.isfinite(value := measure(run)):
             found.setdefault(run.seed, []).append(value)
     return {seed: sum(values) / len(values) for seed, values in found.items()}
 
@@ -155,13 +141,11 @@ def by_seed(runs: Sequence[Run], metric: Metric) -> dict[int, float]:
 
 
 def usual_baseline(study: Study) -> Baseline:
-    """Return layernorm and pre, as far as they vary and are there; else what the first arm has."""
-    usual = {key: value for key, value in USUAL.items() if any(arm.has({key: value}) for arm in study.arms)}
-    for settings in (usual, *({key: value} for key, value in usual.items())):  # both may be there, and not together
-        if settings and any(arm.has(settings) for arm in study.arms):
-            return dict(settings)
+    """Return layernorm and pre, or what is there of it; else what the first arm has."""
     first = study.arms[0].settings
-    return {key: value for key, value in first.items() if key in GROUPS} or dict(list(first.items())[:1])
+    groups = {key: value for key, value in first.items() if key in GROUPS}
+    usual = (USUAL, *({key: value} for key, value in USUAL.items()), groups, dict([*first.items()][:1]))
+    return next((dict(one) for one in usual if one and any(arm.has(one) for arm in study.arms)), {})
 
 
 def given_baseline(study: Study, words: str) -> Baseline:
@@ -194,40 +178,29 @@ def settings_of(study: Study, words: str, flag: str = "") -> dict[str, Any]:
     Raises:
         UsageError: no arm has them.
     """
-    if whole := next((arm for arm in study.arms if words.strip() == arm.name), None):
-        return dict(whole.settings)
+    known: dict[str, dict[str, Any]] = {arm.name: dict(arm.settings) for arm in study.arms}
+    for key, value in ((key, value) for arm in study.arms for key, value in arm.settings.items()):
+        names = (f"{key}=", f"{key.rpartition('.')[2]}=", "")
+        known |= {f"{name}{number(str(value))}": {key: value} for name in names}
+    common = [(group, setting(study.runs[0], group)) for group in GROUPS if group not in study.varied]
+    known |= {f"{group}={option}": {} for group, option in common}  # which every arm has
     settings: dict[str, Any] = {}
-    for word in WORD.findall(words):
-        settings |= named(study, word, flag)
-    if not settings or not any(arm.has(settings) for arm in study.arms):
-        names = [arm.name for arm in study.arms]
-        raise UsageError(f"{flag}{words} is no arm: {nearest(words, names)}allowed are {shortened(names)}")
+    for word in [words.strip()] if words.strip() in known else WORD.findall(words):
+        name, equals, value = word.rpartition("=")
+        if (found := known.get(f"{name}{equals}{number(value)}")) is None:
+            raise UsageError(f"{flag}{word} is no arm: {nearest(word, known)}allowed are {shortened([*known])}")
+        settings |= found
+    if not any(arm.has(settings) for arm in study.arms):
+        raise UsageError(f"{flag}{words} is no arm: allowed are {shortened([arm.name for arm in study.arms])}")
     return settings
 
 
-def named(study: Study, word: str, flag: str = "") -> dict[str, Any]:
-    """Return the setting that a word names, with the value that arms have; nothing, where all runs have it.
-
-    Raises:
-        UsageError: no arm has it.
-    """
-    key, equals, value = word.rpartition("=")
-    keys = [varied for varied in study.varied if not equals or key in (varied, varied.rpartition(".")[2])]
-    had = [(varied, arm.settings[varied]) for varied in keys for arm in study.arms]
-    if found := next(({varied: one} for varied, one in had if same(one, value)), None):
-        return found
-    if not keys and all(same(setting(run, key), value) for run in study.runs):
-        return {}
-    given, allowed = (value, list(dict.fromkeys(str(one) for _, one in had))) if keys else (key, list(study.varied))
-    raise UsageError(f"{flag}{word} is no arm: {nearest(given, allowed)}allowed are {shortened(allowed)}")
-
-
-def same(had: Any, written: str) -> bool:
-    """Say whether a written value is the one an arm has."""
+def number(text: str) -> str:
+    """Return a number as it is written without need, such as 0.001 for 1e-3; any other text as it is."""
     try:
-        return str(had) == written or float(had) == float(written)
-    except (TypeError, ValueError):
-        return False
+        return f"{float(text):g}"
+    except ValueError:
+        return text
 
 
 # ---- learning rates
@@ -246,12 +219,11 @@ def contenders(study: Study, baseline: Baseline) -> tuple[tuple[Arm, ...], bool]
 
 def rate_families(study: Study) -> tuple[tuple[Arm, ...], ...]:
     """Return the arms that differ in nothing but the learning rate; none where it is not what varies, or all."""
-    others = [key for key in study.varied if key != LEARNING_RATE]
-    if LEARNING_RATE not in study.varied or not others:
+    if LEARNING_RATE not in study.varied or len(study.varied) == 1:
         return ()
-    families: dict[tuple[Any, ...], list[Arm]] = {}
+    families: dict[str, list[Arm]] = {}
     for arm in study.arms:
-        families.setdefault(tuple(arm.settings[key] for key in others), []).append(arm)
+        families.setdefault(without_rate(arm).name, []).append(arm)
     return tuple(map(tuple, families.values()))
 
 

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import math
 import tomllib
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import filter as matching
 from pathlib import Path
 from typing import Any
 
+from jinja2 import ChainableUndefined
+
 from normbench.analysis.comparisons import LEARNING_RATE, LOST, Comparison, rate_families, settled_seeds, without_rate
 from normbench.analysis.measures import known
-from normbench.analysis.records import Arm, Run, Study, candidates, setting, shortened
-from normbench.analysis.wording import SHORT, TEMPLATES, count, short_commit
+from normbench.analysis.records import Run, Study, candidates, setting, shortened
+from normbench.analysis.wording import TEMPLATES, environment
 from normbench.config.groups import GROUPS
-from normbench.results import flat
 from normbench.rundir import CHOICE_FILE, read_json
 
-# What is said elsewhere, or changes no result.
-SAID = ("trainer.steps", "trainer.epochs", "trainer.log_every", "trainer.decay_norms", "trainer.precision",
-        "trainer.accumulate", "trainer.compile", "norm.eps", "norm.impl", LEARNING_RATE)  # fmt: skip
-
+RULES = tomllib.loads((TEMPLATES / "fairness.toml").read_text("utf-8"))
 
 # Seeds of one arm do the same work: medians further apart than this were measured under different conditions.
 STEADY = 1.5
@@ -49,11 +47,12 @@ def findings(
     rates_chosen: whether a learning rate was chosen for each arm on what is reported. comparisons: of its arms.
     missing: planned runs without a directory -> why, where they have failed.
     """
-    checks = (
-        damaged, rules, versions, seeds, doubles, unfinished, learning_rates, open_rates, settings, step_times,
-    )  # fmt: skip
-    found = [*(finding for check in checks for finding in check(study)), *survivors(comparisons)]
-    found += not_made(missing or {})
+    checks = (rules, seeds, learning_rates, open_rates, settings, step_times)
+    found = [Finding("damaged run", f"{name} is left out: {why}") for name, why in study.damaged]
+    found += [*(finding for check in checks for finding in check(study)), *survivors(comparisons)]
+    if missing:
+        names = shortened([f"{name} ({why})" if why else name for name, why in missing.items()], 3)
+        found.append(Finding("missing runs", f"planned and not there (failed or not begun), {len(missing)}: {names}"))
     if rates_chosen:
         text = "the learning rate of each arm was chosen by the validation loss of the runs that are reported"
         found.append(Finding("learning rate", f"{text}, which favours arms with more rates to choose from"))
@@ -63,42 +62,26 @@ def findings(
 # ---- what all runs should have in common, and what none should have
 
 
-def told(run: Run) -> dict[str, list[Any]]:
-    """Return what a run tells of itself, in all of its sessions, by the names that fairness.toml has."""
-    ledger = dict(flat(run.summary.get("ledger") or {}))
-    crossing = (run.summary.get("norm_facts") or {}).get("crosses_samples")
-    implementation = ledger.get("implementation")
-    if "torch.nn.functional" in str(implementation):  # the name alone is another for each norm
-        implementation = "torch's operator"
+def told(study: Study, question: str) -> dict[Path, list[Any]]:
+    """Return what the runs answer to an expression, in all of their sessions."""
+    ask = environment().overlay(undefined=ChainableUndefined).compile_expression(question)
     return {
-        **{f"ledger.{name}": [value] for name, value in ledger.items()},
-        **{
-            key: [one.get(key) for one in run.sessions] for key in ("cpu", "accelerator", "device", "threads", "python")
-        },
-        "commit": [short_commit(one.get("commit") or "") or None for one in run.sessions],
-        "steps": [run.steps or None],
-        "fingerprint": [(run.data.get("fingerprint") or "")[:SHORT] or None],
-        "implementation": [implementation],
-        "leak": [run.summary.get("leak")],
-        "padding": [run.summary.get("padding")],
-        "trained on one": [crossing and run.config.get("data.batch_size") == 1],
-        "judged on one": [crossing and run.config.get("data.eval_batch_size") == 1],
+        run.path: [ask(run=run, arm=arm, session=session) for session in run.sessions or ({},)]
+        for arm in study.arms
+        for run in arm.runs
     }
 
 
 def rules(study: Study) -> Iterator[Finding]:
     """Find what fairness.toml names."""
-    tables = tomllib.loads((TEMPLATES / "fairness.toml").read_text("utf-8"))
-    known = {run.path: told(run) for run in study.runs}
-    for rule in tables["same"]:
-        unless = rule.get("unless", [])
-        below = tuple(key for key in unless if key.endswith("."))
-        if not any(varied in unless or varied.startswith(below) for varied in study.varied):
-            found = arms_by_value(study, {path: one.get(rule["reads"], []) for path, one in known.items()})
+    for rule in RULES["same"]:
+        if not any(matching(study.varied, pattern) for pattern in rule.get("unless", [])):
+            found = arms_by_value(study, told(study, rule["reads"]))
             yield from unequal(rule["topic"], rule["sentence"], found, serious=not rule.get("minor"))
-    for rule in tables["never"]:
-        if names := arms_with(study, {path for path, one in known.items() if any(one[rule["reads"]])}):
-            yield Finding(rule["topic"], f"{shortened(names, 6)}: {rule['sentence']}")
+    for rule in RULES["never"]:
+        answers = told(study, rule["reads"])
+        if names := study.names_of([run for run in study.runs if any(answers[run.path])]):
+            yield Finding(rule["topic"], f"{shortened(names, 6)}: {rule['sentence']}", serious=not rule.get("minor"))
 
 
 def unequal(topic: str, words: str, found: Mapping[Any, Sequence[str]], serious: bool = True) -> Iterator[Finding]:
@@ -107,19 +90,11 @@ def unequal(topic: str, words: str, found: Mapping[Any, Sequence[str]], serious:
         yield Finding(topic, f"{words}: {values_in_words(found)}", serious)
 
 
-def versions(study: Study) -> Iterator[Finding]:
-    """Find different versions of the packages that made the runs."""
-    known = {run.path: [one.get("packages") or {} for one in run.sessions] for run in study.runs}
-    for name in sorted({name for sessions in known.values() for packages in sessions for name in packages}):
-        had = {path: [packages.get(name) for packages in sessions] for path, sessions in known.items()}
-        yield from unequal("different versions", f"{name} is not always the same", arms_by_value(study, had))
-
-
 def settings(study: Study) -> Iterator[Finding]:
     """Find settings that go along with what is compared."""
     compared, asked = [key for key in study.varied if key in GROUPS], asked_for(study)
     for key in candidates(study.runs):
-        if key in GROUPS or key in study.varied or key in SAID:
+        if key in (*GROUPS, *study.varied, *RULES["said"]):
             continue
         if key.partition(".")[0] in compared and (key not in asked or key.endswith("._target_")):
             continue  # an option has its own values
@@ -131,41 +106,6 @@ def asked_for(study: Study) -> set[str]:
     """Return the keys that the commands of runs set: what they say does not follow from an option."""
     words = (word for run in study.runs for word in str(run.session.get("command") or "").split())
     return {word.strip("'\"").lstrip("+~").partition("=")[0] for word in words if "=" in word}
-
-
-# ---- runs
-
-
-def damaged(study: Study) -> Iterator[Finding]:
-    """Find runs that cannot be read, and those whose last line is half written."""
-    for name, why in study.damaged:
-        yield Finding("damaged run", f"{name} is left out: {why}")
-    for run in study.runs:
-        if run.recorded.torn:
-            yield Finding("torn line", f"{run.name} is read up to it: {run.recorded.torn}", serious=run.ended)
-
-
-def unfinished(study: Study) -> Iterator[Finding]:
-    """Find runs that may still become results."""
-    for status, words in (("running", "still going or killed"), ("interrupted", "interrupted")):
-        names = [arm.name for arm in study.arms for run in arm.runs if run.status == status]
-        if names:
-            whose = shortened(list(dict.fromkeys(names)), 6)
-            yield Finding("unfinished runs", f"{count(len(names), 'run')} {words}, so no result yet: {whose}")
-
-
-def step_times(study: Study) -> Iterator[Finding]:
-    """Find arms whose seeds took unlike times for the same work."""
-    ratios = {}
-    for arm in study.arms:
-        times = [run.summary.get("step_time", {}) for run in arm.runs]
-        medians = known(time.get("median_ms") for time in times if (time.get("n") or 0) >= FEWEST_STEPS)
-        if medians and max(medians) > STEADY * min(medians) > 0:
-            ratios[arm.name] = max(medians) / min(medians)
-    if ratios:
-        text = "so runs disturbed each other, or the machine did other work: their times say little"
-        worst = f"step times differ up to {max(ratios.values()):.1f}-fold between seeds of one arm"
-        yield Finding("step times", f"{worst}, {text}: {shortened(list(ratios), 6)}", serious=False)
 
 
 # ---- seeds
@@ -182,36 +122,30 @@ def seeds(study: Study) -> Iterator[Finding]:
         yield Finding("missing seeds", f"{shortened(names, 6)}: no run with seed {missing}, which other arms have")
 
 
-def doubles(study: Study) -> Iterator[Finding]:
-    """Find several runs of one arm with one seed."""
+def step_times(study: Study) -> Iterator[Finding]:
+    """Find arms whose seeds took unlike times for the same work."""
+    ratios = {}
     for arm in study.arms:
-        for seed, number in Counter(run.seed for run in arm.runs).items():
-            if number > 1:
-                names = shortened([run.name for run in arm.runs if run.seed == seed], 4)
-                yield Finding("doubles", f"{arm.name} has {number} runs with seed {seed}, whose mean counts: {names}")
+        times = [run.summary.get("step_time") or {} for run in arm.runs]
+        medians = known(time.get("median_ms") for time in times if (time.get("n") or 0) >= FEWEST_STEPS)
+        ratios[arm.name] = max(medians) / min(medians) if medians else 1.0
+    if unsteady := [name for name, ratio in ratios.items() if ratio > STEADY]:
+        text = "so runs disturbed each other, or the machine did other work: their times say little"
+        worst = f"step times differ up to {max(ratios.values()):.1f}-fold between seeds of one arm"
+        yield Finding("step times", f"{worst}, {text}: {shortened(unsteady, 6)}", serious=False)
 
 
 def survivors(comparisons: Sequence[Comparison]) -> Iterator[Finding]:
     """Find arms that lost runs and are judged by those that are left."""
     arms = {arm.name: arm for one in comparisons if one.n and one.survived for arm in (one.baseline, one.arm)}
-    if losers := [f"{name}: {words}" for name, arm in arms.items() if (words := losses(arm))]:
+    losers = []
+    for name, arm in arms.items():
+        counts = Counter(run.status.replace("_", " ") for run in arm.runs if run.status in LOST)
+        losses = [f"{number} of {len(arm.runs)} runs {how}" for how, number in counts.items()]
+        losers += [f"{name}: {', '.join(losses)}"] if losses else []
+    if losers:
         text = "arms are compared only on the seeds that survived in both, which flatters those that lose runs"
         yield Finding("lost runs", f"{'; '.join(losers[:6])}; {text}")
-
-
-def losses(arm: Arm) -> str:
-    """Say how many runs of an arm were lost and how, such as `2 of 5 runs diverged, 1 of 5 runs failed`."""
-    counts = Counter(run.status for run in arm.runs)
-    words = {"diverged": "diverged", "failed": "failed", "out_of_memory": "ran out of memory"}
-    return ", ".join(f"{counts[status]} of {len(arm.runs)} runs {words[status]}" for status in LOST if counts[status])
-
-
-def not_made(missing: Mapping[str, str]) -> Iterator[Finding]:
-    """Find runs that a sweep has planned and that are not there."""
-    if missing:
-        names = shortened([f"{name} ({why})" if why else name for name, why in missing.items()], 3)
-        number = "1 planned run is" if len(missing) == 1 else f"{len(missing)} planned runs are"
-        yield Finding("missing runs", f"{number} not there (failed or not begun): {names}")
 
 
 # ---- learning rates
@@ -222,12 +156,11 @@ def learning_rates(study: Study) -> Iterator[Finding]:
     found = arms_by_value(study, {run.path: [run.config.get(LEARNING_RATE)] for run in study.runs})
     if LEARNING_RATE in study.varied or len(found) < 2:
         return
-    noted = {folder: read_json(folder / CHOICE_FILE) or {} for folder in {run.path.parent for run in study.runs}}
-    choices = {run.path: choice_of(run, noted[run.path.parent].get("arms", [])) for run in study.runs}
+    choices = {run.path: choice_of(run) for run in study.runs}
     if all(choices.values()):
         text = "the learning rate of each arm was chosen on data held out of the training data"
         yield Finding("learning rate", f"{text}: {values_in_words(found)}", serious=False)
-        if names := arms_with(study, {path for path, choice in choices.items() if choice.get("edge")}):
+        if names := study.names_of([run for run in study.runs if choices[run.path].get("edge")]):
             text = "the chosen learning rate is at the end of those tried, so a wider grid may have a better one"
             yield Finding("learning rate", f"{shortened(names, 6)}: {text}")
     elif "optim" not in study.varied or LEARNING_RATE in asked_for(study):
@@ -235,15 +168,13 @@ def learning_rates(study: Study) -> Iterator[Finding]:
         yield Finding("settings", f"{text}: {values_in_words(found)}")
 
 
-def choice_of(run: Run, noted: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+def choice_of(run: Run) -> Mapping[str, Any]:
     """Return what a sweep with `sweep.lr=auto` has noted of the choice of a run's rate; nothing where it chose none."""
-    for choice in noted:
-        groups = ((key, value) for key, value in choice["arm"].items() if key in GROUPS)
-        if run.config.get(LEARNING_RATE) is None or choice["lr"] is None:
-            continue
-        same_rate = math.isclose(run.config[LEARNING_RATE], choice["lr"])
-        if same_rate and all(str(setting(run, key)) == value for key, value in groups):
-            return choice
+    for choice in (read_json(run.path.parent / CHOICE_FILE) or {}).get("arms", []):
+        groups = {key: value for key, value in choice["arm"].items() if key in GROUPS}
+        same_rate = math.isclose(run.config.get(LEARNING_RATE) or 0, choice["lr"] or -1)
+        if same_rate and all(str(setting(run, key)) == value for key, value in groups.items()):
+            return dict(choice)
     return {}
 
 
@@ -251,10 +182,9 @@ def open_rates(study: Study) -> Iterator[Finding]:
     """Find arms whose learning rates have not all ended with the same seeds, so that another may yet be chosen."""
     for family in rate_families(study):
         every = {run.seed for arm in family for run in arm.runs}
-        lacking = {arm.settings[LEARNING_RATE]: lacks for arm in family if (lacks := every - settled_seeds(arm))}
-        if lacking:
-            seeds = {rate: shortened([str(seed) for seed in sorted(lacks)], 6) for rate, lacks in lacking.items()}
-            words = "; ".join(f"lr {in_words(rate)} lacks seed {listed}" for rate, listed in seeds.items())
+        lacking = {arm.settings[LEARNING_RATE]: every - settled_seeds(arm) for arm in family}
+        if open_ones := {rate: sorted(map(str, lacks)) for rate, lacks in lacking.items() if lacks}:
+            words = "; ".join(f"lr {in_words(rate)} lacks seed {shortened(own, 6)}" for rate, own in open_ones.items())
             text = f"{without_rate(family[0]).name}: the choice of its learning rate is not final, as {words}"
             yield Finding("learning rate", text)
 
@@ -262,21 +192,14 @@ def open_rates(study: Study) -> Iterator[Finding]:
 # ---- arms and what they have
 
 
-def arms_by_value(study: Study, values: Mapping[Path, Iterable[Any]]) -> dict[Any, list[str]]:
-    """Return the names of the arms whose runs have each value, but none for None; odd values by their text."""
-    found: dict[Any, dict[str, None]] = {}
+def arms_by_value(study: Study, had: Mapping[Path, Iterable[Any]]) -> dict[Any, list[str]]:
+    """Return the names of the arms whose runs have each value, but none for None."""
+    found: dict[Any, list[str]] = {}
     for arm in study.arms:
-        for run in arm.runs:
-            for value in values[run.path]:
-                if value is not None:
-                    key = value if isinstance(value, int | float | str) else json.dumps(value, default=str)
-                    found.setdefault(key, {})[arm.name] = None
-    return {value: list(names) for value, names in found.items()}
-
-
-def arms_with(study: Study, paths: Collection[Path]) -> list[str]:
-    """Return the names of the arms of which a run is among these."""
-    return [arm.name for arm in study.arms if any(run.path in paths for run in arm.runs)]
+        values = [value for run in arm.runs for value in had[run.path] if value is not None]
+        for value in dict.fromkeys(tuple(value) if isinstance(value, list) else value for value in values):
+            found.setdefault(value, []).append(arm.name)
+    return found
 
 
 def values_in_words(found: Mapping[Any, Sequence[str]]) -> str:

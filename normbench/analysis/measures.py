@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -34,13 +33,17 @@ IN_BLOCKS = {
 class Metric:
     """A figure by which runs are judged.
 
-    tag: as it is recorded. unit: of a difference. scale: from what is recorded to the unit.
+    tag: as it is recorded. unit: of a difference. symbol: what stands behind a value; a difference of two shares is in
+    points. scale: from what is recorded to the unit. decimals: of a value. bounds: between what values lie.
     """
 
     tag: str
-    unit: str
-    scale: float
-    lower_is_better: bool
+    unit: str = "nats"
+    symbol: str = "nats"
+    scale: float = 1.0
+    decimals: int = 4
+    bounds: tuple[float, float] = (0.0, math.inf)
+    lower_is_better: bool = True
 
     @property
     def words(self) -> str:
@@ -48,30 +51,15 @@ class Metric:
         kind, _, split = self.tag.partition("/")
         return f"{SPLITS[split]} {kind}"
 
-    @property
-    def bounds(self) -> tuple[float, float]:
-        """Return between what its values lie."""
-        return 0.0, self.scale if self.scale == 100 else math.inf
-
-    @property
-    def symbol(self) -> str:
-        """Return what stands behind a value; a difference of two shares is in points."""
-        return "%" if self.scale == 100 else self.unit
-
-    @property
-    def decimals(self) -> int:
-        """Return how many decimals its values are written with."""
-        return 2 if self.scale == 100 else 4
-
 
 def loss_on(split: str) -> Metric:
     """Return the loss of a split, in nats."""
-    return Metric(f"loss/{split}", "nats", 1.0, True)
+    return Metric(f"loss/{split}")
 
 
 def accuracy_on(split: str) -> Metric:
     """Return the accuracy of a split, in percent; differences are percentage points."""
-    return Metric(f"accuracy/{split}", "percentage points", 100.0, False)
+    return Metric(f"accuracy/{split}", "percentage points", "%", 100.0, 2, (0.0, 100.0), lower_is_better=False)
 
 
 def known(values: Iterable[float | None]) -> list[float]:
@@ -100,45 +88,38 @@ def evaluations_in_words(runs: Iterable[Run]) -> str:
         limit, size = run.config.get("trainer.eval_batches"), run.config.get("data.eval_batch_size")
         total = run.data.get("val_images", run.data.get("val_texts"))
         if limit is not None and (total is None or size is None or limit * size < total):
-            counts.add(int(limit))
-    if not counts:
-        return ""
-    few, most = min(counts), max(counts)
-    return f"{few:,}{f' to {most:,}' if few < most else ''} batch{'es' if most > 1 else ''}"
+            counts.add(limit)
+    few, most = min(counts, default=0), max(counts, default=0)
+    words = f"{few:,} to {most:,} batches" if few < most else f"{most:,} batch{'es' if most > 1 else ''}"
+    return words if most else ""
 
 
 # ---- time
 
 
 def finite(curve: Curve | None) -> Curve:
-    """Return a curve without what was not finite."""
+    """Return a curve without what was not finite; empty for None."""
     if curve is None:
         return Curve(np.array([], int), np.array([]))
     known = np.isfinite(curve.values)
     return Curve(curve.steps[known], curve.values[known])
 
 
-def training_time(run: Run) -> Curve:
-    """Return the seconds of training before each logged step: step times of the intervals × their steps.
+def seconds_at(run: Run, steps: np.ndarray) -> np.ndarray:
+    """Return the seconds of training (n,) before some steps (n,): step times of the logged intervals × their steps.
 
     Evaluation, probing, checkpoints and what the first steps take longer are not in them. The steps before the first
-    recorded time count as those behind it.
+    recorded time count as those behind it, and those behind the last one as those before it. NaN where there is none.
     """
-    recorded, timed = run.curves.get(STEP_TIME), finite(run.curves.get(STEP_TIME))
+    recorded = run.curves.get(STEP_TIME)
+    timed = finite(recorded)
     if recorded is None or not len(timed.steps):
-        return Curve(np.array([0]), np.array([0.0]))
-    steps = np.concatenate([[0], recorded.steps])
-    milliseconds = np.interp(recorded.steps, timed.steps, timed.values)
-    return Curve(steps, np.concatenate([[0.0], np.cumsum(milliseconds * np.diff(steps)) / 1e3]))
-
-
-def seconds_at(run: Run, steps: np.ndarray) -> np.ndarray:
-    """Return the seconds of training (n,) before some steps (n,); behind the last time, as long a step as there."""
-    time = training_time(run)
-    if len(time.steps) < 2:
         return np.full(len(steps), NAN)
-    pace = (time.values[-1] - time.values[-2]) / (time.steps[-1] - time.steps[-2])
-    return np.interp(steps, time.steps, time.values) + pace * np.maximum(steps - time.steps[-1], 0)
+    ends = np.concatenate([[0], recorded.steps])
+    milliseconds = np.interp(recorded.steps, timed.steps, timed.values)
+    seconds = np.concatenate([[0.0], np.cumsum(milliseconds * np.diff(ends)) / 1e3])
+    pace = (seconds[-1] - seconds[-2]) / (ends[-1] - ends[-2])
+    return np.interp(steps, ends, seconds) + pace * np.maximum(steps - ends[-1], 0)
 
 
 def total_seconds(run: Run) -> float:
@@ -149,17 +130,15 @@ def total_seconds(run: Run) -> float:
 def time_to(run: Run, tag: str, target: float) -> float:
     """Return the training time (s) of the first record at or below a loss; NaN where there is none."""
     curve = finite(run.curves.get(tag))
-    reached = np.flatnonzero(curve.values <= target)
-    return float(seconds_at(run, curve.steps[reached[:1]])[0]) if len(reached) else NAN
+    reached = curve.steps[curve.values <= target][:1]
+    return float(seconds_at(run, reached)[0]) if len(reached) else NAN
 
 
-def value_at(run: Run, tag: str, seconds: float | None) -> float:
+def value_at(run: Run, tag: str, seconds: float) -> float:
     """Return a loss at a training time, between two records on the line between them; NaN outside of the records."""
     curve = finite(run.curves.get(tag))
-    if seconds is None or not len(curve.steps):
-        return NAN
     times = seconds_at(run, curve.steps)
-    within = times[0] <= seconds <= times[-1] * (1 + 1e-9)
+    within = len(times) and times[0] <= seconds <= times[-1] * (1 + 1e-9)
     return float(np.interp(seconds, times, curve.values)) if within else NAN
 
 
@@ -171,14 +150,14 @@ class Yardstick:
     """By what the runs of a study are judged.
 
     metrics: the primary one first. target: the loss (nats) whose time is asked. given: whether a person set it.
-    timed: the tag of the loss that is compared at equal times. seconds: that time, None where no run has one.
+    timed: the tag of the loss that is compared at equal times. seconds: that time, NaN where no run has one.
     """
 
     metrics: tuple[Metric, ...]
     target: float
     given: bool
     timed: str
-    seconds: float | None
+    seconds: float
 
     @property
     def primary(self) -> Metric:
@@ -192,15 +171,13 @@ def yardstick(study: Study, baseline: Sequence[Arm], target: float | None = None
     baseline: the arms that others are compared with.
     """
     finished = [run for run in study.runs if run.status == "finished"]
-    seconds = min(known(total_seconds(run) for run in finished), default=None)
+    seconds = min(known(map(total_seconds, finished)), default=NAN)
     often = all(math.isfinite(value_at(run, VALIDATION_LOSS, seconds)) for run in finished)
     timed = VALIDATION_LOSS if often else TRAINING_LOSS
-    given = target is not None
-    if target is None:
-        curves = [finite(run.curves.get(timed)) for arm in baseline for run in arm.runs if run.status == "finished"]
-        ends = [float(curve.values[-1]) for curve in curves if len(curve.values)]
-        target = rounded_up(sum(ends) / len(ends), 3) if ends else NAN
-    return Yardstick(metrics_of(study), target, given, timed, seconds)
+    curves = [finite(run.curves.get(timed)) for arm in baseline for run in arm.runs if run.status == "finished"]
+    ends = [float(curve.values[-1]) for curve in curves if len(curve.values)]
+    usual = rounded_up(sum(ends) / len(ends), 3) if ends else NAN
+    return Yardstick(metrics_of(study), usual if target is None else target, target is not None, timed, seconds)
 
 
 def rounded_up(value: float, digits: int) -> float:
@@ -216,18 +193,25 @@ def rounded_up(value: float, digits: int) -> float:
 
 def runs_frame(study: Study, by: Yardstick) -> pd.DataFrame:
     """Return a row for each run: what it is, and all that is measured of it; NaN where it has none."""
-    rows = [run_row(run, arm, by) for arm in study.arms for run in arm.runs]
+    frame = pd.DataFrame([run_row(run, arm, by) for arm in study.arms for run in arm.runs])
     for setting in study.varied:
-        if len({type(row[setting]) for row in rows} - {type(None)}) > 1:  # a number here and a word there
-            for row in rows:
-                row[setting] = None if row[setting] is None else str(row[setting])
-    return pd.DataFrame(rows)
+        if frame[setting].dropna().map(type).nunique() > 1:  # a number here and a word there
+            frame[setting] = frame[setting].map(str, na_action="ignore")
+    return frame
 
 
 def run_row(run: Run, arm: Arm, by: Yardstick) -> dict[str, Any]:
-    """Measure one run."""
+    """Measure one run.
+
+    best: the best validation loss (or accuracy, %) on the way, chosen on the validation data. gap: last validation loss
+    less last training loss (nats), the latter in eval mode where it was recorded.
+    """
     logged, times = run.summary.get("metrics", {}), run.summary.get("step_time") or {}
-    best, best_step = best_of(run, by.primary)
+    curve = finite(run.curves.get(f"{by.primary.tag.partition('/')[0]}/val"))
+    worse = curve.values if by.primary.lower_is_better else -curve.values
+    best = int(np.argmin(worse)) if len(worse) else None
+    validation, training = (run.metrics.get(tag) for tag in (VALIDATION_LOSS, TRAINING_LOSS))
+    training = run.metrics.get("loss/train_eval", training)
     spikes, judged = count_spikes(finite(run.curves.get(TRAINING_LOSS)).values)
     return {
         "run": run.name,
@@ -238,9 +222,9 @@ def run_row(run: Run, arm: Arm, by: Yardstick) -> dict[str, Any]:
         "step": run.step,
         "steps": run.steps,
         **{tag: value for tag, value in logged.items() if tag.partition("/")[0] in ("loss", "accuracy")},
-        "best": best,
-        "best_step": best_step,
-        "gap": gap(run),
+        "best": NAN if best is None else by.primary.scale * float(curve.values[best]),
+        "best_step": 0 if best is None else int(curve.steps[best]),
+        "gap": NAN if training is None or validation is None else validation - training,
         "training_seconds": total_seconds(run),
         "target": by.target,
         "target_seconds": time_to(run, by.timed, by.target),
@@ -255,46 +239,25 @@ def run_row(run: Run, arm: Arm, by: Yardstick) -> dict[str, Any]:
     }
 
 
-def best_of(run: Run, metric: Metric) -> tuple[float, int]:
-    """Return the best validation loss (or accuracy, %) on the way and its step: chosen on the validation data."""
-    curve = finite(run.curves.get(f"{metric.tag.partition('/')[0]}/val"))
-    if not len(curve.values):
-        return NAN, 0
-    place = int(np.argmin(curve.values) if metric.lower_is_better else np.argmax(curve.values))
-    return metric.scale * float(curve.values[place]), int(curve.steps[place])
-
-
-def gap(run: Run) -> float:
-    """Return last validation loss less last training loss (nats), the latter in eval mode where it was recorded."""
-    training = run.metrics.get("loss/train_eval", run.metrics.get(TRAINING_LOSS))
-    validation = run.metrics.get(VALIDATION_LOSS)
-    return NAN if training is None or validation is None else float(validation) - float(training)
-
-
 def activations_frame(study: Study) -> pd.DataFrame:
-    """Return what probes measured last in each block of each arm: the mean over the seeds that finished."""
+    """Return what probes measured last in each block of each arm: the mean over the seeds that finished.
+
+    Of the parts of a block, gradients add up to the norm of the whole; of all else it is the mean.
+    """
     rows = [
-        {"arm": arm.name, "block": block, **measured}
-        for arm in study.arms
+        (place, arm.name, run.path, int(match[1]), name, float(curve.values[-1]))
+        for place, arm in enumerate(study.arms)
         for run in arm.runs
         if run.status == "finished"
-        for block, measured in sorted(last_in_blocks(run).items())
+        for tag, curve in run.curves.items()
+        for name, pattern in IN_BLOCKS.items()
+        if (match := pattern.fullmatch(tag)) and len(curve.values)
     ]
-    frame = pd.DataFrame(rows, columns=["arm", "block", *IN_BLOCKS]).astype(dict.fromkeys(IN_BLOCKS, float))
-    groups = frame.groupby(["arm", "block"], sort=False)
-    means = groups.mean()
-    means.insert(0, "seeds", groups.size())
-    return means.reset_index()
-
-
-def last_in_blocks(run: Run) -> dict[int, dict[str, float]]:
-    """Return what probes measured last, by block: the norm of its whole gradient, of all else the mean of its parts."""
-    parts: dict[tuple[int, str], list[float]] = defaultdict(list)
-    for tag, curve in run.curves.items():
-        for name, pattern in IN_BLOCKS.items():
-            if (found := pattern.fullmatch(tag)) and len(curve.values):
-                parts[int(found[1]), name].append(float(curve.values[-1]))
-    blocks: dict[int, dict[str, float]] = defaultdict(dict)
-    for (block, name), values in parts.items():
-        blocks[block][name] = math.hypot(*values) if name == "gradient norm" else sum(values) / len(values)
-    return blocks
+    parts = pd.DataFrame(rows, columns=["place", "arm", "run", "block", "name", "value"])
+    groups = parts.groupby(["place", "arm", "block", "run", "name"])["value"]
+    runs = groups.mean().unstack().reindex(columns=[*IN_BLOCKS])
+    runs["gradient norm"] = groups.agg(lambda own: math.hypot(*own)).unstack().get("gradient norm")
+    blocks = runs.groupby(["place", "arm", "block"])
+    means = blocks.mean()
+    means.insert(0, "seeds", blocks.size())
+    return means.reset_index().drop(columns="place")

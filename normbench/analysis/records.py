@@ -124,6 +124,11 @@ class Study:
         """Return all runs, arm by arm."""
         return tuple(run for arm in self.arms for run in arm.runs)
 
+    def names_of(self, runs: Sequence[Run]) -> list[str]:
+        """Return the names of the arms that have some of these runs."""
+        paths = {run.path for run in runs}
+        return [arm.name for arm in self.arms if any(run.path in paths for run in arm.runs)]
+
     @property
     def task(self) -> str:
         """Return the one kind of task of all runs."""
@@ -136,10 +141,7 @@ def read_study(folders: Sequence[Path]) -> Study:
     Raises:
         UsageError: a folder is not there or holds no runs, no run has ended, or the runs have different tasks.
     """
-    found: dict[Path, tuple[RunDirectory, str]] = {}
-    for folder in folders:
-        for directory in run_directories(folder):
-            found.setdefault(directory.path.resolve(), (directory, name_of(directory, folder)))
+    found = {one.path.resolve(): (one, name_of(one, folder)) for folder in folders for one in run_directories(folder)}
     runs, damaged = [], []
     for directory, name in found.values():
         try:
@@ -147,10 +149,9 @@ def read_study(folders: Sequence[Path]) -> Study:
         except ValueError as error:
             damaged.append((name, str(error)))
     if not any(run.ended for run in runs):
-        if damaged:
-            raise UsageError("no run that has ended can be read ({}: {}): give other folders".format(*damaged[0]))
+        why = ": {} is damaged, {}".format(*damaged[0]) if damaged else ""
         where = ", ".join(map(str, folders))
-        raise UsageError(f"{where} holds no run that has ended: wait for one, or give another folder")
+        raise UsageError(f"{where} holds no run that has ended{why}: wait for one, or give another folder")
     if len(tasks := sorted({run.task for run in runs})) > 1:
         raise UsageError(
             f"the runs have different tasks ({', '.join(tasks)}): give the folders of one task, and a sweep a name="
@@ -165,31 +166,31 @@ def read_run(directory: RunDirectory, name: str) -> Run:
     Raises:
         ValueError: what it must have is missing or damaged.
     """
-    config = dict(flat(configuration(directory)))
-    if not isinstance(config.get("seed"), int):
-        raise ValueError("config.yaml is damaged")
-    summary, sessions = read_json(directory.summary), (read_json(directory.environment) or {}).get("sessions", [])
-    if summary is None and directory.summary.exists():
-        raise ValueError("summary.json is damaged")
-    stands = summary or read_json(directory.status)
-    if not stands or "status" not in stands:
-        raise ValueError("status.json is damaged, and there is no summary.json")
-    status, message = stands["status"], stands.get("message") or ""
-    if status in ENDED and not summary:
-        raise ValueError("summary.json is missing")
-    if status == "finished" and summary and (lost := not_finite(summary)):
-        status, message = "diverged", f"its final {lost} is not finite"
+    config = flat(configuration(directory))
+    summary, status = read_json(directory.summary) or {}, read_json(directory.status) or {}
+    sessions = (read_json(directory.environment) or {}).get("sessions", [])
+    stands = summary or status
+    whole = {
+        "config.yaml": "seed" in config,
+        "summary.json": bool(summary) or (status.get("status") not in ENDED and not directory.summary.exists()),
+        "status.json": "status" in stands,
+    }
+    for file in (file for file, there in whole.items() if not there):
+        raise ValueError(f"{file} is missing or damaged")
+    state, message = stands["status"], stands.get("message") or ""
+    if state == "finished" and (lost := not_finite(summary["metrics"])):
+        state, message = "diverged", f"its final {lost} is not finite"
     run = Run(
         name=name,
         path=directory.path,
-        status=status,
+        status=state,
         step=stands.get("step") or 0,
         steps=stands.get("steps") or 0,
         message=message,
         seed=config["seed"],
-        choices=(sessions[-1].get("choices") if sessions else None) or (summary or {}).get("choices") or {},
+        choices=(sessions or [summary])[-1].get("choices") or {},
         config=config,
-        summary=summary or {},
+        summary=summary,
         sessions=tuple(sessions),
     )
     if run.recorded.damage and (run.ended or run.curves):  # a run that has not ended may have no metrics yet
@@ -197,14 +198,10 @@ def read_run(directory: RunDirectory, name: str) -> Run:
     return run
 
 
-def not_finite(summary: Mapping[str, Any]) -> str:
+def not_finite(metrics: Mapping[str, float | None]) -> str:
     """Name the loss that a run has ended without, as null in JSON says; nothing where all are there."""
-    metrics = {"loss/val": None, **summary["metrics"]}
-    for split, words in (("val", "validation loss"), ("test", "test loss")):
-        value = metrics.get(f"loss/{split}", 0.0)  # not all data have test data
-        if value is None or not math.isfinite(value):
-            return words
-    return ""
+    losses = {"validation loss": metrics.get("loss/val"), "test loss": metrics.get("loss/test", 0.0)}  # may have none
+    return next((words for words, value in losses.items() if value is None or not math.isfinite(value)), "")
 
 
 # ---- arms
@@ -243,13 +240,10 @@ def arms_of(runs: Sequence[Run], varied: Sequence[str]) -> tuple[Arm, ...]:
     return tuple(Arm(dict(zip(varied, values, strict=True)), tuple(own)) for values, own in ordered)
 
 
-def in_order(value: Any) -> tuple[int, float, str]:
+def in_order(value: Any) -> tuple[bool, bool, Any]:
     """Return a sort key for values of any kind: none, numbers, then words."""
-    if value is None:
-        return 0, 0.0, ""
-    if isinstance(value, int | float):
-        return 1, float(value), ""
-    return 2, 0.0, str(value)
+    word = not isinstance(value, int | float)
+    return value is not None, word, str(value) if word else value
 
 
 def shortened(names: Sequence[str], most: int = 12) -> str:

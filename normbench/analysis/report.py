@@ -84,14 +84,14 @@ def examine(
     arms, chosen = contenders(study, baseline)
     by = yardstick(study, [arm for arm in arms if arm.has(baseline)], target)
     families = [compare_all(arms, baseline, metric) for metric in by.metrics]
-    runs, blocks, tried = runs_frame(study, by), activations_frame(study), tried_rates(study)
+    runs, blocks = runs_frame(study, by), activations_frame(study)
     found = [
         tables.results_table(runs, study, by),
         *(tables.differences_table(family, primary=family is families[0]) for family in families if family),
-        tables.rates_table(tried) if tried else None,
+        tables.rates_table(tried_rates(study)),
         tables.costs_table(runs),
         tables.step_times_table(families[0]),
-        tables.activations_table(blocks) if len(blocks) else None,
+        tables.activations_table(blocks),
         tables.lost_table(study),
     ]
     return Report(
@@ -104,7 +104,7 @@ def examine(
         comparisons=families[0],
         verdict=verdict(study, families[0], margin),
         findings=findings(study, chosen and by.primary.tag.endswith("/val"), families[0], missing),
-        tables=[table for table in found if table is not None],
+        tables=[table for table in found if table.rows],
     )
 
 
@@ -139,46 +139,35 @@ def save(report: Report, out: Path, drawing: Callable[[], object] = lambda: None
     files = {"runs.csv": report.runs.to_csv(index=False).encode(), "runs.parquet": parquet.getvalue()}
     if len(report.blocks):
         files["activations.csv"] = report.blocks.to_csv(index=False).encode()
-    files["report.md"] = text_page(report, figures).encode()
-    files["report.html"] = html_page(report, figures).encode()  # the last one, so that all it links to is there
+    for name in ("report.md", "report.html"):  # the page is the last one, so that all it links to is there
+        files[name] = rendered(name, report, figures).encode()
     for name, content in files.items():
         write_bytes(out / name, content)
     return out / "report.html"
 
 
-def html_page(report: Report, figures: Sequence[Figure]) -> str:
-    """Return the page; all that is drawn is in it."""
+def rendered(template: str, report: Report, figures: Sequence[Figure]) -> str:
+    """Return the page, in which is all that is drawn, or the text, in GitHub's Markdown."""
     from normbench.analysis.figures import dark_rules
 
+    facts = (fact.partition(": ") for fact in paragraphs("facts.jinja", "facts", report))
     return (
         environment()
-        .get_template("report.html")
+        .get_template(template)
         .render(
-            **said(report),
-            figures=[(figure, drawing_of(figure)) for figure in figures],
+            report=report,
+            title=shortened([folder.resolve().name for folder in report.study.folders], 3),
+            lead="".join(paragraphs("facts.jinja", "lead", report.study)),
+            facts={name: text for name, _, text in facts if text},
+            titles={table.key: table.title for table in report.tables},
+            version=__version__,
+            figures=figures,
+            drawing_of=drawing_of,
             moment=datetime.now(UTC),
             dark=Markup(dark_rules(".drawing")),
             runs=report.runs.to_dict("records") if len(report.runs) <= MOST_ROWS else [],
         )
     )
-
-
-def text_page(report: Report, figures: Sequence[Figure]) -> str:
-    """Return the text, in GitHub's Markdown."""
-    return environment().get_template("report.md").render(**said(report), figures=figures)
-
-
-def said(report: Report) -> dict[str, Any]:
-    """Return what both the page and the text have."""
-    facts = (fact.partition(": ") for fact in paragraphs("facts.jinja", "facts", report))
-    return {
-        "report": report,
-        "title": shortened([folder.resolve().name for folder in report.study.folders], 3),
-        "lead": "".join(paragraphs("facts.jinja", "lead", report.study)),
-        "facts": {name: text for name, _, text in facts if text},
-        "titles": {table.key: table.title for table in report.tables},
-        "version": __version__,
-    }
 
 
 def drawing_of(figure: Figure) -> Markup:

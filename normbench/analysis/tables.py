@@ -5,30 +5,26 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from normbench.analysis.comparisons import Comparison
-from normbench.analysis.measures import IN_BLOCKS, Yardstick, evaluations_in_words, known
+from normbench.analysis import wording
+from normbench.analysis.comparisons import Comparison, by_seed
+from normbench.analysis.measures import IN_BLOCKS, NAN, Yardstick, evaluations_in_words, known
 from normbench.analysis.records import Run, Study
 from normbench.analysis.sensitivity import Tried
 from normbench.analysis.statistics import Interval, mean_interval, paired_difference
-from normbench.analysis.wording import (
-    NONE,
-    bound,
-    chance,
-    duration,
-    fixed,
-    notes_on,
-    plain,
-    precision,
-    significant,
-    span,
-)
+from normbench.analysis.wording import NONE, duration, fixed, significant, span
 
-BAD = {"diverged": "diverged", "out_of_memory": "out of memory", "failed": "failed"}
-UNFINISHED = ("running", "interrupted")
+# Columns of what did not finish: the statuses that each counts.
+BAD = {
+    "diverged": ["diverged"],
+    "out of memory": ["out_of_memory"],
+    "failed": ["failed"],
+    "unfinished": ["running", "interrupted"],
+}
 
 
 @dataclass(frozen=True)
@@ -57,11 +53,13 @@ class Table:
         return replace(self, frame=turned, heads=1, marked=frozenset())
 
 
-def framed(rows: pd.DataFrame | Sequence[Mapping[str, str]], heads: int = 1) -> pd.DataFrame:
-    """Return rows as a frame without the columns of figures that no row has."""
+def made(key: str, title: str, rows: pd.DataFrame | Sequence[Mapping[str, str]], heads: int = 1, **about: Any) -> Table:
+    """Return rows as a table without the columns of figures that no row has, with the notes that notes.jinja has."""
     frame = pd.DataFrame(rows)
-    frame.columns = frame.columns.str.rstrip()  # two may have one heading, which a space tells apart until here
-    return frame.loc[:, (frame != NONE).any().to_numpy() | (np.arange(frame.shape[1]) < heads)]
+    frame.columns = frame.columns.astype(str).str.rstrip()  # of two with one heading, one has a space until here
+    frame = frame.loc[:, (frame != NONE).any().to_numpy() | (np.arange(frame.shape[1]) < heads)]
+    notes = wording.paragraphs("notes.jinja", key.partition("-")[0], {"columns": [*frame], **about})
+    return Table(key, title, frame, notes, heads)
 
 
 # ---- the arms
@@ -70,67 +68,55 @@ def framed(rows: pd.DataFrame | Sequence[Mapping[str, str]], heads: int = 1) -> 
 def results_table(runs: pd.DataFrame, study: Study, by: Yardstick) -> Table:
     """Say how well the arms ended. runs: as `runs_frame` has them."""
     rows = [result_row(name, own, by) for name, own in runs.groupby("arm", sort=False)]
-    evaluated = evaluations_in_words(study.runs)
-    return Table("arms", "Results of each arm", framed(rows), notes_on("arms", by=by, evaluated=evaluated))
+    return made("arms", "Results of each arm", rows, by=by, evaluated=evaluations_in_words(study.runs))
 
 
 def result_row(name: str, own: pd.DataFrame, by: Yardstick) -> dict[str, str]:
     """Return one arm."""
     finished = own[own["status"] == "finished"]
-    n = len(finals(finished, by.primary.tag))
-    row = {"arm": name, "n": str(n) if n == len(own) else f"{n} of {len(own)}"}
+    row = {"arm": name, "n": ""}
     for place, metric in enumerate(by.metrics):
-        values = [metric.scale * value for value in finals(finished, metric.tag)]
+        values = [metric.scale * value for value in known(finished.get(metric.tag, ()))]
         mean, interval = mean_interval(values, metric.bounds)
+        row["n"] = row["n"] or str(len(values)) + (f" of {len(own)}" if len(values) < len(own) else "")
         row[f"{metric.words}, {metric.symbol}"] = fixed(mean, metric.decimals)
         row["95 % interval" + " " * place] = span(interval, metric.decimals)
-    kind = by.primary.tag.partition("/")[0]
-    row[f"best validation {kind}, {by.primary.symbol}"] = fixed(finished["best"].mean(), by.primary.decimals)
-    row["train–validation gap, nats"] = fixed(finished["gap"].mean(), 4, sign=True)
-    timed = finished[f"{by.timed}_at_equal_time"].mean()
-    row[f"loss at {duration(by.seconds if by.seconds is not None else math.nan)}, nats"] = fixed(timed, 4)
-    reach = f"time to {plain(by.target)} nats" if math.isfinite(by.target) else "time to a target"
-    return {**row, reach: time_to_target(own, by)}
+    primary, timed = by.primary, finished[f"{by.timed}_at_equal_time"].mean()
+    best = f"best validation {primary.tag.partition('/')[0]}, {primary.symbol}"
+    reach = f"time to {wording.plain(by.target)} nats" if math.isfinite(by.target) else "time to a target"
+    return row | {
+        best: fixed(finished["best"].mean(), primary.decimals),
+        "train–validation gap, nats": fixed(finished["gap"].mean(), 4, sign=True),
+        f"loss at {duration(by.seconds)}, nats": fixed(timed, 4),
+        reach: time_to_target(own[own["status"].isin(["finished", "diverged"])]) if math.isfinite(by.target) else NONE,
+    }
 
 
-def finals(finished: pd.DataFrame, tag: str) -> list[float]:
-    """Return the last values under a tag, of the runs that have one."""
-    return known(finished[tag]) if tag in finished else []
-
-
-def time_to_target(own: pd.DataFrame, by: Yardstick) -> str:
+def time_to_target(ended: pd.DataFrame) -> str:
     """Return the median time of an arm's runs to the target, where some never got there also how many did."""
-    times = own.loc[own["status"].isin(["finished", "diverged"]), "target_seconds"].fillna(math.inf)
-    if times.empty or not math.isfinite(by.target):
-        return NONE
-    reached, usual = int(np.isfinite(times).sum()), times.median()
+    times = ended["target_seconds"].fillna(math.inf)
+    reached = int(np.isfinite(times).sum())
     some = f" ({reached} of {len(times)})" if 0 < reached < len(times) else ""
-    return (duration(usual) if math.isfinite(usual) else "not reached") + some
+    return ("not reached" if times.median() == math.inf else duration(times.median())) + some
 
 
 def costs_table(runs: pd.DataFrame) -> Table:
     """Say what the arms cost and how calm they were."""
-    arm = runs["arm"]
-
-    def share(which: pd.Series) -> pd.Series:
-        return which.groupby(arm, sort=False).agg(lambda own: f"{own.sum()} of {len(own)}" if own.any() else "0")
-
-    def per_arm(values: pd.Series, how: str = "mean") -> pd.Series:
-        return values.groupby(arm, sort=False).agg(how)
-
-    status = runs["status"]
+    arms = runs.assign(
+        memory=runs["peak_memory_bytes"] / 2**20,
+        seconds=runs["training_seconds"].where(runs["status"] == "finished"),
+        **{words: runs["status"].isin(statuses) for words, statuses in BAD.items()},
+    ).groupby("arm", sort=False)
     columns = {
-        "step time, ms": per_arm(runs["step_median_ms"], "median").map(significant),
-        "p90, ms": per_arm(runs["step_p90_ms"], "median").map(significant),
-        "steps timed": per_arm(runs["steps_timed"], "sum").map("{:,.0f}".format),
-        "training time": per_arm(runs["training_seconds"].where(status == "finished")).map(duration),
-        "peak memory, MiB": per_arm(runs["peak_memory_bytes"] / 2**20, "median").map(significant),
-        **{words: share(status == bad) for bad, words in BAD.items()},
-        "unfinished": share(status.isin(UNFINISHED)),
-        "spikes": per_arm(runs["spikes"]).map(spikes),
+        "step time, ms": arms["step_median_ms"].median().map(significant),
+        "p90, ms": arms["step_p90_ms"].median().map(significant),
+        "steps timed": arms["steps_timed"].sum().map("{:,.0f}".format),
+        "training time": arms["seconds"].mean().map(duration),
+        "peak memory, MiB": arms["memory"].median().map(significant),
+        **{words: arms[words].agg(lambda own: f"{own.sum()} of {len(own)}" if own.any() else "0") for words in BAD},
+        "spikes": arms["spikes"].mean().map(spikes),
     }
-    frame = framed(pd.DataFrame(columns).rename_axis("arm").reset_index())
-    return Table("costs", "Cost and stability", frame, notes_on("costs", columns=list(frame)))
+    return made("costs", "Cost and stability", pd.DataFrame(columns).reset_index())
 
 
 def spikes(value: float) -> str:
@@ -151,8 +137,7 @@ def activations_table(blocks: pd.DataFrame) -> Table:
             words = " → ".join(map(significant, shown[quantity]))
             row[quantity] = words if shown[quantity].notna().any() else NONE
         rows.append(row)
-    frame = framed(rows, heads=3)
-    return Table("activations", "Activations by depth", frame, notes_on("activations", columns=list(frame)))
+    return made("activations", "Activations by depth", rows, heads=3)
 
 
 # ---- the differences
@@ -161,18 +146,17 @@ def activations_table(blocks: pd.DataFrame) -> Table:
 def differences_table(comparisons: Sequence[Comparison], primary: bool = True) -> Table:
     """Compare each arm with its baseline. primary: whether the verdict speaks of this table."""
     metric, family = comparisons[0].metric, comparisons[0].family
-    frame = framed([difference_row(one) for one in comparisons], heads=2)
     key = "differences" if primary else f"differences-{metric.tag.partition('/')[0]}"
+    rows, title = [difference_row(one) for one in comparisons], f"Differences in {metric.words}"
+    table = made(key, title, rows, heads=2, metric=metric, family=family, primary=primary)
     marked = frozenset(place for place, one in enumerate(comparisons) if one.real)
-    notes = notes_on("differences", columns=list(frame), metric=metric, family=family, primary=primary)
-    table = Table(key, f"Differences in {metric.words}", frame, notes, heads=2, marked=marked)
-    return of_one_baseline(table, "from")
+    return of_one_baseline(replace(table, marked=marked), "from")
 
 
 def difference_row(one: Comparison) -> dict[str, str]:
     """Return one comparison."""
     paired, total = one.paired, len(one.seeds)
-    places = precision(paired.mean, one.interval) if one.n else 0
+    places = wording.precision(paired.mean, one.interval) if one.n else 0
     return {
         "arm": one.arm.name,
         "against": one.baseline.name,
@@ -180,10 +164,10 @@ def difference_row(one: Comparison) -> dict[str, str]:
         f"difference, {one.metric.unit}": fixed(paired.mean, places, sign=bool(paired.mean)),
         "95 % interval": span(one.interval, places, sign=True),
         "effect size": fixed(paired.effect_size, 2, sign=True),
-        "p": chance(paired.p),
-        "p after Holm": NONE if one.family == 1 else chance(one.corrected),
-        "Wilcoxon p": chance(paired.wilcoxon_p),
-        "smallest to be shown": bound(one.detectable),
+        "p": wording.chance(paired.p),
+        "p after Holm": NONE if one.family == 1 else wording.chance(one.corrected),
+        "Wilcoxon p": wording.chance(paired.wilcoxon_p),
+        "smallest to be shown": wording.bound(one.detectable),
         "found": found(one),
     }
 
@@ -195,35 +179,28 @@ def found(one: Comparison) -> str:
     return words.get(one.verdict(), "too few seeds" if one.n < 2 else "not shown")
 
 
-def step_times_table(comparisons: Sequence[Comparison]) -> Table | None:
-    """Say how long a step takes, as a multiple of the baseline's; None where no seed was timed in both."""
+def step_times_table(comparisons: Sequence[Comparison]) -> Table:
+    """Say how long a step takes, as a multiple of the baseline's, where seeds were timed in both."""
     rows = []
     for one in comparisons:
-        ratio = paired_difference(log_step_times(one.arm.runs), log_step_times(one.baseline.runs))
+        ratio = paired_difference(*(by_seed(arm.runs, log_step_time) for arm in (one.arm, one.baseline)))
         if ratio.n:
             ends = ratio.interval and Interval(math.exp(ratio.interval.lower), math.exp(ratio.interval.upper))
             mean = math.exp(ratio.mean)
-            places = precision(mean, ends) if ends else 2
+            places = wording.precision(mean, ends) if ends else 2
             row = {"arm": one.arm.name, "against": one.baseline.name, "seeds": str(ratio.n)}
             rows.append({**row, "ratio of step times": fixed(mean, places), "95 % interval": span(ends, places)})
-    if not rows:
-        return None
-    table = Table("step-times", "Step time, as a multiple", framed(rows, 2), notes_on("step_times"), heads=2)
-    return of_one_baseline(table, "of")
+    return of_one_baseline(made("step-times", "Step time, as a multiple", rows, heads=2), "of")
 
 
-def log_step_times(runs: Sequence[Run]) -> dict[int, float]:
-    """Return the logarithm of the median step time (ms) by seed; of several with one seed their mean."""
-    times: dict[int, list[float]] = {}
-    for run in runs:
-        if median := (run.summary.get("step_time") or {}).get("median_ms"):
-            times.setdefault(run.seed, []).append(math.log(median))
-    return {seed: sum(values) / len(values) for seed, values in times.items()}
+def log_step_time(run: Run) -> float:
+    """Return the logarithm of the median step time (ms); NaN where it has none."""
+    return math.log((run.summary.get("step_time") or {}).get("median_ms") or NAN)
 
 
 def of_one_baseline(table: Table, link: str) -> Table:
     """Return the table with the baseline's name behind the title and `link`, where all rows have the same."""
-    names = table.frame["against"].unique()
+    names = table.frame["against"].unique() if table.rows else []
     if len(names) != 1:
         return table
     return replace(table, title=f"{table.title} {link} {names[0]}", frame=table.frame.drop(columns="against"), heads=1)
@@ -248,11 +225,11 @@ def rates_table(tried: Sequence[Tried]) -> Table:
                 "lost runs": ", ".join(f"{count} at {rate:g}" for rate, count in one.lost.items()) or "0",
             }
         )
-    return Table("rates", "Learning-rate sensitivity", framed(rows), notes_on("rates"))
+    return made("rates", "Learning-rate sensitivity", rows)
 
 
-def lost_table(study: Study) -> Table | None:
-    """Name what did not finish, and why; None where all did."""
+def lost_table(study: Study) -> Table:
+    """Name what did not finish, and why."""
     rows = [
         {
             "run": run.name,
@@ -267,4 +244,4 @@ def lost_table(study: Study) -> Table | None:
         for run in arm.runs
         if run.status != "finished"
     ]
-    return Table("lost", "Runs that did not finish", framed(rows, heads=7), heads=7) if rows else None
+    return made("lost", "Runs that did not finish", rows, heads=7)

@@ -3,30 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from decimal import Decimal
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from normbench.analysis.comparisons import LEARNING_RATE, Comparison, without_rate
+from normbench.analysis.comparisons import Comparison
 from normbench.analysis.measures import rounded_up
-from normbench.analysis.records import Arm, Run, Study, shortened
+from normbench.analysis.records import Run, Study, shortened
 from normbench.analysis.statistics import ALPHA, Interval, detectable_difference
 
 NONE = "–"
 LEAST_P = 0.001  # below it, how small is of no interest
 SHORT = 8  # characters of a commit or a fingerprint that tell it
 MOST = 8  # sentences of a kind; the table has the others
+UNITS = {"h": 3600.0, "min": 60.0}
 TEMPLATES = Path(__file__).parent / "templates"
 
 # What Markdown, or HTML in it, would take for its own.
 MARKED = str.maketrans({mark: f"\\{mark}" for mark in "\\`*_{}[]#|~"} | {"<": "&lt;", ">": "&gt;", "&": "&amp;"})
 
-# What can be said of a comparison with two seeds or more, in this order; of the second row, one sentence for many.
-DIFFERENT = ("different", "possible", "constant")
-NOT_DIFFERENT = ("same", "within", "unknown", "alike")
+# What can be said of comparisons, in this order. Of the second row, one sentence for all of a kind.
+EACH = ("different", "possible", "constant", "same", "within", "unknown", "alike")
+TOGETHER = ("one_seed", "no_seed")
 
 
 def fixed(value: float | None, digits: int, sign: bool = False) -> str:
@@ -36,43 +38,31 @@ def fixed(value: float | None, digits: int, sign: bool = False) -> str:
     return f"{value:{'+' if sign else ''}.{digits}f}".replace("-", "−")
 
 
+def decimals(value: float, digits: int) -> int:
+    """Return the decimals with which a number has so many significant digits."""
+    return max(digits - 1 - math.floor(math.log10(abs(value))), 0) if value else 0
+
+
 def significant(value: float, digits: int = 3) -> str:
     """Write a number with so many significant digits, without an exponent."""
-    if not math.isfinite(value) or value == 0:
-        return NONE if value else "0"
-    return f"{value:,.{decimals(value, digits)}f}"
-
-
-def decimals(value: float, digits: int) -> int:
-    """Return the decimals with which a number other than 0 has so many significant digits."""
-    return max(digits - 1 - math.floor(math.log10(abs(value))), 0)
-
-
-def bound(value: float | None) -> str:
-    """Write a size that is not exceeded: two significant digits, rounded up."""
-    if value is None or not math.isfinite(value):
-        return NONE
-    return plain(rounded_up(value, 2))
+    return f"{value:,.{decimals(value, digits)}f}" if math.isfinite(value) else NONE
 
 
 def plain(value: float) -> str:
     """Write a number as short as can be, without an exponent."""
-    text = f"{value:.15f}" if abs(value) < 1e-4 else f"{value:.12g}" if abs(value) < 1e12 else f"{value:.0f}"
-    return text.rstrip("0").rstrip(".") if "." in text else text
+    return f"{Decimal(f'{value:.12g}'):f}"
+
+
+def bound(value: float | None) -> str:
+    """Write a size that is not exceeded: two significant digits, rounded up."""
+    return NONE if value is None else plain(rounded_up(value, 2))
 
 
 def chance(p: float | None) -> str:
-    """Write a p value; one below 5 % is never rounded up to it."""
-    if p is None:
-        return NONE
-    if p < LEAST_P:
-        return f"< {LEAST_P:g}"
-    return next(text for digits in range(3, 18) if (text := f"{p:.{digits}f}") and (float(text) < ALPHA) == (p < ALPHA))
-
-
-def equals(p: float | None) -> str:
-    """Write a p value behind its sign."""
-    return text if (text := chance(p)).startswith("<") else f"= {text}"
+    """Write a p value; one below 5 % is not rounded up to it."""
+    if p is None or p < LEAST_P:
+        return NONE if p is None else f"< {LEAST_P:g}"
+    return f"{p:.{4 if LEAST_P > ALPHA - p > 0 else 3}f}"
 
 
 def precision(mean: float, interval: Interval | None) -> int:
@@ -81,10 +71,10 @@ def precision(mean: float, interval: Interval | None) -> int:
     Two significant digits of the interval's half width, and no more than four of the mean; but so many that an interval
     which does not reach 0 does not seem to.
     """
-    half = (interval.upper - interval.lower) / 2 if interval else 0.0
-    if not interval or not half:
-        return decimals(mean, 2) if mean else 0
-    places = min(decimals(half, 2), decimals(mean, 4)) if mean else decimals(half, 2)
+    if interval is None:
+        return decimals(mean, 2)
+    places = decimals((interval.upper - interval.lower) / 2, 2)
+    places = min(places, decimals(mean, 4)) if mean else places
     clear = interval.lower * interval.upper > 0
     return max(places, decimals(min(abs(interval.lower), abs(interval.upper)), 1)) if clear else places
 
@@ -100,12 +90,8 @@ def span(interval: Interval | None, digits: int, sign: bool = False) -> str:
 
 def duration(seconds: float) -> str:
     """Write a time in a unit that suits it."""
-    if not math.isfinite(seconds):
-        return NONE
-    for unit, size in (("h", 3600.0), ("min", 60.0)):
-        if seconds >= 2 * size:
-            return f"{significant(seconds / size)} {unit}"
-    return f"{significant(seconds)} s"
+    unit, size = next(((unit, size) for unit, size in UNITS.items() if seconds >= 2 * size), ("s", 1.0))
+    return f"{significant(seconds / size)} {unit}" if math.isfinite(seconds) else NONE
 
 
 def count(number: int, word: str) -> str:
@@ -117,13 +103,6 @@ def short_commit(commit: str) -> str:
     """Return a commit's first digits, and whether there were changes."""
     head, plus, changes = commit.partition("+")
     return head[:SHORT] + plus + changes
-
-
-def seeds_each(ones: Sequence[Comparison]) -> str:
-    """Say how many seeds several comparisons have, and which have fewer."""
-    most = max(one.n for one in ones)
-    fewer = [f"{one.arm.name} {one.n}" for one in ones if one.n < most]
-    return f"{count(most, 'seed')} each" + (f", but {shortened(fewer, 6)}" if fewer else "")
 
 
 def every(runs: Iterable[Run], read: Callable[[Run], str]) -> str:
@@ -146,9 +125,8 @@ def environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    writers = [fixed, significant, bound, plain, equals, precision, span, duration, count, shortened, seeds_each]
-    writers += [every, short_commit, detectable_difference]
-    found.globals |= {writer.__name__: writer for writer in writers}
+    writers = [bound, chance, count, detectable_difference, duration, every, fixed, plain, precision, short_commit]
+    found.globals |= {writer.__name__: writer for writer in [*writers, shortened, span]}
     found.filters["md"] = lambda text: " ".join(str(text).split()).translate(MARKED)
     return found
 
@@ -159,74 +137,37 @@ def paragraphs(template: str, macro: str, *about: Any) -> tuple[str, ...]:
     return tuple(" ".join(part.split()) for part in text.split("\n\n") if part.strip())
 
 
-def say(macro: str, *about: Any) -> str:
-    """Return a sentence of sentences.jinja."""
-    return " ".join(paragraphs("sentences.jinja", macro, *about))
-
-
-def notes_on(table: str, **about: Any) -> tuple[str, ...]:
-    """Return what stands under a table, by notes.jinja."""
-    return paragraphs("notes.jinja", table, about)
-
-
 def verdict(study: Study, comparisons: Sequence[Comparison], margin: float | None) -> list[tuple[str, str]]:
     """Return what differs, where no difference was found, what cannot be said, and what did not finish.
 
     Each sentence comes with the key of the table behind it.
     """
-    return [
-        *([] if comparisons else [(say("not_compared", len(study.arms)), "arms")]),
-        *((text, "differences") for text in compared_words(comparisons, margin)),
-        *((text, "costs") for text in at_most(list(diverged_words(study)))),
-        *((text, "lost") for text in failed_words(study)),
-    ]
+    compared = compared_words(comparisons, margin) or paragraphs("sentences.jinja", "not_compared", len(study.arms))
+    told = {
+        "differences" if comparisons else "arms": compared,
+        "costs": at_most(paragraphs("sentences.jinja", "diverged", study)),
+        "lost": paragraphs("sentences.jinja", "lost", study),
+    }
+    return [(sentence, table) for table, sentences in told.items() for sentence in sentences]
 
 
-def compared_words(comparisons: Sequence[Comparison], margin: float | None) -> Iterator[str]:
-    """Say what the comparisons show: a sentence for each, or one for many that show no difference.
+def compared_words(comparisons: Sequence[Comparison], margin: float | None) -> list[str]:
+    """Say what the comparisons show, those of a kind together, the largest difference first.
 
     margin: in the metric's unit; differences within it do not matter.
     """
-    groups: dict[str, list[Comparison]] = {}
-    for one in comparisons:
-        groups.setdefault(one.verdict(margin), []).append(one)
-    many = sum(len(groups.get(kind, ())) for kind in NOT_DIFFERENT) > MOST
-    for kind in DIFFERENT:  # the largest first
-        found = sorted(groups.get(kind, ()), key=lambda one: -abs(one.paired.mean))
-        yield from at_most([say(kind, one, margin) for one in found])
-    for kind in NOT_DIFFERENT:
-        found = groups.get(kind, [])
-        if many and len(found) > 1:
-            yield say(f"several_{kind}", found, margin)
-        else:
-            yield from at_most([say(kind, one, margin) for one in found])
-    for kind in ("one_seed", "no_seed"):
-        if kind in groups:
-            yield say(kind, groups[kind], comparisons)
+    kinds: dict[str, list[Comparison]] = {kind: [] for kind in (*EACH, *TOGETHER)}
+    for one in sorted(comparisons, key=lambda one: -abs(one.paired.mean) if one.n > 1 else 0.0):
+        kinds[one.verdict(margin)].append(one)
+    said: list[str] = []
+    for kind in EACH:
+        said += at_most([text for one in kinds[kind] for text in paragraphs("sentences.jinja", kind, one, margin)])
+    for kind in TOGETHER:
+        said += paragraphs("sentences.jinja", kind, kinds[kind], comparisons) if kinds[kind] else ()
+    return said
 
 
 def at_most(texts: Sequence[str]) -> list[str]:
     """Return the first ones, and how many more there are."""
     more = len(texts) - MOST
-    return list(texts) if more <= 0 else [*texts[:MOST], f"{more} more of this kind are in the table."]
-
-
-def diverged_words(study: Study) -> Iterator[str]:
-    """Say which arms diverged, and from which learning rate on."""
-    families: dict[str, list[Arm]] = {}
-    several = LEARNING_RATE in study.varied and len(study.varied) > 1
-    for arm in study.arms:
-        families.setdefault(without_rate(arm).name if several else arm.name, []).append(arm)
-    for name, arms in families.items():
-        gone = [(arm, run) for arm in arms for run in arm.runs if run.status == "diverged"]
-        if gone:
-            lowest = min(float(arm.settings[LEARNING_RATE]) for arm, _ in gone) if several else None
-            from_there = [arm for arm in arms if lowest is None or float(arm.settings[LEARNING_RATE]) >= lowest]
-            yield say("diverged", name, len(gone), sum(run.ended for arm in from_there for run in arm.runs), lowest)
-
-
-def failed_words(study: Study) -> Iterator[str]:
-    """Say which runs the machine ended."""
-    for status, words in (("out_of_memory", "ran out of memory"), ("failed", "failed")):
-        if names := [arm.name for arm in study.arms for run in arm.runs if run.status == status]:
-            yield say("lost", len(names), words, list(dict.fromkeys(names)))
+    return [*texts[:MOST], f"{more} more of this kind are in the table."] if more > 0 else list(texts)
