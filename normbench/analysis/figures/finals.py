@@ -38,11 +38,11 @@ def forest(comparisons: Sequence[Comparison], arms: Sequence[Arm], note: str) ->
     canvas = grid.blank((0.3 if len(drawn) <= 20 else 0.24) * len(drawn) + 1.1)
     axes = canvas.subplots()
     axes.axvline(0, color=INK, linewidth=1)
-    rows: list[Sequence[Any]] = []
+    rows: list[tuple[Any, ...]] = []
     for place, one in enumerate(drawn):
         rows += draw_difference(axes, place, one, looks[one.arm.name])
         axes.annotate(numbers[place], (1.02, place), xycoords=("axes fraction", "data"), va="center", fontsize=9)
-    more += grid.limit(axes, "x", {("0",): (0.0,)} | {tuple(row[:4]): row[4:7] for row in rows}, metric)
+    more += grid.limit(axes, "x", {("0",): (0.0,)} | {row[:4]: row[4:7] for row in rows}, metric)
     axes.set_yticks(range(len(drawn)), [plain(name) for name in names])
     axes.set_ylim(len(drawn) - 0.2, -0.5)  # dots of the last row stand below it
     axes.tick_params(axis="y", length=0, pad=8)
@@ -55,7 +55,7 @@ def forest(comparisons: Sequence[Comparison], arms: Sequence[Arm], note: str) ->
     return described("differences", "differences", canvas, columns, rows, note + more, **facts)
 
 
-def draw_difference(axes: Axes, place: int, one: Comparison, entry: Entry) -> list[Sequence[Any]]:
+def draw_difference(axes: Axes, place: int, one: Comparison, entry: Entry) -> list[tuple[Any, ...]]:
     """Draw one comparison: the mean, the interval, and below it each seed at its own height; return its data."""
     paired, names = one.paired, (one.arm.name, one.baseline.name)
     ends = (one.interval.lower, one.interval.upper) if one.interval else (paired.mean, paired.mean)
@@ -112,7 +112,7 @@ def draw_field(
         found, text, ink = cells[y][x], "–", INK
         if found.finished:
             text = f"{found.mean:.{metric.decimals}f}"
-            ink = BLACK if mesh.to_rgba(found.mean)[1] > 0.5 else PALE  # green grows with the brightness
+            ink = BLACK if mesh.to_rgba(np.array(found.mean))[1] > 0.5 else PALE  # green grows with the brightness
         text += f"\n{found.diverged}/{found.runs} diverged" if found.diverged else ""
         axes.text(x + 0.5, y + 0.5, text, color=ink, ha="center", va="center", linespacing=1.4)
     axes.set_xticks(np.arange(len(placements)) + 0.5, [plain(name, 20) for name in placements])
@@ -136,29 +136,28 @@ def draw_ended(
     mean, low, high = np.array([one[3:] for one in ended]).T
     look: dict[str, Any] = {"color": entry.color, "marker": entry.marker}
     axes.errorbar(x, mean, [mean - low, high - mean], spans, linestyle=entry.dash, mfc="none", elinewidth=1, **look)
-    axes.plot(np.array(x)[filled], mean[filled], linestyle="none", markersize=7, **look)
+    axes.plot(np.array(x)[[*filled]], mean[[*filled]], linestyle="none", markersize=7, **look)
 
 
 def learning_rates(study: Study, metric: Metric) -> Drawing | None:
     """Draw each arm over its learning rates; None where no arm has two."""
-    tried = {one.name: one for one in tried_rates(study, fewest=1)}
-    ended = {name: [outcome(arm, metric) for arm in one.by_rate.values()] for name, one in tried.items()}
-    if not any(len(own) > 1 and any(one.finished for one in own) for own in ended.values()):
+    tried, ended = tried_rates(study, fewest=1), {}
+    for one in tried:
+        ended[one.name] = [(rate, outcome(arm, metric), rate == one.best) for rate, arm in one.by_rate.items()]
+    if not any(len(own) > 1 and any(found.finished for _, found, _ in own) for own in ended.values()):
         return None
-    panels, more = first(panels_of([one.arm for one in tried.values()]), grid.MOST_PANELS, "panels")
+    panels, more = first(panels_of([one.arm for one in tried]), grid.MOST_PANELS, "panels")
     canvas, panes = grid.draw_grid(panels, "learning rate", f"final {metric.words} ({metric.symbol})", markers=True)
-    rows: list[Sequence[Any]] = []
+    rows: list[tuple[Any, ...]] = []
     for panel, pane in zip(panels, panes, strict=True):
         for place, entry in enumerate(panel.entries):
-            name = entry.arm.name
-            best = [rate == tried[name].best for rate in tried[name].by_rate]
-            draw_ended(pane, entry, list(tried[name].by_rate), ended[name], best)
-            lost = [rate for rate, one in zip(tried[name].by_rate, ended[name], strict=True) if one.diverged]
+            own = ended[entry.arm.name]
+            draw_ended(pane, entry, *zip(*own, strict=True))
+            lost = [rate for rate, found, _ in own if found.diverged]
             heights = [0.97 - place * grid.ROOM] * len(lost)
             pane.plot(lost, heights, "x", color=entry.color, transform=pane.get_xaxis_transform())
-            found = zip(tried[name].by_rate, ended[name], best, strict=True)
-            rows += [(name, rate, *one, "yes" if is_best else "no") for rate, one, is_best in found]
-    grid.log_scale(panes[0], panes[0].xaxis)
+            rows += [(entry.arm.name, rate, *found, "yes" if best else "no") for rate, found, best in own]
+    grid.log_scale(panes[0], "x")
     crosses = any(row[4] for row in rows)
     lines = max(len(panel.entries) for panel in panels) if crosses else 0
     more += grid.limit(panes[0], "y", {row[:2]: row[5:8] for row in rows}, metric, lines)
@@ -182,7 +181,7 @@ def step_time_against(arms: Sequence[Arm], metric: Metric, note: str) -> Drawing
     panels, more = first(panels_of(arms, ms), grid.MOST_PANELS, "panels")
     canvas, panes = grid.draw_grid(panels, "step time (ms)", f"final {metric.words} ({metric.symbol})", markers=True)
     times, finals = [ms[name] for name in front], [ended[name].mean for name in front]
-    rows: list[Sequence[Any]] = []
+    rows: list[tuple[Any, ...]] = []
     for panel, pane in zip(panels, panes, strict=True):
         pane.step(times, finals, where="post", color=INK, linewidth=1, linestyle=(0, (1, 2)), zorder=1)
         for entry in panel.entries:

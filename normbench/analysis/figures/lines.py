@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial, reduce
-from typing import NamedTuple
+from functools import reduce
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -71,7 +71,10 @@ def band_of(lines: Iterable[Line], join: Callable[[Sequence[Line]], Line] = at_c
 
 def pooled(values: np.ndarray) -> np.ndarray:
     """Return means of neighbours along the last axis, so that at most `POINTS` are left."""
-    starts = np.arange(0, values.shape[-1], -(-values.shape[-1] // POINTS) or 1)
+    size = -(-values.shape[-1] // POINTS)
+    if size <= 1:
+        return values
+    starts = np.arange(0, values.shape[-1], size)
     means: np.ndarray = np.add.reduceat(values, starts, axis=-1) / np.diff([*starts, values.shape[-1]])
     return means
 
@@ -91,8 +94,8 @@ def draw_lines(name: str, arms: Sequence[Arm], note: str) -> Drawing | None:
     """Draw one of the figures of `QUANTITIES`; None where no line has two points."""
     axis = name.rpartition("-")[2]
     blocks = {arm.name: [by_block(run, name) for run in members(arm)] for arm in arms}
-    panels = grid.panels_of(arms, [arm for arm, found in blocks.items() if any(found)])
-    panels, more = grid.first(panels, MOST_ROWS if axis == "depth" else grid.MOST_PANELS, "panels")
+    having = grid.panels_of(arms, [arm for arm, found in blocks.items() if any(found)])
+    panels, more = grid.first(having, MOST_ROWS if axis == "depth" else grid.MOST_PANELS, "panels")
     cells = depth_cells(panels, blocks)
     if axis != "depth":
         join = at_equal_times if axis == "time" else at_common
@@ -115,8 +118,8 @@ def by_block(run: Run, name: str) -> dict[int, Line]:
             if len(x) and np.isfinite(x).all():
                 lines[int(match[1]) if match.groups() else 0].append(Line(x, curve.values))
     joined = {block: at_common(own) for block, own in sorted(lines.items())}
-    mean = partial(np.linalg.norm, axis=0) if tags.startswith("grad/") else partial(np.mean, axis=0)
-    return {block: Line(x, mean(y)) for block, (x, y) in joined.items()}
+    mean: Callable[..., Any] = np.linalg.norm if tags.startswith("grad/") else np.mean
+    return {block: Line(x, mean(y, axis=0)) for block, (x, y) in joined.items()}
 
 
 def last_block(blocks: Mapping[int, Line]) -> Line:
@@ -165,12 +168,11 @@ def draw_cells(name: str, cells: Sequence[Cell], note: str, **facts: object) -> 
         bottom, top = loss_limits(bands)
         panes[0].set_ylim(bottom, top)
         for cell, pane in zip(cells, panes, strict=True):
-            for entry, *end in ends_of_diverged(name, cell.panel.entries):
-                look = {"color": entry.color, "markersize": 7, "markeredgewidth": 1.8, "clip_on": False}
-                pane.plot(end[0], min(end[1], top), "x", **look)
-                crosses.append((entry.arm.name, "diverged", 1, *end, *end[1:] * 2))
+            for entry, at, last in ends_of_diverged(name, cell.panel.entries):
+                pane.plot(at, min(last, top), "x", color=entry.color, markersize=7, markeredgewidth=2, clip_on=False)
+                crosses.append((entry.arm.name, "diverged", 1, at, last, last, last))
     if scale == "log":
-        grid.log_scale(panes[0], panes[0].yaxis)
+        grid.log_scale(panes[0], "y")
     if steps:
         panes[0].locator_params(axis="x", integer=True)
     facts |= {"seeds": (min(band.size for band in bands), max(band.size for band in bands)), "crosses": crosses}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -14,10 +14,7 @@ from normbench.analysis.records import Arm, Run, shortened
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.axis import Axis
     from matplotlib.figure import Figure as Canvas
-
-T = TypeVar("T")
 
 TOGETHER = 6  # so many lines can be told apart in one panel by colour and dashes alone
 MOST_PANELS = 12  # are drawn; a caption says where there would have been more
@@ -76,7 +73,7 @@ def panels_of(arms: Sequence[Arm], drawn: Container[str] | None = None) -> list[
     return [Panel(title, entries) for title, entries in panels.items()]
 
 
-def first(found: Sequence[T], most: int, words: str) -> tuple[Sequence[T], str]:
+def first(found: Sequence[Any], most: int, words: str) -> tuple[Sequence[Any], str]:
     """Return the first ones, which are drawn, and a sentence for the caption where there are more."""
     return found[:most], f" The first {most} of {len(found)} {words}." if len(found) > most else ""
 
@@ -176,11 +173,12 @@ def plain(text: str, most: int = 44) -> str:
     return text if len(text) <= most else f"{text[: most // 2]}…{text[1 - most // 2 :]}"
 
 
-def log_scale(axes: Axes, axis: Axis) -> None:
+def log_scale(axes: Axes, name: Literal["x", "y"]) -> None:
     """Make an axis of a drawn figure logarithmic, with ticks in plain words (0.5, not 5 × 10⁻¹), two or more."""
     from matplotlib.ticker import LogLocator, NullLocator
 
-    axes.set(**{f"{axis.axis_name}scale": "log"})
+    axes.set(**{f"{name}scale": "log"})
+    axis = axes.xaxis if name == "x" else axes.yaxis
     low, high = sorted(axis.get_view_interval())
     decades = np.log10(high / low)
     subs = (1.0,) if decades >= 2 else (1.0, 3.0) if decades >= 1 else (1.0, 2.0, 5.0)
