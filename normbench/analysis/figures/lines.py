@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from normbench.analysis.figures import panels as grid
-from normbench.analysis.figures.panels import Entry, Panel, members
+from normbench.analysis.figures.panels import Panel, members
 from normbench.analysis.figures.style import CAPTIONS, Drawing, described
 from normbench.analysis.measures import evaluations_in_words, finite, seconds_at
 from normbench.analysis.records import Arm, Run
@@ -96,10 +96,11 @@ def draw_lines(name: str, arms: Sequence[Arm], note: str) -> Drawing | None:
     blocks = {arm.name: [by_block(run, name) for run in members(arm)] for arm in arms}
     having = grid.panels_of(arms, [arm for arm, found in blocks.items() if any(found)])
     panels, more = grid.first(having, MOST_ROWS if axis == "depth" else grid.MOST_PANELS, "panels")
-    cells = depth_cells(panels, blocks)
-    if axis != "depth":
+    if axis == "depth":
+        cells = depth_cells(panels, blocks)
+    else:
         join = at_equal_times if axis == "time" else at_common
-        bands = {arm: band_of(map(last_block, found), join) for arm, found in blocks.items()}
+        bands = {arm: band_of([run[max(run)] for run in own if run], join) for arm, own in blocks.items()}
         cells = [Cell(panel, "mean", [bands[entry.arm.name] for entry in panel.entries]) for panel in panels]
     if not any(len(band.x) > 1 for cell in cells for band in cell.bands if band):
         return None
@@ -120,11 +121,6 @@ def by_block(run: Run, name: str) -> dict[int, Line]:
     joined = {block: at_common(own) for block, own in sorted(lines.items())}
     mean: Callable[..., Any] = np.linalg.norm if tags.startswith("grad/") else np.mean
     return {block: Line(x, mean(y, axis=0)) for block, (x, y) in joined.items()}
-
-
-def last_block(blocks: Mapping[int, Line]) -> Line:
-    """Return the line of the last block, or of the whole; an empty one where there is none."""
-    return blocks[max(blocks)] if blocks else Line(np.array([]), np.array([]))
 
 
 def depth_cells(panels: Sequence[Panel], blocks: Mapping[str, Sequence[Mapping[int, Line]]]) -> list[Cell]:
@@ -154,39 +150,38 @@ def draw_cells(name: str, cells: Sequence[Cell], note: str, **facts: object) -> 
     steps = list(dict.fromkeys(cell.key for cell in cells)) if by == "depth" else []
     canvas, panes = grid.draw_grid([cell.panel for cell in cells], x, f"{word} ({unit})", len(steps))
     bands = [band for cell in cells for band in cell.bands if band]
-    rows: list[Sequence[object]] = []
+    losses = name.startswith("loss")
+    bottom, top = loss_limits(bands) if losses else (0.0, np.inf)
+    rows, crosses = [], []
     for cell, pane in zip(cells, panes, strict=True):
         for entry, band in zip(cell.panel.entries, cell.bands, strict=True):
             if band:
                 marker = "o" if len(band.x) <= FEW else ""
                 pane.plot(band.x, band.mean, color=entry.color, linestyle=entry.dash, marker=marker, markersize=3)
-                if band.size > 1:
-                    pane.fill_between(band.x, band.low, band.high, color=entry.color, alpha=0.18, linewidth=0)
+                around = np.r_[band.x, band.x[::-1]], np.r_[band.low, band.high[::-1]]
+                pane.fill(*around, color=entry.color, alpha=0.18, linewidth=0)
                 rows += [(entry.arm.name, cell.key, band.size, *point) for point in zip(*band[:4], strict=True)]
-    top, crosses = np.inf, []
-    if name.startswith("loss"):
-        bottom, top = loss_limits(bands)
-        panes[0].set_ylim(bottom, top)
-        for cell, pane in zip(cells, panes, strict=True):
-            for entry, at, last in ends_of_diverged(name, cell.panel.entries):
+            for at, last in ends_of_diverged(name, entry.arm) if losses else ():
                 pane.plot(at, min(last, top), "x", color=entry.color, markersize=7, markeredgewidth=2, clip_on=False)
                 crosses.append((entry.arm.name, "diverged", 1, at, last, last, last))
+    if losses:
+        panes[0].set_ylim(bottom, top)
     if scale == "log":
         grid.log_scale(panes[0], "y")
     if steps:
         panes[0].locator_params(axis="x", integer=True)
-    facts |= {"seeds": (min(band.size for band in bands), max(band.size for band in bands)), "crosses": crosses}
-    facts |= {"records": max(band.records for band in bands), "cut": any(band.high.max() > top for band in bands)}
-    facts |= {"word": word, "about": about, "by": by, "x": x, "steps": steps}
+    sizes = [band.size for band in bands]
+    facts |= {"word": word, "about": about, "by": by, "x": x, "steps": steps, "crosses": crosses}
+    facts |= {"seeds": (min(sizes), max(sizes)), "records": max(band.records for band in bands)}
+    facts["cut"] = any(band.high.max() > top for band in bands)
     columns = ("arm", "step" if steps else "kind", "runs", "block" if steps else "x", "mean", "low", "high")
     return described(name, "lines", canvas, columns, [*rows, *crosses], note, **facts)
 
 
-def ends_of_diverged(name: str, entries: Sequence[Entry]) -> list[tuple[Entry, float, float]]:
+def ends_of_diverged(name: str, arm: Arm) -> list[tuple[float, float]]:
     """Return the last finite points of the runs that diverged."""
-    lost = [(entry, run) for entry in entries for run in entry.arm.runs if run.status == "diverged"]
-    lines = [(entry, last_block(by_block(run, name))) for entry, run in lost]
-    return [(entry, line.x[-1], line.y[-1]) for entry, line in lines if len(line.x)]
+    found = [by_block(run, name) for run in arm.runs if run.status == "diverged"]
+    return [(run[0].x[-1], run[0].y[-1]) for run in found if run]
 
 
 def loss_limits(bands: Sequence[Band]) -> tuple[float, float]:
