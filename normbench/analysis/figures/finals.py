@@ -102,19 +102,16 @@ def draw_field(
 ) -> None:
     """Draw one table: in each cell its mean, and how many runs diverged; the better, the darker."""
     norms, placements = (list(dict.fromkeys(names)) for names in zip(*field, strict=True))
-    missing = Outcome(0, 0, 0, np.nan, np.nan, np.nan)
-    cells = [[field.get((norm, placement), missing) for placement in placements] for norm in norms]
+    means = [[field[norm, place].mean if (norm, place) in field else np.nan for place in placements] for norm in norms]
     colors = "viridis" if metric.lower_is_better else "viridis_r"
-    means = [[found.mean for found in row] for row in cells]
     mesh = axes.pcolormesh(means, cmap=colors, vmin=limits[0], vmax=limits[1])
     axes.set_facecolor(EMPTY)
-    for y, x in np.ndindex(len(norms), len(placements)):
-        found, text, ink = cells[y][x], "–", INK
-        if found.finished:
-            text = f"{found.mean:.{metric.decimals}f}"
-            ink = BLACK if mesh.to_rgba(np.array(found.mean))[1] > 0.5 else PALE  # green grows with the brightness
+    for (norm, placement), found in field.items():
+        bright = mesh.to_rgba(np.array(found.mean))[1] > 0.5  # green grows with the brightness
+        text, ink = (f"{found.mean:.{metric.decimals}f}", BLACK if bright else PALE) if found.finished else ("–", INK)
         text += f"\n{found.diverged}/{found.runs} diverged" if found.diverged else ""
-        axes.text(x + 0.5, y + 0.5, text, color=ink, ha="center", va="center", linespacing=1.4)
+        x, y = placements.index(placement) + 0.5, norms.index(norm) + 0.5
+        axes.text(x, y, text, color=ink, ha="center", va="center", linespacing=1.4)
     axes.set_xticks(np.arange(len(placements)) + 0.5, [plain(name, 20) for name in placements])
     axes.set_yticks(np.arange(len(norms)) + 0.5, [plain(name, 20) for name in norms])
     axes.tick_params(length=0, labeltop=True, labelbottom=False)
