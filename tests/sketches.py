@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import csv
-import io
 from pathlib import Path
 
 from normbench.analysis.comparisons import usual_baseline
-from normbench.analysis.figures import Figure, draw_all, drawings
-from normbench.analysis.figures.style import Drawing, csv_bytes, our_style, svg_bytes
+from normbench.analysis.figures import Figure, drawings
+from normbench.analysis.figures.style import Drawing, our_style, svg_bytes
 from normbench.analysis.records import read_study
-
-
-def drawn(folder: Path, out: Path) -> dict[str, Figure]:
-    """All figures of a study, as files."""
-    return {figure.name: figure for figure in draw_all(read_study([folder]), out)}
 
 
 def sketched(folder: Path) -> dict[str, Drawing]:
     """All figures of a study, not written: nothing is rendered, which is most of the work."""
     study = read_study([folder])
     with our_style():
-        return {drawing.name: drawing for drawing in drawings(study, usual_baseline(study))}
+        return {drawing.name: drawing for drawing in drawings(study, usual_baseline(study)) if drawing}
 
 
 def rendered(drawing: Drawing) -> str:
@@ -30,10 +24,7 @@ def rendered(drawing: Drawing) -> str:
         return svg_bytes(drawing).decode()
 
 
-def rows(figure: Figure | Drawing) -> list[dict[str, str]]:
-    content = figure.data.read_bytes() if isinstance(figure, Figure) else csv_bytes(figure)
-    return list(csv.DictReader(io.StringIO(content.decode())))
-
-
 def chosen(figure: Figure | Drawing, **having: str) -> list[dict[str, str]]:
-    return [row for row in rows(figure) if all(row[key] == value for key, value in having.items())]
+    """The rows of a figure's data that have some values."""
+    text = figure.data.read_text("utf-8") if isinstance(figure, Figure) else figure.data.to_csv(index=False)
+    return [row for row in csv.DictReader(text.splitlines()) if having.items() <= row.items()]

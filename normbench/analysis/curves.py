@@ -10,9 +10,6 @@ from pathlib import Path
 
 import numpy as np
 
-# What reading a line raises that is torn, or that holds something else than numbers.
-UNREADABLE = (ValueError, TypeError, AttributeError, OverflowError)
-
 
 @dataclass(frozen=True)
 class Curve:
@@ -44,50 +41,36 @@ def read_recorded(path: Path) -> Recorded:
         lines = path.read_bytes().rstrip().split(b"\n")
     except OSError as error:
         return Recorded({}, damage=f"metrics.jsonl cannot be read ({error.strerror})")
-    try:
-        return Recorded(curves_of(lines))
-    except UNREADABLE:
-        broken = next(number for number, line in enumerate(lines) if not readable(line))
-    curves = curves_of(lines[:broken])
-    if broken + 1 == len(lines):
-        return Recorded(curves, torn=f"the last line of metrics.jsonl, {broken + 1}, is torn")
-    return Recorded(curves, damage=f"metrics.jsonl is damaged at line {broken + 1} of {len(lines)}")
+    alike: dict[tuple[str, ...], list[np.ndarray]] = defaultdict(list)  # the values of lines that have the same tags
+    torn = damage = ""
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            entry = json.loads(line)
+            int(entry["step"])
+            values = np.array([*entry.values()], dtype=float)
+        except (ValueError, TypeError, KeyError, OverflowError):
+            if number == len(lines):
+                torn = f"the last line of metrics.jsonl, {number}, is torn"
+            else:
+                damage = f"metrics.jsonl is damaged at line {number} of {len(lines)}"
+            break
+        alike[tuple(entry)].append(values)
+    return Recorded(curves_of(alike), torn, damage)
 
 
-def readable(line: bytes) -> bool:
-    """Return whether a line holds a step and numbers."""
-    try:
-        curves_of([line])
-    except UNREADABLE:
-        return False
-    return True
-
-
-def curves_of(lines: Sequence[bytes]) -> dict[str, Curve]:
-    """Return a curve for each tag; the lines are read as one list, which is faster than each by itself.
-
-    Raises:
-        ValueError, TypeError, AttributeError, OverflowError: a line is torn, or holds something else.
-    """
-    filled = [line for line in lines if line.strip()]
-    entries = json.loads(b"[%b]" % b",".join(filled))
-    if len(entries) != len(filled):
-        raise ValueError("a line holds no object, or several")
-    alike: dict[tuple[str, ...], list[list[float | None]]] = defaultdict(list)
-    for entry in entries:
-        alike[tuple(entry)].append([*entry.values()])
+def curves_of(alike: Mapping[tuple[str, ...], Sequence[np.ndarray]]) -> dict[str, Curve]:
+    """Return a curve for each tag; alike: the values of lines, by their tags."""
     parts: dict[str, list[np.ndarray]] = defaultdict(list)
     for tags, rows in alike.items():
-        table = np.array(rows, dtype=float).T
-        steps = table[tags.index("step")]
-        if not np.isfinite(steps).all():
-            raise ValueError("a step is no number")
-        for tag, values in zip(tags, table, strict=True):
-            parts[tag].append(np.stack([steps, values]))
-    parts.pop("step", None)
+        values = dict(zip(tags, np.stack(rows, axis=1), strict=True))
+        steps = values.pop("step")
+        for tag, own in values.items():
+            parts[tag].append(np.stack([steps, own]))
     curves = {}
     for tag, found in parts.items():
-        steps, values = np.concatenate(found, axis=1)
+        steps, own = np.concatenate(found, axis=1)
         order = np.argsort(steps, kind="stable")
-        curves[tag] = Curve(steps[order].astype(np.int64), values[order])
+        curves[tag] = Curve(steps[order].astype(np.int64), own[order])
     return curves

@@ -27,8 +27,8 @@ class Outcome(NamedTuple):
 
 def outcome(arm: Arm, metric: Metric) -> Outcome:
     """Return how the runs of an arm ended in a metric's unit."""
-    values = np.array(known(final(run, metric) for run in arm.runs))
-    spread = map(float, (values.mean(), values.min(), values.max()) if len(values) else [np.nan] * 3)
+    values = known(final(run, metric) for run in arm.runs)
+    spread = (float(np.mean(values)), min(values), max(values)) if values else (np.nan, np.nan, np.nan)
     return Outcome(len(arm.runs), len(values), sum(run.status == "diverged" for run in arm.runs), *spread)
 
 
