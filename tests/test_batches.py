@@ -91,7 +91,7 @@ def test_limited_text_evaluation_spreads_over_the_split() -> None:
 
 def numbered(data: Images, steps: range) -> list[list[int]]:
     """Return which training images the batches hold, found by their pixels."""
-    rows = data.splits["train"].images.flatten(1).float()
+    rows = data.splits["train"].examples.flatten(1).float()
     found = [data.train_batch(step).inputs.flatten(1) for step in steps]
     return [[int((rows == row).all(1).nonzero()) for row in batch] for batch in found]
 
@@ -112,7 +112,7 @@ def test_limited_image_evaluation_spreads_over_the_split() -> None:
     data = digits(**IMAGES | {"eval_batch_size": 10}, scaling="none")
     batches = list(data.eval_batches("val", limit=3))
     assert [len(batch.targets) for batch in batches] == [10, 10, 10]
-    expected = data.splits["val"].images[[297 * i // 30 for i in range(30)]].float()
+    expected = data.splits["val"].examples[[297 * i // 30 for i in range(30)]].float()
     assert torch.equal(torch.cat([batch.inputs for batch in batches]), expected)
     assert sum(len(batch.targets) for batch in data.eval_batches("val", limit=1000)) == 297
 
@@ -136,7 +136,7 @@ def test_standard_scaling_is_that_of_the_images_trained_on(tmp_path: Path, holdo
     unit = torch.cat([batch.inputs for batch in pets(root, scaling="unit").eval_batches("val")])
     assert torch.equal(unit, torch.from_numpy(np.stack(stored["test"])).permute(0, 3, 1, 2).float() / 255)
     assert np.allclose(np.array(data.describe()["shift"]) * 255, mean, atol=1e-3)
-    assert torch.equal(data.pixels(scaled), data.splits["train"].images)
+    assert torch.equal(data.pixels(scaled), data.splits["train"].examples)
 
 
 def test_a_channel_without_variation_stays_finite(tmp_path: Path) -> None:
@@ -160,9 +160,11 @@ def test_held_out_share_or_number(holdout: float, count: int) -> None:
     assert held_out(60_000, holdout, "images") == count
 
 
-@pytest.mark.parametrize("holdout", [60_000, 1e9, 1e-9])
+@pytest.mark.parametrize("holdout", [60_000, 1e9, 1e-9, 1.5])
 def test_held_out_bounds(holdout: float) -> None:
-    with pytest.raises(UsageError, match=r"data.holdout=.*: hold out one at least, and leave one"):
+    with pytest.raises(
+        UsageError, match=r"data.holdout=.*: use a share from 0 to below 1, or a whole number below 60,000"
+    ):
         held_out(60_000, holdout, "images")
 
 
@@ -171,7 +173,7 @@ def test_holdout_takes_the_last_of_the_training_data() -> None:
     joined = np.concatenate([part.splits["train"], part.splits["val"]])
     assert np.array_equal(joined, whole.splits["train"]) and len(part.splits["val"]) == round(0.1 * len(joined))
     images, rest = digits(**IMAGES), digits(**IMAGES, holdout=100)
-    assert torch.equal(rest.splits["val"].images, images.splits["train"].images[1400:])
+    assert torch.equal(rest.splits["val"].examples, images.splits["train"].examples[1400:])
     assert torch.equal(rest.splits["train"].labels, images.splits["train"].labels[:1400])
     assert rest.fingerprint == images.fingerprint
 
@@ -286,7 +288,7 @@ def test_augmentation_leaves_the_evaluation_alone() -> None:
 
 def test_frames_are_black_and_holes_are_the_mean() -> None:
     """A frame is part of the image, and a hole is not: under the standard scaling 0 is the mean."""
-    pixels = digits(**IMAGES).splits["train"].images.double()
+    pixels = digits(**IMAGES).splits["train"].examples.double()
     black = digits(**IMAGES, crop=7).train_batch(0).inputs
     assert black.min() == pytest.approx(float(-pixels.mean() / pixels.std(correction=0)))
     holes = digits(**IMAGES | {"batch_size": 64}, cutout=3).train_batch(0).inputs
