@@ -47,46 +47,6 @@ def held_out(total: int, holdout: float, unit: str) -> int:
     return count
 
 
-class EpochOrder:
-    """A permutation for each epoch, cut into batches; a pure function of (seed, epoch).
-
-    An epoch's last incomplete batch is dropped. It remembers the epoch it was last asked for, and can be asked for any
-    step.
-
-    Args:
-        total: number of examples.
-        batch_size: how many of them a batch has.
-        seed: of the permutations.
-        what: the examples, for the error.
-
-    Raises:
-        UsageError: a batch is larger than an epoch.
-    """
-
-    def __init__(self, total: int, batch_size: int, seed: int, what: str) -> None:
-        if batch_size > total:
-            raise UsageError(
-                f"data.batch_size={batch_size:,} is more than the {total:,} training {what}: use at most {total:,}"
-            )
-        self.total, self.batch_size, self.seed = total, batch_size, seed
-        self.steps_per_epoch = total // batch_size
-        self._epoch: int | None = None
-        self._order = torch.empty(0, dtype=torch.int64)
-
-    def generator(self, epoch: int, purpose: str) -> torch.Generator:
-        """Return what an epoch's random numbers come from, apart for each purpose."""
-        return torch.Generator().manual_seed(stable_seed(self.seed, "data", purpose, epoch))
-
-    def batch(self, step: int) -> Int64[Tensor, " batch"]:
-        """Return the examples of training step `step` (from 0)."""
-        epoch, place = divmod(step, self.steps_per_epoch)
-        if epoch != self._epoch:
-            dtype = torch.int32 if self.total < 2**31 else torch.int64  # half the memory, for very long texts
-            self._order = torch.randperm(self.total, generator=self.generator(epoch, "order"), dtype=dtype)
-            self._epoch = epoch
-        return self._order[place * self.batch_size : (place + 1) * self.batch_size].long()
-
-
 def spread(total: int, batch_size: int, limit: int | None = None) -> tuple[Int64[Tensor, " batch"], ...]:
     """Return all of `total` examples in order, in batches whose sizes differ by at most one: none is a lone last one.
 
@@ -147,9 +107,31 @@ class SourceData(Data):
         """Return what is said about the data, beside what is said about all."""
 
     def arrange(self, total: int, what: str) -> None:
-        """Set the order of so many training examples."""
-        self.order = EpochOrder(total, self.batch_size, self.seed, f"{what} {self.source.name}")
-        self.steps_per_epoch = self.order.steps_per_epoch
+        """Set how many examples an epoch has: a permutation of them, its last incomplete batch dropped.
+
+        Raises:
+            UsageError: a batch is larger than an epoch.
+        """
+        if self.batch_size > total:
+            raise UsageError(
+                f"data.batch_size={self.batch_size:,} is more than the {total:,} training {what} {self.source.name}: "
+                f"use at most {total:,}"
+            )
+        self.total, self.steps_per_epoch = total, total // self.batch_size
+        self._epoch: int | None = None
+
+    def generator(self, step: int, purpose: str) -> torch.Generator:
+        """Return what the random numbers of a step's epoch come from, apart for each purpose."""
+        return torch.Generator().manual_seed(stable_seed(self.seed, "data", purpose, step // self.steps_per_epoch))
+
+    def indices(self, step: int) -> Int64[Tensor, " batch"]:
+        """Return the examples of training step `step` (from 0): a pure function of seed and step."""
+        epoch, place = divmod(step, self.steps_per_epoch)
+        if epoch != self._epoch:
+            dtype = torch.int32 if self.total < 2**31 else torch.int64  # half the memory, for very long texts
+            self._order = torch.randperm(self.total, generator=self.generator(step, "order"), dtype=dtype)
+            self._epoch = epoch
+        return self._order[place * self.batch_size : (place + 1) * self.batch_size].long()
 
     def describe(self) -> dict[str, Any]:
         """Return what the data are, for the record; without local paths."""
@@ -158,7 +140,7 @@ class SourceData(Data):
 
 
 class LabelledData(SourceData):
-    """Labelled examples: an epoch is a permutation of the training examples, its last incomplete batch dropped."""
+    """Labelled examples."""
 
     @abstractmethod
     def batch(self, split: Split, indices: Int64[Tensor, " batch"], step: int | None = None) -> Batch:
@@ -166,7 +148,7 @@ class LabelledData(SourceData):
 
     def train_batch(self, step: int) -> Batch:
         """Return the examples of this step's place in its epoch's permutation: it depends on (seed, epoch) alone."""
-        return self.batch("train", self.order.batch(step), step)
+        return self.batch("train", self.indices(step), step)
 
     def eval_batches(self, split: Split, limit: int | None = None) -> Iterator[Batch]:
         """Yield the split in order, in batches whose sizes differ by at most one example.

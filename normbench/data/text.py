@@ -74,9 +74,9 @@ class Text(SourceData):
     def train_batch(self, step: int) -> Batch:
         """Return the windows of this step's place in its epoch, whose cut and order depend on (seed, epoch) alone."""
         tokens = self.splits["train"]
-        leeway = len(tokens) - self.order.total * self.context
-        first = torch.randint(leeway, (), generator=self.order.generator(step // self.steps_per_epoch, "cut"))
-        return windows(tokens, (first + self.order.batch(step) * self.context).numpy(), self.context)
+        leeway = len(tokens) - self.total * self.context
+        first = torch.randint(leeway, (), generator=self.generator(step, "cut"))
+        return windows(tokens, (first + self.indices(step) * self.context).numpy(), self.context)
 
     def eval_batches(self, split: Split, limit: int | None = None) -> Iterator[Batch]:
         """Yield every target of the split once, the remainder as a last batch of one shorter window.

@@ -33,12 +33,7 @@ class Vocabulary:
 
         Here: the sorted set of all symbols; there is none for others.
         """
-        return cls(sorted(set().union(*map(cls.split, texts))))
-
-    @classmethod
-    def split(cls, text: str) -> Sequence[str]:
-        """Return the symbols of a text."""
-        return text
+        return cls(sorted(set().union(*texts)))
 
     def encode(self, text: str) -> UInt[np.ndarray, " tokens"]:
         """Return the tokens of a text, in the smallest unsigned type that holds them.
@@ -47,10 +42,7 @@ class Vocabulary:
             UsageError: a character has no token.
         """
         if unknown := set(text) - set(self.symbols):
-            raise UsageError(
-                f"the text has the character {min(unknown)!r}, which is not among the {len(self.symbols)} that were "
-                "learned: leave it out"
-            )
+            raise UsageError(f"the text has the character {min(unknown)!r}, which was not learned: leave it out")
         return self.array(map(self._index.__getitem__, text))
 
     def array(self, tokens: Iterable[int]) -> UInt[np.ndarray, " tokens"]:
@@ -77,7 +69,7 @@ class Bytes(Vocabulary):
 
     level = "byte"
 
-    def __init__(self) -> None:
+    def __init__(self, symbols: Iterable[str] = ()) -> None:
         super().__init__(chr(byte) if 32 <= byte < 127 else f"\\x{byte:02x}" for byte in range(256))
 
     @classmethod
@@ -89,9 +81,6 @@ class Bytes(Vocabulary):
 
     def decode(self, tokens: Tokens) -> str:
         return bytes(tokens.tolist()).decode(errors="replace")
-
-    def facts(self) -> dict[str, Any]:
-        return {"level": self.level}
 
 
 class Words(Vocabulary):
@@ -113,6 +102,7 @@ class Words(Vocabulary):
 
     @classmethod
     def split(cls, text: str) -> list[str]:
+        """Return the words of a text."""
         lines = text.removesuffix("\n").split("\n")
         return [word for line in lines for word in (*line.split(), cls.line_end)]
 
