@@ -94,6 +94,8 @@ def test_folders_that_are_splits(tmp_path: Path, names: dict[Split, str]) -> Non
 def test_images_deep_in_a_class_s_folder_count_and_other_files_do_not(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "pets", 5)
     write_image(folder / "cat" / "more" / "deep.PNG", pixels(5))
+    (folder / "owl").rename(tmp_path / "elsewhere")
+    (folder / "owl").symlink_to(tmp_path / "elsewhere")
     for name in ("cat/notes.txt", "dog/.hidden.png", "dog/.more/hidden.png", ".git/config", "labels.csv"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text("no image")

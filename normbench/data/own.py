@@ -61,8 +61,8 @@ def own_images(
     columns = [image_column, label_column, split_column]
     contents: list[Any]
     if place.is_dir():
-        files = sorted(file for file in place.rglob("*") if file.is_file())
-        contents = [[str(file.relative_to(place)), stamp(file)] for file in files]
+        files = sorted(glob.glob("**", root_dir=place, recursive=True))
+        contents = [[file, stamp(place / file)] for file in files]
     else:
         contents = [file_digest(place), columns, [stamp(file) for file in named_files(place, image_column)]]
     key = [str(place.resolve()), size, contents]
@@ -85,16 +85,15 @@ def load(path: Path, size: int | None, columns: Sequence[Any]) -> Content:
         labels = [indices[label] for label in labels]
     names = [image if isinstance(image, str) else f"row {row}" for row, image in enumerate(images)]
     # A place among the others that depends on an image's name alone, or on its bytes where it has no name.
-    ranked = [
-        image if isinstance(image, bytes) else os.fsencode(name) for name, image in zip(names, images, strict=True)
-    ]
-    ranks = [hashlib.sha256(identity).digest() for identity in ranked]
+    pairs = zip(names, images, strict=True)
+    known_by = [image if isinstance(image, bytes) else os.fsencode(name) for name, image in pairs]
+    ranks = [hashlib.sha256(identity).digest() for identity in known_by]
     classes = class_labels(labels, len(known), where)
-    table = {"name": names, "image": images, "class": classes, "split": splits, "rank": ranks}
-    rows = divided(pd.DataFrame(table).sort_values("rank"))
+    rows = pd.DataFrame({"name": names, "image": images, "class": classes, "split": splits, "rank": ranks})
+    rows = divided(rows.sort_values("rank", kind="stable"))
     parts = {split: rows[rows["split"] == split] for split in SPLITS}
     present = set(rows["class"])
-    untrained = [f" of the class {known[index]!s:.80}" for index in present - set(parts["train"]["class"])]
+    untrained = [f" of the class {known[index]!s:.80}" for index in sorted(present - set(parts["train"]["class"]))]
     if untrained or len(present) < 2 or parts["val"].empty:
         raise UsageError(
             f"{where} has too few images{''.join(untrained[:1])}: give two classes, each with some to train on, and "
@@ -123,9 +122,9 @@ def read_folder(path: Path) -> tuple[list[Any], list[Any], list[Any], None]:
 
     Images count however deep they lie in their class's folder, names that begin with a dot do not.
     """
-    splits = {split: folder for folder in path.iterdir() if folder.is_dir() and (split := split_of(folder.name))}
+    splits = {split: folder for folder in subfolders(path) if (split := split_of(folder.name))}
     roots: dict[Any, Path] = splits if "train" in splits and len(splits) > 1 else {"images": path}
-    files = {split: f"{glob.escape(str(folder))}/*/**" for split, folder in roots.items()}
+    files = {split: [f"{glob.escape(str(folder))}/**" for folder in subfolders(root)] for split, root in roots.items()}
     options = {"data_files": files, "drop_labels": False, "drop_metadata": True, "streaming": True}
     _, tables = read_tables(f"data.path={path}", WANTED, [*roots], ["image"], "imagefolder", **options)
     found = [(Path(image["path"]), split) for split in roots for image in tables[split]["image"]]
@@ -160,6 +159,11 @@ def read_table(
             raise UsageError(f"row {row} of {where} needs a label, and a split that is train, val or test")
     images = [(image["bytes"] or image["path"]) if isinstance(image, Mapping) else image for image in images]
     return images, labels, parts, getattr(features[label_column], "names", None)
+
+
+def subfolders(folder: Path) -> list[Path]:
+    """Return the folders in a folder."""
+    return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
 def split_of(word: Any) -> Split | None:
