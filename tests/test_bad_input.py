@@ -126,7 +126,7 @@ VALUES = {
     f"{CNN} data.flip=1": "data.flip=1 is not allowed: use true or false",
     "data.flip=true": "data.flip is not a setting of data=pydocs: leave it out, or choose data=",
     f"{CNN} data.holdout=1.5": "use a share from 0 to below 1, or a whole number",
-    f"{CNN} data.holdout=5000": "leaves none of the 1,500 training images",
+    f"{CNN} data.holdout=5000": "cannot be taken from the 1,500 training images",
     "norm=dyt norm.impl=torch": "torch has no operator for dyt",
     "optim=sgd optim.momentum=0": "SGD refuses its settings",
     "device=cuda:99": "device=cuda:99 is not there: this machine has",

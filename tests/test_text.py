@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import textwrap
@@ -35,10 +34,7 @@ def test_words_are_those_between_blanks_and_lines_end_in_one() -> None:
     assert words.symbols == ("<unk>", "<eos>", "a", "b", "c")
     assert words.encode("a new b\n\nc").tolist() == [2, 0, 3, 1, 1, 4, 1]
     assert words.decode(words.encode("a b")) == "a b \n"
-
-
-def test_a_small_vocabulary_has_the_most_frequent_words() -> None:
-    assert Words.learn(["b a a b b c\n"], 3).symbols == ("<unk>", "b", "a")
+    assert Words.learn(["b a a b b c\n"], 3).symbols == ("<unk>", "b", "a"), "the most frequent"
 
 
 def test_lowercase_words_are_runs_of_letters_and_other_signs() -> None:
@@ -54,13 +50,6 @@ def test_byte_pairs_give_back_every_text() -> None:
     assert pairs.facts() == BytePairs.learn([LONG * 5], 300).facts()
 
 
-def test_byte_pairs_merge_what_is_most_frequent() -> None:
-    """Sennrich et al. 2016, figure 1, with words of equal count left out: `e s`, `es t`, `l o` come first."""
-    text = " ".join(["low"] * 5 + ["lowest"] * 2 + ["newest"] * 6 + ["widest"] * 3) + "\n"
-    merges = BytePairs.learn([text], 256 + 2).facts()["tokenizer"]["model"]["merges"]
-    assert merges == [["e", "s"], ["es", "t"]]
-
-
 @pytest.mark.parametrize("level", ["character", "byte", "word", "lowercase_word", "bpe"])
 def test_a_vocabulary_comes_back_from_its_facts(level: str) -> None:
     import json
@@ -74,7 +63,7 @@ def test_a_vocabulary_comes_back_from_its_facts(level: str) -> None:
 def test_mistakes_with_vocabularies() -> None:
     with pytest.raises(UsageError, match=r"data.vocabulary_size=100 is less than the 256 bytes"):
         learn("bpe", ["abc"], 100)
-    with pytest.raises(UsageError, match="the text has the character 'x', which is not among the 2 that were learned"):
+    with pytest.raises(UsageError, match="the text has the character 'x', which was not learned"):
         learn("character", ["ab"]).encode("abx")
 
 
@@ -140,13 +129,9 @@ def test_batches_are_padded_to_their_longest_text(tmp_path: Path) -> None:
         assert batch.mask.sum(1).max() == batch.inputs.shape[1]
         assert (batch.inputs[~batch.mask] == 0).all()
         seen += [words.decode(row[mask].numpy()) for row, mask in zip(batch.inputs, batch.mask, strict=True)]
+    cut = questions(tmp_path, context=3)
+    assert max(batch.inputs.shape[1] for batch in cut.eval_batches("val")) == 3 and cut.describe()["cut"] == 16
     assert seen == ["where is my card ?", "is my card lost ?", "<unk>", "why a fee ?", "what is this fee , please ?"]
-
-
-def test_long_texts_are_cut_to_the_context(tmp_path: Path) -> None:
-    data = questions(write_questions(tmp_path), context=3)
-    assert max(batch.inputs.shape[1] for batch in data.eval_batches("val")) == 3
-    assert data.describe()["cut"] == 16
 
 
 def test_an_epoch_takes_each_labelled_text_once(tmp_path: Path) -> None:
@@ -155,12 +140,6 @@ def test_an_epoch_takes_each_labelled_text_once(tmp_path: Path) -> None:
     labels = torch.cat([data.train_batch(step).targets for step in range(4)])
     assert sorted(labels.tolist()) == sorted(data.splits["train"].labels.tolist()) and len(labels) == 16
     assert torch.equal(data.train_batch(7).inputs, questions(tmp_path, holdout=4).train_batch(7).inputs)
-
-
-def test_held_out_texts_are_of_every_class(tmp_path: Path) -> None:
-    """Rows are often sorted by class."""
-    data = questions(write_questions(tmp_path, labels=(0, 0, 0, 1, 1)), holdout=0.5)
-    assert set(data.splits["val"].labels.tolist()) == {0, 1}
 
 
 def test_no_words_are_learned_from_held_out_texts(tmp_path: Path) -> None:
@@ -174,8 +153,7 @@ def test_no_words_are_learned_from_held_out_texts(tmp_path: Path) -> None:
     assert len(questions(tmp_path)._vocabulary.symbols) == 2 + 10
 
 
-@pytest.mark.parametrize("norm", ["layernorm", "dyt", "none"])
-@pytest.mark.parametrize("pool", ["mean", "class_token"])
+@pytest.mark.parametrize(("norm", "pool"), [("layernorm", "mean"), ("dyt", "class_token"), ("none", "mean")])
 def test_padding_changes_no_logits(norm: str, pool: str) -> None:
     model, _ = build(norm, "pre", task=TEXTS, pool=pool)
     model.eval()
@@ -224,15 +202,16 @@ def test_an_own_file_is_read_by_bytes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        (b"", "data.context=8 is too long for the 0 tokens of text .*: give a longer text"),
-        (b"\x7fELF\xff\xfe" * 50, "byte 4 is not UTF-8; give a text file in UTF-8"),
-        (b"cut in a sign: \xc3", "is not UTF-8"),
-        (b"a few bytes, not enough", "data.context=8 is too long for the 2 tokens of text .val.: use at most 1"),
+        (b"\x7fELF\xff\xfe" * 50, "cannot be read .*: give a text file in UTF-8"),
+        (b"cut in a sign: \xc3", "cannot be read .*: give a text file in UTF-8"),
+        (b"a few bytes, not enough", "data.context=8 is too long for the 2 tokens of text .val.: use a shorter"),
         (b"short of a batch. " * 5, "data.batch_size=30 is more than the 9 training windows"),
+        (None, "my.txt does not exist: give a text file"),
     ],
 )
-def test_files_that_are_no_text(tmp_path: Path, content: bytes, complaint: str) -> None:
-    (tmp_path / "my.txt").write_bytes(content)
+def test_files_that_are_no_text(tmp_path: Path, content: bytes | None, complaint: str) -> None:
+    if content is not None:
+        (tmp_path / "my.txt").write_bytes(content)
     with pytest.raises(UsageError, match=complaint):
         own(tmp_path / "my.txt", batch_size=30)
 
@@ -242,20 +221,12 @@ def edit(path: Path) -> None:
     os.utime(path, ns=(1, 1))
 
 
-def replace_by_a_copy(path: Path) -> None:
-    """What an editor does that writes a new file and renames it."""
-    times = path.stat()
-    shutil.copyfile(path, path.with_suffix(".new"))
-    path.with_suffix(".new").replace(path)
-    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
-
-
 def append(path: Path) -> None:
     with open(path, "a", encoding="utf-8") as file:
         file.write("!")
 
 
-@pytest.mark.parametrize("change", [edit, replace_by_a_copy, append, lambda path: os.truncate(path, 100), Path.unlink])
+@pytest.mark.parametrize("change", [edit, append, Path.unlink])
 def test_a_file_that_changes_under_a_run_ends_it(tmp_path: Path, change: Callable[[Path], None]) -> None:
     path = tmp_path / "my.txt"
     path.write_text(LONG, encoding="utf-8")
@@ -267,21 +238,8 @@ def test_a_file_that_changes_under_a_run_ends_it(tmp_path: Path, change: Callabl
             read()
 
 
-@pytest.mark.parametrize(
-    ("path", "complaint"),
-    [
-        ("nowhere.txt", "data.path=nowhere.txt does not exist: give a text file"),
-        ("", "data.path is not set: give a text file, such as data.path=my.txt"),
-        (".", "cannot be read .Is a directory.: give a text file"),
-    ],
-)
-def test_paths_to_no_file(path: str, complaint: str) -> None:
-    with pytest.raises(UsageError, match=complaint):
-        text_file(path=path, **TEXT)
-
-
 @pytest.mark.slow
-def test_a_text_of_2_gb_trains_with_less_than_1_gib_of_memory(tmp_path: Path, tell: Callable[[str], None]) -> None:
+def test_a_text_of_2_gb_trains_with_less_than_500_mib_of_memory(tmp_path: Path, tell: Callable[[str], None]) -> None:
     path = tmp_path / "long.txt"
     block = (LONG * 4000).encode()
     with open(path, "wb") as file:
@@ -304,4 +262,4 @@ def test_a_text_of_2_gb_trains_with_less_than_1_gib_of_memory(tmp_path: Path, te
     status, kibibytes = done.stdout.splitlines()[-1].split()
     tell(f"{path.stat().st_size:,} bytes of text, {int(kibibytes) / 1024:,.0f} MiB of memory at most")
     assert status == "0"
-    assert int(kibibytes) < 1024 * 1024
+    assert int(kibibytes) < 500 * 1024

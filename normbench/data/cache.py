@@ -6,8 +6,7 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -65,10 +64,6 @@ class Source:
             publish(self.load(), folder)
         return read(folder)
 
-    def describe(self) -> dict[str, Any]:
-        """Return where the data come from, for the record."""
-        return {"name": self.name, **self.about}
-
 
 def cache_folder() -> Path:
     """Return `$NORMBENCH_CACHE`, else `normbench` in `$XDG_CACHE_HOME`, else in `~/.cache`."""
@@ -113,33 +108,21 @@ def publish(content: Content, folder: Path) -> None:
                 if not folder.exists():
                     raise
     except OSError as fault:
-        if is_disk_full(fault):
-            raise RunFailure(
-                f"no space left for the data cache {folder}: free some, or set NORMBENCH_CACHE to another disk"
-            ) from fault
-        raise UsageError(
-            f"the data cache {folder} cannot be written ({fault.strerror}): set NORMBENCH_CACHE to a writable folder"
+        error = RunFailure if is_disk_full(fault) else UsageError
+        raise error(
+            f"the data cache {folder} cannot be written ({fault.strerror}): set NORMBENCH_CACHE to a folder on a disk "
+            "with enough space"
         ) from fault
 
 
 def write(content: Content, folder: Path) -> None:
-    """Write one `.npy` file an array, then `meta.json`; all are on the disk when this returns."""
+    """Write one `.npy` file an array, then `meta.json`; a power cut that loses any of it is found at the opening."""
     for name, array in content.arrays.items():
-        with synced(folder / f"{name}.npy") as file:  # np.save hides what the system says about a full disk
+        with open(folder / f"{name}.npy", "wb") as file:  # np.save hides what the system says about a full disk
             np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
             file.write(np.ascontiguousarray(array).data)
     digests = {name: digest(array) for name, array in content.arrays.items()}
-    with synced(folder / "meta.json") as file:
-        file.write(json.dumps({"facts": content.facts, "sha256": digests}).encode())
-
-
-@contextmanager
-def synced(path: Path) -> Iterator[Any]:
-    """Open a new file that is on the disk at the end."""
-    with open(path, "wb") as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
+    (folder / "meta.json").write_text(json.dumps({"facts": content.facts, "sha256": digests}))
 
 
 def digest(array: np.ndarray) -> str:

@@ -1,21 +1,19 @@
-"""Repositories of the Hugging Face hub: read from the hub itself, or from local copies in its layout."""
+"""What the library `datasets` reads: repositories of the Hugging Face hub, local copies of them, and own tables."""
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from normbench.data.cache import file_digest, logger
 from normbench.errors import RunFailure, UsageError, is_disk_full
 
-if TYPE_CHECKING:
-    import datasets
-    import pyarrow
+Tables = dict[str, dict[str, list[Any]]]  # by split and column
 
 READ_ROWS = 4096  # rows that are read at once
 OTHERWISE = (
@@ -44,131 +42,80 @@ class Hub:
         """The local copy's folder."""
         return Path(os.path.expanduser(self.root)) / self.hub_id if self.root else None
 
-    def files(self) -> list[Path]:
-        """Return the local copy's Parquet files.
-
-        Raises:
-            UsageError: there is no local copy.
-        """
-        assert self.folder is not None
-        files = sorted(self.folder.rglob("*.parquet"))
-        if not files:
-            missing = "has no Parquet file" if self.folder.is_dir() else "does not exist"
-            raise UsageError(
-                f"no copy of {self.hub_id} in data.root={self.root} ({self.folder} {missing}): {OTHERWISE}"
-            )
-        return files
-
     def key(self) -> list[Any]:
         """Return the local copy's files with their sha256, or the hub's revision.
 
         The copy's README counts, as it says which split a file makes.
+
+        Raises:
+            UsageError: there is no local copy.
         """
         if self.folder is None:
             return [f"hub:{self.hub_id}@{self.revision}", self.config]
-        readme = self.folder / "README.md"
-        files = [*self.files(), *([readme] if readme.exists() else [])]
-        return [*([str(path.relative_to(self.folder)), file_digest(path)] for path in files), self.config]
+        files = sorted(self.folder.rglob("*.parquet"))
+        if not files:
+            raise UsageError(f"no copy of {self.hub_id} in data.root={self.root}: {OTHERWISE}")
+        files += [file for file in [self.folder / "README.md"] if file.exists()]
+        return [*([str(file.relative_to(self.folder)), file_digest(file)] for file in files), self.config]
 
-    def read(self, splits: Sequence[str], columns: Sequence[str]) -> tuple[Mapping[str, Any], dict[str, pyarrow.Table]]:
+    def read(self, splits: Sequence[str], columns: Sequence[str]) -> tuple[Mapping[str, Any], Tables]:
         """Return what each column declares itself to be, and these columns of the splits, as they are stored.
-
-        `datasets` is imported here: that takes over a second, and a cache hit needs it not. A local copy is streamed,
-        which leaves no second copy in the cache of `datasets`.
 
         Raises:
             UsageError: the repository cannot be reached or read, or a split or column is missing.
             RunFailure: the disk is full.
         """
-        import datasets
-
-        silence()
-        with self.explained(), TemporaryDirectory() as scratch:  # `datasets` leaves a lock file there
-            if self.folder is None:
-                self.reach()
-                loaded = datasets.load_dataset(self.hub_id, self.config, revision=self.revision)
-            else:
-                loaded = datasets.load_dataset(str(self.folder), self.config, streaming=True, cache_dir=scratch)
-            tables = {split: self.table(loaded, split, columns) for split in splits}
-        return loaded[splits[0]].features, tables
-
-    def table(self, loaded: datasets.DatasetDict, split: str, columns: Sequence[str]) -> pyarrow.Table:
-        """Return columns of a split.
-
-        Raises:
-            UsageError: one of them or the split is not there.
-        """
-        import pyarrow
-
-        if split not in loaded:
-            known = ", ".join(loaded)
-            raise UsageError(
-                f"{self.hub_id} has no split {split} (splits: {known}): choose another, or complete the copy"
-            )
-        known = loaded[split].column_names
-        for column in columns:
-            if column not in known:
-                raise UsageError(
-                    f"{self.hub_id} has no column {column} in the split {split} (columns: {', '.join(known)}): "
-                    "name the right ones (data.text_column, or data.image_column and data.label_column)"
-                )
-        rows = loaded[split].select_columns(list(dict.fromkeys(columns))).with_format("arrow")
-        return pyarrow.concat_tables(list(rows.iter(batch_size=READ_ROWS)))
-
-    def reach(self) -> None:
-        """Send one request, so that a machine without a network hears at once, not after half a minute of retries."""
-        import huggingface_hub
-        from huggingface_hub.errors import OfflineModeIsEnabled
-
-        logger.info("fetching %s from the hub", self.hub_id)
-        try:
-            huggingface_hub.HfApi().dataset_info(self.hub_id, revision=self.revision, timeout=10)
-        except OfflineModeIsEnabled:
-            return  # load_dataset then looks into its own cache
-        except Exception as fault:  # the HTTP library's errors are not to be relied on
-            raise UsageError(f"{self.hub_id} cannot be fetched from the hub ({reason(fault)}): {OTHERWISE}") from fault
-
-    @contextmanager
-    def explained(self) -> Iterator[None]:
-        """Say in a sentence what stopped `datasets`; YAML's, Arrow's, HTTP's and its errors have no common class."""
-        try:
-            yield
-        except (UsageError, MemoryError):
-            raise
-        except Exception as fault:  # no common class, see above
-            if any(map(is_disk_full, causes(fault))):
-                raise RunFailure(
-                    f"no space left to fetch {self.hub_id}: free some, or set HF_HOME to another disk"
-                ) from fault
-            damaged = [file for file in self.files() if is_damaged(file)] if self.folder else []
-            if damaged:
-                raise UsageError(
-                    f"{damaged[0]} is not a whole Parquet file ({reason(fault)}): fetch it again"
-                ) from fault
-            where = self.folder or f"{self.hub_id} on the hub"
-            raise UsageError(f"{where} cannot be loaded ({reason(fault)}): {OTHERWISE}") from fault
+        options = {"streaming": True} if self.folder else {"revision": self.revision}
+        repository = str(self.folder or self.hub_id)
+        return read_tables(self.hub_id, OTHERWISE, splits, columns, repository, name=self.config, **options)
 
 
-def is_damaged(path: Path) -> bool:
-    """Tell whether a Parquet file cannot be read to its end."""
-    import pyarrow.parquet
+def read_tables(
+    where: str, cure: str, splits: Sequence[str], columns: Sequence[str], kind: str, **options: Any
+) -> tuple[Mapping[str, Any], Tables]:
+    """Return what each column declares itself to be, and these columns of the splits, as they are stored.
 
-    try:
-        pyarrow.parquet.read_table(path)
-    except (OSError, pyarrow.ArrowException):
-        return True
-    return False
+    `datasets` is imported here: that takes over a second, and a cache hit needs it not. What lies on this machine is
+    streamed, or copied into a temporary folder: it leaves no second copy in the cache of `datasets`.
 
+    Args:
+        where, cure: what to call the data in an error, and what else could be used.
+        splits, columns: what is read.
+        kind, options: of `datasets.load_dataset`.
 
-def silence() -> None:
-    """Switch off progress bars and retries on the console: the run has its own display."""
+    Raises:
+        UsageError: the data cannot be read, or a split or column is missing.
+        RunFailure: the disk is full.
+    """
     import datasets
-    import huggingface_hub
+    import pyarrow
 
-    datasets.disable_progress_bars()
-    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
-    huggingface_hub.utils.disable_progress_bars()
-    huggingface_hub.logging.set_verbosity_error()
+    datasets.disable_progress_bars()  # the run has its own display
+    for name in ("datasets", "huggingface_hub"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    logger.info("reading %s", where)
+    try:
+        with TemporaryDirectory() as scratch:
+            cache = {} if "revision" in options else {"cache_dir": scratch}
+            loaded = datasets.load_dataset(kind, **options, **cache)
+            features = next(iter(loaded.values())).features
+            for name, known in (("split", loaded), ("column", features)):
+                missing = [each for each in (splits if name == "split" else columns) if each not in known]
+                if missing:
+                    raise UsageError(
+                        f"{where} has no {name} {missing[0]} ({name}s: {', '.join(known):.200}): name the right ones "
+                        "with data.text_column, data.image_column, data.label_column and the like"
+                    )
+            tables = {}
+            for split in splits:
+                rows = loaded[split].select_columns(list(dict.fromkeys(columns))).with_format("arrow")
+                tables[split] = pyarrow.concat_tables(list(rows.iter(batch_size=READ_ROWS))).to_pydict()
+            return features, tables
+    except (UsageError, MemoryError):
+        raise
+    except Exception as fault:  # YAML's, Arrow's, HTTP's and its own errors have no common class
+        error = RunFailure if any(map(is_disk_full, causes(fault))) else UsageError
+        raise error(f"{where} cannot be read ({reason(fault):.200}): {cure}") from fault
 
 
 def causes(fault: BaseException | None) -> Iterator[BaseException]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import struct
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -16,12 +16,12 @@ from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 from torch.nn import functional as F
 
-from normbench.data.batches import BatchSize, EpochOrder, EvalBatchSize, Holdout, held_out, spread
+from normbench.data.batches import SPLITS, Labelled, LabelledData
 from normbench.data.cache import Content, Source
 from normbench.data.hub import reason
 from normbench.errors import UsageError
 from normbench.settings import Setting
-from normbench.types import Batch, Data, ImageClassification, Split, stable_seed
+from normbench.types import Batch, ImageClassification, Split, stable_seed
 
 Scaling = Annotated[Literal["none", "unit", "standard"], Setting("of pixels")]
 Crop = Annotated[
@@ -34,113 +34,75 @@ Cutout = Annotated[
 ]
 
 Pixels = UInt8[np.ndarray, "images channels height width"]
+PixelBatch = UInt8[Tensor, "batch channels height width"]
 Inputs = Float[Tensor, "batch channels height width"]
 
 
-class Labelled(NamedTuple):
-    """Images and their classes."""
-
-    images: UInt8[Tensor, "images channels height width"]
-    labels: Int64[Tensor, " images"]
-
-
-class Images(Data):
-    """A classifier's data: an epoch is a permutation of the training images, its last incomplete batch dropped.
-
-    Training batches are augmented, batches of an evaluation are not, whichever split they are of.
+class Images(LabelledData):
+    """A classifier's images. Training batches are augmented, those of an evaluation are not, whichever the split.
 
     Args:
         source: where the images come from.
-        batch_size: images of a training batch.
-        eval_batch_size: images of an evaluation batch.
-        seed: of the permutations and the augmentation.
         scaling: `none` (0 to 255), `unit` (0 to 1) or `standard` (mean 0 and deviation 1 over the training images that
             are used, by channel).
-        holdout: share (< 1) or number (≥ 1) of the last training images; they become `val`, and training uses the rest.
         crop, flip, cutout: see Augmentation.
-
-    Raises:
-        UsageError: a number does not fit the images, such as a batch larger than the training set.
+        options: of SourceData.
     """
 
     kind = "image_classification"
+    unit = "images"
     task: ImageClassification
 
     def __init__(
         self,
         source: Source,
         *,
-        batch_size: BatchSize,
-        eval_batch_size: EvalBatchSize,
-        seed: int,
         scaling: Scaling = "standard",
-        holdout: Holdout = 0,
         crop: Crop = 0,
         flip: Flip = False,
         cutout: Cutout = 0,
+        **options: Any,
     ) -> None:
-        self.eval_batch_size, self.seed, self.source, self.scaling = eval_batch_size, seed, source, scaling
-        content, self.fingerprint = source.open()
-        parts: tuple[Split, ...] = ("train", "val", "test")
-        self.splits = {
-            part: Labelled(*(torch.from_numpy(content.arrays[f"{part}_{field}"]) for field in Labelled._fields))
-            for part in parts
-            if f"{part}_images" in content.arrays
-        }
-        self.has_test = "test" in self.splits
-        images, labels = self.splits["train"]
-        used = len(labels) - held_out(len(labels), holdout, "images")
-        self.splits["train"] = Labelled(images[:used], labels[:used])
-        if used < len(labels):
-            self.splits["val"] = Labelled(images[used:], labels[used:])
-        self.left_out = int(content.facts.get("left_out", 0))
-        self.classes: tuple[str, ...] = tuple(content.facts["classes"])
-        channels, height, width = images.shape[1:]
+        super().__init__(source, **options)
+        self.scaling, self.classes = scaling, tuple(self.content.facts["classes"])
+        train = self.splits["train"].examples
+        channels, height, width = shape = train.shape[1:]
         self.task = ImageClassification(num_classes=len(self.classes), image_shape=(channels, height, width))
-        self.augmentation = Augmentation(seed, (channels, height, width), crop, flip, cutout)
-        self._shift, self._divisor = scales(scaling, content.arrays["train_moments"][:used], height * width)
-        self.order = EpochOrder(used, batch_size, seed, f"images of {source.name}")
-        self.steps_per_epoch = self.order.steps_per_epoch
+        self.augmentation = Augmentation(self.seed, shape, crop, flip, cutout)
+        moments = self.content.arrays["train_moments"][: len(train)]
+        self._shift, self._divisor = scales(scaling, moments, height * width)
+        self.arrange(len(train), "images of")
 
-    def train_batch(self, step: int) -> Batch:
-        """Return the images of this step's place in its epoch's permutation, which depends on (seed, epoch) alone."""
-        images, labels = self.splits["train"]
-        indices = self.order.batch(step)
-        pixels = self.augmentation.moved(images.index_select(0, indices), step)
-        return Batch(self.augmentation.cut(self._scaled(pixels), step), labels.index_select(0, indices))
+    def parts(self, content: Content) -> dict[Split, Labelled]:
+        """Return the images and labels of each split."""
+        found = {split: [content.arrays.get(f"{split}_{of}") for of in ("images", "labels")] for split in SPLITS}
+        return {split: Labelled(*map(torch.from_numpy, of)) for split, of in found.items() if of[0] is not None}
 
-    def eval_batches(self, split: Split, limit: int | None = None) -> Iterator[Batch]:
-        """Yield the split in order, in batches whose sizes differ by at most one image.
+    def batch(self, split: Split, indices: Int64[Tensor, " batch"], step: int | None = None) -> Batch:
+        """Return images of a split, those of a training step augmented."""
+        images, labels = self.splits[split].examples[indices], self.splits[split].labels[indices]
+        if step is None:
+            return Batch(self._scaled(images), labels)
+        return Batch(self.augmentation.cut(self._scaled(self.augmentation.moved(images, step)), step), labels)
 
-        With `limit`: so many batches of `eval_batch_size` images spread evenly over the split, or all if that is less.
-        """
-        images, labels = self.splits[split]
-        for indices in spread(len(labels), self.eval_batch_size, limit):
-            yield Batch(self._scaled(images.index_select(0, indices)), labels.index_select(0, indices))
-
-    def _scaled(self, pixels: UInt8[Tensor, "batch channels height width"]) -> Inputs:
+    def _scaled(self, pixels: PixelBatch) -> Inputs:
         return pixels.float().sub_(self._shift).div_(self._divisor)
 
-    def pixels(self, inputs: Inputs) -> UInt8[Tensor, "batch channels height width"]:
+    def pixels(self, inputs: Inputs) -> PixelBatch:
         """Return the pixels, from 0 to 255, that a batch's inputs were made of."""
         return (inputs * self._divisor + self._shift).round().clamp(0, 255).to(torch.uint8)
 
-    def describe(self) -> dict[str, Any]:
-        """Return what the data are, for the record; mean and deviation are those of pixels from 0 to 1."""
-        return self.source.describe() | {
-            "kind": self.kind,
-            "train_images": len(self.splits["train"].labels),
-            "val_images": len(self.splits["val"].labels),
-            "test_images": len(self.splits["test"].labels) if self.has_test else 0,
-            "left_out": self.left_out,
+    def facts(self) -> dict[str, Any]:
+        """Return what is said about images; mean and deviation are those of pixels from 0 to 1."""
+        scaling = {"shift": self._shift, "divisor": self._divisor}
+        return {
+            **{f"{split}_images": len(self.splits.get(split, ())) for split in SPLITS},
+            "left_out": self.content.facts.get("left_out", 0),
             "image_shape": list(self.task.image_shape),
             "classes": list(self.classes),
             "scaling": self.scaling,
-            "shift": [round(value / 255, 6) for value in self._shift.flatten().tolist()],
-            "divisor": [round(value / 255, 6) for value in self._divisor.flatten().tolist()],
-            "augmentation": self.augmentation.describe(),
-            "steps_per_epoch": self.steps_per_epoch,
-            "fingerprint": self.fingerprint,
+            **{name: [round(value / 255, 6) for value in of.flatten().tolist()] for name, of in scaling.items()},
+            "augmentation": {name: getattr(self.augmentation, name) for name in ("crop", "flip", "cutout")},
         }
 
 
@@ -196,9 +158,7 @@ class Augmentation:
         """Return what a kind's random numbers of a step come from."""
         return torch.Generator().manual_seed(stable_seed(self.seed, "data", kind, step))
 
-    def moved(
-        self, pixels: UInt8[Tensor, "batch channels height width"], step: int
-    ) -> UInt8[Tensor, "batch channels height width"]:
+    def moved(self, pixels: PixelBatch, step: int) -> PixelBatch:
         """Return the images of training step `step`, cropped and flipped."""
         if not (self.crop or self.flip):
             return pixels
@@ -230,18 +190,12 @@ class Augmentation:
         distance = torch.arange(size) - centres + self.cutout // 2
         return ((distance >= 0) & (distance < self.cutout)).float()
 
-    def describe(self) -> dict[str, int | bool]:
-        """Return the settings, for the record."""
-        return {"crop": self.crop, "flip": self.flip, "cutout": self.cutout}
-
 
 # ---- decoding
 
 
-def image_content(
-    parts: Mapping[Split, tuple[Pixels, Int64[np.ndarray, " images"]]], classes: Sequence[str]
-) -> Content:
-    """Return what an image source decodes to.
+def image_content(parts: Mapping[Split, Sequence[np.ndarray]], classes: Sequence[str]) -> Content:
+    """Return what an image source decodes to, from the pixels and classes of each split.
 
     The moments are sum and sum of squares of each training image's pixels, so that the mean and deviation of any part
     of them are exact and immediate.
@@ -271,7 +225,7 @@ def decode(images: Sequence[tuple[str, Any]], where: str, size: int | None = Non
     from PIL import Image, UnidentifiedImageError
 
     unreadable = (OSError, ValueError, SyntaxError, EOFError, struct.error, Image.DecompressionBombError)
-    pixels, first = np.empty((0, 0, 0, 0), dtype=np.uint8), ""
+    pixels = np.empty((0, 0, 0, 0), dtype=np.uint8)
     faults: list[str] = []
     with warnings.catch_warnings(action="ignore"):  # damage that leaves an image is no fault
         for row, (name, encoded) in enumerate(images):
@@ -279,24 +233,22 @@ def decode(images: Sequence[tuple[str, Any]], where: str, size: int | None = Non
                 image = decode_one(encoded, size)
             except unreadable as fault:
                 why = "no image" if isinstance(fault, UnidentifiedImageError) else reason(fault)
-                faults.append(f"{name}: {why}")
+                faults.append(f"{name}: {why:.120}")
                 continue
-            if not first:
-                pixels, first = np.empty((len(images), len(image), *image.shape[1:]), dtype=np.uint8), name
+            if not pixels.size:
+                pixels = np.empty((len(images), *image.shape), dtype=np.uint8)
             if image.shape[1:] != pixels.shape[2:]:
-                sizes = " and ".join(f"{width} × {height}" for _, height, width in (image.shape, pixels.shape[1:]))
                 raise UsageError(
-                    f"{name} and {first} of {where} have {sizes} pixels: all images must have the same size, so set "
-                    "data.size=64 or the like for images of your own"
+                    f"{name} of {where} differs in size from images before it: all images must have the same size, so "
+                    "set data.size=64 or the like for images of your own"
                 )
             if len(image) > pixels.shape[1]:
                 pixels = np.repeat(pixels, 3, axis=1)
             pixels[row] = image
     if faults:
-        shown = ", ".join(f"{fault:.160}" for fault in faults[:3]) + (", ..." if faults[3:] else "")
         raise UsageError(
-            f"{len(faults):,} of the {len(images):,} images of {where} cannot be read ({shown}): mend or remove them, "
-            "or set data.image_column to the column of the images"
+            f"{len(faults):,} of the {len(images):,} images of {where} cannot be read ({', '.join(faults[:3])}): mend "
+            "or remove them, or set data.image_column to the column of the images"
         )
     return pixels
 

@@ -5,24 +5,19 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from importlib.metadata import version
-from importlib.util import find_spec
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from jaxtyping import Int64
 
 from normbench.data.batches import Holdout, Name, held_out
-from normbench.data.cache import Content, Source, file_digest
+from normbench.data.cache import Content, Source
 from normbench.data.hub import Hub
 from normbench.data.images import Images, decode, image_content
 from normbench.data.text import Text, Texts
 from normbench.data.vocabulary import Bytes, Vocabulary, learn
 from normbench.errors import UsageError
 from normbench.settings import Setting
-
-if TYPE_CHECKING:
-    import pyarrow
 
 LINE_END = "\n"
 
@@ -154,9 +149,7 @@ def hub_images(
     def load() -> Content:
         classes, columns, labels = labelled(hub, ("train", "test"), image_column, label_column)
         images = [
-            (f"row {row} of {split}", image)
-            for split, column in columns.items()
-            for row, image in enumerate(column.to_pylist())
+            (f"row {row} of {split}", image) for split, column in columns.items() for row, image in enumerate(column)
         ]
         train, val = np.split(decode(images, hub_id), [len(labels["train"])])
         return image_content({"train": (train, labels["train"]), "val": (val, labels["test"])}, classes)
@@ -165,10 +158,8 @@ def hub_images(
     return Images(Source(name, "images", key, load, {"hub_id": hub_id}), **options)
 
 
-def labelled(
-    hub: Hub, splits: Sequence[str], column: str, label_column: str
-) -> tuple[list[str], dict[str, pyarrow.ChunkedArray], dict[str, Int64[np.ndarray, " rows"]]]:
-    """Return the names of the classes, and a column and the class of each row by split.
+def labelled(hub: Hub, splits: Sequence[str], column: str, label_column: str) -> tuple[list[str], Any, Any]:
+    """Return the names of the classes, and a column and the classes of its rows by split.
 
     Raises:
         UsageError: the label column declares no classes, or a label is none of them.
@@ -180,10 +171,7 @@ def labelled(
             f"column {label_column} of {hub.hub_id} declares no classes: set data.label_column, "
             "or declare it as class_label under dataset_info in the copy's README.md"
         )
-    labels = {
-        split: class_labels(table[label_column].to_pylist(), len(names), f"{hub.hub_id} ({split})")
-        for split, table in tables.items()
-    }
+    labels = {split: class_labels(table[label_column], len(names), hub.hub_id) for split, table in tables.items()}
     return list(names), {split: table[column] for split, table in tables.items()}, labels
 
 
@@ -193,23 +181,20 @@ def class_labels(labels: Sequence[Any], classes: int, where: str) -> Int64[np.nd
     Raises:
         UsageError: a label is outside the range.
     """
-    for row, label in enumerate(labels):
-        if label not in range(classes):
-            raise UsageError(f"row {row} of {where} has the label {label}: labels go from 0 to {classes - 1}")
+    if wrong := set(labels) - set(range(classes)):
+        raise UsageError(f"{where} has the label {wrong.pop()}: labels go from 0 to {classes - 1}")
     return np.array(labels, dtype=np.int64)
 
 
-def texts_of(column: pyarrow.ChunkedArray, where: str) -> list[str]:
+def texts_of(rows: Sequence[Any], where: str) -> list[str]:
     """Return the rows of a column of text.
 
     Raises:
         UsageError: a row is no text.
     """
-    rows: list[str] = column.to_pylist()
-    wrong = next((row for row, text in enumerate(rows) if not isinstance(text, str)), None)
-    if wrong is not None:
-        raise UsageError(f"row {wrong} of {where} is no text: set data.text_column to a column of text")
-    return rows
+    if not all(isinstance(row, str) for row in rows):
+        raise UsageError(f"{where} has rows that are no text: set data.text_column to a column of text")
+    return list(rows)
 
 
 # ---- data that installed packages carry: no network, no copies
@@ -239,9 +224,6 @@ def digits(*, name: Name = "digits", **options: Any) -> Images:
     They are shuffled by `numpy.random.RandomState(0)`, as neighbours have the same writer; then the first 1,500 train
     and the other 297 validate. A cache hit does not import scikit-learn, which takes over a second.
     """
-    package = find_spec("sklearn")
-    assert package is not None and package.origin is not None
-    file = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
 
     def load() -> Content:
         from sklearn.datasets import load_digits
@@ -253,5 +235,4 @@ def digits(*, name: Name = "digits", **options: Any) -> Images:
         train, val = zip(images, labels, strict=True)
         return image_content({"train": train, "val": val}, [str(name) for name in digits.target_names])
 
-    key = ["digits", version("scikit-learn"), file_digest(file) if file.exists() else None]
-    return Images(Source(name, "images", key, load), **options)
+    return Images(Source(name, "images", ["digits", version("scikit-learn")], load), **options)

@@ -6,6 +6,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from importlib.util import find_spec
 from typing import Any, ClassVar
 
 import numpy as np
@@ -32,12 +33,7 @@ class Vocabulary:
 
         Here: the sorted set of all symbols; there is none for others.
         """
-        return cls(sorted(set().union(*map(cls.split, texts))))
-
-    @classmethod
-    def split(cls, text: str) -> Sequence[str]:
-        """Return the symbols of a text."""
-        return text
+        return cls(sorted(set().union(*texts)))
 
     def encode(self, text: str) -> UInt[np.ndarray, " tokens"]:
         """Return the tokens of a text, in the smallest unsigned type that holds them.
@@ -46,10 +42,7 @@ class Vocabulary:
             UsageError: a character has no token.
         """
         if unknown := set(text) - set(self.symbols):
-            raise UsageError(
-                f"the text has the character {min(unknown)!r}, which is not among the {len(self.symbols)} that were "
-                "learned: leave it out"
-            )
+            raise UsageError(f"the text has the character {min(unknown)!r}, which was not learned: leave it out")
         return self.array(map(self._index.__getitem__, text))
 
     def array(self, tokens: Iterable[int]) -> UInt[np.ndarray, " tokens"]:
@@ -76,7 +69,7 @@ class Bytes(Vocabulary):
 
     level = "byte"
 
-    def __init__(self) -> None:
+    def __init__(self, symbols: Iterable[str] = ()) -> None:
         super().__init__(chr(byte) if 32 <= byte < 127 else f"\\x{byte:02x}" for byte in range(256))
 
     @classmethod
@@ -88,9 +81,6 @@ class Bytes(Vocabulary):
 
     def decode(self, tokens: Tokens) -> str:
         return bytes(tokens.tolist()).decode(errors="replace")
-
-    def facts(self) -> dict[str, Any]:
-        return {"level": self.level}
 
 
 class Words(Vocabulary):
@@ -112,6 +102,7 @@ class Words(Vocabulary):
 
     @classmethod
     def split(cls, text: str) -> list[str]:
+        """Return the words of a text."""
         lines = text.removesuffix("\n").split("\n")
         return [word for line in lines for word in (*line.split(), cls.line_end)]
 
@@ -143,18 +134,19 @@ class BytePairs(Vocabulary):
     level = "bpe"
 
     def __init__(self, state: Mapping[str, Any]) -> None:
-        self._state, self._tokenizer = state, tokenizers_library().Tokenizer.from_str(json.dumps(state))
+        from tokenizers import Tokenizer
+
+        self._state, self._tokenizer = state, Tokenizer.from_str(json.dumps(state))
         indices = self._tokenizer.get_vocab()
         super().__init__(sorted(indices, key=indices.__getitem__))
 
     @classmethod
     def learn(cls, texts: Sequence[str], size: int | None = None) -> BytePairs:
-        library = tokenizers_library()
-        tokenizer = library.Tokenizer(library.models.BPE())
-        tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
-        tokenizer.decoder = library.decoders.ByteLevel()
-        alphabet = library.pre_tokenizers.ByteLevel.alphabet()
-        trainer = library.trainers.BpeTrainer(vocab_size=size or 8192, initial_alphabet=alphabet, show_progress=False)
+        from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+        tokenizer, pairs = Tokenizer(models.BPE()), pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.pre_tokenizer, tokenizer.decoder = pairs, decoders.ByteLevel()
+        trainer = trainers.BpeTrainer(vocab_size=size or 8192, initial_alphabet=pairs.alphabet(), show_progress=False)
         tokenizer.train_from_iterator(texts[0].splitlines(keepends=True), trainer)
         return cls(json.loads(tokenizer.to_str()))
 
@@ -180,29 +172,16 @@ def learn(level: str, texts: Sequence[str], size: int | None = None) -> Vocabula
         size: most symbols that it may have; None: as many as there are.
 
     Raises:
-        UsageError: a size too small.
+        UsageError: a size too small, or a package is not installed.
     """
+    if level == "bpe" and find_spec("tokenizers") is None:
+        raise UsageError("data.level=bpe needs the package tokenizers: pip install 'normbench[bpe]'")
     if level == "bpe" and size is not None and size < 256:
         raise UsageError(f"data.vocabulary_size={size} is less than the 256 bytes that byte pairs start from: use more")
-    vocabulary: Vocabulary = LEVELS[level].learn(texts, size)
-    return vocabulary
+    return LEVELS[level].learn(texts, size)
 
 
 def recall(facts: Mapping[str, Any]) -> Vocabulary:
     """Return the vocabulary that has these facts; bytes, where they say nothing."""
     state = [facts[name] for name in ("symbols", "tokenizer") if name in facts]
-    vocabulary: Vocabulary = LEVELS[facts.get("level", Bytes.level)](*state)
-    return vocabulary
-
-
-def tokenizers_library() -> Any:
-    """Return the package `tokenizers`.
-
-    Raises:
-        UsageError: it is not installed.
-    """
-    try:
-        import tokenizers
-    except ImportError as fault:
-        raise UsageError("data.level=bpe needs the package tokenizers: pip install 'normbench[bpe]'") from fault
-    return tokenizers
+    return LEVELS[facts.get("level", Bytes.level)](*state)
