@@ -122,9 +122,7 @@ class Server:
 # ---- in a child
 
 
-def be_child(
-    words: list[str], cwd: Path, output: Path, places: Path, trap: Trap | None, file_size: int | None
-) -> None:
+def be_child(words: list[str], cwd: Path, output: Path, places: Path, trap: Trap | None, file_size: int | None) -> None:
     """Run one command as a process of its own would; does not return."""
     from normbench.cli import main
 
