@@ -19,9 +19,9 @@ import torch
 from hydra.utils import instantiate
 from torch import Tensor, nn
 
-from normbench.config.refusals import Combination, check
+from normbench.config.refusals import refusal
 from normbench.config.schema import OPEN_SECTIONS
-from normbench.errors import ContractError, UsageError, explain, place_of
+from normbench.errors import CombinationRefused, ContractError, UsageError, explain, place_of
 from normbench.models import Initialization, initialize
 from normbench.settings import Tree
 from normbench.training.schedules import Schedule
@@ -202,7 +202,9 @@ def check_combination(tree: Tree, names: Mapping[str, str]) -> NormFacts:
     """
     facts = norm_facts(tree)
     placement, model, data = (target(tree, section)[1] for section in ("placement", "model", "data"))
-    check(Combination(names=dict(names), norm=facts, placement=placement, model=model, data=data))
+    if rule := refusal(facts, placement, model, data):
+        given = " with ".join(f"{section}={names[section]}" for section in rule.sections)
+        raise CombinationRefused(f"{given} is refused: {rule.reason}; {rule.instead}")
     return facts
 
 

@@ -87,7 +87,7 @@ def test_damaged_runs_are_left_out_and_brackets_are_no_markup(
         (["again", "again"], "are the same runs"),
         (["foo", "bar", "--in", "alone"], "alone holds one arm, and two are compared: give another folder"),
         (["again", "dyt", "--in", "sw"], "again is no arm: allowed are"),
-        (["dyt"], "B: normbench compare --help"),
+        (["dyt"], "Missing argument 'B'"),
         (["dyt", "layernorm", "--in", "nowhere"], "nowhere is not a folder"),
         (["dyt", "layernorm"], "outputs is not a folder"),
         (["dyt", "layernorm", "--in", "sw", "--difference", "0.1"], "--difference is what a plan is for"),

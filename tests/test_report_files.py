@@ -120,12 +120,12 @@ def test_the_command_prints_the_verdict_what_is_unfair_and_the_page(
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        ("", "the following arguments are required: FOLDER"),
+        ("", "Missing argument 'FOLDERS...'"),
         ("runs none", "none is not a folder"),
         ("runs --baseline lr=3", "all runs are of one arm, so leave it out"),
         ("runs --margin -1", "--margin"),
         ("runs --target low", "--target"),
-        ("runs --bassline x", "unrecognized arguments: --bassline"),
+        ("runs --bassline x", "No such option '--bassline'"),
         ("runs --out file", "give another folder with --out"),
         ("going", "holds no run that has ended"),
         ("damaged", "no run that has ended can be read (run: metrics.jsonl cannot be read"),

@@ -135,20 +135,13 @@ def test_what_the_shell_has_taken_the_quotes_from_is_understood() -> None:
 # ---- mistakes
 
 MISTAKES = {
-    "norm=rmsnrom,layernorm": "norm=rmsnrom is unknown: did you mean rmsnorm",
-    "nrom=rmsnorm,layernorm": "nrom is unknown: did you mean norm?",
-    "optim.lr=1,-1": "optim.lr=-1 is not allowed",
     "optim.lr=interval(0,1)": "optim.lr=interval(0,1) has no points to run at",
     "norm=glob(x*)": "norm=glob(x*) stands for no value",
     "name=a,b": "name=a,b cannot vary within a sweep",
     "seed=0,1 rerun=true": "rerun=true is train's alone",
-    "seed=0,1 --config-dir nowhere": "--config-dir nowhere is not a folder",
-    "hydra.sweep.dir=x": "hydra.sweep.dir=x is not allowed",
-    "norm=rmsnorm,,dyt": "norm=rmsnorm,,dyt cannot be read",
     "launcher=jbolib": "launcher=jbolib is unknown: did you mean joblib?",
     "launcher=local sweep.jobs=2": "sweep.jobs=2 is not for launcher=local",
     "launcher=submitit launcher.executor=pbs": "launcher.executor=pbs is not allowed: use slurm or local",
-    "launcher=submitit launcher.mem_gb=0": "launcher.mem_gb=0 is not allowed: use an integer from 1 to",
     "launcher=ray launcher.adress=x": "launcher.adress is unknown with launcher=ray: did you mean launcher.address?",
     "launcher=submitit": "device=auto is not known before a cluster has chosen the machine",
     "sweep.exlude=norm=dyt": "sweep.exlude is unknown with launcher=joblib: did you mean sweep.exclude?",

@@ -96,11 +96,16 @@ def check_option(group: str, option: str, *more: Path) -> None:
         raise UsageError(f"{group}={option} is unknown: {nearest(option, known)}allowed are {', '.join(known)}")
 
 
+def read_yaml(path: Path) -> Any:
+    """Return what a YAML holds."""
+    return yaml.load(path.read_text("utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+
+
 @cache
 def content(group: str, option: str, more: tuple[Path, ...] = ()) -> dict[str, Any]:
     """Return what an option's YAML sets, with those it builds on; `defaults` are the options of other groups."""
     file = next(path for folder in (*more, config_directory()) if (path := folder / group / f"{option}.yaml").is_file())
-    own = yaml.safe_load(file.read_text("utf-8")) or {}
+    own = read_yaml(file) or {}
     found: dict[str, Any] = {"defaults": {}}
     for entry in own.pop("defaults", []):
         if isinstance(entry, Mapping):
@@ -137,9 +142,16 @@ def options_with(group: str, setting: str) -> list[str]:
     return [option for option in options(group) if setting in option_settings(group, option)]
 
 
+@cache
+def train_defaults() -> Sequence[Any]:
+    """Return the entries of the root config's defaults; a sweep asks for them for each of its runs."""
+    entries: Sequence[Any] = read_yaml(config_directory() / "train.yaml")["defaults"]
+    return entries
+
+
 def chosen_options(words: Sequence[str], *more: Path) -> dict[str, str]:
     """Return the option of each group that words choose, or that `normbench train` has by default."""
-    defaults = yaml.safe_load((config_directory() / "train.yaml").read_text("utf-8"))["defaults"]
+    defaults = train_defaults()
     found = {key: str(value) for entry in defaults if isinstance(entry, Mapping) for key, value in entry.items()}
     given = {key.lstrip("+"): value for key, _, value in (word.partition("=") for word in words)}
     for group in ("experiment", "model", "data"):  # what chooses options of other groups

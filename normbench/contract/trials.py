@@ -12,7 +12,7 @@ from torch import Tensor
 from normbench import build
 from normbench.config.compose import read
 from normbench.config.groups import options, section_of
-from normbench.config.refusals import Combination, refusal
+from normbench.config.refusals import refusal
 from normbench.contract.checks import NotApplicable, expect, gradients_arrive
 from normbench.errors import explain
 from normbench.settings import Tree
@@ -120,7 +120,7 @@ def train_with_each(group: str, tree: Tree, task: Task, steps: int = STEPS) -> s
     for name, section in sections(group).items():
         combined = {**tree, group: section}
         placement, model = (build.target(combined, each)[1] for each in ("placement", "model"))
-        if rule := refusal(Combination({}, build.norm_facts(combined), placement, model, data)):  # type: ignore[arg-type]
+        if rule := refusal(build.norm_facts(combined), placement, model, data):  # type: ignore[arg-type]
             refused.append(rule.reason)
             continue
         try:

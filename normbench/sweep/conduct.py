@@ -100,7 +100,11 @@ class Sweep:
         try:
             standings = self.finish(self.tuned() if self.settings.lr else self.plan)
         except Stopped as stop:
-            return self.stopped(stop.args[0])
+            folder, (number,) = SweepFolder(self.plan.folder), stop.args
+            over = sum(folder.look(run.entry).over for run in self.plan.runs)
+            said = f"stopped by {signal.Signals(number).name}: {over} of {len(self.plan.runs)} runs are over"
+            say(self.console, f"{said}; the same command goes on, each run from its checkpoint")
+            return 128 + int(number)
         self.say(f"{overall(standings)} in {self.plan.folder}")
         if self.planner.quiet:
             print(self.plan.folder)
@@ -160,15 +164,6 @@ class Sweep:
         standings = view.read()
         self.failed += [one for one in standings if one.state == "failed"]
         return standings
-
-    def stopped(self, number: int) -> int:
-        """Say how far it got; returns the exit status."""
-        folder = SweepFolder(self.plan.folder)
-        over = sum(folder.look(run.entry).over for run in self.plan.runs)
-        name, whole = signal.Signals(number).name, len(self.plan.runs)
-        goes_on = "the same command goes on, each run from its checkpoint"
-        say(self.console, f"stopped by {name}: {over} of {whole} runs are over; {goes_on}")
-        return 128 + number
 
 
 def understand(words: Sequence[str]) -> Sweep:

@@ -27,7 +27,9 @@ class View:
         self.console, self.folder, self.entries, self.quiet = console, folder, entries, quiet
         columns = TextColumn("{task.description}", markup=False), BarColumn(None), TimeRemainingColumn()
         live, hour = console.is_terminal and not quiet, 3600
-        self.bars = Progress(*columns, console=console, disable=not live, expand=True, speed_estimate_period=hour)
+        self.bars = Progress(
+            *columns, console=console, disable=not live, expand=True, speed_estimate_period=hour, refresh_per_second=1
+        )
         self.known: dict[str, Standing] = {}  # what has a result is read once
         first = self.read()
         self.told = {one.entry.run for one in first if one.over}

@@ -28,6 +28,11 @@ Task = Callable[[], int]
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
+# All that a run imports sooner or later.
+PRELOADED = ["torch._dynamo", "torch.utils.tensorboard", "normbench.sweep.work"]
+PRELOADED += [f"normbench.{part}" for part in ("data", "models", "norms", "placements")]
+
+
 class Job(Protocol):
     """A task that was started. `result` raises where its process has died; `cancel` ends it behind a checkpoint."""
 
@@ -50,6 +55,8 @@ class Launcher:
     in_this_process = False
     queues = False
     look_seconds = 0.05  # between two looks at what is done
+    jobs: int | None = None  # by default
+    threads = 1
 
     def start(self, tasks: Sequence[Task], jobs: int, notes: Path) -> Sequence[Job]:
         """Start tasks. jobs: how many are at work at a time. notes: a folder for what it writes."""
@@ -66,7 +73,8 @@ class Launcher:
             jobs, threads: as they were asked for.
             gpus: that are handed out; 0: none.
         """
-        return jobs or gpus or max(1, cores() // (threads or 1)), threads or 1
+        threads = threads or self.threads
+        return jobs or self.jobs or gpus or max(1, cores() // threads), threads
 
 
 def cores() -> int:
@@ -126,8 +134,7 @@ class Processes(Launcher):
     """Runs side by side, each a fresh process that is forked from a server in which torch is loaded already."""
 
     def start(self, tasks: Sequence[Task], jobs: int, notes: Path) -> Sequence[Job]:
-        preloaded = ["torch._dynamo", "normbench.sweep.work"]  # all that a run imports sooner or later
-        multiprocessing.get_context("forkserver").set_forkserver_preload(preloaded)
+        multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOADED)
         before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # a signal to all must not end the server
         ensure_running()
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -175,11 +182,7 @@ class Submitit(Launcher):
     def __post_init__(self) -> None:
         check_installed("submitit")
         self.elsewhere = self.gives_devices = self.queues = self.executor == "slurm"
-
-    def share(self, jobs: int | None, threads: int | None, gpus: int) -> tuple[int, int]:
-        return super().share(
-            jobs or (self.array_parallelism if self.elsewhere else None), threads or self.cpus_per_task, gpus
-        )
+        self.jobs, self.threads = self.array_parallelism if self.elsewhere else None, self.cpus_per_task
 
     def start(self, tasks: Sequence[Task], jobs: int, notes: Path) -> Sequence[Job]:
         import submitit
@@ -204,22 +207,17 @@ FOR_SLURM = ("partition", "account", "qos", "constraint", "additional_parameters
 class RayJob:
     """A task of Ray's."""
 
+    ray: Any
     reference: Any
 
     def done(self) -> bool:
-        import ray
-
-        return bool(ray.wait([self.reference], timeout=0)[0])
+        return bool(self.ray.wait([self.reference], timeout=0)[0])
 
     def result(self) -> Any:
-        import ray
-
-        return ray.get(self.reference)
+        return self.ray.get(self.reference)
 
     def cancel(self) -> None:
-        import ray
-
-        ray.cancel(self.reference)
+        self.ray.cancel(self.reference)
 
 
 @dataclass
@@ -236,9 +234,7 @@ class Ray(Launcher):
         check_installed("ray")
         self.elsewhere = self.address is not None
         self.gives_devices = self.elsewhere or self.gpus_per_run > 0
-
-    def share(self, jobs: int | None, threads: int | None, gpus: int) -> tuple[int, int]:
-        return super().share(jobs, threads or max(1, int(self.cpus_per_run)), gpus)
+        self.threads = max(1, int(self.cpus_per_run))
 
     def start(self, tasks: Sequence[Task], jobs: int, notes: Path) -> Sequence[Job]:
         import ray
@@ -248,7 +244,7 @@ class Ray(Launcher):
             ray.init(self.address, log_to_driver=False, configure_logging=False, **({} if self.address else here))
         resources: dict[str, Any] = {"num_cpus": self.cpus_per_run, "num_gpus": self.gpus_per_run, "max_retries": 0}
         remote: Any = ray.remote(**resources)(lambda task: task())
-        return [RayJob(remote.remote(task)) for task in tasks]
+        return [RayJob(ray, remote.remote(task)) for task in tasks]
 
 
 def check_installed(name: str) -> None:
