@@ -163,15 +163,16 @@ class FileSink(Sink):
                 self.flush()
 
 
-class JsonLinesSink(FileSink):
-    """Appends `{"step": 10, "loss/train": 2.31, ...}` for each call of `scalars`, which is what analysis reads.
+def finite(values: Mapping[str, float]) -> dict[str, float | None]:
+    """Return numbers as JSON has them: it has no NaN and no infinity, so one that is not finite is None."""
+    return {tag: value if math.isfinite(value) else None for tag, value in values.items()}
 
-    JSON has no NaN and no infinity: a number that is not finite is written as null.
-    """
+
+class JsonLinesSink(FileSink):
+    """Appends `{"step": 10, "loss/train": 2.31, ...}` for each call of `scalars`, which is what analysis reads."""
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        finite = {tag: value if math.isfinite(value) else None for tag, value in values.items()}
-        self._file.write(json.dumps({"step": step, **finite}, allow_nan=False).encode() + b"\n")
+        self._file.write(json.dumps({"step": step, **finite(values)}, allow_nan=False).encode() + b"\n")
         self._file.flush()
 
 
@@ -309,8 +310,8 @@ class ConsoleSink(Sink):
         columns = "step", MofNCompleteColumn(), BarColumn(bar_width=None), TaskProgressColumn()
         times = TimeElapsedColumn(), TextColumn("{task.fields[left]}")
         # Disabled: it draws nothing by itself, and it starts no thread that would take time from the training.
-        options: dict[str, Any] = {"speed_estimate_period": SPEED_PERIOD, "expand": True, "disable": True}
-        self._progress = Progress(*columns, *times, console=self._console, **options)
+        self._progress = Progress(*columns, *times, console=self._console, expand=True, disable=True)
+        self._progress.speed_estimate_period = SPEED_PERIOD
         self._task = self._progress.add_task("", total=total_steps, completed=start_step, left="")
         display = Live(get_renderable=self._drawing, console=self._console, auto_refresh=False)
         self._live = display if self._console.is_terminal and not self._console.is_dumb_terminal else None

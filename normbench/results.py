@@ -182,9 +182,7 @@ def row(directory: RunDirectory, folder: Path) -> dict[str, Any]:
     return {
         "run": name_of(directory, folder),
         "path": str(directory.path),
-        "status": stands.get("status"),
-        "step": stands.get("step"),
-        "steps": stands.get("steps"),
+        **{name: stands.get(name) for name in ("status", "step", "steps")},
         "heartbeat": None if heartbeat is None else datetime.fromtimestamp(heartbeat, UTC),
         **{group: None if chosen[group] == "None" else chosen[group] for group in GROUPS if group in chosen},
         **flat_columns(configuration(directory)),
@@ -209,10 +207,7 @@ def flat_columns(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 def logged(directory: RunDirectory, name: str) -> Iterator[tuple[str, int, str, float | None]]:
     """Yield every number in metrics.jsonl; what was not finite is null there, and a last line may be torn."""
-    try:
-        lines = directory.metrics.read_text("utf-8").splitlines()
-    except OSError:
-        return
+    lines = directory.metrics.read_text("utf-8").splitlines() if directory.metrics.exists() else []
     for line in lines:
         try:
             entry = json.loads(line)

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -94,11 +94,10 @@ class RunDirectory:
 
     def is_held(self) -> bool:
         """Return whether a process is at work on the run."""
-        try:
-            with open(self.path / ".lock", "r") as lock:  # noqa: UP015 (as tests trace it)
-                return not locked(lock, fcntl.LOCK_SH)
-        except OSError:
+        if not (self.path / ".lock").exists():
             return False
+        with open(self.path / ".lock", "r") as lock:  # noqa: UP015 (as tests trace it)
+            return not locked(lock, fcntl.LOCK_SH)
 
     def set_aside(self) -> Path:
         """Rename the directory, to make the run anew; returns where the old one is now."""
@@ -203,14 +202,6 @@ def write_json(path: Path, content: Any) -> None:
 # ---- what machine, versions and code make a run
 
 
-def package_version(name: str) -> str | None:
-    """Return a package's version; None where it is not installed."""
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
-
-
 def git(*arguments: str) -> str | None:
     """Return what git says of the code's own checkout; None outside one or without git."""
     command = ["git", "-C", str(Path(__file__).parent), *arguments]
@@ -229,10 +220,8 @@ def commit() -> str | None:
 
 def cpu_name() -> str:
     """Return the processor's model name."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
+    file = Path("/proc/cpuinfo")
+    lines = file.read_text().splitlines() if file.exists() else []
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
@@ -247,5 +236,5 @@ def describe_environment() -> dict[str, Any]:
         "cpu": cpu_name(),
         "cores": os.cpu_count(),
         "python": platform.python_version(),
-        "packages": {name: package_version(name) for name in PACKAGES},
+        "packages": {name: version(name) for name in PACKAGES},
     }

@@ -151,9 +151,7 @@ class Places:
     """Where a process is, on record, and what happens to it there."""
 
     def __init__(self, record: Path, trap: Trap | None) -> None:
-        self.record = os.open(record, os.O_WRONLY | os.O_APPEND)
-        self.trap = trap
-        self.passed = 0
+        self.record, self.trap, self.passed = os.open(record, os.O_WRONLY | os.O_APPEND), trap, 0
         self.inside: list[str] = []
 
     def note(self, line: str) -> None:
@@ -193,17 +191,13 @@ def watch(places: Places) -> None:
     from normbench.run import session
     from normbench.training import checkpoint, loop
 
-    around(places, checkpoint.Checkpoints, "save", "checkpoint", lambda owner, state: f"saved {state['step']}")
-    around(places, checkpoint.Checkpoints, "save_best", "best weights")
-    around(places, loop.Loop, "evaluate", "evaluation")
-    around(places, loop.Loop, "train_step", "training")
-    around(places, loop.Loop, "log", "logging")
-    around(places, build, "make_model", "building")
-    around(places, session, "truncate_metrics", "truncating metrics")
-    around(places, session, "truncate_events", "truncating events")
-    around(places, session, "copy_record", "copying")
-    around(places, session.Session, "prepare", "preparation")
-    around(places, session.Session, "finish", "finish")
+    around(places, checkpoint.Checkpoints, lambda owner, state: f"saved {state['step']}", save="checkpoint")
+    around(places, checkpoint.Checkpoints, save_best="best weights")
+    around(places, loop.Loop, evaluate="evaluation", train_step="training", log="logging")
+    around(places, build, make_model="building")
+    around(places, recording, truncate_metrics="truncating metrics", truncate_events="truncating events")
+    around(places, session, copy_record="copying")
+    around(places, session.Session, prepare="preparation", finish="finish")
     ahead(places, loop, "to_device", lambda *_: "batch")
     ahead(places, types.Task, "totals", lambda *_, **__: "loss")
     ahead(places, loop.Loop, "clip", lambda *_: "gradients")
@@ -214,19 +208,22 @@ def watch(places: Places) -> None:
         vars(module)["open"] = lambda path, mode: TracedFile(places, builtins.open(path, mode))  # noqa: SIM115
 
 
-def around(places: Places, owner: Any, name: str, part: str, done: Callable[..., str] = lambda *_: "") -> None:
-    """Note the part while a function runs, and what `done` says when it has ended well."""
-    function = getattr(owner, name)
+def around(places: Places, owner: Any, done: Callable[..., str] = lambda *_: "", **parts: str) -> None:
+    """Note the part while one of these functions runs, and what `done` says when it has ended well."""
+    for name, part in parts.items():
+        setattr(owner, name, noted(places, getattr(owner, name), part, done))
 
+
+def noted(places: Places, function: Callable[..., Any], part: str, done: Callable[..., str]) -> Callable[..., Any]:
     @wraps(function)
-    def noted(*args: Any, **options: Any) -> Any:
+    def call(*args: Any, **options: Any) -> Any:
         with places.within(part):
             result = function(*args, **options)
         if line := done(*args):
             places.note(line)
         return result
 
-    setattr(owner, name, noted)
+    return call
 
 
 def ahead(places: Places, owner: Any, name: str, describe: Callable[..., str]) -> None:

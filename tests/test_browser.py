@@ -65,10 +65,15 @@ def tensorboard(runs: Runs) -> Iterator[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(runs.folder), "--port", str(port)]
-    process = subprocess.Popen(
-        [*command, "--host", "127.0.0.1"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-    )
+    command = [
+        sys.executable,
+        "-m",
+        "tensorboard.main",
+        f"--logdir={runs.folder}",
+        f"--port={port}",
+        "--host=127.0.0.1",
+    ]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
     address = f"http://127.0.0.1:{port}/"
     try:
         until(lambda: set(get_json(f"{address}data/plugin/text/tags")) == set(runs.names), "the runs")

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -55,11 +53,6 @@ def folder(stopped: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(stopped, tmp_path / "copy"))
 
 
-def flip(content: bytes) -> bytes:
-    middle = len(content) // 2
-    return content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
-
-
 def test_damaged_checkpoint_is_named_and_the_one_before_it_used(
     server: Server, undisturbed: dict[str, Record], folder: Path
 ) -> None:
@@ -78,23 +71,16 @@ def test_two_damaged_checkpoints_are_named_and_the_run_begins_anew(
     server: Server, undisturbed: dict[str, Record], folder: Path
 ) -> None:
     for name in ("checkpoint.pt", "checkpoint.prev.pt"):
-        path = run_directory(folder) / name
-        path.write_bytes(flip(path.read_bytes()))
+        (run_directory(folder) / name).write_bytes(b"")
     damaged = "checkpoint.pt is damaged", "checkpoint.prev.pt is damaged"
     assert "going on" not in finish(server, folder, undisturbed, *damaged, "the run begins anew")
 
 
-def small_checkpoint(path: Path) -> dict[str, Any]:
-    state = {"step": 3, "model": {"weight": torch.arange(4.0)}}
-    with open(path, "wb") as file:
-        checkpoint.write(state, file)
-    return state
-
-
 def test_no_byte_of_a_checkpoint_can_change_unseen(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint.pt"
-    state = small_checkpoint(path)
-    assert torch.equal(torch.load(path, weights_only=True)["model"]["weight"], state["model"]["weight"])
+    with open(path, "wb") as file:
+        checkpoint.write({"step": 3, "model": {"weight": torch.arange(4.0)}}, file)
+    assert torch.equal(torch.load(path, weights_only=True)["model"]["weight"], torch.arange(4.0))
     content = bytearray(path.read_bytes())
     assert checkpoint.is_whole(path)
     for place in range(0, len(content), 3):
@@ -105,24 +91,17 @@ def test_no_byte_of_a_checkpoint_can_change_unseen(tmp_path: Path) -> None:
 
 
 class Malice:
-    def __init__(self, target: Path) -> None:
-        self.target = target
-
     def __reduce__(self) -> tuple[Any, ...]:
-        return os.system, (f"touch {self.target}",)
+        return pytest.fail, ("code was run",)
 
 
 def test_checkpoint_runs_no_code(tmp_path: Path) -> None:
-    path, mark = tmp_path / "checkpoint.pt", tmp_path / "mark"
+    path = tmp_path / "checkpoint.pt"
     with open(path, "wb") as file:
-        checkpoint.write({"step": Malice(mark)}, file)
+        checkpoint.write({"step": Malice()}, file)
     said: list[str] = []
     assert checkpoint.Checkpoints(path, tmp_path / "previous", tmp_path / "best").load(said.append) is None
     assert said[0].startswith("checkpoint.pt is not a checkpoint of normbench")
-    assert not mark.exists()
-    with suppress(RuntimeError):
-        torch.load(path, weights_only=False)
-    assert mark.exists()  # that would have run it
 
 
 # ---- a full disk

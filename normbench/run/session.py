@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import math
-import shutil
 import signal
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import fields
-from functools import partial
 from types import FrameType
 from typing import Any
 
 import torch
 import yaml
 
-from normbench import build
+from normbench import build, recording
 from normbench.errors import RunFailure, is_disk_full, is_out_of_memory
 from normbench.probes import Probes, Wanted
-from normbench.recording import ConsoleSink, JsonLinesSink, Sink, TensorBoardSink, truncate_events, truncate_metrics
+from normbench.recording import ConsoleSink, JsonLinesSink, Sink, TensorBoardSink
 from normbench.run.plan import Run
-from normbench.rundir import RunDirectory, Status, describe_environment, read_json, write_atomically, write_json
+from normbench.rundir import RunDirectory, Status, describe_environment, read_json, write_bytes, write_json
 from normbench.settings import flat
 from normbench.training.checkpoint import Checkpoints
 from normbench.training.clock import forget_peak, peak_memory
@@ -55,8 +52,7 @@ class Session:
         self.directory, self.settings = run.directory, run.config.closed
         self.checkpoints = Checkpoints(self.directory.checkpoint, self.directory.previous, self.directory.best)
         self.last_beat = 0.0
-        self.console = Sink()
-        self.recorder = Sink()
+        self.console = self.recorder = Sink()
         self.loop: Loop | None = None
 
     def train(self) -> int:
@@ -99,13 +95,13 @@ class Session:
         start_step = state["step"] if state else 0
         self.beat(start_step)
         config = yaml.safe_dump(self.run.config.tree, sort_keys=False, allow_unicode=True)
-        write_atomically(self.directory.config, lambda file: file.write(config.encode()))
+        write_bytes(self.directory.config, config.encode())
         here = describe_here(self.run)
         if elsewhere := self.directory.begun_elsewhere(here):
             self.say(elsewhere)
         write_json(self.directory.environment, {"sessions": [*self.directory.sessions(), here]})
-        truncate_metrics(self.directory.metrics, start_step)
-        truncate_events(self.directory.path, start_step)
+        recording.truncate_metrics(self.directory.metrics, start_step)
+        recording.truncate_events(self.directory.path, start_step)
         if not self.settings.quiet:
             self.console = ConsoleSink(self.run.steps, self.run.data.task.unit, start_step=start_step)
         self.recorder = Sink(JsonLinesSink(self.directory.metrics), TensorBoardSink(self.directory.path), self.console)
@@ -177,15 +173,12 @@ class Session:
     def summarize(self, loop: Loop) -> dict[str, Any]:
         """Return what analysis reads of the whole run, less how it ended (status, step, message)."""
         run = self.run
+        results = {tag: value for tag, value in loop.latest.items() if tag.split("/")[0] in RESULTS}
         return {
             "steps": run.steps,
             "choices": dict(run.config.choices.groups),
             "seed": self.settings.seed,
-            "metrics": {
-                tag: value if math.isfinite(value) else None  # JSON has no other word for it
-                for tag, value in loop.latest.items()
-                if tag.split("/")[0] in RESULTS
-            },
+            "metrics": recording.finite(results),
             "step_time": loop.clock.summary(),
             "peak_memory_bytes": peak_memory(run.device),  # since this process took the run up
             "compile_seconds": loop.compile_seconds or None,
@@ -219,9 +212,7 @@ class Session:
 
     def say(self, line: str) -> None:
         """Tell the person a line, unless they asked for quiet."""
-        if isinstance(self.console, ConsoleSink):
-            self.console.message(line)
-        elif not self.settings.quiet:
+        if not self.settings.quiet:
             print(line)
 
 
@@ -254,14 +245,10 @@ def stop_signals() -> Iterator[list[int]]:
 
 def describe_here(run: Run) -> dict[str, Any]:
     """Return this process, its machine and its code, and what is needed to load the model: environment.json has it."""
-    return describe_environment() | {
-        "device": str(run.device),
-        "accelerator": torch.cuda.get_device_name(run.device) if run.device.type == "cuda" else None,
-        "threads": torch.get_num_threads(),
-        "data": run.data.describe(),
-        "choices": dict(run.config.choices.groups),
-        "task": run.data.task.record(),
-    }
+    accelerator = torch.cuda.get_device_name(run.device) if run.device.type == "cuda" else None
+    device = {"device": str(run.device), "accelerator": accelerator, "threads": torch.get_num_threads()}
+    model = {"choices": dict(run.config.choices.groups), "task": run.data.task.record()}
+    return {**describe_environment(), **device, "data": run.data.describe(), **model}
 
 
 def settle(run: Run, summary: Mapping[str, Any]) -> None:
@@ -279,8 +266,7 @@ def copy_record(parent: RunDirectory, child: RunDirectory) -> None:
     events = parent.path.glob("events.out.tfevents.*")
     for source in (parent.metrics, *events, parent.best, parent.checkpoint):
         if source.exists():
-            with open(source, "rb") as original:
-                write_atomically(child.path / source.name, partial(shutil.copyfileobj, original))
+            write_bytes(child.path / source.name, source.read_bytes())
 
 
 def caveats(run: Run) -> dict[str, str | None]:

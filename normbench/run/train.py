@@ -111,7 +111,6 @@ def show_ended(run: Run, summary: dict[str, Any]) -> int:
     if elsewhere := run.directory.begun_elsewhere(describe_here(run)):
         console.message(elsewhere)
     show_summary(run.directory, summary, console)
-    console.close()
     return 0
 
 
@@ -194,9 +193,8 @@ def first_step(run: Run) -> int:
 def measured(run: Run, found: Estimate) -> dict[str, str]:
     """Return what a few steps have shown of memory, time and disk; the time of writing checkpoints is not counted."""
     steps = run.steps - first_step(run)
-    stays = {"weights": found.weights, "gradients": found.gradients, "optimizer": found.optimizer}
-    stays |= {"average": found.average} if found.average else {}
-    listed = " + ".join(f"{megabytes(size)} {name}" for name, size in stays.items())
+    stays = {name: getattr(found, name) for name in ("weights", "gradients", "optimizer", "average")}
+    listed = " + ".join(f"{megabytes(size)} {name}" for name, size in stays.items() if size)
     rows = {"memory that stays": f"{megabytes(sum(stays.values()))}: {listed}"}
     if found.peak is not None:
         whose = "the whole process" if run.device.type == "cpu" else f"tensors on {run.device}"

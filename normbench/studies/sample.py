@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -63,10 +63,8 @@ def sample(
     if data.task.examples not in SHOWN:
         shown = ", ".join(SHOWN)
         raise UsageError(f"{run.path} learned {data.kind}, of which there are no samples: give a run on {shown}")
-    before, now = asdict(run.task()), asdict(data.task)  # type: ignore[call-overload]  # every task is a dataclass
-    changed = [f"{name} was {before[name]}, is {now[name]}" for name in now if before[name] != now[name]]
-    if changed:
-        raise UsageError(f"the data of {run.path} are not what they were ({'; '.join(changed)}): bring those back")
+    if (before := run.task()) != data.task:
+        raise UsageError(f"the data of {run.path} are not what they were ({before}; now {data.task}): bring those back")
     SHOWN[data.task.examples](run, model, data, Wanted(**wanted))
     return 0
 
@@ -240,8 +238,4 @@ def draw_page(title: str, examples: Sequence[Judged], images: Sequence[Pixels], 
     return page
 
 
-SHOWN: dict[str, Callable[[TrainedRun, Model, Any, Wanted], None]] = {
-    "text": show_text,
-    "images": show_images,
-    "texts": show_texts,
-}
+SHOWN = {"text": show_text, "images": show_images, "texts": show_texts}
