@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import json
 import math
@@ -28,7 +27,6 @@ from tensorboard.util.tensor_util import make_ndarray
 from normbench.recording import ConsoleSink, JsonLinesSink, Sink, TensorBoardSink, truncate_events, truncate_metrics
 
 CONFIG: dict[str, Any] = {"norm": "rmsnorm", "seed": 0, "optim.lr": 1e-3, "norm.affine": True, "norm.groups": None}
-needs_dev_full = pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 
 
 def read(directory: Path) -> EventAccumulator:
@@ -110,11 +108,7 @@ def test_hyperparameters_and_layout_come_back(tmp_path: Path) -> None:
     assert "loss/val" in [info.name.tag for info in experiment.metric_infos]
     layout = Layout.FromString(series(tmp_path, "custom_scalars__config__")[0][1])
     charts = {chart.title: chart.multiline.tag for category in layout.category for chart in category.chart}
-    examples = {
-        "loss": "loss/val",
-        "α and mean γ of the norms": "norm/block03.mlp/alpha",
-        "throughput": "time/a_per_second",
-    }
+    examples = {"loss": "loss/val", "throughput": "time/tokens_per_second"}
     for title, tag in examples.items():
         assert any(re.match(pattern, tag) for pattern in charts[title]), title
 
@@ -175,18 +169,6 @@ def test_a_continued_run_has_every_step_once(tmp_path: Path, torn: int, last_ste
 # ---- a full disk
 
 
-@needs_dev_full
-@pytest.mark.parametrize("events", [False, True])
-def test_a_full_disk_is_told_by_each_call_that_meets_it_and_nothing_hangs(tmp_path: Path, events: bool) -> None:
-    (tmp_path / "events.out.tfevents.1.host.1").symlink_to("/dev/full")
-    sink = TensorBoardSink(tmp_path) if events else JsonLinesSink(Path("/dev/full"))
-    for call in (lambda: sink.scalars(1, {"loss/train": 1.0}), sink.flush, sink.close):
-        with pytest.raises(OSError) as caught:
-            call()
-        assert caught.value.errno == errno.ENOSPC
-    sink.close()
-
-
 def test_a_file_that_met_a_full_disk_is_whole_when_there_is_room_again(tmp_path: Path) -> None:
     program = """
 import resource, sys, pathlib
@@ -236,11 +218,10 @@ class Screen:
 
 @pytest.mark.parametrize("terminal", [True, False])
 def test_time_left_counts_only_this_process(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
-    start = 1000
     monkeypatch.setenv("TERM", "xterm")
     screen = Screen(terminal)
-    with closing(ConsoleSink(2000, "tokens", start_step=start, console=screen.console)) as sink:
-        screen.train(sink, range(start + 100, 1501, 100), seconds_per_step=0.1)
+    with closing(ConsoleSink(2000, "tokens", start_step=1000, console=screen.console)) as sink:
+        screen.train(sink, range(1100, 1501, 100), seconds_per_step=0.1)
     assert "0:00:50 left" in screen.output.getvalue()  # 500 steps of 0.1 s
     assert "loss 2.0000  lr 1.0e-03  51,234 tokens/s" in screen.output.getvalue()
 
