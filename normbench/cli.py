@@ -254,7 +254,7 @@ def sample(run: str, **flags: Any) -> int:
     A language model writes text; a classifier classifies the validation data, its mistakes first (images: on a page,
     RUN/samples.png).
     """
-    from normbench.config.compose import find_own_classes
+    from normbench.config.groups import find_own_classes
     from normbench.studies.sample import sample as show_samples
 
     find_own_classes()

@@ -37,7 +37,7 @@ PARTS: dict[str, tuple[set[str], int]] = {
     "analysis": ({"config", "results", "rundir"}, 1850),
     "contract": ({"build", "config", "run", "training"}, 600),
     "studies": ({"results", "rundir"}, 250),
-    "commands": ({"analysis", "config", "contract", "rundir", "run", "sweep"}, 300),
+    "commands": ({"analysis", "build", "config", "contract", "rundir", "run", "sweep"}, 300),
     "cli": ({"analysis", "commands", "config", "contract", "recording", "run", "studies", "sweep"}, 300),
     "__main__": ({"cli"}, 5),
     "__init__": ({"results"}, 40),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -41,21 +42,38 @@ class Command(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.meta["args"], ctx.meta["folders"] = [word for word in args if word not in ctx.help_option_names], []
         rest = super().parse_args(ctx, args)
-        if config_dir := ctx.params.pop("config_dir", None):
-            from normbench.config.groups import own_folder
+        if "config_dir" in ctx.params:
+            if config_dir := ctx.params.pop("config_dir"):
+                from normbench.config.groups import own_folder
 
-            ctx.meta["folders"] = [own_folder(str(config_dir))]
-            ctx.params["words"] += (f"hydra.searchpath=['file://{ctx.meta['folders'][0]}']",)
+                ctx.meta["folders"] = [own_folder(str(config_dir))]
+                ctx.params["words"] += (f"hydra.searchpath=['file://{ctx.meta['folders'][0]}']",)
+            if not ctx.resilient_parsing:
+                check_options(ctx.params["words"], ctx.meta["folders"])
         return rest
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         super().format_help_text(ctx, formatter)
         if self.page:  # --help is answered before the other words are read
             asked = self.make_context(ctx.info_name, ctx.meta["args"], ctx.parent, resilient_parsing=True)
+            check_options(asked.params["words"], asked.meta["folders"])
             self.page(formatter, asked.params["words"], asked.meta["folders"])
 
 
 Commands.command_class = Command
+
+
+def check_options(words: Iterable[str], folders: Iterable[Path]) -> None:
+    """Refuse an option that there is not, before Hydra is imported, which takes a third of a second.
+
+    Raises:
+        UsageError: there is one.
+    """
+    from normbench.config.groups import GROUPS, check_option
+
+    for group, _, option in (word.partition("=") for word in words):
+        if group in GROUPS and re.fullmatch(r"[A-Za-z]\w*", option):
+            check_option(group, option, *folders)
 
 
 class Folder(click.Path):

@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from normbench.config.compose import find_own_classes, read
+from normbench.config.compose import read
+from normbench.config.groups import find_own_classes
 from normbench.config.schema import OPEN_SECTIONS
 from normbench.errors import UsageError
 from normbench.settings import Tree, nearest

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from click import HelpFormatter, wrap_text
 
-from normbench.config.groups import GROUPS, NOTES, SWEEP_GROUPS, options
+from normbench.config.groups import GROUPS, NOTES, SWEEP_GROUPS, chosen_tree, find_own_classes, options
 from normbench.config.schema import KEYS, OPEN_SECTIONS, section_settings
 from normbench.errors import UsageError
 from normbench.settings import Setting, Tree, flat, lookup, nearest, show
@@ -69,19 +69,18 @@ def write_refusals(formatter: HelpFormatter) -> None:
 
 def train_page(formatter: HelpFormatter, words: Sequence[str], folders: Sequence[Path]) -> None:
     """Write what can be chosen, and the settings of what the words choose."""
-    from normbench.config.compose import read
-
-    config = read(words)
+    find_own_classes()
+    chosen, tree = chosen_tree(words, *folders)
     for group, meaning in GROUPS.items():
-        option = config.choices.groups.get(group, "None")
+        option = chosen.get(group, "None")
         formatter.write_paragraph()
-        write_group(formatter, group, meaning if option == "None" else f"{meaning} (now {option})", *folders)
-    settings = settings_of(config.tree)
-    values = {path: show(lookup(config.tree, path)) for path in flat(config.tree)}
+        write_group(formatter, group, meaning if option in ("None", "null") else f"{meaning} (now {option})", *folders)
+    settings = settings_of(tree)
+    values = {path: show(lookup(tree, path)) for path in flat(tree) if ".defaults" not in path}
     for part in PARTS:
         own = [path for path in {**values, **settings} if path.startswith(f"{part}.") and "._" not in path]
         if own:
-            with formatter.section(f"Settings of {part}={config.choices.groups[part]}"):
+            with formatter.section(f"Settings of {part}={chosen[part]}"):
                 write_keys(formatter, own, settings, values)
     with formatter.section("Other keys that people set most (all keys: normbench show)"):
         write_keys(formatter, COMMON_KEYS, settings, values)
@@ -100,7 +99,7 @@ def sweep_page(formatter: HelpFormatter, words: Sequence[str], folders: Sequence
 
 def write_keys(formatter: HelpFormatter, paths: Iterable[str], settings: Mapping[str, Setting], values: Tree) -> None:
     """Write keys with their values, what they are, and what is allowed."""
-    known = [(f"{path}={values.get(path, '')}", settings.get(path, Setting())) for path in paths]
+    known = [(f"{path}={values.get(path, '')}".partition("$")[0], settings.get(path, Setting())) for path in paths]
     formatter.write_dl((name, f"{setting.doc} [{setting.allowed or 'anything'}]") for name, setting in known)
 
 

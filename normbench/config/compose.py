@@ -31,6 +31,7 @@ from normbench.config.groups import (
     check_option,
     chosen_options,
     config_directory,
+    find_own_classes,
     options_with,
 )
 from normbench.config.schema import KEYS, OPEN_SECTIONS, TrainConfig, checked, section_settings
@@ -152,12 +153,6 @@ def adopted(tree: dict[str, Any], words: tuple[str, ...]) -> dict[str, Any]:
                 if name.startswith("_") or name in kept or is_overridden(f"{section}.{name}", words)
             }
     return tree
-
-
-def find_own_classes() -> None:
-    """Let a class of the user's own be in a file in the current directory."""
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
 
 
 # ---- words
@@ -295,16 +290,6 @@ def initialized() -> Iterator[None]:
     """Let Hydra find our configurations."""
     with hydra.initialize_config_dir(str(config_directory()), version_base="1.3"):
         yield
-
-
-def compose_tree(command: str, words: Sequence[str]) -> dict[str, Any]:
-    """Return what Hydra composes of a command's root config, as plain containers and unchecked.
-
-    Raises:
-        UsageError: anything that is wrong with the words.
-    """
-    with initialized(), translated():
-        return plain(hydra.compose(command, list(words)))
 
 
 def study(words: Sequence[str]) -> tuple[str, dict[str, Any]]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -48,6 +50,12 @@ def config_directory() -> Path:
     """Return the folder of the YAMLs: inside the installed package, or beside it in a checkout."""
     package = Path(__file__).parent.parent
     return package / "conf" if (package / "conf").is_dir() else package.parent / "conf"
+
+
+def find_own_classes() -> None:
+    """Let a class of the user's own be in a file in the current directory."""
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
 
 
 def own_folder(name: str) -> Path:
@@ -96,9 +104,18 @@ def check_option(group: str, option: str, *more: Path) -> None:
         raise UsageError(f"{group}={option} is unknown: {nearest(option, known)}allowed are {', '.join(known)}")
 
 
+class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # chosen when it is imported
+    """Reads YAML as Hydra does: `1e-3` is a number."""
+
+
+Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
+)
+
+
 def read_yaml(path: Path) -> Any:
     """Return what a YAML holds."""
-    return yaml.load(path.read_text("utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    return yaml.load(path.read_text("utf-8"), Loader)
 
 
 @cache
@@ -143,16 +160,16 @@ def options_with(group: str, setting: str) -> list[str]:
 
 
 @cache
-def train_defaults() -> Sequence[Any]:
-    """Return the entries of the root config's defaults; a sweep asks for them for each of its runs."""
-    entries: Sequence[Any] = read_yaml(config_directory() / "train.yaml")["defaults"]
-    return entries
+def root() -> dict[str, Any]:
+    """Return the root config of `normbench train`; a sweep asks for it for each of its runs."""
+    found: dict[str, Any] = read_yaml(config_directory() / "train.yaml")
+    return found
 
 
 def chosen_options(words: Sequence[str], *more: Path) -> dict[str, str]:
     """Return the option of each group that words choose, or that `normbench train` has by default."""
-    defaults = train_defaults()
-    found = {key: str(value) for entry in defaults if isinstance(entry, Mapping) for key, value in entry.items()}
+    entries = [entry for entry in root()["defaults"] if isinstance(entry, Mapping)]
+    found = {key: str(value) for entry in entries for key, value in entry.items()}
     given = {key.lstrip("+"): value for key, _, value in (word.partition("=") for word in words)}
     for group in ("experiment", "model", "data"):  # what chooses options of other groups
         option = given.get(group, found.get(group))
@@ -160,3 +177,16 @@ def chosen_options(words: Sequence[str], *more: Path) -> dict[str, str]:
             found |= {key: str(value) for key, value in content(group, option, more)["defaults"].items()}
     chosen = {group: given[group] for group in GROUPS if given.get(group) in options(group, *more)}
     return {group: option for group, option in {**found, **chosen}.items() if group in GROUPS}
+
+
+def chosen_tree(words: Sequence[str], *more: Path) -> tuple[dict[str, str], dict[str, Any]]:
+    """Return the option of each group, and what these set: what Hydra composes without the words' own settings.
+
+    For help pages, which are not to wait for Hydra; what refers to other keys stands there as it is written.
+    """
+    chosen, tree = chosen_options(words, *more), root()
+    for group, option in chosen.items():
+        if option in options(group, *more):
+            whole = content(group, option, more)
+            tree = merged(tree, whole if group in whole else {group: whole})
+    return chosen, tree

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from normbench.config.compose import find_own_classes
+from normbench.config.groups import find_own_classes
 from normbench.errors import HeldElsewhere, RunFailure, UsageError, is_disk_full
 from normbench.run.plan import Run, check_unchanged
 from normbench.run.train import train
