@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import signal
-import socket
-import subprocess
-import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,11 +18,12 @@ from browsing import browser as browser  # a fixture
 from browsing import needs_browser
 from browsing import screenshots as screenshots  # a fixture
 from PIL import Image
+from tensorboard import program
 
 from normbench.cli import main
 from normbench.recording import start_page
 
-pytestmark = needs_browser
+pytestmark = [*needs_browser, pytest.mark.filterwarnings("ignore")]  # of TensorBoard, here in this process
 
 PATIENCE = 60.0  # seconds, for a machine that is busy with other tests
 CURVE = "path.line[d]:not([d=''])"
@@ -60,27 +56,13 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 
 
 @pytest.fixture(scope="module")
-def tensorboard(runs: Runs) -> Iterator[str]:
+def tensorboard(runs: Runs) -> str:
     """The address of a TensorBoard that has read the runs."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [
-        sys.executable,
-        "-m",
-        "tensorboard.main",
-        f"--logdir={runs.folder}",
-        f"--port={port}",
-        "--host=127.0.0.1",
-    ]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
-    address = f"http://127.0.0.1:{port}/"
-    try:
-        until(lambda: set(get_json(f"{address}data/plugin/text/tags")) == set(runs.names), "the runs")
-        yield address
-    finally:
-        os.killpg(process.pid, signal.SIGTERM)
-        process.wait(PATIENCE)
+    server = program.TensorBoard()
+    server.configure(logdir=str(runs.folder), host="127.0.0.1", port=0)
+    address = server.launch()
+    until(lambda: set(get_json(f"{address}data/plugin/text/tags")) == set(runs.names), "the runs")
+    return address
 
 
 def get_json(address: str) -> dict[str, Any]:
