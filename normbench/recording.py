@@ -14,13 +14,18 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from datetime import timedelta
-from itertools import takewhile
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 from urllib.parse import urlencode
 
 import numpy as np
 from google.protobuf.struct_pb2 import Struct  # type: ignore[import-untyped]
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
 from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
@@ -37,9 +42,6 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from tensorboard.util.tensor_util import make_tensor_proto
 
 from normbench.rundir import sync_directory, write_atomically
-
-if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
 
 # TensorBoard takes the checksum of a record byte by byte in Python: 2 ms for a probed step, where this takes 10 µs.
 with suppress(ImportError):
@@ -161,15 +163,16 @@ class FileSink(Sink):
                 self.flush()
 
 
-class JsonLinesSink(FileSink):
-    """Appends `{"step": 10, "loss/train": 2.31, ...}` for each call of `scalars`, which is what analysis reads.
+def finite(values: Mapping[str, float]) -> dict[str, float | None]:
+    """Return numbers as JSON has them: it has no NaN and no infinity, so one that is not finite is None."""
+    return {tag: value if math.isfinite(value) else None for tag, value in values.items()}
 
-    JSON has no NaN and no infinity: a number that is not finite is written as null.
-    """
+
+class JsonLinesSink(FileSink):
+    """Appends `{"step": 10, "loss/train": 2.31, ...}` for each call of `scalars`, which is what analysis reads."""
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        finite = {tag: value if math.isfinite(value) else None for tag, value in values.items()}
-        self._file.write(json.dumps({"step": step, **finite}, allow_nan=False).encode() + b"\n")
+        self._file.write(json.dumps({"step": step, **finite(values)}, allow_nan=False).encode() + b"\n")
         self._file.flush()
 
 
@@ -187,11 +190,11 @@ class TensorBoardSink(FileSink):
 
     def histograms(self, step: int, values: Mapping[str, Histogram]) -> None:
         """Write histograms; those with edges that are not finite, which TensorBoard cannot draw, are left out."""
-        buckets = {}
-        for tag, (counts, edges) in values.items():
-            limits = np.array(edges, np.float64)
-            if np.isfinite(limits).all():
-                buckets[tag] = make_tensor_proto(np.column_stack([limits[:-1], limits[1:], counts]))
+        buckets = {
+            tag: make_tensor_proto(np.column_stack([edges[:-1], edges[1:], counts]).astype(np.float64))
+            for tag, (counts, edges) in values.items()
+            if np.isfinite(edges).all()
+        }
         self._add(step, histogram.create_summary_metadata(display_name="", description=""), buckets)
 
     def text(self, tag: str, markdown: str) -> None:
@@ -209,10 +212,8 @@ class TensorBoardSink(FileSink):
         settings = Struct()
         settings.update({name: "null" if setting is None else setting for name, setting in config.items()})
         start = SessionStartInfo(hparams=settings.fields, start_time_secs=time.time())
-        columns = Experiment(
-            hparam_infos=[HParamInfo(name=name, differs=place < SETTINGS_OPEN) for place, name in enumerate(config)],
-            metric_infos=[MetricInfo(name=MetricName(tag=tag)) for tag in METRICS],
-        )
+        infos = [HParamInfo(name=name, differs=place < SETTINGS_OPEN) for place, name in enumerate(config)]
+        columns = Experiment(hparam_infos=infos, metric_infos=[MetricInfo(name=MetricName(tag=tag)) for tag in METRICS])
         experiment = listed(hparams.EXPERIMENT_TAG, experiment=columns)
         layout = {key: {name: ("Multiline", [tags]) for name, tags in lines.items()} for key, lines in CHARTS.items()}
         session = listed(hparams.SESSION_START_INFO_TAG, session_start_info=start)
@@ -254,8 +255,8 @@ def event_files(directory: Path) -> list[Path]:
 
 def new_event_file(directory: Path) -> Path:
     """Return a name that sorts behind those of the directory, as TensorBoard reads files in this order."""
-    seconds = [int(path.name.removeprefix(EVENTS).split(".")[0]) + 1 for path in event_files(directory)]
-    return directory / f"{EVENTS}{max([int(time.time()), *seconds]):010d}.{socket.gethostname()}.{os.getpid()}"
+    later = [int(path.name.removeprefix(EVENTS).split(".")[0]) + 1 for path in event_files(directory)]
+    return directory / f"{EVENTS}{max([int(time.time()), *later]):010d}.{socket.gethostname()}.{os.getpid()}"
 
 
 def truncate_events(directory: Path, last_step: int) -> None:
@@ -285,15 +286,10 @@ def truncate_events(directory: Path, last_step: int) -> None:
 def truncate_metrics(path: Path, last_step: int) -> None:
     """Drop what was logged after `last_step` (atomically), and a last line torn by a kill."""
 
-    def stays(line: bytes) -> bool:
-        try:
-            return line.endswith(b"\n") and json.loads(line)["step"] <= last_step
-        except (ValueError, KeyError, TypeError):
-            return False
-
     if path.exists():
-        lines = path.read_bytes().splitlines(keepends=True)
-        write_atomically(path, lambda file: file.writelines(takewhile(stays, lines)))
+        lines = [line for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
+        stay = [line for line in lines if json.loads(line)["step"] <= last_step]
+        write_atomically(path, lambda file: file.writelines(stay))
 
 
 # ---- the console
@@ -307,26 +303,17 @@ class ConsoleSink(Sink):
     """
 
     def __init__(self, total_steps: int, unit: str, *, start_step: int = 0, console: Console | None = None) -> None:
-        # Here, not above: rich takes 0.1 s, which a quiet run need not wait for.
-        from rich import console as rich_console
-        from rich import live, progress
-
         super().__init__()
-        self._console = console or rich_console.Console()
+        self._console = console or Console()
         self._total, self._unit = total_steps, unit
         self._values: dict[str, float] = {}
-        columns = (
-            "step",
-            progress.MofNCompleteColumn(),
-            progress.BarColumn(bar_width=None),
-            progress.TaskProgressColumn(),
-        )
-        times = progress.TimeElapsedColumn(), progress.TextColumn("{task.fields[left]}")
+        columns = "step", MofNCompleteColumn(), BarColumn(bar_width=None), TaskProgressColumn()
+        times = TimeElapsedColumn(), TextColumn("{task.fields[left]}")
         # Disabled: it draws nothing by itself, and it starts no thread that would take time from the training.
-        options: dict[str, Any] = {"speed_estimate_period": SPEED_PERIOD, "expand": True, "disable": True}
-        self._progress = progress.Progress(*columns, *times, console=self._console, **options)
+        self._progress = Progress(*columns, *times, console=self._console, expand=True, disable=True)
+        self._progress.speed_estimate_period = SPEED_PERIOD
         self._task = self._progress.add_task("", total=total_steps, completed=start_step, left="")
-        display = live.Live(get_renderable=self._drawing, console=self._console, auto_refresh=False)
+        display = Live(get_renderable=self._drawing, console=self._console, auto_refresh=False)
         self._live = display if self._console.is_terminal and not self._console.is_dumb_terminal else None
         self._shown_step, self._shown_time = start_step, self._console.get_time()
 
@@ -351,10 +338,6 @@ class ConsoleSink(Sink):
         self._shown_step, self._shown_time = step, now
 
     def summary(self, title: str, rows: Iterable[tuple[str, Scalar]]) -> None:
-        from rich.box import SIMPLE_HEAD
-        from rich.table import Table
-        from rich.text import Text
-
         self.close()
         table = Table(box=SIMPLE_HEAD, pad_edge=False)
         table.add_column(Text(title), min_width=20)
@@ -368,11 +351,8 @@ class ConsoleSink(Sink):
         if self._live:
             self._live.stop()
 
-    def _drawing(self) -> RenderableType:
+    def _drawing(self) -> Group:
         """Return two lines for the bottom of the terminal; messages appear above them."""
-        from rich.console import Group
-        from rich.text import Text
-
         return Group(self._progress.get_renderable(), Text(self._numbers(), overflow="ellipsis", no_wrap=True))
 
     def _time_left(self) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import yaml
 
@@ -28,19 +28,8 @@ if TYPE_CHECKING:
 
 Which = Literal["last", "best"]
 
-# What a summary tells beside its metrics, its data (whose keys are the configuration's) and what else has its place.
-DETAILS = (
-    "message",
-    "leak",
-    "padding",
-    "peak_memory_bytes",
-    "skipped_steps",
-    "compile_seconds",
-    "extends",
-    "step_time",
-    "norm_facts",
-    "ledger",
-)
+# What a summary tells that has its place among the columns already: the rest of it follows behind them.
+PLACED = {"status", "step", "steps", "seed", "choices", "metrics", "data"}
 
 
 # ---- one run's model and data
@@ -71,11 +60,10 @@ class TrainedRun:
         return build.make_data({**self.tree, "data": section}, self.tree["seed"])
 
     def task(self) -> Task:
-        """Return what the data ask of the model: as the run noted it, else from the data themselves."""
+        """Return what the data ask of the model: as the run noted it."""
         from normbench.types import Task
 
-        noted = ((read_json(self.directory.environment) or {}).get("sessions") or [{}])[-1].get("task")
-        return self.data().task if noted is None else Task.from_record(noted)
+        return Task.from_record(self.directory.sessions()[-1]["task"])
 
 
 def open_run(path: str | os.PathLike[str]) -> TrainedRun:
@@ -85,13 +73,9 @@ def open_run(path: str | os.PathLike[str]) -> TrainedRun:
         UsageError: the directory is not there, or holds no run.
     """
     directory = RunDirectory(Path(os.path.expanduser(path)))
-    if not directory.path.is_dir():
-        raise UsageError(f"{path} is not a directory: give the directory of a run, such as outputs/train/RUN")
-    if not directory.config.exists():
-        raise UsageError(f"{path} holds no run (no config.yaml): give outputs/NAME/RUN, not a folder above")
     tree = configuration(directory)
     if not {"model", "norm", "placement", "data", "seed"} <= tree.keys():
-        raise UsageError(f"{directory.config} is not the configuration of a run: give a run of normbench train")
+        raise UsageError(f"{path} holds no run: give the directory of one, outputs/NAME/RUN, not a folder above")
     return TrainedRun(directory, tree)
 
 
@@ -107,30 +91,12 @@ def load_model(
 
     from normbench import build
 
-    weights = averaged(run, which) if ema else stored(run, which)["model"]
+    state = stored(run, which)
+    if ema and state.get("average") is None:
+        raise UsageError(f"{run.path} has no averaged weights: the last ones of a run with trainer.ema=0.999 have them")
     model, _ = build.build_model(run.tree, run.task(), run.tree["seed"])
-    try:
-        model.load_state_dict(weights)
-    except RuntimeError as error:
-        raise UsageError(
-            f"the weights in {run.path} do not fit this version of normbench: use the version that made the run"
-        ) from error
+    model.load_state_dict(state["average"]["model"] if ema else state["model"])
     return model.to(torch.device(device) if not isinstance(device, str) else build.resolve_device(device)).eval()
-
-
-def averaged(run: TrainedRun, which: Which) -> State:
-    """Return the moving average of the weights.
-
-    Raises:
-        UsageError: none was kept.
-    """
-    if which == "best":
-        raise UsageError("the best weights have no average beside them: give ema or which=best, not both")
-    average = stored(run, which).get("average")
-    if average is None:
-        raise UsageError(f"{run.path} has no averaged weights: they are kept by a run with trainer.ema=0.999")
-    weights: State = average["model"]
-    return weights
 
 
 def stored(run: TrainedRun, which: Which) -> State:
@@ -139,33 +105,18 @@ def stored(run: TrainedRun, which: Which) -> State:
     Raises:
         UsageError: there is none, or it is damaged.
     """
-    from normbench.training.checkpoint import Checkpoints, DamagedCheckpoint, read
+    from normbench.training.checkpoint import Checkpoints
 
     directory = run.directory
-    if which == "best":
-        if not directory.best.exists():
-            raise UsageError(
-                f"{run.path} has no best checkpoint: it is kept by a run with trainer.keep_checkpoint=best"
-            )
-        try:
-            return read(directory.best)
-        except DamagedCheckpoint as error:
-            raise UsageError(f"{run.path}: {error}: use the last one") from error
-    if which != "last":
+    if which not in get_args(Which):
         raise UsageError(f"which={which} is unknown: use last or best")
-    checkpoints = Checkpoints(directory.checkpoint, directory.previous, directory.best)
-    state = checkpoints.load(lambda line: warnings.warn(line, stacklevel=2))
+    last, before = (directory.best, directory.best) if which == "best" else (directory.checkpoint, directory.previous)
+    state = Checkpoints(last, before, directory.best).load(lambda line: warnings.warn(line, stacklevel=2))
     if state is None:
-        if run.tree["trainer"]["keep_checkpoint"] == "none":
-            why = "it was made with trainer.keep_checkpoint=none; make it anew with keep_checkpoint=last"
-        elif (summary := directory.ended()) and summary["status"] == "diverged":
-            why = (
-                f"it diverged at step {summary['step']} before its first; make it anew with a smaller "
-                "trainer.checkpoint_every and rerun=true"
-            )
-        else:
-            why = "none was written yet, or all are damaged; train it further with its own command"
-        raise UsageError(f"{run.path} has no checkpoint: {why}")
+        raise UsageError(
+            f"{run.path} has no {which} checkpoint: trainer.keep_checkpoint={which} keeps it, and it must be written "
+            "and whole; train the run further with its own command, or anew with rerun=true"
+        )
     return state
 
 
@@ -225,23 +176,18 @@ def name_of(directory: RunDirectory, folder: Path) -> str:
 
 def row(directory: RunDirectory, folder: Path) -> dict[str, Any]:
     """Return where a run is and how it stands, its choices, its configuration, and its results where it has ended."""
-    summary, status, environment = (
-        read_json(path) or {} for path in (directory.summary, directory.status, directory.environment)
-    )
-    stands, latest = summary or status, (environment.get("sessions") or [{}])[-1]
-    chosen = latest.get("choices", summary.get("choices", {}))
+    summary, status = (read_json(path) or {} for path in (directory.summary, directory.status))
+    stands, chosen = summary or status, [{}, *directory.sessions()][-1].get("choices", {})
     heartbeat = status.get("heartbeat")
     return {
         "run": name_of(directory, folder),
         "path": str(directory.path),
-        "status": stands.get("status"),
-        "step": stands.get("step"),
-        "steps": stands.get("steps"),
+        **{name: stands.get(name) for name in ("status", "step", "steps")},
         "heartbeat": None if heartbeat is None else datetime.fromtimestamp(heartbeat, UTC),
         **{group: None if chosen[group] == "None" else chosen[group] for group in GROUPS if group in chosen},
         **flat_columns(configuration(directory)),
         **summary.get("metrics", {}),
-        **flat_columns({name: summary[name] for name in DETAILS if name in summary}),
+        **flat_columns({name: value for name, value in summary.items() if name not in PLACED}),
     }
 
 
@@ -261,10 +207,7 @@ def flat_columns(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 def logged(directory: RunDirectory, name: str) -> Iterator[tuple[str, int, str, float | None]]:
     """Yield every number in metrics.jsonl; what was not finite is null there, and a last line may be torn."""
-    try:
-        lines = directory.metrics.read_text("utf-8").splitlines()
-    except OSError:
-        return
+    lines = directory.metrics.read_text("utf-8").splitlines() if directory.metrics.exists() else []
     for line in lines:
         try:
             entry = json.loads(line)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import hashlib
 import json
@@ -16,11 +15,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from normbench.errors import HeldElsewhere, UsageError, is_disk_full
+from normbench.errors import HeldElsewhere, UsageError
 
 Status = Literal["running", "interrupted", "finished", "diverged", "failed", "out_of_memory"]
 CHOICE_FILE = "lr_choice.json"  # beside the runs of a sweep: the learning rate that it has chosen for each arm
@@ -59,16 +58,8 @@ class RunDirectory:
             UsageError: it cannot be made or written to.
             OSError: the disk is full.
         """
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            if is_disk_full(error):
-                raise
-            raise UsageError(
-                f"outputs={self.path.parent.parent} cannot be written ({error.strerror}): give another folder"
-            ) from error
-        if not os.access(self.path, os.W_OK):
-            raise UsageError(f"outputs: {self.path} cannot be written: change its permissions or give another folder")
+        self.check_creatable()
+        self.path.mkdir(parents=True, exist_ok=True)
 
     def check_creatable(self) -> None:
         """Refuse a path where `create` would fail, without making anything.
@@ -78,8 +69,10 @@ class RunDirectory:
         """
         existing = next(path for path in (self.path, *self.path.absolute().parents) if path.exists())
         if not existing.is_dir() or not os.access(existing, os.W_OK):
-            reason = os.strerror(errno.EACCES if existing.is_dir() else errno.ENOTDIR)
-            raise UsageError(f"outputs={self.path.parent.parent} cannot be written ({reason}): give another folder")
+            raise UsageError(
+                f"outputs={self.path.parent.parent} cannot be written ({existing} is no folder where you may write): "
+                "give another one"
+            )
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -95,16 +88,16 @@ class RunDirectory:
                     f"{self.path} is being written by another process (pid {holder.get('pid', 'unknown')}): "
                     "wait for it, or give this run another name="
                 )
-            remove_leftovers(self.path)
+            for temporary in self.path.glob(".*.tmp"):  # of processes that were killed while they wrote
+                temporary.unlink(missing_ok=True)
             yield
 
     def is_held(self) -> bool:
         """Return whether a process is at work on the run."""
-        try:
-            with open(self.path / ".lock", "r") as lock:  # noqa: UP015 (as tests trace it)
-                return not locked(lock, fcntl.LOCK_SH)
-        except OSError:
+        if not (self.path / ".lock").exists():
             return False
+        with open(self.path / ".lock", "r") as lock:  # noqa: UP015 (as tests trace it)
+            return not locked(lock, fcntl.LOCK_SH)
 
     def set_aside(self) -> Path:
         """Rename the directory, to make the run anew; returns where the old one is now."""
@@ -116,17 +109,24 @@ class RunDirectory:
 
     def write_status(self, status: Status, step: int, steps: int, message: str = "") -> None:
         """Write how the run stands (atomically)."""
-        write_json(
-            self.status,
-            {
-                "status": status,
-                "step": step,
-                "steps": steps,
-                "message": message,
-                "pid": os.getpid(),
-                "host": socket.gethostname(),
-                "heartbeat": time.time(),
-            },
+        stands = {"status": status, "step": step, "steps": steps, "message": message}
+        process = {"pid": os.getpid(), "host": socket.gethostname(), "heartbeat": time.time()}
+        write_json(self.status, stands | process)
+
+    def sessions(self) -> list[dict[str, Any]]:
+        """Return the processes that have worked on the run, the first one first."""
+        return list((read_json(self.environment) or {}).get("sessions", []))
+
+    def begun_elsewhere(self, now: dict[str, Any]) -> str | None:
+        """Return what decides about bits and is not as it was when the run was begun, in one line."""
+        first, here = ({**known["packages"], **known} for known in ([*self.sessions(), now][0], now))
+        decisive = [*DECISIVE, *now["packages"]]
+        changed = [f"{key} was {first.get(key)}, is {here[key]}" for key in decisive if first.get(key) != here[key]]
+        if not changed:
+            return None
+        return (
+            f"this run was begun elsewhere, so its numbers may differ in the last bits ({'; '.join(changed)}): "
+            "rerun=true makes it anew and keeps the old one beside it"
         )
 
     def ended(self) -> dict[str, Any] | None:
@@ -185,12 +185,6 @@ def write_bytes(path: Path, content: bytes) -> None:
     write_atomically(path, lambda file: file.write(content))
 
 
-def remove_leftovers(directory: Path) -> None:
-    """Delete what processes that were killed while they wrote have left in a directory that nobody else writes to."""
-    for temporary in directory.glob(".*.tmp"):
-        temporary.unlink(missing_ok=True)
-
-
 def sync_directory(directory: Path) -> None:
     """Make renames in this directory survive a power cut."""
     descriptor = os.open(directory, os.O_RDONLY)
@@ -208,14 +202,6 @@ def write_json(path: Path, content: Any) -> None:
 # ---- what machine, versions and code make a run
 
 
-def package_version(name: str) -> str | None:
-    """Return a package's version; None where it is not installed."""
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
-
-
 def git(*arguments: str) -> str | None:
     """Return what git says of the code's own checkout; None outside one or without git."""
     command = ["git", "-C", str(Path(__file__).parent), *arguments]
@@ -227,22 +213,20 @@ def git(*arguments: str) -> str | None:
 
 def commit() -> str | None:
     """Return the commit of the code, `+changes` behind it where the checkout differs; None for an installed package."""
-    if (Path(__file__).parent.parent / ".git").exists() and (head := git("rev-parse", "HEAD")):
-        return head + ("+changes" if git("status", "--porcelain", "--untracked-files=no") else "")
-    return None
+    if not (Path(__file__).parent.parent / ".git").exists() or not (head := git("rev-parse", "HEAD")):
+        return None
+    return head + ("+changes" if git("status", "--porcelain", "--untracked-files=no") else "")
 
 
 def cpu_name() -> str:
     """Return the processor's model name."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
+    file = Path("/proc/cpuinfo")
+    lines = file.read_text().splitlines() if file.exists() else []
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
-def describe_environment(device: str, accelerator: str | None, threads: int, data: dict[str, Any]) -> dict[str, Any]:
-    """Return everything about here and now that may change a run's numbers or times."""
+def describe_environment() -> dict[str, Any]:
+    """Return what machine, code and versions are at work here and now, which may change a run's numbers or times."""
     return {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": shlex.join(["normbench", *sys.argv[1:]]),
@@ -251,21 +235,6 @@ def describe_environment(device: str, accelerator: str | None, threads: int, dat
         "system": platform.platform(),
         "cpu": cpu_name(),
         "cores": os.cpu_count(),
-        "device": device,
-        "accelerator": accelerator,
-        "threads": threads,
         "python": platform.python_version(),
-        "packages": {name: package_version(name) for name in PACKAGES},
-        "data": data,
+        "packages": {name: version(name) for name in PACKAGES},
     }
-
-
-def environment_differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Return what decides about bits and differs between two descriptions, in words."""
-    before, now = decisive(before), decisive(now)
-    return [f"{key} was {before.get(key)}, is {now.get(key)}" for key in now if before.get(key) != now.get(key)]
-
-
-def decisive(description: dict[str, Any]) -> dict[str, Any]:
-    """Return what decides about bits, each package by its name."""
-    return {key: description.get(key) for key in DECISIVE} | dict(description.get("packages") or {})

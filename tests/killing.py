@@ -1,31 +1,31 @@
 """Runs of normbench in forked processes that say where they are, and can end themselves at a chosen place.
 
-Importing torch takes seconds, so a server (this file, run as a script) imports everything once, without computing
-anything, and forks a child for each run. A child writes each place that it passes (`evaluation > batch`,
-`checkpoint > half of a write to checkpoint.pt`) to a file before it goes on, so the file says where a kill fell.
+Importing torch takes seconds, so multiprocessing's server imports everything once, and forks a child for each run. A
+child writes each place that it passes (`evaluation > batch`, `checkpoint > half of a write to checkpoint.pt`) to a file
+before it goes on, so the file says where a kill fell.
 """
 
 from __future__ import annotations
 
 import builtins
 import itertools
-import json
+import multiprocessing
 import os
 import resource
 import signal
-import subprocess
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
-from functools import cache, wraps
+from dataclasses import dataclass
+from functools import wraps
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 PATIENCE = 120.0  # seconds for anything
+PRELOADED = ["pytest", "torch._dynamo", "normbench.cli", "normbench.run.train", "normbench.config.compose"]
 
 
 @dataclass(frozen=True)
@@ -45,10 +45,13 @@ class Trap:
 class Child:
     """A run at work, or over."""
 
-    server: Server
-    pid: int
+    process: BaseProcess
     output_file: Path
     places_file: Path
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid or 0
 
     @property
     def output(self) -> str:
@@ -66,13 +69,13 @@ class Child:
     @property
     def status(self) -> int | None:
         """Its exit status; negative: the signal that ended it; None: it is at work."""
-        status: int | None = self.server.ask({"ended": self.pid})
-        return status
+        return self.process.exitcode
 
     def wait(self) -> int:
         """Return its exit status, once it has ended."""
-        self.poll(lambda: self.status is not None)
-        return self.status or 0
+        self.process.join(PATIENCE)
+        assert self.status is not None, f"still at work:\n{self.output}"
+        return self.status
 
     def wait_for(self, line: str) -> bool:
         """Return whether it passes a place before it ends, as soon as that is known."""
@@ -92,105 +95,49 @@ class Child:
             time.sleep(0.005)
 
 
-@dataclass
 class Server:
     """Starts runs, each in a process of its own."""
 
-    folder: Path
-    numbers: Iterator[int] = field(default_factory=itertools.count)
-    process: subprocess.Popen[str] = field(init=False)
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def __post_init__(self) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=self.environment
-        )
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.numbers = folder, itertools.count()
+        self.context = multiprocessing.get_context("forkserver")
+        self.context.set_forkserver_preload(PRELOADED)
 
     @property
     def environment(self) -> dict[str, str]:
         """For processes that run normbench."""
-        # Threads that a library starts at import would not survive a fork.
-        quiet = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-        paths = {"NORMBENCH_CACHE": str(self.folder / "cache"), "PYTHONPATH": str(Path(__file__).parent.parent)}
-        return {**os.environ, **quiet, **paths, "COLUMNS": "200"}
-
-    def ask(self, request: dict[str, Any]) -> Any:
-        assert self.process.stdin and self.process.stdout
-        with self.lock:
-            print(json.dumps(request), file=self.process.stdin, flush=True)
-            return json.loads(self.process.stdout.readline())
+        return {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent), "COLUMNS": "200"}
 
     def start(self, words: list[str], cwd: Path, trap: Trap | None = None, file_size: int | None = None) -> Child:
         """Start `normbench` with these words. file_size: bytes that a file may have at most."""
         number = next(self.numbers)
-        output = self.folder / f"{number}.output"
-        places = self.folder / f"{number}.places"
-        places.touch()
-        request = {
-            "words": words,
-            "cwd": str(cwd),
-            "output": str(output),
-            "places": str(places),
-            "trap": vars(trap) if trap else None,
-            "file_size": file_size,
-        }
-        return Child(self, self.ask(request), output, places)
-
-    def close(self) -> None:
-        assert self.process.stdin and self.process.stdout
-        self.process.stdin.close()
-        self.process.wait(PATIENCE)
-        self.process.stdout.close()
+        output, places = (self.folder / f"{number}.{kind}" for kind in ("output", "places"))
+        for file in (output, places):
+            file.touch()
+        process = self.context.Process(target=be_child, args=(words, cwd, output, places, trap, file_size))
+        process.start()
+        return Child(process, output, places)
 
 
-# ---- in the server
+# ---- in a child
 
 
-def serve() -> None:
-    """Answer requests until there are none."""
-    import torch._dynamo  # noqa: F401 (torch's optimizers import it when they are first made)
-
-    import normbench.run.train  # noqa: F401
-    from normbench.config import compose
-    from normbench.errors import UsageError
-
-    read = cache(compose.read)
-    compose.read = lambda words: read(tuple(words))
-    ended: dict[int, int] = {}  # process -> exit status
-    answer: int | None
-    for line in sys.stdin:
-        request = json.loads(line)
-        if "ended" in request:
-            pid = request["ended"]
-            if pid not in ended:
-                done, status = os.waitpid(pid, os.WNOHANG)
-                ended |= {pid: os.waitstatus_to_exitcode(status)} if done else {}
-            answer = ended.get(pid)
-        else:
-            if request["words"][0] == "train":
-                with suppress(UsageError):  # here, once for all children that are given the same words
-                    compose.read(request["words"][1:])
-            answer = os.fork()
-            if answer == 0:
-                be_child(request)
-        print(json.dumps(answer), flush=True)
-
-
-def be_child(request: dict[str, Any]) -> None:
+def be_child(words: list[str], cwd: Path, output: Path, places: Path, trap: Trap | None, file_size: int | None) -> None:
     """Run one command as a process of its own would; does not return."""
     from normbench.cli import main
 
     status = 1
     try:
-        output = os.open(request["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        for stream, file in enumerate((os.open(os.devnull, os.O_RDONLY), output, output)):
-            os.dup2(file, stream)
-        os.chdir(request["cwd"])
-        if request["file_size"]:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (request["file_size"], request["file_size"]))
-        watch(Places(request["places"], Trap(**request["trap"]) if request["trap"] else None))
-        sys.argv = ["normbench", *request["words"]]
-        status = main(request["words"])
+        stream = os.open(output, os.O_WRONLY | os.O_APPEND)
+        for number in (1, 2):
+            os.dup2(stream, number)
+        os.environ["COLUMNS"] = "200"
+        os.chdir(cwd)
+        if file_size:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (file_size, file_size))
+        watch(Places(places, trap))
+        sys.argv = ["normbench", *words]
+        status = main(words)
     except BaseException:
         traceback.print_exc()
     finally:
@@ -203,10 +150,8 @@ def be_child(request: dict[str, Any]) -> None:
 class Places:
     """Where a process is, on record, and what happens to it there."""
 
-    def __init__(self, record: str, trap: Trap | None) -> None:
-        self.record = os.open(record, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        self.trap = trap
-        self.passed = 0
+    def __init__(self, record: Path, trap: Trap | None) -> None:
+        self.record, self.trap, self.passed = os.open(record, os.O_WRONLY | os.O_APPEND), trap, 0
         self.inside: list[str] = []
 
     def note(self, line: str) -> None:
@@ -219,17 +164,15 @@ class Places:
         if self.trap is None or self.trap.place not in place:
             return
         self.passed += 1
-        if self.passed == self.trap.nth:
-            before()
-            self.spring(self.trap, place)
-
-    def spring(self, trap: Trap, place: str) -> None:
-        self.note(f"trapped: {place}")
-        if trap.memory is not None:
-            pages = int(Path("/proc/self/statm").read_text().split()[0])
-            resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + trap.memory,) * 2)
+        if self.passed != self.trap.nth:
             return
-        for number in trap.signals:
+        before()
+        self.note(f"trapped: {place}")
+        if self.trap.memory is not None:
+            pages = int(Path("/proc/self/statm").read_text().split()[0])
+            resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + self.trap.memory,) * 2)
+            return
+        for number in self.trap.signals:
             os.kill(os.getpid(), number)
 
     @contextmanager
@@ -248,17 +191,13 @@ def watch(places: Places) -> None:
     from normbench.run import session
     from normbench.training import checkpoint, loop
 
-    around(places, checkpoint.Checkpoints, "save", "checkpoint", lambda owner, state: f"saved {state['step']}")
-    around(places, checkpoint.Checkpoints, "save_best", "best weights")
-    around(places, loop.Loop, "evaluate", "evaluation")
-    around(places, loop.Loop, "train_step", "training")
-    around(places, loop.Loop, "log", "logging")
-    around(places, build, "make_model", "building")
-    around(places, session, "truncate_metrics", "truncating metrics")
-    around(places, session, "truncate_events", "truncating events")
-    around(places, session, "copy_record", "copying")
-    around(places, session.Session, "prepare", "preparation")
-    around(places, session.Session, "finish", "finish")
+    around(places, checkpoint.Checkpoints, lambda owner, state: f"saved {state['step']}", save="checkpoint")
+    around(places, checkpoint.Checkpoints, save_best="best weights")
+    around(places, loop.Loop, evaluate="evaluation", train_step="training", log="logging")
+    around(places, build, make_model="building")
+    around(places, recording, truncate_metrics="truncating metrics", truncate_events="truncating events")
+    around(places, session, copy_record="copying")
+    around(places, session.Session, prepare="preparation", finish="finish")
     ahead(places, loop, "to_device", lambda *_: "batch")
     ahead(places, types.Task, "totals", lambda *_, **__: "loss")
     ahead(places, loop.Loop, "clip", lambda *_: "gradients")
@@ -269,19 +208,22 @@ def watch(places: Places) -> None:
         vars(module)["open"] = lambda path, mode: TracedFile(places, builtins.open(path, mode))  # noqa: SIM115
 
 
-def around(places: Places, owner: Any, name: str, part: str, done: Callable[..., str] = lambda *_: "") -> None:
-    """Note the part while a function runs, and what `done` says when it has ended well."""
-    function = getattr(owner, name)
+def around(places: Places, owner: Any, done: Callable[..., str] = lambda *_: "", **parts: str) -> None:
+    """Note the part while one of these functions runs, and what `done` says when it has ended well."""
+    for name, part in parts.items():
+        setattr(owner, name, noted(places, getattr(owner, name), part, done))
 
+
+def noted(places: Places, function: Callable[..., Any], part: str, done: Callable[..., str]) -> Callable[..., Any]:
     @wraps(function)
-    def noted(*args: Any, **options: Any) -> Any:
+    def call(*args: Any, **options: Any) -> Any:
         with places.within(part):
             result = function(*args, **options)
         if line := done(*args):
             places.note(line)
         return result
 
-    setattr(owner, name, noted)
+    return call
 
 
 def ahead(places: Places, owner: Any, name: str, describe: Callable[..., str]) -> None:
@@ -333,7 +275,3 @@ class TracedFile:
     def writelines(self, lines: Any) -> None:
         for line in lines:
             self.write(line)
-
-
-if __name__ == "__main__":
-    serve()

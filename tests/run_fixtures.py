@@ -14,11 +14,9 @@ from tiny_runs import MODELS, run_directory, start
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Server:
     """Starts runs that can be told to end themselves."""
-    server = Server(tmp_path_factory.mktemp("server"))
-    yield server
-    server.close()
+    return Server(tmp_path_factory.mktemp("server"))
 
 
 @pytest.fixture(scope="session")

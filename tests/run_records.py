@@ -14,7 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from tensorboard.util.tensor_util import make_ndarray
 
-Series = dict[str, list[tuple[int, bytes]]]  # tag -> (step, value)
+Series = dict[str, list[tuple[int, Any]]]  # tag -> (step, value)
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,7 @@ def read_record(directory: Path) -> Record:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(path.read_text())
-    return content
+    return json.loads(path.read_text())
 
 
 def timeless(values: dict[str, Any]) -> dict[str, Any]:
@@ -106,10 +105,6 @@ def read_events(directory: Path) -> Series:
 
 def assert_same(record: Record, reference: Record) -> None:
     """Equal bits, and every tag has its steps in order, none of them twice."""
-    assert record.metrics == reference.metrics
-    assert record.events.keys() == reference.events.keys()
-    for tag, values in record.events.items():
-        assert values == reference.events[tag], tag
     assert record == reference
     assert_steps_increase(record)
 

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import signal
-import socket
-import subprocess
-import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,11 +18,12 @@ from browsing import browser as browser  # a fixture
 from browsing import needs_browser
 from browsing import screenshots as screenshots  # a fixture
 from PIL import Image
+from tensorboard import program
 
 from normbench.cli import main
 from normbench.recording import start_page
 
-pytestmark = needs_browser
+pytestmark = [*needs_browser, pytest.mark.filterwarnings("ignore")]  # of TensorBoard, here in this process
 
 PATIENCE = 60.0  # seconds, for a machine that is busy with other tests
 CURVE = "path.line[d]:not([d=''])"
@@ -60,22 +56,13 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 
 
 @pytest.fixture(scope="module")
-def tensorboard(runs: Runs) -> Iterator[str]:
+def tensorboard(runs: Runs) -> str:
     """The address of a TensorBoard that has read the runs."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(runs.folder), "--port", str(port)]
-    process = subprocess.Popen(
-        [*command, "--host", "127.0.0.1"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-    )
-    address = f"http://127.0.0.1:{port}/"
-    try:
-        until(lambda: set(get_json(f"{address}data/plugin/text/tags")) == set(runs.names), "the runs")
-        yield address
-    finally:
-        os.killpg(process.pid, signal.SIGTERM)
-        process.wait(PATIENCE)
+    server = program.TensorBoard()
+    server.configure(logdir=str(runs.folder), host="127.0.0.1", port=0)
+    address = server.launch()
+    until(lambda: set(get_json(f"{address}data/plugin/text/tags")) == set(runs.names), "the runs")
+    return address
 
 
 def get_json(address: str) -> dict[str, Any]:
@@ -125,15 +112,6 @@ class Page:
     def elements(self, selector: str) -> list[Any]:
         return self.driver.execute_script(f"{self.SCRIPT} return all.filter(e => e.matches(arguments[0]))", selector)
 
-    def attributes(self, selector: str, name: str) -> list[str]:
-        script = f"{self.SCRIPT} return all.filter(e => e.matches(arguments[0])).map(e => e.getAttribute(arguments[1]))"
-        return self.driver.execute_script(script, selector, name)
-
-    def texts(self, selector: str) -> list[str]:
-        return self.driver.execute_script(
-            f"{self.SCRIPT} return all.filter(e => e.matches(arguments[0])).map(e => e.textContent)", selector
-        )
-
     def shows(self, *words: str) -> None:
         until(lambda: all(word in self.text for word in words), f"{words} in the page")
 
@@ -164,42 +142,26 @@ def test_time_series_opens_on_the_losses_of_all_runs(page: Page, runs: Runs) -> 
     page.has(2, "metrics-pinned-view line-chart canvas")
     until(lambda: coloured(page.elements("metrics-pinned-view line-chart")[0]) > 200, "curves")
     page.keep("time_series")
-    first, again, other, other_again = page.attributes("runs-data-table .run-color-swatch", "style")
+    first, again, other, other_again = (
+        swatch.get_attribute("style") for swatch in page.elements("runs-data-table .run-color-swatch")
+    )
     assert first == again != other == other_again  # the seeds of an arm share a color
 
 
-def test_a_pattern_selects_a_norm(page: Page, runs: Runs) -> None:
-    page.open(start_page(page.address).replace("#", "&runFilter=^rmsnorm#"))
-    page.shows(*runs.names[2:], "loss/val")
-    page.keep("one_norm")
-    assert not any(name in page.text for name in runs.names[:2])
-
-
-def test_scalars_shows_a_curve_of_each_run(page: Page, runs: Runs) -> None:
-    page.open(f"{page.address}#scalars&tagFilter={quote('loss/val')}")
-    page.shows(*runs.names, "loss/val")
-    until(lambda: len(page.attributes(CURVE, "stroke")) >= 4, "a curve of each run")
-    page.keep("scalars")
-
-
-def test_histograms_shows_histograms_of_each_run(page: Page, runs: Runs) -> None:
-    page.open(f"{page.address}#histograms")
-    page.shows(*runs.names, "act/block00.mlp/in")
-    page.has(12 * 20, "path.outline")  # of each of the 12 cards of a page, one for each probed step
-    page.keep("histograms")
-
-
-def test_text_shows_the_configuration_of_each_run(page: Page, runs: Runs) -> None:
-    page.open(f"{page.address}#text")
-    page.shows(*runs.names, "normbench.norms.LayerNorm", "normbench.norms.RMSNorm")
-    page.keep("text")
-
-
-def test_custom_scalars_shows_the_layout(page: Page, runs: Runs) -> None:
-    page.open(f"{page.address}#custom_scalars")
-    page.shows(*runs.names, "residual stream RMS by depth", "gradient norm by block", "step time")
-    page.has(4 * 4 * 4, CURVE)  # of each run, four charts with a curve of each block
-    page.keep("custom_scalars")
+@pytest.mark.parametrize(
+    ("tab", "words", "count", "selector"),
+    [
+        (f"scalars&tagFilter={quote('loss/val')}", ["loss/val"], 4, CURVE),
+        ("histograms", ["act/block00.mlp/in"], 12 * 20, "path.outline"),  # 12 cards of a page, each probed step
+        ("text", ["normbench.norms.LayerNorm", "normbench.norms.RMSNorm"], 0, "*"),
+        ("custom_scalars", ["residual stream RMS by depth", "step time"], 4 * 4 * 4, CURVE),  # four charts by block
+    ],
+)
+def test_a_tab_shows_each_run(page: Page, runs: Runs, tab: str, words: list[str], count: int, selector: str) -> None:
+    page.open(f"{page.address}#{tab}")
+    page.shows(*runs.names, *words)
+    page.has(count, selector)
+    page.keep(tab.split("&")[0])
 
 
 def test_hparams_shows_a_row_of_each_run(page: Page, runs: Runs) -> None:
@@ -207,7 +169,7 @@ def test_hparams_shows_a_row_of_each_run(page: Page, runs: Runs) -> None:
     page.shows(*runs.names, "layernorm", "rmsnorm", "placement", "loss/val")
     page.has(1, "vaadin-grid.session-group-table")
     page.keep("hparams")
-    cells = [text.strip() for text in page.texts("vaadin-grid-cell-content") if text.strip()]
+    cells = [cell for element in page.elements("vaadin-grid-cell-content") if (cell := element.text.strip())]
     for name in runs.names:
         summary = json.loads((runs.folder / name / "summary.json").read_text())
         row = cells[cells.index(name) + 1 :]

@@ -92,13 +92,13 @@ def test_what_is_there_already_is_said(capsys: pytest.CaptureFixture[str]) -> No
     run = trained(*TINY)
     assert main(["train", *TINY, "--dry-run"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == f"{run} is finished already: train would only show its summary"
-    assert dry(capsys, *TINY, "rerun=true")["state"] == "finished; made anew, the old one is kept beside it"
+    assert dry(capsys, *TINY, "rerun=true")["state"] == "finished; made anew, an old one is kept beside it"
     longer = dry(capsys, f"extend={run}", "trainer.steps=100")
-    assert longer["state"] == f"new; goes on from step 60 of {run}"
+    assert longer["state"] == "new; goes on from step 60"
     assert numbers(longer["time of an evaluation"])[1] == 1  # of the 40 steps that are left, the last one's apart
     (run / "summary.json").unlink()
     (run / "status.json").write_text(json.dumps({"status": "interrupted", "step": 60}))
-    assert dry(capsys, *TINY)["state"] == "interrupted at step 60; goes on from there"
+    assert dry(capsys, *TINY)["state"] == "interrupted; goes on from step 60"
 
 
 def test_a_run_that_diverges_at_once_is_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import pickle
 import shutil
 import signal
-from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +12,7 @@ import pytest
 import torch
 from killing import Child, Server, Trap
 from run_records import Record, assert_same, read_json, read_metrics, read_record
-from tiny_runs import fill, run_directory, slow, start, words
+from tiny_runs import fill, run_directory, start, words
 
 from normbench.training import checkpoint
 
@@ -57,81 +53,34 @@ def folder(stopped: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(stopped, tmp_path / "copy"))
 
 
-def flip(content: bytes) -> bytes:
-    middle = len(content) // 2
-    return content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
-
-
-DAMAGE: dict[str, Callable[[bytes], bytes]] = {
-    "one bit": flip,
-    "torn": lambda content: content[: len(content) * 2 // 3],
-    "zeros": lambda content: bytes(len(content)),
-    "longer": lambda content: content + b"\0",
-}
-
-
-def damage(path: Path, kind: str) -> None:
-    path.write_bytes(DAMAGE[kind](path.read_bytes()))
-
-
-@pytest.mark.parametrize("kind", ["one bit", *slow("torn", "zeros", "longer")])
 def test_damaged_checkpoint_is_named_and_the_one_before_it_used(
-    server: Server, undisturbed: dict[str, Record], folder: Path, kind: str
+    server: Server, undisturbed: dict[str, Record], folder: Path
 ) -> None:
-    damage(run_directory(folder) / "checkpoint.pt", kind)
-    if kind == "torn":  # a kill while the next one is written must not put the damaged one in the good one's place
-        child = start(server, "transformer", folder, Trap("checkpoint > rename to checkpoint.pt"))
-        assert child.wait() == -signal.SIGKILL
-        assert "checkpoint.pt is damaged" in child.output and "the one before it is used" in child.output
-        finish(server, folder, undisturbed, "going on from step 24")
-    else:
-        damaged = "checkpoint.pt is damaged", "the one before it is used"
-        finish(server, folder, undisturbed, *damaged, "going on from step 24")
+    """Nor does a kill while the next one is written put the damaged one in the good one's place."""
+    directory = run_directory(folder)
+    content = (directory / "checkpoint.pt").read_bytes()
+    (directory / "checkpoint.pt").write_bytes(content[: len(content) * 2 // 3])
+    (directory / "status.json").write_bytes(b'{"status": "runn')
+    child = start(server, "transformer", folder, Trap("checkpoint > rename to checkpoint.pt"))
+    assert child.wait() == -signal.SIGKILL
+    assert "checkpoint.pt is damaged" in child.output and "the one before it is used" in child.output
+    finish(server, folder, undisturbed, "going on from step 24")
 
 
 def test_two_damaged_checkpoints_are_named_and_the_run_begins_anew(
     server: Server, undisturbed: dict[str, Record], folder: Path
 ) -> None:
     for name in ("checkpoint.pt", "checkpoint.prev.pt"):
-        damage(run_directory(folder) / name, "one bit")
+        (run_directory(folder) / name).write_bytes(b"")
     damaged = "checkpoint.pt is damaged", "checkpoint.prev.pt is damaged"
     assert "going on" not in finish(server, folder, undisturbed, *damaged, "the run begins anew")
 
 
-def test_damaged_status_is_no_obstacle(server: Server, undisturbed: dict[str, Record], folder: Path) -> None:
-    (run_directory(folder) / "status.json").write_bytes(b'{"status": "runn')
-    assert "elsewhere" not in finish(server, folder, undisturbed, "going on from step 28")
-
-
-def test_checkpoint_of_another_version_is_refused(server: Server, folder: Path) -> None:
-    path = run_directory(folder) / "checkpoint.pt"
-    state = checkpoint.read(path)
-    del state["best_loss"]
-    with open(path, "wb") as file:
-        checkpoint.write(state, file)
-    assert_sentence(start(server, "transformer", folder), 1, "does not fit this version of normbench", "rerun=true")
-
-
-def test_damaged_parent_is_not_extended(server: Server, tmp_path: Path) -> None:
-    assert server.start(words("cnn", "trainer.steps=10"), tmp_path).wait() == 0
-    parent = run_directory(tmp_path)
-    damage(parent / "checkpoint.pt", "one bit")
-    child = server.start(["train", f"extend={parent}", "trainer.steps=20"], tmp_path)
-    assert_sentence(child, 2, "has a damaged checkpoint.pt")
-    assert run_directory(tmp_path) == parent
-
-
-def small_checkpoint(path: Path) -> dict[str, Any]:
-    state = {"step": 3, "model": {"weight": torch.arange(4.0)}}
-    with open(path, "wb") as file:
-        checkpoint.write(state, file)
-    return state
-
-
 def test_no_byte_of_a_checkpoint_can_change_unseen(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint.pt"
-    state = small_checkpoint(path)
-    assert torch.equal(torch.load(path, weights_only=True)["model"]["weight"], state["model"]["weight"])
+    with open(path, "wb") as file:
+        checkpoint.write({"step": 3, "model": {"weight": torch.arange(4.0)}}, file)
+    assert torch.equal(torch.load(path, weights_only=True)["model"]["weight"], torch.arange(4.0))
     content = bytearray(path.read_bytes())
     assert checkpoint.is_whole(path)
     for place in range(0, len(content), 3):
@@ -142,37 +91,17 @@ def test_no_byte_of_a_checkpoint_can_change_unseen(tmp_path: Path) -> None:
 
 
 class Malice:
-    def __init__(self, target: Path) -> None:
-        self.target = target
-
     def __reduce__(self) -> tuple[Any, ...]:
-        return os.system, (f"touch {self.target}",)
+        return pytest.fail, ("code was run",)
 
 
-def write_archive(content: Any, path: Path) -> None:
+def test_checkpoint_runs_no_code(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.pt"
     with open(path, "wb") as file:
-        checkpoint.write(content, file)
-
-
-def write_pickle(content: Any, path: Path) -> None:
-    with open(path, "wb") as file:
-        hashed = checkpoint.HashedFile(file)
-        hashed.write(memoryview(pickle.dumps(content, protocol=2)))
-        file.write(hashed.digest.digest())
-
-
-@pytest.mark.parametrize("write", [write_archive, write_pickle])
-def test_checkpoint_runs_no_code(tmp_path: Path, write: Callable[[Any, Path], None]) -> None:
-    path, mark = tmp_path / "checkpoint.pt", tmp_path / "mark"
-    write({"step": Malice(mark)}, path)
+        checkpoint.write({"step": Malice()}, file)
     said: list[str] = []
-    found = checkpoint.Checkpoints(path, tmp_path / "previous", tmp_path / "best").load(said.append)
-    assert found is None
+    assert checkpoint.Checkpoints(path, tmp_path / "previous", tmp_path / "best").load(said.append) is None
     assert said[0].startswith("checkpoint.pt is not a checkpoint of normbench")
-    assert not mark.exists()
-    with suppress(RuntimeError):
-        torch.load(path, weights_only=False)
-    assert mark.exists()  # that would have run it
 
 
 # ---- a full disk
@@ -180,16 +109,7 @@ def test_checkpoint_runs_no_code(tmp_path: Path, write: Callable[[Any, Path], No
 
 @pytest.mark.parametrize(
     ("place", "nth", "saved"),
-    [
-        ("checkpoint > half of a write to checkpoint.pt", 700, 8),
-        ("logging > begin", 5, 16),
-        *slow(
-            ("checkpoint > fsync checkpoint.pt", 2, 16),
-            ("evaluation > begin", 2, 16),
-            ("finish > begin", 1, 40),
-            ("preparation > begin", 1, 0),
-        ),
-    ],
+    [("checkpoint > half of a write to checkpoint.pt", 700, 8), ("logging > begin", 5, 16)],
 )
 def test_full_disk_ends_the_run_and_loses_nothing(
     server: Server, undisturbed: dict[str, Record], small_disk: Path, place: str, nth: int, saved: int
@@ -200,6 +120,8 @@ def test_full_disk_ends_the_run_and_loses_nothing(
     child.kill(signal.SIGCONT)
     assert_sentence(child, 1, "the disk is full (outputs=outputs)", "give the same command to go on")
     assert last_step(run_directory(small_disk)) >= saved
+    assert read_json(run_directory(small_disk) / "status.json")["status"] in ("running", "interrupted")
+    assert not list(run_directory(small_disk).glob(".*.tmp"))
     filler.unlink()
     finish(server, small_disk, undisturbed)
 
@@ -209,27 +131,6 @@ def last_step(directory: Path) -> int:
     paths = [directory / f"checkpoint{infix}.pt" for infix in ("", ".prev", ".best")]
     state = checkpoint.Checkpoints(*paths).load(pytest.fail)
     return state["step"] if state else 0
-
-
-def test_full_disk_before_anything_is_written(server: Server, small_disk: Path) -> None:
-    filler = fill(small_disk)
-    assert_sentence(start(server, "transformer", small_disk), 1, "the disk is full (outputs=outputs)")
-    filler.unlink()
-    assert start(server, "transformer", small_disk).wait() == 0
-
-
-def test_checkpoint_too_large_for_the_limit_on_file_sizes(
-    server: Server, undisturbed: dict[str, Record], folder: Path
-) -> None:
-    directory = run_directory(folder)
-    before = {name: (directory / name).read_bytes() for name in ("checkpoint.pt", "checkpoint.prev.pt")}
-    assert len(before["checkpoint.pt"]) > 100_000
-    child = server.start(words("transformer"), folder, file_size=80_000)
-    assert_sentence(child, 1, "the disk is full (outputs=outputs)")
-    assert {name: (directory / name).read_bytes() for name in before} == before
-    assert read_json(directory / "status.json")["status"] == "interrupted"
-    assert not list(directory.glob(".*.tmp"))
-    finish(server, folder, undisturbed)
 
 
 # ---- too little memory
@@ -255,21 +156,15 @@ def test_model_too_large_for_the_memory_leaves_no_directory(server: Server, tmp_
 # ---- another machine, another version
 
 
-@pytest.mark.parametrize(
-    ("key", "before", "told"),
-    [("commit", "0123abc", "commit was 0123abc"), *slow(("packages", {"torch": "1.0"}, "torch was 1.0, is"))],
-)
-def test_run_from_elsewhere_is_told_in_one_line(
-    server: Server, undisturbed: dict[str, Record], folder: Path, key: str, before: object, told: str
-) -> None:
+def test_run_from_elsewhere_is_told_in_one_line(server: Server, undisturbed: dict[str, Record], folder: Path) -> None:
     path = run_directory(folder) / "environment.json"
     known = read_json(path)
-    known["sessions"][0][key] = before
+    known["sessions"][0] |= {"commit": "0123abc", "packages": {"torch": "1.0"}}
     path.write_text(json.dumps(known))
     for status in ("going on from step 28", "is finished already"):
         output = finish(server, folder, undisturbed, status)
         (line,) = (line for line in output.splitlines() if "begun elsewhere" in line)
-        assert told in line and "rerun=true" in line
+        assert all(part in line for part in ("commit was 0123abc, is ", "torch was 1.0, is ", "rerun=true"))
     assert len(read_json(path)["sessions"]) == 2  # it was stopped once
 
 
@@ -310,9 +205,8 @@ def test_loss_that_runs_away_ends_the_run_after_a_patience(server: Server, tmp_p
 # ---- what stays
 
 
-@pytest.mark.parametrize("lr", ["0.1", "30"])
-def test_best_checkpoint_has_the_weights_of_the_lowest_validation_loss(server: Server, tmp_path: Path, lr: str) -> None:
-    assert server.start(words("cnn", f"optim.lr={lr}"), tmp_path).wait() == 0
+def test_best_checkpoint_has_the_weights_of_the_lowest_validation_loss(server: Server, tmp_path: Path) -> None:
+    assert server.start(words("cnn", "optim.lr=30"), tmp_path).wait() == 0
     directory = run_directory(tmp_path)
     losses = {line["step"]: line["loss/val"] for line in read_metrics(directory) if "loss/val" in line}
     assert checkpoint.read(directory / "checkpoint.best.pt")["step"] == min(losses, key=losses.__getitem__)
@@ -320,7 +214,6 @@ def test_best_checkpoint_has_the_weights_of_the_lowest_validation_loss(server: S
 
 def test_kept_checkpoint_none(server: Server, undisturbed: dict[str, Record], tmp_path: Path) -> None:
     given = words("transformer", "trainer.keep_checkpoint=none")
-    assert server.start(given, tmp_path, Trap("finish > fsync summary.json")).wait() == -signal.SIGKILL
     assert server.start(given, tmp_path, Trap("finish > write to status.json")).wait() == -signal.SIGKILL
     assert server.start(given, tmp_path).wait() == 0
     directory = run_directory(tmp_path)

@@ -11,10 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 
 import normbench
-from normbench import results
 from normbench.data import digits, pydocs
 from normbench.errors import UsageError
 from normbench.training.checkpoint import read
@@ -62,25 +60,12 @@ def test_loading_needs_no_data_and_moves_no_random_number(
     """The text classifier's data are gone."""
     monkeypatch.setenv("NORMBENCH_CACHE", str(tmp_path))
     copy = moved(runs["texts"], tmp_path)
-    config = yaml.safe_load((copy / "config.yaml").read_text())
-    config["data"]["root"] = "nowhere"
-    (copy / "config.yaml").write_text(yaml.safe_dump(config))
-    torch.manual_seed(3)
-    expected = torch.rand(3)
-    torch.manual_seed(3)
+    config = (copy / "config.yaml").read_text()
+    (copy / "config.yaml").write_text(config.replace("/hub\n", "/nowhere\n"))
+    before = torch.get_rng_state()
     model = normbench.load(copy)
-    assert torch.equal(torch.rand(3), expected)
+    assert torch.equal(torch.get_rng_state(), before)
     assert model(torch.zeros(2, 5, dtype=torch.int64)).shape == (2, 3)
-
-
-def test_a_run_that_noted_no_task_asks_its_data(runs: dict[str, Path], tmp_path: Path) -> None:
-    copy = moved(runs["images"], tmp_path)
-    noted = results.open_run(copy).task()
-    environment = json.loads((copy / "environment.json").read_text())
-    del environment["sessions"][-1]["task"]
-    (copy / "environment.json").write_text(json.dumps(environment))
-    assert results.open_run(copy).task() == noted
-    assert noted.image_shape == (1, 8, 8)
 
 
 def moved(run: Path, folder: Path) -> Path:
@@ -96,34 +81,23 @@ def test_the_checkpoint_before_serves_where_the_last_is_damaged(runs: dict[str, 
 
 
 @pytest.mark.parametrize(
-    ("kind", "options", "sentence"),
+    ("options", "sentence"),
     [
-        ("images", {"ema": True}, "has no averaged weights: they are kept by a run with trainer.ema"),
-        ("images", {"which": "best"}, "has no best checkpoint: it is kept by a run with trainer.keep_checkpoint=best"),
-        ("text", {"which": "best", "ema": True}, "give ema or which=best, not both"),
-        ("text", {"which": "first"}, "which=first is unknown: use last or best"),
-        ("text", {"device": "gpu"}, "device=gpu is unknown: use auto, cpu, cuda"),
+        ({"ema": True}, "has no averaged weights: the last ones of a run with trainer.ema"),
+        ({"which": "best"}, "has no best checkpoint: trainer.keep_checkpoint=best keeps it"),
+        ({"which": "first"}, "which=first is unknown: use last or best"),
+        ({"device": "gpu"}, "device=gpu is unknown: use auto, cpu, cuda"),
     ],
 )
-def test_what_a_run_does_not_have_is_said(runs: dict[str, Path], kind: str, options: dict, sentence: str) -> None:
+def test_what_a_run_does_not_have_is_said(runs: dict[str, Path], options: dict, sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence):
-        normbench.load(runs[kind], **options)
+        normbench.load(runs["images"], **options)
 
 
 def test_what_is_no_run_or_has_no_model_is_said(runs: dict[str, Path], tmp_path: Path) -> None:
-    empty, other = moved(runs["images"], tmp_path), tmp_path / "other"
+    empty = moved(runs["images"], tmp_path)
     (empty / "checkpoint.pt").unlink()
-    ended = moved(empty, tmp_path / "diverged")
-    (ended / "summary.json").write_text(json.dumps(summary(ended) | {"status": "diverged", "step": 7}))
-    other.mkdir()
-    (other / "config.yaml").write_text("a: 1\n")
-    for folder, sentence in (
-        (tmp_path / "nowhere", "is not a directory: give the directory of a run"),
-        (tmp_path, "holds no run"),
-        (other, "is not the configuration of a run"),
-        (empty, "has no checkpoint: none was written yet"),
-        (ended, "has no checkpoint: it diverged at step 7 before its first; make it anew with a smaller trainer"),
-    ):
+    for folder, sentence in ((tmp_path / "nowhere", "holds no run"), (empty, "has no last checkpoint")):
         with pytest.raises(UsageError, match=sentence):
             normbench.load(folder)
 
@@ -139,12 +113,7 @@ def test_a_row_holds_what_the_run_is_and_what_came_out(runs: dict[str, Path]) ->
     assert row["run"] == f"train/{runs['text'].name}"
     assert (row.status, row.step, row.steps, row.seed) == ("finished", 30, 30, 0)
     assert (row.norm, row.placement, row.model, row["data"]) == ("rmsnorm", "pre", "nano", "pydocs")
-    assert (row["norm.eps"], row["model.width"], row["trainer.steps"], row["optim.betas"]) == (
-        1e-5,
-        16,
-        30,
-        "[0.9, 0.99]",
-    )
+    assert (row["norm.eps"], row["model.width"], row["optim.betas"]) == (1e-5, 16, "[0.9, 0.99]")
     assert row["loss/val"] == record["metrics"]["loss/val"]
     assert row["step_time.median_ms"] == record["step_time"]["median_ms"]
     assert row["ledger.parameters.total"] == record["ledger"]["parameters"]["total"]
@@ -153,17 +122,14 @@ def test_a_row_holds_what_the_run_is_and_what_came_out(runs: dict[str, Path]) ->
     assert len(normbench.load_runs(runs["text"])) == 1
 
 
-def test_runs_that_have_not_ended_have_their_status(runs: dict[str, Path], tmp_path: Path) -> None:
-    for number, status in enumerate(("interrupted", "failed", None)):
-        copy = moved(runs["images"], tmp_path / str(number))
-        (copy / "summary.json").unlink()
-        content = json.dumps({"status": status, "step": 7, "steps": 46, "heartbeat": 0.0}) if status else "{dam"
-        (copy / "status.json").write_text(content)
-    table = normbench.load_runs(tmp_path)
-    assert list(table.status.fillna("")) == ["interrupted", "failed", ""]
-    assert list(table.norm) == ["batchnorm"] * 3
-    assert table.heartbeat.iloc[0].isoformat() == "1970-01-01T00:00:00+00:00"
-    assert "loss/val" not in table
+def test_a_run_that_has_not_ended_has_its_status(runs: dict[str, Path], tmp_path: Path) -> None:
+    copy = moved(runs["images"], tmp_path)
+    (copy / "summary.json").unlink()
+    stands = {"status": "interrupted", "step": 7, "steps": 46, "heartbeat": 0.0}
+    (copy / "status.json").write_text(json.dumps(stands))
+    row = normbench.load_runs(tmp_path).iloc[0]
+    assert (row.status, row.norm) == ("interrupted", "batchnorm") and "loss/val" not in row
+    assert row.heartbeat.isoformat() == "1970-01-01T00:00:00+00:00"
 
 
 def test_runs_that_were_set_aside_are_left_out(runs: dict[str, Path], tmp_path: Path) -> None:
@@ -188,12 +154,6 @@ def test_metrics_come_in_long_form(runs: dict[str, Path], tmp_path: Path) -> Non
     assert logged[logged.tag == "loss/val"].value.iloc[-1] == table["loss/val"].iloc[0]
 
 
-@pytest.mark.parametrize(("folder", "sentence"), [("nowhere", "is not a folder"), (".", "holds no runs")])
-def test_a_folder_without_runs_is_said(tmp_path: Path, folder: str, sentence: str) -> None:
-    with pytest.raises(UsageError, match=sentence):
-        normbench.load_runs(tmp_path / folder)
-
-
 # ---- the package
 
 
@@ -202,20 +162,3 @@ def test_importing_the_package_is_light_and_it_is_typed() -> None:
     imported = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"torch", "pandas", "numpy", "hydra", "yaml"} & set(imported)
     assert (Path(normbench.__file__).parent / "py.typed").exists()
-
-
-@pytest.mark.slow
-def test_types_are_seen_from_outside(tmp_path: Path) -> None:
-    (tmp_path / "use.py").write_text(
-        "import normbench\n"
-        "reveal_type(normbench.load('x'))\n"
-        "reveal_type(normbench.load('x', which='first'))\n"
-        "reveal_type(normbench.load_runs('x', metrics=True))\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-m", "mypy", "--config-file=", str(tmp_path / "use.py")],
-        capture_output=True, text=True, cwd=Path(normbench.__file__).parent.parent,
-    )  # fmt: skip
-    assert 'Revealed type is "normbench.types.Model"' in done.stdout
-    assert 'Argument "which" to "load" has incompatible type "Literal[\'first\']"' in done.stdout
-    assert 'Revealed type is "tuple[' in done.stdout

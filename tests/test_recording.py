@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import json
 import math
@@ -10,40 +9,24 @@ import os
 import re
 import subprocess
 import sys
-import textwrap
 import threading
 import time
 from contextlib import closing
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
 from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
-from tensorboard.compat.tensorflow_stub import pywrap_tensorflow
 from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 from tensorboard.plugins.hparams import metadata as hparams_metadata
 from tensorboard.util.tensor_util import make_ndarray
 
-from normbench.recording import (
-    ConsoleSink,
-    JsonLinesSink,
-    Scalar,
-    Sink,
-    TensorBoardSink,
-    truncate_events,
-    truncate_metrics,
-)
+from normbench.recording import ConsoleSink, JsonLinesSink, Sink, TensorBoardSink, truncate_events, truncate_metrics
 
-CONFIG: dict[str, Scalar] = {"norm": "rmsnorm", "seed": 0, "optim.lr": 1e-3, "norm.affine": True, "norm.groups": None}
-needs_dev_full = pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-
-
-class Histogram(NamedTuple):
-    counts: list[float]
-    edges: list[float]
+CONFIG: dict[str, Any] = {"norm": "rmsnorm", "seed": 0, "optim.lr": 1e-3, "norm.affine": True, "norm.groups": None}
 
 
 def read(directory: Path) -> EventAccumulator:
@@ -75,23 +58,12 @@ def record_steps(directory: Path, steps: range) -> Sink:
     for step in steps:
         recorder.scalars(step, {"loss/train": step / 8, "optim/lr": 1e-3})
         if step % 10 == 0:
-            recorder.histograms(step, {"act/final/in": Histogram([1, 2], [0, 1, 2])})
+            recorder.histograms(step, {"act/final/in": ([1, 2], [0, 1, 2])})
     return recorder
 
 
 def logged_steps(directory: Path) -> list[int]:
     return [json.loads(line)["step"] for line in (directory / "metrics.jsonl").read_text().splitlines()]
-
-
-def child(code: str, path: Path, returncode: int = 0) -> str:
-    """Run code in another Python, which has `path`; returns what it printed."""
-    program = (
-        f"import resource\nfrom tests.test_recording import *\npath = Path({str(path)!r})\n{textwrap.dedent(code)}"
-    )
-    root = Path(__file__).parents[1]
-    result = subprocess.run([sys.executable, "-c", program], cwd=root, capture_output=True, text=True, timeout=60)
-    assert result.returncode == returncode, result.stderr
-    return result.stdout
 
 
 # ---- TensorBoard and metrics.jsonl
@@ -103,7 +75,7 @@ def test_numbers_histograms_and_texts_come_back(tmp_path: Path) -> None:
     sink.scalars(1, {"loss/train": 2.5, "act/block00.mlp/rms_out": 0.1})
     sink.scalars(2, {"loss/train": math.inf})
     sink.scalars(3, {"loss/train": math.nan, "loss/val": 3.25})
-    wanted, endless = Histogram([3.0, 0.0, 7.0], [-1.0, 0.0, 0.5, 2.0]), Histogram([1.0], [math.nan, math.nan])
+    wanted, endless = ([3.0, 0.0, 7.0], [-1.0, 0.0, 0.5, 2.0]), ([1.0], [math.nan, math.nan])
     sink.histograms(50, {"act/final/in": wanted, "act/final/out": endless})
     sink.close()
     assert series(tmp_path, "loss/train")[:2] == [(1, 2.5), (2, math.inf)]
@@ -136,45 +108,44 @@ def test_hyperparameters_and_layout_come_back(tmp_path: Path) -> None:
     assert "loss/val" in [info.name.tag for info in experiment.metric_infos]
     layout = Layout.FromString(series(tmp_path, "custom_scalars__config__")[0][1])
     charts = {chart.title: chart.multiline.tag for category in layout.category for chart in category.chart}
-    for title, tag in {
-        "loss": "loss/val",
-        "accuracy": "accuracy/val",
-        "residual stream RMS by depth": "act/stream03/rms",
-        "α and mean γ of the norms": "norm/block03.mlp/alpha",
-        "throughput": "time/tokens_per_second",
-    }.items():
+    examples = {"loss": "loss/val", "throughput": "time/tokens_per_second"}
+    for title, tag in examples.items():
         assert any(re.match(pattern, tag) for pattern in charts[title]), title
 
 
 def test_one_call_is_one_record_that_is_there_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sink, threads = TensorBoardSink(tmp_path), threading.active_count()
-    waits: list[int] = []
+    sink, waits = TensorBoardSink(tmp_path), []
     monkeypatch.setattr(os, "fsync", waits.append)
     sink.scalars(1, {f"act/block{block:02d}/rms": float(block) for block in range(150)})
     assert [len(event.summary.value) for event in events(tmp_path)] == [0, 150]
-    assert threading.active_count() == threads and waits == []
+    assert waits == []
     sink.flush()
     assert len(waits) == 1  # only a flush waits for the disk
     sink.close()
-    assert pywrap_tensorflow.crc32c(b"123456789") == 0xE3069283  # the standard's, whoever computes it
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_the_checksum_is_the_standard_s_whoever_computes_it(there: bool) -> None:
+    code = "" if there else "import sys; sys.modules['google_crc32c'] = None; "
+    code += "import normbench.recording as r; assert r.pywrap_tensorflow.crc32c(b'123456789') == 0xE3069283"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_json_lines_are_valid_json_and_complete_at_once(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    for step, values in ((10, {"loss/train": 0.1, "loss/val": 1 / 3}), (20, {"a": math.nan, "b": -math.inf, "c": 1.0})):
+    for step, values in ((10, {"loss/train": 1 / 3}), (20, {"a": math.nan, "b": -math.inf, "c": 1.0})):
         sink = JsonLinesSink(path)
         sink.scalars(step, values)
         finite = {tag: value if math.isfinite(value) else None for tag, value in values.items()}
         line = path.read_text().splitlines()[-1]
         assert json.loads(line, parse_constant=pytest.fail) == {"step": step, **finite}
         sink.close()
-    assert logged_steps(tmp_path) == [10, 20]
 
 
 # ---- continuation
 
 
-@pytest.mark.parametrize(("torn", "last_step"), [(0, 0), (0, 20), (1, 17), (11, 20), (40, 20)])
+@pytest.mark.parametrize(("torn", "last_step"), [(0, 0), (1, 17), (40, 20)])
 def test_a_continued_run_has_every_step_once(tmp_path: Path, torn: int, last_step: int) -> None:
     truncate_events(tmp_path, 5)  # of nothing makes nothing
     truncate_metrics(tmp_path / "metrics.jsonl", 5)
@@ -195,109 +166,32 @@ def test_a_continued_run_has_every_step_once(tmp_path: Path, torn: int, last_ste
     assert all(tags.count(tag) == 1 for tag in ("config", "custom_scalars__config__", hparams_metadata.EXPERIMENT_TAG))
 
 
-def test_what_is_behind_damage_is_dropped(tmp_path: Path) -> None:
-    record_steps(tmp_path, range(1, 31)).close()
-    path = event_file(tmp_path)
-    content = bytearray(path.read_bytes())
-    content[len(content) * 2 // 3] ^= 1
-    path.write_bytes(content)
-    truncate_events(tmp_path, 30)
-    steps = [step for step, _ in series(tmp_path, "loss/train")]
-    assert steps == list(range(1, len(steps) + 1)) and 10 < len(steps) < 25
-
-
-def test_a_kill_between_the_new_file_and_the_removal_of_the_old_leaves_no_doubles(tmp_path: Path) -> None:
-    record_steps(tmp_path, range(1, 31)).close()
-    old = event_file(tmp_path)
-    content = old.read_bytes()
-    truncate_events(tmp_path, 20)
-    old.write_bytes(content)
-    truncate_events(tmp_path, 15)
-    assert [step for step, _ in series(tmp_path, "loss/train")] == list(range(1, 16))
-    assert len(list(tmp_path.iterdir())) == 2  # metrics.jsonl is the other
-
-
-def test_numbers_survive_sigkill_without_a_flush(tmp_path: Path) -> None:
-    child("recorder = record_steps(path, range(1, 21)); os.kill(os.getpid(), 9)", tmp_path, returncode=-9)
-    assert [step for step, _ in series(tmp_path, "loss/train")] == logged_steps(tmp_path) == list(range(1, 21))
-
-
 # ---- a full disk
 
 
-@needs_dev_full
-@pytest.mark.parametrize("events", [False, True])
-def test_a_full_disk_is_told_by_each_call_that_meets_it_and_nothing_hangs(tmp_path: Path, events: bool) -> None:
-    (tmp_path / "events.out.tfevents.1.host.1").symlink_to("/dev/full")
-    sink = TensorBoardSink(tmp_path) if events else JsonLinesSink(Path("/dev/full"))
-    for call in (lambda: sink.scalars(1, {"loss/train": 1.0}), sink.flush, sink.close):
-        with pytest.raises(OSError) as caught:
-            call()
-        assert caught.value.errno == errno.ENOSPC
-    sink.close()
-
-
 def test_a_file_that_met_a_full_disk_is_whole_when_there_is_room_again(tmp_path: Path) -> None:
-    output = child(
-        """
-        recorder = Sink(TensorBoardSink(path), JsonLinesSink(path / "metrics.jsonl"))
-        hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-        resource.setrlimit(resource.RLIMIT_FSIZE, (5000, hard))
-        failed = []
-        for step in range(1, 301):
-            try:
-                recorder.scalars(step, {"loss/train": step / 8})
-            except OSError:
-                failed.append(step)
-            if len(failed) == 10:
-                resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
-        recorder.close()
-        print(len(failed))
-        """,
-        tmp_path,
-    )
-    assert int(output) == 10
+    program = """
+import resource, sys, pathlib
+from normbench.recording import *
+path = pathlib.Path(sys.argv[1])
+recorder = Sink(TensorBoardSink(path), JsonLinesSink(path / "metrics.jsonl"))
+hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+resource.setrlimit(resource.RLIMIT_FSIZE, (5000, hard))
+failed = []
+for step in range(1, 301):
+    try:
+        recorder.scalars(step, {"loss/train": step / 8})
+    except OSError:
+        failed.append(step)
+    if len(failed) == 10:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+recorder.close()
+print(len(failed))
+"""
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert int(done.stdout) == 10
     assert series(tmp_path, "loss/train") == [(step, step / 8) for step in range(1, 301)]
     assert logged_steps(tmp_path) == list(range(1, 301))
-
-
-def test_truncation_on_a_full_disk_leaves_the_files_as_they_were(tmp_path: Path) -> None:
-    record_steps(tmp_path, range(1, 101)).close()
-    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    child(
-        """
-        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
-        for truncate in (lambda: truncate_events(path, 90), lambda: truncate_metrics(path / "metrics.jsonl", 90)):
-            with pytest.raises(OSError):
-                truncate()
-        """,
-        tmp_path,
-    )
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
-
-
-# ---- several sinks
-
-
-@pytest.mark.parametrize(
-    ("name", "arguments"), [("scalars", (1, {"loss": 1.0})), ("message", ("hello",)), ("close", ())]
-)
-def test_a_sink_passes_everything_on_also_where_one_fails(name: str, arguments: tuple[Any, ...]) -> None:
-    def fail(*arguments: Any) -> None:
-        raise OSError(errno.ENOSPC, "full")
-
-    calls: list[tuple[Any, ...]] = []
-    note, failing = Sink(), Sink()
-    setattr(note, name, lambda *arguments: calls.append(arguments))
-    setattr(failing, name, fail)
-    with pytest.raises(OSError, match="full"):
-        getattr(Sink(note, Sink(), failing, Sink(note)), name)(*arguments)
-    assert calls == [arguments] * 2
-
-
-def test_importing_is_light() -> None:
-    program = "import normbench.recording, sys; print({'torch', 'tensorflow', 'rich'} & set(sys.modules))"
-    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "set()\n"
 
 
 # ---- the console
@@ -323,12 +217,11 @@ class Screen:
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-@pytest.mark.parametrize("start", [0, 1000])
-def test_time_left_counts_only_this_process(monkeypatch: pytest.MonkeyPatch, terminal: bool, start: int) -> None:
+def test_time_left_counts_only_this_process(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
     monkeypatch.setenv("TERM", "xterm")
     screen = Screen(terminal)
-    with closing(ConsoleSink(2000, "tokens", start_step=start, console=screen.console)) as sink:
-        screen.train(sink, range(start + 100, 1501, 100), seconds_per_step=0.1)
+    with closing(ConsoleSink(2000, "tokens", start_step=1000, console=screen.console)) as sink:
+        screen.train(sink, range(1100, 1501, 100), seconds_per_step=0.1)
     assert "0:00:50 left" in screen.output.getvalue()  # 500 steps of 0.1 s
     assert "loss 2.0000  lr 1.0e-03  51,234 tokens/s" in screen.output.getvalue()
 
@@ -340,28 +233,21 @@ def test_lines_without_a_terminal_come_at_each_tenth_ten_seconds_and_evaluation(
     screen = Screen(terminal=False)
     sink = ConsoleSink(100_000, "images", console=screen.console)
     screen.train(sink, range(1, 101), seconds_per_step=1.0)
-    assert len(screen.lines) == 10
     sink.progress(101, {"loss/train": 2.0, "loss/val": 2.5})
-    assert "val 2.5000" in screen.lines[10]
-    sink.progress(102, {"loss/train": 1.9, "loss/val": 2.5})
-    assert len(screen.lines) == 11 and "\x1b" not in screen.output.getvalue()
+    assert len(screen.lines) == 11 and "val 2.5000" in screen.lines[10]
 
 
 def test_the_live_display_is_drawn_rarely_and_leaves_the_terminal_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     screen, before = Screen(terminal=True), (threading.active_count(), sys.stdout, sys.stderr)
     sink = ConsoleSink(1000, "tokens", console=screen.console)
-    sink.message("begin")
     screen.train(sink, range(1, 501), seconds_per_step=0.01)
     assert threading.active_count() == before[0]
     assert screen.output.getvalue().count("loss 2.0000") == pytest.approx(5 / 0.25, abs=2)
     sink.message("a [message] above")
-    sink.progress(1000, {"loss/train": 1.25})
-    sink.close()
     sink.close()
     shown = screen.output.getvalue()
-    assert all(words in shown for words in ("begin", "a [message] above", "1000/1000", "loss 1.2500"))
-    assert shown.rstrip("\n").endswith("\x1b[?25h")  # the cursor is shown again
+    assert "a [message] above" in shown and shown.rstrip("\n").endswith("\x1b[?25h")  # the cursor is shown again
     assert (sys.stdout, sys.stderr) == before[1:]
 
 
@@ -371,13 +257,6 @@ def test_the_closing_table_fits_into_a_log() -> None:
     ConsoleSink(10, "tokens", console=screen.console).summary("results", [*rows.items(), ("directory", path)])
     assert max(len(line.rstrip()) for line in screen.lines) <= 80
     words = {" ".join(line.split()) for line in screen.lines}
-    expected = [
-        "results",
-        "validation loss 1.8812",
-        "parameters 812,345",
-        "affine yes",
-        "groups none",
-        "status [ended]",
-    ]
+    expected = "results", "validation loss 1.8812", "parameters 812,345", "affine yes", "groups none", "status [ended]"
     assert set(expected) <= words
     assert "".join(line.split()[-1] for line in screen.lines if "some" in line or "body" in line) == path

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +24,8 @@ TINY = ["model.depth=2", "model.width=16", "model.heads=2", "model.context=16", 
 
 def train(folder: Path, *words: str) -> Path:
     """Run `normbench train` in this process; returns the run directory."""
-    before = Path.cwd()
-    os.chdir(folder)
-    try:
+    with chdir(folder):
         assert main(["train", *words]) == 0
-    finally:
-        os.chdir(before)
     return newest_run(folder)
 
 
@@ -100,13 +96,6 @@ def test_batches_are_paired_across_norms(tmp_path: Path, monkeypatch: pytest.Mon
         assert all(torch.equal(a, b) for a, b in zip(seen[0], other, strict=True))
 
 
-def test_the_same_seed_gives_the_same_bits(tmp_path: Path) -> None:
-    words = [*TINY, "norm=rmsnorm", "model.dropout=0.1", "trainer.steps=20", "trainer.log_every=1"]
-    first, second = (train(tmp_path, *words, f"name={name}") for name in ("first", "second"))
-    assert losses(first) == losses(second)
-    assert losses(train(tmp_path, *words, "seed=1")) != losses(first)
-
-
 def test_golden_curve(tmp_path: Path) -> None:
     """A loss curve that an earlier version gave: a change of it must be meant. (digits are the same everywhere.)"""
     words = ["model=mlp", "model.width=32", "data=digits", "norm=layernorm", "threads=1", "device=cpu", "quiet=true"]
@@ -116,14 +105,6 @@ def test_golden_curve(tmp_path: Path) -> None:
 
 
 GOLDEN = [2.7287108898, 2.1103190372, 1.2969514847, 0.9898358345]
-
-
-def test_the_summary_has_the_peak_of_memory(tmp_path: Path) -> None:
-    words = ["model=mlp", "data=digits", "trainer.steps=2", "device=cpu", "threads=1", "quiet=true"]
-    small, large = (train(tmp_path, *words, f"model.width={width}") for width in (16, 2048))
-    peaks = [summary_of(run)["peak_memory_bytes"] for run in (small, large)]
-    weights = 4 * summary_of(large)["ledger"]["parameters"]["total"]
-    assert peaks[1] - peaks[0] > 3 * weights  # with gradients and Adam's averages
 
 
 @pytest.mark.data
@@ -146,17 +127,11 @@ def test_compiled_runs_have_the_same_probes_and_no_trace_of_them(tmp_path: Path)
     silent = in_a_process(tmp_path, *words, "trainer.compile=true", "probes=off")
     assert losses(compiled) == losses(silent)
     assert [loss for _, loss in losses(compiled)] == pytest.approx([loss for _, loss in losses(eager)], rel=1e-4)
-    assert summary_of(compiled)["compile_seconds"] > 1 and summary_of(eager)["compile_seconds"] is None
     a, b = read(compiled / "checkpoint.pt")["model"], read(silent / "checkpoint.pt")["model"]
     assert all(torch.equal(value, b[key]) for key, value in a.items())
-    probed = [
-        [line for line in metrics_of(run) if any(t.startswith("act/") for t in line)] for run in (eager, compiled)
-    ]
-    assert [line["step"] for line in probed[0]] == [line["step"] for line in probed[1]] == [1, 5, 10]
-    first, again = probed[0][0], probed[1][0]
-    assert first.keys() == again.keys()
-    for tag, value in first.items():  # the same weights, batch and masks at the first step
-        assert value == pytest.approx(again[tag], rel=1e-4, abs=1e-6), tag
+    probed = [[line for line in metrics_of(run) if any("act/" in tag for tag in line)] for run in (eager, compiled)]
+    first, again = probed[0][0], probed[1][0]  # the same weights, batch and masks at the first step
+    assert first["step"] == again["step"] == 1 and first == pytest.approx(again, rel=1e-4, abs=1e-6)
 
 
 def bigram_loss(train_bytes: torch.Tensor, val_bytes: torch.Tensor) -> float:
@@ -170,6 +145,7 @@ def bigram_loss(train_bytes: torch.Tensor, val_bytes: torch.Tensor) -> float:
 
 @pytest.mark.slow
 def test_the_readme_s_first_command_beats_a_bigram_model(tmp_path: Path, tell: Callable[[str], None]) -> None:
+    """Already in a fraction of its steps."""
     data = pydocs(context=64, batch_size=12, eval_batch_size=64, seed=0)
     splits = []
     for split in ("train", "val"):
@@ -178,17 +154,7 @@ def test_the_readme_s_first_command_beats_a_bigram_model(tmp_path: Path, tell: C
         splits.append(torch.cat([first, *(batch.targets.flatten() for batch in batches)]))
     reference = bigram_loss(*splits)
     assert 2.0 < reference < 3.0
-    found = summary_of(in_a_process(tmp_path, "norm=rmsnorm", "placement=pre"))
+    found = summary_of(in_a_process(tmp_path, "norm=rmsnorm", "placement=pre", "trainer.steps=500"))
     assert found["status"] == "finished"
     assert found["metrics"]["loss/val"] < reference - 0.1
     tell(f"first command: validation loss {found['metrics']['loss/val']:.4f}, bigram model {reference:.4f}")
-
-
-@pytest.mark.slow
-@pytest.mark.data
-def test_the_cnn_learns_mnist(tmp_path: Path, tell: Callable[[str], None]) -> None:
-    """The README's command, a fraction of its steps."""
-    words = ["model=cnn", "norm=batchnorm", "data=mnist", "trainer.steps=200", "trainer.eval_every=200", "quiet=true"]
-    found = summary_of(train(tmp_path, *words))
-    assert found["metrics"]["accuracy/val"] >= 0.9
-    tell(f"MNIST, cnn, 200 steps: {100 * found['metrics']['accuracy/val']:.2f} %")

@@ -17,8 +17,7 @@ from torch import nn
 
 import normbench
 from normbench.cli import main
-from normbench.data import digits
-from normbench.data.vocabulary import BytePairs, Bytes, Characters, LowercaseWords, Words
+from normbench.data.vocabulary import Bytes, Words
 from normbench.studies.sample import Judged, Wanted, classify, draw_page, generate, prompt_tokens
 from normbench.types import Batch
 
@@ -92,9 +91,7 @@ def test_a_language_model_goes_on_from_a_prompt(runs: dict[str, Path], capsys: p
     text = printed(capsys, *asked, "--tokens=30")
     assert text.startswith("The norm ")
     assert text == printed(capsys, *asked, "--tokens=3e1") != printed(capsys, *asked, "--tokens=30", "--seed=1")
-    assert printed(capsys, run, "--tokens=3").startswith("\n")
-    for which in (["--ema"], ["--which", "best"]):
-        assert len(printed(capsys, run, "--tokens=3", "--prompt=12", *which)) >= 3
+    assert printed(capsys, run, "--tokens=3", "--ema").startswith("\n")
     tokens = generate(normbench.load(run), torch.tensor(list(b"A norm")), 16, Wanted(tokens=5, temperature=0))
     likeliest = printed(capsys, run, "--prompt=A norm", "--tokens=5", "--temperature=0", "--device=cpu")
     assert likeliest == bytes(tokens.tolist()).decode(errors="replace") + "\n"
@@ -103,14 +100,9 @@ def test_a_language_model_goes_on_from_a_prompt(runs: dict[str, Path], capsys: p
 def test_words_go_on_in_the_line_of_the_prompt() -> None:
     """The end of a line is a word, which an unfinished line does not have; other vocabularies keep all tokens."""
     words = Words.learn(["the cat sat\n"])
-    for prompt, expected in {
-        "the cat": "the cat", "the cat\n": "the cat <eos>", "the\ncat": "the <eos> cat", "": "<eos>", " ": "",
-    }.items():  # fmt: skip
+    for prompt, expected in (("the cat", "the cat"), ("the cat\n", "the cat <eos>"), ("", "<eos>"), (" ", "")):
         assert " ".join(words.symbols[token] for token in prompt_tokens(prompt, words.encode)) == expected
-    others = [Characters.learn(["the cat\n"]), Bytes(), LowercaseWords.learn(["cat"]), BytePairs.learn(["cat"], 260)]
-    for vocabulary in others:
-        for prompt in ("the cat", "the cat\n", ""):
-            assert prompt_tokens(prompt, vocabulary.encode).tolist() == vocabulary.encode(prompt).tolist()
+    assert prompt_tokens("the cat", Bytes().encode).tolist() == Bytes().encode("the cat").tolist()
 
 
 # ---- classifiers
@@ -120,15 +112,12 @@ def test_the_page_of_an_image_classifier(runs: dict[str, Path], capsys: pytest.C
     title, path = printed(capsys, str(runs["images"])).splitlines()
     assert title == errors_line(runs["images"], 297, "images")[0]
     assert path == str(runs["images"] / "samples.png")
-    printed(capsys, str(runs["images"]), "--count", "3", "--out", "few.png")
-    with Image.open(path) as page, Image.open("few.png") as few:
-        assert page.format == "PNG" and few.size[1] < page.size[1]
+    with Image.open(path) as page:
+        assert page.format == "PNG"
     Path(path).unlink()
 
 
-def test_the_table_of_a_text_classifier(
-    runs: dict[str, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_table_of_a_text_classifier(runs: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
     title, heading, *lines = printed(capsys, str(runs["texts"])).splitlines()
     expected, wrong = errors_line(runs["texts"], 12, "texts")
     assert (title, heading.split()) == (expected, ["class", "predicted", "probability", "text"])
@@ -138,9 +127,6 @@ def test_the_table_of_a_text_classifier(
         assert text[:4] == ["where", "is", "my", label]  # the word that decides
         assert (label == predicted) == (judged == "right")
     assert len(printed(capsys, str(runs["texts"]), "--count=2").splitlines()) == 4
-    monkeypatch.setenv("TERM", "dumb")
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
-    assert "─────" in printed(capsys, str(runs["texts"]))
 
 
 def test_mistakes_come_first_and_the_surest_of_them() -> None:
@@ -175,43 +161,20 @@ def test_a_mistake_has_a_red_frame_and_its_pixels_are_there() -> None:
     assert red[:, :middle].sum() > 4 * 3 * 104 and red[:, middle + 1 :].sum() == 0
 
 
-def test_inputs_turn_back_into_pixels() -> None:
-    data = digits(batch_size=8, eval_batch_size=8, seed=0, scaling="standard")
-    batch = next(data.eval_batches("val"))
-    assert torch.equal(data.pixels(batch.inputs), data.splits["val"].examples[: len(batch.inputs)])
-
-
 # ---- mistakes
 
 
 def test_mistakes_are_told_in_a_sentence(runs: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
-    copy = Path(shutil.copytree(runs["images"], "copy"))
-    (copy / "checkpoint.pt").unlink()
     text, images = str(runs["text"]), str(runs["images"])
     for words, sentence in (
-        (["nowhere"], "nowhere is not a directory: give the directory of a run"),
-        (["."], ". holds no run (no config.yaml): give outputs/NAME/RUN"),
-        (["copy"], "has no checkpoint: none was written yet"),
-        ([images, "--ema"], "has no averaged weights: they are kept by a run with trainer.ema"),
-        ([images, "--which", "best"], "has no best checkpoint"),
+        (["."], ". holds no run: give the directory of one"),
         ([images, "--out", "no/page.png"], "no/page.png cannot be written (No such file or directory): give another"),
-        ([images, "--count=3", "--out=."], ". is a folder: give a file with --out, such as samples.png"),
         ([text, "--tokens", "0"], "--tokens=0 is not allowed: use an integer from 1 to 1,000,000"),
-        ([text, "--device", "gpu"], "device=gpu is unknown: use auto, cpu"),
-        ([text, "--prompt", "caf\udce9"], "--prompt='caf\\udce9' is not UTF-8: give text in that encoding"),
     ):
         assert sentence in refused(["sample", *words], capsys)
 
 
-def test_data_that_have_changed_are_refused_and_those_that_have_moved_are_found(
-    runs: dict[str, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_data_that_have_changed_are_refused(runs: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
     config = Path(shutil.copytree(runs["texts"], "copy")) / "config.yaml"
-    before = config.read_text()
-    config.write_text(before.replace("level: lowercase_word", "level: character"))
-    assert "not what they were (vocabulary_size was 16, is 25): bring" in refused(["sample", "copy"], capsys)
-    config.write_text(before.replace("/hub\n", "/nowhere\n"))
-    monkeypatch.delenv("NORMBENCH_DATA", raising=False)
-    assert "no copy of legacy-datasets/banking77 in data.root=" in refused(["sample", "copy"], capsys)
-    monkeypatch.setenv("NORMBENCH_DATA", str(runs["texts"].parents[2] / "hub"))
-    assert "12 validation texts" in printed(capsys, "copy")
+    config.write_text(config.read_text().replace("level: lowercase_word", "level: character"))
+    assert "vocabulary_size=25" in refused(["sample", "copy"], capsys)

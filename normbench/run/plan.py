@@ -139,7 +139,7 @@ def extended(config: Config, parent: RunDirectory) -> Config:
         UsageError: there is no such run, or something else was set.
     """
     summary = parent.ended()
-    if summary is None or not parent.config.exists():
+    if summary is None or summary["status"] != "finished":
         raise UsageError(f"extend={parent.path} is not the directory of a finished run: give one under outputs/")
     tree: dict[str, Any] = yaml.safe_load(parent.config.read_text("utf-8"))
     for word in config.words:
@@ -160,17 +160,12 @@ def extended(config: Config, parent: RunDirectory) -> Config:
 
 
 def check_extension(parent: RunDirectory, steps: int) -> None:
-    """Refuse to extend what has not ended well, or to fewer steps."""
-    summary = parent.ended()
-    if summary is None or summary["status"] != "finished":
+    """Refuse to extend without a checkpoint, or to fewer steps."""
+    if not parent.checkpoint.exists() or not is_whole(parent.checkpoint):
         raise UsageError(
-            f"extend={parent.path} is not a finished run: start it again without extend to finish it first"
+            f"extend={parent.path} has no checkpoint.pt, or a damaged one: make that run anew with rerun=true, and "
+            "without trainer.keep_checkpoint=none"
         )
-    if not parent.checkpoint.exists():
-        raise UsageError(f"extend={parent.path} has no checkpoint: it was made with trainer.keep_checkpoint=none")
-    if not is_whole(parent.checkpoint):
-        raise UsageError(f"extend={parent.path} has a damaged checkpoint.pt: make that run anew, with rerun=true")
-    if steps <= summary["steps"]:
-        raise UsageError(
-            f"trainer.steps={steps} does not extend a run of {summary['steps']} steps: give a larger number"
-        )
+    done = (parent.ended() or {})["steps"]
+    if steps <= done:
+        raise UsageError(f"trainer.steps={steps} does not extend a run of {done} steps: give a larger number")

@@ -9,21 +9,16 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
-import torch
-
-from normbench import build
 from normbench.config.compose import Config
 from normbench.errors import RunFailure, is_disk_full, is_out_of_memory
 from normbench.recording import ConsoleSink
 from normbench.run.plan import Run, prepare
-from normbench.run.session import Session, begun_elsewhere, describe_here, settle, show_summary
+from normbench.run.session import Session, describe_here, settle, show_summary
 from normbench.rundir import read_json
 from normbench.training.checkpoint import Checkpoints
 from normbench.training.estimate import Estimate, WeighingSink, estimate
 from normbench.training.guard import Diverged
 from normbench.training.ledger import parameter_counts
-from normbench.training.optimizer import make_optimizer, parameter_groups
-from normbench.training.precision import make_precision
 
 
 def start(config: Config, dry: bool = False) -> int:
@@ -51,7 +46,7 @@ def train(run: Run) -> int:
             with suppress(OSError, RunFailure), run.directory.held():  # where it may be written, and by nobody else
                 settle(run, summary)
             return show_ended(run, summary)
-        session = make_session(run)
+        session = Session(run)
         make_directory(run)
         with run.directory.held():
             if summary := run.directory.ended():  # another process was faster
@@ -95,30 +90,6 @@ def notes_shown(quiet: bool) -> Iterator[None]:
         logger.removeHandler(handler)
 
 
-def prepare_torch(run: Run) -> None:
-    """Set threads, full float32 in matrix products and convolutions or TF32, and on the CPU the same bits each time."""
-    trainer = run.config.closed.trainer
-    torch.set_num_threads(run.threads)
-    torch.set_float32_matmul_precision("high" if trainer.tf32 else "highest")
-    torch.backends.cudnn.allow_tf32 = trainer.tf32
-    torch.use_deterministic_algorithms(run.device.type == "cpu", warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # it costs time for nothing
-
-
-def make_session(run: Run) -> Session:
-    """Build the model and its optimizer; nothing is written."""
-    tree, trainer = run.config.tree, run.config.closed.trainer
-    prepare_torch(run)
-    precision = make_precision(trainer.precision, run.device)
-    model, norms = build.make_model(tree, run.data.task, run.config.closed.seed)
-    model.to(run.device)
-    with precision.autocast():
-        build.rehearse(model, norms, run.data, run.device)
-    groups = parameter_groups(model, norms.values(), tree["optim"].get("weight_decay", 0.0), trainer.decay_norms)
-    optimizer = make_optimizer(build.factory(tree, "optim"), groups, run.device)
-    return Session(run, model, norms, optimizer, precision)
-
-
 def make_directory(run: Run) -> None:
     """Make the run's directory; a run that is to be made anew is set aside."""
     run.directory.create()
@@ -137,10 +108,9 @@ def show_ended(run: Run, summary: dict[str, Any]) -> int:
         return 0
     console = ConsoleSink(run.steps, run.data.task.unit, start_step=run.steps)
     console.message(f"{run.directory.path} is {summary['status']} already: rerun=true makes it anew")
-    if elsewhere := begun_elsewhere(run.directory, describe_here(run)):
+    if elsewhere := run.directory.begun_elsewhere(describe_here(run)):
         console.message(elsewhere)
     show_summary(run.directory, summary, console)
-    console.close()
     return 0
 
 
@@ -161,7 +131,7 @@ def dry_run(run: Run) -> int:
         if (summary := run.directory.ended()) and not closed.rerun:
             console.message(f"{run.directory.path} is {summary['status']} already: train would only show its summary")
             return 0
-        session = make_session(run)
+        session = Session(run)
         if not closed.quiet:
             console.message("dry run: a few steps are measured, nothing is kept")
         rows = described(session)
@@ -203,12 +173,11 @@ def described(session: Session) -> dict[str, str]:
 
 def state_of(run: Run) -> str:
     """Return how far the run is, and what a start would do."""
-    status = (read_json(run.directory.status) or {}).get("status")
-    if run.config.closed.rerun and status:
-        return f"{status}; made anew, the old one is kept beside it"
-    if (step := first_step(run)) and run.parent and not status:
-        return f"new; goes on from step {step:,} of {run.parent.path}"
-    return f"{status} at step {step:,}; goes on from there" if status else "new"
+    status = (read_json(run.directory.status) or {}).get("status", "new")
+    if run.config.closed.rerun:
+        return f"{status}; made anew, an old one is kept beside it"
+    step = first_step(run)
+    return f"{status}; goes on from step {step:,}" if step else status
 
 
 def first_step(run: Run) -> int:
@@ -224,31 +193,26 @@ def first_step(run: Run) -> int:
 def measured(run: Run, found: Estimate) -> dict[str, str]:
     """Return what a few steps have shown of memory, time and disk; the time of writing checkpoints is not counted."""
     steps = run.steps - first_step(run)
-    stays = {"weights": found.weights, "gradients": found.gradients, "optimizer": found.optimizer}
-    stays |= {"average": found.average} if found.average else {}
-    listed = " + ".join(f"{megabytes(size)} {name}" for name, size in stays.items())
+    stays = {name: getattr(found, name) for name in ("weights", "gradients", "optimizer", "average")}
+    listed = " + ".join(f"{megabytes(size)} {name}" for name, size in stays.items() if size)
     rows = {"memory that stays": f"{megabytes(sum(stays.values()))}: {listed}"}
     if found.peak is not None:
-        on_cpu = run.device.type == "cpu"
-        whose = "the whole process, Python and torch included" if on_cpu else f"tensors on {run.device}"
+        whose = "the whole process" if run.device.type == "cpu" else f"tensors on {run.device}"
         rows["memory, peak of a step"] = f"{megabytes(found.peak)} ({whose})"
     if found.step_ms is not None:
         rows["time of a step"] = f"{duration(found.step_ms)} (median of {found.measured})"
-    if probed := found.probed(steps):
-        rows["time of a probed step"] = f"{duration(found.probed_ms)} ({probed:,} of the steps)"
+    rows["time of a probed step"] = f"{duration(found.probed_ms)} ({found.probed(steps):,} of the steps)"
     if found.loop.compile_seconds:
         rows["time to compile"] = duration(1e3 * found.loop.compile_seconds)
-    count = found.evaluations(steps)
-    before = f"{duration(1e3 * found.evaluation)} ({count:,} of them), " if count else ""
-    rows["time of an evaluation"] = f"{before}{duration(1e3 * found.last_evaluation)} for the last"
+    before = f"{duration(1e3 * found.evaluation)} ({found.evaluations(steps):,} of them)"
+    rows["time of an evaluation"] = f"{before}, {duration(1e3 * found.last_evaluation)} for the last"
     rows["time in all, about"] = str(timedelta(seconds=round(found.seconds(steps))))
-    keep, each, records = run.config.closed.trainer.keep_checkpoint, found.checkpoint, found.record_bytes(run.steps)
-    best = found.best if keep == "best" else 0
-    ends = "none" if keep == "none" else megabytes(2 * each + best)
-    beside = f" + {megabytes(best)} of the best weights" if best else ""
-    rows["disk, checkpoints"] = f"{megabytes(each)} each: 2 stay, 3 while one is written{beside}; {ends} at the end"
+    records = found.record_bytes(run.steps)
+    best = found.best if run.config.closed.trainer.keep_checkpoint == "best" else 0
+    beside = f", and {megabytes(best)} of the best weights" if best else ""
+    rows["disk, checkpoints"] = f"{megabytes(found.checkpoint)} each: 2 stay, 3 while one is written{beside}"
     rows["disk, events and metrics"] = f"about {megabytes(records)}"
-    rows["disk, at most"] = megabytes(3 * each + best + records)
+    rows["disk, at most"] = megabytes(3 * found.checkpoint + best + records)
     return rows
 
 

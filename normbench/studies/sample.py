@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from normbench.errors import UsageError
 from normbench.results import TrainedRun, Which, load_model, open_run
 from normbench.rundir import write_atomically
-from normbench.types import Batch, Data, Model
+from normbench.types import Batch, Model
 
 Pixels = UInt8[np.ndarray, "channels height width"]
 
@@ -27,6 +27,7 @@ COLUMNS = 10  # of a page of images
 SIDE = 104  # pixels of an image on the page, about
 GAP = 10
 LINE = 14  # height of a line of text
+WHOLE = 1_000_000  # columns of a table that is read by no person: a line for each text
 WRONG, RIGHT, INK = (200, 30, 30), (120, 120, 120), (20, 20, 20)
 
 
@@ -56,52 +57,30 @@ def sample(
     Raises:
         UsageError: the run has no such model, its data have changed or are none that can be shown.
     """
-    asked = Wanted(**wanted)
-    try:
-        asked.prompt.encode()
-    except UnicodeEncodeError as error:  # Python stands a surrogate in for a byte that the terminal should not send
-        raise UsageError(f"--prompt={asked.prompt!r:.80} is not UTF-8: give text in that encoding") from error
     run = open_run(path)
     model = load_model(run, which=which, ema=ema, device=device)
     data = run.data()
     if data.task.examples not in SHOWN:
         shown = ", ".join(SHOWN)
         raise UsageError(f"{run.path} learned {data.kind}, of which there are no samples: give a run on {shown}")
-    before, now = asdict(run.task()), asdict(data.task)  # type: ignore[call-overload]  # every task is a dataclass
-    changed = [f"{name} was {before[name]}, is {now[name]}" for name in now if before[name] != now[name]]
-    if changed:
-        raise UsageError(f"the data of {run.path} are not what they were ({'; '.join(changed)}): bring those back")
-    SHOWN[data.task.examples](run, model, data, asked)
+    if (before := run.task()) != data.task:
+        raise UsageError(f"the data of {run.path} are not what they were ({before}; now {data.task}): bring those back")
+    SHOWN[data.task.examples](run, model, data, Wanted(**wanted))
     return 0
-
-
-def method(data: Data, name: str) -> Callable[..., Any]:
-    """Return a method of the data that only samples need.
-
-    Raises:
-        UsageError: a class of the user's own does not have it.
-    """
-    found: Callable[..., Any] | None = getattr(data, name, None)
-    if found is None:
-        raise UsageError(f"{type(data).__name__} has no method {name}, which samples need: give it one")
-    return found
 
 
 # ---- a language model
 
 
-def show_text(run: TrainedRun, model: Model, data: Data, wanted: Wanted) -> None:
+def show_text(run: TrainedRun, model: Model, data: Any, wanted: Wanted) -> None:
     """Print text that the model writes."""
-    encode, decode = method(data, "encode"), method(data, "decode")
-    start = prompt_tokens(wanted.prompt, encode)
-    if not len(start):  # behind the end of a line, else behind the first token of the validation text
-        try:
-            start = encode("\n")
-        except UsageError:
-            start = ()
+    start = prompt_tokens(wanted.prompt, data.encode)
     if not len(start):
-        start = next(iter(data.eval_batches("val", 1))).inputs[0, :1]
-    print(decode(generate(model, start, data.task.context, wanted)))  # type: ignore[attr-defined]  # of a language model
+        try:
+            start = data.encode("\n")
+        except UsageError:  # no such character in the data
+            start = next(iter(data.eval_batches("val", 1))).inputs[0, :1]
+    print(data.decode(generate(model, start, data.task.context, wanted)))
 
 
 def prompt_tokens(prompt: str, encode: Callable[[str], Any]) -> Any:
@@ -194,50 +173,35 @@ def classify(model: nn.Module, batches: Iterable[Batch], count: int) -> tuple[li
     return kept, wrong, total
 
 
-def classified(run: TrainedRun, model: Model, data: Data, count: int) -> tuple[list[Judged], str, Sequence[str]]:
+def classified(run: TrainedRun, model: Model, data: Any, count: int) -> tuple[list[Judged], str, Sequence[str]]:
     """Return the examples to show, mistakes first, a line on all of them, and the names of the classes."""
     examples, wrong, total = classify(model, data.eval_batches("val"), count)
-    classes: Sequence[str] = getattr(data, "classes", ()) or [str(n) for n in range(data.task.num_classes)]
+    classes = getattr(data, "classes", None) or [str(number) for number in range(data.task.num_classes)]
     share = f"{wrong / total:.2%} errors ({wrong:,} of {total:,} validation {data.task.unit})"
     return examples, f"{run.path.name}: {share}", classes
 
 
-def show_texts(run: TrainedRun, model: Model, data: Data, wanted: Wanted) -> None:
+def show_texts(run: TrainedRun, model: Model, data: Any, wanted: Wanted) -> None:
     """Print a table of classified texts: on a terminal in its width, mistakes in red; else a line for each text."""
-    decode = method(data, "decode")
-    examples, title, classes = classified(run, model, data, wanted.count or 20)
-    rows = [("", "class", "predicted", "probability", "text")]
-    for example in examples:
-        judged, text = "wrong" if example.wrong else "right", " ".join(decode(example.inputs).split())
-        guess = classes[example.predicted], f"{example.probability:.0%}"
-        rows.append((judged, classes[example.label], *guess, text))
-    print(title)
-    if not sys.stdout.isatty():
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        for row in rows:
-            print("  ".join(map(str.ljust, row, widths)).rstrip())
-        return
-    from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for name in rows[0]:
-        table.add_column(name, overflow="fold")
-    for row in rows[1:]:
-        table.add_row(*map(Text, row), style="red" if row[0] == "wrong" else "")
-    Console().print(table)
+    examples, title, classes = classified(run, model, data, wanted.count or 20)
+    table = Table("", "class", "predicted", "probability", "text", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for example in examples:
+        judged, text = "wrong" if example.wrong else "right", " ".join(data.decode(example.inputs).split())
+        row = judged, classes[example.label], classes[example.predicted], f"{example.probability:.0%}", text
+        table.add_row(*map(Text, row), style="red" if example.wrong else "")
+    print(title)
+    Console(width=None if sys.stdout.isatty() else WHOLE).print(table)
 
 
-def show_images(run: TrainedRun, model: Model, data: Data, wanted: Wanted) -> None:
+def show_images(run: TrainedRun, model: Model, data: Any, wanted: Wanted) -> None:
     """Write a page of classified images."""
-    pixels = method(data, "pixels")
     examples, title, classes = classified(run, model, data, wanted.count or 60)
-    page = draw_page(title, examples, [pixels(example.inputs[None])[0].numpy() for example in examples], classes)
+    page = draw_page(title, examples, [data.pixels(example.inputs[None])[0].numpy() for example in examples], classes)
     path = Path(os.path.expanduser(wanted.out)) if wanted.out else run.path / "samples.png"
-    if path.is_dir():
-        raise UsageError(f"{path} is a folder: give a file with --out, such as {path / 'samples.png'}")
     try:
         write_atomically(path, partial(page.save, format="PNG"))
     except OSError as error:
@@ -268,21 +232,10 @@ def draw_page(title: str, examples: Sequence[Judged], images: Sequence[Pixels], 
         lines = [f"is {classes[example.label]}", f"seen as {guess}"] if example.wrong else [guess]
         for number, line in enumerate(lines):
             corner, color = (left, top + height + 3 + number * LINE), WRONG if example.wrong else RIGHT
-            pen.text(corner, shortened(line, font, cell_width - GAP), color, font)
+            while font.getlength(line) > cell_width - GAP:
+                line = f"{line[:-2]}…"
+            pen.text(corner, line, color, font)
     return page
 
 
-def shortened(line: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, room: int) -> str:
-    """Cut a line to the room that it has."""
-    if font.getlength(line) <= room:
-        return line
-    while line and font.getlength(f"{line}…") > room:
-        line = line[:-1]
-    return f"{line}…"
-
-
-SHOWN: dict[str, Callable[[TrainedRun, Model, Data, Wanted], None]] = {
-    "text": show_text,
-    "images": show_images,
-    "texts": show_texts,
-}
+SHOWN = {"text": show_text, "images": show_images, "texts": show_texts}

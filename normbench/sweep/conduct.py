@@ -16,7 +16,8 @@ from typing import Any
 from rich.console import Console
 
 from normbench.errors import RunFailure, UsageError, explain
-from normbench.run.train import limits_named, make_session, measure, notes_shown
+from normbench.run.session import Session
+from normbench.run.train import limits_named, measure, notes_shown
 from normbench.rundir import CHOICE_FILE, ENDED, RunDirectory
 from normbench.sweep.display import LOOK_SECONDS, View, overall, say, show_failures, show_left_out, show_plan
 from normbench.sweep.folder import OVER, Standing, SweepFolder
@@ -84,7 +85,7 @@ class Sweep:
         here = len(planner.devices) or max(1, cores() // planner.threads)  # what shares a core takes longer
         beside = min(len(runs), planner.jobs, len(runs) if planner.launcher.elsewhere else here)
         try:
-            seconds = measure(make_session(first.prepared)).seconds(first.entry.steps)
+            seconds = measure(Session(first.prepared)).seconds(first.entry.steps)
         except Exception as error:  # of a user's class, as a run of the sweep would fail with, or it diverges
             return f"the time is not known: {first.entry.run} fails ({explain(error)})"
         whole, one = (timedelta(seconds=math.ceil(taken)) for taken in (seconds * len(runs) / beside, seconds))

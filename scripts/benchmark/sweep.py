@@ -18,9 +18,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from importlib.metadata import version
 from pathlib import Path
 
-from normbench.rundir import cpu_name, package_version
+from normbench.rundir import cpu_name
 
 NORMS = "layernorm,rmsnorm,dyt,groupnorm"
 PLACEMENTS = "pre,post,sandwich"
@@ -41,7 +42,7 @@ def main() -> None:
         alone = sum(seconds(["train", *run["words"], "quiet=true"], single) for run in runs)
         assert same_metrics(whole, single)
     print(f"{cpu_name()}, {len(os.sched_getaffinity(0))} cores, Python {platform.python_version()}, "
-          f"torch {package_version('torch')}")  # fmt: skip
+          f"torch {version('torch')}")  # fmt: skip
     print(f"{len(runs)} runs of {options.steps} steps: sweep {sweep:.1f} s, one after another {alone:.1f} s")
     print(f"ratio {sweep / alone:.3f}")
 
