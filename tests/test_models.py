@@ -16,6 +16,7 @@ from normbench import build as builder
 from normbench.errors import CombinationRefused
 from normbench.models import Kaiming, Normal
 from normbench.models.cnn import ConvBranch
+from normbench.models.common import NormActivation
 from normbench.models.transformer import MLP, Attention, SwiGLU, rotary, rotate
 from normbench.norms import NoNorm
 from normbench.placements import Deep
@@ -229,7 +230,8 @@ def test_embeddings() -> None:
 
 def test_resnet_shortcut_is_he_s_option_a() -> None:
     """Every second pixel, and zeros for the new channels; no parameters."""
-    branch = ConvBranch((4, 8), 2, lambda n, **_: NoNorm(n, channel_dim=1), Site("block", 0), norm_order="before")
+    inside = NormActivation(NoNorm, 1, Site("conv", 0), nn.ReLU, "before")
+    branch = ConvBranch((4, 8), 2, inside)
     x = torch.randn(2, 4, 6, 6)
     y = branch.shortcut(x)
     assert y.shape == (2, 8, 3, 3)

@@ -9,15 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from normbench.probes.reading import Reading
-from normbench.probes.statistics import (
-    entropy,
-    histogram,
-    moments,
-    rms,
-    second_moment,
-    tails,
-    token_similarity,
-)
+from normbench.probes.statistics import entropy, histogram, moments, rms, second_moment, tails, token_similarity
 
 Hook = Callable[..., None]
 
@@ -37,7 +29,7 @@ class Attending(Protocol):
 
 
 def reads_only(hook: Hook) -> Hook:
-    """The hook without gradients, and in full precision where the forward pass is cast to 16 bits."""
+    """Return the hook without gradients, and in full precision where the forward pass is cast to 16 bits."""
 
     @torch.no_grad()
     def run(module: nn.Module, inputs: tuple[Tensor, ...], *rest: Any) -> None:
@@ -48,7 +40,7 @@ def reads_only(hook: Hook) -> Hook:
 
 
 def norm_hook(reading: Reading, name: str, *, scalars: bool, tails_too: bool, histograms: bool) -> Hook:
-    """Reads what enters and what leaves a norm."""
+    """Return a hook that reads what enters and what leaves a norm."""
 
     @reads_only
     def hook(norm: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -67,7 +59,7 @@ def norm_hook(reading: Reading, name: str, *, scalars: bool, tails_too: bool, hi
 
 
 def running_hook(reading: Reading, name: str) -> Hook:
-    """Reads how far a batch is from the running statistics that evaluation would use, before they are updated.
+    """Return a hook that reads how far a batch is from the running statistics, before they are updated.
 
     mean_gap: root mean square over channels of (batch mean − running mean) / running std; std_ratio: mean of
     batch std / running std.
@@ -86,7 +78,7 @@ def running_hook(reading: Reading, name: str) -> Hook:
 
 
 def stream_hook(reading: Reading, layer: int, channel_dim: int, *, scalars: bool, geometry: bool) -> Hook:
-    """Reads the residual stream that leaves a block."""
+    """Return a hook that reads the residual stream that leaves a block."""
 
     @reads_only
     def hook(block: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -102,13 +94,12 @@ def stream_hook(reading: Reading, layer: int, channel_dim: int, *, scalars: bool
 
 
 def attention_hook(reading: Reading, name: str) -> Hook:
-    """Reads how attention is spread: mean entropy over heads and queries (nats), and the largest logit."""
+    """Return a hook that reads how attention is spread: mean entropy over heads and queries (nats), largest logit."""
 
-    @torch.no_grad()
+    @reads_only
     def hook(branch: Attending, inputs: tuple[Tensor, ...], context: dict[str, Any], output: Tensor) -> None:
-        with torch.autocast(inputs[0].device.type, enabled=False):
-            logits = branch.attention_logits(inputs[0].float(), **context)
-            reading.scalars[f"attention/{name}/entropy"] = entropy(logits)
-            reading.scalars[f"attention/{name}/largest_logit"] = logits.max()
+        logits = branch.attention_logits(inputs[0].float(), **context)
+        reading.scalars[f"attention/{name}/entropy"] = entropy(logits)
+        reading.scalars[f"attention/{name}/largest_logit"] = logits.max()
 
     return hook
