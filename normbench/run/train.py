@@ -224,10 +224,8 @@ def first_step(run: Run) -> int:
 def measured(run: Run, found: Estimate) -> dict[str, str]:
     """Return what a few steps have shown of memory, time and disk; the time of writing checkpoints is not counted."""
     steps = run.steps - first_step(run)
-    stays = {"weights": found.weights, "gradients": found.gradients, "optimizer": found.optimizer}
-    stays |= {"average": found.average} if found.average else {}
-    listed = " + ".join(f"{megabytes(size)} {name}" for name, size in stays.items())
-    rows = {"memory that stays": f"{megabytes(sum(stays.values()))}: {listed}"}
+    listed = " + ".join(f"{megabytes(size)} {name}" for name, size in found.stays.items())
+    rows = {"memory that stays": f"{megabytes(sum(found.stays.values()))}: {listed}"}
     if found.peak is not None:
         on_cpu = run.device.type == "cpu"
         whose = "the whole process, Python and torch included" if on_cpu else f"tensors on {run.device}"

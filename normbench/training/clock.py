@@ -57,17 +57,14 @@ class Clock:
         self.reported = len(self.durations)
         return statistics.fmean(recent) if recent else None
 
-    def summary(self) -> dict[str, float | int | None]:
-        """Return median, 90th percentile (ms) and number of all counted steps."""
+    def summary(self) -> dict[str, Any]:
+        """Return median, 90th percentile (ms; None of fewer than two) and number of all counted steps."""
         self.flush()
-        n = len(self.durations)
-        if n < 2:
-            return {"median_ms": None, "p90_ms": None, "n": n}
-        return {
-            "median_ms": statistics.median(self.durations),
-            "p90_ms": statistics.quantiles(self.durations, n=10)[-1],
-            "n": n,
-        }
+        found = self.durations
+        if len(found) < 2:
+            return {"median_ms": None, "p90_ms": None, "n": len(found)}
+        p90 = statistics.quantiles(found, n=10)[-1]
+        return {"median_ms": statistics.median(found), "p90_ms": p90, "n": len(found)}
 
     def state(self) -> torch.Tensor:
         """Return the durations so far, for a checkpoint."""
