@@ -111,7 +111,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     *((name, {"impl": "torch"}, "auto or eager") for name in NAMES if name not in OPERATORS),
     *((name, {"channel_dim": 2}, "channel_dim") for name in NAMES if name != "none"),
     ("batchnorm", {"eps": 0, "impl": "torch"}, "auto or eager"),
-    ("groupnorm", {"groups": 5}, "4 or 6"),
+    ("groupnorm", {"groups": 5}, "set norm.groups to [46], say"),
     ("groupnorm", {"groups": 12}, "lower norm.groups"),
 ]
 

@@ -15,7 +15,7 @@ from normbench.errors import UsageError
 from normbench.training import precision
 from normbench.training.checkpoint import read
 from normbench.training.optimizer import WeightAverage
-from normbench.training.precision import LossScaling, make_precision
+from normbench.training.precision import Precision, make_precision
 
 CPU = torch.device("cpu")
 MLP = ["model=mlp", "model.width=32", "data=digits", "threads=1", "device=cpu", "quiet=true", "trainer.log_every=1"]
@@ -115,7 +115,7 @@ def test_16_bits_train_as_32_do(tmp_path: Path, name: str, model: list[str]) -> 
 def test_overflowing_steps_are_left_out_and_counted() -> None:
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scaling = LossScaling(CPU)
+    scaling = Precision("fp16", CPU)
     before = model.weight.detach().clone()
     for factor in (1e37, 1.0):  # 65,536 times the first one's gradient is no float32 any more
         scaling.backward(factor * model(torch.ones(2, 4)).sum())
@@ -128,7 +128,7 @@ def test_overflowing_steps_are_left_out_and_counted() -> None:
     assert torch.allclose(model.weight, before - 0.1 * 2)
     assert int(scaling.skipped) == 1
     assert scaling.state()["scaler"]["scale"] == 32768
-    again = LossScaling(CPU)
+    again = Precision("fp16", CPU)
     again.restore(scaling.state())
     assert int(again.skipped) == 1 and again.scaler.state_dict()["scale"] == 32768
 

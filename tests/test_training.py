@@ -184,7 +184,7 @@ def test_a_gradient_behind_torch_s_own_batchnorm_is_told_and_leaves_its_statisti
 
 def test_clock_leaves_out_warm_up_and_probed_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([0.0, 9.0, 10.0, 10.002, 20.0, 25.0, 30.0, 30.004])
-    clock = Clock(warmup=1)
+    clock = Clock(CPU, warmup=1)
     marks = {"now": 0.0}
     monkeypatch.setattr(clock, "mark", lambda: marks["now"])
     for counts in (True, True, False, True):
@@ -196,7 +196,7 @@ def test_clock_leaves_out_warm_up_and_probed_steps(monkeypatch: pytest.MonkeyPat
     assert clock.recent() is None
     assert clock.summary()["n"] == 2
     assert clock.summary()["median_ms"] == pytest.approx(3.0)
-    later = Clock()
+    later = Clock(CPU)
     later.restore(clock.state())
     assert later.summary() == clock.summary()
 

@@ -9,17 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from normbench.norms.common import (
-    Affine,
-    Eps,
-    Impl,
-    Momentum,
-    RunningNorm,
-    TrackRunningStats,
-    check_count,
-    scale_and_shift,
-    standardize,
-)
+from normbench.norms.common import Affine, Eps, Impl, Momentum, RunningNorm, Tracks, scale_and_shift, standardize
 from normbench.types import NormFacts, Site
 
 
@@ -51,7 +41,7 @@ class BatchNorm(RunningNorm):
         eps: Eps = 1e-5,
         affine: Affine = True,
         momentum: Momentum = 0.1,
-        track_running_stats: TrackRunningStats = True,
+        track_running_stats: Tracks = True,
         impl: Impl = "auto",
     ) -> None:
         operator = "batch_norm" if eps else None  # torch's refuses an eps of 0 in training
@@ -68,7 +58,7 @@ class BatchNorm(RunningNorm):
         flat = x.flatten(0, -2) if self.channel_dim == -1 else x
         if self.track_running_stats and not self.training:
             return self.from_running(flat, weight, bias).reshape(x.shape)
-        check_count(x.numel() // self.num_features, "batchnorm", "use larger batches")
+        self.check_count(x.numel() // self.num_features, "use larger batches")
         y, mean, var = self.from_batch(flat, weight, bias)
         if self.track_running_stats:
             self.update_running(mean, var)

@@ -20,17 +20,11 @@ Bias = Annotated[bool, Setting("learned β, where there is a γ")]
 Momentum = Annotated[
     float | None, Setting("batchnorm's share of the batch in running statistics; null: cumulative", above=0, high=1)
 ]
-TrackRunningStats = Annotated[bool, Setting("evaluate with running statistics of the training batches")]
+Tracks = Annotated[bool, Setting("evaluate with running statistics of the training batches")]
 Impl = Annotated[
     Literal["auto", "torch", "eager"], Setting("which code runs: torch's operator, the formula, or the faster")
 ]
 NO_OPERATOR = "norm.impl=torch: torch has no operator for this norm, set norm.impl to auto or eager"
-
-
-def check_count(count: int, what: str, cure: str) -> None:
-    """Refuse a statistic over one value, which would always normalize to 0."""
-    if count < 2:
-        raise UsageError(f"{what} here would take its statistics over {count} value, and needs at least 2: {cure}")
 
 
 def along(parameter: Float[Tensor, " features"], x: Tensor, channel_dim: int) -> Tensor:
@@ -95,6 +89,12 @@ class AffineNorm(Norm):
         weight = None if self.weight is None else self.weight.to(dtype)
         bias = None if self.bias is None else self.bias.to(dtype)
         return self.normalize(x.to(dtype), weight, bias).to(x.dtype)
+
+    def check_count(self, count: int, cure: str) -> None:
+        """Refuse a statistic over one value, which would always normalize to 0."""
+        if count < 2:
+            name = type(self).__name__.lower()
+            raise UsageError(f"{name} here would take its statistics over {count} value, and needs at least 2: {cure}")
 
     @abstractmethod
     def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from normbench.errors import UsageError
-from normbench.norms.common import Affine, AffineNorm, Eps, Impl, check_count, scale_and_shift, standardize
+from normbench.norms.common import Affine, AffineNorm, Eps, Impl, scale_and_shift, standardize
 from normbench.settings import Setting
 from normbench.types import NormFacts, Site
 
@@ -55,7 +55,7 @@ class GroupNorm(AffineNorm):
         self.across_time = across_time
         self.groups = count_groups(groups, num_features)
         if self.each_position:
-            self.check_group(num_features)
+            self.check_count(num_features // self.groups, "lower norm.groups")
 
     @classmethod
     def facts_for(cls, **options: Any) -> NormFacts:
@@ -68,12 +68,8 @@ class GroupNorm(AffineNorm):
     def settings(self) -> dict[str, Any]:
         return super().settings() | {"groups": self.groups, "across_time": self.across_time}
 
-    def check_group(self, values: int) -> None:
-        """Refuse input where that many values of one sample leave a group with a single one."""
-        check_count(values // self.groups, "groupnorm", "lower norm.groups")
-
     def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-        self.check_group(math.prod(x.shape[1:]))
+        self.check_count(math.prod(x.shape[1:]) // self.groups, "lower norm.groups")
         if self.each_position:
             grouped = x.unflatten(-1, (self.groups, -1))
             size = grouped.shape[-1:]
@@ -95,9 +91,9 @@ def count_groups(groups: int | Literal["auto"], num_features: int) -> int:
     count = auto if groups == "auto" else groups
     if num_features % count:
         divisors = [n for n in range(1, num_features + 1) if num_features % n == 0]
-        near = [*[n for n in divisors if n < count][-1:], *[n for n in divisors if n > count][:1]]
+        near = min(divisors, key=lambda n: abs(n - count))
         raise UsageError(
             f"norm.groups={groups} makes {count} groups of {num_features} features, which cannot be equal: "
-            f"set norm.groups to {' or '.join(map(str, near))}"
+            f"set norm.groups to {near}, say"
         )
     return count

@@ -14,12 +14,14 @@ import torch
 
 
 class Clock:
-    """Durations of training steps in milliseconds on a device that runs in step with Python (CPU).
+    """Durations of training steps in milliseconds.
 
+    On CUDA events take the time, which cost no wait until they are read; Apple's GPU is waited for at each mark.
     The first `warmup` steps of a process count for nothing: caches, allocators and lazily chosen kernels.
     """
 
-    def __init__(self, warmup: int = 10) -> None:
+    def __init__(self, device: torch.device, warmup: int = 10) -> None:
+        self.device = device
         self.durations: list[float] = []
         self.pending: list[tuple[Any, Any]] = []
         self.to_skip = warmup
@@ -28,11 +30,13 @@ class Clock:
 
     def mark(self) -> Any:
         """Return a point in time."""
+        if self.device.type == "cuda":
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            return event
+        if self.device.type == "mps":
+            torch.mps.synchronize()
         return time.perf_counter()
-
-    def between(self, start: Any, end: Any) -> float:
-        """Return the milliseconds from one mark to another."""
-        return 1e3 * (end - start)
 
     def start(self) -> None:
         """Begin a step."""
@@ -47,7 +51,11 @@ class Clock:
 
     def flush(self) -> None:
         """Turn marks into durations; waits for the device."""
-        self.durations += [self.between(start, end) for start, end in self.pending]
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+            self.durations += [start.elapsed_time(end) for start, end in self.pending]
+        else:
+            self.durations += [1e3 * (end - start) for start, end in self.pending]
         self.pending.clear()
 
     def recent(self) -> float | None:
@@ -75,35 +83,6 @@ class Clock:
         """Go on from the durations of a checkpoint."""
         self.durations = state.tolist()
         self.reported = len(self.durations)
-
-
-class CudaClock(Clock):
-    """The same with CUDA events, which cost no synchronisation until they are read."""
-
-    def mark(self) -> torch.cuda.Event:
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def between(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
-        return start.elapsed_time(end)
-
-    def flush(self) -> None:
-        torch.cuda.synchronize()
-        super().flush()
-
-
-class MpsClock(Clock):
-    """The same on Apple's GPU, which is waited for at each mark."""
-
-    def mark(self) -> float:
-        torch.mps.synchronize()
-        return time.perf_counter()
-
-
-def make_clock(device: torch.device) -> Clock:
-    """Return the clock of a device."""
-    return {"cuda": CudaClock, "mps": MpsClock}.get(device.type, Clock)()
 
 
 def forget_peak(device: torch.device) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from normbench.recording import Histogram, JsonLinesSink, Sink, TensorBoardSink
 from normbench.training.checkpoint import State, write
-from normbench.training.clock import forget_peak, make_clock, peak_memory
+from normbench.training.clock import Clock, forget_peak, peak_memory
 from normbench.training.loop import Loop
 
 
@@ -112,8 +112,7 @@ def estimate(loop: Loop, sink: WeighingSink) -> Estimate:
     model.train()
     probed_step(loop)  # it warms up, as the steps behind it do
     repeat(loop, 10, seconds=3.0)
-    loop.clock = make_clock(device)
-    loop.clock.to_skip = 0
+    loop.clock = Clock(device, warmup=0)
     forget_peak(device)
     repeat(loop, 20, seconds=5.0)
     peak = peak_memory(device)

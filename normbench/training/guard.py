@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from normbench.training.precision import LossScaling, Precision
+from normbench.training.precision import Precision
 from normbench.types import Batch, Task
 
 GRADIENT_NORM = "the gradient norm"
@@ -67,7 +67,7 @@ class LatchedGuard(Guard):
 
 def make_guard(optimizer: torch.optim.Optimizer, precision: Precision, device: torch.device) -> Guard:
     """Return the guard that does not wait where the device and the optimizer allow it."""
-    if isinstance(precision, LossScaling):
+    if precision.scales:
         return Guard()
     fused = all(group.get("fused") for group in optimizer.param_groups)
     return LatchedGuard(optimizer, device) if fused and device.type == "cuda" else WaitingGuard()

@@ -16,12 +16,14 @@ from normbench.config.schema import ProbesConfig, TrainerConfig
 from normbench.probes import Probes, Reading
 from normbench.recording import Sink
 from normbench.training.checkpoint import Checkpoints, State
-from normbench.training.clock import make_clock
+from normbench.training.clock import Clock
 from normbench.training.guard import GRADIENT_NORM, Diverged, Runaway, first_nonfinite, make_guard
 from normbench.training.optimizer import WeightAverage
 from normbench.training.precision import Precision
 from normbench.training.schedules import Schedule
 from normbench.types import Batch, Data, Task, stable_seed
+
+SAVED = ("step", "loss_count", "best_loss", "latest", "compile_seconds")  # what a checkpoint holds of the loop as it is
 
 
 class Interrupted(Exception):
@@ -61,7 +63,7 @@ class Loop:
         self.step = 0
         self.latest: dict[str, float] = {}  # the newest value of each tag
         self.best_loss = math.inf
-        self.clock = make_clock(parts.device)
+        self.clock = Clock(parts.device)
         self.guard = make_guard(parts.optimizer, parts.precision, parts.device)
         self.runaway = Runaway(trainer.divergence_factor, trainer.divergence_patience)
         self.base_lrs = [group["lr"] for group in parts.optimizer.param_groups]
@@ -294,33 +296,26 @@ class Loop:
     def state(self) -> State:
         """Return everything that an exact continuation needs."""
         return {
-            "step": self.step,
+            **{name: getattr(self, name) for name in SAVED},
             "model": self.parts.model.state_dict(),
             "optimizer": self.parts.optimizer.state_dict(),
             "loss_sum": self.loss_sum,
-            "loss_count": self.loss_count,
             "first_loss": self.runaway.first,
             "runaway_since": self.runaway.since,
-            "best_loss": self.best_loss,
-            "latest": self.latest,
             "durations": self.clock.state(),
-            "compile_seconds": self.compile_seconds,
             "precision": self.parts.precision.state(),
             "average": None if self.parts.average is None else self.parts.average.state(),
         }
 
     def restore(self, state: State) -> None:
         """Go back to where `state` was taken."""
-        self.step = state["step"]
+        for name in SAVED:
+            setattr(self, name, state[name])
         self.parts.model.load_state_dict(state["model"])
         self.parts.optimizer.load_state_dict(state["optimizer"])
         self.loss_sum = state["loss_sum"].to(self.parts.device)
-        self.loss_count = state["loss_count"]
         self.runaway.first, self.runaway.since = state["first_loss"], state["runaway_since"]
-        self.best_loss = state["best_loss"]
-        self.latest = state["latest"]
         self.clock.restore(state["durations"])
-        self.compile_seconds = state["compile_seconds"]
         self.parts.precision.restore(state["precision"])
         if self.parts.average is not None:
             self.parts.average.restore(state["average"])
