@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -12,21 +12,11 @@ import torch
 from support import IMAGES, TEXT, TEXTS, build, random_batch
 from torch import nn
 
-from normbench.probes import Probes, Reading, Wanted
+from normbench.probes import Probes, Reading, Wanted, statistics
 from normbench.probes.hooks import stream_hook
-from normbench.probes.statistics import (
-    effective_rank,
-    entropy,
-    histogram,
-    moments,
-    second_moment,
-    tails,
-    token_similarity,
-    total_norm,
-)
+from normbench.probes.statistics import effective_rank, histogram, moments, second_moment, tails, token_similarity
 
-LIGHT = Wanted(activations=True, gradients=True, parameters=True)
-FULL = replace(LIGHT, tails=True, geometry=True, attention=True, updates=True)
+FULL = Wanted(*[True] * len(fields(Wanted)))
 
 
 @pytest.mark.parametrize("channel_dim", [-1, 1])
@@ -72,7 +62,7 @@ def test_tails_against_numpy() -> None:
     assert found["outliers"].item() == pytest.approx(1 / 6)
 
 
-@pytest.mark.parametrize("dead", range(7))
+@pytest.mark.parametrize("dead", [0, 1, 4, 6])
 def test_outliers_stick_out_of_the_channels_that_live(dead: int) -> None:
     x = torch.randn(50, 7, generator=torch.Generator().manual_seed(0))
     x[:, -1] *= 100
@@ -119,7 +109,7 @@ def test_token_similarity_is_the_mean_cosine_of_pairs() -> None:
 def test_one_position_has_no_similarity() -> None:
     for shape, channel_dim, expected in (((2, 5), -1, 0), ((2, 1, 5), -1, 0), ((2, 5, 1, 1), 1, 0), ((2, 2, 5), -1, 1)):
         reading = Reading()
-        hook = stream_hook(reading, 0, channel_dim, scalars=False, geometry=True)
+        hook = stream_hook(reading, 0, channel_dim, Wanted(geometry=True))
         hook(nn.Identity(), (torch.ones(shape),), torch.ones(shape))
         assert len(reading.scalars) == expected
         assert reading.second_moments.keys() == {"act/stream00/effective_rank"}
@@ -127,7 +117,7 @@ def test_one_position_has_no_similarity() -> None:
 
 def test_entropy_of_attention() -> None:
     logits = torch.tensor([[0.0, 0.0, -math.inf, -math.inf], [5.0, -math.inf, -math.inf, -math.inf]])
-    assert entropy(logits).item() == pytest.approx(math.log(2) / 2)
+    assert statistics.entropy(logits).item() == pytest.approx(math.log(2) / 2)
 
 
 def test_attention_logits_are_those_that_torch_attends_by() -> None:
@@ -147,11 +137,11 @@ def test_attention_logits_are_those_that_torch_attends_by() -> None:
 
 def test_attention_is_read_at_each_block() -> None:
     numbers = probed_step("rmsnorm")[2].numbers()
-    for layer in range(2):
-        assert 0 < numbers[f"attention/block{layer:02d}.attention/entropy"] < math.log(16)
-        assert math.isfinite(numbers[f"attention/block{layer:02d}.attention/largest_logit"])
-        assert 1 < numbers[f"act/stream{layer:02d}/effective_rank"] <= 16
-        assert -1 <= numbers[f"act/stream{layer:02d}/token_similarity"] <= 1
+    for layer in ("00", "01"):
+        assert 0 < numbers[f"attention/block{layer}.attention/entropy"] < math.log(16)
+        assert math.isfinite(numbers[f"attention/block{layer}.attention/largest_logit"])
+        assert 1 < numbers[f"act/stream{layer}/effective_rank"] <= 16
+        assert -1 <= numbers[f"act/stream{layer}/token_similarity"] <= 1
 
 
 def test_updates_are_read_relative_to_the_weights() -> None:
@@ -162,7 +152,11 @@ def test_updates_are_read_relative_to_the_weights() -> None:
     with probes.watch() as reading:
         TEXT.loss(model(batch.inputs), batch.targets).backward()
     branch = model.blocks[1].branches["mlp"]
-    expected = 0.1 * total_norm([p.grad for p in branch.parameters()]) / total_norm(list(branch.parameters()))
+    expected = (
+        0.1
+        * statistics.total_norm([p.grad for p in branch.parameters()])
+        / statistics.total_norm(list(branch.parameters()))
+    )
     with probes.watch_update(reading):
         optimizer.step()
     assert reading.numbers()["update/block01.mlp/ratio"] == pytest.approx(expected.item(), rel=1e-4)
@@ -198,9 +192,9 @@ def test_residual_stream_and_gradients_by_depth() -> None:
     assert {"act/stream00/rms", "act/stream01/rms"} <= numbers.keys()
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
     mlp = [g for name, g in gradients.items() if name.startswith("blocks.1.branches.mlp.") and g is not None]
-    assert numbers["grad/block01.mlp/norm"] == pytest.approx(total_norm(mlp).item(), rel=1e-6)
+    assert numbers["grad/block01.mlp/norm"] == pytest.approx(statistics.total_norm(mlp).item(), rel=1e-6)
     parts = [value for tag, value in numbers.items() if tag.startswith("grad/")]
-    everything = total_norm([g for g in gradients.values() if g is not None]).item()
+    everything = statistics.total_norm([g for g in gradients.values() if g is not None]).item()
     assert math.sqrt(sum(part**2 for part in parts)) == pytest.approx(everything, rel=1e-5)
     assert not any(module._forward_hooks for module in model.blocks.modules() if module not in norms.values())
 
@@ -212,7 +206,9 @@ def test_a_block_s_norms_are_those_in_its_branches_too(model: str, placement: st
     _, norms, reading, _ = probed_step("layernorm", placement, model, IMAGES)
     inside = [norm for name, norm in norms.items() if name.startswith("block00")]
     gradients = [parameter.grad for norm in inside for parameter in norm.parameters() if parameter.grad is not None]
-    assert reading.numbers()["grad/block00.norms/norm"] == pytest.approx(total_norm(gradients).item(), rel=1e-6)
+    assert reading.numbers()["grad/block00.norms/norm"] == pytest.approx(
+        statistics.total_norm(gradients).item(), rel=1e-6
+    )
 
 
 def test_every_parameter_is_in_one_group_those_of_a_placement_too() -> None:
@@ -264,16 +260,6 @@ def test_probes_change_nothing(norm: str) -> None:
         results.append([logits, *gradients, *model.buffers(), torch.random.get_rng_state()])
     assert len(results[0]) == len(results[1]) > 10
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
-
-
-def test_one_copy_from_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All numbers of a step leave the device together."""
-    _, _, reading, _ = probed_step("layernorm", wanted=LIGHT)
-    copies = []
-    original = torch.Tensor.tolist
-    monkeypatch.setattr(torch.Tensor, "tolist", lambda tensor: copies.append(tensor.numel()) or original(tensor))
-    numbers = reading.numbers()
-    assert copies == [len(numbers)]
 
 
 @pytest.mark.gpu

@@ -16,13 +16,7 @@ Width = Annotated[int, Setting("features of the stream (CNN: of the first stage)
 NormOrder = Annotated[Literal["before", "after"], Setting("the norm inside a branch, against its activation")]
 Activation = Annotated[Literal["relu", "gelu", "silu", "sigmoid", "tanh"], Setting("activation")]
 
-ACTIVATIONS: dict[str, type[nn.Module]] = {
-    "relu": nn.ReLU,
-    "gelu": nn.GELU,
-    "silu": nn.SiLU,
-    "sigmoid": nn.Sigmoid,
-    "tanh": nn.Tanh,
-}
+ACTIVATIONS = {"relu": nn.ReLU, "gelu": nn.GELU, "silu": nn.SiLU, "sigmoid": nn.Sigmoid, "tanh": nn.Tanh}
 
 
 @dataclass(frozen=True)

@@ -90,10 +90,5 @@ def count_groups(groups: int | Literal["auto"], num_features: int) -> int:
     auto = 32 if num_features >= 128 else max(num_features // 4, 1)
     count = auto if groups == "auto" else groups
     if num_features % count:
-        divisors = [n for n in range(1, num_features + 1) if num_features % n == 0]
-        near = min(divisors, key=lambda n: abs(n - count))
-        raise UsageError(
-            f"norm.groups={groups} makes {count} groups of {num_features} features, which cannot be equal: "
-            f"set norm.groups to {near}, say"
-        )
+        raise UsageError(f"norm.groups={groups} makes {count} groups of {num_features} features: choose a divisor")
     return count

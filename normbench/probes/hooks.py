@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from normbench.probes.reading import Reading
+from normbench.probes.reading import Reading, Wanted
 from normbench.probes.statistics import entropy, histogram, moments, rms, second_moment, tails, token_similarity
 
 Hook = Callable[..., None]
@@ -39,20 +39,20 @@ def reads_only(hook: Hook) -> Hook:
     return run
 
 
-def norm_hook(reading: Reading, name: str, *, scalars: bool, tails_too: bool, histograms: bool) -> Hook:
+def norm_hook(reading: Reading, name: str, wanted: Wanted, histograms: bool) -> Hook:
     """Return a hook that reads what enters and what leaves a norm."""
 
     @reads_only
     def hook(norm: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         channel_dim: int = getattr(norm, "channel_dim", -1)
         for side, x in (("in", inputs[0]), ("out", output)):
-            found = moments(x, channel_dim) if scalars else {}
-            if tails_too:
+            found = moments(x, channel_dim) if wanted.activations else {}
+            if wanted.tails:
                 found |= tails(x, channel_dim)
             reading.scalars |= {f"act/{name}/{statistic}_{side}": value for statistic, value in found.items()}
             if histograms:
                 reading.histograms[f"act/{name}/{side}"] = histogram(x)
-        if scalars and isinstance(norm, Saturating):
+        if wanted.activations and isinstance(norm, Saturating):
             reading.scalars[f"act/{name}/saturated_out"] = norm.saturation(inputs[0])
 
     return hook
@@ -77,15 +77,15 @@ def running_hook(reading: Reading, name: str) -> Hook:
     return hook
 
 
-def stream_hook(reading: Reading, layer: int, channel_dim: int, *, scalars: bool, geometry: bool) -> Hook:
+def stream_hook(reading: Reading, layer: int, channel_dim: int, wanted: Wanted) -> Hook:
     """Return a hook that reads the residual stream that leaves a block."""
 
     @reads_only
     def hook(block: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         tag = f"act/stream{layer:02d}"
-        if scalars:
+        if wanted.activations:
             reading.scalars[f"{tag}/rms"] = rms(output)
-        if geometry:
+        if wanted.geometry:
             reading.second_moments[f"{tag}/effective_rank"] = second_moment(output, channel_dim)
             if output[0].numel() > output.shape[channel_dim]:  # more than one position
                 reading.scalars[f"{tag}/token_similarity"] = token_similarity(output, channel_dim)

@@ -9,31 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from normbench.probes.hooks import Attending, attention_hook, norm_hook, running_hook, stream_hook
-from normbench.probes.reading import Reading
+from normbench.probes.reading import Reading, Wanted
 from normbench.probes.statistics import total_norm
 from normbench.types import Branch, Model, Norm, Placement
 
 SYMBOLS = {"weight": "gamma", "bias": "beta"}
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What is to be read; the same words as under `probes` in the configuration."""
-
-    activations: bool = False
-    gradients: bool = False
-    parameters: bool = False
-    tails: bool = False
-    geometry: bool = False
-    attention: bool = False
-    updates: bool = False
 
 
 class Probes:
@@ -77,18 +63,14 @@ class Probes:
         wanted = self.wanted
         for name, norm in self.norms.items():
             if wanted.activations or wanted.tails or histograms:
-                yield norm.register_forward_hook(
-                    norm_hook(reading, name, scalars=wanted.activations, tails_too=wanted.tails, histograms=histograms)
-                )
+                yield norm.register_forward_hook(norm_hook(reading, name, wanted, histograms))
             if wanted.parameters and isinstance(norm, Norm) and getattr(norm, "running_mean", None) is not None:
                 yield norm.register_forward_pre_hook(running_hook(reading, name))
         for layer, block in enumerate(self.model.blocks):
             branches = branches_of(block)
             if wanted.activations or wanted.geometry:
                 channel_dim = next(iter(branches.values())).channel_dim
-                yield block.register_forward_hook(
-                    stream_hook(reading, layer, channel_dim, scalars=wanted.activations, geometry=wanted.geometry)
-                )
+                yield block.register_forward_hook(stream_hook(reading, layer, channel_dim, wanted))
             for role, branch in branches.items():
                 if wanted.attention and isinstance(branch, Attending):
                     hook = attention_hook(reading, f"block{layer:02d}.{role}")

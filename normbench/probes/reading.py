@@ -1,4 +1,4 @@
-"""What one probed step has shown."""
+"""What is to be read, and what one probed step has shown."""
 
 from __future__ import annotations
 
@@ -9,6 +9,19 @@ import torch
 from torch import Tensor
 
 from normbench.probes.statistics import DeviceHistogram, effective_rank
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is to be read; the same words as under `probes` in the configuration."""
+
+    activations: bool = False
+    gradients: bool = False
+    parameters: bool = False
+    tails: bool = False
+    geometry: bool = False
+    attention: bool = False
+    updates: bool = False
 
 
 class Histogram(NamedTuple):

@@ -48,8 +48,8 @@ def tails(x: Float[Tensor, "..."], channel_dim: int) -> dict[str, Scalar]:
     """Return quantiles of the values, and how far channels stick out.
 
     q01, q25, q50, q75, q99: of at most 65,536 values from all channels, the nearest one. outlier_ratio: largest
-    root mean square of a channel over the median channel's, of those that are not 0 throughout; outliers: share of
-    channels where that is above 6.
+    root mean square of a channel over the (lower) median channel's, of those that are not 0 throughout; outliers:
+    share of channels where that is above 6.
     """
     x = x.detach().float()
     values = x.flatten()
@@ -59,18 +59,12 @@ def tails(x: Float[Tensor, "..."], channel_dim: int) -> dict[str, Scalar]:
     ranked = values[::step].sort().values
     found = {f"q{share:02d}": ranked[round(share / 100 * (ranked.numel() - 1))] for share in (1, 25, 50, 75, 99)}
     channels = x.square().mean(dim=[d for d in range(x.ndim) if d != channel_dim % x.ndim]).sqrt()
-    ratio = channels / median_of_positive(channels)
+    ordered = channels.sort().values
+    zeros = (ordered == 0).sum()
+    # `nanmedian` and a mask would wait for the device
+    median = ordered.gather(0, (zeros + (ordered.numel() - zeros - 1) // 2)[None])
+    ratio = channels / median
     return found | {"outlier_ratio": ratio.max(), "outliers": (ratio > OUTLIER).float().mean()}
-
-
-def median_of_positive(values: Float[Tensor, " values"]) -> Scalar:
-    """Return the median of those of some values ≥ 0 that are above 0 (the lower one of two); 0 where none is.
-
-    `nanmedian` and a mask would wait for the device.
-    """
-    ranked = values.sort().values
-    zeros = (ranked == 0).sum()
-    return ranked.gather(0, (zeros + (ranked.numel() - zeros - 1) // 2)[None])[0]
 
 
 def second_moment(x: Float[Tensor, "..."], channel_dim: int) -> Float[Tensor, "features features"]:

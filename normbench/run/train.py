@@ -7,6 +7,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -14,12 +16,12 @@ import torch
 from normbench import build
 from normbench.config.compose import Config
 from normbench.errors import RunFailure, is_disk_full, is_out_of_memory
-from normbench.recording import ConsoleSink
+from normbench.recording import ConsoleSink, JsonLinesSink, Sink, TensorBoardSink
 from normbench.run.plan import Run, prepare
 from normbench.run.session import Session, begun_elsewhere, describe_here, settle, show_summary
 from normbench.rundir import read_json
 from normbench.training.checkpoint import Checkpoints
-from normbench.training.estimate import Estimate, WeighingSink, estimate
+from normbench.training.estimate import Estimate, estimate
 from normbench.training.guard import Diverged
 from normbench.training.ledger import parameter_counts
 from normbench.training.optimizer import make_optimizer, parameter_groups
@@ -179,11 +181,12 @@ def measure(session: Session) -> Estimate:
     Raises:
         Diverged: training diverges within these steps.
     """
-    sink = session.recorder = WeighingSink()
-    try:
-        return estimate(session.make_loop(), sink)
-    finally:
-        sink.close()
+    with TemporaryDirectory(prefix="normbench-") as folder:
+        session.recorder = Sink(JsonLinesSink(Path(folder) / "metrics.jsonl"), TensorBoardSink(Path(folder)))
+        try:
+            return estimate(session.make_loop(), Path(folder))
+        finally:
+            session.recorder.close()
 
 
 def described(session: Session) -> dict[str, str]:

@@ -94,14 +94,11 @@ def forget_peak(device: torch.device) -> None:
 
 
 def peak_memory(device: torch.device) -> int | None:
-    """Return the most memory that was in use since `forget_peak`, in bytes; None: not known."""
+    """Return the most memory in use since `forget_peak`, in bytes (on a CPU the process's); None: not known."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    return peak_of_process() if device.type == "cpu" else None
-
-
-def peak_of_process() -> int:
-    """Return the most memory that this process has held, in bytes."""
+    if device.type != "cpu":
+        return None
     with suppress(OSError, StopIteration):
         lines = Path("/proc/self/status").read_text().splitlines()
         return 1024 * int(next(line for line in lines if line.startswith("VmHWM")).split()[1])

@@ -6,19 +6,19 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 
-from normbench.recording import Histogram, JsonLinesSink, Sink, TensorBoardSink
 from normbench.training.checkpoint import State, write
 from normbench.training.clock import Clock, forget_peak, peak_memory
 from normbench.training.loop import Loop
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -70,40 +70,13 @@ class Estimate:
         return times_due(steps, every) + times_due(steps, histograms) - times_due(steps, math.lcm(every, histograms))
 
 
-class WeighingSink(Sink):
-    """Writes a run's files where they do not stay, and notes the bytes that the last call of each method has added."""
-
-    def __init__(self) -> None:
-        self._folder = TemporaryDirectory(prefix="normbench-")
-        folder = Path(self._folder.name)
-        super().__init__(JsonLinesSink(folder / "metrics.jsonl"), TensorBoardSink(folder))
-        self.scalar_bytes = self.histogram_bytes = 0
-
-    def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        before = self._size()
-        super().scalars(step, values)
-        self.scalar_bytes = self._size() - before
-
-    def histograms(self, step: int, values: Mapping[str, Histogram]) -> None:
-        before = self._size()
-        super().histograms(step, values)
-        self.histogram_bytes = self._size() - before
-
-    def close(self) -> None:
-        super().close()
-        self._folder.cleanup()
-
-    def _size(self) -> int:
-        return sum(path.stat().st_size for path in Path(self._folder.name).iterdir())
-
-
 def times_due(steps: int, every: int) -> int:
     """Return how often something falls due that is due at the first step and then every so many (0: never)."""
     return steps // every + (every > 1 and steps > 0) if every else 0
 
 
-def estimate(loop: Loop, sink: WeighingSink) -> Estimate:
-    """Take a few steps of a loop that has not begun, and look at them; the loop records to `sink`.
+def estimate(loop: Loop, folder: Path) -> Estimate:
+    """Take a few steps of a loop that has not begun, and look at them; what the loop records goes to `folder`.
 
     Raises:
         Diverged: training diverges within these steps.
@@ -118,12 +91,14 @@ def estimate(loop: Loop, sink: WeighingSink) -> Estimate:
     peak = peak_memory(device)
     loop.clock.flush()
     durations = list(loop.clock.durations)
-    probed = probed_step(loop)
-    record = {"probe": sink.scalar_bytes, "histograms": sink.histogram_bytes}
-    loop.log()
-    record["log"] = sink.scalar_bytes
-    evaluation, last_evaluation = evaluation_seconds(loop)
-    record["evaluation"] = sink.scalar_bytes
+    probes, record = loop.probes_config, {}
+    loop.probes_config = replace(probes, histograms_every=0)
+    record["probe"] = growth(folder, lambda: probed_step(loop))[0]
+    loop.probes_config = probes
+    both, probed = growth(folder, lambda: probed_step(loop))
+    record["histograms"] = both - record["probe"]
+    record["log"] = growth(folder, loop.log)[0]
+    record["evaluation"], (evaluation, last_evaluation) = growth(folder, lambda: evaluation_seconds(loop))
     return Estimate(
         loop,
         stays=what_stays(loop),
@@ -146,6 +121,13 @@ def probed_step(loop: Loop) -> float:
     loop.train_step()
     loop.grad_norm.item()  # waits for the device
     return time.perf_counter() - begun
+
+
+def growth(folder: Path, action: Callable[[], T]) -> tuple[int, T]:
+    """Return how many bytes an action adds to the files in a folder, and what it returns."""
+    before = sum(path.stat().st_size for path in folder.iterdir())
+    result = action()
+    return sum(path.stat().st_size for path in folder.iterdir()) - before, result
 
 
 def repeat(loop: Loop, steps: int, seconds: float) -> None:

@@ -128,18 +128,14 @@ class Loop:
         Probes ride on this very pass. A compiled model runs code of its own, which hooks cannot look into and must not
         change: there the uncompiled model runs the same batches beside it, and leaves no trace.
         """
+        parts, compiled = self.parts, self.parts.compiled
         probing, histograms = self.probes_due()
-        compiled = self.parts.compiled
-        if compiled is None:
-            with self.parts.probes.watch(histograms) if probing else nullcontext() as reading:
-                loss = self.gradients(self.parts.model, self.parts.precision)
-            self.grad_norm = self.clip()
-            return loss, reading
-        reading = self.probe_apart(histograms) if probing else None
+        apart = self.probe_apart(histograms) if probing and compiled else None
         begun = time.perf_counter()
-        loss = self.gradients(compiled, self.parts.precision)
+        with parts.probes.watch(histograms) if probing and not compiled else nullcontext(apart) as reading:
+            loss = self.gradients(compiled or parts.model, parts.precision)
         self.grad_norm = self.clip()
-        if not self.compile_seconds:
+        if compiled and not self.compile_seconds:
             loss.item()  # waits for the device
             self.compile_seconds = time.perf_counter() - begun
         return loss, reading
