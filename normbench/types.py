@@ -42,12 +42,12 @@ class Site:
     slot: str = ""
 
     def at(self, role: str | None = None, slot: str = "") -> Site:
-        """The same block, another role or slot."""
+        """Return the same block with another role or slot."""
         return replace(self, role=self.role if role is None else role, slot=slot)
 
     @property
     def name(self) -> str:
-        """The name used in tags: `block03.mlp`, `block03.mlp.out`, `final`."""
+        """Return the name used in tags: `block03.mlp`, `block03.mlp.out`, `final`."""
         block = "" if self.layer is None else f"block{self.layer:02d}"
         role = "" if self.role == "block" else self.role
         return ".".join(part for part in (block, role, self.slot) if part)
@@ -90,11 +90,11 @@ class Norm(nn.Module, ABC):
 
     @classmethod
     def facts_for(cls, **options: Any) -> NormFacts:
-        """The facts under these options (most norms: the same whatever the options)."""
+        """Return the facts under these options (of most norms the same whatever the options)."""
         return cls.facts
 
     def settings(self) -> dict[str, Any]:
-        """What was decided at construction and silently differs between publications (for the ledger)."""
+        """Return what was decided at construction and silently differs between publications (for the ledger)."""
         return {}
 
     @abstractmethod
@@ -122,7 +122,7 @@ class Branch(nn.Module):
     output: ClassVar[tuple[str, ...]] = ()
 
     def shortcut(self, x: Tensor) -> Tensor:
-        """x in the shape of the branch's output: x itself, unless the branch changes the shape."""
+        """Return x in the shape of the branch's output: x itself, unless the branch changes the shape."""
         return x
 
     def scaled_weights(self) -> Iterator[Tensor]:
@@ -152,17 +152,17 @@ class Placement(nn.Module, ABC):
 
     @property
     def branch_gain(self) -> float:
-        """Factor on the branch's scaled weights at initialisation (DeepNorm's β)."""
+        """Return the factor on the branch's scaled weights at initialisation (DeepNorm's β)."""
         return 1.0
 
     @property
     def residual_gain(self) -> float:
-        """Factor on the skip (DeepNorm's α)."""
+        """Return the factor on the skip (DeepNorm's α)."""
         return 1.0
 
     @abstractmethod
     def forward(self, x: Tensor, **context: Any) -> Tensor:
-        """The residual stream after the block; `context` goes to the branches."""
+        """Return the residual stream after the block; `context` goes to the branches."""
 
 
 PlacementFactory = Callable[[Mapping[str, Branch], NormFactory, Site], Placement]
@@ -184,7 +184,7 @@ class Model(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, inputs: Tensor) -> Float[Tensor, "..."]:
-        """Logits: (batch, time, vocabulary) for a language model, (batch, classes) for a classifier.
+        """Return logits: (batch, time, vocabulary) for a language model, (batch, classes) for a classifier.
 
         A classifier of texts takes `mask=None` too: (batch, time), False where a text is padded.
         """
@@ -213,8 +213,8 @@ class Task(ABC):
     @staticmethod
     def from_record(record: Mapping[str, Any]) -> Task:
         """Make the task that a run has noted."""
-        made = Task.by_kind[record["kind"]]
-        values = {field.name: record[field.name] for field in fields(made)}  # type: ignore[arg-type]  # all are dataclasses
+        made: Any = Task.by_kind[record["kind"]]  # a dataclass
+        values = {field.name: record[field.name] for field in fields(made)}
         return made(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
 
     def record(self) -> dict[str, Any]:
@@ -224,7 +224,7 @@ class Task(ABC):
     @classmethod
     def shown_by(cls, norm: NormFacts) -> When:
         """Return when this norm's statistics show the model what it is to predict."""
-        return "never"
+        return norm.sees_future if cls.causal else "never"
 
     def loss(self, logits: Float[Tensor, "..."], targets: Tensor, reduction: str = "mean") -> Tensor:
         """Return the cross-entropy in nats of logits (..., classes) against targets (...)."""
@@ -240,7 +240,8 @@ class Task(ABC):
 
     def shapes(self, inputs: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return the shapes that inputs and targets of a batch of this size and length must have."""
-        return (len(inputs), inputs.shape[-1]), (len(inputs),)
+        shape = (len(inputs), inputs.shape[-1])
+        return shape, shape if self.causal else shape[:1]
 
     @abstractmethod
     def random_batch(self, size: int, generator: torch.Generator) -> Batch:
@@ -263,16 +264,9 @@ class LanguageModeling(Task):
     def num_classes(self) -> int:  # type: ignore[override]  # read-only, as all of a frozen class
         return self.vocabulary_size
 
-    @classmethod
-    def shown_by(cls, norm: NormFacts) -> When:
-        return norm.sees_future
-
     def metrics(self, loss: float, accuracy: float) -> dict[str, float]:
         perplexity = math.exp(min(loss, 700.0)) if math.isfinite(loss) else math.inf
         return super().metrics(loss, accuracy) | {"perplexity": perplexity}
-
-    def shapes(self, inputs: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        return (len(inputs), inputs.shape[-1]), (len(inputs), inputs.shape[-1])
 
     def random_batch(self, size: int, generator: torch.Generator) -> Batch:
         tokens = torch.randint(self.vocabulary_size, (size, self.context + 1), generator=generator)
@@ -319,6 +313,9 @@ class ImageClassification(Task):
         return Batch(torch.randn(size, *self.image_shape, generator=generator), labels)
 
 
+TextTask = LanguageModeling | TextClassification
+
+
 class Batch(NamedTuple):
     """One batch: token ids or images, and what is to be predicted.
 
@@ -333,11 +330,11 @@ class Batch(NamedTuple):
 
     @property
     def arguments(self) -> tuple[Tensor, ...]:
-        """What a model is called with."""
+        """Return what a model is called with."""
         return (self.inputs,) if self.mask is None else (self.inputs, self.mask)
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Batch:
-        """The batch with a function applied to each tensor."""
+        """Return the batch with a function applied to each tensor."""
         return Batch(*(None if tensor is None else function(tensor) for tensor in self))  # type: ignore[arg-type]  # the mask alone is None
 
 
@@ -353,12 +350,12 @@ class Data(ABC):
 
     @abstractmethod
     def train_batch(self, step: int) -> Batch:
-        """The batch of training step `step` (from 0)."""
+        """Return the batch of training step `step` (from 0)."""
 
     @abstractmethod
     def eval_batches(self, split: Split, limit: int | None = None) -> Iterator[Batch]:
-        """The whole split in order, or `limit` batches spread evenly over it: the same ones each time."""
+        """Yield the whole split in order, or `limit` batches spread evenly over it: the same ones each time."""
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
-        """What the data are, for the record: name, sizes, classes or vocabulary, scaling, fingerprint."""
+        """Return what the data are, for the record: name, sizes, classes or vocabulary, scaling, fingerprint."""

@@ -16,6 +16,7 @@ from normbench import build as builder
 from normbench.errors import CombinationRefused
 from normbench.models import Kaiming, Normal
 from normbench.models.cnn import ConvBranch
+from normbench.models.common import NormActivation
 from normbench.models.transformer import MLP, Attention, SwiGLU, rotary, rotate
 from normbench.norms import NoNorm
 from normbench.placements import Deep
@@ -58,21 +59,19 @@ def allowed() -> Iterator[tuple[str, str, str]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", MATRIX)
 def test_matrix_trains(kind: str) -> None:
-    """Every norm × placement takes 20 steps on one batch, learns from it, and has a gradient in every parameter."""
+    """Every norm × placement takes 10 steps on one batch, learns from it, and has a gradient in every parameter."""
     model_name, task = MATRIX[kind]
     batch = random_batch(task)
     for norm, placement, _ in (c for c in allowed() if c[2] == kind):
         model, _ = build(norm, placement, model_name, task)
         optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
         losses = []
-        for step in range(20):
+        for step in range(10):
             loss = task.loss(model(batch.inputs), batch.targets)
             loss.backward()
             if step == 1:  # at the first step, what reads a zero cannot learn yet
-                without = [
-                    name for name, p in model.named_parameters() if p.grad is None or not p.grad.isfinite().all()
-                ]
-                assert not without, (norm, placement, without)
+                for name, parameter in model.named_parameters():
+                    assert parameter.grad is not None and parameter.grad.isfinite().all(), (norm, placement, name)
             optimizer.step()
             optimizer.zero_grad()
             losses.append(loss.item())
@@ -188,37 +187,6 @@ def test_rotary_products_depend_on_distance_alone() -> None:
     assert torch.allclose(rotated_q.norm(dim=-1), q.norm().expand(32), atol=1e-5)
 
 
-@pytest.mark.parametrize("settings", [{}, {"position": "rotary"}, {"mlp": "swiglu"}, {"tied": False}, {"bias": True}])
-def test_language_model_is_causal(settings: dict[str, object]) -> None:
-    """A later token changes nothing before it, under every norm that says so."""
-    batch = random_batch(TEXT).inputs
-    changed = batch.clone()
-    changed[:, 9] = (changed[:, 9] + 1) % TEXT.num_classes
-    for norm in ("layernorm", "rmsnorm", "groupnorm", "dyt", "none"):
-        model, _ = build(norm, **settings)
-        a, b = model(batch), model(changed)
-        assert torch.allclose(a[:, :9], b[:, :9], atol=1e-6)
-        assert not torch.allclose(a[:, 9:], b[:, 9:], atol=1e-6)
-
-
-def test_batchnorm_shows_the_future_in_training_only() -> None:
-    """What `sees_future="training"` claims, measured."""
-    batch = random_batch(TEXT).inputs
-    changed = batch.clone()
-    changed[:, 9:] = (changed[:, 9:] + 1) % TEXT.num_classes
-    model, _ = build("batchnorm")
-    assert not torch.allclose(model(batch)[:, :9], model(changed)[:, :9], atol=1e-6)
-    model.eval()
-    assert torch.allclose(model(batch)[:, :9], model(changed)[:, :9], atol=1e-6)
-
-
-def test_image_transformer_counts_tokens() -> None:
-    for pool, tokens in (("mean", 16), ("class_token", 17)):
-        model, _ = build(task=IMAGES, pool=pool)
-        assert model.positions.weight.shape[0] == tokens  # type: ignore[union-attr]
-        assert model(random_batch(IMAGES).inputs).shape == (4, 5)
-
-
 def test_embeddings() -> None:
     """The scale starts at √width; tied embeddings are one parameter."""
     scale = build(embedding_scale=True)[0].scale
@@ -229,7 +197,8 @@ def test_embeddings() -> None:
 
 def test_resnet_shortcut_is_he_s_option_a() -> None:
     """Every second pixel, and zeros for the new channels; no parameters."""
-    branch = ConvBranch((4, 8), 2, lambda n, **_: NoNorm(n, channel_dim=1), Site("block", 0), norm_order="before")
+    inside = NormActivation(NoNorm, 1, Site("conv", 0), nn.ReLU, "before")
+    branch = ConvBranch((4, 8), 2, inside)
     x = torch.randn(2, 4, 6, 6)
     y = branch.shortcut(x)
     assert y.shape == (2, 8, 3, 3)
@@ -242,14 +211,3 @@ def test_norm_order() -> None:
     for order, first in (("before", NoNorm), ("after", nn.ReLU)):
         model, _ = build("none", model="cnn", task=IMAGES, norm_order=order)
         assert isinstance(model.blocks[0].branches["conv"].between[0], first)  # type: ignore[union-attr,index]
-
-
-def test_plain_networks_have_no_skip() -> None:
-    """With all weights 0 nothing of the input is left, where a residual stack would pass it on."""
-    for name in ("cnn_plain", "vgg", "mlp_plain"):
-        model, _ = build("none", "plain", name, IMAGES)
-        batch = random_batch(IMAGES).inputs
-        for module in model.blocks.modules():
-            if isinstance(module, nn.Conv2d | nn.Linear):
-                nn.init.zeros_(module.weight)
-        assert torch.equal(model(batch), model(-batch))

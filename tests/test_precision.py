@@ -5,21 +5,17 @@ from __future__ import annotations
 import copy
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from support import IMAGES, build, random_batch
 from test_runs import TINY, in_a_process, losses, metrics_of, summary_of, train
 from torch import nn
 
 from normbench.errors import UsageError
 from normbench.training import precision
 from normbench.training.checkpoint import read
-from normbench.training.loop import evaluate
 from normbench.training.optimizer import WeightAverage
-from normbench.training.precision import LossScaling, make_precision
-from normbench.types import Batch
+from normbench.training.precision import Precision, make_precision
 
 CPU = torch.device("cpu")
 MLP = ["model=mlp", "model.width=32", "data=digits", "threads=1", "device=cpu", "quiet=true", "trainer.log_every=1"]
@@ -54,52 +50,24 @@ def test_epochs_count_what_is_seen(tmp_path: Path) -> None:
 
 
 def test_an_average_follows_the_formula() -> None:
-    model = nn.Linear(3, 2)
+    """Running statistics are averaged as weights are, and a tied weight once."""
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 3))
+    model[2].weight = model[0].weight
     average = WeightAverage(model, 0.9)
-    expected = model.weight.detach().double().clone()
+    expected = {name: value.double() for name, value in copy.deepcopy(model.state_dict()).items()}
     for step in range(50):
         with torch.no_grad():
-            model.weight.add_(torch.randn(2, 3))
+            model[0].weight.add_(torch.randn(3, 3))
+        model(torch.randn(4, 3) + step)
         average.update()
         decay = min(0.9, (1 + step) / (10 + step))
-        expected = decay * expected + (1 - decay) * model.weight.detach().double()
-    assert torch.allclose(average.model.weight.double(), expected, atol=1e-5)
-    assert not average.model.weight.requires_grad
-
-
-def test_tied_weights_are_averaged_once() -> None:
-    model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
-    model[1].weight = model[0].weight
-    average = WeightAverage(model, 0.5)
-    before = model[0].weight.detach().clone()
-    with torch.no_grad():
-        model[0].weight.add_(1.0)
-    average.update()
-    assert torch.allclose(average.model[0].weight, before + 0.9)  # the first decay is 1/10
-
-
-def test_averaged_running_statistics_fit_averaged_weights() -> None:
-    """As near to statistics taken anew for the averaged weights as those are to themselves on other batches."""
-    model, _ = build("batchnorm", "pre", "cnn", IMAGES)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    average = WeightAverage(model, 0.95)
-    for step in range(150):
-        batch = random_batch(IMAGES, 32, seed=step % 20)
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(batch.inputs), batch.targets).backward()
-        optimizer.step()
-        average.update()
-    batches = [random_batch(IMAGES, 32, seed=step) for step in range(20)]
-    anew = copy.deepcopy(average.model)
-    torch.optim.swa_utils.update_bn([batch.inputs for batch in batches], anew)
-    stale = copy.deepcopy(average.model)
-    stale.load_state_dict({**average.model.state_dict(), **dict(model.named_buffers())})
-
-    def loss(of: nn.Module) -> float:
-        return evaluate(of, batches, IMAGES, CPU)["loss"]
-
-    assert abs(loss(average.model) - loss(anew)) < 0.05 * loss(anew) + 0.02
-    assert abs(loss(average.model) - loss(anew)) <= abs(loss(stale) - loss(anew)) + 0.01
+        for name, value in model.state_dict().items():
+            if value.is_floating_point():
+                expected[name] = decay * expected[name] + (1 - decay) * value.double()
+    found = average.model.state_dict()
+    assert found.pop("1.num_batches_tracked") == 50
+    for name, value in found.items():
+        assert torch.allclose(value.double(), expected[name], atol=1e-4), name
 
 
 def test_a_run_judges_the_average_beside_the_weights(tmp_path: Path) -> None:
@@ -130,24 +98,24 @@ def in_16_bits(folder: Path, *words: str) -> Path:
     [("bf16", ["model=nano", *TINY[:4]]), ("fp16", ["model=cnn", "data=digits", "model.width=8"])],
 )
 def test_16_bits_train_as_32_do(tmp_path: Path, name: str, model: list[str]) -> None:
-    words = [*model, "norm=batchnorm", "trainer.steps=30", "probes=full", "probes.every=10", "threads=1", "quiet=true"]
+    words = [*model, "norm=batchnorm", "trainer.steps=10", "probes=full", "probes.every=5", "threads=1", "quiet=true"]
     full = train(tmp_path, *words, "device=cpu", "trainer.log_every=1")
     half = in_16_bits(tmp_path, *words, "device=cpu", "trainer.log_every=1", f"trainer.precision={name}")
     assert summary_of(half)["ledger"]["precision"] == name
     a, b = (dict(losses(run)) for run in (full, half))
     assert a != b, "it was not cast at all"
     assert b[1] == pytest.approx(a[1], rel=0.01)
-    assert b[30] == pytest.approx(a[30], rel=0.1)
+    assert b[10] == pytest.approx(a[10], rel=0.1)
     for tag in ("act/stream00/rms", "act/stream01/effective_rank", "grad/outside/norm"):
         values = [series(run, tag) for run in (full, half)]
-        assert len(values[0]) == len(values[1]) == 4
+        assert len(values[0]) == len(values[1]) == 3
         assert values[1][0] == pytest.approx(values[0][0], rel=0.1), tag
 
 
 def test_overflowing_steps_are_left_out_and_counted() -> None:
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scaling = LossScaling(CPU)
+    scaling = Precision("fp16", CPU)
     before = model.weight.detach().clone()
     for factor in (1e37, 1.0):  # 65,536 times the first one's gradient is no float32 any more
         scaling.backward(factor * model(torch.ones(2, 4)).sum())
@@ -160,38 +128,12 @@ def test_overflowing_steps_are_left_out_and_counted() -> None:
     assert torch.allclose(model.weight, before - 0.1 * 2)
     assert int(scaling.skipped) == 1
     assert scaling.state()["scaler"]["scale"] == 32768
-    again = LossScaling(CPU)
+    again = Precision("fp16", CPU)
     again.restore(scaling.state())
     assert int(again.skipped) == 1 and again.scaler.state_dict()["scale"] == 32768
-
-
-def test_a_pass_beside_has_its_gradients_at_their_own_scale() -> None:
-    model = nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters())
-    beside = copy.deepcopy(LossScaling(CPU))
-    beside.backward(3 * model(torch.ones(2, 4)).sum())
-    beside.unscale(optimizer)
-    assert model.weight.grad is not None and torch.allclose(model.weight.grad, torch.full((1, 4), 6.0))
 
 
 def test_a_precision_that_kills_its_trial_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(precision, "TRIAL", f"import os; os.kill(os.getpid(), {int(signal.SIGILL)})")
     with pytest.raises(UsageError, match=r"trainer.precision=bf16 does not run on this machine's cpu \(its trial died"):
         make_precision("bf16", CPU)
-
-
-def test_files_in_the_current_directory_do_not_stand_in_for_torch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "torch.py").write_text("raise SystemExit('a file of the user')")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("PYTHONPATH", raising=False)
-    monkeypatch.setattr(precision, "TRIAL", "import torch")
-    make_precision("bf16", CPU)
-
-
-def test_batches_keep_their_mask_on_their_way() -> None:
-    batch = Batch(torch.zeros(2, 3), torch.zeros(2), torch.ones(2, 3, dtype=torch.bool))
-    doubled: Any = batch.map(lambda tensor: tensor + tensor)
-    assert len(batch.arguments) == 2 and doubled.mask is not None
-    assert len(Batch(batch.inputs, batch.targets).map(torch.clone).arguments) == 1

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from contextlib import nullcontext
+from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -11,32 +12,19 @@ import torch
 from support import IMAGES, TEXT, TEXTS, build, random_batch
 from torch import nn
 
-from normbench.probes import Probes, Reading, Wanted
+from normbench.probes import Probes, Reading, Wanted, statistics
 from normbench.probes.hooks import stream_hook
-from normbench.probes.statistics import (
-    effective_rank,
-    entropy,
-    histogram,
-    moments,
-    second_moment,
-    tails,
-    token_similarity,
-    total_norm,
-)
-from normbench.types import Model
+from normbench.probes.statistics import effective_rank, histogram, moments, second_moment, tails, token_similarity
 
-LIGHT = Wanted(activations=True, gradients=True, parameters=True)
-FULL = replace(LIGHT, tails=True, geometry=True, attention=True, updates=True)
+FULL = Wanted(*[True] * len(fields(Wanted)))
 
 
-def probes_of(model: Model, norms: dict[str, nn.Module], wanted: Wanted = FULL) -> Probes:
-    return Probes(model, norms, wanted)
-
-
-def test_moments_against_float64_formulas() -> None:
+@pytest.mark.parametrize("channel_dim", [-1, 1])
+def test_moments_against_float64_formulas(channel_dim: int) -> None:
     x = torch.randn(3, 5, 7) * 2 + 0.5
     x[:, :, 2] = 0
-    found = moments(x, channel_dim=-1)
+    x[0, :, 3] = 0  # dead in one sample only
+    found = moments(x.movedim(-1, channel_dim), channel_dim)
     y = x.double()
     centered = y - y.mean()
     expected = {
@@ -52,25 +40,6 @@ def test_moments_against_float64_formulas() -> None:
         assert found[name].item() == pytest.approx(value.item(), rel=1e-5), name
 
 
-def test_moments_leave_their_input_alone() -> None:
-    x = torch.randn(4, 6)
-    before = x.clone()
-    moments(x, -1)
-    assert torch.equal(x, before)
-
-
-def test_kurtosis_of_a_gaussian_is_three() -> None:
-    torch.manual_seed(0)
-    assert moments(torch.randn(1000, 100), -1)["kurtosis"].item() == pytest.approx(3.0, abs=0.1)
-
-
-def test_dead_channels_of_images() -> None:
-    x = torch.rand(2, 4, 3, 3) + 0.1
-    x[:, 1] = 0
-    x[0, 2] = 0  # dead in one sample only
-    assert moments(x, channel_dim=1)["dead"].item() == 0.25
-
-
 def test_histogram_against_numpy() -> None:
     x = torch.tensor([0.0, 0.1, 0.1, 0.9, 1.0, 2.0])
     found = Reading(histograms={"x": histogram(x, bins=4)}).host_histograms()["x"]
@@ -78,12 +47,6 @@ def test_histogram_against_numpy() -> None:
     assert found.counts == counts.tolist() == [3.0, 1.0, 1.0, 1.0]
     assert found.edges == pytest.approx(edges.tolist())
     assert histogram(torch.full((5,), 3.0)).counts.sum() == 5
-
-
-def test_total_norm() -> None:
-    tensors = [torch.randn(3, 4), torch.randn(5)]
-    flat = torch.cat([tensor.flatten() for tensor in tensors])
-    assert total_norm(tensors).item() == pytest.approx(flat.norm().item(), rel=1e-6)
 
 
 def test_tails_against_numpy() -> None:
@@ -99,7 +62,7 @@ def test_tails_against_numpy() -> None:
     assert found["outliers"].item() == pytest.approx(1 / 6)
 
 
-@pytest.mark.parametrize("dead", range(7))
+@pytest.mark.parametrize("dead", [0, 1, 4, 6])
 def test_outliers_stick_out_of_the_channels_that_live(dead: int) -> None:
     x = torch.randn(50, 7, generator=torch.Generator().manual_seed(0))
     x[:, -1] *= 100
@@ -111,11 +74,6 @@ def test_outliers_stick_out_of_the_channels_that_live(dead: int) -> None:
     assert found["outliers"].item() == pytest.approx(np.mean(channels / median > 6))
 
 
-def test_quantiles_of_many_values_are_of_a_sample() -> None:
-    x = torch.linspace(0, 1, 1_000_000).view(1000, 1000)
-    assert tails(x, -1)["q25"].item() == pytest.approx(0.25, abs=1e-4)
-
-
 @pytest.mark.parametrize("shape", [(64, 256, 384), (64, 1024, 128)])
 def test_quantiles_are_of_all_channels(shape: tuple[int, int, int]) -> None:
     """A stride that shares a factor with the width would see some channels only."""
@@ -123,16 +81,6 @@ def test_quantiles_are_of_all_channels(shape: tuple[int, int, int]) -> None:
     assert tails(x, -1)["q75"].item() == pytest.approx(0.75 * shape[-1], abs=1.5)
     images = x.permute(0, 2, 1).contiguous()[..., None]
     assert tails(images, 1)["q25"].item() == pytest.approx(0.25 * shape[-1], abs=1.5)
-
-
-def test_rows_on_a_line_have_rank_one() -> None:
-    x = torch.randn(32, 64, 1) * torch.randn(768)
-    assert effective_rank(second_moment(x, -1).double()) == pytest.approx(1, abs=1e-2)
-
-
-def test_ranks_alone_are_read() -> None:
-    _, _, reading, _ = probed_step("layernorm", model="mlp", task=IMAGES, wanted=Wanted(geometry=True))
-    assert len(reading.numbers()) >= 1
 
 
 def test_effective_rank_is_that_of_the_rows() -> None:
@@ -151,29 +99,17 @@ def test_effective_rank_is_that_of_the_rows() -> None:
 
 def test_token_similarity_is_the_mean_cosine_of_pairs() -> None:
     x = torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(0))
-    cosines = [
-        nn.functional.cosine_similarity(sample[i], sample[j], dim=0).item()
-        for sample in x
-        for i in range(5)
-        for j in range(5)
-        if i != j
-    ]
-    assert token_similarity(x, -1).item() == pytest.approx(np.mean(cosines), abs=1e-6)
-    assert token_similarity(torch.ones(2, 4, 3, 3), 1).item() == pytest.approx(1.0)
-
-
-def test_positions_that_are_0_are_like_no_other() -> None:
-    """As torch's cosine has it."""
-    x = torch.ones(1, 4, 8)
-    x[:, 2:] = 0
-    assert token_similarity(x, -1).item() == pytest.approx(1 / 6)  # one of six pairs
-    assert token_similarity(torch.zeros(1, 4, 8), -1).item() == 0
+    x[0, 2] = 0  # like no other
+    cosines = nn.functional.cosine_similarity(x[:, :, None], x[:, None], dim=-1)
+    expected = cosines[:, ~torch.eye(5, dtype=torch.bool)].mean().item()
+    assert token_similarity(x, -1).item() == pytest.approx(expected, abs=1e-6)
+    assert token_similarity(x.transpose(1, 2)[..., None], 1).item() == pytest.approx(expected, abs=1e-6)
 
 
 def test_one_position_has_no_similarity() -> None:
     for shape, channel_dim, expected in (((2, 5), -1, 0), ((2, 1, 5), -1, 0), ((2, 5, 1, 1), 1, 0), ((2, 2, 5), -1, 1)):
         reading = Reading()
-        hook = stream_hook(reading, 0, channel_dim, scalars=False, geometry=True)
+        hook = stream_hook(reading, 0, channel_dim, Wanted(geometry=True))
         hook(nn.Identity(), (torch.ones(shape),), torch.ones(shape))
         assert len(reading.scalars) == expected
         assert reading.second_moments.keys() == {"act/stream00/effective_rank"}
@@ -181,7 +117,7 @@ def test_one_position_has_no_similarity() -> None:
 
 def test_entropy_of_attention() -> None:
     logits = torch.tensor([[0.0, 0.0, -math.inf, -math.inf], [5.0, -math.inf, -math.inf, -math.inf]])
-    assert entropy(logits).item() == pytest.approx(math.log(2) / 2)
+    assert statistics.entropy(logits).item() == pytest.approx(math.log(2) / 2)
 
 
 def test_attention_logits_are_those_that_torch_attends_by() -> None:
@@ -201,22 +137,26 @@ def test_attention_logits_are_those_that_torch_attends_by() -> None:
 
 def test_attention_is_read_at_each_block() -> None:
     numbers = probed_step("rmsnorm")[2].numbers()
-    for layer in range(2):
-        assert 0 < numbers[f"attention/block{layer:02d}.attention/entropy"] < math.log(16)
-        assert math.isfinite(numbers[f"attention/block{layer:02d}.attention/largest_logit"])
-        assert 1 < numbers[f"act/stream{layer:02d}/effective_rank"] <= 16
-        assert -1 <= numbers[f"act/stream{layer:02d}/token_similarity"] <= 1
+    for layer in ("00", "01"):
+        assert 0 < numbers[f"attention/block{layer}.attention/entropy"] < math.log(16)
+        assert math.isfinite(numbers[f"attention/block{layer}.attention/largest_logit"])
+        assert 1 < numbers[f"act/stream{layer}/effective_rank"] <= 16
+        assert -1 <= numbers[f"act/stream{layer}/token_similarity"] <= 1
 
 
 def test_updates_are_read_relative_to_the_weights() -> None:
     model, norms = build("layernorm")
     batch = random_batch(TEXT)
-    probes = probes_of(model, norms)
+    probes = Probes(model, norms, FULL)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with probes.watch() as reading:
         TEXT.loss(model(batch.inputs), batch.targets).backward()
     branch = model.blocks[1].branches["mlp"]
-    expected = 0.1 * total_norm([p.grad for p in branch.parameters()]) / total_norm(list(branch.parameters()))
+    expected = (
+        0.1
+        * statistics.total_norm([p.grad for p in branch.parameters()])
+        / statistics.total_norm(list(branch.parameters()))
+    )
     with probes.watch_update(reading):
         optimizer.step()
     assert reading.numbers()["update/block01.mlp/ratio"] == pytest.approx(expected.item(), rel=1e-4)
@@ -230,7 +170,7 @@ def probed_step(  # type: ignore[no-untyped-def]
     seen: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
     for name, module in norms.items():
         module.register_forward_hook(lambda m, i, o, name=name: seen.update({name: (i[0].detach(), o.detach())}))
-    with probes_of(made, norms, wanted).watch(histograms=True) as reading:
+    with Probes(made, norms, wanted).watch(histograms=True) as reading:
         TEXT.loss(made(batch.inputs), batch.targets).backward()
     return made, norms, reading, seen
 
@@ -247,37 +187,35 @@ def test_every_norm_site_is_read() -> None:
 
 
 def test_residual_stream_and_gradients_by_depth() -> None:
-    model, _, reading, _ = probed_step("rmsnorm", "sandwich")
+    model, norms, reading, _ = probed_step("rmsnorm", "sandwich")
     numbers = reading.numbers()
     assert {"act/stream00/rms", "act/stream01/rms"} <= numbers.keys()
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
     mlp = [g for name, g in gradients.items() if name.startswith("blocks.1.branches.mlp.") and g is not None]
-    assert numbers["grad/block01.mlp/norm"] == pytest.approx(total_norm(mlp).item(), rel=1e-6)
+    assert numbers["grad/block01.mlp/norm"] == pytest.approx(statistics.total_norm(mlp).item(), rel=1e-6)
     parts = [value for tag, value in numbers.items() if tag.startswith("grad/")]
-    everything = total_norm([g for g in gradients.values() if g is not None]).item()
+    everything = statistics.total_norm([g for g in gradients.values() if g is not None]).item()
     assert math.sqrt(sum(part**2 for part in parts)) == pytest.approx(everything, rel=1e-5)
+    assert not any(module._forward_hooks for module in model.blocks.modules() if module not in norms.values())
 
 
 @pytest.mark.parametrize(
     ("model", "placement"), [("cnn", "pre"), ("mlp", "pre"), ("resnet50", "pre"), ("vgg", "plain")]
 )
 def test_a_block_s_norms_are_those_in_its_branches_too(model: str, placement: str) -> None:
-    made, norms, reading, _ = probed_step("layernorm", placement, model, IMAGES)
-    numbers = reading.numbers()
+    _, norms, reading, _ = probed_step("layernorm", placement, model, IMAGES)
     inside = [norm for name, norm in norms.items() if name.startswith("block00")]
     gradients = [parameter.grad for norm in inside for parameter in norm.parameters() if parameter.grad is not None]
-    assert gradients
-    assert numbers["grad/block00.norms/norm"] == pytest.approx(total_norm(gradients).item(), rel=1e-6)
-    parts = [value for tag, value in numbers.items() if tag.startswith("grad/")]
-    everything = total_norm([parameter.grad for parameter in made.parameters() if parameter.grad is not None]).item()
-    assert math.sqrt(sum(part**2 for part in parts)) == pytest.approx(everything, rel=1e-5)
+    assert reading.numbers()["grad/block00.norms/norm"] == pytest.approx(
+        statistics.total_norm(gradients).item(), rel=1e-6
+    )
 
 
 def test_every_parameter_is_in_one_group_those_of_a_placement_too() -> None:
     model, norms = build("layernorm")
     gain = nn.Parameter(torch.ones(()))
     model.blocks[1].register_parameter("gain", gain)
-    groups = probes_of(model, norms).groups
+    groups = Probes(model, norms, FULL).groups
     assert groups["block01.placement"] == [gain]
     assert "block00.placement" not in groups
     found = [id(parameter) for parameters in groups.values() for parameter in parameters]
@@ -299,12 +237,10 @@ def test_batchnorm_s_gap_is_taken_before_its_update() -> None:
     x = seen[name][0]
     mean, std = x.mean((0, 2, 3)), x.std((0, 2, 3), correction=0)
     eps = norms[name].eps
-    assert reading.numbers()[f"norm/{name}/mean_gap"] == pytest.approx(
-        (mean / math.sqrt(1 + eps)).square().mean().sqrt().item(), rel=1e-4
-    )
-    assert reading.numbers()[f"norm/{name}/std_ratio"] == pytest.approx(
-        (std / math.sqrt(1 + eps)).mean().item(), rel=1e-4
-    )
+    numbers, running_std = reading.numbers(), math.sqrt(1 + eps)
+    gap = (mean / running_std).square().mean().sqrt().item()
+    assert numbers[f"norm/{name}/mean_gap"] == pytest.approx(gap, rel=1e-4)
+    assert numbers[f"norm/{name}/std_ratio"] == pytest.approx((std / running_std).mean().item(), rel=1e-4)
 
 
 @pytest.mark.parametrize("norm", ["layernorm", "batchnorm", "dyt", "none"])
@@ -315,37 +251,15 @@ def test_probes_change_nothing(norm: str) -> None:
         torch.manual_seed(3)
         model, norms = build(norm, "sandwich", dropout=0.2)
         batch = random_batch(TEXT)
-        probes = probes_of(model, norms)
+        probes = Probes(model, norms, FULL)
         for _ in range(2):
-            if probed:
-                with probes.watch(histograms=True):
-                    logits = model(batch.inputs)
-                    TEXT.loss(logits, batch.targets).backward()
-            else:
+            with probes.watch(histograms=True) if probed else nullcontext():
                 logits = model(batch.inputs)
                 TEXT.loss(logits, batch.targets).backward()
         gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
         results.append([logits, *gradients, *model.buffers(), torch.random.get_rng_state()])
     assert len(results[0]) == len(results[1]) > 10
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
-
-
-def test_no_hook_stays_behind() -> None:
-    model, norms = build("layernorm")
-    with probes_of(model, norms).watch():
-        assert any(module._forward_hooks for module in model.modules())
-        TEXT.loss(model(random_batch(TEXT).inputs), random_batch(TEXT).targets).backward()
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
-
-
-def test_one_copy_from_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All numbers of a step leave the device together."""
-    _, _, reading, _ = probed_step("layernorm", wanted=LIGHT)
-    copies = []
-    original = torch.Tensor.tolist
-    monkeypatch.setattr(torch.Tensor, "tolist", lambda tensor: copies.append(tensor.numel()) or original(tensor))
-    numbers = reading.numbers()
-    assert copies == [len(numbers)]
 
 
 @pytest.mark.gpu
@@ -359,7 +273,7 @@ def test_probing_does_not_wait_for_a_gpu() -> None:
     TEXT.loss(model(inputs), targets).backward()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        with probes_of(model, norms).watch(histograms=True) as reading:
+        with Probes(model, norms, FULL).watch(histograms=True) as reading:
             TEXT.loss(model(inputs), targets).backward()
     finally:
         torch.cuda.set_sync_debug_mode("default")

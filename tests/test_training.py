@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -13,7 +11,6 @@ from support import IMAGES, TEXT, build, random_batch, section
 from torch import nn
 
 from normbench import build as builder
-from normbench.errors import UsageError
 from normbench.training.clock import Clock
 from normbench.training.guard import GRADIENT_NORM, Diverged, LatchedGuard, Runaway, WaitingGuard, first_nonfinite
 from normbench.training.ledger import make_ledger, parameter_counts
@@ -31,17 +28,6 @@ def curve(schedule: Schedule, steps: int) -> list[float]:
     return [schedule.factor(step, steps) for step in range(steps)]
 
 
-def torch_curve(make: Callable[[torch.optim.Optimizer], Any], steps: int) -> list[float]:
-    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
-    scheduler = make(optimizer)
-    factors = []
-    for _ in range(steps):
-        factors.append(optimizer.param_groups[0]["lr"])
-        optimizer.step()
-        scheduler.step()
-    return factors
-
-
 def test_cosine_against_nanogpt_s_formula() -> None:
     """nanoGPT's get_lr: warm-up (it + 1) / (warmup + 1), then a cosine to the smallest rate."""
     warmup, steps, final = 10, 100, 0.1
@@ -56,24 +42,15 @@ def test_cosine_against_nanogpt_s_formula() -> None:
     assert found[-1] == pytest.approx(final)
 
 
-def test_schedules_against_torch() -> None:
-    cosine = partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=49, eta_min=0.1)
-    assert curve(Cosine(warmup=0, final=0.1), 50) == pytest.approx(torch_curve(cosine, 50), rel=1e-5)
-    linear = partial(torch.optim.lr_scheduler.LinearLR, start_factor=1.0, end_factor=0.2, total_iters=49)
-    assert curve(Linear(warmup=0, final=0.2), 50) == pytest.approx(torch_curve(linear, 50), rel=1e-5)
-
-
 def test_one_cycle_has_its_landmarks() -> None:
     found = curve(OneCycle(warmup=0.3, start=0.04, final=1e-4), 100)
-    assert max(found) == pytest.approx(1.0)
-    assert found.index(max(found)) == 30
     assert found[0] < 0.06
-    assert found[-1] == pytest.approx(1e-4)
-    assert found[:31] == sorted(found[:31])
-    assert found[30:] == sorted(found[30:], reverse=True)
+    assert (found[30], found[-1]) == pytest.approx((1.0, 1e-4))
+    assert found == [*sorted(found[:31]), *sorted(found[31:], reverse=True)]
 
 
-def test_warm_up_as_share_and_as_number() -> None:
+def test_linear_and_constant_with_warm_up_as_share_and_as_number() -> None:
+    assert curve(Linear(warmup=0, final=0.2), 5) == pytest.approx([1.0, 0.8, 0.6, 0.4, 0.2])
     assert curve(Constant(warmup=0.1), 50) == curve(Constant(warmup=5), 50)
     assert curve(Constant(warmup=0.0), 5) == [1.0] * 5
     assert max(curve(Cosine(warmup=1000, final=0.1), 10)) < 0.02  # a warm-up longer than the run
@@ -114,19 +91,6 @@ def test_another_implementation_may_be_chosen(settings: dict[str, bool]) -> None
     assert weight.tolist() != [1.0] * 3
 
 
-REFUSED = [
-    (partial(torch.optim.AdamW, fused=True, foreach=True), "AdamW refuses its settings .*fused.*foreach.*: change"),
-    (torch.optim.LBFGS, "LBFGS cannot train here"),
-    (torch.optim.SparseAdam, "SparseAdam cannot train here"),
-]
-
-
-@pytest.mark.parametrize(("factory", "complaint"), REFUSED)
-def test_optimizers_that_cannot_train_are_refused(factory: Any, complaint: str) -> None:
-    with pytest.raises(UsageError, match=f"^optim: {complaint}"):
-        make_optimizer(factory, [{"params": [nn.Parameter(torch.ones(3))]}], CPU)
-
-
 # ---- evaluation
 
 
@@ -149,14 +113,6 @@ def test_evaluation_weighs_every_prediction_alike() -> None:
 # ---- divergence
 
 
-def test_guard() -> None:
-    one, nan, inf = (torch.tensor(x) for x in (1.0, math.nan, math.inf))
-    guard = WaitingGuard()
-    assert guard.admits(0, one, one)
-    assert not guard.admits(1, nan, one)
-    assert not guard.admits(2, one, inf)
-
-
 def test_latched_guard_freezes_the_weights_from_the_first_bad_step_on() -> None:
     """Fused AdamW honours `found_inf` (on the CPU too), so the check needs no wait for the device."""
     weight = nn.Parameter(torch.ones(4))
@@ -166,24 +122,12 @@ def test_latched_guard_freezes_the_weights_from_the_first_bad_step_on() -> None:
     for step, gradient in enumerate((1.0, 2.0, math.nan, 1.0, math.inf), start=25):
         weight.grad = torch.full((4,), gradient)
         guard.admits(step, torch.tensor(0.5), weight.grad.norm())
+        assert WaitingGuard().admits(step, torch.tensor(0.5), weight.grad.norm()) is math.isfinite(gradient)
+        assert guard.tripped() == (27 if step >= 27 else None)
         optimizer.step()
         seen.append(weight.detach().clone())
     assert not torch.equal(seen[0], seen[1])
     assert all(torch.equal(seen[1], later) for later in seen[2:])
-    assert guard.tripped() == 27
-
-
-def test_latched_guard_lets_good_steps_pass() -> None:
-    weights = [nn.Parameter(torch.ones(4)) for _ in range(2)]
-    optimizers = [torch.optim.AdamW([weight], lr=0.1, fused=True) for weight in weights]
-    guard = LatchedGuard(optimizers[0], CPU)
-    for step in range(3):
-        for weight, optimizer in zip(weights, optimizers, strict=True):
-            weight.grad = torch.arange(4.0)
-            guard.admits(step, torch.tensor(0.5), torch.tensor(0.5))
-            optimizer.step()
-    assert torch.equal(*weights)
-    assert guard.tripped() is None
 
 
 def test_runaway_needs_patience() -> None:
@@ -237,7 +181,7 @@ def test_a_gradient_behind_torch_s_own_batchnorm_is_told_and_leaves_its_statisti
 
 def test_clock_leaves_out_warm_up_and_probed_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([0.0, 9.0, 10.0, 10.002, 20.0, 25.0, 30.0, 30.004])
-    clock = Clock(warmup=1)
+    clock = Clock(CPU, warmup=1)
     marks = {"now": 0.0}
     monkeypatch.setattr(clock, "mark", lambda: marks["now"])
     for counts in (True, True, False, True):
@@ -249,7 +193,7 @@ def test_clock_leaves_out_warm_up_and_probed_steps(monkeypatch: pytest.MonkeyPat
     assert clock.recent() is None
     assert clock.summary()["n"] == 2
     assert clock.summary()["median_ms"] == pytest.approx(3.0)
-    later = Clock()
+    later = Clock(CPU)
     later.restore(clock.state())
     assert later.summary() == clock.summary()
 
@@ -268,24 +212,3 @@ def test_ledger_counts_and_names_what_was_built() -> None:
     assert ledger["branch_gain"] == pytest.approx(16**-0.25, abs=1e-6)
     assert ledger["norm_parameters_decayed"] is False
     assert "torch" in ledger["implementation"]
-
-
-def test_training_repeats_to_the_bit() -> None:
-    """Same seed, same losses."""
-
-    def losses() -> list[float]:
-        model, norms = build("rmsnorm", dropout=0.1)
-        groups = parameter_groups(model, norms.values(), 0.1, False)
-        optimizer = make_optimizer(partial(torch.optim.AdamW, lr=1e-2), groups, CPU)
-        found = []
-        for step in range(5):
-            torch.manual_seed(step)
-            batch = random_batch(TEXT, seed=step)
-            loss = TEXT.loss(model(batch.inputs), batch.targets)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            found.append(loss.item())
-        return found
-
-    assert losses() == losses()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Annotated, ClassVar, NamedTuple
+from collections.abc import Callable
+from typing import Annotated, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -11,13 +11,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from normbench.errors import UsageError
-from normbench.models.common import BlockStack, Depth, NormOrder, Width, ordered
+from normbench.models.common import BlockStack, Depth, NormActivation, NormOrder, Width
 from normbench.settings import Setting
-from normbench.types import Branch, ImageClassification, NormFactory, PlacementFactory, Site
+from normbench.types import Branch, ImageClassification, NormFactory, PlacementFactory
 
 Stages = Annotated[list[int], Setting("channels of each stage, in multiples of the width", low=1, high=10**4)]
 Blocks = Annotated[list[int], Setting("blocks of each stage", low=1, high=1_000)]
 Strides = Annotated[list[int], Setting("by how much each stage shrinks height and width", low=1, high=100)]
+
+Image = Float[Tensor, "batch channels height width"]
+Channels = tuple[int, int]  # in, out
+LARGEST_SMALL = 64  # pixels; larger images are shrunk to a quarter before the first block
 
 
 class ConvBranch(Branch):
@@ -28,32 +32,77 @@ class ConvBranch(Branch):
     """
 
     channel_dim = 1
-    scaled = ("conv1", "conv2")
-    output = ("conv2",)
+    scaled: ClassVar[tuple[str, ...]] = ("conv1", "conv2")
+    output: ClassVar[tuple[str, ...]] = ("conv2",)
 
-    def __init__(
-        self, channels: tuple[int, int], stride: int, norm: NormFactory, site: Site, *, norm_order: str
-    ) -> None:
+    def __init__(self, channels: Channels, stride: int, inside: NormActivation) -> None:
         super().__init__()
         self.in_features, self.out_features = channels
         self.stride = stride
         self.activation = nn.ReLU()
         self.conv1 = nn.Conv2d(*channels, 3, stride=stride, padding=1, bias=False)
-        inner = norm(self.out_features, channel_dim=1, site=site.at("conv", "inner"))
-        self.between = ordered(inner, nn.ReLU(), norm_order)
+        self.between = inside(self.out_features, "inner")
         self.conv2 = nn.Conv2d(self.out_features, self.out_features, 3, padding=1, bias=False)
 
-    def forward(
-        self, x: Float[Tensor, "batch in height width"], **_: Tensor | None
-    ) -> Float[Tensor, "batch out height2 width2"]:
+    def forward(self, x: Image, **_: Tensor | None) -> Image:
         return self.conv2(self.between(self.conv1(self.activation(x))))
 
-    def shortcut(self, x: Float[Tensor, "batch in height width"]) -> Float[Tensor, "batch out height2 width2"]:
-        """Parameter-free: every `stride`-th pixel, new channels zero (He et al. 2016a, option A)."""
+    def shortcut(self, x: Image) -> Image:
+        """Return every `stride`-th pixel, with zeros in new channels: no parameters (He et al. 2016a, option A)."""
         if self.stride > 1:
             x = x[:, :, :: self.stride, :: self.stride]
         new = self.out_features - self.in_features
         return F.pad(x, (0, 0, 0, 0, 0, new)) if new else x
+
+
+def projection(channels: Channels, stride: int) -> nn.Module:
+    """Return a shortcut that learns where the shape changes, and is x itself elsewhere (He et al. 2016a, option B)."""
+    if stride == 1 and channels[0] == channels[1]:
+        return nn.Identity()
+    return nn.Conv2d(*channels, 1, stride=stride, bias=False)
+
+
+class BasicBranch(ConvBranch):
+    """ConvBranch with a shortcut that learns where the shape changes."""
+
+    def __init__(self, channels: Channels, stride: int, inside: NormActivation) -> None:
+        super().__init__(channels, stride, inside)
+        self.projection = projection(channels, stride)
+
+    def shortcut(self, x: Image) -> Image:
+        return self.projection(x)
+
+
+class BottleneckBranch(Branch):
+    """activation, 1 × 1 convolution to a quarter of the channels, 3 × 3 there, 1 × 1 back; norm and activation between.
+
+    The first norm, or the one behind the branch, is the placement's. (batch, in, height, width) to
+    (batch, out, height / stride, width / stride); He et al. 2016a, figure 5, in the order of He et al. 2016b. The
+    3 × 3 convolution has the stride (Goyal et al. 2017, §5.1).
+    """
+
+    channel_dim = 1
+    scaled = ("conv1", "conv2", "conv3")
+    output = ("conv3",)
+
+    def __init__(self, channels: Channels, stride: int, inside: NormActivation) -> None:
+        super().__init__()
+        self.in_features, self.out_features = channels
+        inner = self.out_features // 4
+        self.activation = nn.ReLU()
+        self.conv1 = nn.Conv2d(self.in_features, inner, 1, bias=False)
+        self.between1 = inside(inner, "inner1")
+        self.conv2 = nn.Conv2d(inner, inner, 3, stride=stride, padding=1, bias=False)
+        self.between2 = inside(inner, "inner2")
+        self.conv3 = nn.Conv2d(inner, self.out_features, 1, bias=False)
+        self.projection = projection(channels, stride)
+
+    def forward(self, x: Image, **_: Tensor | None) -> Image:
+        x = self.between1(self.conv1(self.activation(x)))
+        return self.conv3(self.between2(self.conv2(x)))
+
+    def shortcut(self, x: Image) -> Image:
+        return self.projection(x)
 
 
 class PlainConvBranch(Branch):
@@ -61,32 +110,35 @@ class PlainConvBranch(Branch):
 
     channel_dim = 1
 
-    def __init__(
-        self, channels: tuple[int, int], stride: int, norm: NormFactory, site: Site, *, norm_order: str
-    ) -> None:
+    def __init__(self, channels: Channels, stride: int, inside: NormActivation) -> None:
         super().__init__()
         self.in_features, self.out_features = channels
         self.conv1 = nn.Conv2d(*channels, 3, stride=stride, padding=1, bias=False)
-        self.after = ordered(norm(self.out_features, channel_dim=1, site=site.at("conv")), nn.ReLU(), norm_order)
+        self.after = inside(self.out_features)
 
-    def forward(
-        self, x: Float[Tensor, "batch in height width"], **_: Tensor | None
-    ) -> Float[Tensor, "batch out height2 width2"]:
+    def forward(self, x: Image, **_: Tensor | None) -> Image:
         return self.after(self.conv1(x))
 
 
-class Shape(NamedTuple):
-    """What a block does to its input: channels in and out, and by how much height and width shrink."""
+class PooledConvBranch(PlainConvBranch):
+    """3 × 3 convolution, norm and activation, and a max-pool where there is a stride; no skip.
 
-    channels: tuple[int, int]
-    stride: int
+    An odd height or width is rounded up, so that small images too have a pixel left at the end.
+    """
+
+    def __init__(self, channels: Channels, stride: int, inside: NormActivation) -> None:
+        super().__init__(channels, 1, inside)
+        self.pool = nn.MaxPool2d(stride, ceil_mode=True) if stride > 1 else nn.Identity()
+
+    def forward(self, x: Image, **_: Tensor | None) -> Image:
+        return self.pool(super().forward(x))
 
 
 class ConvStack(BlockStack):
-    """A stem, one block for each shape, and a linear head on the mean over pixels."""
+    """A stem, one block for each shape (channels in and out, stride), and a linear head on the mean over pixels."""
 
     roles = ("conv",)
-    branch: ClassVar[Callable[..., Branch]]  # (channels, stride, norm, site, *, norm_order)
+    channel_dim = 1
 
     def __init__(
         self,
@@ -95,22 +147,37 @@ class ConvStack(BlockStack):
         placement: PlacementFactory,
         *,
         stem: nn.Module,
-        shapes: Sequence[Shape],
+        shapes: list[tuple[Channels, int]],
         norm_order: str,
     ) -> None:
-        super().__init__(
-            norm,
-            placement,
-            stem=stem,
-            branch=lambda layer, site: self.branch(*shapes[layer], norm, site, norm_order=norm_order),
-            depth=len(shapes),
-            activation="relu",
-            num_classes=task.num_classes,
-        )
+        super().__init__(task, norm, placement, stem=stem, shapes=shapes, activation="relu", norm_order=norm_order)
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # not in torch's stubs
 
-    def forward(self, inputs: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
+    def forward(self, inputs: Image) -> Float[Tensor, "batch classes"]:
         return self.head(self.features(inputs.contiguous(memory_format=torch.channels_last)).mean(dim=(2, 3)))
+
+
+def shapes_of(
+    channels: int, stages: list[int], blocks: list[int], strides: list[int], *, pooled: bool = False
+) -> list[tuple[Channels, int]]:
+    """Return channels in and out and stride of each block, with the channels before it and those of each stage.
+
+    A stage's stride is its first block's, or, `pooled`, its last one's.
+    """
+    shapes = []
+    for out, count, stride in zip(stages, blocks, strides, strict=True):
+        for index in range(count):
+            shrinks = index == (count - 1 if pooled else 0)
+            shapes.append(((channels, out), stride if shrinks else 1))
+            channels = out
+    return shapes
+
+
+def check_stages(stages: list[int], **others: list[int]) -> None:
+    """Refuse lists that do not belong to the stages."""
+    for name, numbers in others.items():
+        if len(numbers) != len(stages):
+            raise UsageError(f"model.{name} has {len(numbers)} numbers for {len(stages)} stages: give as many")
 
 
 class ConvNet(ConvStack):
@@ -138,22 +205,14 @@ class ConvNet(ConvStack):
         check_stages(stages, strides=strides)
         if depth % len(stages):
             raise UsageError(f"model.depth={depth} is not a multiple of the {len(stages)} stages: change model.depth")
-        channels, per_stage = task.image_shape[0], depth // len(stages)
-        stem = nn.Conv2d(channels, width, 3, stride=strides[0], padding=1, bias=False)
-        widths = [width if self.residual else channels, *(width * stages[i // per_stage] for i in range(depth))]
-
-        def shape(layer: int) -> Shape:
-            first_of_stage = layer % per_stage == 0 and not (self.residual and layer == 0)
-            return Shape((widths[layer], widths[layer + 1]), strides[layer // per_stage] if first_of_stage else 1)
-
-        super().__init__(
-            task,
-            norm,
-            placement,
-            stem=stem if self.residual else nn.Identity(),
-            shapes=[shape(layer) for layer in range(depth)],
-            norm_order=norm_order,
-        )
+        channels = task.image_shape[0]
+        stem: nn.Module = nn.Identity()
+        if self.residual:
+            stem = nn.Conv2d(channels, width, 3, stride=strides[0], padding=1, bias=False)
+            channels, strides = width, [1, *strides[1:]]
+        blocks = [depth // len(stages)] * len(stages)
+        shapes = shapes_of(channels, [width * factor for factor in stages], blocks, strides)
+        super().__init__(task, norm, placement, stem=stem, shapes=shapes, norm_order=norm_order)
 
 
 class PlainConvNet(ConvNet):
@@ -163,74 +222,41 @@ class PlainConvNet(ConvNet):
     branch = PlainConvBranch
 
 
-LARGEST_SMALL = 64  # pixels; larger images are shrunk to a quarter before the first block
-
-
-def projection(channels: tuple[int, int], stride: int) -> nn.Module:
-    """Return a shortcut that learns where the shape changes, and is x itself elsewhere (He et al. 2016a, option B)."""
-    if stride == 1 and channels[0] == channels[1]:
-        return nn.Identity()
-    return nn.Conv2d(*channels, 1, stride=stride, bias=False)
-
-
-class BasicBranch(ConvBranch):
-    """ConvBranch with a shortcut that learns where the shape changes."""
+class StagedNet(ConvStack):
+    """What ResNets and VGGs share. expansion: factor on the channels of every stage."""
 
     expansion: ClassVar[int] = 1
 
     def __init__(
-        self, channels: tuple[int, int], stride: int, norm: NormFactory, site: Site, *, norm_order: str
+        self,
+        task: ImageClassification,
+        norm: NormFactory,
+        placement: PlacementFactory,
+        *,
+        width: Width,
+        stages: Stages,
+        blocks: Blocks,
+        strides: Strides,
+        norm_order: NormOrder,
     ) -> None:
-        super().__init__(channels, stride, norm, site, norm_order=norm_order)
-        self.projection = projection(channels, stride)
-
-    def shortcut(self, x: Float[Tensor, "batch in height width"]) -> Float[Tensor, "batch out height2 width2"]:
-        return self.projection(x)
-
-
-class BottleneckBranch(Branch):
-    """activation, 1 × 1 convolution to a quarter of the channels, 3 × 3 there, 1 × 1 back; norm and activation between.
-
-    The first norm, or the one behind the branch, is the placement's. (batch, in, height, width) to
-    (batch, out, height / stride, width / stride); He et al. 2016a, figure 5, in the order of He et al. 2016b. The
-    3 × 3 convolution has the stride (Goyal et al. 2017, §5.1).
-    """
-
-    channel_dim = 1
-    scaled = ("conv1", "conv2", "conv3")
-    output = ("conv3",)
-
-    expansion: ClassVar[int] = 4
-
-    def __init__(
-        self, channels: tuple[int, int], stride: int, norm: NormFactory, site: Site, *, norm_order: str
-    ) -> None:
-        super().__init__()
-        self.in_features, self.out_features = channels
-        inner = self.out_features // self.expansion
-
-        def between(slot: str) -> nn.Sequential:
-            return ordered(norm(inner, channel_dim=1, site=site.at("conv", slot)), nn.ReLU(), norm_order)
-
-        self.activation = nn.ReLU()
-        self.conv1 = nn.Conv2d(self.in_features, inner, 1, bias=False)
-        self.between1 = between("inner1")
-        self.conv2 = nn.Conv2d(inner, inner, 3, stride=stride, padding=1, bias=False)
-        self.between2 = between("inner2")
-        self.conv3 = nn.Conv2d(inner, self.out_features, 1, bias=False)
-        self.projection = projection(channels, stride)
-
-    def forward(
-        self, x: Float[Tensor, "batch in height width"], **_: Tensor | None
-    ) -> Float[Tensor, "batch out height2 width2"]:
-        x = self.between1(self.conv1(self.activation(x)))
-        return self.conv3(self.between2(self.conv2(x)))
-
-    def shortcut(self, x: Float[Tensor, "batch in height width"]) -> Float[Tensor, "batch out height2 width2"]:
-        return self.projection(x)
+        check_stages(stages, blocks=blocks, strides=strides)
+        stem = make_stem(task.image_shape, width) if self.residual else nn.Identity()
+        channels = width if self.residual else task.image_shape[0]
+        widths = [width * factor * self.expansion for factor in stages]
+        shapes = shapes_of(channels, widths, blocks, strides, pooled=not self.residual)
+        super().__init__(task, norm, placement, stem=stem, shapes=shapes, norm_order=norm_order)
 
 
-class ResNet(ConvStack):
+def make_stem(image_shape: tuple[int, int, int], width: int) -> nn.Module:
+    """Return what stands before the first block of a ResNet."""
+    channels, *sides = image_shape
+    if max(sides) <= LARGEST_SMALL:
+        return nn.Conv2d(channels, width, 3, padding=1, bias=False)
+    convolution = nn.Conv2d(channels, width, 7, stride=2, padding=3, bias=False)
+    return nn.Sequential(convolution, nn.MaxPool2d(3, stride=2, padding=1))
+
+
+class ResNet(StagedNet):
     """A ResNet of two convolutions a block (He et al. 2016a, table 1, 18 and 34 layers) with v2's order inside.
 
     width: channels of the first stage. stages: each stage's channels in multiples of `width`. blocks: of each stage.
@@ -242,67 +268,17 @@ class ResNet(ConvStack):
     the channels of the stage before; and there is a final norm. Every other weight has its published shape.
     """
 
-    branch: ClassVar[type[BasicBranch] | type[BottleneckBranch]] = BasicBranch
-
-    def __init__(
-        self,
-        task: ImageClassification,
-        norm: NormFactory,
-        placement: PlacementFactory,
-        *,
-        width: Width,
-        stages: Stages,
-        blocks: Blocks,
-        strides: Strides,
-        norm_order: NormOrder,
-    ) -> None:
-        check_stages(stages, blocks=blocks, strides=strides)
-        shapes, channels = [], width
-        for factor, count, stride in zip(stages, blocks, strides, strict=True):
-            for index in range(count):
-                out = width * factor * self.branch.expansion
-                shapes.append(Shape((channels, out), stride if index == 0 else 1))
-                channels = out
-        super().__init__(
-            task, norm, placement, stem=make_stem(task.image_shape, width), shapes=shapes, norm_order=norm_order
-        )
+    branch: ClassVar[Callable[..., Branch]] = BasicBranch
 
 
 class BottleneckResNet(ResNet):
     """The same with three convolutions a block (50 layers and more); a stage has four times the channels outside."""
 
     branch = BottleneckBranch
+    expansion = 4
 
 
-def make_stem(image_shape: tuple[int, int, int], width: int) -> nn.Module:
-    """Return what stands before the first block."""
-    channels, *sides = image_shape
-    if max(sides) <= LARGEST_SMALL:
-        return nn.Conv2d(channels, width, 3, padding=1, bias=False)
-    return nn.Sequential(
-        nn.Conv2d(channels, width, 7, stride=2, padding=3, bias=False), nn.MaxPool2d(3, stride=2, padding=1)
-    )
-
-
-class PooledConvBranch(PlainConvBranch):
-    """3 × 3 convolution, norm and activation, and a max-pool where there is a stride; no skip.
-
-    An odd height or width is rounded up, so that small images too have a pixel left at the end.
-    """
-
-    def __init__(
-        self, channels: tuple[int, int], stride: int, norm: NormFactory, site: Site, *, norm_order: str
-    ) -> None:
-        super().__init__(channels, 1, norm, site, norm_order=norm_order)
-        self.pool = nn.MaxPool2d(stride, ceil_mode=True) if stride > 1 else nn.Identity()
-
-    def forward(
-        self, x: Float[Tensor, "batch in height width"], **_: Tensor | None
-    ) -> Float[Tensor, "batch out height2 width2"]:
-        return self.pool(super().forward(x))
-
-
-class VGG(ConvStack):
+class VGG(StagedNet):
     """A VGG (Simonyan & Zisserman 2015, table 1) with one linear layer as head; takes `placement=plain` only.
 
     width: channels of the first stage. stages: each stage's channels in multiples of `width`. blocks: convolutions of
@@ -312,30 +288,3 @@ class VGG(ConvStack):
 
     residual = False
     branch = PooledConvBranch
-
-    def __init__(
-        self,
-        task: ImageClassification,
-        norm: NormFactory,
-        placement: PlacementFactory,
-        *,
-        width: Width,
-        stages: Stages,
-        blocks: Blocks,
-        strides: Strides,
-        norm_order: NormOrder,
-    ) -> None:
-        check_stages(stages, blocks=blocks, strides=strides)
-        shapes, channels = [], task.image_shape[0]
-        for factor, count, stride in zip(stages, blocks, strides, strict=True):
-            for index in range(count):
-                shapes.append(Shape((channels, width * factor), stride if index == count - 1 else 1))
-                channels = width * factor
-        super().__init__(task, norm, placement, stem=nn.Identity(), shapes=shapes, norm_order=norm_order)
-
-
-def check_stages(stages: list[int], **others: list[int]) -> None:
-    """Refuse lists that do not belong to the stages."""
-    for name, numbers in others.items():
-        if len(numbers) != len(stages):
-            raise UsageError(f"model.{name} has {len(numbers)} numbers for {len(stages)} stages: give as many")

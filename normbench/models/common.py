@@ -2,66 +2,78 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Annotated, Literal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
 
 from torch import Tensor, nn
 
 from normbench.settings import Setting
-from normbench.types import Branch, Model, NormFactory, PlacementFactory, Site
+from normbench.types import Branch, ImageClassification, Model, NormFactory, PlacementFactory, Site
 
 Depth = Annotated[int, Setting("number of blocks", low=1, high=1_000)]
 Width = Annotated[int, Setting("features of the stream (CNN: of the first stage)", low=1, high=10**5)]
 NormOrder = Annotated[Literal["before", "after"], Setting("the norm inside a branch, against its activation")]
 Activation = Annotated[Literal["relu", "gelu", "silu", "sigmoid", "tanh"], Setting("activation")]
 
-ACTIVATIONS: dict[str, type[nn.Module]] = {
-    "relu": nn.ReLU,
-    "gelu": nn.GELU,
-    "silu": nn.SiLU,
-    "sigmoid": nn.Sigmoid,
-    "tanh": nn.Tanh,
-}
+ACTIVATIONS = {"relu": nn.ReLU, "gelu": nn.GELU, "silu": nn.SiLU, "sigmoid": nn.Sigmoid, "tanh": nn.Tanh}
 
 
-def ordered(norm: nn.Module, activation: nn.Module, order: str) -> nn.Sequential:
-    """Return the norm `before` or `after` the activation."""
-    return nn.Sequential(norm, activation) if order == "before" else nn.Sequential(activation, norm)
+@dataclass(frozen=True)
+class NormActivation:
+    """Makes what stands inside a branch: a norm `before` or `after` an activation."""
+
+    norm: NormFactory
+    channel_dim: int
+    site: Site
+    activation: type[nn.Module]
+    order: str
+
+    def __call__(self, features: int, slot: str = "") -> nn.Sequential:
+        """Return the two in their order."""
+        norm = self.norm(features, channel_dim=self.channel_dim, site=self.site.at(slot=slot))
+        activation = self.activation()
+        return nn.Sequential(norm, activation) if self.order == "before" else nn.Sequential(activation, norm)
 
 
 class BlockStack(Model):
-    """A stem, blocks of one branch each, and a linear head.
+    """A stem, a block of one branch for each of `shapes`, and a linear head.
 
     data flow: inputs ─ stem ─ blocks ─ final norm, if the placement needs one ─ activation ─ head. Without residuals
     each block ends in its own norm and activation, and the head follows the last one.
     """
 
     kinds = frozenset({"image_classification"})
+    branch: ClassVar[Callable[..., Branch]]  # (*shape, inside), with a NormActivation as the last
+    channel_dim: ClassVar[int] = -1
 
     def __init__(
         self,
+        task: ImageClassification,
         norm: NormFactory,
         placement: PlacementFactory,
         *,
         stem: nn.Module,
-        branch: Callable[[int, Site], Branch],
-        depth: int,
+        shapes: Sequence[tuple[Any, ...]],
         activation: str,
-        num_classes: int,
+        norm_order: str,
     ) -> None:
         super().__init__()
+        depth, role = len(shapes), self.roles[0]
         self.stem = stem
         self.blocks = nn.ModuleList()
-        for layer in range(depth):
+        for layer, shape in enumerate(shapes):
             site = Site("block", layer, depth, branches=depth)
-            last = branch(layer, site)
-            self.blocks.append(placement({self.roles[0]: last}, norm, site))
+            inside = NormActivation(norm, self.channel_dim, site.at(role), ACTIVATIONS[activation], norm_order)
+            branch = self.branch(*shape, inside)
+            self.blocks.append(placement({role: branch}, norm, site))
         self.final: nn.Module = nn.Identity()
         if self.residual:
             if self.blocks[-1].needs_final_norm:
-                self.final = norm(last.out_features, channel_dim=last.channel_dim, site=Site("final", depth=depth))
+                site = Site("final", depth=depth)
+                self.final = norm(branch.out_features, channel_dim=self.channel_dim, site=site)
             self.final = nn.Sequential(self.final, ACTIVATIONS[activation]())
-        self.head = nn.Linear(last.out_features, num_classes)
+        self.head = nn.Linear(branch.out_features, task.num_classes)
 
     def features(self, x: Tensor) -> Tensor:
         """Return what the head reads."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from itertools import pairwise
+from typing import ClassVar
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from normbench.models.common import ACTIVATIONS, Activation, BlockStack, Depth, NormOrder, Width, ordered
-from normbench.types import Branch, ImageClassification, NormFactory, PlacementFactory, Site
+from normbench.models.common import Activation, BlockStack, Depth, NormActivation, NormOrder, Width
+from normbench.types import Branch, ImageClassification, NormFactory, PlacementFactory
 
 
 class LinearBranch(Branch):
@@ -17,16 +20,12 @@ class LinearBranch(Branch):
     scaled = ("fc1", "fc2")
     output = ("fc2",)
 
-    def __init__(
-        self, features: tuple[int, int], norm: NormFactory, site: Site, *, activation: str, norm_order: str
-    ) -> None:
+    def __init__(self, features: tuple[int, int], inside: NormActivation) -> None:
         super().__init__()
         self.in_features, self.out_features = features
-        self.activation = ACTIVATIONS[activation]()
+        self.activation = inside.activation()
         self.fc1 = nn.Linear(*features)
-        self.between = ordered(
-            norm(self.out_features, site=site.at("linear", "inner")), ACTIVATIONS[activation](), norm_order
-        )
+        self.between = inside(self.out_features, "inner")
         self.fc2 = nn.Linear(self.out_features, self.out_features)
 
     def forward(self, x: Float[Tensor, "batch in"], **_: Tensor | None) -> Float[Tensor, "batch out"]:
@@ -36,13 +35,11 @@ class LinearBranch(Branch):
 class PlainLinearBranch(Branch):
     """Linear, norm and activation, without a skip (Ioffe & Szegedy 2015, §4.1)."""
 
-    def __init__(
-        self, features: tuple[int, int], norm: NormFactory, site: Site, *, activation: str, norm_order: str
-    ) -> None:
+    def __init__(self, features: tuple[int, int], inside: NormActivation) -> None:
         super().__init__()
         self.in_features, self.out_features = features
         self.fc1 = nn.Linear(*features)
-        self.after = ordered(norm(self.out_features, site=site.at("linear")), ACTIVATIONS[activation](), norm_order)
+        self.after = inside(self.out_features)
 
     def forward(self, x: Float[Tensor, "batch in"], **_: Tensor | None) -> Float[Tensor, "batch out"]:
         return self.after(self.fc1(x))
@@ -57,7 +54,7 @@ class ResidualMLP(BlockStack):
 
     roles = ("linear",)
     has_positions = False
-    branch: type[LinearBranch] | type[PlainLinearBranch] = LinearBranch
+    branch: ClassVar[Callable[..., Branch]] = LinearBranch
 
     def __init__(
         self,
@@ -72,20 +69,9 @@ class ResidualMLP(BlockStack):
     ) -> None:
         inputs = math.prod(task.image_shape)
         widths = [width if self.residual else inputs, *[width] * depth]
-
-        def branch(layer: int, site: Site) -> Branch:
-            features = (widths[layer], widths[layer + 1])
-            return self.branch(features, norm, site, activation=activation, norm_order=norm_order)
-
-        super().__init__(
-            norm,
-            placement,
-            stem=nn.Linear(inputs, width) if self.residual else nn.Identity(),
-            branch=branch,
-            depth=depth,
-            activation=activation,
-            num_classes=task.num_classes,
-        )
+        stem = nn.Linear(inputs, width) if self.residual else nn.Identity()
+        shapes = [(features,) for features in pairwise(widths)]
+        super().__init__(task, norm, placement, stem=stem, shapes=shapes, activation=activation, norm_order=norm_order)
 
     def forward(self, inputs: Float[Tensor, "batch ..."]) -> Float[Tensor, "batch classes"]:
         return self.head(self.features(inputs.flatten(1)))

@@ -14,17 +14,11 @@ from torch.nn import functional as F
 from normbench.errors import UsageError
 from normbench.models.common import ACTIVATIONS, Depth, Width
 from normbench.settings import Setting
-from normbench.types import (
-    Branch,
-    ImageClassification,
-    LanguageModeling,
-    Model,
-    NormFactory,
-    PlacementFactory,
-    Site,
-    Task,
-    TextClassification,
-)
+from normbench.types import Branch, ImageClassification, Model, NormFactory, PlacementFactory, Site, TextTask
+
+Stream = Float[Tensor, "batch time width"]
+Mask = Bool[Tensor, "batch time"]
+Heads = Float[Tensor, "batch heads time size"]
 
 
 def make_dropout(p: float) -> nn.Module:
@@ -44,9 +38,14 @@ class FusedLinear(nn.Linear):
         return self.weight.chunk(self.parts)[index]
 
 
-def rotate(
-    x: Float[Tensor, "batch heads time size"], rotation: Float[Tensor, "2 time half"]
-) -> Float[Tensor, "batch heads time size"]:
+def rotary(length: int, size: int, base: float = 10_000.0) -> Float[Tensor, "2 time half"]:
+    """Return cos and sin of the angles position · base^(−2i / size) of feature pairs i (Su et al. 2021, eq. 15)."""
+    frequencies = base ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
+    angles = torch.outer(torch.arange(length, dtype=torch.float64), frequencies)
+    return torch.stack((angles.cos(), angles.sin())).float()
+
+
+def rotate(x: Heads, rotation: Float[Tensor, "2 time half"]) -> Heads:
     """Rotate by cosines and sines, halves as pairs (Su et al. 2021, eq. 34; GPT-NeoX's layout)."""
     cos, sin = rotation
     a, b = x.chunk(2, dim=-1)
@@ -70,24 +69,20 @@ class Attention(Branch):
         self.out = nn.Linear(width, width, bias=bias)
         self.dropout = make_dropout(dropout)
 
-    def forward(
-        self, x: Float[Tensor, "batch time width"], rotation: Tensor | None = None, mask: Tensor | None = None
-    ) -> Float[Tensor, "batch time width"]:
+    def forward(self, x: Stream, rotation: Tensor | None = None, mask: Tensor | None = None) -> Stream:
         q, k, v = self.queries_keys_values(x, rotation)
         dropout_p = self.dropout_p if self.training else 0.0
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=self.causal, dropout_p=dropout_p)
         return self.dropout(self.out(y.transpose(1, 2).reshape(x.shape)))
 
-    def queries_keys_values(
-        self, x: Float[Tensor, "batch time width"], rotation: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries, keys and values, (batch, heads, time, size) each; the first two rotated where asked for."""
+    def queries_keys_values(self, x: Stream, rotation: Tensor | None) -> tuple[Heads, Heads, Heads]:
+        """Return queries, keys and values; the first two rotated where asked for."""
         batch, time, width = x.shape
         q, k, v = self.qkv(x).view(batch, time, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
         return (q, k, v) if rotation is None else (rotate(q, rotation), rotate(k, rotation), v)
 
     def attention_logits(
-        self, x: Float[Tensor, "batch time width"], rotation: Tensor | None = None, mask: Tensor | None = None
+        self, x: Stream, rotation: Tensor | None = None, mask: Tensor | None = None
     ) -> Float[Tensor, "batch heads time time"]:
         """Return q·k/√size of each query and key, −∞ where a query may not look; for probes."""
         q, k, _ = self.queries_keys_values(x, rotation)
@@ -116,7 +111,7 @@ class MLP(Branch):
         self.fc2 = nn.Linear(4 * width, width, bias=bias)
         self.dropout = make_dropout(dropout)
 
-    def forward(self, x: Float[Tensor, "batch time width"], **_: Tensor | None) -> Float[Tensor, "batch time width"]:
+    def forward(self, x: Stream, **_: Tensor | None) -> Stream:
         return self.dropout(self.fc2(self.activation(self.fc1(x))))
 
 
@@ -134,7 +129,7 @@ class SwiGLU(Branch):
         self.fc2 = nn.Linear(hidden, width, bias=bias)
         self.dropout = make_dropout(dropout)
 
-    def forward(self, x: Float[Tensor, "batch time width"], **_: Tensor | None) -> Float[Tensor, "batch time width"]:
+    def forward(self, x: Stream, **_: Tensor | None) -> Stream:
         gate, up = self.fc1(x).chunk(2, dim=-1)
         return self.dropout(self.fc2(F.silu(gate) * up))
 
@@ -142,12 +137,12 @@ class SwiGLU(Branch):
 class TokenStem(nn.Module):
     """Token embedding; its weight is also the output layer's, where `tied`."""
 
-    def __init__(self, task: LanguageModeling | TextClassification, width: int) -> None:
+    def __init__(self, task: TextTask, width: int) -> None:
         super().__init__()
         self.length = task.context
         self.embedding = nn.Embedding(task.vocabulary_size, width)
 
-    def forward(self, tokens: Int[Tensor, "batch time"]) -> Float[Tensor, "batch time width"]:
+    def forward(self, tokens: Int[Tensor, "batch time"]) -> Stream:
         return self.embedding(tokens)
 
 
@@ -165,7 +160,7 @@ class PatchStem(nn.Module):
         self.projection = nn.Conv2d(channels, width, patch, stride=patch)
         self.length = (height // patch) * (image_width // patch)
 
-    def forward(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch time features"]:
+    def forward(self, images: Float[Tensor, "batch channels height width"]) -> Stream:
         return self.projection(images).flatten(2).transpose(1, 2)
 
 
@@ -177,9 +172,7 @@ class LanguageHead(nn.Module):
         self.linear = nn.Linear(width, vocabulary, bias=False) if tied is None else None
         self.tied = [tied] if tied is not None else []  # in a list, so that the embedding is not a part of the head too
 
-    def forward(
-        self, x: Float[Tensor, "batch time width"], mask: Tensor | None = None
-    ) -> Float[Tensor, "batch time vocabulary"]:
+    def forward(self, x: Stream, mask: Mask | None = None) -> Float[Tensor, "batch time vocabulary"]:
         return F.linear(x, self.tied[0].weight) if self.linear is None else self.linear(x)
 
 
@@ -191,35 +184,13 @@ class ClassHead(nn.Module):
         self.class_token = class_token
         self.linear = nn.Linear(width, classes)
 
-    def forward(
-        self, x: Float[Tensor, "batch time width"], mask: Bool[Tensor, "batch time"] | None = None
-    ) -> Float[Tensor, "batch classes"]:
-        return self.linear(x[:, 0] if self.class_token else masked_mean(x, mask))
-
-
-def masked_mean(
-    x: Float[Tensor, "batch time width"], mask: Bool[Tensor, "batch time"] | None
-) -> Float[Tensor, "batch width"]:
-    """Return the mean over the positions where the mask is True, or over all."""
-    if mask is None:
-        return x.mean(dim=1)
-    weights = mask.to(x.dtype).unsqueeze(-1)
-    return (x * weights).sum(dim=1) / weights.sum(dim=1)
-
-
-def rotary(length: int, size: int, base: float = 10_000.0) -> Float[Tensor, "2 time half"]:
-    """Return cos and sin of the angles position · base^(−2i / size) of feature pairs i (Su et al. 2021, eq. 15)."""
-    frequencies = base ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
-    angles = torch.outer(torch.arange(length, dtype=torch.float64), frequencies)
-    return torch.stack((angles.cos(), angles.sin())).float()
-
-
-def check_rotary(task: Task, width: int, heads: int) -> None:
-    """Refuse rotation where it is not possible."""
-    if isinstance(task, ImageClassification):
-        raise UsageError("model.position=rotary is for text: images use model.position=learned")
-    if (width // heads) % 2:
-        raise UsageError(f"model.position=rotary needs an even width a head, not {width // heads}: change model.heads")
+    def forward(self, x: Stream, mask: Mask | None = None) -> Float[Tensor, "batch classes"]:
+        if self.class_token:
+            return self.linear(x[:, 0])
+        if mask is None:
+            return self.linear(x.mean(dim=1))
+        weights = mask.to(x.dtype).unsqueeze(-1)
+        return self.linear((x * weights).sum(dim=1) / weights.sum(dim=1))
 
 
 class Transformer(Model):
@@ -240,7 +211,7 @@ class Transformer(Model):
 
     def __init__(
         self,
-        task: LanguageModeling | TextClassification | ImageClassification,
+        task: TextTask | ImageClassification,
         norm: NormFactory,
         placement: PlacementFactory,
         *,
@@ -260,8 +231,12 @@ class Transformer(Model):
         pool: Annotated[Literal["mean", "class_token"], Setting("what the class is read from")],
     ) -> None:
         super().__init__()
-        if position == "rotary":
-            check_rotary(task, width, heads)
+        images = isinstance(task, ImageClassification)
+        if position == "rotary" and images:
+            raise UsageError("model.position=rotary is for text: images use model.position=learned")
+        if position == "rotary" and (width // heads) % 2:
+            size = width // heads
+            raise UsageError(f"model.position=rotary needs an even width a head, not {size}: change model.heads")
         self.stem = PatchStem(task, width, patch) if isinstance(task, ImageClassification) else TokenStem(task, width)
         class_token = pool == "class_token" and not task.causal
         self.class_token = nn.Embedding(1, width) if class_token else None
@@ -288,7 +263,7 @@ class Transformer(Model):
         else:
             self.head = ClassHead(width, task.num_classes, class_token)
 
-    def forward(self, inputs: Tensor, mask: Bool[Tensor, "batch time"] | None = None) -> Float[Tensor, "..."]:
+    def forward(self, inputs: Tensor, mask: Mask | None = None) -> Float[Tensor, "..."]:
         x = self.stem(inputs)
         if self.class_token is not None:
             x = torch.cat((self.class_token.weight.expand(x.shape[0], 1, -1), x), dim=1)

@@ -9,20 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from normbench.norms.common import (
-    Affine,
-    Eps,
-    Impl,
-    Momentum,
-    RunningNorm,
-    TrackRunningStats,
-    check_count,
-    choose,
-    from_running,
-    fused_from_running,
-    scale_and_shift,
-    standardize,
-)
+from normbench.norms.common import Affine, Eps, Impl, Momentum, RunningNorm, Tracks, scale_and_shift, standardize
 from normbench.types import NormFacts, Site
 
 
@@ -54,16 +41,13 @@ class BatchNorm(RunningNorm):
         eps: Eps = 1e-5,
         affine: Affine = True,
         momentum: Momentum = 0.1,
-        track_running_stats: TrackRunningStats = True,
+        track_running_stats: Tracks = True,
         impl: Impl = "auto",
     ) -> None:
-        super().__init__(num_features, channel_dim, site, affine=affine)
-        self.eps: float = eps
+        operator = "batch_norm" if eps else None  # torch's refuses an eps of 0 in training
+        super().__init__(num_features, channel_dim, site, impl, operator, affine=affine)
+        self.eps = eps
         self.keep_running_stats(momentum, track_running_stats)
-        fused = ("torch.nn.functional.batch_norm", (fused_from_batch, fused_from_running))
-        # torch's operator refuses an eps of 0 in training
-        chosen = choose(impl, (from_batch, from_running), fused if eps else None, "batchnorm with norm.eps=0")
-        (self._from_batch, self._from_running), self.implementation = chosen
 
     @classmethod
     def facts_for(cls, **options: Any) -> NormFacts:
@@ -73,26 +57,19 @@ class BatchNorm(RunningNorm):
     def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         flat = x.flatten(0, -2) if self.channel_dim == -1 else x
         if self.track_running_stats and not self.training:
-            y = self._from_running(flat, self.running_mean, self.running_var, weight, bias, self.eps)
-            return y.reshape(x.shape)
-        check_count(x.numel() // self.num_features, "batchnorm", "use larger batches")
-        y, mean, var = self._from_batch(flat, weight, bias, self.eps)
+            return self.from_running(flat, weight, bias).reshape(x.shape)
+        self.check_count(x.numel() // self.num_features, "use larger batches")
+        y, mean, var = self.from_batch(flat, weight, bias)
         if self.track_running_stats:
             self.update_running(mean, var)
         return y.reshape(x.shape)
 
-
-def from_batch(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the formula on x `(batch, features, ...)`; return also the batch's mean and unbiased variance."""
-    dims = (0, *range(2, x.ndim))
-    var, mean = torch.var_mean(x.detach(), dims)
-    return scale_and_shift(standardize(x, dims, eps), weight, bias, 1), mean, var
-
-
-def fused_from_batch(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the same by torch's operator, whose moving averages at a momentum of 1 are the batch's own statistics."""
-    mean, var = x.new_zeros(x.shape[1]), x.new_zeros(x.shape[1])
-    y = F.batch_norm(x, mean, var, weight, bias, training=True, momentum=1.0, eps=eps)
-    return y, mean, var
+    def from_batch(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Compute the formula on x `(batch, features, ...)`; return also the batch's mean and unbiased variance."""
+        if self.fused:
+            # with a momentum of 1 torch's moving averages are the batch's own statistics
+            mean, var = x.new_zeros(self.num_features), x.new_zeros(self.num_features)
+            return F.batch_norm(x, mean, var, weight, bias, training=True, momentum=1.0, eps=self.eps), mean, var
+        dims = (0, *range(2, x.ndim))
+        var, mean = torch.var_mean(x.detach(), dims)
+        return scale_and_shift(standardize(x, dims, self.eps), weight, bias, 1), mean, var

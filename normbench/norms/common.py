@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import torch
 from jaxtyping import Float, Num
@@ -14,37 +14,17 @@ from normbench.errors import UsageError
 from normbench.settings import Setting
 from normbench.types import Norm, Site
 
-T = TypeVar("T")
-
 Eps = Annotated[float, Setting("added to the variance or mean square, inside the root", low=0, high=1)]
 Affine = Annotated[bool, Setting("learned γ (and β)")]
 Bias = Annotated[bool, Setting("learned β, where there is a γ")]
 Momentum = Annotated[
     float | None, Setting("batchnorm's share of the batch in running statistics; null: cumulative", above=0, high=1)
 ]
-TrackRunningStats = Annotated[bool, Setting("evaluate with running statistics of the training batches")]
+Tracks = Annotated[bool, Setting("evaluate with running statistics of the training batches")]
 Impl = Annotated[
     Literal["auto", "torch", "eager"], Setting("which code runs: torch's operator, the formula, or the faster")
 ]
-
-
-def check_count(count: int, what: str, cure: str) -> None:
-    """Refuse a statistic over one value, which would always normalize to 0."""
-    if count < 2:
-        raise UsageError(f"{what} here would take its statistics over {count} value, and needs at least 2: {cure}")
-
-
-def choose(impl: str, eager: T, fused: tuple[str, T] | None, name: str) -> tuple[T, str]:
-    """Return what runs (a function, or several), and the word for it in `implementation`.
-
-    fused: the name of torch's operator and what uses it, which `auto` takes; None where `name` has no such operator.
-    """
-    if impl == "torch" and fused is None:
-        raise UsageError(f"norm.impl=torch: torch has no operator for {name}, set norm.impl to auto or eager")
-    if impl == "eager" or fused is None:
-        return eager, "eager"
-    operator, function = fused
-    return function, operator
+NO_OPERATOR = "norm.impl=torch: torch has no operator for this norm, set norm.impl to auto or eager"
 
 
 def along(parameter: Float[Tensor, " features"], x: Tensor, channel_dim: int) -> Tensor:
@@ -71,18 +51,32 @@ class AffineNorm(Norm):
     """A norm with γ (`weight`) and β (`bias`), whose subclasses write `normalize` and need not think of precision.
 
     `forward` hands `normalize` everything in float32, or in the input's precision if that is higher, and casts last.
+    operator: of torch.nn.functional, which computes the same faster; None where there is none.
+    fused: whether it is used.
     """
 
     weight: nn.Parameter | None
     bias: nn.Parameter | None
 
     def __init__(
-        self, num_features: int, channel_dim: int, site: Site | None, *, affine: bool, bias: bool = True
+        self,
+        num_features: int,
+        channel_dim: int,
+        site: Site | None,
+        impl: str,
+        operator: str | None = None,
+        *,
+        affine: bool,
+        bias: bool = True,
     ) -> None:
         super().__init__()
         if channel_dim not in (-1, 1):
             raise UsageError(f"channel_dim={channel_dim} is not known: give -1 (features last) or 1 (channels first)")
+        if impl == "torch" and operator is None:
+            raise UsageError(NO_OPERATOR)
         self.num_features, self.channel_dim, self.site = num_features, channel_dim, site
+        self.fused = operator is not None and impl != "eager"
+        self.implementation = f"torch.nn.functional.{operator}" if self.fused else "eager"
         self.affine = affine
         self.weight = nn.Parameter(torch.ones(num_features)) if affine else None
         self.bias = nn.Parameter(torch.zeros(num_features)) if affine and bias else None
@@ -96,6 +90,12 @@ class AffineNorm(Norm):
         bias = None if self.bias is None else self.bias.to(dtype)
         return self.normalize(x.to(dtype), weight, bias).to(x.dtype)
 
+    def check_count(self, count: int, cure: str) -> None:
+        """Refuse a statistic over one value, which would always normalize to 0."""
+        if count < 2:
+            name = type(self).__name__.lower()
+            raise UsageError(f"{name} here would take its statistics over {count} value, and needs at least 2: {cure}")
+
     @abstractmethod
     def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         """Compute the formula, on arguments of one dtype: float32 or wider."""
@@ -108,6 +108,7 @@ class RunningNorm(AffineNorm):
     The buffers are None without `track_running_stats`.
     """
 
+    eps: float
     running_mean: Tensor
     running_var: Tensor
     num_batches_tracked: Tensor
@@ -122,6 +123,14 @@ class RunningNorm(AffineNorm):
     def settings(self) -> dict[str, Any]:
         return super().settings() | {"momentum": self.momentum, "track_running_stats": self.track_running_stats}
 
+    def from_running(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        """Return γ(x−μ)/√(σ²+ε)+β with the running statistics; x `(batch, features, ...)`."""
+        mean, var = self.running_mean.to(x.dtype), self.running_var.to(x.dtype)
+        if self.fused:
+            return F.batch_norm(x, mean, var, weight, bias, eps=self.eps)
+        y = (x - along(mean, x, 1)) * torch.rsqrt(along(var, x, 1) + self.eps)
+        return scale_and_shift(y, weight, bias, 1)
+
     @torch.no_grad()
     def update_running(self, mean: Float[Tensor, " features"], var: Float[Tensor, " features"]) -> None:
         """Take in the mean and the unbiased variance of one batch."""
@@ -129,18 +138,3 @@ class RunningNorm(AffineNorm):
         for running, batch in ((self.running_mean, mean), (self.running_var, var)):
             step = batch - running
             running.add_(step / self.num_batches_tracked if self.momentum is None else step * self.momentum)
-
-
-def from_running(
-    x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
-) -> Tensor:
-    """Return γ(x−μ)/√(σ²+ε)+β with given statistics; x `(batch, features, ...)`."""
-    mean, var = along(mean.to(x.dtype), x, 1), along(var.to(x.dtype), x, 1)
-    return scale_and_shift((x - mean) * torch.rsqrt(var + eps), weight, bias, 1)
-
-
-def fused_from_running(
-    x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
-) -> Tensor:
-    """Compute `from_running` by torch's operator."""
-    return F.batch_norm(x, mean.to(x.dtype), var.to(x.dtype), weight, bias, eps=eps)

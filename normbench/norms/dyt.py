@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Num
 from torch import Tensor, nn
 
-from normbench.norms.common import Affine, AffineNorm, Bias, Impl, choose, scale_and_shift
+from normbench.norms.common import Affine, AffineNorm, Bias, Impl, scale_and_shift
 from normbench.settings import Setting
 from normbench.types import NormFacts, Site
 
@@ -45,16 +45,15 @@ class DyT(AffineNorm):
         bias: Bias = True,
         impl: Impl = "auto",
     ) -> None:
-        super().__init__(num_features, channel_dim, site, affine=affine, bias=bias)
+        super().__init__(num_features, channel_dim, site, impl, affine=affine, bias=bias)
         self.alpha0 = llama_alpha0(num_features, site) if alpha0 == "llama" else alpha0
         self.alpha = nn.Parameter(torch.full((1,), self.alpha0))
-        self._dynamic_tanh, self.implementation = choose(impl, dynamic_tanh, None, "dyt")
 
     def settings(self) -> dict[str, Any]:
         return super().settings() | {"alpha0": self.alpha0}
 
     def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-        return self._dynamic_tanh(x, self.alpha.to(x.dtype), weight, bias, self.channel_dim)
+        return scale_and_shift(torch.tanh(self.alpha.to(x.dtype) * x), weight, bias, self.channel_dim)
 
     @torch.no_grad()
     def saturation(self, x: Num[Tensor, "..."]) -> Float[Tensor, ""]:
@@ -67,10 +66,3 @@ def llama_alpha0(num_features: int, site: Site | None) -> float:
     width = max((width for width in LLAMA_ALPHA0 if width <= num_features), default=min(LLAMA_ALPHA0))
     attention, others = LLAMA_ALPHA0[width]
     return attention if site is not None and site.role == "attention" else others
-
-
-def dynamic_tanh(
-    x: Tensor, alpha: Float[Tensor, "1"], weight: Tensor | None, bias: Tensor | None, channel_dim: int
-) -> Tensor:
-    """Compute the formula, with the features along channel_dim."""
-    return scale_and_shift(torch.tanh(alpha * x), weight, bias, channel_dim)

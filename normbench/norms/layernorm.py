@@ -7,7 +7,7 @@ from typing import ClassVar
 from torch import Tensor
 from torch.nn import functional as F
 
-from normbench.norms.common import Affine, AffineNorm, Bias, Eps, Impl, choose, scale_and_shift, standardize
+from normbench.norms.common import Affine, AffineNorm, Bias, Eps, Impl, scale_and_shift, standardize
 from normbench.types import NormFacts, Site
 
 
@@ -35,21 +35,13 @@ class LayerNorm(AffineNorm):
         bias: Bias = True,
         impl: Impl = "auto",
     ) -> None:
-        super().__init__(num_features, channel_dim, site, affine=affine, bias=bias)
+        super().__init__(num_features, channel_dim, site, impl, "layer_norm", affine=affine, bias=bias)
         self.eps: float = eps
-        fused = ("torch.nn.functional.layer_norm", fused_layer_norm)
-        self._layer_norm, self.implementation = choose(impl, layer_norm, fused, "layernorm")
 
     def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-        return self._layer_norm(x, weight, bias, self.eps, self.channel_dim)
-
-
-def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, channel_dim: int) -> Tensor:
-    """Compute the formula, with the features along channel_dim."""
-    return scale_and_shift(standardize(x, (channel_dim,), eps), weight, bias, channel_dim)
-
-
-def fused_layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, channel_dim: int) -> Tensor:
-    """Compute the same by torch's operator, which wants the features last (no copy if x is channels_last in memory)."""
-    y = F.layer_norm(x.movedim(channel_dim, -1), (x.shape[channel_dim],), weight, bias, eps)
-    return y.movedim(-1, channel_dim)
+        if not self.fused:
+            y = standardize(x, (self.channel_dim,), self.eps)
+            return scale_and_shift(y, weight, bias, self.channel_dim)
+        # torch wants the features last, which costs no copy if x is channels_last in memory
+        y = F.layer_norm(x.movedim(self.channel_dim, -1), (self.num_features,), weight, bias, self.eps)
+        return y.movedim(-1, self.channel_dim)

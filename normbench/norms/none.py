@@ -7,7 +7,8 @@ from typing import ClassVar
 from jaxtyping import Num
 from torch import Tensor
 
-from normbench.norms.common import Impl, choose
+from normbench.errors import UsageError
+from normbench.norms.common import NO_OPERATOR, Impl
 from normbench.types import Norm, NormFacts, Site
 
 
@@ -28,10 +29,9 @@ class NoNorm(Norm):
         self, num_features: int, *, channel_dim: int = -1, site: Site | None = None, impl: Impl = "auto"
     ) -> None:
         super().__init__()
-        self.num_features = num_features
-        self.channel_dim = channel_dim
-        self.site = site
-        _, self.implementation = choose(impl, None, None, "none")
+        if impl == "torch":
+            raise UsageError(NO_OPERATOR)
+        self.num_features, self.channel_dim, self.site = num_features, channel_dim, site
 
     def forward(self, x: Num[Tensor, "..."]) -> Num[Tensor, "..."]:
         return x

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor
 
-from normbench.norms.common import Affine, AffineNorm, Eps, Impl, choose, scale_and_shift
+from normbench.norms.common import Affine, AffineNorm, Eps, Impl, scale_and_shift
 from normbench.settings import Setting
 from normbench.types import NormFacts, Site
 
@@ -43,22 +43,16 @@ class PartialRMSNorm(AffineNorm):
         ] = 0.0625,
         impl: Impl = "auto",
     ) -> None:
-        super().__init__(num_features, channel_dim, site, affine=affine, bias=False)
+        super().__init__(num_features, channel_dim, site, impl, affine=affine, bias=False)
         self.eps: float = eps
         self.fraction = fraction
         # exact in decimal: in binary 0.07 * 100 is more than 7
         share = math.ceil(Fraction(str(fraction)) * num_features)
         self.k = min(max(share, FEWEST), num_features)
-        self._partial_rms_norm, self.implementation = choose(impl, partial_rms_norm, None, "prmsnorm")
 
     def settings(self) -> dict[str, Any]:
         return super().settings() | {"fraction": self.fraction, "k": self.k}
 
     def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-        return self._partial_rms_norm(x, weight, self.k, self.eps, self.channel_dim)
-
-
-def partial_rms_norm(x: Tensor, weight: Tensor | None, k: int, eps: float, channel_dim: int) -> Tensor:
-    """Compute the formula, with the features along channel_dim."""
-    mean_square = x.narrow(channel_dim, 0, k).square().mean(channel_dim, keepdim=True)
-    return scale_and_shift(x * torch.rsqrt(mean_square + eps), weight, None, channel_dim)
+        mean_square = x.narrow(self.channel_dim, 0, self.k).square().mean(self.channel_dim, keepdim=True)
+        return scale_and_shift(x * torch.rsqrt(mean_square + self.eps), weight, bias, self.channel_dim)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from normbench.norms.common import Affine, AffineNorm, Eps, Impl, choose, scale_and_shift
+from normbench.norms.common import Affine, AffineNorm, Eps, Impl, scale_and_shift
 from normbench.types import NormFacts, Site
 
 
@@ -34,21 +34,13 @@ class RMSNorm(AffineNorm):
         affine: Affine = True,
         impl: Impl = "auto",
     ) -> None:
-        super().__init__(num_features, channel_dim, site, affine=affine, bias=False)
+        super().__init__(num_features, channel_dim, site, impl, "rms_norm", affine=affine, bias=False)
         self.eps: float = eps
-        fused = ("torch.nn.functional.rms_norm", fused_rms_norm)
-        self._rms_norm, self.implementation = choose(impl, rms_norm, fused, "rmsnorm")
 
     def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-        return self._rms_norm(x, weight, self.eps, self.channel_dim)
-
-
-def rms_norm(x: Tensor, weight: Tensor | None, eps: float, channel_dim: int) -> Tensor:
-    """Compute the formula, with the features along channel_dim."""
-    mean_square = x.square().mean(channel_dim, keepdim=True)
-    return scale_and_shift(x * torch.rsqrt(mean_square + eps), weight, None, channel_dim)
-
-
-def fused_rms_norm(x: Tensor, weight: Tensor | None, eps: float, channel_dim: int) -> Tensor:
-    """Compute the same by torch's operator, which wants the features last (no copy if x is channels_last in memory)."""
-    return F.rms_norm(x.movedim(channel_dim, -1), (x.shape[channel_dim],), weight, eps).movedim(-1, channel_dim)
+        if not self.fused:
+            mean_square = x.square().mean(self.channel_dim, keepdim=True)
+            return scale_and_shift(x * torch.rsqrt(mean_square + self.eps), weight, bias, self.channel_dim)
+        # torch wants the features last, which costs no copy if x is channels_last in memory
+        y = F.rms_norm(x.movedim(self.channel_dim, -1), (self.num_features,), weight, self.eps)
+        return y.movedim(-1, self.channel_dim)

@@ -1,11 +1,5 @@
-"""Where a norm stands in a residual block; one file each, named as in `conf/placement/`."""
+"""Where a norm stands in a residual block."""
 
-from normbench.placements.deep import Deep
-from normbench.placements.parallel import Parallel
-from normbench.placements.plain import Plain
-from normbench.placements.post import Post
-from normbench.placements.post_inside import PostInside
-from normbench.placements.pre import Pre
-from normbench.placements.sandwich import Sandwich
+from normbench.placements.blocks import Deep, Parallel, Plain, Post, PostInside, Pre, Sandwich
 
 __all__ = ["Deep", "Parallel", "Plain", "Post", "PostInside", "Pre", "Sandwich"]

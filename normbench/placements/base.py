@@ -10,11 +10,6 @@ from torch import Tensor, nn
 from normbench.types import Branch, NormFactory, Placement, Site
 
 
-def norm_width(branch: Branch, slot: str) -> int:
-    """Number of features where a norm stands: `in` reads the stream, `out` what the branch has made of it."""
-    return branch.in_features if slot == "in" else branch.out_features
-
-
 class Residual(Placement):
     """A block that applies its branches one after another; subclasses give the arithmetic of one branch in `join`.
 
@@ -29,19 +24,17 @@ class Residual(Placement):
         self.norms = self.make_norms(branches, norm)
 
     def make_norms(self, branches: Mapping[str, Branch], norm: NormFactory) -> nn.ModuleDict:
-        """One norm for each branch and slot."""
+        """Return one norm for each branch and slot."""
         return nn.ModuleDict({role: self.branch_norms(role, branch, norm) for role, branch in branches.items()})
 
     def branch_norms(self, role: str, branch: Branch, norm: NormFactory) -> nn.ModuleDict:
-        """One norm for each slot of this branch."""
-        named = len(self.slots) > 1
-        sites = {slot: self.site.at(role, slot if named else "") for slot in self.slots}
-        return nn.ModuleDict(
-            {
-                slot: norm(norm_width(branch, slot), channel_dim=branch.channel_dim, site=site)
-                for slot, site in sites.items()
-            }
-        )
+        """Return one norm for each slot: `in` reads the stream, `out` what the branch has made of it."""
+        norms = nn.ModuleDict()
+        for slot in self.slots:
+            site = self.site.at(role, slot if len(self.slots) > 1 else "")
+            width = branch.in_features if slot == "in" else branch.out_features
+            norms[slot] = norm(width, channel_dim=branch.channel_dim, site=site)
+        return norms
 
     def forward(self, x: Tensor, **context: Any) -> Tensor:
         for role, branch in self.branches.items():
@@ -49,5 +42,5 @@ class Residual(Placement):
         return x
 
     def join(self, x: Tensor, f: Branch, norms: nn.ModuleDict, context: dict[str, Any]) -> Tensor:
-        """x after one branch f; `f.shortcut(x)` is x, unless f changes its shape."""
+        """Return x after one branch f; `f.shortcut(x)` is x, unless f changes its shape."""
         raise NotImplementedError

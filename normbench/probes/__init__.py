@@ -1,6 +1,6 @@
 """Statistics that ride on the training forward and backward pass."""
 
-from normbench.probes.probes import Probes, Wanted
-from normbench.probes.reading import Reading
+from normbench.probes.probes import Probes
+from normbench.probes.reading import Reading, Wanted
 
 __all__ = ["Probes", "Reading", "Wanted"]

@@ -8,16 +8,8 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from normbench.probes.reading import Reading
-from normbench.probes.statistics import (
-    entropy,
-    histogram,
-    moments,
-    rms,
-    second_moment,
-    tails,
-    token_similarity,
-)
+from normbench.probes.reading import Reading, Wanted
+from normbench.probes.statistics import entropy, histogram, moments, rms, second_moment, tails, token_similarity
 
 Hook = Callable[..., None]
 
@@ -37,7 +29,7 @@ class Attending(Protocol):
 
 
 def reads_only(hook: Hook) -> Hook:
-    """The hook without gradients, and in full precision where the forward pass is cast to 16 bits."""
+    """Return the hook without gradients, and in full precision where the forward pass is cast to 16 bits."""
 
     @torch.no_grad()
     def run(module: nn.Module, inputs: tuple[Tensor, ...], *rest: Any) -> None:
@@ -47,27 +39,27 @@ def reads_only(hook: Hook) -> Hook:
     return run
 
 
-def norm_hook(reading: Reading, name: str, *, scalars: bool, tails_too: bool, histograms: bool) -> Hook:
-    """Reads what enters and what leaves a norm."""
+def norm_hook(reading: Reading, name: str, wanted: Wanted, histograms: bool) -> Hook:
+    """Return a hook that reads what enters and what leaves a norm."""
 
     @reads_only
     def hook(norm: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         channel_dim: int = getattr(norm, "channel_dim", -1)
         for side, x in (("in", inputs[0]), ("out", output)):
-            found = moments(x, channel_dim) if scalars else {}
-            if tails_too:
+            found = moments(x, channel_dim) if wanted.activations else {}
+            if wanted.tails:
                 found |= tails(x, channel_dim)
             reading.scalars |= {f"act/{name}/{statistic}_{side}": value for statistic, value in found.items()}
             if histograms:
                 reading.histograms[f"act/{name}/{side}"] = histogram(x)
-        if scalars and isinstance(norm, Saturating):
+        if wanted.activations and isinstance(norm, Saturating):
             reading.scalars[f"act/{name}/saturated_out"] = norm.saturation(inputs[0])
 
     return hook
 
 
 def running_hook(reading: Reading, name: str) -> Hook:
-    """Reads how far a batch is from the running statistics that evaluation would use, before they are updated.
+    """Return a hook that reads how far a batch is from the running statistics, before they are updated.
 
     mean_gap: root mean square over channels of (batch mean − running mean) / running std; std_ratio: mean of
     batch std / running std.
@@ -85,15 +77,15 @@ def running_hook(reading: Reading, name: str) -> Hook:
     return hook
 
 
-def stream_hook(reading: Reading, layer: int, channel_dim: int, *, scalars: bool, geometry: bool) -> Hook:
-    """Reads the residual stream that leaves a block."""
+def stream_hook(reading: Reading, layer: int, channel_dim: int, wanted: Wanted) -> Hook:
+    """Return a hook that reads the residual stream that leaves a block."""
 
     @reads_only
     def hook(block: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         tag = f"act/stream{layer:02d}"
-        if scalars:
+        if wanted.activations:
             reading.scalars[f"{tag}/rms"] = rms(output)
-        if geometry:
+        if wanted.geometry:
             reading.second_moments[f"{tag}/effective_rank"] = second_moment(output, channel_dim)
             if output[0].numel() > output.shape[channel_dim]:  # more than one position
                 reading.scalars[f"{tag}/token_similarity"] = token_similarity(output, channel_dim)
@@ -102,13 +94,12 @@ def stream_hook(reading: Reading, layer: int, channel_dim: int, *, scalars: bool
 
 
 def attention_hook(reading: Reading, name: str) -> Hook:
-    """Reads how attention is spread: mean entropy over heads and queries (nats), and the largest logit."""
+    """Return a hook that reads how attention is spread: mean entropy over heads and queries (nats), largest logit."""
 
-    @torch.no_grad()
+    @reads_only
     def hook(branch: Attending, inputs: tuple[Tensor, ...], context: dict[str, Any], output: Tensor) -> None:
-        with torch.autocast(inputs[0].device.type, enabled=False):
-            logits = branch.attention_logits(inputs[0].float(), **context)
-            reading.scalars[f"attention/{name}/entropy"] = entropy(logits)
-            reading.scalars[f"attention/{name}/largest_logit"] = logits.max()
+        logits = branch.attention_logits(inputs[0].float(), **context)
+        reading.scalars[f"attention/{name}/entropy"] = entropy(logits)
+        reading.scalars[f"attention/{name}/largest_logit"] = logits.max()
 
     return hook

@@ -9,31 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from normbench.probes.hooks import Attending, attention_hook, norm_hook, running_hook, stream_hook
-from normbench.probes.reading import Reading
+from normbench.probes.reading import Reading, Wanted
 from normbench.probes.statistics import total_norm
 from normbench.types import Branch, Model, Norm, Placement
 
 SYMBOLS = {"weight": "gamma", "bias": "beta"}
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What is to be read; the same words as under `probes` in the configuration."""
-
-    activations: bool = False
-    gradients: bool = False
-    parameters: bool = False
-    tails: bool = False
-    geometry: bool = False
-    attention: bool = False
-    updates: bool = False
 
 
 class Probes:
@@ -73,41 +59,32 @@ class Probes:
                 reading.scalars[f"update/{tag}/ratio"] = moved / total_norm(before[tag])
 
     def attach(self, reading: Reading, histograms: bool) -> Iterator[RemovableHandle]:
-        """Hooks on norms, blocks and attention."""
+        """Put hooks on norms, blocks and attention."""
         wanted = self.wanted
         for name, norm in self.norms.items():
             if wanted.activations or wanted.tails or histograms:
-                yield norm.register_forward_hook(
-                    norm_hook(reading, name, scalars=wanted.activations, tails_too=wanted.tails, histograms=histograms)
-                )
-            running = isinstance(norm, Norm) and isinstance(getattr(norm, "running_mean", None), Tensor)
-            if wanted.parameters and running:
+                yield norm.register_forward_hook(norm_hook(reading, name, wanted, histograms))
+            if wanted.parameters and isinstance(norm, Norm) and getattr(norm, "running_mean", None) is not None:
                 yield norm.register_forward_pre_hook(running_hook(reading, name))
         for layer, block in enumerate(self.model.blocks):
-            yield from self.attach_to_block(reading, layer, block)
-
-    def attach_to_block(self, reading: Reading, layer: int, block: nn.Module) -> Iterator[RemovableHandle]:
-        """Hooks on the stream that leaves a block, and on its attention."""
-        wanted = self.wanted
-        branches = branches_of(block)
-        if wanted.activations or wanted.geometry:
-            channel_dim = next(iter(branches.values())).channel_dim
-            yield block.register_forward_hook(
-                stream_hook(reading, layer, channel_dim, scalars=wanted.activations, geometry=wanted.geometry)
-            )
-        for role, branch in branches.items():
-            if wanted.attention and isinstance(branch, Attending):
-                yield branch.register_forward_hook(
-                    attention_hook(reading, f"block{layer:02d}.{role}"), with_kwargs=True
-                )
+            branches = branches_of(block)
+            if wanted.activations or wanted.geometry:
+                channel_dim = next(iter(branches.values())).channel_dim
+                yield block.register_forward_hook(stream_hook(reading, layer, channel_dim, wanted))
+            for role, branch in branches.items():
+                if wanted.attention and isinstance(branch, Attending):
+                    hook = attention_hook(reading, f"block{layer:02d}.{role}")
+                    yield branch.register_forward_hook(hook, with_kwargs=True)
 
     def read_gradients(self, reading: Reading) -> None:
+        """Read the norm of each group's gradients."""
         for tag, parameters in self.groups.items():
             gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
             if gradients:
                 reading.scalars[f"grad/{tag}/norm"] = total_norm(gradients)
 
     def read_parameters(self, reading: Reading) -> None:
+        """Read the norms' parameters: those of one number, or mean and standard deviation."""
         for name, norm in self.norms.items():
             for parameter_name, tensor in norm.named_parameters():
                 tag = f"norm/{name}/{SYMBOLS.get(parameter_name, parameter_name)}"
@@ -119,13 +96,13 @@ class Probes:
 
 
 def branches_of(block: nn.Module) -> dict[str, Branch]:
-    """The branches of a block, by role."""
+    """Return the branches of a block, by role."""
     assert isinstance(block, Placement)
     return {role: branch for role, branch in block.branches.items() if isinstance(branch, Branch)}
 
 
 def parameter_groups(model: Model, norms: Iterable[nn.Module]) -> dict[str, list[nn.Parameter]]:
-    """Parameters by where they are, each in one group.
+    """Return the parameters by where they are, each in one group.
 
     Each branch of a block without its norms (`block03.mlp`), all norms of the block (`block03.norms`), what else the
     block has (`block03.placement`), and the rest (`outside`).

@@ -1,13 +1,34 @@
-"""What one probed step has shown."""
+"""What is to be read, and what one probed step has shown."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from normbench.probes.statistics import DeviceHistogram, Histogram, between, effective_rank
+from normbench.probes.statistics import DeviceHistogram, effective_rank
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is to be read; the same words as under `probes` in the configuration."""
+
+    activations: bool = False
+    gradients: bool = False
+    parameters: bool = False
+    tails: bool = False
+    geometry: bool = False
+    attention: bool = False
+    updates: bool = False
+
+
+class Histogram(NamedTuple):
+    """Counts of values between edges (one more edge than counts)."""
+
+    counts: list[float]
+    edges: list[float]
 
 
 @dataclass
@@ -19,25 +40,17 @@ class Reading:
     second_moments: dict[str, Tensor] = field(default_factory=dict)
 
     def numbers(self) -> dict[str, float]:
-        """All numbers, in one copy from the device, and all effective ranks, in another."""
+        """Return all numbers, in one copy from the device, and the effective rank behind each second moment."""
         scalars = [value.float() for value in self.scalars.values()]
         values = torch.stack(scalars).tolist() if scalars else []
-        return dict(zip(self.scalars, values, strict=True)) | self.ranks()
-
-    def ranks(self) -> dict[str, float]:
-        """The effective rank behind each second moment."""
-        if not self.second_moments:
-            return {}
-        moments = self.second_moments.values()
-        host = torch.cat([moment.flatten() for moment in moments]).double().cpu()
-        parts = host.split([moment.numel() for moment in moments])
-        matrices = (part.view(moment.shape) for part, moment in zip(parts, moments, strict=True))
-        return {tag: effective_rank(matrix) for tag, matrix in zip(self.second_moments, matrices, strict=True)}
+        ranks = {tag: effective_rank(moment.cpu().double()) for tag, moment in self.second_moments.items()}
+        return dict(zip(self.scalars, values, strict=True)) | ranks
 
     def host_histograms(self) -> dict[str, Histogram]:
-        """All histograms, in two copies from the device."""
-        found = self.histograms.values()
-        counts = torch.stack([histogram.counts for histogram in found]).tolist()
-        limits = torch.stack([histogram.limits for histogram in found]).tolist()
-        made = [between(c, *low_high) for c, low_high in zip(counts, limits, strict=True)]
-        return dict(zip(self.histograms, made, strict=True))
+        """Return all histograms as lists."""
+        found = {}
+        for tag, (counts, limits) in self.histograms.items():
+            low, high = limits.tolist()
+            edges = torch.linspace(low, high, len(counts) + 1, dtype=torch.float64)
+            found[tag] = Histogram(counts.tolist(), edges.tolist())
+        return found

@@ -13,7 +13,7 @@ Scalar = Float[Tensor, ""]
 
 
 def moments(x: Float[Tensor, "..."], channel_dim: int) -> dict[str, Scalar]:
-    """What describes the values of one activation, over all of its elements.
+    """Return what describes the values of one activation, over all of its elements.
 
     mean, std (biased), rms, max (of |x|), kurtosis (E(x−μ)⁴ / σ⁴; 3 for a Gaussian) and dead (share of the channels
     that are exactly 0 at every position of the batch).
@@ -36,7 +36,7 @@ def moments(x: Float[Tensor, "..."], channel_dim: int) -> dict[str, Scalar]:
 
 
 def rms(x: Float[Tensor, "..."]) -> Scalar:
-    """√ of the mean square of all elements."""
+    """Return √ of the mean square of all elements."""
     return x.detach().float().square().mean().sqrt()
 
 
@@ -45,11 +45,11 @@ SAMPLED = 1 << 16  # values that quantiles are taken of
 
 
 def tails(x: Float[Tensor, "..."], channel_dim: int) -> dict[str, Scalar]:
-    """Quantiles of the values, and channels that stick out.
+    """Return quantiles of the values, and how far channels stick out.
 
     q01, q25, q50, q75, q99: of at most 65,536 values from all channels, the nearest one. outlier_ratio: largest
-    root mean square of a channel over the median channel's, of those that are not 0 throughout; outliers: share of
-    channels where that is above 6.
+    root mean square of a channel over the (lower) median channel's, of those that are not 0 throughout; outliers:
+    share of channels where that is above 6.
     """
     x = x.detach().float()
     values = x.flatten()
@@ -59,29 +59,23 @@ def tails(x: Float[Tensor, "..."], channel_dim: int) -> dict[str, Scalar]:
     ranked = values[::step].sort().values
     found = {f"q{share:02d}": ranked[round(share / 100 * (ranked.numel() - 1))] for share in (1, 25, 50, 75, 99)}
     channels = x.square().mean(dim=[d for d in range(x.ndim) if d != channel_dim % x.ndim]).sqrt()
-    ratio = channels / median_of_positive(channels)
+    ordered = channels.sort().values
+    zeros = (ordered == 0).sum()
+    # `nanmedian` and a mask would wait for the device
+    median = ordered.gather(0, (zeros + (ordered.numel() - zeros - 1) // 2)[None])
+    ratio = channels / median
     return found | {"outlier_ratio": ratio.max(), "outliers": (ratio > OUTLIER).float().mean()}
 
 
-def median_of_positive(values: Float[Tensor, " values"]) -> Scalar:
-    """The median of those of some values ≥ 0 that are above 0 (the lower one of two); 0 where none is.
-
-    `nanmedian` and a mask would wait for the device.
-    """
-    ranked = values.sort().values
-    zeros = (ranked == 0).sum()
-    return ranked.gather(0, (zeros + (ranked.numel() - zeros - 1) // 2)[None])[0]
-
-
 def second_moment(x: Float[Tensor, "..."], channel_dim: int) -> Float[Tensor, "features features"]:
-    """Mean over all positions of x xᵀ; in float64 where there is one, since ranks come from its smallest values too."""
+    """Return the mean of x xᵀ over all positions, in float64 where there is one: ranks need its smallest values too."""
     precise = torch.float32 if x.device.type == "mps" else torch.float64
     rows = x.detach().to(precise).movedim(channel_dim, -1).flatten(0, -2)
     return rows.T @ rows / rows.shape[0]
 
 
 def effective_rank(moment: Float[Tensor, "features features"]) -> float:
-    """exp of the entropy of the singular values, as shares of their sum (Roy & Vetterli 2007, §2).
+    """Return exp of the entropy of the singular values, as shares of their sum (Roy & Vetterli 2007, §2).
 
     They are those of the rows whose second moment is given. From 1 (all rows on a line) to the number of features.
     """
@@ -92,7 +86,7 @@ def effective_rank(moment: Float[Tensor, "features features"]) -> float:
 
 
 def token_similarity(x: Float[Tensor, "batch ..."], channel_dim: int) -> Scalar:
-    """Mean cosine between two different positions (tokens, pixels) of a sample, over all pairs and samples.
+    """Return the mean cosine between two different positions (tokens, pixels) of a sample, over all pairs and samples.
 
     There are at least two; the cosine with one that is all 0 is 0.
     """
@@ -104,20 +98,13 @@ def token_similarity(x: Float[Tensor, "batch ..."], channel_dim: int) -> Scalar:
 
 
 def entropy(logits: Float[Tensor, "... choices"]) -> Scalar:
-    """Mean entropy of softmax(logits), in nats."""
+    """Return the mean entropy of softmax(logits), in nats."""
     return torch.special.entr(logits.softmax(dim=-1)).sum(dim=-1).mean()
 
 
 def total_norm(tensors: list[Tensor]) -> Scalar:
-    """Euclidean norm of all elements of all tensors."""
+    """Return the Euclidean norm of all elements of all tensors."""
     return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tensors)))
-
-
-class Histogram(NamedTuple):
-    """Counts of values between edges (one more edge than counts)."""
-
-    counts: list[float]
-    edges: list[float]
 
 
 class DeviceHistogram(NamedTuple):
@@ -128,15 +115,10 @@ class DeviceHistogram(NamedTuple):
 
 
 def histogram(x: Float[Tensor, "..."], bins: int = 64) -> DeviceHistogram:
-    """Counts of x in equal bins between its extremes."""
+    """Count x in equal bins between its extremes."""
     x = x.detach().float().flatten()
     low, high = x.aminmax()
     width = ((high - low) / bins).clamp_min(torch.finfo(torch.float32).tiny)
     index = ((x - low) / width).long().clamp_(0, bins - 1)
     counts = torch.zeros(bins, device=x.device, dtype=torch.int64).scatter_add_(0, index, torch.ones_like(index))
     return DeviceHistogram(counts, torch.stack((low, high)))
-
-
-def between(counts: list[float], low: float, high: float) -> Histogram:
-    """The histogram with these counts in equal bins from low to high."""
-    return Histogram(counts, torch.linspace(low, high, len(counts) + 1, dtype=torch.float64).tolist())

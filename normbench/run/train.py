@@ -7,16 +7,18 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from normbench.config.compose import Config
 from normbench.errors import RunFailure, is_disk_full, is_out_of_memory
-from normbench.recording import ConsoleSink
+from normbench.recording import ConsoleSink, JsonLinesSink, Sink, TensorBoardSink
 from normbench.run.plan import Run, prepare
 from normbench.run.session import Session, describe_here, settle, show_summary
 from normbench.rundir import read_json
 from normbench.training.checkpoint import Checkpoints
-from normbench.training.estimate import Estimate, WeighingSink, estimate
+from normbench.training.estimate import Estimate, estimate
 from normbench.training.guard import Diverged
 from normbench.training.ledger import parameter_counts
 
@@ -149,11 +151,12 @@ def measure(session: Session) -> Estimate:
     Raises:
         Diverged: training diverges within these steps.
     """
-    sink = session.recorder = WeighingSink()
-    try:
-        return estimate(session.make_loop(), sink)
-    finally:
-        sink.close()
+    with TemporaryDirectory(prefix="normbench-") as folder:
+        session.recorder = Sink(JsonLinesSink(Path(folder) / "metrics.jsonl"), TensorBoardSink(Path(folder)))
+        try:
+            return estimate(session.make_loop(), Path(folder))
+        finally:
+            session.recorder.close()
 
 
 def described(session: Session) -> dict[str, str]:
@@ -193,9 +196,8 @@ def first_step(run: Run) -> int:
 def measured(run: Run, found: Estimate) -> dict[str, str]:
     """Return what a few steps have shown of memory, time and disk; the time of writing checkpoints is not counted."""
     steps = run.steps - first_step(run)
-    stays = {name: getattr(found, name) for name in ("weights", "gradients", "optimizer", "average")}
-    listed = " + ".join(f"{megabytes(size)} {name}" for name, size in stays.items() if size)
-    rows = {"memory that stays": f"{megabytes(sum(stays.values()))}: {listed}"}
+    listed = " + ".join(f"{megabytes(size)} {name}" for name, size in found.stays.items())
+    rows = {"memory that stays": f"{megabytes(sum(found.stays.values()))}: {listed}"}
     if found.peak is not None:
         whose = "the whole process" if run.device.type == "cpu" else f"tensors on {run.device}"
         rows["memory, peak of a step"] = f"{megabytes(found.peak)} ({whose})"

@@ -14,12 +14,14 @@ import torch
 
 
 class Clock:
-    """Durations of training steps in milliseconds on a device that runs in step with Python (CPU).
+    """Durations of training steps in milliseconds.
 
+    On CUDA events take the time, which cost no wait until they are read; Apple's GPU is waited for at each mark.
     The first `warmup` steps of a process count for nothing: caches, allocators and lazily chosen kernels.
     """
 
-    def __init__(self, warmup: int = 10) -> None:
+    def __init__(self, device: torch.device, warmup: int = 10) -> None:
+        self.device = device
         self.durations: list[float] = []
         self.pending: list[tuple[Any, Any]] = []
         self.to_skip = warmup
@@ -28,11 +30,13 @@ class Clock:
 
     def mark(self) -> Any:
         """Return a point in time."""
+        if self.device.type == "cuda":
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            return event
+        if self.device.type == "mps":
+            torch.mps.synchronize()
         return time.perf_counter()
-
-    def between(self, start: Any, end: Any) -> float:
-        """Return the milliseconds from one mark to another."""
-        return 1e3 * (end - start)
 
     def start(self) -> None:
         """Begin a step."""
@@ -47,7 +51,11 @@ class Clock:
 
     def flush(self) -> None:
         """Turn marks into durations; waits for the device."""
-        self.durations += [self.between(start, end) for start, end in self.pending]
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+            self.durations += [start.elapsed_time(end) for start, end in self.pending]
+        else:
+            self.durations += [1e3 * (end - start) for start, end in self.pending]
         self.pending.clear()
 
     def recent(self) -> float | None:
@@ -57,17 +65,14 @@ class Clock:
         self.reported = len(self.durations)
         return statistics.fmean(recent) if recent else None
 
-    def summary(self) -> dict[str, float | int | None]:
-        """Return median, 90th percentile (ms) and number of all counted steps."""
+    def summary(self) -> dict[str, Any]:
+        """Return median, 90th percentile (ms; None of fewer than two) and number of all counted steps."""
         self.flush()
-        n = len(self.durations)
-        if n < 2:
-            return {"median_ms": None, "p90_ms": None, "n": n}
-        return {
-            "median_ms": statistics.median(self.durations),
-            "p90_ms": statistics.quantiles(self.durations, n=10)[-1],
-            "n": n,
-        }
+        found = self.durations
+        if len(found) < 2:
+            return {"median_ms": None, "p90_ms": None, "n": len(found)}
+        p90 = statistics.quantiles(found, n=10)[-1]
+        return {"median_ms": statistics.median(found), "p90_ms": p90, "n": len(found)}
 
     def state(self) -> torch.Tensor:
         """Return the durations so far, for a checkpoint."""
@@ -80,35 +85,6 @@ class Clock:
         self.reported = len(self.durations)
 
 
-class CudaClock(Clock):
-    """The same with CUDA events, which cost no synchronisation until they are read."""
-
-    def mark(self) -> torch.cuda.Event:
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def between(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
-        return start.elapsed_time(end)
-
-    def flush(self) -> None:
-        torch.cuda.synchronize()
-        super().flush()
-
-
-class MpsClock(Clock):
-    """The same on Apple's GPU, which is waited for at each mark."""
-
-    def mark(self) -> float:
-        torch.mps.synchronize()
-        return time.perf_counter()
-
-
-def make_clock(device: torch.device) -> Clock:
-    """Return the clock of a device."""
-    return {"cuda": CudaClock, "mps": MpsClock}.get(device.type, Clock)()
-
-
 def forget_peak(device: torch.device) -> None:
     """Let the peak be that of what comes, where the system can forget."""
     if device.type == "cuda":
@@ -118,14 +94,11 @@ def forget_peak(device: torch.device) -> None:
 
 
 def peak_memory(device: torch.device) -> int | None:
-    """Return the most memory that was in use since `forget_peak`, in bytes; None: not known."""
+    """Return the most memory in use since `forget_peak`, in bytes (on a CPU the process's); None: not known."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    return peak_of_process() if device.type == "cpu" else None
-
-
-def peak_of_process() -> int:
-    """Return the most memory that this process has held, in bytes."""
+    if device.type != "cpu":
+        return None
     with suppress(OSError, StopIteration):
         lines = Path("/proc/self/status").read_text().splitlines()
         return 1024 * int(next(line for line in lines if line.startswith("VmHWM")).split()[1])

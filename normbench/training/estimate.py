@@ -6,36 +6,33 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from typing import Any, TypeVar
 
 from torch import Tensor
 
-from normbench.recording import Histogram, JsonLinesSink, Sink, TensorBoardSink
 from normbench.training.checkpoint import State, write
-from normbench.training.clock import forget_peak, make_clock, peak_memory
+from normbench.training.clock import Clock, forget_peak, peak_memory
 from normbench.training.loop import Loop
-from normbench.types import Batch
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Estimate:
     """What was measured, and what follows for a number of steps; sizes are in bytes.
 
-    weights, gradients, optimizer, average: what stays in memory. peak: the most that a step needs, of the process or,
-    on a GPU, of its tensors there; None: not known. step_ms: the median of `measured` steps; None: all are probed.
+    stays: what stays in memory, by what it is. peak: the most that a step needs, of the process or, on a GPU, of its
+    tensors there; None: not known. step_ms: the median of `measured` steps; None: all are probed.
     evaluation, last_evaluation: seconds of one on some batches, and of the last one on all. checkpoint, best: a file.
-    probe_bytes, histogram_bytes, log_bytes, evaluation_bytes: the record of one.
+    record: what one log, evaluation, probe and set of histograms adds to the files of the run.
     """
 
     loop: Loop
-    weights: int
-    gradients: int
-    optimizer: int
-    average: int
+    stays: dict[str, int]
     peak: int | None
     step_ms: float | None
     measured: int
@@ -44,10 +41,7 @@ class Estimate:
     last_evaluation: float
     checkpoint: int
     best: int
-    probe_bytes: int
-    histogram_bytes: int
-    log_bytes: int
-    evaluation_bytes: int
+    record: dict[str, int]
 
     def seconds(self, steps: int) -> float:
         """Return the time that so many steps take, with probes, evaluations and what torch.compile takes before."""
@@ -58,12 +52,13 @@ class Estimate:
 
     def record_bytes(self, steps: int) -> int:
         """Return what so many steps add to the event file and to metrics.jsonl."""
-        return (
-            times_due(steps, self.loop.trainer.log_every) * self.log_bytes
-            + (self.evaluations(steps) + 1) * self.evaluation_bytes
-            + self.probed(steps) * self.probe_bytes
-            + times_due(steps, self.loop.probes_config.histograms_every) * self.histogram_bytes
-        )
+        times = {
+            "log": times_due(steps, self.loop.trainer.log_every),
+            "evaluation": self.evaluations(steps) + 1,
+            "probe": self.probed(steps),
+            "histograms": times_due(steps, self.loop.probes_config.histograms_every),
+        }
+        return sum(count * self.record[what] for what, count in times.items())
 
     def evaluations(self, steps: int) -> int:
         """Return how many evaluations come before the last one."""
@@ -75,68 +70,38 @@ class Estimate:
         return times_due(steps, every) + times_due(steps, histograms) - times_due(steps, math.lcm(every, histograms))
 
 
-class WeighingSink(Sink):
-    """Writes a run's files where they do not stay, and notes the bytes that the last call of each method has added."""
-
-    def __init__(self) -> None:
-        self._folder = TemporaryDirectory(prefix="normbench-")
-        folder = Path(self._folder.name)
-        super().__init__(JsonLinesSink(folder / "metrics.jsonl"), TensorBoardSink(folder))
-        self.scalar_bytes = self.histogram_bytes = 0
-
-    def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        before = self._size()
-        super().scalars(step, values)
-        self.scalar_bytes = self._size() - before
-
-    def histograms(self, step: int, values: Mapping[str, Histogram]) -> None:
-        before = self._size()
-        super().histograms(step, values)
-        self.histogram_bytes = self._size() - before
-
-    def close(self) -> None:
-        super().close()
-        self._folder.cleanup()
-
-    def _size(self) -> int:
-        return sum(path.stat().st_size for path in Path(self._folder.name).iterdir())
-
-
 def times_due(steps: int, every: int) -> int:
     """Return how often something falls due that is due at the first step and then every so many (0: never)."""
     return steps // every + (every > 1 and steps > 0) if every else 0
 
 
-def estimate(loop: Loop, sink: WeighingSink) -> Estimate:
-    """Take a few steps of a loop that has not begun, and look at them; the loop records to `sink`.
+def estimate(loop: Loop, folder: Path) -> Estimate:
+    """Take a few steps of a loop that has not begun, and look at them; what the loop records goes to `folder`.
 
     Raises:
         Diverged: training diverges within these steps.
     """
-    parts = loop.parts
-    parts.model.train()
+    device, model = loop.parts.device, loop.parts.model
+    model.train()
     probed_step(loop)  # it warms up, as the steps behind it do
     repeat(loop, 10, seconds=3.0)
-    loop.clock = make_clock(parts.device)
-    loop.clock.to_skip = 0
-    forget_peak(parts.device)
+    loop.clock = Clock(device, warmup=0)
+    forget_peak(device)
     repeat(loop, 20, seconds=5.0)
-    peak = peak_memory(parts.device)
+    peak = peak_memory(device)
     loop.clock.flush()
     durations = list(loop.clock.durations)
-    probed = probed_step(loop)
-    probe_bytes, histogram_bytes = sink.scalar_bytes, sink.histogram_bytes
-    loop.log()
-    log_bytes = sink.scalar_bytes
-    evaluation, last_evaluation = evaluation_seconds(loop)
-    weights = {"step": 0, "model": parts.model.state_dict()}
-    state = [value for values in parts.optimizer.state.values() for value in values.values()]
+    probes, record = loop.probes_config, {}
+    loop.probes_config = replace(probes, histograms_every=0)
+    record["probe"] = growth(folder, lambda: probed_step(loop))[0]
+    loop.probes_config = probes
+    both, probed = growth(folder, lambda: probed_step(loop))
+    record["histograms"] = both - record["probe"]
+    record["log"] = growth(folder, loop.log)[0]
+    record["evaluation"], (evaluation, last_evaluation) = growth(folder, lambda: evaluation_seconds(loop))
     return Estimate(
         loop,
-        weights=nbytes([*parts.model.parameters(), *parts.model.buffers()]),
-        gradients=nbytes(parameter for parameter in parts.model.parameters() if parameter.requires_grad),
-        optimizer=nbytes(value for value in state if isinstance(value, Tensor)),
-        average=0 if parts.average is None else nbytes(parts.average.averages.values()),
+        stays=what_stays(loop),
         peak=peak,
         step_ms=statistics.median(durations) if durations else None,
         measured=len(durations),
@@ -144,11 +109,8 @@ def estimate(loop: Loop, sink: WeighingSink) -> Estimate:
         evaluation=evaluation,
         last_evaluation=last_evaluation,
         checkpoint=stored_bytes(loop.state()),
-        best=stored_bytes(weights),
-        probe_bytes=probe_bytes,
-        histogram_bytes=histogram_bytes,
-        log_bytes=log_bytes,
-        evaluation_bytes=sink.scalar_bytes,
+        best=stored_bytes({"step": 0, "model": model.state_dict()}),
+        record=record,
     )
 
 
@@ -159,6 +121,13 @@ def probed_step(loop: Loop) -> float:
     loop.train_step()
     loop.grad_norm.item()  # waits for the device
     return time.perf_counter() - begun
+
+
+def growth(folder: Path, action: Callable[[], T]) -> tuple[int, T]:
+    """Return how many bytes an action adds to the files in a folder, and what it returns."""
+    before = sum(path.stat().st_size for path in folder.iterdir())
+    result = action()
+    return sum(path.stat().st_size for path in folder.iterdir()) - before, result
 
 
 def repeat(loop: Loop, steps: int, seconds: float) -> None:
@@ -173,22 +142,31 @@ def repeat(loop: Loop, steps: int, seconds: float) -> None:
 
 def evaluation_seconds(loop: Loop) -> tuple[float, float]:
     """Return the time of an evaluation, and of the last one, on all data; from the pace of two batches."""
-    data, trainer = loop.parts.data, loop.trainer
-    first = list(islice(data.eval_batches("val", trainer.eval_batches), 2))
+    data, limit = loop.parts.data, loop.trainer.eval_batches
+
+    def predictions(split: Any, limit: int | None = None) -> int:
+        return sum(batch.targets.numel() for batch in data.eval_batches(split, limit))
+
+    first = list(islice(data.eval_batches("val", limit), 2))
     begun = time.perf_counter()
     loop.record(loop.tagged("val", first))
-    pace = (time.perf_counter() - begun) / predictions(first)
+    pace = (time.perf_counter() - begun) / sum(batch.targets.numel() for batch in first)
     models = 2 if loop.parts.average is not None else 1
-    some = models * predictions(data.eval_batches("val", trainer.eval_batches))
-    every = models * predictions(data.eval_batches("val"))
-    train = predictions(data.eval_batches("train", trainer.eval_batches or 20)) if trainer.eval_train else 0
-    test = predictions(data.eval_batches("test")) if data.has_test else 0
-    return pace * (some + train), pace * (every + train + test)
+    train = predictions("train", limit or 20) if loop.trainer.eval_train else 0
+    test = predictions("test") if data.has_test else 0
+    return pace * (models * predictions("val", limit) + train), pace * (models * predictions("val") + train + test)
 
 
-def predictions(batches: Iterable[Batch]) -> int:
-    """Return how many predictions batches ask for."""
-    return sum(batch.targets.numel() for batch in batches)
+def what_stays(loop: Loop) -> dict[str, int]:
+    """Return the bytes in memory between two steps, by what they are."""
+    model, average = loop.parts.model, loop.parts.average
+    state = [value for values in loop.parts.optimizer.state.values() for value in values.values()]
+    found = {
+        "weights": nbytes([*model.parameters(), *model.buffers()]),
+        "gradients": nbytes(parameter for parameter in model.parameters() if parameter.requires_grad),
+        "optimizer": nbytes(value for value in state if isinstance(value, Tensor)),
+    }
+    return found if average is None else found | {"average": nbytes(average.averages.values())}
 
 
 def nbytes(tensors: Iterable[Tensor]) -> int:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from normbench.training.precision import LossScaling, Precision
+from normbench.training.precision import Precision
 from normbench.types import Batch, Task
 
 GRADIENT_NORM = "the gradient norm"
@@ -68,7 +67,7 @@ class LatchedGuard(Guard):
 
 def make_guard(optimizer: torch.optim.Optimizer, precision: Precision, device: torch.device) -> Guard:
     """Return the guard that does not wait where the device and the optimizer allow it."""
-    if isinstance(precision, LossScaling):
+    if precision.scales:
         return Guard()
     fused = all(group.get("fused") for group in optimizer.param_groups)
     return LatchedGuard(optimizer, device) if fused and device.type == "cuda" else WaitingGuard()
@@ -103,43 +102,39 @@ class Runaway:
 
 
 def first_nonfinite(model: nn.Module, batch: Batch, task: Task) -> str:
-    """Return the first module, in the order of computation, whose output or gradient is not finite on this batch.
+    """Return the first module, in the order of computation, whose output is not finite on this batch.
 
-    The batch is run again with hooks; buffers (running statistics) and gradients are as before when it returns.
+    Where all are: the weight nearest to the loss whose gradient is not. The batch is run again with hooks; buffers
+    (running statistics) are as before when it returns, and gradients are none.
     """
-    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    order: list[str] = []
-    bad: list[str] = []
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    names = {module: name for name, module in model.named_modules()}
+    order: list[nn.Module] = []
+    bad: list[nn.Module] = []
 
-    def watch(name: str) -> Callable[[nn.Module, object, object], None]:
-        def hook(module: nn.Module, inputs: object, output: object) -> None:
-            order.append(name)
-            if isinstance(output, Tensor) and not output.isfinite().all():
-                bad.append(name)
+    def hook(module: nn.Module, inputs: object, output: object) -> None:
+        order.append(module)
+        if isinstance(output, Tensor) and not output.isfinite().all():
+            bad.append(module)
 
-        return hook
-
-    handles = [module.register_forward_hook(watch(name)) for name, module in model.named_modules()]
+    handles = [module.register_forward_hook(hook) for module in names]
     try:
         logits = model(*batch.arguments)
         if bad:
-            return f"output of {bad[0] or 'the model'}"
+            return f"output of {names[bad[0]] or 'the model'}"
         loss = task.loss(logits, batch.targets)
-        return first_nonfinite_gradient(model, loss, order) if loss.isfinite() else "the loss"
+        if not loss.isfinite():
+            return "the loss"
+        loss.backward()
+        for module in reversed(order):
+            for name, parameter in module.named_parameters(names[module], recurse=False):
+                if parameter.grad is not None and not parameter.grad.isfinite().all():
+                    return f"gradient of {name}"
+        return GRADIENT_NORM
     finally:  # behind the backward pass, which torch's batch_norm lets use the running statistics
         for handle in handles:
             handle.remove()
+        model.zero_grad(set_to_none=True)
         with torch.no_grad():
-            for name, buffer in model.named_buffers():
-                buffer.copy_(buffers[name])
-
-
-def first_nonfinite_gradient(model: nn.Module, loss: Tensor, order: list[str]) -> str:
-    """Return the module nearest to the loss with a weight whose gradient is not finite."""
-    parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
-    for module in reversed(order):
-        for name, gradient in zip(parameters, gradients, strict=True):
-            if name.rpartition(".")[0] == module and gradient is not None and not gradient.isfinite().all():
-                return f"gradient of {name}"
-    return GRADIENT_NORM
+            for buffer, before in buffers:
+                buffer.copy_(before)

@@ -24,26 +24,19 @@ def distinct(values: Iterable[Any]) -> Any:
     return found[0] if len(found) == 1 else found or None
 
 
-def names_of_parameters(norm: nn.Module) -> str:
-    """Return `weight+bias`, or `none`."""
-    return "+".join(name for name, _ in norm.named_parameters()) or "none"
-
-
 def norm_entries(norms: Mapping[str, nn.Module]) -> dict[str, Any]:
     """Return eps, its place, cast order, affine, implementation, and what each norm decided at its construction."""
     ours = [norm for norm in norms.values() if isinstance(norm, Norm)]
-    settings: dict[str, list[Any]] = {}
-    for norm in ours:
-        for key, value in norm.settings().items():
-            settings.setdefault(key, []).append(value)
+    settings = [norm.settings() for norm in ours]
+    parameters = ("+".join(name for name, _ in norm.named_parameters()) or "none" for norm in norms.values())
     return {
         "norms": len(norms),
         "eps": distinct(eps for norm in norms.values() if isinstance(eps := getattr(norm, "eps", None), float | None)),
         "eps_place": distinct(norm.eps_place for norm in ours if norm.eps is not None),
         "cast_order": distinct(norm.cast_order for norm in ours),
         "implementation": distinct(norm.implementation for norm in ours),
-        "affine_parameters": distinct(names_of_parameters(norm) for norm in norms.values()),
-        **{key: distinct(values) for key, values in settings.items()},
+        "affine_parameters": distinct(parameters),
+        **{key: distinct(each[key] for each in settings if key in each) for made in settings for key in made},
     }
 
 

@@ -16,12 +16,14 @@ from normbench.config.schema import ProbesConfig, TrainerConfig
 from normbench.probes import Probes, Reading
 from normbench.recording import Sink
 from normbench.training.checkpoint import Checkpoints, State
-from normbench.training.clock import make_clock
+from normbench.training.clock import Clock
 from normbench.training.guard import GRADIENT_NORM, Diverged, Runaway, first_nonfinite, make_guard
 from normbench.training.optimizer import WeightAverage
 from normbench.training.precision import Precision
 from normbench.training.schedules import Schedule
 from normbench.types import Batch, Data, Task, stable_seed
+
+SAVED = ("step", "loss_count", "best_loss", "latest", "compile_seconds")  # what a checkpoint holds of the loop as it is
 
 
 class Interrupted(Exception):
@@ -61,7 +63,7 @@ class Loop:
         self.step = 0
         self.latest: dict[str, float] = {}  # the newest value of each tag
         self.best_loss = math.inf
-        self.clock = make_clock(parts.device)
+        self.clock = Clock(parts.device)
         self.guard = make_guard(parts.optimizer, parts.precision, parts.device)
         self.runaway = Runaway(trainer.divergence_factor, trainer.divergence_patience)
         self.base_lrs = [group["lr"] for group in parts.optimizer.param_groups]
@@ -126,18 +128,14 @@ class Loop:
         Probes ride on this very pass. A compiled model runs code of its own, which hooks cannot look into and must not
         change: there the uncompiled model runs the same batches beside it, and leaves no trace.
         """
+        parts, compiled = self.parts, self.parts.compiled
         probing, histograms = self.probes_due()
-        compiled = self.parts.compiled
-        if compiled is None:
-            with self.parts.probes.watch(histograms) if probing else nullcontext() as reading:
-                loss = self.gradients(self.parts.model, self.parts.precision)
-            self.grad_norm = self.clip()
-            return loss, reading
-        reading = self.probe_apart(histograms) if probing else None
+        apart = self.probe_apart(histograms) if probing and compiled else None
         begun = time.perf_counter()
-        loss = self.gradients(compiled, self.parts.precision)
+        with parts.probes.watch(histograms) if probing and not compiled else nullcontext(apart) as reading:
+            loss = self.gradients(compiled or parts.model, parts.precision)
         self.grad_norm = self.clip()
-        if not self.compile_seconds:
+        if compiled and not self.compile_seconds:
             loss.item()  # waits for the device
             self.compile_seconds = time.perf_counter() - begun
         return loss, reading
@@ -294,33 +292,26 @@ class Loop:
     def state(self) -> State:
         """Return everything that an exact continuation needs."""
         return {
-            "step": self.step,
+            **{name: getattr(self, name) for name in SAVED},
             "model": self.parts.model.state_dict(),
             "optimizer": self.parts.optimizer.state_dict(),
             "loss_sum": self.loss_sum,
-            "loss_count": self.loss_count,
             "first_loss": self.runaway.first,
             "runaway_since": self.runaway.since,
-            "best_loss": self.best_loss,
-            "latest": self.latest,
             "durations": self.clock.state(),
-            "compile_seconds": self.compile_seconds,
             "precision": self.parts.precision.state(),
             "average": None if self.parts.average is None else self.parts.average.state(),
         }
 
     def restore(self, state: State) -> None:
         """Go back to where `state` was taken."""
-        self.step = state["step"]
+        for name in SAVED:
+            setattr(self, name, state[name])
         self.parts.model.load_state_dict(state["model"])
         self.parts.optimizer.load_state_dict(state["optimizer"])
         self.loss_sum = state["loss_sum"].to(self.parts.device)
-        self.loss_count = state["loss_count"]
         self.runaway.first, self.runaway.since = state["first_loss"], state["runaway_since"]
-        self.best_loss = state["best_loss"]
-        self.latest = state["latest"]
         self.clock.restore(state["durations"])
-        self.compile_seconds = state["compile_seconds"]
         self.parts.precision.restore(state["precision"])
         if self.parts.average is not None:
             self.parts.average.restore(state["average"])

@@ -43,7 +43,7 @@ def make_optimizer(
         factory: a torch.optim class with its settings (a `functools.partial`, from `conf/optim`).
 
     Raises:
-        UsageError: the class does not take one of the settings, or needs another loop than ours.
+        UsageError: the class does not take one of the settings.
     """
     name = getattr(factory.func if isinstance(factory, partial) else factory, "__name__", str(factory))
     known = inspect.signature(factory).parameters
@@ -56,11 +56,6 @@ def make_optimizer(
         raise UsageError(
             f"optim: {name} refuses its settings ({error}): change them, or remove one with '~optim.KEY'"
         ) from error
-    closure = inspect.signature(optimizer.step).parameters.get("closure")
-    if (closure is not None and closure.default is closure.empty) or isinstance(optimizer, torch.optim.SparseAdam):
-        raise UsageError(
-            f"optim: {name} cannot train here, it wants closures or sparse gradients: use another optimizer"
-        )
     return optimizer
 
 

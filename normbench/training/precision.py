@@ -27,92 +27,57 @@ assert w.grad.isfinite().all() and k.grad.isfinite().all()
 """
 
 
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
 class Precision:
-    """Everything in float32 (`fp32`)."""
+    """Runs the forward pass in float32 (`fp32`), or matrix products, convolutions and attention in 16 bits.
 
-    dtype: ClassVar[torch.dtype] = torch.float32
+    The rest and the weights stay in float32 (Micikevicius et al. 2018; which operators are cast is `torch.autocast`'s
+    list). With `fp16` the loss is scaled, since small gradients would be 0 in it; a step whose gradients overflow is
+    left out and counted in `skipped`, and the scale is halved (§3.2).
+    """
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.skipped = torch.zeros((), dtype=torch.int64, device=device)  # optimizer steps that were left out
+    least_scale: ClassVar[float] = 1.0
+
+    def __init__(self, name: str, device: torch.device) -> None:
+        self.device, self.dtype = device, DTYPES[name]
+        self.scales = name == "fp16"
+        self.scaler = torch.amp.GradScaler(device.type, enabled=self.scales)
+        self.skipped = torch.zeros((), dtype=torch.int64, device=device)
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Return a context in which the forward pass runs in this precision."""
-        return nullcontext()
+        return nullcontext() if self.dtype == torch.float32 else torch.autocast(self.device.type, self.dtype)
 
     def backward(self, loss: Tensor) -> None:
         """Backpropagate."""
-        loss.backward()
+        self.scaler.scale(loss).backward()
 
     def unscale(self, optimizer: torch.optim.Optimizer) -> None:
         """Bring the gradients to their own scale."""
-
-    def step(self, optimizer: torch.optim.Optimizer, grad_norm: Tensor) -> None:
-        """Let the optimizer step."""
-        optimizer.step()
-
-    def lost(self) -> bool:
-        """Tell whether no scale keeps the gradients finite; waits for the device."""
-        return False
-
-    def state(self) -> dict[str, Any]:
-        """Return what a checkpoint needs."""
-        return {"skipped": self.skipped}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint."""
-        self.skipped.copy_(state["skipped"])
-
-
-class Autocast(Precision):
-    """Matrix products, convolutions and attention in 16 bits, the rest and the weights in float32 (`bf16`).
-
-    Source: Micikevicius et al. 2018; which operators are cast is `torch.autocast`'s list.
-    """
-
-    dtype = torch.bfloat16
-
-    def autocast(self) -> AbstractContextManager[Any]:
-        return torch.autocast(self.device.type, self.dtype)
-
-
-class LossScaling(Autocast):
-    """float16 with a scaled loss, since small gradients would be 0 in it (`fp16`).
-
-    A step whose gradients overflow is left out and counted, and the scale is halved (Micikevicius et al. 2018, §3.2).
-    """
-
-    dtype = torch.float16
-    least_scale: ClassVar[float] = 1.0
-
-    def __init__(self, device: torch.device) -> None:
-        super().__init__(device)
-        self.scaler = torch.amp.GradScaler(device.type)
-
-    def backward(self, loss: Tensor) -> None:
-        scaled: Tensor = self.scaler.scale(loss)
-        scaled.backward()
-
-    def unscale(self, optimizer: torch.optim.Optimizer) -> None:
         self.scaler.unscale_(optimizer)
 
     def step(self, optimizer: torch.optim.Optimizer, grad_norm: Tensor) -> None:
-        self.skipped += ~grad_norm.isfinite()
+        """Let the optimizer step."""
+        if self.scales:
+            self.skipped += ~grad_norm.isfinite()
         self.scaler.step(optimizer)
         self.scaler.update()
 
     def lost(self) -> bool:
-        return self.scaler.get_scale() < self.least_scale
+        """Tell whether no scale keeps the gradients finite; waits for the device."""
+        return self.scales and self.scaler.get_scale() < self.least_scale
 
     def state(self) -> dict[str, Any]:
-        return super().state() | {"scaler": self.scaler.state_dict()}
+        """Return what a checkpoint needs."""
+        return {"skipped": self.skipped, "scaler": self.scaler.state_dict()}
 
     def restore(self, state: dict[str, Any]) -> None:
-        super().restore(state)
-        self.scaler.load_state_dict(state["scaler"])
-
-
-PRECISIONS: dict[str, type[Precision]] = {"fp32": Precision, "bf16": Autocast, "fp16": LossScaling}
+        """Go on from a checkpoint."""
+        self.skipped.copy_(state["skipped"])
+        if self.scales:
+            self.scaler.load_state_dict(state["scaler"])
 
 
 def make_precision(name: str, device: torch.device) -> Precision:
@@ -122,18 +87,14 @@ def make_precision(name: str, device: torch.device) -> Precision:
         UsageError: the device cannot run it. On some CPUs it kills the process, whatever torch says about them: so it
             is tried in a process of its own.
     """
-    precision = PRECISIONS[name]
-    if precision is not Precision:
-        try_out(name, device)
-    return precision(device)
-
-
-def try_out(name: str, device: torch.device) -> None:
-    """Refuse a precision that a child process does not survive."""
-    dtype = str(PRECISIONS[name].dtype).removeprefix("torch.")
-    # -P: no file in the current directory hides a module that torch imports
-    command = [sys.executable, "-P", "-c", TRIAL, str(device), dtype]
-    child = subprocess.run(command, capture_output=True, text=True, check=False)
-    if child.returncode:
-        last = (child.stderr.strip().splitlines() or [f"its trial died of signal {-child.returncode}"])[-1]
-        raise UsageError(f"trainer.precision={name} does not run on this machine's {device.type} ({last}): use fp32")
+    precision = Precision(name, device)
+    if precision.dtype != torch.float32:
+        # -P: no file in the current directory hides a module that torch imports
+        command = [sys.executable, "-P", "-c", TRIAL, str(device), str(precision.dtype).removeprefix("torch.")]
+        child = subprocess.run(command, capture_output=True, text=True, check=False)
+        if child.returncode:
+            last = (child.stderr.strip().splitlines() or [f"its trial died of signal {-child.returncode}"])[-1]
+            raise UsageError(
+                f"trainer.precision={name} does not run on this machine's {device.type} ({last}): use fp32"
+            )
+    return precision
