@@ -19,26 +19,26 @@ LEAVES = {"errors", "settings", "types"}
 # What else each part may import of ours, beside itself; and how many lines of code it may have.
 PARTS: dict[str, tuple[set[str], int]] = {
     "errors": (set(), 60),
-    "settings": ({"errors"}, 260),
-    "types": ({"errors"}, 260),
-    "rundir": (set(), 210),
-    "config": (set(), 560),
-    "recording": ({"rundir"}, 300),
-    "norms": (set(), 470),
-    "placements": (set(), 120),
-    "models": (set(), 620),
-    "data": ({"rundir"}, 1000),
-    "probes": (set(), 300),
-    "training": ({"config", "probes", "recording", "rundir"}, 860),
-    "build": ({"config", "models", "training"}, 260),
-    "run": ({"build", "config", "probes", "recording", "rundir", "training"}, 640),
-    "results": ({"build", "config", "rundir", "training"}, 210),
-    "sweep": ({"build", "config", "run", "rundir", "training"}, 850),
-    "analysis": ({"config", "results", "rundir"}, 1850),
-    "contract": ({"build", "config", "run", "training"}, 600),
-    "studies": ({"results", "rundir"}, 250),
-    "commands": ({"analysis", "build", "config", "contract", "rundir", "run", "sweep"}, 300),
-    "cli": ({"analysis", "commands", "config", "contract", "recording", "run", "studies", "sweep"}, 300),
+    "settings": ({"errors"}, 230),
+    "types": ({"errors"}, 200),
+    "rundir": (set(), 170),
+    "config": (set(), 590),
+    "recording": ({"rundir"}, 270),
+    "norms": (set(), 430),
+    "placements": (set(), 80),
+    "models": (set(), 570),
+    "data": ({"rundir"}, 960),
+    "probes": (set(), 260),
+    "training": ({"config", "probes", "recording", "rundir"}, 820),
+    "build": ({"config", "models", "training"}, 230),
+    "run": ({"build", "config", "probes", "recording", "rundir", "training"}, 500),
+    "results": ({"build", "config", "rundir", "training"}, 160),
+    "sweep": ({"build", "config", "run", "rundir", "training"}, 1020),
+    "analysis": ({"config", "results", "rundir"}, 1820),
+    "contract": ({"build", "config", "run", "training"}, 760),
+    "studies": ({"results", "rundir"}, 170),
+    "commands": ({"analysis", "build", "config", "contract", "rundir", "run", "sweep"}, 420),
+    "cli": ({"analysis", "commands", "config", "contract", "recording", "run", "studies", "sweep"}, 190),
     "__main__": ({"cli"}, 5),
     "__init__": ({"results"}, 40),
 }  # fmt: skip
@@ -110,7 +110,7 @@ def test_a_part_keeps_its_budget(name: str) -> None:
 
 
 def test_the_house_stays_small() -> None:
-    assert sum(map(lines_of_code, MODULES)) <= 8500
+    assert sum(map(lines_of_code, MODULES)) <= 9750
     assert len(MODULES) <= 110
     assert len(list(PACKAGE.glob("*.py"))) <= 12
 

@@ -65,7 +65,7 @@ OWN_CLASSES = {
     "def is_no_class(num_features): ...": "makes no Module",
     "class IsNoModule: ...": "makes no Module",
     "class TakesNothing(nn.Identity):\n  def __init__(self): super().__init__()": "must take (num_features",
-    "class NeedsMore(nn.Identity):\n  def __init__(self, n, channel_dim, site, k): ...": "missing a required argument: 'k'",
+    "class NeedsMore(nn.Identity):\n  def __init__(self, n, channel_dim, site, k): ...": "a required argument: 'k'",
     "class Wider(nn.Module):\n  def __init__(self, n, channel_dim, site): super().__init__()\n"
     "  def forward(self, x): return x.mean(-1)": "Wider returns the shape",
     "class Tuple(nn.Module):\n  def __init__(self, n, channel_dim, site): super().__init__()\n"
