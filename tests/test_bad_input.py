@@ -127,7 +127,7 @@ VALUES = {
     "data.flip=true": "data.flip is not a setting of data=pydocs: leave it out, or choose data=",
     f"{CNN} data.holdout=1.5": "use a share from 0 to below 1, or a whole number",
     f"{CNN} data.holdout=5000": "cannot be taken from the 1,500 training images",
-    "norm=dyt norm.impl=torch": "torch has no operator for dyt",
+    "norm=dyt norm.impl=torch": "torch has no operator for this norm",
     "optim=sgd optim.momentum=0": "SGD refuses its settings",
     "device=cuda:99": "device=cuda:99 is not there: this machine has",
     "device=cuda:300": "device=cuda:300 is unknown",  # torch takes it for number 44

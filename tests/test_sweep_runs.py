@@ -265,4 +265,4 @@ def test_planned_runs_that_are_not_there_are_named_in_the_report(
     output = capsys.readouterr().out
     assert "normbench train norm=batchnorm model=mlp" in output
     assert list(statuses(own)) == ["layernorm"]
-    assert "1 planned run is not there (failed or not begun): batchnorm-pre-mlp-digits-s0-" in " ".join(output.split())
+    assert "planned and not there (failed or not begun), 1: batchnorm-pre-mlp-digits-s0-" in " ".join(output.split())

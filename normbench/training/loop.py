@@ -128,12 +128,12 @@ class Loop:
         Probes ride on this very pass. A compiled model runs code of its own, which hooks cannot look into and must not
         change: there the uncompiled model runs the same batches beside it, and leaves no trace.
         """
-        parts, compiled = self.parts, self.parts.compiled
+        parts, compiled = self.parts, self.parts.compiled is not None  # torch's module has no truth value
         probing, histograms = self.probes_due()
         apart = self.probe_apart(histograms) if probing and compiled else None
         begun = time.perf_counter()
         with parts.probes.watch(histograms) if probing and not compiled else nullcontext(apart) as reading:
-            loss = self.gradients(compiled or parts.model, parts.precision)
+            loss = self.gradients(parts.model if parts.compiled is None else parts.compiled, parts.precision)
         self.grad_norm = self.clip()
         if compiled and not self.compile_seconds:
             loss.item()  # waits for the device
