@@ -92,7 +92,9 @@ def imported(path: str, where: str = "") -> Callable[..., Any]:
     """
     where = where or path
     try:
-        module, _, name = path.rpartition(".")
+        module, dot, name = path.rpartition(".")
+        if not dot:
+            raise ValueError("it has no dot")
         found = getattr(importlib.import_module(module), name)
     except Exception as error:  # a person's module may raise anything
         if place_of(error):
@@ -121,6 +123,8 @@ def target(tree: Tree, section: str) -> tuple[Callable[..., Any], type]:
             f"{kind.__module__}.{kind.__qualname__}, or a function annotated to return one"
         )
     missing = sorted(getattr(made, "__abstractmethods__", ())) if found is made else []
+    if found is made and issubclass(made, nn.Module) and made.forward is nn.Module.forward:
+        missing.append("forward")
     missing += [name for name in DECLARED.get(section, ()) if not hasattr(made, name)]
     if missing:
         raise ContractError(f"{where} has no {' and no '.join(missing)}: normbench check {path} says what it needs")

@@ -115,6 +115,8 @@ def train(words: tuple[str, ...], dry_run: bool, cfg: str, resolve: bool, info: 
     """
     if multirun:
         raise UsageError("--multirun (many runs) is sweep's: normbench sweep takes the same words, several values each")
+    if resolve and not cfg:
+        raise UsageError("--resolve is for --cfg: add --cfg job")
     from normbench.config.compose import read, show_by_hydra
 
     if cfg or info:
@@ -317,7 +319,7 @@ def compare(a: str, b: str, **flags: Any) -> int:
 
 
 @cli.command()
-@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.argument("shell", metavar="bash|zsh|fish", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
     """Print the script with which a shell completes our words.
 

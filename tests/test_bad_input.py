@@ -60,7 +60,7 @@ UNKNOWN = {
 
 GRAMMAR = {
     "hello": "'hello' is not KEY=VALUE",
-    "=3": ": normbench train --help",
+    "=3": "=3 cannot be read",
     "norm=": "norm= is unknown: allowed are batchnorm",
     "norm=null": "norm=null is unknown: allowed are",
     "norm=3": "norm=3 is unknown: allowed are",
@@ -80,7 +80,7 @@ GRAMMAR = {
     "nörm=rmsnorm": "nörm=rmsnorm cannot be read: write KEY=VALUE without blanks, and keys as",
     "norm.eps=${foo}": "Interpolation key 'foo' not found",
     "norm.eps=${oc.env:NO_SUCH}": "Environment variable 'NO_SUCH' not found",
-    "norm.eps=???": ": check the keys and their values with normbench train --cfg job",
+    "norm.eps=???": ": check the keys and their values with normbench show",
     "+norm=rmsnorm": "norm is chosen twice: leave out the +",
     "~norm": "norm has no _target_",
     "~trainer": "trainer is missing",

@@ -298,6 +298,16 @@ def test_each_of_many_configurations_is_as_if_it_were_the_only_one() -> None:
     assert read_each(points) == [read(words) for words in points]
 
 
+def test_nothing_of_one_configuration_stays_in_the_next() -> None:
+    _, second = read_each([["trainer={eval_every:7}"], ["trainer={log_every:3}"]])
+    assert second == read(["trainer={log_every:3}"])
+
+
+def test_a_class_may_be_named_behind_its_settings() -> None:
+    config = read(["optim.momentum=0.5", "optim._target_=torch.optim.SGD"])
+    assert config.tree["optim"] == {"_target_": "torch.optim.SGD", "_partial_": True, "lr": 1e-3, "momentum": 0.5}
+
+
 # ---- conf/
 
 

@@ -145,3 +145,9 @@ def test_learning_rates_chosen_on_held_out_data_are_fair(tmp_path: Path) -> None
     make_run(tmp_path, norm="dyt", lr=0.5)  # not by the sweep
     (one,) = findings(read_study([tmp_path]))
     assert one.serious and "fair only if each was chosen for its arm" in one.text
+
+
+def test_a_plain_module_as_norm_has_no_implementation_to_compare(tmp_path: Path) -> None:
+    for norm, implementation in (("layernorm", "torch.nn.functional.layer_norm"), ("l1norm", None)):
+        make_run(tmp_path, norm=norm, ledger={"implementation": implementation})
+    assert len(make_report([tmp_path]).runs) == 2

@@ -209,7 +209,7 @@ def _power(n: int, noncentrality: float, alpha: float) -> float:
     where the noncentrality is next to nothing, and NaN for some that are so large that the power is 1.
     """
     critical = float(special.stdtrit(n - 1, 1 - alpha / 2))
-    missed = float(special.ncfdtr(1, n - 1, max(noncentrality, 1e-5) ** 2, critical**2))
+    missed = float(special.ncfdtr(1, n - 1, min(max(noncentrality, 1e-5), 1e100) ** 2, critical**2))
     return 1.0 if math.isnan(missed) else 1 - missed
 
 

@@ -23,7 +23,10 @@ class Commands(click.Group):
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         if "=" in args[0] and not ctx.resilient_parsing and not args[0].startswith("-"):
             raise UsageError(f"{args[0]} is not a command: did you mean normbench train {args[0]}?")
-        return super().resolve_command(ctx, args)
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            raise UsageError(f"{error.format_message()} Allowed are {', '.join(self.commands)}: see --help") from error
 
 
 class Command(click.Command):

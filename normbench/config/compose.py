@@ -89,14 +89,22 @@ def read_each(points: Iterable[Sequence[str]]) -> list[Config]:
                 check_overrides(overrides)
                 chosen = [o for o in overrides if o.key_or_group in GROUPS or o.key_or_group == SEARCH_PATH]
                 settings = [o for o in overrides if o not in chosen]
+                settings.sort(
+                    key=lambda o: not o.key_or_group.endswith("._target_")
+                )  # which decides what others may be
                 # points that set the same keys are written over each other, since copying takes longer than all else
                 alike = tuple(map(text, chosen)), tuple(o.key_or_group for o in settings)
-                if alike not in composed or any(o.is_delete() or o.is_add() for o in settings):
+                if alike not in composed or any(map(leaves_more, settings)):
                     composed[alike] = compose([text(override) for override in chosen])
                 config, groups = composed[alike]
                 apply(config, groups, settings)
                 found.append(finished(config, groups, tuple(words)))
     return found
+
+
+def leaves_more(override: Override) -> bool:
+    """Tell whether an override changes more than the value of its key, so that the next one would find it changed."""
+    return bool(override.is_delete() or override.is_add() or isinstance(override.value(), dict))
 
 
 def compose(words: list[str]) -> tuple[DictConfig, dict[str, str]]:
@@ -166,9 +174,12 @@ def parsed(word: str) -> Override:
         UsageError: it is not in Hydra's grammar.
     """
     try:
-        return OverridesParser.create().parse_override(word)
+        override = OverridesParser.create().parse_override(word)
     except (HydraException, ValueError) as error:
         raise UsageError(unreadable(word)) from error
+    if not override.key_or_group:
+        raise UsageError(unreadable(word))
+    return override
 
 
 def value_of(text: str) -> Any:
@@ -220,10 +231,10 @@ def check_overrides(overrides: Sequence[Override]) -> None:
                 f"{word} gives several values, which only a sweep takes: start it with normbench sweep, give one, or "
                 "quote the commas"
             )
-        if re.match(r"hydra([./]|$)", key) and key not in (SEARCH_PATH, "hydra.verbose"):
+        if re.match(r"hydra([./]|$)", key) and key != SEARCH_PATH:
             raise UsageError(
                 f"{word} is not allowed: outputs= and name= say where a run goes, and of Hydra's own keys only "
-                "hydra.searchpath and hydra.verbose can be set"
+                "hydra.searchpath can be set"
             )
         if key in GROUPS and not override.is_delete():
             if isinstance(override.value(), list):
@@ -319,9 +330,7 @@ def translated() -> Iterator[None]:
         raise
     except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError) as error:
         said = " ".join(str(error).split())
-        raise UsageError(
-            f"{said.rstrip('.')}: check the keys and their values with normbench train --cfg job"
-        ) from error
+        raise UsageError(f"{said.rstrip('.')}: check the keys and their values with normbench show") from error
 
 
 def show_by_hydra(command: str, words: Sequence[str]) -> int:
@@ -330,9 +339,14 @@ def show_by_hydra(command: str, words: Sequence[str]) -> int:
     Raises:
         UsageError: anything that is wrong with the words.
     """
-    check_overrides([parsed(word) for word in words if not word.startswith("-")])
+    own = [word for word in words if not word.startswith("-")]
+    read(own)  # says in a sentence what is wrong
+    settings = [
+        word for word in own if re.match(r"[\w.]+=", word) and word.partition("=")[0] not in (*GROUPS, SEARCH_PATH)
+    ]
     complaint, argv = io.StringIO(), sys.argv
-    sys.argv = [f"normbench {command}", *words]
+    # a setting of a class that its YAML does not mention is added
+    sys.argv = [f"normbench {command}", *(f"++{word}" if word in settings else word for word in words)]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # raise errors, do not print them
     try:
         with translated(), contextlib.redirect_stderr(complaint):

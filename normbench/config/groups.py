@@ -114,8 +114,15 @@ Loader.add_implicit_resolver(
 
 
 def read_yaml(path: Path) -> Any:
-    """Return what a YAML holds."""
-    return yaml.load(path.read_text("utf-8"), Loader)
+    """Return what a YAML holds.
+
+    Raises:
+        UsageError: it is none.
+    """
+    try:
+        return yaml.load(path.read_text("utf-8"), Loader)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is no YAML ({' '.join(str(error).split())}): mend it") from error
 
 
 @cache

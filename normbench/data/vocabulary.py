@@ -178,7 +178,10 @@ def learn(level: str, texts: Sequence[str], size: int | None = None) -> Vocabula
         raise UsageError("data.level=bpe needs the package tokenizers: pip install 'normbench[bpe]'")
     if level == "bpe" and size is not None and size < 256:
         raise UsageError(f"data.vocabulary_size={size} is less than the 256 bytes that byte pairs start from: use more")
-    return LEVELS[level].learn(texts, size)
+    vocabulary: Vocabulary = LEVELS[level].learn(texts, size)
+    if len(vocabulary.symbols) < 2:
+        raise UsageError(f"the text has {len(vocabulary.symbols)} {level}: nothing can be learned, give another text")
+    return vocabulary
 
 
 def recall(facts: Mapping[str, Any]) -> Vocabulary:

@@ -11,7 +11,7 @@
 | anything else (Conv1d, a parameter of a user's own) | untouched: as its class makes it, from seeded random numbers |
 
 Each draw is seeded by (seed, parameter name) alone, so the same weight starts alike whatever the norm or placement;
-what classes draw where they are made is seeded too (`normbench.assembly.build_model`).
+what classes draw where they are made is seeded too (`normbench.build.build_model`).
 """
 
 from __future__ import annotations

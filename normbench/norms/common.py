@@ -24,7 +24,7 @@ Tracks = Annotated[bool, Setting("evaluate with running statistics of the traini
 Impl = Annotated[
     Literal["auto", "torch", "eager"], Setting("which code runs: torch's operator, the formula, or the faster")
 ]
-NO_OPERATOR = "norm.impl=torch: torch has no operator for this norm, set norm.impl to auto or eager"
+NO_OPERATOR = "norm.impl=torch: torch has no operator for this norm with these settings, set norm.impl to auto or eager"
 
 
 def along(parameter: Float[Tensor, " features"], x: Tensor, channel_dim: int) -> Tensor:

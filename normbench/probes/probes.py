@@ -1,7 +1,7 @@
 """Probes: what is measured inside the network, on the training step's own forward and backward pass.
 
-They only read: hooks look at what passes by, gradients are read before they are clipped, and all numbers of a step
-leave the device together. Nothing random is drawn and nothing is changed: a run has the same bits without them. Where
+They only read: hooks look at what passes by, gradients are read before they are clipped, and nothing leaves the device
+before the step is done. Nothing random is drawn and nothing is changed: a run has the same bits without them. Where
 a step takes several batches, what passes by is the last one's, and gradients are those of all.
 """
 

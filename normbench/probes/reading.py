@@ -40,17 +40,18 @@ class Reading:
     second_moments: dict[str, Tensor] = field(default_factory=dict)
 
     def numbers(self) -> dict[str, float]:
-        """Return all numbers, in one copy from the device, and the effective rank behind each second moment."""
+        """Return all numbers, in one copy from the device, and the effective ranks, in another."""
         scalars = [value.float() for value in self.scalars.values()]
         values = torch.stack(scalars).tolist() if scalars else []
-        ranks = {tag: effective_rank(moment.cpu().double()) for tag, moment in self.second_moments.items()}
-        return dict(zip(self.scalars, values, strict=True)) | ranks
+        moments = [moment.double() for moment in self.second_moments.values()]
+        host = torch.cat([moment.flatten() for moment in moments]).cpu() if moments else torch.empty(0)
+        parts = host.split([moment.numel() for moment in moments]) if moments else ()
+        ranks = [effective_rank(part.view(moment.shape)) for part, moment in zip(parts, moments, strict=True)]
+        return dict(zip(self.scalars, values, strict=True)) | dict(zip(self.second_moments, ranks, strict=True))
 
     def host_histograms(self) -> dict[str, Histogram]:
-        """Return all histograms as lists."""
-        found = {}
-        for tag, (counts, limits) in self.histograms.items():
-            low, high = limits.tolist()
-            edges = torch.linspace(low, high, len(counts) + 1, dtype=torch.float64)
-            found[tag] = Histogram(counts.tolist(), edges.tolist())
-        return found
+        """Return all histograms as lists, in two copies from the device."""
+        counts = torch.stack([histogram.counts for histogram in self.histograms.values()]).tolist()
+        limits = torch.stack([histogram.limits for histogram in self.histograms.values()]).tolist()
+        edges = [torch.linspace(low, high, len(counts[0]) + 1, dtype=torch.float64).tolist() for low, high in limits]
+        return {tag: Histogram(*pair) for tag, *pair in zip(self.histograms, counts, edges, strict=True)}

@@ -144,6 +144,8 @@ def extended(config: Config, parent: RunDirectory) -> Config:
     tree: dict[str, Any] = yaml.safe_load(parent.config.read_text("utf-8"))
     for word in config.words:
         path = word.lstrip("+~").partition("=")[0]
+        if path == "hydra.searchpath":  # where the parent's classes may be
+            continue
         section, _, key = path.rpartition(".")
         if path in FIXED_KEYS or (section or key) not in EXTENSION_KEYS:
             raise UsageError(

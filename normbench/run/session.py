@@ -110,7 +110,9 @@ class Session:
         try:
             if state is not None:
                 loop.restore(state)
-        except (KeyError, ValueError) as error:
+        except (KeyError, ValueError, RuntimeError) as error:
+            if is_out_of_memory(error):
+                raise
             raise RunFailure(
                 f"the checkpoint in {self.directory.path} is of another version of normbench: rerun=true makes it anew"
             ) from error

@@ -43,7 +43,7 @@ def make_optimizer(
         factory: a torch.optim class with its settings (a `functools.partial`, from `conf/optim`).
 
     Raises:
-        UsageError: the class does not take one of the settings.
+        UsageError: the class does not take one of the settings, or needs another loop than ours.
     """
     name = getattr(factory.func if isinstance(factory, partial) else factory, "__name__", str(factory))
     known = inspect.signature(factory).parameters
@@ -56,6 +56,13 @@ def make_optimizer(
         raise UsageError(
             f"optim: {name} refuses its settings ({error}): change them, or remove one with '~optim.KEY'"
         ) from error
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    wants_closure = closure is not None and closure.default is closure.empty
+    if wants_closure or isinstance(optimizer, torch.optim.SparseAdam) or optimizer.defaults.get("differentiable"):
+        raise UsageError(
+            f"optim: {name} cannot train here, it wants closures, sparse gradients or gradients of its own steps: use "
+            "another optimizer or other settings"
+        )
     return optimizer
 
 
