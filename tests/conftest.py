@@ -26,6 +26,11 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Return one worker more than there are cores: many tests wait for processes that they have started."""
+    return len(os.sched_getaffinity(0)) + 1
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests in an order that keeps all cores busy; those on the public data sets need the folder of NORMBENCH_DATA."""
     items[:] = spread(items, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))

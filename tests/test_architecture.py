@@ -22,13 +22,13 @@ PARTS: dict[str, tuple[set[str], int]] = {
     "settings": ({"errors"}, 230),
     "types": ({"errors"}, 200),
     "rundir": (set(), 170),
-    "config": (set(), 590),
+    "config": (set(), 600),
     "recording": ({"rundir"}, 270),
     "norms": (set(), 430),
     "placements": (set(), 80),
     "models": (set(), 570),
     "data": ({"rundir"}, 960),
-    "probes": (set(), 260),
+    "probes": (set(), 270),
     "training": ({"config", "probes", "recording", "rundir"}, 820),
     "build": ({"config", "models", "training"}, 230),
     "run": ({"build", "config", "probes", "recording", "rundir", "training"}, 500),
@@ -110,7 +110,7 @@ def test_a_part_keeps_its_budget(name: str) -> None:
 
 
 def test_the_house_stays_small() -> None:
-    assert sum(map(lines_of_code, MODULES)) <= 9750
+    assert sum(map(lines_of_code, MODULES)) <= 9800
     assert len(MODULES) <= 110
     assert len(list(PACKAGE.glob("*.py"))) <= 12
 
