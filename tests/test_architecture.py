@@ -34,7 +34,7 @@ PARTS: dict[str, tuple[set[str], int]] = {
     "run": ({"build", "config", "probes", "recording", "rundir", "training"}, 500),
     "results": ({"build", "config", "rundir", "training"}, 160),
     "sweep": ({"build", "config", "run", "rundir", "training"}, 1020),
-    "analysis": ({"config", "results", "rundir"}, 1820),
+    "analysis": ({"config", "results", "rundir"}, 1830),
     "contract": ({"build", "config", "run", "training"}, 760),
     "studies": ({"results", "rundir"}, 170),
     "commands": ({"analysis", "build", "config", "contract", "rundir", "run", "sweep"}, 420),

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -41,31 +42,45 @@ def read_recorded(path: Path) -> Recorded:
         lines = path.read_bytes().rstrip().split(b"\n")
     except OSError as error:
         return Recorded({}, damage=f"metrics.jsonl cannot be read ({error.strerror})")
-    alike: dict[tuple[str, ...], list[np.ndarray]] = defaultdict(list)  # the values of lines that have the same tags
+    lines = [line for line in lines if line.strip()]
+    try:  # all lines at once, in a third of the time
+        return Recorded(curves_of(json.loads(b"[%s]" % b",".join(lines))))
+    except UNREADABLE:
+        return read_damaged(lines)
+
+
+UNREADABLE = (ValueError, TypeError, KeyError, OverflowError, AttributeError)
+
+
+def read_damaged(lines: Sequence[bytes]) -> Recorded:
+    """Return what lines hold up to the first one that cannot be read."""
+    entries: list[dict[str, Any]] = []
     torn = damage = ""
     for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
         try:
             entry = json.loads(line)
-            int(entry["step"])
-            values = np.array([*entry.values()], dtype=float)
-        except (ValueError, TypeError, KeyError, OverflowError):
+            curves_of([entry])
+        except UNREADABLE:
             if number == len(lines):
                 torn = f"the last line of metrics.jsonl, {number}, is torn"
             else:
                 damage = f"metrics.jsonl is damaged at line {number} of {len(lines)}"
             break
-        alike[tuple(entry)].append(values)
-    return Recorded(curves_of(alike), torn, damage)
+        entries.append(entry)
+    return Recorded(curves_of(entries), torn, damage)
 
 
-def curves_of(alike: Mapping[tuple[str, ...], Sequence[np.ndarray]]) -> dict[str, Curve]:
-    """Return a curve for each tag; alike: the values of lines, by their tags."""
+def curves_of(entries: Sequence[Mapping[str, Any]]) -> dict[str, Curve]:
+    """Return a curve for each tag of what was logged, a mapping from tags to numbers for each logged step."""
+    alike: dict[tuple[str, ...], list[list[Any]]] = defaultdict(list)  # the values of entries that have the same tags
+    for entry in entries:
+        alike[tuple(entry)].append(list(entry.values()))
     parts: dict[str, list[np.ndarray]] = defaultdict(list)
     for tags, rows in alike.items():
-        values = dict(zip(tags, np.stack(rows, axis=1), strict=True))
+        values = dict(zip(tags, np.array(rows, dtype=float).T, strict=True))
         steps = values.pop("step")
+        if not np.isfinite(steps).all():
+            raise ValueError("a step is no number")
         for tag, own in values.items():
             parts[tag].append(np.stack([steps, own]))
     curves = {}
