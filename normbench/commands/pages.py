@@ -76,7 +76,7 @@ def train_page(formatter: HelpFormatter, words: Sequence[str], folders: Sequence
         formatter.write_paragraph()
         write_group(formatter, group, meaning if option in ("None", "null") else f"{meaning} (now {option})", *folders)
     settings = settings_of(tree)
-    values = {path: show(lookup(tree, path)) for path in flat(tree) if ".defaults" not in path}
+    values = {path: show(lookup(tree, path)) for path in flat(tree)}
     for part in PARTS:
         own = [path for path in {**values, **settings} if path.startswith(f"{part}.") and "._" not in path]
         if own:

@@ -89,9 +89,7 @@ def read_each(points: Iterable[Sequence[str]]) -> list[Config]:
                 check_overrides(overrides)
                 chosen = [o for o in overrides if o.key_or_group in GROUPS or o.key_or_group == SEARCH_PATH]
                 settings = [o for o in overrides if o not in chosen]
-                settings.sort(
-                    key=lambda o: not o.key_or_group.endswith("._target_")
-                )  # which decides what others may be
+                settings.sort(key=lambda o: not o.key_or_group.endswith("._target_"))  # a class before its settings
                 # points that set the same keys are written over each other, since copying takes longer than all else
                 alike = tuple(map(text, chosen)), tuple(o.key_or_group for o in settings)
                 if alike not in composed or any(map(leaves_more, settings)):
