@@ -9,6 +9,7 @@ import io
 import os
 import shutil
 import sys
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -17,7 +18,8 @@ from typing import Any
 import click
 
 from normbench import __version__
-from normbench.commands import CONFIG_DIR, FOLDER, SETTINGS, Commands, Number, flag, later
+from normbench.commands import CONFIG_DIR, FOLDER, HELP, SETTINGS, Commands, flag, later
+from normbench.config import GROUPS
 from normbench.errors import RunFailure, UsageError
 
 COMPLETE = "_NORMBENCH_COMPLETE"  # where a shell's completion script says what it asks
@@ -95,13 +97,10 @@ def cli() -> None:
 @flag("dry-run", "Print what would run, with its memory, time and disk, measured on a few steps; leave nothing behind.")
 @flag("cfg", "Print the whole configuration and do nothing else.", type=click.Choice(["job"]))
 @flag("resolve", "With --cfg: fill in what refers to other keys.")
+@flag("info", "Print which options the configuration comes from.", type=click.Choice(["defaults", "defaults-tree"]))
 @CONFIG_DIR
-@flag(
-    "info", "Print which files the configuration comes from.",
-    type=click.Choice(["all", "config", "defaults", "defaults-tree", "searchpath"]),
-)  # fmt: skip
-@click.option("-m", "--multirun", is_flag=True, hidden=True)
-def train(words: tuple[str, ...], dry_run: bool, cfg: str, resolve: bool, info: str, multirun: bool) -> int:
+@HELP
+def train(words: tuple[str, ...], dry_run: bool, cfg: str, resolve: bool, info: str) -> int:
     """Train one model and record it, or go on with a stopped run.
 
     The run is recorded in outputs/NAME/RUN, which normbench tensorboard shows. The same command goes on with a run
@@ -113,16 +112,14 @@ def train(words: tuple[str, ...], dry_run: bool, cfg: str, resolve: bool, info: 
       normbench train model=cnn data=digits norm=groupnorm norm.groups=8 seed=1
       normbench train experiment=nanogpt_cpu data.root=PATH trainer.steps=500
     """
-    if multirun:
-        raise UsageError("--multirun (many runs) is sweep's: normbench sweep takes the same words, several values each")
-    if resolve and not cfg:
-        raise UsageError("--resolve is for --cfg: add --cfg job")
-    from normbench.config.compose import read, show_by_hydra
+    from normbench.config.compose import read, show_files, written
 
-    if cfg or info:
-        flags = {"--cfg": cfg, "--info": info}
-        asked = [f"{name}={value}" for name, value in flags.items() if value] + ["--resolve"] * resolve
-        return show_by_hydra("train", [*words, *asked])
+    if info:
+        show_files(words, info)
+        return 0
+    if cfg or resolve:
+        print(written(words, resolve))
+        return 0
     config = read(words)
     from normbench.run.train import start  # imports torch: behind every mistake that the configuration alone shows
 
@@ -134,6 +131,7 @@ def train(words: tuple[str, ...], dry_run: bool, cfg: str, resolve: bool, info: 
 @flag("dry-run", "Print the plan: arms, seeds, what is to do, done and failed, time and disk.")
 @flag("watch", "Show how far a sweep is that runs elsewhere.", metavar="FOLDER", type=FOLDER)
 @CONFIG_DIR
+@HELP
 def sweep(words: tuple[str, ...], dry_run: bool, watch: Path | None) -> int:
     """Make many runs: resumable, side by side, here or on a cluster.
 
@@ -176,19 +174,24 @@ def sweep(words: tuple[str, ...], dry_run: bool, watch: Path | None) -> int:
 @CONFIG_DIR
 def show(words: tuple[str, ...]) -> None:
     """Show the configuration that train would take, key by key."""
-    from normbench.commands.pages import show_table
+    from normbench.commands.pages import show_page
 
-    show_table(words)
+    print_page(show_page, words)
 
 
 @cli.command("list")
-@click.argument("groups", nargs=-1, metavar="[GROUP]...", shell_complete=later("completion", "complete_groups"))
+@click.argument("groups", nargs=-1, metavar="[GROUP]...", type=click.Choice([*GROUPS, "refusals"]))
 def list_options(groups: tuple[str, ...]) -> None:
     """List what there is to choose, and what is refused and why."""
-    from normbench.commands.pages import write_list
+    from normbench.commands.pages import list_page
 
+    print_page(list_page, groups)
+
+
+def print_page(write: Callable[..., None], words: Sequence[str]) -> None:
+    """Print what is written in the width of the terminal, as help pages are."""
     formatter = click.get_current_context().make_formatter()
-    write_list(formatter, groups)
+    write(formatter, words)
     print(formatter.getvalue(), end="")
 
 
@@ -241,11 +244,11 @@ def tensorboard(words: tuple[str, ...]) -> None:
 @cli.command()
 @click.argument("run", type=click.Path(file_okay=False))
 @flag("prompt", "Text to go on from; by default a line's start.", default="")
-@flag("tokens", "How many tokens follow it.", type=Number(int, low=1, high=10**6), default=200)
-@flag("temperature", "Divides the logits; 0: the likeliest token.", type=Number(float, low=0, high=100), default=0.8)
-@flag("top-k", "Draw from so many of the likeliest tokens.", type=Number(int, low=1, high=10**7))
-@flag("seed", "Seeds the draws.", type=Number(int, low=0, high=2**63 - 1), default=0)
-@flag("count", "How many examples; by default 60 images or 20 texts.", type=Number(int, low=1, high=10**4))
+@flag("tokens", "How many tokens follow it.", type=click.IntRange(1, 10**6), default=200)
+@flag("temperature", "Divides the logits; 0: the likeliest token.", type=click.FloatRange(0, 100), default=0.8)
+@flag("top-k", "Draw from so many of the likeliest tokens.", type=click.IntRange(1, 10**7))
+@flag("seed", "Seeds the draws.", type=click.IntRange(0, 2**63 - 1), default=0)
+@flag("count", "How many examples; by default 60 images or 20 texts.", type=click.IntRange(1, 10**4))
 @flag("out", "Where the page of images goes; by default samples.png in RUN.", type=click.Path())
 @flag("which", "Which checkpoint.", type=click.Choice(["last", "best"]), default="last")
 @flag("device", "auto, cpu, cuda, cuda:N or mps.", default="auto")
@@ -270,8 +273,8 @@ MARGIN = "A difference that does not matter, in nats or percentage points; is a 
 @click.argument("folders", nargs=-1, required=True, type=FOLDER)
 @flag("out", "Where the report goes; by default report in the first FOLDER.", type=FOLDER)
 @flag("baseline", "The arm that others are compared with, by default layernorm and pre, or the first.", metavar="ARM")
-@flag("target", "The loss in nats whose time is asked; by default where the baseline ends.", type=Number(float))
-@flag("margin", MARGIN, type=Number(float, low=0))
+@flag("target", "The loss in nats whose time is asked; by default where the baseline ends.", type=float)
+@flag("margin", MARGIN, type=click.FloatRange(0))
 def report(folders: tuple[Path, ...], **flags: Any) -> int:
     """Say which differences between runs are real, in one page.
 
@@ -298,9 +301,9 @@ def report(folders: tuple[Path, ...], **flags: Any) -> int:
 @click.argument("a", type=click.Path(file_okay=False))
 @click.argument("b", type=click.Path(file_okay=False))
 @flag("in", "Where arms are looked for.", metavar="FOLDER", type=FOLDER, default="outputs")
-@flag("margin", MARGIN, type=Number(float, low=0))
+@flag("margin", MARGIN, type=click.FloatRange(0))
 @flag("plan", "From the spread of the runs that are there, how many seeds a difference needs to be found.")
-@flag("difference", "With --plan: the difference that is to be found.", type=Number(float, above=0))
+@flag("difference", "With --plan: the difference that is to be found.", type=click.FloatRange(0, min_open=True))
 def compare(a: str, b: str, **flags: Any) -> int:
     """Compare two arms side by side.
 
@@ -334,10 +337,7 @@ def completion(shell: str) -> None:
 
 
 @cli.command("help", context_settings={"ignore_unknown_options": True})
-@click.argument(
-    "words", nargs=-1, metavar="[COMMAND]", type=click.UNPROCESSED,
-    shell_complete=lambda ctx, param, word: cli.shell_complete(ctx.parent, word),
-)  # fmt: skip
+@click.argument("words", nargs=-1, metavar="[COMMAND]", type=click.UNPROCESSED)
 def show_help(words: tuple[str, ...]) -> int:
     """Show this page, or a command's."""
     return run([*words, "--help"])

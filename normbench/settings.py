@@ -13,10 +13,10 @@ import json
 import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from difflib import SequenceMatcher
-from functools import cache
-from importlib.machinery import PathFinder
+from difflib import get_close_matches
+from functools import cache, partial
 from importlib.util import resolve_name
 from pathlib import Path
 from types import NoneType, UnionType
@@ -42,10 +42,10 @@ class Setting:
 
     doc: str = ""
     unit: str = ""
-    low: float | None = None
-    high: float | None = None
-    above: float | None = None
-    below: float | None = None
+    low: float = -math.inf
+    high: float = math.inf
+    above: float = -math.inf
+    below: float = math.inf
     length: int | None = None
     types: tuple[type, ...] = ()
     items: tuple[type, ...] = ()
@@ -59,9 +59,8 @@ class Setting:
         if self.items:
             number = f"{self.length} " if self.length else ""
             alternatives.append(f"a list of {number}{MANY[self.items[0]]}{self.bounds}")
-        spoken_of = {list, NoneType, str if self.choices else NoneType}
-        plain = [kind for kind in self.types if kind not in spoken_of]
-        alternatives += [ONE[kind] + (self.bounds if kind in (int, float) else "") for kind in plain]
+        plain = [kind for kind in self.types if kind in ONE and not (kind is str and self.choices)]
+        alternatives += [ONE[kind] + self.bounds for kind in plain]
         if self.unit and alternatives:
             alternatives[-1] += f" ({self.unit})"
         return either([*alternatives, *(["null"] if NoneType in self.types else [])])
@@ -69,11 +68,9 @@ class Setting:
     @property
     def bounds(self) -> str:
         """The bounds in words, behind what they bound: ` from 0 to below 1`."""
-        start = f" from {count(self.low)}" if self.low is not None else ""
-        start += f" above {count(self.above)}" if self.above is not None else ""
-        end = f" to {count(self.high)}" if self.high is not None else ""
-        end += f" to below {count(self.below)}" if self.below is not None else ""
-        return start + (end.replace(" to", " up to", 1) if self.low is None else end)
+        to = "to" if math.isfinite(self.low) else "up to"
+        named = {"from": self.low, "above": self.above, to: self.high, f"{to} below": self.below}
+        return "".join(f" {word} {bound:,}".removesuffix(".0") for word, bound in named.items() if math.isfinite(bound))
 
     def check(self, path: str, value: Any) -> Any:
         """Return the value in its own type where that loses nothing: 1e3 is the integer 1000, and 3 the number 3.0.
@@ -84,7 +81,7 @@ class Setting:
         if not self.types:
             return value
         typed = [self.typed(item) for item in value] if isinstance(value, list) else self.typed(value)
-        if not self.holds(typed):
+        if not self.holds(typed, self.types):
             raise UsageError(f"{path}={show(value)} is not allowed: use {self.allowed}")
         return typed
 
@@ -99,34 +96,22 @@ class Setting:
             return int(value)
         return str(value) if isinstance(value, int | float) and str in types and not self.choices else value
 
-    def holds(self, value: Any) -> bool:
-        """Tell whether a value is of an allowed type and within the bounds."""
+    def holds(self, value: Any, types: tuple[type, ...]) -> bool:
+        """Tell whether a value is of one of some types and within the bounds; or a list, and each of its elements."""
         if isinstance(value, list) and self.items:
-            right_length = len(value) == self.length if self.length else len(value) > 0
-            return right_length and all(
-                type(item) in self.items and (isinstance(item, str) or self.within(item)) for item in value
-            )
-        if type(value) not in self.types:
+            right_length = len(value) == (self.length or len(value)) > 0
+            return right_length and all(self.holds(item, self.items) for item in value)
+        if type(value) not in types:
             return False
         if isinstance(value, str):
             return not self.choices or value in self.choices
-        return value is None or isinstance(value, bool) or self.within(value)
-
-    def within(self, number: float) -> bool:
-        """Tell whether a number is finite and within the bounds."""
-        return (
-            -math.inf < number < math.inf
-            and (self.low is None or number >= self.low)
-            and (self.high is None or number <= self.high)
-            and (self.above is None or number > self.above)
-            and (self.below is None or number < self.below)
-        )
+        return value is None or (self.low <= value <= self.high and self.above < value < self.below)
 
 
 def setting_from(annotation: Any) -> Setting:
     """Return what an annotation allows; anything, where it names other types than those of a YAML."""
-    noted = [extra for extra in getattr(annotation, "__metadata__", ()) if isinstance(extra, Setting)]
-    setting = noted[0] if noted else Setting()
+    noted = (extra for extra in getattr(annotation, "__metadata__", ()) if isinstance(extra, Setting))
+    setting = next(noted, Setting())
     kind = get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
     types: list[type] = []
     for part in get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,):
@@ -154,32 +139,18 @@ def either(words: Iterable[str]) -> str:
     return ", ".join(first) + (", or " if " " in "".join(first) else " or ") + last
 
 
-def count(number: float) -> str:
-    """Write a bound as a person reads it: `1,000,000`, `0.05`, `0.00002`."""
-    return f"{int(number):,}" if float(number).is_integer() else f"{number:.15f}".rstrip("0")
-
-
 def show(value: Any) -> str:
     """Write a value as one would type it."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
     if isinstance(value, float):
         return f"{value:.15g}"
     if isinstance(value, list):
-        return f"[{','.join(show(item) for item in value)}]"
-    if isinstance(value, Mapping):
-        return f"{{{','.join(f'{name}:{show(item)}' for name, item in value.items())}}}"
-    return str(value)
+        return f"[{','.join(map(show, value))}]"
+    return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Return `did you mean X? ` for the known word that is most like one, or the two that are; else nothing."""
-    likeness = {other: SequenceMatcher(None, word, other).ratio() for other in known}
-    enough = max(0.6, max(likeness.values(), default=0) - 0.15)
-    close = sorted((other for other in likeness if likeness[other] >= enough), key=likeness.__getitem__, reverse=True)
-    return f"did you mean {' or '.join(close[:2])}? " if close else ""
+    """Return `did you mean X? ` for the known word that is most like one; else nothing."""
+    return "".join(f"did you mean {close}? " for close in get_close_matches(word, known, n=1))
 
 
 # ---- settings of a class, read from its source
@@ -194,110 +165,82 @@ VOCABULARY = ("typing", "collections.abc", "types", "normbench.settings")
 @cache
 def settings_of(target: str) -> dict[str, Setting] | None:
     """Return the settings that a class or function takes by keyword; None where it takes any, or cannot be read."""
-    try:
-        source, node = Source(target.rpartition(".")[0]).definition(target.rpartition(".")[2])
-        return source.settings(node)
-    except (LookupError, OSError, SyntaxError, ImportError, ValueError, RecursionError):
-        return None
+    module, _, name = target.rpartition(".")
+    with suppress(Exception):  # a source may hold anything, or not be there
+        found: dict[str, Setting] | None = source_of(module)[name]()
+        return found
+    return None
 
 
-class Source(dict):
-    """A module's source, and as a mapping the values of its names as far as annotations need them."""
+@cache
+def source_of(module: str) -> Source:
+    """Return a module's source, which is found without importing its parents.
 
-    def __init__(self, module: str) -> None:
+    Raises:
+        ImportError: there is none.
+    """
+    for folder in sys.path:
+        path = Path(folder, *module.split("."))
+        if (inside := path / "__init__.py").is_file():
+            return Source(module, ast.parse(inside.read_text("utf-8")))
+        if (file := path.with_suffix(".py")).is_file():
+            return Source(module.rpartition(".")[0], ast.parse(file.read_text("utf-8")))
+    raise ImportError(module)
+
+
+class Source(dict[str, Any]):
+    """What the names of a module mean, as far as annotations need them; a class or function gives its settings."""
+
+    def __init__(self, package: str, tree: ast.Module) -> None:
         super().__init__()
-        self.module = module
-        self.package, self.tree = parsed(module)
+        self.package, self.tree = package, tree
 
     def __missing__(self, name: str) -> Any:
-        if hasattr(builtins, name):
-            return getattr(builtins, name)
-        source, node = self.definition(name)
-        if isinstance(node, ast.ClassDef | ast.FunctionDef):
-            raise LookupError(name)
-        return node if source is None else source.value(node.value)
-
-    def definition(self, name: str) -> tuple[Any, Any]:
-        """Return the statement that binds a name, with its source; for a word of VOCABULARY None and what it means.
-
-        Raises:
-            LookupError: it is not bound at the top of the module.
-        """
+        """Look for the statement that binds a name."""
         for node in self.tree.body:
             if isinstance(node, ast.ImportFrom):
                 for alias in node.names:
                     if (alias.asname or alias.name) == name:
                         module = resolve_name("." * node.level + (node.module or ""), self.package)
-                        if module in VOCABULARY:
-                            return None, getattr(importlib.import_module(module), alias.name)
-                        return Source(module).definition(alias.name)
-            elif name in bound_names(node):
-                return self, node
-        raise LookupError(name)
+                        known = vars(importlib.import_module(module)) if module in VOCABULARY else source_of(module)
+                        return known[alias.name]
+            elif isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
+                return partial(self.settings, node)
+            elif isinstance(node, ast.Assign) and name in map(ast.unparse, node.targets):
+                return self.value(node.value)
+        return getattr(builtins, name)
 
     def value(self, expression: ast.expr) -> Any:
         """Evaluate an annotation, or what one is made of."""
-        return eval(compile(ast.Expression(expression), self.module, "eval"), {"__builtins__": {}}, self)
+        return eval(compile(ast.Expression(expression), "annotation", "eval"), {"__builtins__": {}}, self)
+
+    def setting(self, annotation: Any, default: Any) -> Setting:
+        """Return what an annotation allows; anything, where there is none or it cannot be told from the sources."""
+        found = Setting()
+        with suppress(Exception):
+            found = setting_from(self.value(annotation))
+        return replace(found, required=default is None)
 
     def settings(self, node: Any) -> dict[str, Setting] | None:
         """Return the settings of a class or function, with those that it hands on to its base or to what it returns."""
-        if type(node) not in (ast.ClassDef, ast.FunctionDef):
-            return None  # a class by another name, or what a call has made
         maker: Any = node
-        bases = [node.returns] if isinstance(node, ast.FunctionDef) else node.bases[:1]
+        bases: list[Any] = [getattr(node, "returns", None)]
         if isinstance(node, ast.ClassDef):
-            maker = next((f for f in node.body if isinstance(f, ast.FunctionDef) and f.name == "__init__"), None)
-        own: dict[str, Setting] = {}
-        if maker is not None:
+            maker = next((line for line in node.body if getattr(line, "name", "") == "__init__"), None)
+            bases = node.bases[:1]
+        if maker:
             arguments = maker.args
-            optional = arguments.args[len(arguments.args) - len(arguments.defaults) :] if arguments.defaults else []
-            defaults = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
-            known = [*((word, False) for word in optional), *((word, default is None) for word, default in defaults)]
-            own = {word.arg: self.setting(word.annotation, needed) for word, needed in known if word.arg not in GIVEN}
-            if arguments.kwarg is None:
-                return own
-        elif any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list):
-            annotated = [line for line in node.body if isinstance(line, ast.AnnAssign)]
-            own = {ast.unparse(line.target): self.setting(line.annotation, line.value is None) for line in annotated}
-        if not bases or not isinstance(bases[0], ast.Name):
-            return None if bases or maker is not None else own
-        source, base = self.definition(bases[0].id)
-        more = None if source is None else source.settings(base)
+            words = [*arguments.args[len(arguments.args) - len(arguments.defaults) :], *arguments.kwonlyargs]
+            defaults = [*arguments.defaults, *arguments.kw_defaults]
+            taken = {word.arg: (word.annotation, default) for word, default in zip(words, defaults, strict=True)}
+        else:  # the fields of a dataclass
+            fields = [line for line in node.body if isinstance(line, ast.AnnAssign) and node.decorator_list]
+            taken = {ast.unparse(field.target): (field.annotation, field.value) for field in fields}
+        own = {name: self.setting(*said) for name, said in taken.items() if name not in GIVEN}
+        if not (maker.args.kwarg if maker else bases):
+            return own
+        more = self[bases[0].id]()
         return None if more is None else {**more, **own}
-
-    def setting(self, annotation: ast.expr | None, required: bool) -> Setting:
-        """Return what an annotation allows; anything, where it cannot be told from the sources."""
-        try:
-            found = Setting() if annotation is None else setting_from(self.value(annotation))
-        except (LookupError, OSError, SyntaxError, TypeError, AttributeError, NameError, ImportError):
-            found = Setting()
-        return replace(found, required=required)
-
-
-def bound_names(node: ast.stmt) -> list[str]:
-    """Return the names that a class, a function or an assignment binds."""
-    if isinstance(node, ast.ClassDef | ast.FunctionDef):
-        return [node.name]
-    return [target.id for target in getattr(node, "targets", ()) if isinstance(target, ast.Name)]
-
-
-@cache
-def parsed(module: str) -> tuple[str, ast.Module]:
-    """Return the package and the syntax tree of a module, which is found without importing its parents.
-
-    Raises:
-        ImportError: there is no such module with a source.
-    """
-    path, name, spec = None, "", None
-    for part in module.split("."):
-        name = f"{name}.{part}".lstrip(".")
-        spec = PathFinder.find_spec(name, path)
-        if spec is None:
-            raise ImportError(module)
-        path = list(spec.submodule_search_locations or [])
-    if spec is None or not spec.origin or not spec.origin.endswith(".py"):
-        raise ImportError(module)
-    return spec.parent or "", ast.parse(Path(spec.origin).read_text("utf-8"))
 
 
 def lookup(tree: Tree, path: str) -> Any:

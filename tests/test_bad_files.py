@@ -28,7 +28,7 @@ def test_outputs_that_is_a_file(here: Path, capsys: pytest.CaptureFixture[str]) 
     ("text", "complaint"),
     [
         ("# A norm\neps: [1\n", "own.yaml"),
-        ("# A norm\neps: 1e-5\n", "norm has no _target_"),
+        ("# A norm\neps: 1e-5\n", "norm._target_ is missing"),
         ("# A norm\n_target_: normbench.norms.LayerNorm\nepsilon: 1e-5\n", "norm.epsilon is not a setting of"),
         ("# A norm\n_target_: normbench.norms.LayerNorm\neps: ${nowhere}\n", "Interpolation key 'nowhere' not found"),
     ],

@@ -5,84 +5,70 @@ Nothing is composed or imported for it, and YAMLs are read as text: the Tab key 
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Mapping
+import re
 from types import NoneType
 
 from click import Context, Parameter
 from click.shell_completion import BashComplete, CompletionItem, FishComplete, ShellComplete, ZshComplete
 
-from normbench.config.groups import GROUPS, SWEEP_GROUPS, chosen_options, option_settings, options
+from normbench.config.groups import (
+    GROUPS,
+    SWEEP_GROUPS,
+    chosen_options,
+    find_own_classes,
+    option_settings,
+    options,
+)
 from normbench.config.schema import KEYS, OPEN_SECTIONS
 from normbench.settings import Setting
-
-PATHS = {"outputs": "dir", "extend": "dir", "data.root": "dir", "data.path": "file"}
-REFUSALS = {"refusals": "what does not go together, and why"}
-
-
-def items(words: Mapping[str, str], current: str) -> list[CompletionItem]:
-    """Return the words that begin like the current one, with what they mean."""
-    return [CompletionItem(word, help=line) for word, line in words.items() if word.startswith(current)]
-
-
-def complete_groups(context: Context, parameter: Parameter, current: str) -> list[CompletionItem]:
-    """Complete a word of `list`."""
-    return items({**GROUPS, **REFUSALS}, current)
 
 
 def complete_settings(context: Context, parameter: Parameter, current: str) -> list[CompletionItem]:
     """Complete `GROUP=OPTION` or `KEY=VALUE`: first names up to the `=` or the dot, then what stands behind it."""
-    sweep, folders = context.info_name == "sweep", context.meta["folders"]
+    find_own_classes()
+    sweep, folders = context.info_name == "sweep", context.meta.get("folders", [])
     groups, keys = GROUPS, KEYS
     if sweep:
         from normbench.sweep.words import SWEEP_KEYS
 
         groups, keys = GROUPS | SWEEP_GROUPS, KEYS | SWEEP_KEYS
-    sys.path.append(os.getcwd())  # where the classes of the user's own may be
-    sign = current[: len(current) - len(current.lstrip("+~"))]
-    name, equals, value = current.removeprefix(sign).partition("=")
+    name, equals, value = current.partition("=")
     section, dot, _ = name.partition(".")
     if dot and section in OPEN_SECTIONS:
         option = chosen_options(context.params["words"], *folders)[section]
-        own = option_settings(section, option, *folders)
-        keys = {f"{section}.{key}": setting for key, setting in own.items()}
-    if equals and name in PATHS:
-        return [CompletionItem(value, type=PATHS[name])]
+        keys = {f"{section}.{key}": known for key, known in option_settings(section, option, *folders).items()}
     if equals:
         given = value[: value.rfind(",") + 1] if sweep else ""  # a sweep takes several: the last one is completed
-        known = options(name, *folders) if name in groups else words_of(keys.get(name, Setting()))
+        known = options(name, *folders) if name in groups else dict.fromkeys(words_of(keys.get(name, Setting())), "")
         found = {f"{name}={given}{word}": line for word, line in known.items() if word not in given.split(",")}
     elif dot:
-        found = {f"{path}=": setting.doc for path, setting in keys.items() if path.startswith(f"{section}.")}
+        found = {f"{path}=": setting.doc for path, setting in keys.items()}
     else:
         found = {f"{group}=": meaning for group, meaning in groups.items()}
         found |= {f"{path}=": setting.doc for path, setting in keys.items() if "." not in path}
-        found |= {
-            f"{path.partition('.')[0]}.": "its keys"
-            for path in (*keys, *(f"{section}." for section in OPEN_SECTIONS))
-            if "." in path
-        }
-    return items({f"{sign}{word}": line for word, line in found.items()}, current)
+        found |= {f"{path.partition('.')[0]}.": "its keys" for path in keys if "." in path}
+    return [CompletionItem(word, help=line) for word, line in found.items() if word.startswith(current)]
 
 
-def words_of(setting: Setting) -> dict[str, str]:
+def words_of(setting: Setting) -> list[str]:
     """Return the words that a setting allows, if any; numbers are a person's own."""
-    truths = ("true", "false") if bool in setting.types else ()
-    return dict.fromkeys((*setting.choices, *truths, *(("null",) if NoneType in setting.types else ())), "")
+    truths = ["true", "false"] if bool in setting.types else []
+    return [*setting.choices, *truths, *(["null"] if NoneType in setting.types else [])]
 
 
 # ---- the shells, where click's scripts are not enough
 
 
-def spaced(item: CompletionItem) -> CompletionItem:
-    """Return an item with the blank that ends a word: the shell adds none, for one may go on behind `=` and a dot."""
-    if item.type == "plain" and not item.value.endswith(("=", ".")):
-        item.value += " "
-    return item
+class Blanks(ShellComplete):
+    """Adds the blank that ends a word: the shell adds none, for one may go on behind `=` and a dot."""
+
+    def format_completion(self, item: CompletionItem) -> str:
+        if item.type == "plain" and not item.value.endswith(("=", ".")):
+            item.value += " "
+        return super().format_completion(item)
 
 
-class Bash(BashComplete):
+class Bash(Blanks, BashComplete):
     """bash cuts words at `=` and `:`: they are put together again, and answers lose what stands before the last cut."""
 
     before_cut = ""
@@ -92,29 +78,19 @@ class Bash(BashComplete):
 
     def get_completion_args(self) -> tuple[list[str], str]:
         args, current = super().get_completion_args()
-        words: list[str] = []
-        for word in [*args, current]:
-            if words and word and (word.startswith(("=", ":")) or words[-1].endswith(("=", ":"))):
-                words[-1] += word
-            else:
-                words.append(word)
-        self.before_cut = words[-1].removesuffix(current.lstrip("=:"))
-        return words[:-1], words[-1]
+        *words, last = re.sub(r"\n?([=:])(\n(?=.))?", r"\1", "\n".join([*args, current])).split("\n")
+        self.before_cut = last.removesuffix(current.lstrip("=:"))
+        return words, last
 
     def format_completion(self, item: CompletionItem) -> str:
         item.value = item.value.removeprefix(self.before_cut)
-        return super().format_completion(spaced(item))
+        return super().format_completion(item)
 
 
-class Zsh(ZshComplete):
-    """zsh adds no blank, quotes nothing, and completes a path behind `KEY=`."""
+class Zsh(Blanks, ZshComplete):
+    """zsh adds no blank, and quotes nothing."""
 
-    source_template = ZshComplete.source_template.replace(" -U", " -U -Q -S ''").replace(
-        "_path_files", "compset -P '*='; _path_files"
-    )
-
-    def format_completion(self, item: CompletionItem) -> str:
-        return super().format_completion(spaced(item))
+    source_template = ZshComplete.source_template.replace(" -U", " -U -Q -S ''")
 
 
 class Fish(FishComplete):

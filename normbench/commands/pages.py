@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from click import HelpFormatter, wrap_text
+from click import HelpFormatter
 
 from normbench.config.groups import GROUPS, NOTES, SWEEP_GROUPS, chosen_tree, find_own_classes, options
 from normbench.config.schema import KEYS, OPEN_SECTIONS, section_settings
-from normbench.errors import UsageError
-from normbench.settings import Setting, Tree, flat, lookup, nearest, show
+from normbench.settings import Setting, Tree, flat, lookup, show
 
 PARTS = ("norm", "placement", "model", "data")
 REFUSALS = "refusals"
 LISTED = (*PARTS, "experiment", REFUSALS)
 HYDRA_KEYS = ("_partial_", "_recursive_", "_convert_")  # the same for every class
-MARGIN = " " * 6
 
 # What people set most, beside the settings of the parts.
 COMMON_KEYS = (
@@ -26,16 +23,8 @@ COMMON_KEYS = (
 )  # fmt: skip
 
 
-def write_list(formatter: HelpFormatter, groups: Sequence[str]) -> None:
-    """Write the options of groups, and what is refused and why; by default of the groups that people choose from.
-
-    Raises:
-        UsageError: there is no such group.
-    """
-    known = [*GROUPS, REFUSALS]
-    for group in groups:
-        if group not in known:
-            raise UsageError(f"list {group} is unknown: {nearest(group, known)}allowed are {', '.join(known)}")
+def list_page(formatter: HelpFormatter, groups: Sequence[str]) -> None:
+    """Write the options of groups, and what is refused and why; by default of the groups that people choose from."""
     for group in groups or LISTED:
         if group == REFUSALS:
             write_refusals(formatter)
@@ -43,7 +32,7 @@ def write_list(formatter: HelpFormatter, groups: Sequence[str]) -> None:
             write_group(formatter, group, GROUPS[group])
         formatter.write_paragraph()
     if not groups:
-        formatter.write_text(f"Also: normbench list GROUP, for {', '.join(sorted({*known} - {*LISTED}))}.")
+        formatter.write_text(f"Also: normbench list GROUP, for {', '.join(sorted({*GROUPS} - {*LISTED}))}.")
 
 
 def write_group(formatter: HelpFormatter, group: str, meaning: str, *folders: Path) -> None:
@@ -62,9 +51,7 @@ def write_refusals(formatter: HelpFormatter) -> None:
     formatter.write_text(f"{REFUSALS}  what does not go together, and why; everything else does")
     with formatter.indentation():
         for rule in rules:
-            formatter.write_text(f"{rule.what}:")
-            reason = wrap_text(f"{rule.reason}; {rule.instead}", formatter.width, MARGIN, MARGIN)
-            formatter.write(f"{reason}\n")
+            formatter.write_text(f"{rule.what}: {rule.reason}; {rule.instead}")
 
 
 def train_page(formatter: HelpFormatter, words: Sequence[str], folders: Sequence[Path]) -> None:
@@ -109,11 +96,8 @@ def settings_of(tree: Tree) -> dict[str, Setting]:
     return KEYS | {f"{section}.{name}": known[name] for section, known in own.items() for name in known}
 
 
-def show_table(words: Sequence[str]) -> None:
-    """Print each key of the configuration that `train` would take, its value, and what is allowed with its unit.
-
-    On a terminal it is a table in its width; for a file or another program keys are whole, and nothing is wrapped.
-    """
+def show_page(formatter: HelpFormatter, words: Sequence[str]) -> None:
+    """Write each key of the configuration that `train` would take, as the help page does for some."""
     from normbench.config.compose import read
 
     config = read(words)
@@ -122,25 +106,9 @@ def show_table(words: Sequence[str]) -> None:
         from normbench.rundir import RunDirectory
 
         config = extended(config, RunDirectory(Path(config.closed.extend)))
-    chosen, settings = config.choices.groups, settings_of(config.tree)
-    rows = [(group, chosen.get(group, "null").replace("None", "null"), f"normbench list {group}") for group in GROUPS]
-    for path in flat(config.tree):
-        if not path.endswith(HYDRA_KEYS):
-            allowed = "package.module.Class" if path.endswith("._target_") else settings.get(path, Setting()).allowed
-            rows.append((path, show(lookup(config.tree, path)), allowed))
-    if sys.stdout.isatty():
-        from rich.box import SIMPLE_HEAD
-        from rich.console import Console
-        from rich.table import Table
-
-        table = Table(box=SIMPLE_HEAD, pad_edge=False)
-        table.add_column("key", no_wrap=True)
-        table.add_column("value", overflow="fold", max_width=24)
-        table.add_column("allowed", overflow="fold")
-        for row in rows:
-            table.add_row(*row)
-        Console(highlight=False, markup=False).print(table)
-    else:
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        for row in [("key", "value", "allowed"), *rows]:
-            print("  ".join(map(str.ljust, row, widths)).rstrip())
+    chosen = {group: config.choices.groups.get(group, "null").replace("None", "null") for group in GROUPS}
+    formatter.write_dl(
+        (f"{group}={option}", f"{GROUPS[group]} [normbench list {group}]") for group, option in chosen.items()
+    )
+    values = {path: show(lookup(config.tree, path)) for path in flat(config.tree) if not path.endswith(HYDRA_KEYS)}
+    write_keys(formatter, values, settings_of(config.tree), values)

@@ -2,3 +2,15 @@
 
 `compose` has `read`, which imports Hydra and takes a third of a second; the rest answers at once.
 """
+
+GROUPS = {
+    "norm": "the normalization",
+    "placement": "where it stands in a block",
+    "model": "the network",
+    "data": "what it learns",
+    "optim": "the optimizer",
+    "schedule": "the learning rate over time",
+    "init": "how weights start",
+    "probes": "what is measured inside",
+    "experiment": "a whole setting with a published result",
+}

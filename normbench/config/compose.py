@@ -6,15 +6,13 @@ of them the chosen classes take. So a sweep's runs that differ in settings alone
 
 from __future__ import annotations
 
-import contextlib
-import io
 import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import hydra
@@ -25,18 +23,11 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from normbench.config.groups import (
-    GROUPS,
-    Choices,
-    check_option,
-    chosen_options,
-    config_directory,
-    find_own_classes,
-    options_with,
-)
-from normbench.config.schema import KEYS, OPEN_SECTIONS, TrainConfig, checked, section_settings
+from normbench.config import GROUPS
+from normbench.config.groups import Choices, chosen_options, config_directory, find_own_classes, options_with
+from normbench.config.schema import OPEN_SECTIONS, TrainConfig, checked, section_settings
 from normbench.errors import UsageError
-from normbench.settings import either, nearest
+from normbench.settings import either, flat, nearest
 
 # The groups whose option becomes a word of the run's name where it is not the default, beside norm and placement.
 NAMING_GROUPS = ("model", "data")
@@ -80,29 +71,39 @@ def read_each(points: Iterable[Sequence[str]]) -> list[Config]:
         UsageError: any mistake in the words.
     """
     find_own_classes()
-    composed: dict[tuple[tuple[str, ...], ...], tuple[DictConfig, dict[str, str]]] = {}
+    composed: dict[Any, tuple[DictConfig, dict[str, str]]] = {}
     found = []
     with initialized():
         for words in points:
             with translated():
-                overrides = [parsed(without_plus(word)) for word in words]
-                check_overrides(overrides)
-                chosen = [o for o in overrides if o.key_or_group in GROUPS or o.key_or_group == SEARCH_PATH]
-                settings = [o for o in overrides if o not in chosen]
-                settings.sort(key=lambda o: not o.key_or_group.endswith("._target_"))  # a class before its settings
+                chosen, settings = divided(words)
                 # points that set the same keys are written over each other, since copying takes longer than all else
-                alike = tuple(map(text, chosen)), tuple(o.key_or_group for o in settings)
-                if alike not in composed or any(map(leaves_more, settings)):
-                    composed[alike] = compose([text(override) for override in chosen])
+                alike = tuple(chosen), tuple(o.key_or_group for o in settings)
+                if alike not in composed or any(o.is_delete() or isinstance(o.value(), dict) for o in settings):
+                    composed[alike] = compose(chosen)
                 config, groups = composed[alike]
                 apply(config, groups, settings)
                 found.append(finished(config, groups, tuple(words)))
     return found
 
 
-def leaves_more(override: Override) -> bool:
-    """Tell whether an override changes more than the value of its key, so that the next one would find it changed."""
-    return bool(override.is_delete() or override.is_add() or isinstance(override.value(), dict))
+def divided(words: Iterable[str]) -> tuple[list[str], list[Override]]:
+    """Return the words that choose options, which Hydra composes, and the settings, a class before its own.
+
+    Raises:
+        UsageError: a word is not in Hydra's grammar, or gives several values.
+    """
+    overrides = [parsed(word) for word in words]
+    for override in overrides:
+        if override.is_sweep_override():
+            raise UsageError(
+                f"{text(override)} gives several values, which only a sweep takes: start it with normbench sweep, give "
+                "one, or quote the commas"
+            )
+    chosen = [override for override in overrides if override.key_or_group in (*GROUPS, SEARCH_PATH)]
+    settings = [override for override in overrides if override not in chosen]
+    settings.sort(key=lambda override: not override.key_or_group.endswith("._target_"))
+    return [text(override) for override in chosen], settings
 
 
 def compose(words: list[str]) -> tuple[DictConfig, dict[str, str]]:
@@ -118,14 +119,11 @@ def finished(config: DictConfig, groups: dict[str, str], words: tuple[str, ...])
     tree, closed = checked(adopted(plain(config), words))
     for folder in ("outputs", "extend"):  # the shell leaves `~` alone behind a `=`
         tree[folder] = tree[folder] and os.path.expanduser(tree[folder])
-    if (
-        tree["trainer"]["steps"]
-        and is_overridden("trainer.epochs", words)
-        and not is_overridden("trainer.steps", words)
-    ):
-        steps = tree["trainer"]["steps"]
+    found = Config(tree, closed, choices(groups, tree, words), words)
+    steps = closed.trainer.steps
+    if steps and found.overridden("trainer.epochs") and not found.overridden("trainer.steps"):
         raise UsageError(f"trainer.epochs is given where trainer.steps={steps} is set already: add trainer.steps=null")
-    return Config(tree, closed, choices(groups, tree, words), words)
+    return found
 
 
 def choices(groups: dict[str, str], tree: dict[str, Any], words: tuple[str, ...]) -> Choices:
@@ -149,7 +147,7 @@ def adopted(tree: dict[str, Any], words: tuple[str, ...]) -> dict[str, Any]:
     the replaced class's alone: the peak of the schedule, and the length of a window, on which model and data agree.
     """
     for section in OPEN_SECTIONS:
-        if isinstance(tree.get(section), dict) and is_overridden(f"{section}._target_", words):
+        if is_overridden(f"{section}._target_", words):
             known = section_settings(section, tree[section])
             kept = [name for name in SHARED.get(section, ()) if known is None or name in known]
             kept += [name for name, setting in (known or {}).items() if setting.required]
@@ -166,18 +164,23 @@ def adopted(tree: dict[str, Any], words: tuple[str, ...]) -> dict[str, Any]:
 
 @cache
 def parsed(word: str) -> Override:
-    """Return a word as Hydra's parser reads it, which takes a millisecond.
+    """Return a word as Hydra's parser reads it, which takes a millisecond; a `+` before it changes nothing here.
 
     Raises:
         UsageError: it is not in Hydra's grammar.
     """
-    try:
-        override = OverridesParser.create().parse_override(word)
-    except (HydraException, ValueError) as error:
-        raise UsageError(unreadable(word)) from error
-    if not override.key_or_group:
-        raise UsageError(unreadable(word))
-    return override
+    key, equals, value = word.partition("=")
+    with suppress(HydraException, ValueError):
+        override = OverridesParser.create().parse_override(word.lstrip("+"))
+        if override.key_or_group:
+            return override
+    if not equals:
+        raise UsageError(f"'{word}' is not KEY=VALUE: normbench train --help shows the keys")
+    quoted = value.replace("'", "")
+    raise UsageError(
+        f"{word} cannot be read: write KEY=VALUE without blanks, and quote a value that has blanks, commas, brackets, "
+        f"'=', '~' or letters beyond ASCII, as in \"{key}='{quoted}'\""
+    )
 
 
 def value_of(text: str) -> Any:
@@ -194,60 +197,6 @@ def text(override: Override) -> str:
     return override.input_line or ""
 
 
-def without_plus(word: str) -> str:
-    """Return `+experiment=NAME`, as Hydra's users write it, as the choice of an option, which it is here."""
-    return word.removeprefix("+") if word.startswith("+experiment=") else word
-
-
-def unreadable(word: str) -> str:
-    """Say how to write a word that is not in Hydra's grammar."""
-    key, equals, value = word.partition("=")
-    if not equals:
-        return f"'{word}' is not KEY=VALUE: normbench train --help shows the keys"
-    if not re.fullmatch(r"[+~]*[A-Za-z_][A-Za-z0-9_./@-]*", key):
-        return f"{word} cannot be read: write KEY=VALUE without blanks, and keys as normbench train --help shows them"
-    quoted = value.replace("'", "")
-    return (
-        f"{word} cannot be read: quote a value that has blanks, commas, brackets, '=', '~' or letters beyond ASCII, as "
-        f"in \"{key}='{quoted}'\""
-    )
-
-
-def check_overrides(overrides: Sequence[Override]) -> None:
-    """Refuse what only a sweep takes, Hydra's own keys, and options that there are not.
-
-    Raises:
-        UsageError: there is one.
-    """
-    folders = [
-        folder for override in overrides if override.key_or_group == SEARCH_PATH for folder in searched(override)
-    ]
-    for override in overrides:
-        key, word = override.key_or_group, text(override)
-        if override.is_sweep_override():
-            raise UsageError(
-                f"{word} gives several values, which only a sweep takes: start it with normbench sweep, give one, or "
-                "quote the commas"
-            )
-        if re.match(r"hydra([./]|$)", key) and key != SEARCH_PATH:
-            raise UsageError(
-                f"{word} is not allowed: outputs= and name= say where a run goes, and of Hydra's own keys only "
-                "hydra.searchpath can be set"
-            )
-        if key in GROUPS and not override.is_delete():
-            if isinstance(override.value(), list):
-                raise UsageError(f"{key} takes one option, not a list: normbench list {key} shows them")
-            check_option(key, word.partition("=")[2].strip("'\""), *folders)
-            if override.is_add():
-                raise UsageError(f"{key} is chosen twice: leave out the + before {key}=")
-
-
-def searched(override: Override) -> list[Path]:
-    """Return the folders of a `hydra.searchpath`."""
-    value = override.value()
-    return [Path(str(folder).removeprefix("file://")) for folder in (value if isinstance(value, list) else [value])]
-
-
 def apply(config: DictConfig, groups: dict[str, str], settings: Iterable[Override]) -> None:
     """Write settings into a composed configuration.
 
@@ -259,15 +208,13 @@ def apply(config: DictConfig, groups: dict[str, str], settings: Iterable[Overrid
         section, _, name = key.rpartition(".")
         values = OmegaConf.select(config, section) if section else config
         known = isinstance(values, DictConfig) and name in values
-        if override.is_delete():
-            if not known:
-                raise UsageError(unknown(key, config, groups, f"~{key} finds nothing to delete"))
+        if override.is_delete() and known:
             with open_dict(config):
                 del values[name]
-        elif known or override.is_add() or takes(section, name, values):
+        elif known or takes(section, name, values):
             OmegaConf.update(config, key, override.value(), merge=True, force_add=not known)
         else:
-            raise UsageError(unknown(key, config, groups, f"{key} is unknown"))
+            raise UsageError(unknown(key, config, groups))
 
 
 def takes(section: str, name: str, values: Any) -> bool:
@@ -278,23 +225,23 @@ def takes(section: str, name: str, values: Any) -> bool:
     return known is None or name in known
 
 
-def unknown(key: str, config: DictConfig, groups: dict[str, str], what: str) -> str:
+def unknown(key: str, config: DictConfig, groups: dict[str, str]) -> str:
     """Say what is meant, perhaps, by a key that a configuration does not have."""
     section, _, name = key.rpartition(".")
-    known = [f"{one}.{two}" for one in OPEN_SECTIONS if isinstance(config.get(one), DictConfig) for two in config[one]]
     if section in OPEN_SECTIONS and (having := options_with(section, name)):
         return (
             f"{key} is not a setting of {section}={groups[section]}: leave it out, or choose {section}={either(having)}"
         )
-    full = [path for path in (*KEYS, *known) if path.endswith(f".{key}")]
-    meant = f"did you mean {either(full[:2])}? " if full else nearest(key, [*KEYS, *GROUPS, *known])
-    return f"{what}: {meant}normbench train --help lists the keys, and --cfg job all of them"
+    known = [*flat(plain(config)), *GROUPS]
+    full = [path for path in known if path.endswith(f".{key}")]
+    meant = f"did you mean {either(full[:2])}? " if full else nearest(key, known)
+    return f"{key} is unknown: {meant}normbench train --help lists the keys, and normbench show all of them"
 
 
 # ---- Hydra
 
 
-@contextlib.contextmanager
+@contextmanager
 def initialized() -> Iterator[None]:
     """Let Hydra find our configurations."""
     with hydra.initialize_config_dir(str(config_directory()), version_base="1.3"):
@@ -304,18 +251,17 @@ def initialized() -> Iterator[None]:
 def study(words: Sequence[str]) -> tuple[str, dict[str, Any]]:
     """Return the name that an experiment gives, and its `hydra.sweeper.params`: what a sweep varies."""
     with initialized(), translated():
-        config = hydra.compose("train", list(words), return_hydra_config=True)
+        config = hydra.compose("train", [word.lstrip("+") for word in words], return_hydra_config=True)
         return str(config.name), plain(config.hydra.sweeper.get("params") or OmegaConf.create())
 
 
 def plain(config: DictConfig) -> dict[str, Any]:
     """Return a configuration as plain containers, interpolations resolved."""
-    tree = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-    assert isinstance(tree, dict)
-    return {str(key): value for key, value in tree.items()}
+    tree: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    return dict(tree)
 
 
-@contextlib.contextmanager
+@contextmanager
 def translated() -> Iterator[None]:
     """Turn what Hydra, OmegaConf and YAML raise into one sentence.
 
@@ -324,38 +270,23 @@ def translated() -> Iterator[None]:
     """
     try:
         yield
-    except UsageError:
-        raise
-    except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError) as error:
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
         said = " ".join(str(error).split())
         raise UsageError(f"{said.rstrip('.')}: check the keys and their values with normbench show") from error
 
 
-def show_by_hydra(command: str, words: Sequence[str]) -> int:
-    """Let Hydra itself answer `--cfg`, `--resolve` and `--info`; return the exit status.
+def written(words: Sequence[str], resolve: bool) -> str:
+    """Return the configuration that words ask for as YAML; without `resolve`, what refers to other keys as it is."""
+    read(words)  # says in a sentence what is wrong
+    with initialized():
+        chosen, settings = divided(words)
+        config, groups = compose(chosen)
+        apply(config, groups, settings)
+        return OmegaConf.to_yaml(config, resolve=resolve)
 
-    Raises:
-        UsageError: anything that is wrong with the words.
-    """
-    own = [word for word in words if not word.startswith("-")]
-    read(own)  # says in a sentence what is wrong
-    settings = [
-        word for word in own if re.match(r"[\w.]+=", word) and word.partition("=")[0] not in (*GROUPS, SEARCH_PATH)
-    ]
-    complaint, argv = io.StringIO(), sys.argv
-    # a setting of a class that its YAML does not mention is added
-    sys.argv = [f"normbench {command}", *(f"++{word}" if word in settings else word for word in words)]
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # raise errors, do not print them
-    try:
-        with translated(), contextlib.redirect_stderr(complaint):
-            hydra.main(version_base="1.3", config_path=str(config_directory()), config_name=command)(
-                lambda config: None
-            )()
-    except SystemExit as stop:
-        if stop.code:
-            said = complaint.getvalue().strip().rpartition("error: ")[2]
-            raise UsageError(f"{said}: normbench {command} --help shows the flags") from stop
-    finally:
-        sys.argv = argv
-        del os.environ["HYDRA_FULL_ERROR"]
-    return 0
+
+def show_files(words: Sequence[str], asked: str) -> None:
+    """Let Hydra tell from which files the options come that words choose."""
+    read(words)  # says in a sentence what is wrong
+    sys.argv = ["normbench train", f"--info={asked}", *divided(words)[0]]
+    hydra.main(version_base="1.3", config_path=str(config_directory()), config_name="train")(lambda config: None)()

@@ -13,20 +13,9 @@ from typing import Any
 
 import yaml
 
+from normbench.config import GROUPS
 from normbench.errors import UsageError
 from normbench.settings import Setting, nearest, settings_of
-
-GROUPS = {
-    "norm": "the normalization",
-    "placement": "where it stands in a block",
-    "model": "the network",
-    "data": "what it learns",
-    "optim": "the optimizer",
-    "schedule": "the learning rate over time",
-    "init": "how weights start",
-    "probes": "what is measured inside",
-    "experiment": "a whole setting with a published result",
-}
 
 # What only a sweep chooses.
 SWEEP_GROUPS = {"launcher": "where the runs of a sweep are started"}
@@ -58,22 +47,21 @@ def find_own_classes() -> None:
         sys.path.append(os.getcwd())
 
 
-def own_folder(name: str) -> Path:
-    """Return the folder that `--config-dir` names.
+def own_folder(folder: Path) -> Path:
+    """Return the folder that `--config-dir` names, as a full path.
 
     Raises:
         UsageError: there is none, or it holds an option that normbench has already, which would be taken instead.
     """
-    folder = Path(os.path.expanduser(name)).absolute()
     if not folder.is_dir():
-        raise UsageError(f"--config-dir {name} is not a folder: give the one that holds your norm/NAME.yaml")
-    for path in sorted(folder.glob("*/*.yaml")) if folder != config_directory() else ():
+        raise UsageError(f"--config-dir {folder} is not a folder: give the one that holds your norm/NAME.yaml")
+    for path in sorted(folder.glob("*/*.yaml")):
         if path.stem in options(path.parent.name):
             raise UsageError(
                 f"{path} has the name of a {path.parent.name} that normbench has already: rename it, such as to "
                 f"my{path.name}"
             )
-    return folder
+    return folder.absolute()
 
 
 def options(group: str, *more: Path) -> dict[str, str]:
@@ -85,12 +73,8 @@ def options(group: str, *more: Path) -> dict[str, str]:
 @cache
 def first_comment(path: Path) -> str:
     """Return the first comment of a YAML that is not Hydra's `@package` header."""
-    with open(path, encoding="utf-8") as file:
-        for line in file:
-            text = line.lstrip("# ").strip()
-            if not line.startswith("#") or not text.startswith("@package"):
-                return text if line.startswith("#") else ""
-    return ""
+    found = re.search(r"^# *(?!@package)(\S.*)$", path.read_text("utf-8"), re.MULTILINE)
+    return found[1] if found else ""
 
 
 def check_option(group: str, option: str, *more: Path) -> None:
@@ -104,23 +88,14 @@ def check_option(group: str, option: str, *more: Path) -> None:
         raise UsageError(f"{group}={option} is unknown: {nearest(option, known)}allowed are {', '.join(known)}")
 
 
-class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # chosen when it is imported
-    """Reads YAML as Hydra does: `1e-3` is a number."""
-
-
-Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
-)
-
-
 def read_yaml(path: Path) -> Any:
-    """Return what a YAML holds.
+    """Return what a YAML holds; read in C where that is installed.
 
     Raises:
         UsageError: it is none.
     """
     try:
-        return yaml.load(path.read_text("utf-8"), Loader)
+        return yaml.load(path.read_text("utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is no YAML ({' '.join(str(error).split())}): mend it") from error
 
@@ -128,15 +103,14 @@ def read_yaml(path: Path) -> Any:
 @cache
 def content(group: str, option: str, more: tuple[Path, ...] = ()) -> dict[str, Any]:
     """Return what an option's YAML sets, with those it builds on; `defaults` are the options of other groups."""
-    file = next(path for folder in (*more, config_directory()) if (path := folder / group / f"{option}.yaml").is_file())
-    own = read_yaml(file) or {}
+    files = (folder / group / f"{option}.yaml" for folder in (*more, config_directory()))
+    own = read_yaml(next(filter(Path.is_file, files))) or {}
     found: dict[str, Any] = {"defaults": {}}
     for entry in own.pop("defaults", []):
         if isinstance(entry, Mapping):
-            found["defaults"] |= {key.split("/")[-1]: value for key, value in entry.items()}
+            found["defaults"] |= {key.split("/")[-1]: str(value) for key, value in entry.items()}
         elif entry != "_self_":
-            base = content(group, entry, more)
-            found = merged(found, base)
+            found = merged(found, content(group, entry, more))
     return merged(found, own)
 
 
@@ -166,24 +140,20 @@ def options_with(group: str, setting: str) -> list[str]:
     return [option for option in options(group) if setting in option_settings(group, option)]
 
 
-@cache
 def root() -> dict[str, Any]:
-    """Return the root config of `normbench train`; a sweep asks for it for each of its runs."""
-    found: dict[str, Any] = read_yaml(config_directory() / "train.yaml")
-    return found
+    """Return the root config of `normbench train`; `defaults` are the options that are chosen without a word."""
+    return content("", "train")
 
 
 def chosen_options(words: Sequence[str], *more: Path) -> dict[str, str]:
     """Return the option of each group that words choose, or that `normbench train` has by default."""
-    entries = [entry for entry in root()["defaults"] if isinstance(entry, Mapping)]
-    found = {key: str(value) for entry in entries for key, value in entry.items()}
-    given = {key.lstrip("+"): value for key, _, value in (word.partition("=") for word in words)}
+    found, given = dict(root()["defaults"]), dict(word.lstrip("+").split("=", 1) for word in words if "=" in word)
     for group in ("experiment", "model", "data"):  # what chooses options of other groups
-        option = given.get(group, found.get(group))
+        option = given.get(group, found[group])
         if option in options(group, *more):
-            found |= {key: str(value) for key, value in content(group, option, more)["defaults"].items()}
-    chosen = {group: given[group] for group in GROUPS if given.get(group) in options(group, *more)}
-    return {group: option for group, option in {**found, **chosen}.items() if group in GROUPS}
+            found |= content(group, option, more)["defaults"]
+    found |= {group: option for group, option in given.items() if group in GROUPS and option in options(group, *more)}
+    return {group: found[group] for group in GROUPS}
 
 
 def chosen_tree(words: Sequence[str], *more: Path) -> tuple[dict[str, str], dict[str, Any]]:

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # `normbench list` shows the refusals without the second that torch takes
     from normbench.types import Data, Model, NormFacts, Placement, When
 
-    Applies = Callable[[NormFacts, type[Placement], type[Model], type[Data]], bool]
-
 
 @dataclass(frozen=True)
 class Refusal:
@@ -23,7 +21,7 @@ class Refusal:
     what: str
     reason: str
     instead: str
-    applies: Applies
+    applies: Callable[[NormFacts, type[Placement], type[Model], type[Data]], bool]
 
 
 def shown_by(norm: NormFacts, data: type[Data]) -> When:

@@ -11,7 +11,7 @@ from typing import Any
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.types import Override
 
-from normbench.config.compose import SEARCH_PATH, Config, initialized, parsed, study, text, value_of, without_plus
+from normbench.config.compose import SEARCH_PATH, Config, initialized, parsed, study, text, value_of
 from normbench.config.groups import GROUPS, option_settings, options_with
 from normbench.errors import UsageError
 from normbench.settings import lookup, show
@@ -73,7 +73,6 @@ def read_grid(words: Sequence[str]) -> Grid:
     Raises:
         UsageError: a mistake in the words, or several values for what all runs share.
     """
-    words = [without_plus(word) for word in words]
     name, params = chosen_study(words)
     merged = {key_of(word): word for word in (*params, *words) if not is_own(word)}
     with initialized():
