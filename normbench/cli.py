@@ -118,7 +118,7 @@ def train(words: tuple[str, ...], dry_run: bool, cfg: str, resolve: bool, info: 
         show_files(words, info)
         return 0
     if cfg or resolve:
-        print(written(words, resolve))
+        print(written(words, resolve), end="")
         return 0
     config = read(words)
     from normbench.run.train import start  # imports torch: behind every mistake that the configuration alone shows

@@ -88,7 +88,7 @@ def test_damaged_runs_are_left_out_and_brackets_are_no_markup(
         (["foo", "bar", "--in", "alone"], "alone holds one arm, and two are compared: give another folder"),
         (["dyt", "layernorm", "--in", "nowhere"], "nowhere is not a folder"),
         (["dyt", "layernorm", "--in", "sw", "--difference", "0.1"], "--difference is what a plan is for"),
-        (["--plan", "dyt", "layernorm", "--in", "sw", "--difference", "0"], "--difference=0 is not allowed"),
+        (["--plan", "dyt", "layernorm", "--in", "sw", "--difference", "0"], "0.0 is not in the range x>0"),
         (["--plan", "alone", "again"], "a plan needs a pilot of two seeds or more"),
     ],
 )

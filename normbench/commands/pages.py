@@ -51,7 +51,9 @@ def write_refusals(formatter: HelpFormatter) -> None:
     formatter.write_text(f"{REFUSALS}  what does not go together, and why; everything else does")
     with formatter.indentation():
         for rule in rules:
-            formatter.write_text(f"{rule.what}: {rule.reason}; {rule.instead}")
+            formatter.write_text(f"{rule.what}:")
+            with formatter.indentation(), formatter.indentation():
+                formatter.write_text(f"{rule.reason}; {rule.instead}")
 
 
 def train_page(formatter: HelpFormatter, words: Sequence[str], folders: Sequence[Path]) -> None:
