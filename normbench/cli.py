@@ -97,10 +97,9 @@ def cli() -> None:
 @flag("dry-run", "Print what would run, with its memory, time and disk, measured on a few steps; leave nothing behind.")
 @flag("cfg", "Print the whole configuration and do nothing else.", type=click.Choice(["job"]))
 @flag("resolve", "With --cfg: fill in what refers to other keys.")
-@flag("info", "Print which options the configuration comes from.", type=click.Choice(["defaults", "defaults-tree"]))
 @CONFIG_DIR
 @HELP
-def train(words: tuple[str, ...], dry_run: bool, cfg: str, resolve: bool, info: str) -> int:
+def train(words: tuple[str, ...], dry_run: bool, cfg: str, resolve: bool) -> int:
     """Train one model and record it, or go on with a stopped run.
 
     The run is recorded in outputs/NAME/RUN, which normbench tensorboard shows. The same command goes on with a run
@@ -112,11 +111,8 @@ def train(words: tuple[str, ...], dry_run: bool, cfg: str, resolve: bool, info: 
       normbench train model=cnn data=digits norm=groupnorm norm.groups=8 seed=1
       normbench train experiment=nanogpt_cpu data.root=PATH trainer.steps=500
     """
-    from normbench.config.compose import read, show_files, written
+    from normbench.config.compose import read, written
 
-    if info:
-        show_files(words, info)
-        return 0
     if cfg or resolve:
         print(written(words, resolve), end="")
         return 0

@@ -177,13 +177,6 @@ def test_cfg_job_prints_the_configuration_and_does_nothing(here: Path, capsys: p
     assert not (here / "outputs").exists()
 
 
-def test_info_shows_where_the_configuration_comes_from() -> None:
-    """In a process of its own, as Hydra leaves its log handler behind."""
-    done = process("-m", "normbench", "train", "norm=dyt", "--info", "defaults-tree")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "norm: dyt" in done.stdout
-
-
 def shown(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, str]:
     """Return the values that `normbench show` prints."""
     lines = re.findall(r"^([\w.]+)=(\S+)", page(capsys, "show", *words), re.MULTILINE)

@@ -16,7 +16,7 @@ from normbench.config.compose import compose, initialized, plain, read, read_eac
 from normbench.config.groups import GROUPS, NOTES, SWEEP_GROUPS, config_directory, options
 from normbench.config.schema import KEYS, OPEN_SECTIONS, UNHASHED_KEYS, checked, section_settings
 from normbench.errors import UsageError
-from normbench.settings import Setting, either, lookup, nearest, setting_from, settings_of, show
+from normbench.settings import Setting, either, nearest, setting_from, settings_of, show
 
 OPTIONS = [(group, option) for group in (*GROUPS, *SWEEP_GROUPS) for option in options(group)]
 
@@ -279,12 +279,8 @@ def test_a_replaced_class_keeps_what_it_shares_with_the_one_before() -> None:
 def test_each_of_many_configurations_is_as_if_it_were_the_only_one() -> None:
     points = [["norm=dyt", f"seed={seed}", f"optim.lr={lr}"] for seed in (1, 2) for lr in (1e-3, 1e-2)]
     points += [["norm=dyt", "seed=1"], ["norm=dyt", "~norm.impl"], ["norm=dyt", "seed=1", "+norm.impl=eager"]]
+    points += [["trainer={eval_every:7}"], ["trainer={log_every:3}"]]
     assert read_each(points) == [read(words) for words in points]
-
-
-def test_nothing_of_one_configuration_stays_in_the_next() -> None:
-    _, second = read_each([["trainer={eval_every:7}"], ["trainer={log_every:3}"]])
-    assert second == read(["trainer={log_every:3}"])
 
 
 # ---- conf/
@@ -298,8 +294,3 @@ def test_every_option_composes_within_the_bounds(words: tuple[str, ...]) -> None
 def test_the_groups_are_the_folders_of_conf_and_every_option_has_its_line() -> None:
     assert {path.name for path in config_directory().iterdir() if path.is_dir()} == {*GROUPS, *SWEEP_GROUPS}
     assert all(re.fullmatch(r"\S.{5,150}\S", options(group)[option]) for group, option in OPTIONS)
-
-
-def test_the_default_of_every_closed_key_is_in_the_root_configuration(tree: dict[str, Any]) -> None:
-    for path in KEYS:
-        lookup(tree, path)

@@ -33,7 +33,6 @@ TARGETS = {
     "model": "mypkg.parts.TwoLayers",
     "data": "mypkg.parts.Stripes",
 }
-BESIDE = {"norm": SMALL, "placement": SMALL, "model": ["data=digits"], "data": ["model=mlp", "model.depth=1"]}
 OWN_NORM = [f"norm._target_={TARGETS['norm']}", *SMALL]
 
 
@@ -69,15 +68,6 @@ def run_of(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     return yaml.safe_load((summary.parent / "config.yaml").read_text()), json.loads(summary.read_text())
 
 
-@pytest.mark.parametrize("section", TARGETS)
-def test_a_class_of_an_installed_package_trains(section: str, here: Path, installed: None) -> None:
-    assert main(["train", f"{section}._target_={TARGETS[section]}", *BESIDE[section], *SHORT]) == 0
-    config, summary = run_of(here)
-    assert config[section]["_target_"] == TARGETS[section]
-    assert summary["choices"][section] == TARGETS[section].rpartition(".")[2].lower()
-    assert summary["status"] == "finished"
-
-
 def test_the_yamls_of_a_directory_train(here: Path, installed: None) -> None:
     words = ["norm=mynorm", *FOLDER, "placement=halved", "model=twolayers", "data=stripes"]
     assert main(["train", *words, *SHORT]) == 0
@@ -93,6 +83,8 @@ def test_a_class_of_the_current_directory_trains(here: Path) -> None:
     config, summary = run_of(here)
     assert config["norm"] == {"_target_": "mypkg.MyNorm", "_partial_": True, "eps": 1e-3}
     assert summary["ledger"]["eps"] == 1e-3
+    named = {section: target.rpartition(".")[2].lower() for section, target in TARGETS.items()}
+    assert summary["choices"].items() >= named.items()
 
 
 OWN_SETTING = """
@@ -185,11 +177,6 @@ def test_a_class_keeps_its_own_defaults_where_the_command_line_sets_nothing(name
     """What has no default, and the length of a window, comes from the YAML of the class that is replaced."""
     model = read([f"model._target_=test_own_parts.{name}"]).tree["model"]
     assert model == {"_target_": f"test_own_parts.{name}", "width": 128, "context": 64}
-
-
-def test_another_optimizer_takes_over_the_learning_rate_alone() -> None:
-    optim = read(["optim._target_=torch.optim.SGD", "optim.momentum=0.5"]).tree["optim"]
-    assert optim == {"_target_": "torch.optim.SGD", "_partial_": True, "lr": 1e-3, "momentum": 0.5}
 
 
 def start(

@@ -115,9 +115,7 @@ def test_the_check_command_has_the_test_extra_which_serves_both(machine: Machine
     ("change", "kept"),
     [
         ("echo '# changed' >>constraints.txt", True),
-        ("echo '# changed' >>pyproject.toml", True),
         ("rm .venv/bin/normbench", True),
-        ("rm .venv/bin/python", False),
         ("rm -r .venv && mkdir .venv", False),
         ("mkdir moved && mv .venv scripts *.t* moved", False),
     ],
@@ -175,13 +173,11 @@ NO_INDEX = f'"{sys.executable}" -I -m pip --retries 0 install --index-url http:/
     ("pythons", "variables", "sentence"),
     [
         ({}, {}, "3.11, 3.12 or 3.13 and found no python3"),
-        ({}, {"PYTHON": "missing"}, "found no missing"),
         ({"python3": {"version": "3.9.2"}, "python": {"version": "3.14.0"}}, {}, "python3 is 3.9.2, python is 3.14.0"),
         ({"python3": {"venv": "exit 1"}}, {}, "apt install python3.11-venv"),
         ({"python3": {}}, {"FREE": "700000"}, "needs 2000 MB on the disk"),
         ({"python3": {"pip": "echo 'E: [Errno 28] No space left on device' >&2; exit 1"}}, {}, "the disk is full"),
         ({"python3": {"pip": f"{NO_INDEX}; exit 1"}}, {}, "check the network"),  # pip's real words
-        ({"python3": {"pip": "echo 'ERROR: No match for x' >&2; exit 1"}}, {}, "not install normbench: No match for x"),
         ({"python3": {"pip": "echo Killed >&2; exit 1"}}, {}, "could not install normbench: it gave no reason"),
     ],
 )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -283,10 +282,3 @@ def written(words: Sequence[str], resolve: bool) -> str:
         config, groups = compose(chosen)
         apply(config, groups, settings)
         return OmegaConf.to_yaml(config, resolve=resolve)
-
-
-def show_files(words: Sequence[str], asked: str) -> None:
-    """Let Hydra tell from which files the options come that words choose."""
-    read(words)  # says in a sentence what is wrong
-    sys.argv = ["normbench train", f"--info={asked}", *divided(words)[0]]
-    hydra.main(version_base="1.3", config_path=str(config_directory()), config_name="train")(lambda config: None)()
