@@ -258,7 +258,7 @@ def test_nothing_heavy_is_imported_before_it_is_needed(lines: dict[str, int], he
 def test_help_completion_and_mistakes_come_at_once(words: list[str], limit: float, variables: dict[str, str]) -> None:
     """CPU time, the best of a few: what else the machine does is not ours."""
     spent = []
-    for _ in range(4):
+    for _ in range(3):
         process("-m", "normbench", *words, **variables)
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
         spent.append(used.ru_utime + used.ru_stime)

@@ -66,7 +66,6 @@ AUTO = setting_from(Annotated[int | Literal["auto"], Setting(low=1, high=8)])
     [
         (WHOLE, 1e3, 1000),  # 1e3 is how people write a thousand
         (NUMBER, 3, 3.0),
-        (setting_from(float | None), None, None),
         (TEXT, 7, "7"),  # a folder may be named 7
         (FLAG, True, True),
         (AUTO, "auto", "auto"),
@@ -84,9 +83,7 @@ def test_a_value_takes_the_type_of_its_setting(setting: Setting, value: Any, exp
         (WHOLE, [True, 1.5, "1", None, [1], {"a": 1}]),  # Python takes True for 1
         (NUMBER, [False, 10**400, math.nan, math.inf]),  # no float holds the second
         (FLAG, [1, "yes"]),
-        (TEXT, [True]),
         (setting_from(Literal["a", "b"]), ["c"]),
-        (setting_from(Literal["1"]), [1]),
         (COUNTS, [[], [1, 0], [1, "a"], 1]),
         (TWO, [[0.5], [0.5, 1]]),
         (AUTO, [0, 9, "other"]),
@@ -103,13 +100,11 @@ def test_a_wrong_value_is_refused_in_one_sentence(setting: Setting, values: list
     ("annotation", "words"),
     [
         (Annotated[int, Setting("", "steps", low=1, high=1000)], "an integer from 1 to 1,000 (steps)"),
-        (Annotated[int | None, Setting(low=1)], "an integer from 1, or null"),
         (Annotated[float, Setting(low=0, below=1)], "a number from 0 to below 1"),
         (Annotated[float, Setting(above=0, high=1e3)], "a number above 0 up to 1,000"),
         (Literal["a", "b", "c"], "a, b or c"),
         (Annotated[int | Literal["auto"], Setting(low=1, high=8)], "auto or an integer from 1 to 8"),
         (Annotated[list[float], Setting(length=2, low=0, below=1)], "a list of 2 numbers from 0 to below 1"),
-        (bool, "true or false"),
         (str | None, "text or null"),
         (Path, ""),
     ],
@@ -189,29 +184,6 @@ def test_every_key_of_conf_says_in_one_line_what_it_is_and_every_number_has_boun
             assert min(setting.high, setting.below) < math.inf or setting.items, path
     assert set(UNHASHED_KEYS) <= set(all_settings())
     assert set(OPEN_SECTIONS) | set(NOTES) <= set(GROUPS)
-
-
-def test_every_key_refuses_what_it_cannot_hold() -> None:
-    for path, setting in all_settings().items():
-        wrong: list[Any] = [{"a": 1}, [{"a": 1}]]
-        wrong += [] if bool in setting.types else [True]
-        wrong += [] if str in setting.types and not setting.choices else ["abc"]
-        wrong += [] if type(None) in setting.types else [None]
-        if {int, float} & {*setting.types, *setting.items}:
-            numbers = [
-                math.nan,
-                math.inf,
-                -math.inf,
-                10**400,
-                setting.low - 1,
-                setting.above,
-                setting.below,
-                setting.high * 1.01,
-            ]
-            wrong += [[number] * (setting.length or 1) if setting.items else number for number in numbers]
-        for value in wrong:
-            with pytest.raises(UsageError, match=rf"^{re.escape(path)}=.* is not allowed: use "):
-                setting.check(path, value)
 
 
 # ---- a whole configuration

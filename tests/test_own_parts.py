@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
 import sys
 from importlib import invalidate_caches
 from pathlib import Path
@@ -77,6 +75,7 @@ def test_the_yamls_of_a_directory_train(here: Path, installed: None) -> None:
 
 
 def test_a_class_of_the_current_directory_trains(here: Path) -> None:
+    """Which is not on the path, as it is not for the console script."""
     shutil.copytree(EXAMPLE / "mypkg", here / "mypkg")
     words = [f"{section}._target_={target}" for section, target in TARGETS.items()]
     assert main(["train", *words, "norm.eps=1e-3", *SHORT]) == 0
@@ -118,18 +117,6 @@ def test_a_setting_of_a_new_norm_is_written_once(here: Path, capsys: pytest.Capt
     assert "norm.beta0=2 is not allowed: use a number from 0 to 1" in capsys.readouterr().err
     assert main(["train", *words, "--help"]) == 0
     assert "how much is left" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_the_console_script_finds_a_class_beside_it(here: Path) -> None:
-    """Unlike `python -m`, it does not have the current directory on its path."""
-    shutil.copytree(EXAMPLE / "mypkg", here / "mypkg")
-    script = "import sys; sys.path.remove(''); from normbench.cli import main; sys.exit(main())"
-    words = [sys.executable, "-c", script, "train", *OWN_NORM, *SHORT]
-    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
-    done = subprocess.run(words, capture_output=True, text=True, env=environment, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert run_of(here)[0]["norm"]["_target_"] == "mypkg.MyNorm"
 
 
 def test_a_changed_class_makes_another_run(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
