@@ -206,7 +206,7 @@ class Source(dict[str, Any]):
                         return known[alias.name]
             elif isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
                 return partial(self.settings, node)
-            elif isinstance(node, ast.Assign) and name in map(ast.unparse, node.targets):
+            elif isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == name:
                 return self.value(node.value)
         return getattr(builtins, name)
 

@@ -61,9 +61,9 @@ def train_page(formatter: HelpFormatter, words: Sequence[str], folders: Sequence
     find_own_classes()
     chosen, tree = chosen_tree(words, *folders)
     for group, meaning in GROUPS.items():
-        option = chosen.get(group, "None")
+        now = "" if chosen[group] == "None" else f" (now {chosen[group]})"
         formatter.write_paragraph()
-        write_group(formatter, group, meaning if option in ("None", "null") else f"{meaning} (now {option})", *folders)
+        write_group(formatter, group, meaning + now, *folders)
     settings = settings_of(tree)
     values = {path: show(lookup(tree, path)) for path in flat(tree)}
     for part in PARTS:
@@ -108,9 +108,9 @@ def show_page(formatter: HelpFormatter, words: Sequence[str]) -> None:
         from normbench.rundir import RunDirectory
 
         config = extended(config, RunDirectory(Path(config.closed.extend)))
-    chosen = {group: config.choices.groups.get(group, "null").replace("None", "null") for group in GROUPS}
+    chosen = {group: option.replace("None", "null") for group, option in config.choices.groups.items()}
     formatter.write_dl(
-        (f"{group}={option}", f"{GROUPS[group]} [normbench list {group}]") for group, option in chosen.items()
+        (f"{group}={chosen[group]}", f"{meaning} [normbench list {group}]") for group, meaning in GROUPS.items()
     )
     values = {path: show(lookup(config.tree, path)) for path in flat(config.tree) if not path.endswith(HYDRA_KEYS)}
     write_keys(formatter, values, settings_of(config.tree), values)

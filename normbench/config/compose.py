@@ -276,9 +276,10 @@ def translated() -> Iterator[None]:
 
 def written(words: Sequence[str], resolve: bool) -> str:
     """Return the configuration that words ask for as YAML; without `resolve`, what refers to other keys as it is."""
-    read(words)  # says in a sentence what is wrong
-    with initialized():
+    find_own_classes()
+    with initialized(), translated():
         chosen, settings = divided(words)
         config, groups = compose(chosen)
         apply(config, groups, settings)
+        finished(config, groups, tuple(words))  # says in a sentence what is wrong
         return OmegaConf.to_yaml(config, resolve=resolve)
