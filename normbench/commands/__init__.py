@@ -65,6 +65,13 @@ def check_options(ctx: click.Context, param: click.Parameter, words: tuple[str, 
     return (*words, *(f"hydra.searchpath=['file://{folder}']" for folder in folders))
 
 
+class Folder(click.Path):
+    """A folder; `~` is the home folder, also behind a `=`, where the shell leaves it alone."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        return Path(value).expanduser()
+
+
 def later(module: str, function: str) -> Callable[..., Any]:
     """Return a function of `normbench.commands`, whose module is imported when the function is called."""
     return lambda *given: getattr(import_module(f"normbench.commands.{module}"), function)(*given)
@@ -75,7 +82,7 @@ def flag(name: str, help: str, **more: Any) -> Callable[[Any], Any]:
     return click.option(f"--{name}", help=help, **more if more else {"is_flag": True})
 
 
-FOLDER = click.Path(file_okay=False, path_type=Path)
+FOLDER = Folder(file_okay=False)
 
 # GROUP=OPTION and KEY=VALUE, as `normbench train` takes them, and where further options are; both are read before
 # --help is answered, whose page goes by them.
