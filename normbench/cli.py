@@ -22,6 +22,7 @@ from normbench.commands import CONFIG_DIR, FOLDER, HELP, SETTINGS, Commands, fla
 from normbench.config import GROUPS
 from normbench.errors import RunFailure, UsageError
 
+INFO = ("all", "config", "defaults", "defaults-tree", "searchpath")  # what Hydra tells
 COMPLETE = "_NORMBENCH_COMPLETE"  # where a shell's completion script says what it asks
 
 
@@ -97,9 +98,10 @@ def cli() -> None:
 @flag("dry-run", "Print what would run, with its memory, time and disk, measured on a few steps; leave nothing behind.")
 @flag("cfg", "Print the whole configuration and do nothing else.", type=click.Choice(["job"]))
 @flag("resolve", "With --cfg: fill in what refers to other keys.")
+@flag("info", "Print which files the configuration comes from, and do nothing else.", type=click.Choice(INFO))
 @CONFIG_DIR
 @HELP
-def train(words: tuple[str, ...], dry_run: bool, cfg: str, resolve: bool) -> int:
+def train(words: tuple[str, ...], dry_run: bool, cfg: str, resolve: bool, info: str) -> int:
     """Train one model and record it, or go on with a stopped run.
 
     The run is recorded in outputs/NAME/RUN, which normbench tensorboard shows. The same command goes on with a run
@@ -111,8 +113,11 @@ def train(words: tuple[str, ...], dry_run: bool, cfg: str, resolve: bool) -> int
       normbench train model=cnn data=digits norm=groupnorm norm.groups=8 seed=1
       normbench train experiment=nanogpt_cpu data.root=PATH trainer.steps=500
     """
-    from normbench.config.compose import read, written
+    from normbench.config.compose import print_info, read, written
 
+    if info:
+        print_info(words, info)
+        return 0
     if cfg or resolve:
         print(written(words, resolve), end="")
         return 0

@@ -174,6 +174,7 @@ def test_cfg_job_prints_the_configuration_and_does_nothing(here: Path, capsys: p
     assert (tree["norm"]["_target_"], tree["seed"]) == ("normbench.norms.RMSNorm", 7)
     assert "${" in page(capsys, "train", "--cfg", "job")
     assert "${" not in page(capsys, "train", "--cfg", "job", "--resolve")
+    assert "norm/dyt " in page(capsys, "train", "norm=dyt", "seed=7", "--info", "defaults")
     assert not (here / "outputs").exists()
 
 

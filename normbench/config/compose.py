@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -283,3 +284,15 @@ def written(words: Sequence[str], resolve: bool) -> str:
         apply(config, groups, settings)
         finished(config, groups, tuple(words))  # says in a sentence what is wrong
         return OmegaConf.to_yaml(config, resolve=resolve)
+
+
+def print_info(words: Sequence[str], kind: str) -> None:
+    """Let Hydra itself print which files a configuration comes from."""
+    written(words, resolve=True)  # says in a sentence what is wrong
+    chosen, settings = divided(words)
+    changes = [text(override) if override.is_delete() else f"++{text(override)}" for override in settings]
+    before, sys.argv = sys.argv, ["normbench train", *chosen, *changes, f"--info={kind}"]
+    try:
+        hydra.main(version_base="1.3", config_path=str(config_directory()), config_name="train")(lambda config: None)()
+    finally:
+        sys.argv = before
