@@ -119,14 +119,11 @@ def test_a_damaged_run_is_named_and_left_out(tmp_path: Path, file: str, content:
 
 @pytest.mark.parametrize(
     ("metrics", "lost"),
-    [
-        ({"loss/val": None}, "validation"),
-        ({"loss/val": 2.0, "loss/test": None}, "test"),
-    ],
+    [({"loss/val": None}, "loss/val"), ({"loss/val": 2.0, "loss/test": None}, "loss/test")],
 )
 def test_a_run_that_ends_without_a_finite_loss_diverged(tmp_path: Path, metrics: dict[str, Any], lost: str) -> None:
     run = read_run(RunDirectory(make_run(tmp_path, summary={"metrics": metrics})), "lost")
-    assert (run.status, run.message, run.ended) == ("diverged", f"its final {lost} loss is not finite", True)
+    assert (run.status, run.message, run.ended) == ("diverged", f"its final {lost} is not finite", True)
 
 
 def test_no_folder_no_runs_no_results_and_mixed_tasks_are_one_sentence(tmp_path: Path) -> None:

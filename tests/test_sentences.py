@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from normbench.analysis.comparisons import Comparison, best_rate, compare_all, contenders, usual_baseline
+from normbench.analysis.curves import Recorded
 from normbench.analysis.fairness import open_rates, survivors
 from normbench.analysis.measures import Metric, accuracy_on, loss_on
 from normbench.analysis.records import Arm, Run, Study
@@ -28,7 +29,7 @@ def run(seed: int, result: float | str, metric: Metric) -> Run:
     status = result if isinstance(result, str) else "finished"
     metrics = {} if isinstance(result, str) else {metric.tag: result / metric.scale}
     summary = {} if status in ("running", "interrupted") else {"metrics": metrics}
-    return Run(str(seed), Path(str(seed)), status, 1, 1, "", seed, {}, {}, summary, ())
+    return Run(str(seed), Path(str(seed)), status, 1, 1, "", seed, {}, {}, summary, ({},), Recorded({}))
 
 
 def comparisons(

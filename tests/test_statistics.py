@@ -12,7 +12,7 @@ from scipy import stats
 
 from normbench.analysis.statistics import (
     Interval,
-    PairedDifference,
+    Sample,
     count_spikes,
     holm,
     learning_rate_sensitivity,
@@ -21,7 +21,7 @@ from normbench.analysis.statistics import (
 )
 
 
-def differences(values: Sequence[float]) -> PairedDifference:
+def differences(values: Sequence[float]) -> Sample:
     """The paired difference of arms whose differences by seed are these."""
     return paired_difference(dict(enumerate(values)), dict.fromkeys(range(len(values)), 0.0))
 
@@ -46,7 +46,7 @@ def test_paired_difference_by_hand() -> None:
     # distribution is algebraic: two-sided p = 1 − t / √(2 + t²) = 1 − 2√3 / √14; t_{0.975, 2} = 4.30265.
     # J(2) = Γ(1) / (√1·Γ(1/2)) = 1/√π.
     found = paired_difference({0: 6.0, 1: 3.0, 2: 5.0, 7: 1.0}, {2: 2.0, 1: 1.0, 0: 5.0, 8: 0.0})
-    assert (found.seeds, found.n, found.differences) == ((0, 1, 2), 3, (1.0, 2.0, 3.0))
+    assert (found.seeds, found.n, found.values) == ((0, 1, 2), 3, (1.0, 2.0, 3.0))
     assert (found.mean, found.sd) == (2, 1)
     assert found.p == pytest.approx(1 - 2 * math.sqrt(3) / math.sqrt(14))
     assert found.effect_size == pytest.approx(2 / math.sqrt(math.pi))
@@ -78,7 +78,7 @@ def test_equal_differences_are_not_certain() -> None:
     # Accuracies in percent that only rounding tells apart: 340 − 339 and 28 − 27 of 360 are not the same number.
     first, second = ({0: 100 * a / 360, 1: 100 * b / 360} for a, b in ((340, 28), (339, 27)))
     found = paired_difference(first, second)
-    assert len(set(found.differences)) == 2 and found.sd == 0 and found.p is None
+    assert len(set(found.values)) == 2 and found.sd == 0 and found.p is None
     same = paired_difference({0: 0.1 + 0.2, 1: 0.3}, {0: 0.3, 1: 0.3})
     assert (same.mean, same.sd, same.p) == (0, 0, 1)
 

@@ -6,19 +6,14 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from normbench.analysis.measures import Metric, final, known, loss_on
-from normbench.analysis.records import Arm, Run, Study, setting, shortened
-from normbench.analysis.statistics import (
-    ALPHA,
-    Interval,
-    PairedDifference,
-    detectable_difference,
-    holm,
-    paired_difference,
-)
+from normbench.analysis.records import Arm, Run, Study, read_study, setting, shortened
+from normbench.analysis.statistics import ALPHA, Interval, Sample, detectable_difference, holm, paired_difference
 from normbench.config.groups import GROUPS
 from normbench.errors import UsageError
 from normbench.settings import nearest
@@ -42,17 +37,15 @@ Baseline = dict[str, Any]
 class Comparison:
     """One arm less its baseline in a metric's unit, over the seeds that finished in both.
 
-    corrected: p after Holm. detectable: the smallest difference that would have been found four times in five, Holm
-    included. family: over how many comparisons Holm corrects.
+    corrected: p after Holm. family: over how many comparisons Holm corrects.
     """
 
     arm: Arm
     baseline: Arm
     metric: Metric
-    paired: PairedDifference
-    corrected: float | None = None
-    detectable: float | None = None
-    family: int = 1
+    paired: Sample
+    corrected: float | None
+    family: int
 
     @property
     def n(self) -> int:
@@ -63,6 +56,11 @@ class Comparison:
     def interval(self) -> Interval | None:
         """Return that at 95 %, from two seeds on that do not all differ by the same."""
         return self.paired.interval
+
+    @property
+    def detectable(self) -> float | None:
+        """Return the smallest difference that would have been found four times in five, Holm included."""
+        return detectable_difference(self.n, self.paired.sd, family=self.family) if self.paired.sd else None
 
     @property
     def seeds(self) -> set[int]:
@@ -110,15 +108,14 @@ def compare_all(arms: Sequence[Arm], baseline: Baseline, metric: Metric) -> tupl
     pairs = []
     for arm in arms:
         wanted = {**arm.settings, **baseline}
-        pairs += [(arm, other) for other in arms if other.settings == wanted and other is not arm][:1]
-    found = [paired_difference(*(by_seed(arm.runs, partial(final, metric=metric)) for arm in pair)) for pair in pairs]
+        pairs += [(arm, other) for other in arms if other.settings == wanted and other is not arm]
+    found = [paired_difference(*(by_seed(arm.runs, lambda run: final(run, metric)) for arm in pair)) for pair in pairs]
     corrected, family = corrected_over(found)
-    detectable = [detectable_difference(one.n, one.sd, family=family) if one.sd else None for one in found]
-    rows = zip(pairs, found, corrected, detectable, strict=True)
-    return tuple(Comparison(*pair, metric, one, p, least, family) for pair, one, p, least in rows)
+    rows = zip(pairs, found, corrected, strict=True)
+    return tuple(Comparison(*pair, metric, one, p, family) for pair, one, p in rows)
 
 
-def corrected_over(differences: Sequence[PairedDifference]) -> tuple[list[float | None], int]:
+def corrected_over(differences: Sequence[Sample]) -> tuple[list[float | None], int]:
     """Return the p values of a family after Holm, and how many count towards it.
 
     Differences that are all the same have no p and count all the same: that they are is chance, too.
@@ -129,12 +126,9 @@ def corrected_over(differences: Sequence[PairedDifference]) -> tuple[list[float 
 
 
 def by_seed(runs: Sequence[Run], measure: Callable[[Run], float]) -> dict[int, float]:
-    """Return what is measured of runs, where it is finite; of several with one seed their mean."""
-    found: dict[int, list[float]] = {}
-    for run in runs:
-        if math.isfinite(value := measure(run)):
-            found.setdefault(run.seed, []).append(value)
-    return {seed: sum(values) / len(values) for seed, values in found.items()}
+    """Return what is measured of runs, where it is not NaN; of several with one seed their mean."""
+    found = pd.Series([measure(run) for run in runs], [run.seed for run in runs], dtype=float)
+    return found.groupby(level=0).mean().dropna().to_dict()
 
 
 # ---- the baseline
@@ -148,43 +142,21 @@ def usual_baseline(study: Study) -> Baseline:
     return next((dict(one) for one in usual if one and any(arm.has(one) for arm in study.arms)), {})
 
 
-def given_baseline(study: Study, words: str) -> Baseline:
-    """Return the baseline that words name: `norm=layernorm placement=pre`, or an arm's options alone.
+def given_baseline(study: Study, words: str, flag: str = "--baseline ") -> Baseline:
+    """Return the settings that words name: `norm=layernorm placement=pre`, or an arm's options alone.
 
-    Raises:
-        UsageError: no arm has it.
-    """
-    if not study.varied:
-        raise UsageError(f"--baseline {words}: all runs are of one arm, so leave it out")
-    return settings_of(study, words, "--baseline ")
-
-
-def chosen_arm(study: Study, words: str) -> Arm:
-    """Return the one arm that words name, as `given_baseline` reads them.
-
-    Raises:
-        UsageError: no arm has it, or several have.
-    """
-    wanted = settings_of(study, words)
-    found = [arm for arm in study.arms if arm.has(wanted)]
-    if len(found) != 1:
-        raise UsageError(f"{words} names {len(found)} arms: say which of {shortened([arm.name for arm in found])}")
-    return found[0]
-
-
-def settings_of(study: Study, words: str, flag: str = "") -> dict[str, Any]:
-    """Return the settings that words name; `flag` begins the complaint.
+    flag: begins the complaint.
 
     Raises:
         UsageError: no arm has them.
     """
-    known: dict[str, dict[str, Any]] = {arm.name: dict(arm.settings) for arm in study.arms}
+    known: dict[str, Baseline] = {arm.name: dict(arm.settings) for arm in study.arms}
     for key, value in ((key, value) for arm in study.arms for key, value in arm.settings.items()):
         names = (f"{key}=", f"{key.rpartition('.')[2]}=", "")
         known |= {f"{name}{number(str(value))}": {key: value} for name in names}
-    common = [(group, setting(study.runs[0], group)) for group in GROUPS if group not in study.varied]
-    known |= {f"{group}={option}": {} for group, option in common}  # which every arm has
-    settings: dict[str, Any] = {}
+    common = [group for group in GROUPS if group not in study.varied]
+    known |= {f"{group}={setting(study.runs[0], group)}": {} for group in common}  # which every arm has
+    settings: Baseline = {}
     for word in [words.strip()] if words.strip() in known else WORD.findall(words):
         name, equals, value = word.rpartition("=")
         if (found := known.get(f"{name}{equals}{number(value)}")) is None:
@@ -201,6 +173,46 @@ def number(text: str) -> str:
         return f"{float(text):g}"
     except ValueError:
         return text
+
+
+# ---- two arms
+
+
+def read_pair(first: str, second: str, folder: Path) -> Study:
+    """Read the two arms that words name: folders of runs, or arms of the runs below `folder`.
+
+    Raises:
+        UsageError: a word names no arm or several, or both name the same.
+    """
+    words, arms = (first, second), []
+    folders = [Path(word) for word in words if Path(word).is_dir()]
+    study = read_study(folders if len(folders) == 2 else [folder])
+    for word in words:
+        found = arms_in(study, Path(word)) if len(folders) == 2 else arms_named(study, word)
+        if len(found) != 1:
+            names = shortened([arm.name for arm in found])
+            raise UsageError(f"{word} names {len(found)} arms: name one of {names}, with --in FOLDER")
+        arms += found
+    if {run.path for run in arms[0].runs} & {run.path for run in arms[1].runs}:
+        raise UsageError(f"{first} and {second} are the same runs: name two arms")
+    if arms[0].name == arms[1].name:  # the same settings in two folders
+        arms = [replace(arm, settings={**arm.settings, "in": word}) for arm, word in zip(arms, words, strict=True)]
+    return replace(study, arms=tuple(arms))
+
+
+def arms_named(study: Study, words: str) -> list[Arm]:
+    """Return the arms that have the settings that words name."""
+    wanted = given_baseline(study, words, flag="")
+    return [arm for arm in study.arms if arm.has(wanted)]
+
+
+def arms_in(study: Study, folder: Path) -> list[Arm]:
+    """Return the arms of the runs below a folder, with those alone."""
+    found = []
+    for arm in study.arms:
+        if runs := tuple(run for run in arm.runs if run.path.resolve().is_relative_to(folder.resolve())):
+            found.append(Arm(arm.settings, runs))
+    return found
 
 
 # ---- learning rates

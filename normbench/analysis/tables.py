@@ -1,4 +1,4 @@
-"""The tables of a report: data frames of words, which a page, a text and a terminal show."""
+"""The tables of a report and of a comparison: data frames of words, which a page, a text and a terminal show."""
 
 from __future__ import annotations
 
@@ -13,10 +13,22 @@ import pandas as pd
 from normbench.analysis import wording
 from normbench.analysis.comparisons import Comparison, by_seed
 from normbench.analysis.measures import IN_BLOCKS, NAN, Yardstick, evaluations_in_words, known
-from normbench.analysis.records import Run, Study
+from normbench.analysis.records import ASIDE, Arm, Run, Study, setting
 from normbench.analysis.sensitivity import Tried
-from normbench.analysis.statistics import Interval, mean_interval, paired_difference
-from normbench.analysis.wording import NONE, duration, fixed, significant, span
+from normbench.analysis.statistics import (
+    Interval,
+    mean_interval,
+    paired_difference,
+    paired_power,
+    sd_upper_limit,
+    seeds_needed,
+)
+from normbench.analysis.wording import NONE, duration, fixed, in_words, plain, significant, span
+from normbench.config.groups import GROUPS
+from normbench.errors import UsageError
+
+# Of a standard deviation of the paired differences: what is planned for where no difference is asked for.
+USUAL_SIZES = (0.5, 1.0, 2.0)
 
 # Columns of what did not finish: the statuses that each counts.
 BAD = {
@@ -83,7 +95,7 @@ def result_row(name: str, own: pd.DataFrame, by: Yardstick) -> dict[str, str]:
         row["95 % interval" + " " * place] = span(interval, metric.decimals)
     primary, timed = by.primary, finished[f"{by.timed}_at_equal_time"].mean()
     best = f"best validation {primary.tag.partition('/')[0]}, {primary.symbol}"
-    reach = f"time to {wording.plain(by.target)} nats" if math.isfinite(by.target) else "time to a target"
+    reach = f"time to {plain(by.target)} nats" if math.isfinite(by.target) else "time to a target"
     return row | {
         best: fixed(finished["best"].mean(), primary.decimals),
         "train–validation gap, nats": fixed(finished["gap"].mean(), 4, sign=True),
@@ -237,11 +249,56 @@ def lost_table(study: Study) -> Table:
             "seed": str(run.seed),
             "status": run.status.replace("_", " "),
             "step": f"{run.step:,} of {run.steps:,}",
-            "why": " ".join(run.message.split()) or NONE,
-            "its command": " ".join(str(run.session.get("command") or "").split()) or NONE,
+            "why": run.message or NONE,
+            "its command": run.session["command"],
         }
-        for arm in study.arms
-        for run in arm.runs
+        for arm, run in study.pairs
         if run.status != "finished"
     ]
     return made("lost", "Runs that did not finish", rows, heads=7)
+
+
+# ---- two arms
+
+
+def settings_table(first: Arm, second: Arm) -> Table:
+    """Say in which settings the arms differ, groups first."""
+    keys = (*GROUPS, *sorted({key for run in (*first.runs, *second.runs) for key in run.config}.difference(ASIDE)))
+    shown = [key for key in keys if not key.endswith("_target_")]
+    columns = {arm.name: [values_of(arm, key) for key in shown] for arm in (first, second)}
+    frame = pd.DataFrame({"setting": shown, **columns})
+    frame = frame[frame[first.name] != frame[second.name]]
+    return Table(
+        "settings", "What differs", frame, () if len(frame) else ("The configurations do not differ.",), heads=3
+    )
+
+
+def values_of(arm: Arm, key: str) -> str:
+    """Write what the runs of an arm have for a setting."""
+    return ", ".join(map(in_words, dict.fromkeys(setting(run, key) for run in arm.runs)))
+
+
+def plan(one: Comparison, difference: float | None) -> Table:
+    """Say how many seeds a difference needs, from the pilot's spread of paired differences; without one, three sizes.
+
+    For each: by the pilot's standard deviation; by its upper 80 % limit; and the share of studies of the pilot's size
+    that would find it.
+
+    Raises:
+        UsageError: the pilot has fewer than two pairs, or no spread.
+    """
+    n, sd = one.n, one.paired.sd
+    if not sd:
+        needs = "a plan needs a pilot of two seeds or more in both arms that do not all differ by the same"
+        raise UsageError(f"{needs}, and {n} finished in both: run more seeds")
+    sizes = [share * sd for share in USUAL_SIZES] if difference is None else [difference]
+    rows = [
+        {
+            f"difference, {one.metric.unit}": plain(float(f"{size:.3g}")),
+            "seeds": f"{seeds_needed(size, sd):,}",
+            "cautious": f"{seeds_needed(size, sd_upper_limit(sd, n)):,}",
+            f"found with {n} seeds": f"{100 * paired_power(size, sd, n):.0f} %",
+        }
+        for size in sizes
+    ]
+    return made("plan", "Seeds that a difference needs", rows, heads=0, n=n, sd=sd, unit=one.metric.unit)

@@ -94,6 +94,15 @@ def duration(seconds: float) -> str:
     return f"{significant(seconds / size)} {unit}" if math.isfinite(seconds) else NONE
 
 
+def in_words(value: Any) -> str:
+    """Write a setting: numbers short, yes and no for truths, a dash for none."""
+    if value is None or value == "None":
+        return NONE
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else str(value)
+
+
 def count(number: int, word: str) -> str:
     """Write a number of things, such as `5 seeds`."""
     return f"{number} {word}{'' if number == 1 else 's'}"

@@ -60,11 +60,11 @@ def draw_difference(axes: Axes, place: int, one: Comparison, entry: Entry) -> li
     paired, names = one.paired, (one.arm.name, one.baseline.name)
     ends = (one.interval.lower, one.interval.upper) if one.interval else (paired.mean, paired.mean)
     heights = place + 0.22 + min(0.06, 0.24 / one.n) * np.arange(one.n)
-    axes.plot(paired.differences, heights, ".", color=entry.color, markersize=4, markeredgewidth=0)
+    axes.plot(paired.values, heights, ".", color=entry.color, markersize=4, markeredgewidth=0)
     axes.plot(ends, [place, place], color=entry.color, linewidth=2, solid_capstyle="butt")
     face = entry.color if one.real else "none"
     axes.plot(paired.mean, place, entry.marker, markersize=7, color=entry.color, markerfacecolor=face)
-    seeds = zip(paired.seeds, paired.differences, strict=True)
+    seeds = zip(paired.seeds, paired.values, strict=True)
     mean = (*names, "mean", None, paired.mean, *(ends if one.interval else (None, None)), one.corrected)
     return [mean, *((*names, "seed", seed, value, None, None, None) for seed, value in seeds)]
 
