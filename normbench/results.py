@@ -8,13 +8,11 @@ import re
 import warnings
 from collections.abc import Mapping
 from contextlib import suppress
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 
-from normbench.config.groups import GROUPS
 from normbench.errors import UsageError
 from normbench.rundir import RunDirectory, read_json
 from normbench.settings import flat
@@ -118,7 +116,8 @@ def load_runs(folder: str | os.PathLike[str]) -> pd.DataFrame:
     """
     import pandas as pd
 
-    return pd.DataFrame([row(run, name) for name, run in run_directories(folder).items()])
+    frame = pd.DataFrame([row(run, name) for name, run in run_directories(folder).items()])
+    return frame.assign(heartbeat=pd.to_datetime(frame["heartbeat"], unit="s", utc=True))
 
 
 def load_metrics(folder: str | os.PathLike[str]) -> pd.DataFrame:
@@ -164,13 +163,12 @@ def row(run: RunDirectory, name: str) -> dict[str, Any]:
     """Return where a run is and how it stands, its choices, its configuration, and its results where it has ended."""
     summary, status = (read_json(path) or {} for path in (run.summary, run.status))
     stands, chosen = summary or status, [{}, *run.sessions()][-1].get("choices", {})
-    heartbeat = status.get("heartbeat")
     columns = {
         "run": name,
         "path": str(run.path),
         **{name: stands.get(name) for name in ("status", "step", "steps")},
-        "heartbeat": None if heartbeat is None else datetime.fromtimestamp(heartbeat, UTC),
-        **{group: None if chosen[group] == "None" else chosen[group] for group in GROUPS if group in chosen},
+        "heartbeat": status.get("heartbeat"),
+        **{group: None if option == "None" else option for group, option in chosen.items()},
         **flat(configuration(run)),
         **summary.get("metrics", {}),
         **flat({name: value for name, value in summary.items() if name not in PLACED}),

@@ -67,7 +67,7 @@ def test_several_runs_of_one_arm_and_seed_are_named_and_count_by_their_mean(tmp_
     make_run(tmp_path, norm="rmsnorm", seed=1, final=2.3, name="again")
     assert topics(tmp_path)["doubles"] == "rmsnorm: there are several runs with one seed, whose mean counts"
     (one,) = make_report([tmp_path]).comparisons
-    assert one.paired.values == pytest.approx((0.0, 0.1))
+    assert one.values == pytest.approx((0.0, 0.1))
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from typing import Any
 import pandas as pd
 
 from normbench.analysis.measures import Metric, final, known, loss_on
-from normbench.analysis.records import Arm, Run, Study, read_study, setting, shortened
-from normbench.analysis.statistics import ALPHA, Interval, Sample, detectable_difference, holm, paired_difference
+from normbench.analysis.records import Arm, Run, Study, read_study, shortened
+from normbench.analysis.statistics import ALPHA, Sample, detectable_difference, holm, paired_difference
 from normbench.config.groups import GROUPS
 from normbench.errors import UsageError
 from normbench.settings import nearest
@@ -34,7 +34,7 @@ Baseline = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Sample):
     """One arm less its baseline in a metric's unit, over the seeds that finished in both.
 
     corrected: p after Holm. family: over how many comparisons Holm corrects.
@@ -43,35 +43,24 @@ class Comparison:
     arm: Arm
     baseline: Arm
     metric: Metric
-    paired: Sample
     corrected: float | None
     family: int
 
     @property
-    def n(self) -> int:
-        """Return the number of pairs."""
-        return self.paired.n
-
-    @property
-    def interval(self) -> Interval | None:
-        """Return that at 95 %, from two seeds on that do not all differ by the same."""
-        return self.paired.interval
-
-    @property
     def detectable(self) -> float | None:
         """Return the smallest difference that would have been found four times in five, Holm included."""
-        return detectable_difference(self.n, self.paired.sd, family=self.family) if self.paired.sd else None
+        return detectable_difference(self.n, self.sd, family=self.family) if self.sd else None
 
     @property
-    def seeds(self) -> set[int]:
-        """Return all that were tried in either arm."""
+    def tried(self) -> set[int]:
+        """Return all seeds of either arm."""
         return {run.seed for arm in (self.arm, self.baseline) for run in arm.runs}
 
     @property
     def survived(self) -> bool:
         """Say whether the pairs are what is left where other seeds were lost."""
         runs = (*self.arm.runs, *self.baseline.runs)
-        return any(run.status in LOST and run.seed not in self.paired.seeds for run in runs)
+        return any(run.status in LOST and run.seed not in self.seeds for run in runs)
 
     @property
     def real(self) -> bool:
@@ -81,7 +70,7 @@ class Comparison:
     @property
     def better(self) -> bool:
         """Say whether the arm's mean is the better one."""
-        return (self.paired.mean < 0) == self.metric.lower_is_better
+        return (self.mean < 0) == self.metric.lower_is_better
 
     def verdict(self, margin: float | None = None) -> str:
         """Return what can be said of it: the name of a sentence in sentences.jinja.
@@ -90,9 +79,9 @@ class Comparison:
         """
         if self.n < 2:
             return "one_seed" if self.n else "no_seed"
-        if self.interval is None or self.paired.p is None:
-            return "constant" if self.paired.mean else "same"
-        if self.paired.p < ALPHA:
+        if self.interval is None or self.p is None:
+            return "constant" if self.mean else "same"
+        if self.p < ALPHA:
             return "different" if self.real else "possible"
         if margin is not None and self.interval.reach <= margin:
             return "within"
@@ -112,7 +101,7 @@ def compare_all(arms: Sequence[Arm], baseline: Baseline, metric: Metric) -> tupl
     found = [paired_difference(*(by_seed(arm.runs, lambda run: final(run, metric)) for arm in pair)) for pair in pairs]
     corrected, family = corrected_over(found)
     rows = zip(pairs, found, corrected, strict=True)
-    return tuple(Comparison(*pair, metric, one, p, family) for pair, one, p in rows)
+    return tuple(Comparison(one.values, one.resolution, one.seeds, *pair, metric, p, family) for pair, one, p in rows)
 
 
 def corrected_over(differences: Sequence[Sample]) -> tuple[list[float | None], int]:
@@ -155,7 +144,7 @@ def given_baseline(study: Study, words: str, flag: str = "--baseline ") -> Basel
         names = (f"{key}=", f"{key.rpartition('.')[2]}=", "")
         known |= {f"{name}{number(str(value))}": {key: value} for name in names}
     common = [group for group in GROUPS if group not in study.varied]
-    known |= {f"{group}={setting(study.runs[0], group)}": {} for group in common}  # which every arm has
+    known |= {f"{group}={study.runs[0].config.get(group)}": {} for group in common}  # which every arm has
     settings: Baseline = {}
     for word in [words.strip()] if words.strip() in known else WORD.findall(words):
         name, equals, value = word.rpartition("=")
@@ -248,8 +237,7 @@ def best_rate(family: Sequence[Arm]) -> Arm:
     common = set[int].intersection(*map(settled_seeds, tried))
 
     def badness(arm: Arm) -> tuple[float, float]:
-        seeds = common or settled_seeds(arm)
-        runs = [run for run in arm.runs if run.seed in seeds and run.status in SETTLED]
+        runs = [run for run in arm.runs if run.status in SETTLED and (run.seed in common or not common)]
         losses = known(final(run, loss_on("val")) for run in runs)
         return 1 - len(losses) / max(len(runs), 1), sum(losses) / len(losses) if losses else math.inf
 

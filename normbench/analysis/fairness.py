@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import filter as matching
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import ChainableUndefined
 
 from normbench.analysis.comparisons import LEARNING_RATE, LOST, Comparison, rate_families, settled_seeds, without_rate
 from normbench.analysis.measures import known
-from normbench.analysis.records import Run, Study, candidates, setting, shortened
+from normbench.analysis.records import Run, Study, candidates, shortened
 from normbench.analysis.wording import TEMPLATES, environment, in_words
 from normbench.config.groups import GROUPS
 from normbench.rundir import CHOICE_FILE, read_json
@@ -26,8 +24,7 @@ STEADY = 1.5
 FEWEST_STEPS = 10  # steps that a median must be of at least
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(NamedTuple):
     """One fact. topic: a word or two. text: the sentence. serious: whether it may decide who wins."""
 
     topic: str
@@ -118,21 +115,18 @@ def asked_for(study: Study) -> set[str]:
 def seeds(study: Study) -> Iterator[Finding]:
     """Find arms that lack a seed that others have."""
     every = {run.seed for run in study.runs}
-    lacking: dict[str, list[str]] = {}
-    for arm in study.arms:
-        lacks = sorted(every - {run.seed for run in arm.runs})
-        lacking.setdefault(shortened([*map(str, lacks)]), []).append(arm.name)
-    for missing, names in lacking.items():
-        if missing:
-            yield Finding("missing seeds", f"{shortened(names, 6)}: no run with seed {missing}, which other arms have")
+    lacking = {arm.name: sorted(every - {run.seed for run in arm.runs}) for arm in study.arms}
+    for seeds, names in arms_by_value((name, [*map(str, lacks)] or None) for name, lacks in lacking.items()).items():
+        text = f"{shortened(names, 6)}: no run with seed {shortened(seeds)}, which other arms have"
+        yield Finding("missing seeds", text)
 
 
 def step_times(study: Study) -> Iterator[Finding]:
     """Find arms whose seeds took unlike times for the same work."""
     ratios = {}
     for arm in study.arms:
-        times = [run.summary.get("step_time") or {} for run in arm.runs]
-        medians = known(time.get("median_ms") for time in times if (time.get("n") or 0) >= FEWEST_STEPS)
+        times = [run.summary.get("step_time", {}) for run in arm.runs]
+        medians = known(time["median_ms"] for time in times if time.get("n", 0) >= FEWEST_STEPS)
         ratios[arm.name] = max(medians) / min(medians) if medians else 1.0
     if unsteady := [name for name, ratio in ratios.items() if ratio > STEADY]:
         text = "so runs disturbed each other, or the machine did other work: their times say little"
@@ -146,8 +140,8 @@ def survivors(comparisons: Sequence[Comparison]) -> Iterator[Finding]:
     losers = []
     for name, arm in arms.items():
         counts = Counter(run.status.replace("_", " ") for run in arm.runs if run.status in LOST)
-        losses = [f"{number} of {len(arm.runs)} runs {how}" for how, number in counts.items()]
-        losers += [f"{name}: {', '.join(losses)}"] if losses else []
+        losses = ", ".join(f"{number} of {len(arm.runs)} runs {how}" for how, number in counts.items())
+        losers += [f"{name}: {losses}"] if losses else []
     if losers:
         text = "arms are compared only on the seeds that survived in both, which flatters those that lose runs"
         yield Finding("lost runs", f"{'; '.join(losers[:6])}; {text}")
@@ -176,9 +170,8 @@ def learning_rates(study: Study) -> Iterator[Finding]:
 def choice_of(run: Run) -> Mapping[str, Any]:
     """Return what a sweep with `sweep.lr=auto` has noted of the choice of a run's rate; nothing where it chose none."""
     for choice in (read_json(run.path.parent / CHOICE_FILE) or {}).get("arms", []):
-        groups = {key: value for key, value in choice["arm"].items() if key in GROUPS}
-        same_rate = math.isclose(run.config.get(LEARNING_RATE) or 0, choice["lr"] or -1)
-        if same_rate and all(str(setting(run, key)) == value for key, value in groups.items()):
+        chosen = {LEARNING_RATE: choice["lr"]} | {key: option for key, option in choice["arm"].items() if key in GROUPS}
+        if all(run.config.get(key) == value for key, value in chosen.items()):
             return dict(choice)
     return {}
 

@@ -15,16 +15,16 @@ from normbench.results import configuration, flat, run_directories
 from normbench.rundir import ENDED, RunDirectory, read_json
 
 # Which of the keys that vary names an arm, where several tell the same runs apart: the first of these, then by name.
-FIRST_KEYS = ("optim.lr", "model.depth", "model.width", "model.heads", "model.context", "data.batch_size")
+FIRST_KEYS = (
+    "norm", "placement", "model", "data", "optim", "schedule", "init",
+    "optim.lr", "model.depth", "model.width", "model.heads", "model.context", "data.batch_size",
+)  # fmt: skip
 
 # Keys that tell no arms apart: the seed, where a run lies or runs, what is shown, kept or probed.
 ASIDE = (
-    "seed", "name", "outputs", "quiet", "rerun", "extend", "device", "threads", "data.root", "data.path",
-    "trainer.checkpoint_every", "trainer.keep_checkpoint",
+    "seed", "name", "outputs", "quiet", "rerun", "extend", "device", "threads", "data.root", "data.path", "experiment",
+    "probes", "trainer.checkpoint_every", "trainer.keep_checkpoint",
 )  # fmt: skip
-
-# The groups whose option can name an arm.
-ARM_GROUPS = tuple(group for group in GROUPS if group not in ("experiment", "probes"))
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class Run:
     """One run as its directory tells it.
 
     name: the path from the given folder on. status: of status.json's words, but `diverged` for a run that finished
-    without a finite loss. choices: the option of each group. config: by dotted path. summary: empty until the run has
-    ended. sessions: of environment.json, one for each time that the run was taken up. recorded: its metrics.jsonl.
+    without a finite loss. config: by dotted path, and the option of each group by its name. summary: empty until the
+    run has ended. sessions: of environment.json, one for each time that the run was taken up. recorded: metrics.jsonl.
     """
 
     name: str
@@ -43,7 +43,6 @@ class Run:
     steps: int
     message: str
     seed: int
-    choices: Mapping[str, str]
     config: Mapping[str, Any]
     summary: Mapping[str, Any]
     sessions: Sequence[Mapping[str, Any]]
@@ -152,7 +151,8 @@ def read_run(directory: RunDirectory, name: str) -> Run:
     """
     status, sessions = whole(directory.status), whole(directory.environment)["sessions"]
     summary = whole(directory.summary) if directory.summary.exists() or status["status"] in ENDED else {}
-    stands, config, recorded = {**status, **summary}, flat(configuration(directory)), read_recorded(directory.metrics)
+    stands, recorded = {**status, **summary}, read_recorded(directory.metrics)
+    config = {**flat(configuration(directory)), **sessions[-1]["choices"]}
     if "seed" not in config:
         raise ValueError("config.yaml is missing or damaged")
     if recorded.damage and (summary or recorded.curves):  # a run that has not ended may have no metrics yet
@@ -161,8 +161,7 @@ def read_run(directory: RunDirectory, name: str) -> Run:
         lost = [tag for tag in ("loss/val", "loss/test") if summary["metrics"].get(tag, 0.0) is None]
         stands |= {"status": "diverged", "message": f"its final {lost[0]} is not finite"} if lost else {}
     standing = stands["status"], stands["step"], stands["steps"], stands["message"]
-    choices = sessions[-1]["choices"]
-    return Run(name, directory.path, *standing, config["seed"], choices, config, summary, sessions, recorded)
+    return Run(name, directory.path, *standing, config["seed"], config, summary, sessions, recorded)
 
 
 def whole(path: Path) -> dict[str, Any]:
@@ -184,7 +183,7 @@ def varied_settings(runs: Sequence[Run]) -> tuple[str, ...]:
     cells: list[Any] = [()] * len(runs)
     varied = []
     for key in candidates(runs):
-        refined = list(zip(cells, [setting(run, key) for run in runs], strict=True))
+        refined = list(zip(cells, [run.config.get(key) for run in runs], strict=True))
         if len(set(refined)) > len(set(cells)):
             varied.append(key)
             cells = refined
@@ -193,21 +192,16 @@ def varied_settings(runs: Sequence[Run]) -> tuple[str, ...]:
 
 def candidates(runs: Sequence[Run]) -> list[str]:
     """Return the settings that could tell arms apart, in the order in which they are asked."""
-    keys = {key for run in runs for key in run.config if key not in ASIDE and not key.startswith("probes.")}
+    keys = {key for run in runs for key in run.config if not key.startswith("probes.")}
     first = [key for key in FIRST_KEYS if key in keys]
-    return [*ARM_GROUPS, *first, *sorted(keys.difference(first))]
-
-
-def setting(run: Run, key: str) -> Any:
-    """Return a run's option of a group, or value of a key."""
-    return run.choices.get(key) if key in GROUPS else run.config.get(key)
+    return [*first, *sorted(keys.difference(first, ASIDE))]
 
 
 def arms_of(runs: Sequence[Run], varied: Sequence[str]) -> tuple[Arm, ...]:
     """Gather runs by the settings that vary; arms in the order of their settings, runs by seed."""
     gathered: dict[tuple[Any, ...], list[Run]] = defaultdict(list)
     for run in sorted(runs, key=lambda run: (run.seed, run.name)):
-        gathered[tuple(setting(run, key) for key in varied)].append(run)
+        gathered[tuple(run.config.get(key) for key in varied)].append(run)
     ordered = sorted(gathered.items(), key=lambda item: [in_order(value) for value in item[0]])
     return tuple(Arm(dict(zip(varied, values, strict=True)), tuple(own)) for values, own in ordered)
 

@@ -51,7 +51,7 @@ class Sample:
 
     values: tuple[float, ...]
     resolution: float
-    seeds: tuple[int, ...] = ()
+    seeds: tuple[int, ...]
 
     @property
     def n(self) -> int:
@@ -124,7 +124,7 @@ def mean_interval(
 
     There is none for one value, or values that are all the same; the mean of none is NaN.
     """
-    sample = Sample(tuple(values), ROUNDING * max(map(abs, values), default=0.0))
+    sample = Sample(tuple(values), ROUNDING * max(map(abs, values), default=0.0), ())
     interval = sample.interval
     return sample.mean, interval and Interval(max(interval.lower, bounds[0]), min(interval.upper, bounds[1]))
 

@@ -13,7 +13,7 @@ import pandas as pd
 from normbench.analysis import wording
 from normbench.analysis.comparisons import Comparison, by_seed
 from normbench.analysis.measures import IN_BLOCKS, NAN, Yardstick, evaluations_in_words, known
-from normbench.analysis.records import ASIDE, Arm, Run, Study, setting
+from normbench.analysis.records import ASIDE, Arm, Run, Study
 from normbench.analysis.sensitivity import Tried
 from normbench.analysis.statistics import (
     Interval,
@@ -65,13 +65,25 @@ class Table:
         return replace(self, frame=turned, heads=1, marked=frozenset())
 
 
-def made(key: str, title: str, rows: pd.DataFrame | Sequence[Mapping[str, str]], heads: int = 1, **about: Any) -> Table:
-    """Return rows as a table without the columns of figures that no row has, with the notes that notes.jinja has."""
+def made(
+    key: str,
+    title: str,
+    rows: pd.DataFrame | Sequence[Mapping[str, str]],
+    heads: int = 1,
+    marked: frozenset[int] = frozenset(),
+    **about: Any,
+) -> Table:
+    """Return rows as a table with the notes that notes.jinja has, without the columns of figures that no row has.
+
+    A baseline that is the same in all rows stands in the title.
+    """
     frame = pd.DataFrame(rows)
+    if len(names := set(frame.get("against", ()))) == 1:
+        title, frame, heads = f"{title}, against {names.pop()}", frame.drop(columns="against"), 1
     frame.columns = frame.columns.astype(str).str.rstrip()  # of two with one heading, one has a space until here
     frame = frame.loc[:, (frame != NONE).any().to_numpy() | (np.arange(frame.shape[1]) < heads)]
     notes = wording.paragraphs("notes.jinja", key.partition("-")[0], {"columns": [*frame], **about})
-    return Table(key, title, frame, notes, heads)
+    return Table(key, title, frame, notes, heads, marked)
 
 
 # ---- the arms
@@ -86,27 +98,26 @@ def results_table(runs: pd.DataFrame, study: Study, by: Yardstick) -> Table:
 def result_row(name: str, own: pd.DataFrame, by: Yardstick) -> dict[str, str]:
     """Return one arm."""
     finished = own[own["status"] == "finished"]
-    row = {"arm": name, "n": ""}
+    row = {"arm": name, "n": f"{len(finished)} of {len(own)}" if len(finished) < len(own) else str(len(own))}
     for place, metric in enumerate(by.metrics):
         values = [metric.scale * value for value in known(finished.get(metric.tag, ()))]
         mean, interval = mean_interval(values, metric.bounds)
-        row["n"] = row["n"] or str(len(values)) + (f" of {len(own)}" if len(values) < len(own) else "")
         row[f"{metric.words}, {metric.symbol}"] = fixed(mean, metric.decimals)
         row["95 % interval" + " " * place] = span(interval, metric.decimals)
-    primary, timed = by.primary, finished[f"{by.timed}_at_equal_time"].mean()
-    best = f"best validation {primary.tag.partition('/')[0]}, {primary.symbol}"
-    reach = f"time to {plain(by.target)} nats" if math.isfinite(by.target) else "time to a target"
-    return row | {
-        best: fixed(finished["best"].mean(), primary.decimals),
+    best = f"best validation {by.primary.tag.partition('/')[0]}, {by.primary.symbol}"
+    row |= {
+        best: fixed(finished["best"].mean(), by.primary.decimals),
         "train–validation gap, nats": fixed(finished["gap"].mean(), 4, sign=True),
-        f"loss at {duration(by.seconds)}, nats": fixed(timed, 4),
-        reach: time_to_target(own[own["status"].isin(["finished", "diverged"])]) if math.isfinite(by.target) else NONE,
+        f"loss at {duration(by.seconds)}, nats": fixed(finished[f"{by.timed}_at_equal_time"].mean(), 4),
     }
+    if math.isfinite(by.target):
+        ended = own[own["status"].isin(["finished", "diverged"])]
+        row[f"time to {plain(by.target)} nats"] = time_to_target(ended["target_seconds"].fillna(math.inf))
+    return row
 
 
-def time_to_target(ended: pd.DataFrame) -> str:
+def time_to_target(times: pd.Series) -> str:
     """Return the median time of an arm's runs to the target, where some never got there also how many did."""
-    times = ended["target_seconds"].fillna(math.inf)
     reached = int(np.isfinite(times).sum())
     some = f" ({reached} of {len(times)})" if 0 < reached < len(times) else ""
     return ("not reached" if times.median() == math.inf else duration(times.median())) + some
@@ -144,11 +155,11 @@ def activations_table(blocks: pd.DataFrame) -> Table:
     rows = []
     for name, own in blocks.groupby("arm", sort=False):
         shown = own.iloc[sorted({0, len(own) // 2, len(own) - 1})]
-        row = {"arm": name, "n": str(own["seeds"].max()), "blocks": str(len(own))}
-        for quantity in IN_BLOCKS:
-            words = " → ".join(map(significant, shown[quantity]))
-            row[quantity] = words if shown[quantity].notna().any() else NONE
-        rows.append(row)
+        words = {
+            quantity: " → ".join(map(significant, shown[quantity])) if shown[quantity].notna().any() else NONE
+            for quantity in IN_BLOCKS
+        }
+        rows.append({"arm": name, "n": str(own["seeds"].max()), "blocks": str(len(own)), **words})
     return made("activations", "Activations by depth", rows, heads=3)
 
 
@@ -159,26 +170,24 @@ def differences_table(comparisons: Sequence[Comparison], primary: bool = True) -
     """Compare each arm with its baseline. primary: whether the verdict speaks of this table."""
     metric, family = comparisons[0].metric, comparisons[0].family
     key = "differences" if primary else f"differences-{metric.tag.partition('/')[0]}"
-    rows, title = [difference_row(one) for one in comparisons], f"Differences in {metric.words}"
-    table = made(key, title, rows, heads=2, metric=metric, family=family, primary=primary)
+    title, rows = f"Differences in {metric.words}", [difference_row(one) for one in comparisons]
     marked = frozenset(place for place, one in enumerate(comparisons) if one.real)
-    return of_one_baseline(replace(table, marked=marked), "from")
+    return made(key, title, rows, 2, marked, metric=metric, family=family, primary=primary)
 
 
 def difference_row(one: Comparison) -> dict[str, str]:
     """Return one comparison."""
-    paired, total = one.paired, len(one.seeds)
-    places = wording.precision(paired.mean, one.interval) if one.n else 0
+    places = wording.precision(one.mean, one.interval) if one.n else 0
     return {
         "arm": one.arm.name,
         "against": one.baseline.name,
-        "seeds": str(one.n) + (f" of {total}" if one.n < total else ""),
-        f"difference, {one.metric.unit}": fixed(paired.mean, places, sign=bool(paired.mean)),
+        "seeds": str(one.n) + (f" of {len(one.tried)}" if one.n < len(one.tried) else ""),
+        f"difference, {one.metric.unit}": fixed(one.mean, places, sign=bool(one.mean)),
         "95 % interval": span(one.interval, places, sign=True),
-        "effect size": fixed(paired.effect_size, 2, sign=True),
-        "p": wording.chance(paired.p),
+        "effect size": fixed(one.effect_size, 2, sign=True),
+        "p": wording.chance(one.p),
         "p after Holm": NONE if one.family == 1 else wording.chance(one.corrected),
-        "Wilcoxon p": wording.chance(paired.wilcoxon_p),
+        "Wilcoxon p": wording.chance(one.wilcoxon_p),
         "smallest to be shown": wording.bound(one.detectable),
         "found": found(one),
     }
@@ -197,25 +206,17 @@ def step_times_table(comparisons: Sequence[Comparison]) -> Table:
     for one in comparisons:
         ratio = paired_difference(*(by_seed(arm.runs, log_step_time) for arm in (one.arm, one.baseline)))
         if ratio.n:
-            ends = ratio.interval and Interval(math.exp(ratio.interval.lower), math.exp(ratio.interval.upper))
+            ends = ratio.interval and Interval(*map(math.exp, ratio.interval))
             mean = math.exp(ratio.mean)
             places = wording.precision(mean, ends) if ends else 2
             row = {"arm": one.arm.name, "against": one.baseline.name, "seeds": str(ratio.n)}
             rows.append({**row, "ratio of step times": fixed(mean, places), "95 % interval": span(ends, places)})
-    return of_one_baseline(made("step-times", "Step time, as a multiple", rows, heads=2), "of")
+    return made("step-times", "Ratios of step times", rows, heads=2)
 
 
 def log_step_time(run: Run) -> float:
     """Return the logarithm of the median step time (ms); NaN where it has none."""
-    return math.log((run.summary.get("step_time") or {}).get("median_ms") or NAN)
-
-
-def of_one_baseline(table: Table, link: str) -> Table:
-    """Return the table with the baseline's name behind the title and `link`, where all rows have the same."""
-    names = table.frame["against"].unique() if table.rows else []
-    if len(names) != 1:
-        return table
-    return replace(table, title=f"{table.title} {link} {names[0]}", frame=table.frame.drop(columns="against"), heads=1)
+    return math.log(run.summary.get("step_time", {}).get("median_ms") or NAN)
 
 
 # ---- learning rates, and runs that give no result
@@ -263,8 +264,8 @@ def lost_table(study: Study) -> Table:
 
 def settings_table(first: Arm, second: Arm) -> Table:
     """Say in which settings the arms differ, groups first."""
-    keys = (*GROUPS, *sorted({key for run in (*first.runs, *second.runs) for key in run.config}.difference(ASIDE)))
-    shown = [key for key in keys if not key.endswith("_target_")]
+    keys = {key for run in (*first.runs, *second.runs) for key in run.config if not key.endswith("_target_")}
+    shown = [*GROUPS, *sorted(keys.difference(GROUPS, ASIDE))]
     columns = {arm.name: [values_of(arm, key) for key in shown] for arm in (first, second)}
     frame = pd.DataFrame({"setting": shown, **columns})
     frame = frame[frame[first.name] != frame[second.name]]
@@ -275,7 +276,7 @@ def settings_table(first: Arm, second: Arm) -> Table:
 
 def values_of(arm: Arm, key: str) -> str:
     """Write what the runs of an arm have for a setting."""
-    return ", ".join(map(in_words, dict.fromkeys(setting(run, key) for run in arm.runs)))
+    return ", ".join(map(in_words, dict.fromkeys(run.config.get(key) for run in arm.runs)))
 
 
 def plan(one: Comparison, difference: float | None) -> Table:
@@ -287,7 +288,7 @@ def plan(one: Comparison, difference: float | None) -> Table:
     Raises:
         UsageError: the pilot has fewer than two pairs, or no spread.
     """
-    n, sd = one.n, one.paired.sd
+    n, sd = one.n, one.sd
     if not sd:
         needs = "a plan needs a pilot of two seeds or more in both arms that do not all differ by the same"
         raise UsageError(f"{needs}, and {n} finished in both: run more seeds")

@@ -166,7 +166,7 @@ def compared_words(comparisons: Sequence[Comparison], margin: float | None) -> l
     margin: in the metric's unit; differences within it do not matter.
     """
     kinds: dict[str, list[Comparison]] = {kind: [] for kind in (*EACH, *TOGETHER)}
-    for one in sorted(comparisons, key=lambda one: -abs(one.paired.mean) if one.n > 1 else 0.0):
+    for one in sorted(comparisons, key=lambda one: -abs(one.mean) if one.n > 1 else 0.0):
         kinds[one.verdict(margin)].append(one)
     said: list[str] = []
     for kind in EACH:
