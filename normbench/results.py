@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     import pandas as pd
     import torch
 
-    from normbench.training.checkpoint import State
     from normbench.types import Data, Model, Task
 
 Which = Literal["last", "best"]
@@ -74,23 +73,7 @@ def load_model(
     Raises:
         UsageError: the run has no such weights, or they do not fit.
     """
-
     from normbench import build
-
-    state = stored(run, which)
-    if ema and state.get("average") is None:
-        raise UsageError(f"{run.path} has no averaged weights: the last ones of a run with trainer.ema=0.999 have them")
-    model, _ = build.build_model(run.tree, run.task(), run.tree["seed"])
-    model.load_state_dict(state["average"]["model"] if ema else state["model"])
-    return model.to(build.resolve_device(str(device))).eval()
-
-
-def stored(run: TrainedRun, which: Which) -> State:
-    """Return what a checkpoint of the run holds: the last one, where it is damaged the one before it, or the best.
-
-    Raises:
-        UsageError: there is none, or it is damaged.
-    """
     from normbench.training.checkpoint import Checkpoints
 
     places = {"last": (run.checkpoint, run.previous), "best": (run.best, run.best)}
@@ -102,7 +85,11 @@ def stored(run: TrainedRun, which: Which) -> State:
             f"{run.path} has no {which} checkpoint: trainer.keep_checkpoint={which} keeps it, and it must be written "
             "and whole; train the run further with its own command, or anew with rerun=true"
         )
-    return state
+    if ema and state.get("average") is None:
+        raise UsageError(f"{run.path} has no averaged weights: the last ones of a run with trainer.ema=0.999 have them")
+    model, _ = build.build_model(run.tree, run.task(), run.tree["seed"])
+    model.load_state_dict(state["average"]["model"] if ema else state["model"])
+    return model.to(build.resolve_device(str(device))).eval()
 
 
 # ---- tables of runs
@@ -116,7 +103,22 @@ def load_runs(folder: str | os.PathLike[str]) -> pd.DataFrame:
     """
     import pandas as pd
 
-    frame = pd.DataFrame([row(run, name) for name, run in run_directories(folder).items()])
+    rows = []
+    for name, run in run_directories(folder).items():
+        summary, status = (read_json(path) or {} for path in (run.summary, run.status))
+        stands, chosen = summary or status, [{}, *run.sessions()][-1].get("choices", {})
+        row = {
+            "run": name,
+            "path": str(run.path),
+            **{key: stands.get(key) for key in ("status", "step", "steps")},
+            "heartbeat": status.get("heartbeat"),
+            **{group: None if option == "None" else option for group, option in chosen.items()},
+            **flat(configuration(run)),
+            **summary.get("metrics", {}),
+            **flat({key: value for key, value in summary.items() if key not in PLACED}),
+        }
+        rows.append({key: value for key, value in row.items() if not key.endswith("_partial_")})  # which is Hydra's
+    frame = pd.DataFrame(rows)
     return frame.assign(heartbeat=pd.to_datetime(frame["heartbeat"], unit="s", utc=True))
 
 
@@ -157,23 +159,6 @@ def run_directories(folder: str | os.PathLike[str]) -> dict[str, RunDirectory]:
     if not kept:
         raise UsageError(f"{folder} holds no runs: train something first, or give the folder of your runs")
     return {str(path) if path.name else base.name: RunDirectory(base / path) for path in kept}
-
-
-def row(run: RunDirectory, name: str) -> dict[str, Any]:
-    """Return where a run is and how it stands, its choices, its configuration, and its results where it has ended."""
-    summary, status = (read_json(path) or {} for path in (run.summary, run.status))
-    stands, chosen = summary or status, [{}, *run.sessions()][-1].get("choices", {})
-    columns = {
-        "run": name,
-        "path": str(run.path),
-        **{name: stands.get(name) for name in ("status", "step", "steps")},
-        "heartbeat": status.get("heartbeat"),
-        **{group: None if option == "None" else option for group, option in chosen.items()},
-        **flat(configuration(run)),
-        **summary.get("metrics", {}),
-        **flat({name: value for name, value in summary.items() if name not in PLACED}),
-    }
-    return {name: value for name, value in columns.items() if not name.endswith("_partial_")}  # which is Hydra's
 
 
 def configuration(run: RunDirectory) -> Mapping[str, Any]:

@@ -177,7 +177,11 @@ def read_pair(first: str, second: str, folder: Path) -> Study:
     folders = [Path(word) for word in words if Path(word).is_dir()]
     study = read_study(folders if len(folders) == 2 else [folder])
     for word in words:
-        found = arms_in(study, Path(word)) if len(folders) == 2 else arms_named(study, word)
+        if len(folders) == 2:
+            found = arms_in(study, Path(word))
+        else:
+            wanted = given_baseline(study, word, flag="")
+            found = [arm for arm in study.arms if arm.has(wanted)]
         if len(found) != 1:
             names = shortened([arm.name for arm in found])
             raise UsageError(f"{word} names {len(found)} arms: name one of {names}, with --in FOLDER")
@@ -187,12 +191,6 @@ def read_pair(first: str, second: str, folder: Path) -> Study:
     if arms[0].name == arms[1].name:  # the same settings in two folders
         arms = [replace(arm, settings={**arm.settings, "in": word}) for arm, word in zip(arms, words, strict=True)]
     return replace(study, arms=tuple(arms))
-
-
-def arms_named(study: Study, words: str) -> list[Arm]:
-    """Return the arms that have the settings that words name."""
-    wanted = given_baseline(study, words, flag="")
-    return [arm for arm in study.arms if arm.has(wanted)]
 
 
 def arms_in(study: Study, folder: Path) -> list[Arm]:

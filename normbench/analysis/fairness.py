@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 from jinja2 import ChainableUndefined
 
 from normbench.analysis.comparisons import LEARNING_RATE, LOST, Comparison, rate_families, settled_seeds, without_rate
-from normbench.analysis.measures import known
 from normbench.analysis.records import Run, Study, candidates, shortened
 from normbench.analysis.wording import TEMPLATES, environment, in_words
 from normbench.config.groups import GROUPS
@@ -126,8 +125,8 @@ def step_times(study: Study) -> Iterator[Finding]:
     ratios = {}
     for arm in study.arms:
         times = [run.summary.get("step_time", {}) for run in arm.runs]
-        medians = known(time["median_ms"] for time in times if time.get("n", 0) >= FEWEST_STEPS)
-        ratios[arm.name] = max(medians) / min(medians) if medians else 1.0
+        medians = [time["median_ms"] for time in times if time.get("n", 0) >= FEWEST_STEPS]
+        ratios[arm.name] = max(medians, default=1.0) / min(medians, default=1.0)
     if unsteady := [name for name, ratio in ratios.items() if ratio > STEADY]:
         text = "so runs disturbed each other, or the machine did other work: their times say little"
         worst = f"step times differ up to {max(ratios.values()):.1f}-fold between seeds of one arm"

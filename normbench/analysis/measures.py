@@ -103,31 +103,19 @@ def finite(curve: Curve | None) -> Curve:
     return Curve(curve.steps[known], curve.values[known])
 
 
-def seconds_at(run: Run, steps: np.ndarray) -> np.ndarray:
-    """Return the seconds of training (n,) before some steps (n,): step times of the logged intervals × their steps.
+def seconds_at(run: Run, steps: Any) -> Any:
+    """Return the seconds of training before a step, or some (n,): step times of the logged intervals × their steps.
 
     Evaluation, probing, checkpoints and what the first steps take longer are not in them. The steps before the first
     recorded time count as those behind it, and those behind the last one as those before it. NaN where there is none.
     """
     timed = finite(run.curves.get(STEP_TIME))
     if not len(timed.steps):
-        return np.full(len(steps), NAN)
+        return np.full(np.shape(steps), NAN)
     ends = np.concatenate([[0], timed.steps])
     seconds = np.concatenate([[0.0], np.cumsum(timed.values * np.diff(ends)) / 1e3])
     pace = (seconds[-1] - seconds[-2]) / (ends[-1] - ends[-2])
     return np.interp(steps, ends, seconds) + pace * np.maximum(steps - ends[-1], 0)
-
-
-def total_seconds(run: Run) -> float:
-    """Return the training time of the whole run."""
-    return float(seconds_at(run, np.array([run.step]))[0])
-
-
-def time_to(run: Run, tag: str, target: float) -> float:
-    """Return the training time (s) of the first record at or below a loss; NaN where there is none."""
-    curve = finite(run.curves.get(tag))
-    reached = curve.steps[curve.values <= target][:1]
-    return float(seconds_at(run, reached)[0]) if len(reached) else NAN
 
 
 def value_at(run: Run, tag: str, seconds: float) -> float:
@@ -167,7 +155,7 @@ def yardstick(study: Study, baseline: Sequence[Arm], target: float | None = None
     baseline: the arms that others are compared with.
     """
     finished = [run for run in study.runs if run.status == "finished"]
-    seconds = min(known(map(total_seconds, finished)), default=NAN)
+    seconds = min(known(seconds_at(run, run.step) for run in finished), default=NAN)
     often = all(math.isfinite(value_at(run, VALIDATION_LOSS, seconds)) for run in finished)
     timed = VALIDATION_LOSS if often else TRAINING_LOSS
     curves = [finite(run.curves.get(timed)) for arm in baseline for run in arm.runs if run.status == "finished"]
@@ -185,48 +173,47 @@ def rounded_up(value: float, digits: int) -> float:
 
 
 def runs_frame(study: Study, by: Yardstick) -> pd.DataFrame:
-    """Return a row for each run: what it is, and all that is measured of it; NaN where it has none."""
-    frame = pd.DataFrame([run_row(run, arm, by) for arm, run in study.pairs])
-    mixed = [key for key in study.varied if frame[key].dtype == object]  # a number here and a word there
-    return frame.assign(**frame[mixed].map(str, na_action="ignore"))
-
-
-def run_row(run: Run, arm: Arm, by: Yardstick) -> dict[str, Any]:
-    """Measure one run.
+    """Return a row for each run: what it is, and all that is measured of it; NaN where it has none.
 
     best: the best validation loss (or accuracy, %) on the way, chosen on the validation data. gap: last validation loss
     less last training loss (nats), the latter in eval mode where it was recorded.
     """
-    logged, times = run.summary.get("metrics", {}), run.summary.get("step_time") or {}
-    curve = finite(run.curves.get(f"{by.primary.tag.partition('/')[0]}/val"))
-    sign = 1 if by.primary.lower_is_better else -1
-    best, best_step = min(zip(sign * curve.values, curve.steps, strict=True), default=(NAN, 0))
-    training = loss_on("train_eval" if "loss/train_eval" in run.metrics else "train")
-    spikes, judged = count_spikes(finite(run.curves.get(TRAINING_LOSS)).values)
-    return {
-        "run": run.name,
-        "arm": arm.name,
-        **arm.settings,
-        "seed": run.seed,
-        "status": run.status,
-        "step": run.step,
-        "steps": run.steps,
-        **{tag: value for tag, value in logged.items() if tag.partition("/")[0] in ("loss", "accuracy")},
-        "best": by.primary.scale * sign * float(best),
-        "best_step": int(best_step),
-        "gap": final(run, loss_on("val")) - final(run, training),
-        "training_seconds": total_seconds(run),
-        "target": by.target,
-        "target_seconds": time_to(run, by.timed, by.target),
-        f"{by.timed}_at_equal_time": value_at(run, by.timed, by.seconds) if run.status == "finished" else NAN,
-        "step_median_ms": times.get("median_ms") or NAN,
-        "step_p90_ms": times.get("p90_ms") or NAN,
-        "steps_timed": times.get("n", NAN),
-        "peak_memory_bytes": float(run.summary.get("peak_memory_bytes") or NAN),
-        "spikes": spikes / judged if judged else NAN,
-        "message": run.message,
-        "path": str(run.path),
-    }
+    rows, sign = [], 1 if by.primary.lower_is_better else -1
+    for arm, run in study.pairs:
+        logged, times = run.summary.get("metrics", {}), run.summary.get("step_time", {})
+        curve, timed = (finite(run.curves.get(tag)) for tag in (f"{by.primary.tag.partition('/')[0]}/val", by.timed))
+        best, best_step = min(zip(sign * curve.values, curve.steps, strict=True), default=(NAN, 0))
+        reached = timed.steps[timed.values <= by.target][:1]  # the first record
+        training = loss_on("train_eval" if "loss/train_eval" in run.metrics else "train")
+        spikes, judged = count_spikes(finite(run.curves.get(TRAINING_LOSS)).values)
+        row = {
+            "run": run.name,
+            "arm": arm.name,
+            **arm.settings,
+            "seed": run.seed,
+            "status": run.status,
+            "step": run.step,
+            "steps": run.steps,
+            **{tag: value for tag, value in logged.items() if tag.partition("/")[0] in ("loss", "accuracy")},
+            "best": by.primary.scale * sign * float(best),
+            "best_step": int(best_step),
+            "gap": final(run, loss_on("val")) - final(run, training),
+            "training_seconds": float(seconds_at(run, run.step)),
+            "target": by.target,
+            "target_seconds": float(seconds_at(run, reached[0])) if len(reached) else NAN,
+            f"{by.timed}_at_equal_time": value_at(run, by.timed, by.seconds) if run.status == "finished" else NAN,
+            "step_median_ms": times.get("median_ms") or NAN,
+            "step_p90_ms": times.get("p90_ms") or NAN,
+            "steps_timed": times.get("n", NAN),
+            "peak_memory_bytes": float(run.summary.get("peak_memory_bytes") or NAN),
+            "spikes": spikes / judged if judged else NAN,
+            "message": run.message,
+            "path": str(run.path),
+        }
+        rows.append(row)
+    frame = pd.DataFrame(rows)
+    mixed = [key for key in study.varied if frame[key].dtype == object]  # a number here and a word there
+    return frame.assign(**frame[mixed].map(str, na_action="ignore"))
 
 
 def activations_frame(study: Study) -> pd.DataFrame:
@@ -248,6 +235,5 @@ def activations_frame(study: Study) -> pd.DataFrame:
     runs = groups.mean().unstack().reindex(columns=[*IN_BLOCKS])
     runs["gradient norm"] = groups.agg(lambda own: math.hypot(*own)).unstack().get("gradient norm")
     blocks = runs.groupby(["place", "arm", "block"])
-    means = blocks.mean()
-    means.insert(0, "seeds", blocks.size())
+    means = blocks.mean().assign(seeds=blocks.size())[["seeds", *IN_BLOCKS]]
     return means.reset_index().drop(columns="place")

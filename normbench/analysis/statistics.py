@@ -13,7 +13,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -25,7 +25,10 @@ ALPHA = 0.05  # two-sided level of a test, and 1 − the confidence of an interv
 POWER = 0.8  # share of studies that find a difference that is there
 MOST_SEEDS = 1_000_000  # beyond it nobody plans
 FEWEST_FOR_WILCOXON = 6  # five pairs give p = 0.0625 at the least
+SPIKE = 7.0  # standard deviations
 ROUNDING = 1e-12  # of the largest value: what is closer than this is the same
+
+Bounds = tuple[float, float]
 
 
 class Interval(NamedTuple):
@@ -117,9 +120,7 @@ class Sample:
 # ---- means and differences
 
 
-def mean_interval(
-    values: Sequence[float], bounds: tuple[float, float] = (-math.inf, math.inf)
-) -> tuple[float, Interval | None]:
+def mean_interval(values: Sequence[float], bounds: Bounds = (-math.inf, math.inf)) -> tuple[float, Interval | None]:
     """Return the mean of independent values and its interval, cut at the bounds between which the values lie.
 
     There is none for one value, or values that are all the same; the mean of none is NaN.
@@ -217,9 +218,7 @@ def learning_rate_sensitivity(losses: Mapping[float, float], loss_at_init: float
     return math.fsum(loss - best for loss in capped) / len(capped) if best < loss_at_init else None
 
 
-def count_spikes(
-    values: np.ndarray | Sequence[float], *, history: int = 1_000, fewest: int = 50, threshold: float = 7.0
-) -> tuple[int, int]:
+def count_spikes(values: Any, *, history: int = 1_000, fewest: int = 50) -> tuple[int, int]:
     """Count points at least 7 standard deviations from the mean of the last 1,000 before them (OLMo 2, 2025).
 
     values: losses or gradient norms in the order of steps; what is not finite is left out. Returns the spikes and how
@@ -229,5 +228,5 @@ def count_spikes(
     series = series[np.isfinite(series)]
     before = series.shift().rolling(history, min_periods=fewest)
     distance = (series - before.mean()).abs()
-    spikes = (distance >= threshold * before.std()) & (distance > 0)
+    spikes = (distance >= SPIKE * before.std()) & (distance > 0)
     return int(spikes.sum()), max(len(series) - fewest, 0)

@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from normbench.analysis import wording
+from normbench.analysis import statistics, wording
 from normbench.analysis.comparisons import Comparison, by_seed
 from normbench.analysis.measures import IN_BLOCKS, NAN, Yardstick, evaluations_in_words, known
 from normbench.analysis.records import ASIDE, Arm, Run, Study
 from normbench.analysis.sensitivity import Tried
-from normbench.analysis.statistics import (
-    Interval,
-    mean_interval,
-    paired_difference,
-    paired_power,
-    sd_upper_limit,
-    seeds_needed,
-)
 from normbench.analysis.wording import NONE, duration, fixed, in_words, plain, significant, span
 from normbench.config.groups import GROUPS
 from normbench.errors import UsageError
@@ -51,7 +43,7 @@ class Table:
     frame: pd.DataFrame
     notes: tuple[str, ...] = ()
     heads: int = 1
-    marked: frozenset[int] = frozenset()
+    marked: Collection[int] = ()
 
     @property
     def rows(self) -> list[tuple[str, ...]]:
@@ -62,17 +54,10 @@ class Table:
         """Return the table with a column for each row: for few rows and many measures."""
         first, *_ = self.frame.columns
         turned = self.frame.set_index(first).T.rename_axis(index=first, columns=None).reset_index()
-        return replace(self, frame=turned, heads=1, marked=frozenset())
+        return replace(self, frame=turned, heads=1, marked=())
 
 
-def made(
-    key: str,
-    title: str,
-    rows: pd.DataFrame | Sequence[Mapping[str, str]],
-    heads: int = 1,
-    marked: frozenset[int] = frozenset(),
-    **about: Any,
-) -> Table:
+def made(key: str, title: str, rows: Any, heads: int = 1, marked: Collection[int] = (), **about: Any) -> Table:
     """Return rows as a table with the notes that notes.jinja has, without the columns of figures that no row has.
 
     A baseline that is the same in all rows stands in the title.
@@ -91,29 +76,24 @@ def made(
 
 def results_table(runs: pd.DataFrame, study: Study, by: Yardstick) -> Table:
     """Say how well the arms ended. runs: as `runs_frame` has them."""
-    rows = [result_row(name, own, by) for name, own in runs.groupby("arm", sort=False)]
+    rows = []
+    for name, own in runs.groupby("arm", sort=False):
+        finished = own[own["status"] == "finished"]
+        row = {"arm": name, "n": f"{len(finished)} of {len(own)}" if len(finished) < len(own) else str(len(own))}
+        for place, metric in enumerate(by.metrics):
+            values = [metric.scale * value for value in known(finished.get(metric.tag, ()))]
+            mean, interval = statistics.mean_interval(values, metric.bounds)
+            row[f"{metric.words}, {metric.symbol}"] = fixed(mean, metric.decimals)
+            row["95 % interval" + " " * place] = span(interval, metric.decimals)
+        best = f"best validation {by.primary.tag.partition('/')[0]}, {by.primary.symbol}"
+        row[best] = fixed(finished["best"].mean(), by.primary.decimals)
+        row["train–validation gap, nats"] = fixed(finished["gap"].mean(), 4, sign=True)
+        row[f"loss at {duration(by.seconds)}, nats"] = fixed(finished[f"{by.timed}_at_equal_time"].mean(), 4)
+        if math.isfinite(by.target):
+            ended = own[own["status"].isin(["finished", "diverged"])]
+            row[f"time to {plain(by.target)} nats"] = time_to_target(ended["target_seconds"].fillna(math.inf))
+        rows.append(row)
     return made("arms", "Results of each arm", rows, by=by, evaluated=evaluations_in_words(study.runs))
-
-
-def result_row(name: str, own: pd.DataFrame, by: Yardstick) -> dict[str, str]:
-    """Return one arm."""
-    finished = own[own["status"] == "finished"]
-    row = {"arm": name, "n": f"{len(finished)} of {len(own)}" if len(finished) < len(own) else str(len(own))}
-    for place, metric in enumerate(by.metrics):
-        values = [metric.scale * value for value in known(finished.get(metric.tag, ()))]
-        mean, interval = mean_interval(values, metric.bounds)
-        row[f"{metric.words}, {metric.symbol}"] = fixed(mean, metric.decimals)
-        row["95 % interval" + " " * place] = span(interval, metric.decimals)
-    best = f"best validation {by.primary.tag.partition('/')[0]}, {by.primary.symbol}"
-    row |= {
-        best: fixed(finished["best"].mean(), by.primary.decimals),
-        "train–validation gap, nats": fixed(finished["gap"].mean(), 4, sign=True),
-        f"loss at {duration(by.seconds)}, nats": fixed(finished[f"{by.timed}_at_equal_time"].mean(), 4),
-    }
-    if math.isfinite(by.target):
-        ended = own[own["status"].isin(["finished", "diverged"])]
-        row[f"time to {plain(by.target)} nats"] = time_to_target(ended["target_seconds"].fillna(math.inf))
-    return row
 
 
 def time_to_target(times: pd.Series) -> str:
@@ -137,14 +117,9 @@ def costs_table(runs: pd.DataFrame) -> Table:
         "training time": arms["seconds"].mean().map(duration),
         "peak memory, MiB": arms["memory"].median().map(significant),
         **{words: arms[words].agg(lambda own: f"{own.sum()} of {len(own)}" if own.any() else "0") for words in BAD},
-        "spikes": arms["spikes"].mean().map(spikes),
+        "spikes": arms["spikes"].mean().map(lambda share: NONE if math.isnan(share) else f"{100 * share:.2g} %"),
     }
     return made("costs", "Cost and stability", pd.DataFrame(columns).reset_index())
-
-
-def spikes(value: float) -> str:
-    """Write a share of steps."""
-    return NONE if math.isnan(value) else f"{100 * value:.2g} %" if value else "0 %"
 
 
 def activations_table(blocks: pd.DataFrame) -> Table:
@@ -170,27 +145,25 @@ def differences_table(comparisons: Sequence[Comparison], primary: bool = True) -
     """Compare each arm with its baseline. primary: whether the verdict speaks of this table."""
     metric, family = comparisons[0].metric, comparisons[0].family
     key = "differences" if primary else f"differences-{metric.tag.partition('/')[0]}"
-    title, rows = f"Differences in {metric.words}", [difference_row(one) for one in comparisons]
-    marked = frozenset(place for place, one in enumerate(comparisons) if one.real)
+    title, rows = f"Differences in {metric.words}", []
+    for one in comparisons:
+        places = wording.precision(one.mean, one.interval) if one.n else 0
+        row = {
+            "arm": one.arm.name,
+            "against": one.baseline.name,
+            "seeds": str(one.n) + (f" of {len(one.tried)}" if one.n < len(one.tried) else ""),
+            f"difference, {metric.unit}": fixed(one.mean, places, sign=bool(one.mean)),
+            "95 % interval": span(one.interval, places, sign=True),
+            "effect size": fixed(one.effect_size, 2, sign=True),
+            "p": wording.chance(one.p),
+            "p after Holm": NONE if family == 1 else wording.chance(one.corrected),
+            "Wilcoxon p": wording.chance(one.wilcoxon_p),
+            "smallest to be shown": wording.bound(one.detectable),
+            "found": found(one),
+        }
+        rows.append(row)
+    marked = [place for place, one in enumerate(comparisons) if one.real]
     return made(key, title, rows, 2, marked, metric=metric, family=family, primary=primary)
-
-
-def difference_row(one: Comparison) -> dict[str, str]:
-    """Return one comparison."""
-    places = wording.precision(one.mean, one.interval) if one.n else 0
-    return {
-        "arm": one.arm.name,
-        "against": one.baseline.name,
-        "seeds": str(one.n) + (f" of {len(one.tried)}" if one.n < len(one.tried) else ""),
-        f"difference, {one.metric.unit}": fixed(one.mean, places, sign=bool(one.mean)),
-        "95 % interval": span(one.interval, places, sign=True),
-        "effect size": fixed(one.effect_size, 2, sign=True),
-        "p": wording.chance(one.p),
-        "p after Holm": NONE if one.family == 1 else wording.chance(one.corrected),
-        "Wilcoxon p": wording.chance(one.wilcoxon_p),
-        "smallest to be shown": wording.bound(one.detectable),
-        "found": found(one),
-    }
 
 
 def found(one: Comparison) -> str:
@@ -202,21 +175,20 @@ def found(one: Comparison) -> str:
 
 def step_times_table(comparisons: Sequence[Comparison]) -> Table:
     """Say how long a step takes, as a multiple of the baseline's, where seeds were timed in both."""
+
+    def log_step_time(run: Run) -> float:
+        return math.log(run.summary.get("step_time", {}).get("median_ms") or NAN)
+
     rows = []
     for one in comparisons:
-        ratio = paired_difference(*(by_seed(arm.runs, log_step_time) for arm in (one.arm, one.baseline)))
+        ratio = statistics.paired_difference(*(by_seed(arm.runs, log_step_time) for arm in (one.arm, one.baseline)))
         if ratio.n:
-            ends = ratio.interval and Interval(*map(math.exp, ratio.interval))
+            ends = ratio.interval and statistics.Interval(*map(math.exp, ratio.interval))
             mean = math.exp(ratio.mean)
             places = wording.precision(mean, ends) if ends else 2
             row = {"arm": one.arm.name, "against": one.baseline.name, "seeds": str(ratio.n)}
             rows.append({**row, "ratio of step times": fixed(mean, places), "95 % interval": span(ends, places)})
     return made("step-times", "Ratios of step times", rows, heads=2)
-
-
-def log_step_time(run: Run) -> float:
-    """Return the logarithm of the median step time (ms); NaN where it has none."""
-    return math.log(run.summary.get("step_time", {}).get("median_ms") or NAN)
 
 
 # ---- learning rates, and runs that give no result
@@ -226,7 +198,7 @@ def rates_table(tried: Sequence[Tried]) -> Table:
     """Say how the arms take to the learning rate."""
     rows = []
     for one in tried:
-        sensitivity, interval = mean_interval(one.sensitivity, (0.0, math.inf))
+        sensitivity, interval = statistics.mean_interval(one.sensitivity, (0.0, math.inf))
         rows.append(
             {
                 "arm": one.name,
@@ -292,13 +264,14 @@ def plan(one: Comparison, difference: float | None) -> Table:
     if not sd:
         needs = "a plan needs a pilot of two seeds or more in both arms that do not all differ by the same"
         raise UsageError(f"{needs}, and {n} finished in both: run more seeds")
+    cautious = statistics.sd_upper_limit(sd, n)
     sizes = [share * sd for share in USUAL_SIZES] if difference is None else [difference]
     rows = [
         {
             f"difference, {one.metric.unit}": plain(float(f"{size:.3g}")),
-            "seeds": f"{seeds_needed(size, sd):,}",
-            "cautious": f"{seeds_needed(size, sd_upper_limit(sd, n)):,}",
-            f"found with {n} seeds": f"{100 * paired_power(size, sd, n):.0f} %",
+            "seeds": f"{statistics.seeds_needed(size, sd):,}",
+            "cautious": f"{statistics.seeds_needed(size, cautious):,}",
+            f"found with {n} seeds": f"{100 * statistics.paired_power(size, sd, n):.0f} %",
         }
         for size in sizes
     ]
