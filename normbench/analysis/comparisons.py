@@ -195,11 +195,9 @@ def read_pair(first: str, second: str, folder: Path) -> Study:
 
 def arms_in(study: Study, folder: Path) -> list[Arm]:
     """Return the arms of the runs below a folder, with those alone."""
-    found = []
-    for arm in study.arms:
-        if runs := tuple(run for run in arm.runs if run.path.resolve().is_relative_to(folder.resolve())):
-            found.append(Arm(arm.settings, runs))
-    return found
+    place = folder.resolve()
+    inside = ((arm, [run for run in arm.runs if run.path.resolve().is_relative_to(place)]) for arm in study.arms)
+    return [Arm(arm.settings, tuple(runs)) for arm, runs in inside if runs]
 
 
 # ---- learning rates

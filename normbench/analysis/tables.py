@@ -19,6 +19,10 @@ from normbench.analysis.wording import NONE, duration, fixed, in_words, plain, s
 from normbench.config.groups import GROUPS
 from normbench.errors import UsageError
 
+# What a difference is called in a word or two, by its verdict.
+FOUND = {"different": "{}", "possible": "perhaps {}", "constant": "spread not known", "same": "the same"}
+FOUND |= dict.fromkeys(("one_seed", "no_seed"), "too few seeds")
+
 # Of a standard deviation of the paired differences: what is planned for where no difference is asked for.
 USUAL_SIZES = (0.5, 1.0, 2.0)
 
@@ -159,18 +163,11 @@ def differences_table(comparisons: Sequence[Comparison], primary: bool = True) -
             "p after Holm": NONE if family == 1 else wording.chance(one.corrected),
             "Wilcoxon p": wording.chance(one.wilcoxon_p),
             "smallest to be shown": wording.bound(one.detectable),
-            "found": found(one),
+            "found": FOUND.get(one.verdict(), "not shown").format("better" if one.better else "worse"),
         }
         rows.append(row)
     marked = [place for place, one in enumerate(comparisons) if one.real]
     return made(key, title, rows, 2, marked, metric=metric, family=family, primary=primary)
-
-
-def found(one: Comparison) -> str:
-    """Say in a word or two what was found."""
-    worth = "better" if one.better else "worse"
-    words = {"different": worth, "possible": f"perhaps {worth}", "constant": "spread not known", "same": "the same"}
-    return words.get(one.verdict(), "too few seeds" if one.n < 2 else "not shown")
 
 
 def step_times_table(comparisons: Sequence[Comparison]) -> Table:

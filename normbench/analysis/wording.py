@@ -26,9 +26,8 @@ TEMPLATES = Path(__file__).parent / "templates"
 # What Markdown, or HTML in it, would take for its own.
 MARKED = str.maketrans({mark: f"\\{mark}" for mark in "\\`*_{}[]#|~"} | {"<": "&lt;", ">": "&gt;", "&": "&amp;"})
 
-# What can be said of comparisons, in this order. Of the second row, one sentence for all of a kind.
-EACH = ("different", "possible", "constant", "same", "within", "unknown", "alike")
-TOGETHER = ("one_seed", "no_seed")
+# What can be said of comparisons, in this order.
+KINDS = ("different", "possible", "constant", "same", "within", "unknown", "alike", "one_seed", "no_seed")
 
 
 def fixed(value: float | None, digits: int, sign: bool = False) -> str:
@@ -165,14 +164,11 @@ def compared_words(comparisons: Sequence[Comparison], margin: float | None) -> l
 
     margin: in the metric's unit; differences within it do not matter.
     """
-    kinds: dict[str, list[Comparison]] = {kind: [] for kind in (*EACH, *TOGETHER)}
-    for one in sorted(comparisons, key=lambda one: -abs(one.mean) if one.n > 1 else 0.0):
-        kinds[one.verdict(margin)].append(one)
+    ordered = sorted(comparisons, key=lambda one: -abs(one.mean) if one.n > 1 else 0.0)
     said: list[str] = []
-    for kind in EACH:
-        said += at_most([text for one in kinds[kind] for text in paragraphs("sentences.jinja", kind, one, margin)])
-    for kind in TOGETHER:
-        said += paragraphs("sentences.jinja", kind, kinds[kind], comparisons) if kinds[kind] else ()
+    for kind in KINDS:
+        ones = [one for one in ordered if one.verdict(margin) == kind]
+        said += at_most(paragraphs("sentences.jinja", kind, ones, margin, comparisons))
     return said
 
 
