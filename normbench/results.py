@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 
+from normbench.config.groups import GROUPS
 from normbench.errors import UsageError
 from normbench.rundir import RunDirectory, read_json
 from normbench.settings import flat
@@ -112,7 +113,7 @@ def load_runs(folder: str | os.PathLike[str]) -> pd.DataFrame:
             "path": str(run.path),
             **{key: stands.get(key) for key in ("status", "step", "steps")},
             "heartbeat": status.get("heartbeat"),
-            **{group: None if option == "None" else option for group, option in chosen.items()},
+            **{group: None if chosen[group] == "None" else chosen[group] for group in GROUPS if group in chosen},
             **flat(configuration(run)),
             **summary.get("metrics", {}),
             **flat({key: value for key, value in summary.items() if key not in PLACED}),
