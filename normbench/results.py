@@ -135,7 +135,7 @@ def load_metrics(folder: str | os.PathLike[str]) -> pd.DataFrame:
 
     found: list[tuple[Any, ...]] = []
     for name, run in run_directories(folder).items():
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError, KeyError, TypeError):
             for line in run.metrics.read_text("utf-8").splitlines():
                 entry = json.loads(line)
                 step = entry.pop("step")

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from normbench.analysis.comparisons import Comparison, best_rate, compare_all, contenders, usual_baseline
-from normbench.analysis.curves import Recorded
 from normbench.analysis.fairness import open_rates, survivors
 from normbench.analysis.measures import Metric, accuracy_on, loss_on
 from normbench.analysis.records import Arm, Run, Study
@@ -29,7 +28,7 @@ def run(seed: int, result: float | str, metric: Metric) -> Run:
     status = result if isinstance(result, str) else "finished"
     metrics = {} if isinstance(result, str) else {metric.tag: result / metric.scale}
     summary = {} if status in ("running", "interrupted") else {"metrics": metrics}
-    return Run(str(seed), Path(str(seed)), status, 1, 1, "", seed, {}, summary, ({},), Recorded({}))
+    return Run(str(seed), Path(str(seed)), status, 1, 1, "", seed, {}, summary, ({},), {}, "")
 
 
 def comparisons(

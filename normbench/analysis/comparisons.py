@@ -174,14 +174,12 @@ def read_pair(first: str, second: str, folder: Path) -> Study:
         UsageError: a word names no arm or several, or both name the same.
     """
     words, arms = (first, second), []
-    folders = [Path(word) for word in words if Path(word).is_dir()]
-    study = read_study(folders if len(folders) == 2 else [folder])
+    are_folders = all(Path(word).is_dir() for word in words)
+    study = read_study([Path(word) for word in words] if are_folders else [folder])
     for word in words:
-        if len(folders) == 2:
-            found = arms_in(study, Path(word))
-        else:
-            wanted = given_baseline(study, word, flag="")
-            found = [arm for arm in study.arms if arm.has(wanted)]
+        wanted = {} if are_folders else given_baseline(study, word, flag="")
+        inside = Path(word if are_folders else folder)
+        found = [arm for arm in arms_in(study, inside) if arm.has(wanted)]
         if len(found) != 1:
             names = shortened([arm.name for arm in found])
             raise UsageError(f"{word} names {len(found)} arms: name one of {names}, with --in FOLDER")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from normbench.analysis.curves import Curve, Recorded, read_recorded
+from normbench.analysis.curves import Curve, read_recorded
 from normbench.config.groups import GROUPS
 from normbench.errors import UsageError
 from normbench.results import configuration, flat, run_directories
@@ -33,7 +33,8 @@ class Run:
 
     name: the path from the given folder on. status: of status.json's words, but `diverged` for a run that finished
     without a finite loss. config: by dotted path, and the option of each group by its name. summary: empty until the
-    run has ended. sessions: of environment.json, one for each time that the run was taken up. recorded: metrics.jsonl.
+    run has ended. sessions: of environment.json, one for each time that the run was taken up. curves: every tag of
+    metrics.jsonl, up to a line that is torn; torn: which that is.
     """
 
     name: str
@@ -46,7 +47,8 @@ class Run:
     config: Mapping[str, Any]
     summary: Mapping[str, Any]
     sessions: Sequence[Mapping[str, Any]]
-    recorded: Recorded
+    curves: Mapping[str, Curve]
+    torn: str
 
     @property
     def session(self) -> Mapping[str, Any]:
@@ -67,11 +69,6 @@ class Run:
     def task(self) -> str:
         """Return its kind of task."""
         return str(self.session["task"]["kind"])
-
-    @property
-    def curves(self) -> Mapping[str, Curve]:
-        """Return every tag of metrics.jsonl, up to a line that is torn."""
-        return self.recorded.curves
 
 
 @dataclass(frozen=True)
@@ -151,17 +148,17 @@ def read_run(directory: RunDirectory, name: str) -> Run:
     """
     status, sessions = whole(directory.status), whole(directory.environment)["sessions"]
     summary = whole(directory.summary) if directory.summary.exists() or status["status"] in ENDED else {}
-    stands, recorded = {**status, **summary}, read_recorded(directory.metrics)
+    stands, logged = {**status, **summary}, read_recorded(directory.metrics)
     config = {**flat(configuration(directory)), **sessions[-1]["choices"]}
     if "seed" not in config:
         raise ValueError("config.yaml is missing or damaged")
-    if recorded.damage and (summary or recorded.curves):  # a run that has not ended may have no metrics yet
-        raise ValueError(recorded.damage)
+    if logged.damage and (summary or logged.curves):  # a run that has not ended may have no metrics yet
+        raise ValueError(logged.damage)
     if stands["status"] == "finished":
         lost = [tag for tag in ("loss/val", "loss/test") if summary["metrics"].get(tag, 0.0) is None]
         stands |= {"status": "diverged", "message": f"its final {lost[0]} is not finite"} if lost else {}
     standing = stands["status"], stands["step"], stands["steps"], stands["message"]
-    return Run(name, directory.path, *standing, config["seed"], config, summary, sessions, recorded)
+    return Run(name, directory.path, *standing, config["seed"], config, summary, sessions, logged.curves, logged.torn)
 
 
 def whole(path: Path) -> dict[str, Any]:

@@ -235,17 +235,14 @@ def settings_table(first: Arm, second: Arm) -> Table:
     """Say in which settings the arms differ, groups first."""
     keys = {key for run in (*first.runs, *second.runs) for key in run.config if not key.endswith("_target_")}
     shown = [*GROUPS, *sorted(keys.difference(GROUPS, ASIDE))]
-    columns = {arm.name: [values_of(arm, key) for key in shown] for arm in (first, second)}
-    frame = pd.DataFrame({"setting": shown, **columns})
+    frame = pd.DataFrame({"setting": shown})
+    for arm in (first, second):
+        values = [dict.fromkeys(run.config.get(key) for run in arm.runs) for key in shown]
+        frame[arm.name] = [", ".join(map(in_words, own)) for own in values]
     frame = frame[frame[first.name] != frame[second.name]]
     return Table(
         "settings", "What differs", frame, () if len(frame) else ("The configurations do not differ.",), heads=3
     )
-
-
-def values_of(arm: Arm, key: str) -> str:
-    """Write what the runs of an arm have for a setting."""
-    return ", ".join(map(in_words, dict.fromkeys(run.config.get(key) for run in arm.runs)))
 
 
 def plan(one: Comparison, difference: float | None) -> Table:

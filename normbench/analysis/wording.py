@@ -18,7 +18,6 @@ from normbench.analysis.statistics import ALPHA, Interval, detectable_difference
 
 NONE = "–"
 LEAST_P = 0.001  # below it, how small is of no interest
-SHORT = 8  # characters of a commit or a fingerprint that tell it
 MOST = 8  # sentences of a kind; the table has the others
 UNITS = {"h": 3600.0, "min": 60.0}
 TEMPLATES = Path(__file__).parent / "templates"
@@ -107,12 +106,6 @@ def count(number: int, word: str) -> str:
     return f"{number} {word}{'' if number == 1 else 's'}"
 
 
-def short_commit(commit: str) -> str:
-    """Return a commit's first digits, and whether there were changes."""
-    head, plus, changes = commit.partition("+")
-    return head[:SHORT] + plus + changes
-
-
 def every(runs: Iterable[Run], read: Callable[[Run], str]) -> str:
     """Write all that is read of runs, once each."""
     found = dict.fromkeys(" ".join(read(run).split()) for run in runs)
@@ -133,7 +126,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    writers = [bound, chance, count, detectable_difference, duration, every, fixed, plain, precision, short_commit]
+    writers = [bound, chance, count, detectable_difference, duration, every, fixed, plain, precision]
     found.globals |= {writer.__name__: writer for writer in [*writers, shortened, span]}
     found.filters["md"] = lambda text: " ".join(str(text).split()).translate(MARKED)
     return found
