@@ -32,14 +32,11 @@ class Finding(NamedTuple):
 
 
 def findings(
-    study: Study,
-    rates_chosen: bool = False,
-    comparisons: Sequence[Comparison] = (),
-    missing: Mapping[str, str] | None = None,
+    study: Study, chosen: bool = False, comparisons: Sequence[Comparison] = (), missing: Mapping[str, str] | None = None
 ) -> tuple[Finding, ...]:
     """Return all that is unfair in a study, what may decide it first.
 
-    rates_chosen: whether a learning rate was chosen for each arm on what is reported. comparisons: of its arms.
+    chosen: whether a learning rate was chosen for each arm on what is reported. comparisons: of its arms.
     missing: planned runs without a directory -> why, where they have failed.
     """
     found = [Finding("damaged run", f"{name} is left out: {why}") for name, why in study.damaged]
@@ -49,7 +46,7 @@ def findings(
     if missing:
         names = shortened([f"{name} ({why})" if why else name for name, why in missing.items()], 3)
         found.append(Finding("missing runs", f"planned and not there (failed or not begun), {len(missing)}: {names}"))
-    if rates_chosen:
+    if chosen:
         text = "the learning rate of each arm was chosen by the validation loss of the runs that are reported"
         found.append(Finding("learning rate", f"{text}, which favours arms with more rates to choose from"))
     return tuple(sorted(found, key=lambda finding: not finding.serious))
