@@ -63,7 +63,7 @@ class Sample:
 
     @cached_property
     def sd(self) -> float:
-        """Return the standard deviation (n − 1)."""
+        """Return the standard deviation (n − 1); 0 where values are all the same, or there is one."""
         return float(np.std(self.values, ddof=1)) if self.n and np.ptp(self.values) > self.resolution else 0.0
 
     @cached_property
@@ -82,7 +82,7 @@ class Sample:
 
     @property
     def p(self) -> float | None:
-        """Return that of the t test."""
+        """Return that of the two-sided t test against 0 (Student 1908)."""
         if not self.sd:
             return 1.0 if self.n > 1 and not self.mean else None
         return 2 * float(special.stdtr(self.n - 1, -abs(self.mean / (self.sd / math.sqrt(self.n)))))
