@@ -46,7 +46,7 @@ def load(
     """
     from normbench import results
 
-    return results.load_model(results.open_run(run_directory), which=which, ema=ema, device=device)
+    return results.load_model(results.TrainedRun(run_directory), which=which, ema=ema, device=device)
 
 
 @overload

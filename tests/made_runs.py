@@ -72,9 +72,7 @@ def make_run(
         final_values = {tag: value for line in lines for tag, value in line.items()}
         crossing = norm == "batchnorm"
         summed |= {"choices": choices, "seed": seed, "data": told, **stands}
-        summed["metrics"] = {
-            tag: value for tag, value in final_values.items() if tag.startswith(("loss/", "accuracy/"))
-        }
+        summed["metrics"] = {tag: final_values[tag] for tag in final_values if tag.startswith(("loss/", "accuracy/"))}
         summed["step_time"] = {"median_ms": step_ms, "p90_ms": 1.2 * step_ms, "n": reached}
         summed["norm_facts"]["crosses_samples"] = crossing
         summed["leak"] = "it takes statistics over time" if crossing and kind == "language_model" else None

@@ -25,26 +25,18 @@ def topics(folder: Path) -> dict[str, str]:
         ({"steps": 200}, "unequal steps", "100 (layernorm); 200 (rmsnorm)"),
         ({"data": {"fingerprint": "a" * 64}}, "different data", "ffffffff (layernorm); aaaaaaaa (rmsnorm)"),
         ({"session": {"cpu": "another"}}, "different machines", "a processor (layernorm); another (rmsnorm)"),
-        ({"session": {"threads": 2}}, "different threads", "1 (layernorm); 2 (rmsnorm)"),
         ({"session": {"packages": {"torch": "2.6.0", "numpy": "2.4.6"}}}, "different versions", "torch is not always"),
         ({"session": {"commit": "1" * 40 + "+changes"}}, "different versions", "11111111+changes (rmsnorm)"),
         ({"ledger": {"eps": 1e-6}}, "ledger", "eps: 1e-05 (layernorm); 1e-06 (rmsnorm)"),
-        ({"ledger": {"norm_parameters_decayed": True}}, "ledger", "γ and β: no (layernorm); yes (rmsnorm)"),
         ({"ledger": {"implementation": "torch.nn.functional.rms_norm"}}, "ledger", "torch's operator (rmsnorm)"),
         ({"ledger": {"parameters": {"total": 7}}}, "ledger", "number of parameters: 802,304 (layernorm); 7 (rmsnorm)"),
         ({"lr": 3e-3}, "settings", "optim.lr too, which is fair only if each was chosen for its arm: 0.001"),
         ({"settings": {"model.width": 64}}, "settings", "model.width too: 128 (layernorm); 64 (rmsnorm)"),
         ({"summary": {"leak": "it does"}}, "leaking norm", "rmsnorm: the norm shows each position its future"),
-        ({"summary": {"padding": "it does"}}, "padding", "rmsnorm: the norm counts the padding"),
         (
             {"summary": {"norm_facts": {"crosses_samples": True}}, "settings": {"data.batch_size": 1}},
             "batch of one",
             "and is trained at a batch size of 1",
-        ),
-        (
-            {"summary": {"norm_facts": {"crosses_samples": True}}, "settings": {"data.eval_batch_size": 1}},
-            "batch of one",
-            "and is judged at a batch size of 1",
         ),
         ({"seed": 1}, "missing seeds", "rmsnorm: no run with seed 0, which other arms have"),
         ({"status": "running"}, "unfinished runs", "rmsnorm: a run is still going, or was killed"),
@@ -67,7 +59,7 @@ def test_several_runs_of_one_arm_and_seed_are_named_and_count_by_their_mean(tmp_
     make_run(tmp_path, norm="rmsnorm", seed=1, final=2.3, name="again")
     assert topics(tmp_path)["doubles"] == "rmsnorm: there are several runs with one seed, whose mean counts"
     (one,) = make_report([tmp_path]).comparisons
-    assert one.paired.differences == pytest.approx((0.0, 0.1))
+    assert one.values == pytest.approx((0.0, 0.1))
 
 
 @pytest.mark.parametrize(
@@ -92,19 +84,15 @@ def test_every_rule_asks_for_what_runs_have(tmp_path: Path) -> None:
     make_run(tmp_path)
     study = read_study([tmp_path])
     asked = [rule["reads"] for rule in RULES["same"]]
-    unknown = {question for question in asked if told(study, question)[study.runs[0].path] == [None]}
+    unknown = {question for question in asked if not told(study, question)}
     assert unknown == {"session.accelerator", "run.summary.ledger.residual_scale"}
 
 
-def taken_up(path: Path, session: dict[str, Any]) -> None:
-    """Put an earlier session before that of a run."""
-    file = path / "environment.json"
-    (latest,) = json.loads(file.read_text())["sessions"]
-    file.write_text(json.dumps({"sessions": [{**latest, **session}, latest]}))
-
-
 def test_what_an_earlier_session_had_counts_too(tmp_path: Path) -> None:
-    taken_up(make_run(tmp_path), {"threads": 8, "packages": {"torch": "2.6.0"}})
+    file = make_run(tmp_path) / "environment.json"
+    (latest,) = json.loads(file.read_text())["sessions"]
+    before = {**latest, "threads": 8, "packages": {"torch": "2.6.0"}}
+    file.write_text(json.dumps({"sessions": [before, latest]}))
     found = topics(tmp_path)
     assert found["different threads"].endswith(": 8 (all runs); 1 (all runs)")
     assert found["different versions"] == "torch is not always the same: 2.6.0 (all runs); 2.13.0 (all runs)"
@@ -122,9 +110,8 @@ def test_what_an_option_sets_is_no_difference_and_what_a_person_sets_is(tmp_path
 
 
 def test_seeds_that_took_unlike_times_are_named_and_not_serious(tmp_path: Path) -> None:
-    for norm, ms in (("layernorm", (10.0, 14.0)), ("rmsnorm", (10.0, 21.0))):
-        for seed in range(2):
-            make_run(tmp_path, norm=norm, seed=seed, step_ms=ms[seed], ledger={"eps": {"rmsnorm": 1}.get(norm, 2)})
+    for norm, seed, ms in (("layernorm", 0, 10.0), ("layernorm", 1, 14.0), ("rmsnorm", 0, 10.0), ("rmsnorm", 1, 21.0)):
+        make_run(tmp_path, norm=norm, seed=seed, step_ms=ms, ledger={"eps": len(norm)})
     eps, times = findings(read_study([tmp_path]))
     assert (eps.serious, times.serious) == (True, False)  # what may decide it first
     assert times.text.startswith("step times differ up to 2.1-fold between seeds of one arm")
@@ -133,10 +120,10 @@ def test_seeds_that_took_unlike_times_are_named_and_not_serious(tmp_path: Path) 
 
 def test_learning_rates_chosen_on_held_out_data_are_fair(tmp_path: Path) -> None:
     """As `sweep.lr=auto` notes them beside the runs."""
-    noted = []
-    for norm, lr, edge in (("layernorm", 1e-3, None), ("rmsnorm", 3e-3, "highest")):
-        make_run(tmp_path, norm=norm, lr=lr)
-        noted.append({"arm": {"norm": norm}, "lr": lr, "edge": edge})
+    make_run(tmp_path, norm="layernorm", lr=1e-3)
+    make_run(tmp_path, norm="rmsnorm", lr=3e-3)
+    noted = [{"arm": {"norm": "layernorm"}, "lr": 1e-3, "edge": None}]
+    noted.append({"arm": {"norm": "rmsnorm"}, "lr": 3e-3, "edge": "highest"})
     (tmp_path / CHOICE_FILE).write_text(json.dumps({"arms": noted}))
     edge, fair = findings(read_study([tmp_path]))
     assert (edge.serious, fair.serious) == (True, False)

@@ -25,11 +25,6 @@ STUDIES = 2_000
 ARMS = 5
 
 
-def standard_error(share: float, studies: int) -> float:
-    """Of a share found in so many independent studies."""
-    return math.sqrt(share * (1 - share) / studies)
-
-
 @pytest.mark.parametrize("family", [1, 2, 5, 35])
 @pytest.mark.parametrize("effect", [0.3, 1.0, 2.5, 40.0])
 def test_seeds_needed_are_the_fewest_and_the_published_ones(effect: float, family: int) -> None:
@@ -44,9 +39,9 @@ def test_seeds_needed_are_the_fewest_and_the_published_ones(effect: float, famil
 @pytest.mark.parametrize("family", [1, 35])
 @pytest.mark.parametrize("n", [2, 3, 30, 1_000])
 def test_power_is_the_mean_over_the_spreads_that_may_be_seen(n: int, family: int) -> None:
-    # P(|Z + δ| > c·S), S² = χ² / df: the mean of it over 200,000 quantiles of χ².
+    # P(|Z + δ| > c·S), S² = χ² / df: the mean of it over 20,000 quantiles of χ².
     critical = float(stats.t.isf(0.025 / family, n - 1))
-    spread = np.sqrt(special.chdtri(n - 1, (np.arange(200_000) + 0.5) / 200_000) / (n - 1))
+    spread = np.sqrt(special.chdtri(n - 1, (np.arange(20_000) + 0.5) / 20_000) / (n - 1))
     for noncentrality in (1e-7, 0.3, 2.0, 4.5, 60.0):
         both = special.ndtr(noncentrality - critical * spread) + special.ndtr(-noncentrality - critical * spread)
         found = paired_power(noncentrality / math.sqrt(n), 1.0, n, family=family)
@@ -69,7 +64,7 @@ def test_power_at_its_limits() -> None:
 def test_the_cautious_sd_is_large_enough_in_four_of_five_pilots(n: int) -> None:
     pilots = np.random.default_rng(n).normal(size=(20_000, n)).std(axis=1, ddof=1)
     share = np.mean([sd_upper_limit(sd, n) >= 1 for sd in pilots.tolist()])
-    assert abs(share - 0.8) < 4 * standard_error(0.8, 20_000)
+    assert abs(share - 0.8) < 4 * math.sqrt(0.8 * 0.2 / 20_000)
 
 
 @cache
@@ -99,10 +94,7 @@ def test_intervals_cover_and_false_alarms_are_rare(n: int, tell: Callable[[str],
     corrected, held = simulated(n)
     # The standard error of a coverage of 95 % in 2,000 studies is 0.5 %; the first arm's studies are independent.
     coverage, alarms = held[:, 0].mean(), (corrected <= 0.05).any(axis=1).mean()
-    tell(
-        f"{STUDIES:,} studies without a difference, {n} seeds: 95 % interval covers {coverage:.2%}, "
-        f"Holm's family of {ARMS} alarms in {alarms:.2%}"
-    )
+    tell(f"{STUDIES:,} studies without a difference, {n} seeds: coverage {coverage:.2%}, false alarms {alarms:.2%}")
     assert 0.93 <= coverage <= 0.97
     assert alarms <= 0.06
 
@@ -126,24 +118,10 @@ def test_true_differences_do_not_raise_the_false_alarms_of_the_others() -> None:
     assert (corrected[:, 2:] <= 0.05).any(axis=1).mean() <= 0.06
 
 
-@pytest.mark.parametrize("n", [3, 5, 10])
-def test_a_shift_is_found_as_often_as_predicted(n: int, tell: Callable[[str], None]) -> None:
-    studies = np.random.default_rng(n).normal(0.03, 0.03, (STUDIES, n)).tolist()
-    baseline = dict.fromkeys(range(n), 0.0)
-    p = np.array([paired_difference(dict(enumerate(study)), baseline).p for study in studies])
-    found, predicted = (p <= 0.05).mean(), paired_power(0.03, 0.03, n)
-    error = standard_error(predicted, STUDIES)
-    tell(
-        f"a shift of one sd at {n} seeds: found in {found:.2%} of {STUDIES:,}, predicted {predicted:.2%} ± {error:.2%}"
-    )
-    assert abs(found - predicted) < 3 * error
-
-
 def test_a_planned_family_finds_its_difference_at_least_as_often_as_predicted() -> None:
     # Holm's smallest level is that of the first arm only while no other is found: the prediction is a lower limit.
     n = seeds_needed(1.0, 1.0, family=ARMS)
     corrected, _ = simulated(n, shifted=1)
     predicted = paired_power(1.0, 1.0, n, family=ARMS)
-    found = (corrected[:, 0] <= 0.05).mean()
     assert predicted >= 0.8
-    assert found >= predicted - 3 * standard_error(predicted, STUDIES)
+    assert (corrected[:, 0] <= 0.05).mean() >= predicted - 3 * math.sqrt(predicted * (1 - predicted) / STUDIES)

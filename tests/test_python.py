@@ -111,7 +111,7 @@ def test_a_row_holds_what_the_run_is_and_what_came_out(runs: dict[str, Path]) ->
     row = table.set_index("path").loc[str(runs["text"])]
     record = summary(runs["text"])
     assert row["run"] == f"train/{runs['text'].name}"
-    assert (row.status, row.step, row.steps, row.seed) == ("finished", 30, 30, 0)
+    assert (row.status, row.step, row.steps, row.seed) == ("finished", 20, 20, 0)
     assert (row.norm, row.placement, row.model, row["data"]) == ("rmsnorm", "pre", "nano", "pydocs")
     assert (row["norm.eps"], row["model.width"], row["optim.betas"]) == (1e-5, 16, "[0.9, 0.99]")
     assert row["loss/val"] == record["metrics"]["loss/val"]

@@ -51,7 +51,7 @@ def test_differences_are_the_paired_t_test_of_scipy_and_holm_by_hand(tmp_path: P
         test = stats.ttest_rel(losses, LAYERNORM)
         interval = test.confidence_interval()
         assert one.interval is not None
-        assert one.paired.mean == pytest.approx(np.mean(losses) - np.mean(LAYERNORM))
+        assert one.mean == pytest.approx(np.mean(losses) - np.mean(LAYERNORM))
         assert (one.interval.lower, one.interval.upper) == pytest.approx((interval.low, interval.high))
         p[one.arm.name] = test.pvalue
     assert dyt.corrected == pytest.approx(2 * p["dyt"])  # the smallest of two
@@ -164,7 +164,7 @@ def test_each_arm_is_compared_at_its_own_best_learning_rate(tmp_path: Path) -> N
         make_run(tmp_path, norm="dyt", lr=1e-2, seed=seed, status="diverged" if seed < 2 else "finished")
     report = make_report([tmp_path])
     assert pairs(report) == [("dyt", "layernorm")]
-    assert report.comparisons[0].paired.mean == pytest.approx(-0.1)
+    assert report.comparisons[0].mean == pytest.approx(-0.1)
     assert "learning rate" in [finding.topic for finding in report.findings]
     rows = [(row["arm"], row["best rate"], row["lost runs"]) for row in table(report, "rates")]
     assert rows == [("dyt", "0.003", "2 at 0.01"), ("layernorm", "0.001", "0")]

@@ -122,7 +122,7 @@ def test_the_command_prints_the_verdict_what_is_unfair_and_the_page(
     [
         ("", "Missing argument"),
         ("runs none", "none is not a folder"),
-        ("runs --baseline lr=3", "all runs are of one arm, so leave it out"),
+        ("runs --baseline lr=3", "is no arm: allowed are all runs"),
         ("runs --bassline x", "No such option"),
         ("runs --out file", "give another folder with --out"),
         ("going", "holds no run that has ended"),

@@ -11,8 +11,7 @@ import pytest
 from scipy import stats
 
 from normbench.analysis.statistics import (
-    Interval,
-    PairedDifference,
+    Sample,
     count_spikes,
     holm,
     learning_rate_sensitivity,
@@ -21,7 +20,7 @@ from normbench.analysis.statistics import (
 )
 
 
-def differences(values: Sequence[float]) -> PairedDifference:
+def differences(values: Sequence[float]) -> Sample:
     """The paired difference of arms whose differences by seed are these."""
     return paired_difference(dict(enumerate(values)), dict.fromkeys(range(len(values)), 0.0))
 
@@ -30,9 +29,8 @@ def test_mean_interval_by_hand() -> None:
     # 1, 2, 3, 4: mean 2.5; squares of deviations 2.25 + 0.25 + 0.25 + 2.25 = 5, sd √(5/3); t_{0.975, 3} = 3.18245.
     half = 3.18245 * math.sqrt(5 / 3) / 2
     mean, interval = mean_interval([1, 2, 3, 4])
-    assert mean == 2.5 and interval is not None
-    assert (interval.lower, interval.upper) == pytest.approx((2.5 - half, 2.5 + half), abs=1e-5)
-    assert mean_interval([1, 2, 3, 4], (0.6, 3.0)) == (2.5, Interval(0.6, 3.0))
+    assert mean == 2.5 and interval == pytest.approx((2.5 - half, 2.5 + half), abs=1e-5)
+    assert mean_interval([1, 2, 3, 4], (0.6, 3.0)) == (2.5, (0.6, 3.0))
 
 
 def test_values_that_do_not_say_how_they_spread_have_no_interval() -> None:
@@ -42,18 +40,11 @@ def test_values_that_do_not_say_how_they_spread_have_no_interval() -> None:
 
 
 def test_paired_difference_by_hand() -> None:
-    # Seeds 0, 1, 2 are in both arms: differences 1, 2, 3, mean 2, sd 1, t = 2√3. With 2 degrees of freedom the t
-    # distribution is algebraic: two-sided p = 1 − t / √(2 + t²) = 1 − 2√3 / √14; t_{0.975, 2} = 4.30265.
-    # J(2) = Γ(1) / (√1·Γ(1/2)) = 1/√π.
+    # Seeds 0, 1, 2 are in both arms: differences 1, 2, 3, mean 2, sd 1. J(2) = Γ(1) / (√1·Γ(1/2)) = 1/√π.
     found = paired_difference({0: 6.0, 1: 3.0, 2: 5.0, 7: 1.0}, {2: 2.0, 1: 1.0, 0: 5.0, 8: 0.0})
-    assert (found.seeds, found.n, found.differences) == ((0, 1, 2), 3, (1.0, 2.0, 3.0))
+    assert (found.seeds, found.n, found.values) == ((0, 1, 2), 3, (1.0, 2.0, 3.0))
     assert (found.mean, found.sd) == (2, 1)
-    assert found.p == pytest.approx(1 - 2 * math.sqrt(3) / math.sqrt(14))
-    assert found.effect_size == pytest.approx(2 / math.sqrt(math.pi))
-    assert found.interval is not None
-    half = 4.30265 / math.sqrt(3)
-    assert (found.interval.lower, found.interval.upper) == pytest.approx((2 - half, 2 + half), abs=1e-5)
-    assert found.wilcoxon_p is None
+    assert found.effect_size == pytest.approx(2 / math.sqrt(math.pi)) and found.wilcoxon_p is None
 
 
 @pytest.mark.parametrize("n", [2, 3, 6, 20, 200])
@@ -64,8 +55,9 @@ def test_paired_difference_is_scipys_paired_t_test(n: int) -> None:
     reference = stats.ttest_rel(first, second)
     bounds = reference.confidence_interval(0.95)
     assert found.p == pytest.approx(reference.pvalue, rel=1e-9)
-    assert found.interval is not None
-    assert (found.interval.lower, found.interval.upper) == pytest.approx((bounds.low, bounds.high), rel=1e-9)
+    if n > 3:  # and that of signed ranks, exact up to 50 seeds
+        assert found.wilcoxon_p == pytest.approx(stats.wilcoxon(first, second).pvalue, rel=1e-9 if n <= 50 else 0.02)
+    assert found.interval == pytest.approx((bounds.low, bounds.high), rel=1e-9)
     reverse = paired_difference(dict(enumerate(second)), dict(enumerate(first)))
     assert (reverse.mean, reverse.p) == (-found.mean, found.p)
 
@@ -78,22 +70,9 @@ def test_equal_differences_are_not_certain() -> None:
     # Accuracies in percent that only rounding tells apart: 340 − 339 and 28 − 27 of 360 are not the same number.
     first, second = ({0: 100 * a / 360, 1: 100 * b / 360} for a, b in ((340, 28), (339, 27)))
     found = paired_difference(first, second)
-    assert len(set(found.differences)) == 2 and found.sd == 0 and found.p is None
+    assert len(set(found.values)) == 2 and found.sd == 0 and found.p is None
     same = paired_difference({0: 0.1 + 0.2, 1: 0.3}, {0: 0.3, 1: 0.3})
     assert (same.mean, same.sd, same.p) == (0, 0, 1)
-
-
-def test_effect_size_is_unbiased() -> None:
-    # 4,000 studies of 5 seeds whose true d_z is 1: their mean is 1 within 4 standard errors; uncorrected it is 1.25.
-    rng = np.random.default_rng(5)
-    found = np.array([differences(study).effect_size for study in rng.normal(1, 1, (4_000, 5)).tolist()])
-    assert abs(found.mean() - 1) < 4 * found.std() / math.sqrt(found.size)
-
-
-@pytest.mark.parametrize("n", [6, 10, 50])
-def test_wilcoxon_without_ties_is_scipys(n: int) -> None:
-    values = np.random.default_rng(n).normal(0.3, 1, n)
-    assert differences(values.tolist()).wilcoxon_p == pytest.approx(stats.wilcoxon(values).pvalue, rel=1e-9)
 
 
 @pytest.mark.parametrize("case", range(20))
@@ -112,23 +91,6 @@ def test_holm_by_hand() -> None:
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert holm([None, 0.02, None, 0.03]) == [None, 0.04, None, 0.04]
     assert holm([0.6, 0.9]) == [1, 1] and holm([]) == [] and holm([None]) == [None]
-
-
-@pytest.mark.parametrize("case", range(30))
-def test_holm_rejects_what_its_step_down_rejects(case: int) -> None:
-    rng = np.random.default_rng(case)
-    family = (rng.random(rng.integers(1, 12)) ** 3).round(3)
-    corrected = np.array(holm(family.tolist()), dtype=float)
-    for alpha in (0.01, 0.05, 0.2):
-        # As in the paper: from the smallest p on, against alpha / (m − i); the first that stays ends it.
-        rejected = 0
-        for index, p in enumerate(np.sort(family)):
-            if p > alpha / (family.size - index):
-                break
-            rejected += 1
-        assert (corrected <= alpha + 1e-12).sum() == rejected
-    assert (corrected >= family).all() and (corrected <= 1).all()
-    assert (np.diff(corrected[np.argsort(family)]) >= 0).all()
 
 
 @pytest.mark.parametrize("lost", [math.nan, math.inf])

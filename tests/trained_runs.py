@@ -15,7 +15,7 @@ SIZE = ["model.depth=1", "model.width=16", "model.heads=2", "model.context=16"]
 SHORT = ["threads=1", "device=cpu", "quiet=true", "data.eval_batch_size=512", "trainer.eval_batches=2"]
 
 WORDS = {
-    "text": [*SIZE, "norm=rmsnorm", "trainer.steps=30", "trainer.ema=0.9", "trainer.keep_checkpoint=best",
+    "text": [*SIZE, "norm=rmsnorm", "trainer.steps=20", "trainer.ema=0.9", "trainer.keep_checkpoint=best",
              "trainer.eval_every=10"],
     "images": ["model=cnn", "model.width=4", "norm=batchnorm", "data=digits", "trainer.epochs=2"],
     "texts": [*SIZE, "data=banking77", "data.batch_size=8", "trainer.steps=40"],

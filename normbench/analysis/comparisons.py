@@ -6,19 +6,14 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from normbench.analysis.measures import Metric, final, known, loss_on
-from normbench.analysis.records import Arm, Run, Study, setting, shortened
-from normbench.analysis.statistics import (
-    ALPHA,
-    Interval,
-    PairedDifference,
-    detectable_difference,
-    holm,
-    paired_difference,
-)
+from normbench.analysis.records import Arm, Run, Study, read_study, shortened
+from normbench.analysis.statistics import ALPHA, Sample, detectable_difference, holm, paired_difference
 from normbench.config.groups import GROUPS
 from normbench.errors import UsageError
 from normbench.settings import nearest
@@ -39,41 +34,33 @@ Baseline = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Sample):
     """One arm less its baseline in a metric's unit, over the seeds that finished in both.
 
-    corrected: p after Holm. detectable: the smallest difference that would have been found four times in five, Holm
-    included. family: over how many comparisons Holm corrects.
+    corrected: p after Holm. family: over how many comparisons Holm corrects.
     """
 
     arm: Arm
     baseline: Arm
     metric: Metric
-    paired: PairedDifference
-    corrected: float | None = None
-    detectable: float | None = None
-    family: int = 1
+    corrected: float | None
+    family: int
 
     @property
-    def n(self) -> int:
-        """Return the number of pairs."""
-        return self.paired.n
+    def detectable(self) -> float | None:
+        """Return the smallest difference that would have been found four times in five, Holm included."""
+        return detectable_difference(self.n, self.sd, family=self.family) if self.sd else None
 
     @property
-    def interval(self) -> Interval | None:
-        """Return that at 95 %, from two seeds on that do not all differ by the same."""
-        return self.paired.interval
-
-    @property
-    def seeds(self) -> set[int]:
-        """Return all that were tried in either arm."""
+    def tried(self) -> set[int]:
+        """Return all seeds of either arm."""
         return {run.seed for arm in (self.arm, self.baseline) for run in arm.runs}
 
     @property
     def survived(self) -> bool:
         """Say whether the pairs are what is left where other seeds were lost."""
         runs = (*self.arm.runs, *self.baseline.runs)
-        return any(run.status in LOST and run.seed not in self.paired.seeds for run in runs)
+        return any(run.status in LOST and run.seed not in self.seeds for run in runs)
 
     @property
     def real(self) -> bool:
@@ -83,7 +70,7 @@ class Comparison:
     @property
     def better(self) -> bool:
         """Say whether the arm's mean is the better one."""
-        return (self.paired.mean < 0) == self.metric.lower_is_better
+        return (self.mean < 0) == self.metric.lower_is_better
 
     def verdict(self, margin: float | None = None) -> str:
         """Return what can be said of it: the name of a sentence in sentences.jinja.
@@ -92,9 +79,9 @@ class Comparison:
         """
         if self.n < 2:
             return "one_seed" if self.n else "no_seed"
-        if self.interval is None or self.paired.p is None:
-            return "constant" if self.paired.mean else "same"
-        if self.paired.p < ALPHA:
+        if self.interval is None or self.p is None:
+            return "constant" if self.mean else "same"
+        if self.p < ALPHA:
             return "different" if self.real else "possible"
         if margin is not None and self.interval.reach <= margin:
             return "within"
@@ -110,15 +97,14 @@ def compare_all(arms: Sequence[Arm], baseline: Baseline, metric: Metric) -> tupl
     pairs = []
     for arm in arms:
         wanted = {**arm.settings, **baseline}
-        pairs += [(arm, other) for other in arms if other.settings == wanted and other is not arm][:1]
-    found = [paired_difference(*(by_seed(arm.runs, partial(final, metric=metric)) for arm in pair)) for pair in pairs]
+        pairs += [(arm, other) for other in arms if other.settings == wanted and other is not arm]
+    found = [paired_difference(*(by_seed(arm.runs, lambda run: final(run, metric)) for arm in pair)) for pair in pairs]
     corrected, family = corrected_over(found)
-    detectable = [detectable_difference(one.n, one.sd, family=family) if one.sd else None for one in found]
-    rows = zip(pairs, found, corrected, detectable, strict=True)
-    return tuple(Comparison(*pair, metric, one, p, least, family) for pair, one, p, least in rows)
+    rows = zip(pairs, found, corrected, strict=True)
+    return tuple(Comparison(one.values, one.resolution, one.seeds, *pair, metric, p, family) for pair, one, p in rows)
 
 
-def corrected_over(differences: Sequence[PairedDifference]) -> tuple[list[float | None], int]:
+def corrected_over(differences: Sequence[Sample]) -> tuple[list[float | None], int]:
     """Return the p values of a family after Holm, and how many count towards it.
 
     Differences that are all the same have no p and count all the same: that they are is chance, too.
@@ -129,12 +115,9 @@ def corrected_over(differences: Sequence[PairedDifference]) -> tuple[list[float 
 
 
 def by_seed(runs: Sequence[Run], measure: Callable[[Run], float]) -> dict[int, float]:
-    """Return what is measured of runs, where it is finite; of several with one seed their mean."""
-    found: dict[int, list[float]] = {}
-    for run in runs:
-        if math.isfinite(value := measure(run)):
-            found.setdefault(run.seed, []).append(value)
-    return {seed: sum(values) / len(values) for seed, values in found.items()}
+    """Return what is measured of runs, where it is not NaN; of several with one seed their mean."""
+    found = pd.Series([measure(run) for run in runs], [run.seed for run in runs], dtype=float)
+    return found.groupby(level=0).mean().dropna().to_dict()
 
 
 # ---- the baseline
@@ -148,43 +131,21 @@ def usual_baseline(study: Study) -> Baseline:
     return next((dict(one) for one in usual if one and any(arm.has(one) for arm in study.arms)), {})
 
 
-def given_baseline(study: Study, words: str) -> Baseline:
-    """Return the baseline that words name: `norm=layernorm placement=pre`, or an arm's options alone.
+def given_baseline(study: Study, words: str, flag: str = "--baseline ") -> Baseline:
+    """Return the settings that words name: `norm=layernorm placement=pre`, or an arm's options alone.
 
-    Raises:
-        UsageError: no arm has it.
-    """
-    if not study.varied:
-        raise UsageError(f"--baseline {words}: all runs are of one arm, so leave it out")
-    return settings_of(study, words, "--baseline ")
-
-
-def chosen_arm(study: Study, words: str) -> Arm:
-    """Return the one arm that words name, as `given_baseline` reads them.
-
-    Raises:
-        UsageError: no arm has it, or several have.
-    """
-    wanted = settings_of(study, words)
-    found = [arm for arm in study.arms if arm.has(wanted)]
-    if len(found) != 1:
-        raise UsageError(f"{words} names {len(found)} arms: say which of {shortened([arm.name for arm in found])}")
-    return found[0]
-
-
-def settings_of(study: Study, words: str, flag: str = "") -> dict[str, Any]:
-    """Return the settings that words name; `flag` begins the complaint.
+    flag: begins the complaint.
 
     Raises:
         UsageError: no arm has them.
     """
-    known: dict[str, dict[str, Any]] = {arm.name: dict(arm.settings) for arm in study.arms}
+    known: dict[str, Baseline] = {arm.name: dict(arm.settings) for arm in study.arms}
     for key, value in ((key, value) for arm in study.arms for key, value in arm.settings.items()):
         names = (f"{key}=", f"{key.rpartition('.')[2]}=", "")
         known |= {f"{name}{number(str(value))}": {key: value} for name in names}
-    common = [(group, setting(study.runs[0], group)) for group in GROUPS if group not in study.varied]
-    known |= {f"{group}={option}": {} for group, option in common}  # which every arm has
-    settings: dict[str, Any] = {}
+    common = [group for group in GROUPS if group not in study.varied]
+    known |= {f"{group}={study.runs[0].config.get(group)}": {} for group in common}  # which every arm has
+    settings: Baseline = {}
     for word in [words.strip()] if words.strip() in known else WORD.findall(words):
         name, equals, value = word.rpartition("=")
         if (found := known.get(f"{name}{equals}{number(value)}")) is None:
@@ -201,6 +162,40 @@ def number(text: str) -> str:
         return f"{float(text):g}"
     except ValueError:
         return text
+
+
+# ---- two arms
+
+
+def read_pair(first: str, second: str, folder: Path) -> Study:
+    """Read the two arms that words name: folders of runs, or arms of the runs below `folder`.
+
+    Raises:
+        UsageError: a word names no arm or several, or both name the same.
+    """
+    words, arms = (first, second), []
+    are_folders = all(Path(word).is_dir() for word in words)
+    study = read_study([Path(word) for word in words] if are_folders else [folder])
+    for word in words:
+        wanted = {} if are_folders else given_baseline(study, word, flag="")
+        inside = Path(word if are_folders else folder)
+        found = [arm for arm in arms_in(study, inside) if arm.has(wanted)]
+        if len(found) != 1:
+            names = shortened([arm.name for arm in found])
+            raise UsageError(f"{word} names {len(found)} arms: name one of {names}, with --in FOLDER")
+        arms += found
+    if {run.path for run in arms[0].runs} & {run.path for run in arms[1].runs}:
+        raise UsageError(f"{first} and {second} are the same runs: name two arms")
+    if arms[0].name == arms[1].name:  # the same settings in two folders
+        arms = [replace(arm, settings={**arm.settings, "in": word}) for arm, word in zip(arms, words, strict=True)]
+    return replace(study, arms=tuple(arms))
+
+
+def arms_in(study: Study, folder: Path) -> list[Arm]:
+    """Return the arms of the runs below a folder, with those alone."""
+    place = folder.resolve()
+    inside = ((arm, [run for run in arm.runs if run.path.resolve().is_relative_to(place)]) for arm in study.arms)
+    return [Arm(arm.settings, tuple(runs)) for arm, runs in inside if runs]
 
 
 # ---- learning rates
@@ -236,8 +231,7 @@ def best_rate(family: Sequence[Arm]) -> Arm:
     common = set[int].intersection(*map(settled_seeds, tried))
 
     def badness(arm: Arm) -> tuple[float, float]:
-        seeds = common or settled_seeds(arm)
-        runs = [run for run in arm.runs if run.seed in seeds and run.status in SETTLED]
+        runs = [run for run in arm.runs if run.status in SETTLED and (run.seed in common or not common)]
         losses = known(final(run, loss_on("val")) for run in runs)
         return 1 - len(losses) / max(len(runs), 1), sum(losses) / len(losses) if losses else math.inf
 

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import filter as matching
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import ChainableUndefined
 
 from normbench.analysis.comparisons import LEARNING_RATE, LOST, Comparison, rate_families, settled_seeds, without_rate
-from normbench.analysis.measures import known
-from normbench.analysis.records import Run, Study, candidates, setting, shortened
-from normbench.analysis.wording import TEMPLATES, environment
+from normbench.analysis.records import Run, Study, candidates, shortened
+from normbench.analysis.wording import TEMPLATES, environment, in_words
 from normbench.config.groups import GROUPS
 from normbench.rundir import CHOICE_FILE, read_json
 
@@ -27,8 +23,7 @@ STEADY = 1.5
 FEWEST_STEPS = 10  # steps that a median must be of at least
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(NamedTuple):
     """One fact. topic: a word or two. text: the sentence. serious: whether it may decide who wins."""
 
     topic: str
@@ -37,23 +32,21 @@ class Finding:
 
 
 def findings(
-    study: Study,
-    rates_chosen: bool = False,
-    comparisons: Sequence[Comparison] = (),
-    missing: Mapping[str, str] | None = None,
+    study: Study, chosen: bool = False, comparisons: Sequence[Comparison] = (), missing: Mapping[str, str] | None = None
 ) -> tuple[Finding, ...]:
     """Return all that is unfair in a study, what may decide it first.
 
-    rates_chosen: whether a learning rate was chosen for each arm on what is reported. comparisons: of its arms.
+    chosen: whether a learning rate was chosen for each arm on what is reported. comparisons: of its arms.
     missing: planned runs without a directory -> why, where they have failed.
     """
-    checks = (rules, seeds, learning_rates, open_rates, settings, step_times)
     found = [Finding("damaged run", f"{name} is left out: {why}") for name, why in study.damaged]
-    found += [*(finding for check in checks for finding in check(study)), *survivors(comparisons)]
+    for check in (rules, seeds, learning_rates, open_rates, settings, step_times):
+        found += check(study)
+    found += survivors(comparisons)
     if missing:
         names = shortened([f"{name} ({why})" if why else name for name, why in missing.items()], 3)
         found.append(Finding("missing runs", f"planned and not there (failed or not begun), {len(missing)}: {names}"))
-    if rates_chosen:
+    if chosen:
         text = "the learning rate of each arm was chosen by the validation loss of the runs that are reported"
         found.append(Finding("learning rate", f"{text}, which favours arms with more rates to choose from"))
     return tuple(sorted(found, key=lambda finding: not finding.serious))
@@ -62,49 +55,53 @@ def findings(
 # ---- what all runs should have in common, and what none should have
 
 
-def told(study: Study, question: str) -> dict[Path, list[Any]]:
-    """Return what the runs answer to an expression, in all of their sessions."""
+def told(study: Study, question: str) -> dict[Any, list[str]]:
+    """Return what the runs answer to an expression, in all of their sessions: answer -> names of arms."""
     ask = environment().overlay(undefined=ChainableUndefined).compile_expression(question)
-    return {
-        run.path: [ask(run=run, arm=arm, session=session) for session in run.sessions or ({},)]
-        for arm in study.arms
-        for run in arm.runs
-    }
+    return arms_by_value(
+        (arm.name, ask(run=run, arm=arm, session=session)) for arm, run in study.pairs for session in run.sessions
+    )
+
+
+def arms_by_value(answers: Iterable[tuple[str, Any]]) -> dict[Any, list[str]]:
+    """Return the names of the arms whose runs have each value, but none for None; answers: arm, value."""
+    found: dict[Any, dict[str, None]] = {}
+    for name, value in answers:
+        if value is not None:
+            found.setdefault(tuple(value) if isinstance(value, list) else value, {})[name] = None
+    return {value: [*names] for value, names in found.items()}
 
 
 def rules(study: Study) -> Iterator[Finding]:
     """Find what fairness.toml names."""
     for rule in RULES["same"]:
         if not any(matching(study.varied, pattern) for pattern in rule.get("unless", [])):
-            found = arms_by_value(study, told(study, rule["reads"]))
-            yield from unequal(rule["topic"], rule["sentence"], found, serious=not rule.get("minor"))
+            yield from unequal(rule["topic"], rule["sentence"], told(study, rule["reads"]), not rule.get("minor"))
     for rule in RULES["never"]:
-        answers = told(study, rule["reads"])
-        if names := study.names_of([run for run in study.runs if any(answers[run.path])]):
-            yield Finding(rule["topic"], f"{shortened(names, 6)}: {rule['sentence']}", serious=not rule.get("minor"))
+        if names := told(study, f"true if {rule['reads']} else none").get(True):
+            yield Finding(rule["topic"], f"{shortened(names, 6)}: {rule['sentence']}", not rule.get("minor"))
 
 
 def unequal(topic: str, words: str, found: Mapping[Any, Sequence[str]], serious: bool = True) -> Iterator[Finding]:
-    """Say who has which values, where there are several."""
+    """Say who has which values, where there are several, such as `100 (layernorm); 200 (rmsnorm, dyt)`."""
     if len(found) > 1:
-        yield Finding(topic, f"{words}: {values_in_words(found)}", serious)
+        values = "; ".join(f"{in_words(value)} ({shortened(names, 4)})" for value, names in found.items())
+        yield Finding(topic, f"{words}: {values}", serious)
 
 
 def settings(study: Study) -> Iterator[Finding]:
     """Find settings that go along with what is compared."""
     compared, asked = [key for key in study.varied if key in GROUPS], asked_for(study)
     for key in candidates(study.runs):
-        if key in (*GROUPS, *study.varied, *RULES["said"]):
-            continue
-        if key.partition(".")[0] in compared and (key not in asked or key.endswith("._target_")):
-            continue  # an option has its own values
-        found = arms_by_value(study, {run.path: [run.config.get(key)] for run in study.runs})
-        yield from unequal("settings", f"the arms differ in {key} too", found)
+        follows = key.partition(".")[0] in compared and (key not in asked or key.endswith("._target_"))
+        if not follows and key not in (*GROUPS, *study.varied, *RULES["said"]):  # an option has its own values
+            found = arms_by_value((arm.name, run.config.get(key)) for arm, run in study.pairs)
+            yield from unequal("settings", f"the arms differ in {key} too", found)
 
 
 def asked_for(study: Study) -> set[str]:
     """Return the keys that the commands of runs set: what they say does not follow from an option."""
-    words = (word for run in study.runs for word in str(run.session.get("command") or "").split())
+    words = (word for run in study.runs for word in run.session["command"].split())
     return {word.strip("'\"").lstrip("+~").partition("=")[0] for word in words if "=" in word}
 
 
@@ -114,21 +111,19 @@ def asked_for(study: Study) -> set[str]:
 def seeds(study: Study) -> Iterator[Finding]:
     """Find arms that lack a seed that others have."""
     every = {run.seed for run in study.runs}
-    lacking: dict[str, list[str]] = {}
-    for arm in study.arms:
-        if lacks := every - {run.seed for run in arm.runs}:
-            lacking.setdefault(shortened([str(seed) for seed in sorted(lacks)]), []).append(arm.name)
-    for missing, names in lacking.items():
-        yield Finding("missing seeds", f"{shortened(names, 6)}: no run with seed {missing}, which other arms have")
+    lacking = {arm.name: sorted(every - {run.seed for run in arm.runs}) for arm in study.arms}
+    for seeds, names in arms_by_value((name, [*map(str, lacks)] or None) for name, lacks in lacking.items()).items():
+        text = f"{shortened(names, 6)}: no run with seed {shortened(seeds)}, which other arms have"
+        yield Finding("missing seeds", text)
 
 
 def step_times(study: Study) -> Iterator[Finding]:
     """Find arms whose seeds took unlike times for the same work."""
     ratios = {}
     for arm in study.arms:
-        times = [run.summary.get("step_time") or {} for run in arm.runs]
-        medians = known(time.get("median_ms") for time in times if (time.get("n") or 0) >= FEWEST_STEPS)
-        ratios[arm.name] = max(medians) / min(medians) if medians else 1.0
+        times = [run.summary.get("step_time", {}) for run in arm.runs]
+        medians = [time["median_ms"] for time in times if time.get("n", 0) >= FEWEST_STEPS]
+        ratios[arm.name] = max(medians, default=1.0) / min(medians, default=1.0)
     if unsteady := [name for name, ratio in ratios.items() if ratio > STEADY]:
         text = "so runs disturbed each other, or the machine did other work: their times say little"
         worst = f"step times differ up to {max(ratios.values()):.1f}-fold between seeds of one arm"
@@ -141,8 +136,8 @@ def survivors(comparisons: Sequence[Comparison]) -> Iterator[Finding]:
     losers = []
     for name, arm in arms.items():
         counts = Counter(run.status.replace("_", " ") for run in arm.runs if run.status in LOST)
-        losses = [f"{number} of {len(arm.runs)} runs {how}" for how, number in counts.items()]
-        losers += [f"{name}: {', '.join(losses)}"] if losses else []
+        losses = ", ".join(f"{number} of {len(arm.runs)} runs {how}" for how, number in counts.items())
+        losers += [f"{name}: {losses}"] if losses else []
     if losers:
         text = "arms are compared only on the seeds that survived in both, which flatters those that lose runs"
         yield Finding("lost runs", f"{'; '.join(losers[:6])}; {text}")
@@ -153,27 +148,26 @@ def survivors(comparisons: Sequence[Comparison]) -> Iterator[Finding]:
 
 def learning_rates(study: Study) -> Iterator[Finding]:
     """Find learning rates that go along with what is compared: fair where each was chosen for its arm on other data."""
-    found = arms_by_value(study, {run.path: [run.config.get(LEARNING_RATE)] for run in study.runs})
+    found = arms_by_value((arm.name, run.config.get(LEARNING_RATE)) for arm, run in study.pairs)
     if LEARNING_RATE in study.varied or len(found) < 2:
         return
-    choices = {run.path: choice_of(run) for run in study.runs}
-    if all(choices.values()):
+    choices = [(arm.name, choice_of(run)) for arm, run in study.pairs]
+    if all(choice for _, choice in choices):
         text = "the learning rate of each arm was chosen on data held out of the training data"
-        yield Finding("learning rate", f"{text}: {values_in_words(found)}", serious=False)
-        if names := study.names_of([run for run in study.runs if choices[run.path].get("edge")]):
+        yield from unequal("learning rate", text, found, serious=False)
+        if names := arms_by_value((name, choice.get("edge") and True) for name, choice in choices).get(True):
             text = "the chosen learning rate is at the end of those tried, so a wider grid may have a better one"
             yield Finding("learning rate", f"{shortened(names, 6)}: {text}")
     elif "optim" not in study.varied or LEARNING_RATE in asked_for(study):
         text = f"the arms differ in {LEARNING_RATE} too, which is fair only if each was chosen for its arm"
-        yield Finding("settings", f"{text}: {values_in_words(found)}")
+        yield from unequal("settings", text, found)
 
 
 def choice_of(run: Run) -> Mapping[str, Any]:
     """Return what a sweep with `sweep.lr=auto` has noted of the choice of a run's rate; nothing where it chose none."""
     for choice in (read_json(run.path.parent / CHOICE_FILE) or {}).get("arms", []):
-        groups = {key: value for key, value in choice["arm"].items() if key in GROUPS}
-        same_rate = math.isclose(run.config.get(LEARNING_RATE) or 0, choice["lr"] or -1)
-        if same_rate and all(str(setting(run, key)) == value for key, value in groups.items()):
+        chosen = {LEARNING_RATE: choice["lr"]} | {key: option for key, option in choice["arm"].items() if key in GROUPS}
+        if all(run.config.get(key) == value for key, value in chosen.items()):
             return dict(choice)
     return {}
 
@@ -187,28 +181,3 @@ def open_rates(study: Study) -> Iterator[Finding]:
             words = "; ".join(f"lr {in_words(rate)} lacks seed {shortened(own, 6)}" for rate, own in open_ones.items())
             text = f"{without_rate(family[0]).name}: the choice of its learning rate is not final, as {words}"
             yield Finding("learning rate", text)
-
-
-# ---- arms and what they have
-
-
-def arms_by_value(study: Study, had: Mapping[Path, Iterable[Any]]) -> dict[Any, list[str]]:
-    """Return the names of the arms whose runs have each value, but none for None."""
-    found: dict[Any, list[str]] = {}
-    for arm in study.arms:
-        values = [value for run in arm.runs for value in had[run.path] if value is not None]
-        for value in dict.fromkeys(tuple(value) if isinstance(value, list) else value for value in values):
-            found.setdefault(value, []).append(arm.name)
-    return found
-
-
-def values_in_words(found: Mapping[Any, Sequence[str]]) -> str:
-    """Write values and who has them, such as `100 (layernorm), 200 (rmsnorm, dyt)`."""
-    return "; ".join(f"{in_words(value)} ({shortened(names, 4)})" for value, names in found.items())
-
-
-def in_words(value: Any) -> str:
-    """Write a value: numbers short, yes and no for truths."""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else str(value)

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from decimal import ROUND_UP, Context
 from typing import Any
 
 import numpy as np
@@ -76,22 +77,20 @@ def final(run: Run, metric: Metric) -> float:
 def metrics_of(study: Study) -> tuple[Metric, ...]:
     """Choose by what a study is judged: test data where every run that finished has them; accuracy first of classes."""
     finished = [run for run in study.runs if run.status == "finished"]
-    split = "test" if finished and all(math.isfinite(final(run, loss_on("test"))) for run in finished) else "val"
-    loss = loss_on(split)
-    return (accuracy_on(split), loss) if study.task.endswith("classification") else (loss,)
+    split = "test" if finished and all("loss/test" in run.metrics for run in finished) else "val"
+    accuracy = (accuracy_on(split),) if study.runs[0].task.endswith("classification") else ()
+    return (*accuracy, loss_on(split))
 
 
 def evaluations_in_words(runs: Iterable[Run]) -> str:
     """Say on how much runs were evaluated on the way, such as `20 batches`; nothing where it was on all data."""
     counts = set()
     for run in runs:
-        limit, size = run.config.get("trainer.eval_batches"), run.config.get("data.eval_batch_size")
-        total = run.data.get("val_images", run.data.get("val_texts"))
-        if limit is not None and (total is None or size is None or limit * size < total):
-            counts.add(limit)
-    few, most = min(counts, default=0), max(counts, default=0)
-    words = f"{few:,} to {most:,} batches" if few < most else f"{most:,} batch{'es' if most > 1 else ''}"
-    return words if most else ""
+        limit, data = run.config["trainer.eval_batches"], run.session["data"]
+        total = data.get("val_images", data.get("val_texts"))
+        if limit is not None and (total is None or limit * run.config.get("data.eval_batch_size", 0) < total):
+            counts.add(f"{limit:,}")
+    return f"{' or '.join(sorted(counts))} batches" if counts else ""
 
 
 # ---- time
@@ -99,39 +98,24 @@ def evaluations_in_words(runs: Iterable[Run]) -> str:
 
 def finite(curve: Curve | None) -> Curve:
     """Return a curve without what was not finite; empty for None."""
-    if curve is None:
-        return Curve(np.array([], int), np.array([]))
+    curve = curve or Curve(np.array([], int), np.array([]))
     known = np.isfinite(curve.values)
     return Curve(curve.steps[known], curve.values[known])
 
 
-def seconds_at(run: Run, steps: np.ndarray) -> np.ndarray:
-    """Return the seconds of training (n,) before some steps (n,): step times of the logged intervals × their steps.
+def seconds_at(run: Run, steps: Any) -> Any:
+    """Return the seconds of training before a step, or some (n,): step times of the logged intervals × their steps.
 
     Evaluation, probing, checkpoints and what the first steps take longer are not in them. The steps before the first
     recorded time count as those behind it, and those behind the last one as those before it. NaN where there is none.
     """
-    recorded = run.curves.get(STEP_TIME)
-    timed = finite(recorded)
-    if recorded is None or not len(timed.steps):
-        return np.full(len(steps), NAN)
-    ends = np.concatenate([[0], recorded.steps])
-    milliseconds = np.interp(recorded.steps, timed.steps, timed.values)
-    seconds = np.concatenate([[0.0], np.cumsum(milliseconds * np.diff(ends)) / 1e3])
+    timed = finite(run.curves.get(STEP_TIME))
+    if not len(timed.steps):
+        return np.full(np.shape(steps), NAN)
+    ends = np.concatenate([[0], timed.steps])
+    seconds = np.concatenate([[0.0], np.cumsum(timed.values * np.diff(ends)) / 1e3])
     pace = (seconds[-1] - seconds[-2]) / (ends[-1] - ends[-2])
     return np.interp(steps, ends, seconds) + pace * np.maximum(steps - ends[-1], 0)
-
-
-def total_seconds(run: Run) -> float:
-    """Return the training time of the whole run."""
-    return float(seconds_at(run, np.array([run.step]))[0])
-
-
-def time_to(run: Run, tag: str, target: float) -> float:
-    """Return the training time (s) of the first record at or below a loss; NaN where there is none."""
-    curve = finite(run.curves.get(tag))
-    reached = curve.steps[curve.values <= target][:1]
-    return float(seconds_at(run, reached)[0]) if len(reached) else NAN
 
 
 def value_at(run: Run, tag: str, seconds: float) -> float:
@@ -171,7 +155,7 @@ def yardstick(study: Study, baseline: Sequence[Arm], target: float | None = None
     baseline: the arms that others are compared with.
     """
     finished = [run for run in study.runs if run.status == "finished"]
-    seconds = min(known(map(total_seconds, finished)), default=NAN)
+    seconds = min(known(seconds_at(run, run.step) for run in finished), default=NAN)
     often = all(math.isfinite(value_at(run, VALIDATION_LOSS, seconds)) for run in finished)
     timed = VALIDATION_LOSS if often else TRAINING_LOSS
     curves = [finite(run.curves.get(timed)) for arm in baseline for run in arm.runs if run.status == "finished"]
@@ -182,61 +166,54 @@ def yardstick(study: Study, baseline: Sequence[Arm], target: float | None = None
 
 def rounded_up(value: float, digits: int) -> float:
     """Round to so many significant digits, away from zero."""
-    if not math.isfinite(value) or value == 0:
-        return value
-    unit = 10.0 ** (math.floor(math.log10(abs(value))) - digits + 1)
-    return float(f"{math.copysign(math.ceil(round(abs(value) / unit, 6)) * unit, value):.{digits}g}")
+    return float(Context(prec=digits, rounding=ROUND_UP).create_decimal(f"{value:.{digits + 6}g}"))
 
 
 # ---- all runs
 
 
 def runs_frame(study: Study, by: Yardstick) -> pd.DataFrame:
-    """Return a row for each run: what it is, and all that is measured of it; NaN where it has none."""
-    frame = pd.DataFrame([run_row(run, arm, by) for arm in study.arms for run in arm.runs])
-    for setting in study.varied:
-        if frame[setting].dropna().map(type).nunique() > 1:  # a number here and a word there
-            frame[setting] = frame[setting].map(str, na_action="ignore")
-    return frame
-
-
-def run_row(run: Run, arm: Arm, by: Yardstick) -> dict[str, Any]:
-    """Measure one run.
+    """Return a row for each run: what it is, and all that is measured of it; NaN where it has none.
 
     best: the best validation loss (or accuracy, %) on the way, chosen on the validation data. gap: last validation loss
     less last training loss (nats), the latter in eval mode where it was recorded.
     """
-    logged, times = run.summary.get("metrics", {}), run.summary.get("step_time") or {}
-    curve = finite(run.curves.get(f"{by.primary.tag.partition('/')[0]}/val"))
-    worse = curve.values if by.primary.lower_is_better else -curve.values
-    best = int(np.argmin(worse)) if len(worse) else None
-    validation, training = (run.metrics.get(tag) for tag in (VALIDATION_LOSS, TRAINING_LOSS))
-    training = run.metrics.get("loss/train_eval", training)
-    spikes, judged = count_spikes(finite(run.curves.get(TRAINING_LOSS)).values)
-    return {
-        "run": run.name,
-        "arm": arm.name,
-        **arm.settings,
-        "seed": run.seed,
-        "status": run.status,
-        "step": run.step,
-        "steps": run.steps,
-        **{tag: value for tag, value in logged.items() if tag.partition("/")[0] in ("loss", "accuracy")},
-        "best": NAN if best is None else by.primary.scale * float(curve.values[best]),
-        "best_step": 0 if best is None else int(curve.steps[best]),
-        "gap": NAN if training is None or validation is None else validation - training,
-        "training_seconds": total_seconds(run),
-        "target": by.target,
-        "target_seconds": time_to(run, by.timed, by.target),
-        f"{by.timed}_at_equal_time": value_at(run, by.timed, by.seconds) if run.status == "finished" else NAN,
-        "step_median_ms": times.get("median_ms") or NAN,
-        "step_p90_ms": times.get("p90_ms") or NAN,
-        "steps_timed": times.get("n", NAN),
-        "peak_memory_bytes": float(run.summary.get("peak_memory_bytes") or NAN),
-        "spikes": spikes / judged if judged else NAN,
-        "message": run.message,
-        "path": str(run.path),
-    }
+    rows, sign = [], 1 if by.primary.lower_is_better else -1
+    for arm, run in study.pairs:
+        logged, times = run.summary.get("metrics", {}), run.summary.get("step_time", {})
+        curve, timed = (finite(run.curves.get(tag)) for tag in (f"{by.primary.tag.partition('/')[0]}/val", by.timed))
+        best, best_step = min(zip(sign * curve.values, curve.steps, strict=True), default=(NAN, 0))
+        reached = timed.steps[timed.values <= by.target][:1]  # the first record
+        training = loss_on("train_eval" if "loss/train_eval" in run.metrics else "train")
+        spikes, judged = count_spikes(finite(run.curves.get(TRAINING_LOSS)).values)
+        row = {
+            "run": run.name,
+            "arm": arm.name,
+            **arm.settings,
+            "seed": run.seed,
+            "status": run.status,
+            "step": run.step,
+            "steps": run.steps,
+            **{tag: value for tag, value in logged.items() if tag.partition("/")[0] in ("loss", "accuracy")},
+            "best": by.primary.scale * sign * float(best),
+            "best_step": int(best_step),
+            "gap": final(run, loss_on("val")) - final(run, training),
+            "training_seconds": float(seconds_at(run, run.step)),
+            "target": by.target,
+            "target_seconds": float(seconds_at(run, reached[0])) if len(reached) else NAN,
+            f"{by.timed}_at_equal_time": value_at(run, by.timed, by.seconds) if run.status == "finished" else NAN,
+            "step_median_ms": times.get("median_ms") or NAN,
+            "step_p90_ms": times.get("p90_ms") or NAN,
+            "steps_timed": times.get("n", NAN),
+            "peak_memory_bytes": float(run.summary.get("peak_memory_bytes") or NAN),
+            "spikes": spikes / judged if judged else NAN,
+            "message": run.message,
+            "path": str(run.path),
+        }
+        rows.append(row)
+    frame = pd.DataFrame(rows)
+    mixed = [key for key in study.varied if frame[key].dtype == object]  # a number here and a word there
+    return frame.assign(**frame[mixed].map(str, na_action="ignore"))
 
 
 def activations_frame(study: Study) -> pd.DataFrame:
@@ -258,6 +235,5 @@ def activations_frame(study: Study) -> pd.DataFrame:
     runs = groups.mean().unstack().reindex(columns=[*IN_BLOCKS])
     runs["gradient norm"] = groups.agg(lambda own: math.hypot(*own)).unstack().get("gradient norm")
     blocks = runs.groupby(["place", "arm", "block"])
-    means = blocks.mean()
-    means.insert(0, "seeds", blocks.size())
+    means = blocks.mean().assign(seeds=blocks.size())[["seeds", *IN_BLOCKS]]
     return means.reset_index().drop(columns="place")

@@ -12,7 +12,8 @@ import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -24,11 +25,13 @@ ALPHA = 0.05  # two-sided level of a test, and 1 − the confidence of an interv
 POWER = 0.8  # share of studies that find a difference that is there
 MOST_SEEDS = 1_000_000  # beyond it nobody plans
 FEWEST_FOR_WILCOXON = 6  # five pairs give p = 0.0625 at the least
+SPIKE = 7.0  # standard deviations
 ROUNDING = 1e-12  # of the largest value: what is closer than this is the same
 
+Bounds = tuple[float, float]
 
-@dataclass(frozen=True)
-class Interval:
+
+class Interval(NamedTuple):
     """A two-sided confidence interval, in the unit of the values."""
 
     lower: float
@@ -37,84 +40,105 @@ class Interval:
     @property
     def reach(self) -> float:
         """Return the largest distance from 0 in it: max(|lower|, |upper|)."""
-        return max(abs(self.lower), abs(self.upper))
+        return max(map(abs, self))
 
 
 @dataclass(frozen=True)
-class PairedDifference:
-    """An arm less its baseline, seed by seed.
+class Sample:
+    """Independent values, one a seed, and what they say of the mean behind them. resolution: closer ones are the same.
 
-    differences: one a seed, in the order of `seeds`; sd: their standard deviation (n − 1); interval, p: of the paired
-    t test; effect_size: Hedges' g_z, that is Cohen's d_z = mean / sd times J(n − 1), unbiased, from three seeds
-    on; wilcoxon_p: of the signed-rank test, from six seeds on. None: what n is too small for; the mean of no seeds is
-    NaN.
-
-    Differences that are all the same have sd 0, which is no measure of how they spread (accuracies are multiples of
+    Values that are all the same have sd 0, which is no measure of how they spread (accuracies are multiples of
     1 / samples, so that a few of them agree by chance): they have no interval and effect_size; p is 1 where all are
     0, and None otherwise.
     """
 
-    seeds: tuple[int, ...] = ()
-    differences: tuple[float, ...] = ()
-    mean: float = math.nan
-    sd: float | None = None
-    interval: Interval | None = None
-    p: float | None = None
-    effect_size: float | None = None
-    wilcoxon_p: float | None = None
+    values: tuple[float, ...]
+    resolution: float
+    seeds: tuple[int, ...]
 
     @property
     def n(self) -> int:
-        """Return the number of seeds that both arms have."""
-        return len(self.seeds)
+        """Return how many there are."""
+        return len(self.values)
+
+    @cached_property
+    def sd(self) -> float:
+        """Return the standard deviation (n − 1); 0 where values are all the same, or there is one."""
+        return float(np.std(self.values, ddof=1)) if self.n and np.ptp(self.values) > self.resolution else 0.0
+
+    @cached_property
+    def mean(self) -> float:
+        """Return the mean; NaN for no values."""
+        mean = float(np.mean(self.values)) if self.sd else (*self.values, math.nan)[0]
+        return 0.0 if abs(mean) <= self.resolution and not self.sd else mean
+
+    @property
+    def interval(self) -> Interval | None:
+        """Return Student's interval, mean ± t_{0.975, n−1}·sd/√n (Student 1908)."""
+        if not self.sd:
+            return None
+        half = float(special.stdtrit(self.n - 1, 1 - ALPHA / 2)) * self.sd / math.sqrt(self.n)
+        return Interval(self.mean - half, self.mean + half)
+
+    @property
+    def p(self) -> float | None:
+        """Return that of the two-sided t test against 0 (Student 1908)."""
+        if not self.sd:
+            return 1.0 if self.n > 1 and not self.mean else None
+        return 2 * float(special.stdtr(self.n - 1, -abs(self.mean / (self.sd / math.sqrt(self.n)))))
+
+    @property
+    def effect_size(self) -> float | None:
+        """Return Hedges' g_z from three values on: mean / sd times J(n − 1), which makes it unbiased (Hedges 1981).
+
+        J(df) = Γ(df/2) / (√(df/2)·Γ((df−1)/2)).
+        """
+        df = self.n - 1
+        if df < 2 or not self.sd:
+            return None
+        gamma = math.exp(float(special.gammaln(df / 2) - special.gammaln((df - 1) / 2)))
+        return gamma / math.sqrt(df / 2) * self.mean / self.sd
+
+    @property
+    def wilcoxon_p(self) -> float | None:
+        """Return the two-sided p of the signed-rank test from six values on (Wilcoxon 1945), values of 0 left out.
+
+        From the distribution of the rank sum over all signs, ties included, where scipy resamples, which takes seconds.
+        """
+        if self.n < FEWEST_FOR_WILCOXON:
+            return None
+        values = np.rint(np.divide(self.values, self.resolution or 1))
+        moved = values[values != 0]
+        ranks = (2 * stats.rankdata(np.abs(moved))).astype(int)  # doubled, so that a tie's mean rank is whole
+        chances = np.ones(1)  # of each sum of the positive ranks
+        for rank in ranks:
+            chances = (np.pad(chances, (0, rank)) + np.pad(chances, (rank, 0))) / 2
+        observed = int(ranks[moved > 0].sum())
+        return min(1.0, 2 * float(min(chances[: observed + 1].sum(), chances[observed:].sum())))
 
 
 # ---- means and differences
 
 
-def mean_interval(
-    values: Sequence[float], bounds: tuple[float, float] = (-math.inf, math.inf)
-) -> tuple[float, Interval | None]:
-    """Return the mean of independent values and Student's interval, mean ± t_{0.975, n−1}·sd/√n (Student 1908).
+def mean_interval(values: Sequence[float], bounds: Bounds = (-math.inf, math.inf)) -> tuple[float, Interval | None]:
+    """Return the mean of independent values and its interval, cut at the bounds between which the values lie.
 
-    bounds: between what values lie, where the interval is cut. There is none for one value, or values that are all the
-    same; the mean of none is NaN.
+    There is none for one value, or values that are all the same; the mean of none is NaN.
     """
-    if not values:
-        return math.nan, None
-    mean, sd = _mean_and_sd(np.array(values), ROUNDING * max(map(abs, values)))
-    if not sd:
-        return mean, None
-    interval = _t_interval(mean, sd, len(values))
-    return mean, Interval(max(interval.lower, bounds[0]), min(interval.upper, bounds[1]))
+    sample = Sample(tuple(values), ROUNDING * max(map(abs, values), default=0.0), ())
+    interval = sample.interval
+    return sample.mean, interval and Interval(max(interval.lower, bounds[0]), min(interval.upper, bounds[1]))
 
 
-def paired_difference(arm: Mapping[int, float], baseline: Mapping[int, float]) -> PairedDifference:
-    """Return arm − baseline over the seeds that both have, with the paired t test (Student 1908).
+def paired_difference(arm: Mapping[int, float], baseline: Mapping[int, float]) -> Sample:
+    """Return arm − baseline over the seeds that both have; its p is that of the paired t test (Student 1908).
 
     arm, baseline: value by seed.
     """
     seeds = tuple(sorted(arm.keys() & baseline.keys()))
-    n = len(seeds)
-    if not n:
-        return PairedDifference()
-    first, second = (np.array([side[seed] for seed in seeds]) for side in (arm, baseline))
-    differences = first - second
-    resolution = ROUNDING * float(np.abs([first, second]).max())
-    mean, sd = _mean_and_sd(differences, resolution)
-    mean = mean if abs(mean) > resolution or sd else 0.0
-    figures: dict[str, float | None] = {}
-    if n > 1:
-        figures = {"sd": sd, "p": None if mean else 1.0}
-    if n >= FEWEST_FOR_WILCOXON:
-        figures["wilcoxon_p"] = _signed_rank_p(np.rint(differences / resolution) if resolution else differences)
-    if sd:
-        t = mean / (sd / math.sqrt(n))
-        effect_size = _hedges(n - 1) * mean / sd if n > 2 else None
-        figures |= {"p": 2 * float(special.stdtr(n - 1, -abs(t))), "effect_size": effect_size}
-    return PairedDifference(
-        seeds, tuple(differences.tolist()), mean, interval=_t_interval(mean, sd, n) if sd else None, **figures
-    )
+    sides = np.array([[side[seed] for seed in seeds] for side in (arm, baseline)])
+    resolution = ROUNDING * float(np.abs(sides).max(initial=0.0))
+    return Sample(tuple((sides[0] - sides[1]).tolist()), resolution, seeds)
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
@@ -128,37 +152,6 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
     return [None if p is None else corrected[p] for p in p_values]
 
 
-def _mean_and_sd(sample: np.ndarray, resolution: float) -> tuple[float, float]:
-    """Return mean and standard deviation (n − 1); of values that only rounding tells apart the first one and 0."""
-    if np.ptp(sample) <= resolution:
-        return float(sample[0]), 0.0
-    return float(sample.mean()), float(sample.std(ddof=1))
-
-
-def _t_interval(mean: float, sd: float, n: int) -> Interval:
-    half = float(special.stdtrit(n - 1, 1 - ALPHA / 2)) * sd / math.sqrt(n)
-    return Interval(mean - half, mean + half)
-
-
-def _hedges(df: int) -> float:
-    """Return J(df) = Γ(df/2) / (√(df/2)·Γ((df−1)/2)), which makes mean / sd unbiased (Hedges 1981)."""
-    return math.exp(float(special.gammaln(df / 2) - special.gammaln((df - 1) / 2))) / math.sqrt(df / 2)
-
-
-def _signed_rank_p(differences: np.ndarray) -> float:
-    """Return the two-sided p of the signed-rank test (Wilcoxon 1945), differences of 0 left out.
-
-    From the distribution of the rank sum over all signs, ties included, where scipy resamples, which takes seconds.
-    """
-    moved = differences[differences != 0]
-    ranks = (2 * stats.rankdata(np.abs(moved))).astype(int)  # doubled, so that a tie's mean rank is whole
-    chances = np.ones(1)  # of each sum of the positive ranks
-    for rank in ranks:
-        chances = (np.pad(chances, (0, rank)) + np.pad(chances, (rank, 0))) / 2
-    observed = int(ranks[moved > 0].sum())
-    return min(1.0, 2 * float(min(chances[: observed + 1].sum(), chances[observed:].sum())))
-
-
 # ---- power
 
 
@@ -166,8 +159,15 @@ def paired_power(difference: float, sd: float, n: int, *, family: int = 1) -> fl
     """Return the share of studies of n seeds, two or more, in which the paired t test finds a true mean difference.
 
     sd: standard deviation of the differences, in the difference's unit; family: comparisons that Holm corrects for.
+
+    That is P(|T| > c), c the two-sided critical value of t, from T², which follows a noncentral F: scipy's noncentral t
+    is NaN for 2 to 5 seeds at the levels that Holm's correction asks for. Its noncentral F is 0 where the noncentrality
+    is next to nothing, and NaN for some that are so large that the power is 1.
     """
-    return _power(n, math.sqrt(n) * abs(difference) / sd, ALPHA / family)
+    critical = float(special.stdtrit(n - 1, 1 - ALPHA / family / 2))
+    noncentrality = min(max(math.sqrt(n) * abs(difference) / sd, 1e-5), 1e100)
+    missed = float(special.ncfdtr(1, n - 1, noncentrality**2, critical**2))
+    return 1.0 if math.isnan(missed) else 1 - missed
 
 
 def seeds_needed(difference: float, sd: float, *, family: int = 1) -> int:
@@ -190,7 +190,8 @@ def detectable_difference(n: int, sd: float, *, family: int = 1) -> float:
 
     sd: standard deviation of the paired differences.
     """
-    return sd * _noncentrality(n, ALPHA / family) / math.sqrt(n)
+    found = optimize.brentq(lambda size: paired_power(size, 1.0, n, family=family) - POWER, 0, 1e6, xtol=1e-12)
+    return sd * float(found)
 
 
 def sd_upper_limit(sd: float, n: int, confidence: float = 0.8) -> float:
@@ -200,23 +201,6 @@ def sd_upper_limit(sd: float, n: int, confidence: float = 0.8) -> float:
     cases; with this limit it holds in 80 % (Browne 1995).
     """
     return sd * math.sqrt((n - 1) / float(special.chdtri(n - 1, confidence)))
-
-
-def _power(n: int, noncentrality: float, alpha: float) -> float:
-    """Return P(|T| > c), c the two-sided critical value of t at alpha, from T², which follows a noncentral F.
-
-    scipy's noncentral t is NaN for 2 to 5 seeds at the levels that Holm's correction asks for. Its noncentral F is 0
-    where the noncentrality is next to nothing, and NaN for some that are so large that the power is 1.
-    """
-    critical = float(special.stdtrit(n - 1, 1 - alpha / 2))
-    missed = float(special.ncfdtr(1, n - 1, min(max(noncentrality, 1e-5), 1e100) ** 2, critical**2))
-    return 1.0 if math.isnan(missed) else 1 - missed
-
-
-@lru_cache(maxsize=1024)
-def _noncentrality(n: int, alpha: float) -> float:
-    """Return the noncentrality at which n seeds have the power asked for."""
-    return float(optimize.brentq(lambda shift: _power(n, shift, alpha) - POWER, 0, 1e6, xtol=1e-9))
 
 
 # ---- scores of runs
@@ -234,9 +218,7 @@ def learning_rate_sensitivity(losses: Mapping[float, float], loss_at_init: float
     return math.fsum(loss - best for loss in capped) / len(capped) if best < loss_at_init else None
 
 
-def count_spikes(
-    values: np.ndarray | Sequence[float], *, history: int = 1_000, fewest: int = 50, threshold: float = 7.0
-) -> tuple[int, int]:
+def count_spikes(values: Any, *, history: int = 1_000, fewest: int = 50) -> tuple[int, int]:
     """Count points at least 7 standard deviations from the mean of the last 1,000 before them (OLMo 2, 2025).
 
     values: losses or gradient norms in the order of steps; what is not finite is left out. Returns the spikes and how
@@ -246,5 +228,5 @@ def count_spikes(
     series = series[np.isfinite(series)]
     before = series.shift().rolling(history, min_periods=fewest)
     distance = (series - before.mean()).abs()
-    spikes = (distance >= threshold * before.std()) & (distance > 0)
+    spikes = (distance >= SPIKE * before.std()) & (distance > 0)
     return int(spikes.sum()), max(len(series) - fewest, 0)

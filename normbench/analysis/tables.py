@@ -1,22 +1,30 @@
-"""The tables of a report: data frames of words, which a page, a text and a terminal show."""
+"""The tables of a report and of a comparison: data frames of words, which a page, a text and a terminal show."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from normbench.analysis import wording
+from normbench.analysis import statistics, wording
 from normbench.analysis.comparisons import Comparison, by_seed
 from normbench.analysis.measures import IN_BLOCKS, NAN, Yardstick, evaluations_in_words, known
-from normbench.analysis.records import Run, Study
+from normbench.analysis.records import ASIDE, Arm, Run, Study
 from normbench.analysis.sensitivity import Tried
-from normbench.analysis.statistics import Interval, mean_interval, paired_difference
-from normbench.analysis.wording import NONE, duration, fixed, significant, span
+from normbench.analysis.wording import NONE, duration, fixed, in_words, plain, significant, span
+from normbench.config.groups import GROUPS
+from normbench.errors import UsageError
+
+# What a difference is called in a word or two, by its verdict.
+FOUND = {"different": "{}", "possible": "perhaps {}", "constant": "spread not known", "same": "the same"}
+FOUND |= dict.fromkeys(("one_seed", "no_seed"), "too few seeds")
+
+# Of a standard deviation of the paired differences: what is planned for where no difference is asked for.
+USUAL_SIZES = (0.5, 1.0, 2.0)
 
 # Columns of what did not finish: the statuses that each counts.
 BAD = {
@@ -39,7 +47,7 @@ class Table:
     frame: pd.DataFrame
     notes: tuple[str, ...] = ()
     heads: int = 1
-    marked: frozenset[int] = frozenset()
+    marked: Collection[int] = ()
 
     @property
     def rows(self) -> list[tuple[str, ...]]:
@@ -50,16 +58,21 @@ class Table:
         """Return the table with a column for each row: for few rows and many measures."""
         first, *_ = self.frame.columns
         turned = self.frame.set_index(first).T.rename_axis(index=first, columns=None).reset_index()
-        return replace(self, frame=turned, heads=1, marked=frozenset())
+        return replace(self, frame=turned, heads=1, marked=())
 
 
-def made(key: str, title: str, rows: pd.DataFrame | Sequence[Mapping[str, str]], heads: int = 1, **about: Any) -> Table:
-    """Return rows as a table without the columns of figures that no row has, with the notes that notes.jinja has."""
+def made(key: str, title: str, rows: Any, heads: int = 1, marked: Collection[int] = (), **about: Any) -> Table:
+    """Return rows as a table with the notes that notes.jinja has, without the columns of figures that no row has.
+
+    A baseline that is the same in all rows stands in the title.
+    """
     frame = pd.DataFrame(rows)
+    if len(names := set(frame.get("against", ()))) == 1:
+        title, frame, heads = f"{title}, against {names.pop()}", frame.drop(columns="against"), 1
     frame.columns = frame.columns.astype(str).str.rstrip()  # of two with one heading, one has a space until here
     frame = frame.loc[:, (frame != NONE).any().to_numpy() | (np.arange(frame.shape[1]) < heads)]
     notes = wording.paragraphs("notes.jinja", key.partition("-")[0], {"columns": [*frame], **about})
-    return Table(key, title, frame, notes, heads)
+    return Table(key, title, frame, notes, heads, marked)
 
 
 # ---- the arms
@@ -67,34 +80,28 @@ def made(key: str, title: str, rows: pd.DataFrame | Sequence[Mapping[str, str]],
 
 def results_table(runs: pd.DataFrame, study: Study, by: Yardstick) -> Table:
     """Say how well the arms ended. runs: as `runs_frame` has them."""
-    rows = [result_row(name, own, by) for name, own in runs.groupby("arm", sort=False)]
+    rows = []
+    for name, own in runs.groupby("arm", sort=False):
+        finished = own[own["status"] == "finished"]
+        row = {"arm": name, "n": f"{len(finished)} of {len(own)}" if len(finished) < len(own) else str(len(own))}
+        for place, metric in enumerate(by.metrics):
+            values = [metric.scale * value for value in known(finished.get(metric.tag, ()))]
+            mean, interval = statistics.mean_interval(values, metric.bounds)
+            row[f"{metric.words}, {metric.symbol}"] = fixed(mean, metric.decimals)
+            row["95 % interval" + " " * place] = span(interval, metric.decimals)
+        best = f"best validation {by.primary.tag.partition('/')[0]}, {by.primary.symbol}"
+        row[best] = fixed(finished["best"].mean(), by.primary.decimals)
+        row["train–validation gap, nats"] = fixed(finished["gap"].mean(), 4, sign=True)
+        row[f"loss at {duration(by.seconds)}, nats"] = fixed(finished[f"{by.timed}_at_equal_time"].mean(), 4)
+        if math.isfinite(by.target):
+            ended = own[own["status"].isin(["finished", "diverged"])]
+            row[f"time to {plain(by.target)} nats"] = time_to_target(ended["target_seconds"].fillna(math.inf))
+        rows.append(row)
     return made("arms", "Results of each arm", rows, by=by, evaluated=evaluations_in_words(study.runs))
 
 
-def result_row(name: str, own: pd.DataFrame, by: Yardstick) -> dict[str, str]:
-    """Return one arm."""
-    finished = own[own["status"] == "finished"]
-    row = {"arm": name, "n": ""}
-    for place, metric in enumerate(by.metrics):
-        values = [metric.scale * value for value in known(finished.get(metric.tag, ()))]
-        mean, interval = mean_interval(values, metric.bounds)
-        row["n"] = row["n"] or str(len(values)) + (f" of {len(own)}" if len(values) < len(own) else "")
-        row[f"{metric.words}, {metric.symbol}"] = fixed(mean, metric.decimals)
-        row["95 % interval" + " " * place] = span(interval, metric.decimals)
-    primary, timed = by.primary, finished[f"{by.timed}_at_equal_time"].mean()
-    best = f"best validation {primary.tag.partition('/')[0]}, {primary.symbol}"
-    reach = f"time to {wording.plain(by.target)} nats" if math.isfinite(by.target) else "time to a target"
-    return row | {
-        best: fixed(finished["best"].mean(), primary.decimals),
-        "train–validation gap, nats": fixed(finished["gap"].mean(), 4, sign=True),
-        f"loss at {duration(by.seconds)}, nats": fixed(timed, 4),
-        reach: time_to_target(own[own["status"].isin(["finished", "diverged"])]) if math.isfinite(by.target) else NONE,
-    }
-
-
-def time_to_target(ended: pd.DataFrame) -> str:
+def time_to_target(times: pd.Series) -> str:
     """Return the median time of an arm's runs to the target, where some never got there also how many did."""
-    times = ended["target_seconds"].fillna(math.inf)
     reached = int(np.isfinite(times).sum())
     some = f" ({reached} of {len(times)})" if 0 < reached < len(times) else ""
     return ("not reached" if times.median() == math.inf else duration(times.median())) + some
@@ -114,14 +121,9 @@ def costs_table(runs: pd.DataFrame) -> Table:
         "training time": arms["seconds"].mean().map(duration),
         "peak memory, MiB": arms["memory"].median().map(significant),
         **{words: arms[words].agg(lambda own: f"{own.sum()} of {len(own)}" if own.any() else "0") for words in BAD},
-        "spikes": arms["spikes"].mean().map(spikes),
+        "spikes": arms["spikes"].mean().map(lambda share: NONE if math.isnan(share) else f"{100 * share:.2g} %"),
     }
     return made("costs", "Cost and stability", pd.DataFrame(columns).reset_index())
-
-
-def spikes(value: float) -> str:
-    """Write a share of steps."""
-    return NONE if math.isnan(value) else f"{100 * value:.2g} %" if value else "0 %"
 
 
 def activations_table(blocks: pd.DataFrame) -> Table:
@@ -132,11 +134,11 @@ def activations_table(blocks: pd.DataFrame) -> Table:
     rows = []
     for name, own in blocks.groupby("arm", sort=False):
         shown = own.iloc[sorted({0, len(own) // 2, len(own) - 1})]
-        row = {"arm": name, "n": str(own["seeds"].max()), "blocks": str(len(own))}
-        for quantity in IN_BLOCKS:
-            words = " → ".join(map(significant, shown[quantity]))
-            row[quantity] = words if shown[quantity].notna().any() else NONE
-        rows.append(row)
+        words = {
+            quantity: " → ".join(map(significant, shown[quantity])) if shown[quantity].notna().any() else NONE
+            for quantity in IN_BLOCKS
+        }
+        rows.append({"arm": name, "n": str(own["seeds"].max()), "blocks": str(len(own)), **words})
     return made("activations", "Activations by depth", rows, heads=3)
 
 
@@ -147,63 +149,43 @@ def differences_table(comparisons: Sequence[Comparison], primary: bool = True) -
     """Compare each arm with its baseline. primary: whether the verdict speaks of this table."""
     metric, family = comparisons[0].metric, comparisons[0].family
     key = "differences" if primary else f"differences-{metric.tag.partition('/')[0]}"
-    rows, title = [difference_row(one) for one in comparisons], f"Differences in {metric.words}"
-    table = made(key, title, rows, heads=2, metric=metric, family=family, primary=primary)
-    marked = frozenset(place for place, one in enumerate(comparisons) if one.real)
-    return of_one_baseline(replace(table, marked=marked), "from")
-
-
-def difference_row(one: Comparison) -> dict[str, str]:
-    """Return one comparison."""
-    paired, total = one.paired, len(one.seeds)
-    places = wording.precision(paired.mean, one.interval) if one.n else 0
-    return {
-        "arm": one.arm.name,
-        "against": one.baseline.name,
-        "seeds": str(one.n) + (f" of {total}" if one.n < total else ""),
-        f"difference, {one.metric.unit}": fixed(paired.mean, places, sign=bool(paired.mean)),
-        "95 % interval": span(one.interval, places, sign=True),
-        "effect size": fixed(paired.effect_size, 2, sign=True),
-        "p": wording.chance(paired.p),
-        "p after Holm": NONE if one.family == 1 else wording.chance(one.corrected),
-        "Wilcoxon p": wording.chance(paired.wilcoxon_p),
-        "smallest to be shown": wording.bound(one.detectable),
-        "found": found(one),
-    }
-
-
-def found(one: Comparison) -> str:
-    """Say in a word or two what was found."""
-    worth = "better" if one.better else "worse"
-    words = {"different": worth, "possible": f"perhaps {worth}", "constant": "spread not known", "same": "the same"}
-    return words.get(one.verdict(), "too few seeds" if one.n < 2 else "not shown")
+    title, rows = f"Differences in {metric.words}", []
+    for one in comparisons:
+        places = wording.precision(one.mean, one.interval) if one.n else 0
+        row = {
+            "arm": one.arm.name,
+            "against": one.baseline.name,
+            "seeds": str(one.n) + (f" of {len(one.tried)}" if one.n < len(one.tried) else ""),
+            f"difference, {metric.unit}": fixed(one.mean, places, sign=bool(one.mean)),
+            "95 % interval": span(one.interval, places, sign=True),
+            "effect size": fixed(one.effect_size, 2, sign=True),
+            "p": wording.chance(one.p),
+            "p after Holm": NONE if family == 1 else wording.chance(one.corrected),
+            "Wilcoxon p": wording.chance(one.wilcoxon_p),
+            "smallest to be shown": wording.bound(one.detectable),
+            "found": FOUND.get(one.verdict(), "not shown").format("better" if one.better else "worse"),
+        }
+        rows.append(row)
+    marked = [place for place, one in enumerate(comparisons) if one.real]
+    return made(key, title, rows, 2, marked, metric=metric, family=family, primary=primary)
 
 
 def step_times_table(comparisons: Sequence[Comparison]) -> Table:
     """Say how long a step takes, as a multiple of the baseline's, where seeds were timed in both."""
+
+    def log_step_time(run: Run) -> float:
+        return math.log(run.summary.get("step_time", {}).get("median_ms") or NAN)
+
     rows = []
     for one in comparisons:
-        ratio = paired_difference(*(by_seed(arm.runs, log_step_time) for arm in (one.arm, one.baseline)))
+        ratio = statistics.paired_difference(*(by_seed(arm.runs, log_step_time) for arm in (one.arm, one.baseline)))
         if ratio.n:
-            ends = ratio.interval and Interval(math.exp(ratio.interval.lower), math.exp(ratio.interval.upper))
+            ends = ratio.interval and statistics.Interval(*map(math.exp, ratio.interval))
             mean = math.exp(ratio.mean)
             places = wording.precision(mean, ends) if ends else 2
             row = {"arm": one.arm.name, "against": one.baseline.name, "seeds": str(ratio.n)}
             rows.append({**row, "ratio of step times": fixed(mean, places), "95 % interval": span(ends, places)})
-    return of_one_baseline(made("step-times", "Step time, as a multiple", rows, heads=2), "of")
-
-
-def log_step_time(run: Run) -> float:
-    """Return the logarithm of the median step time (ms); NaN where it has none."""
-    return math.log((run.summary.get("step_time") or {}).get("median_ms") or NAN)
-
-
-def of_one_baseline(table: Table, link: str) -> Table:
-    """Return the table with the baseline's name behind the title and `link`, where all rows have the same."""
-    names = table.frame["against"].unique() if table.rows else []
-    if len(names) != 1:
-        return table
-    return replace(table, title=f"{table.title} {link} {names[0]}", frame=table.frame.drop(columns="against"), heads=1)
+    return made("step-times", "Ratios of step times", rows, heads=2)
 
 
 # ---- learning rates, and runs that give no result
@@ -213,7 +195,7 @@ def rates_table(tried: Sequence[Tried]) -> Table:
     """Say how the arms take to the learning rate."""
     rows = []
     for one in tried:
-        sensitivity, interval = mean_interval(one.sensitivity, (0.0, math.inf))
+        sensitivity, interval = statistics.mean_interval(one.sensitivity, (0.0, math.inf))
         rows.append(
             {
                 "arm": one.name,
@@ -237,11 +219,54 @@ def lost_table(study: Study) -> Table:
             "seed": str(run.seed),
             "status": run.status.replace("_", " "),
             "step": f"{run.step:,} of {run.steps:,}",
-            "why": " ".join(run.message.split()) or NONE,
-            "its command": " ".join(str(run.session.get("command") or "").split()) or NONE,
+            "why": run.message or NONE,
+            "its command": run.session["command"],
         }
-        for arm in study.arms
-        for run in arm.runs
+        for arm, run in study.pairs
         if run.status != "finished"
     ]
     return made("lost", "Runs that did not finish", rows, heads=7)
+
+
+# ---- two arms
+
+
+def settings_table(first: Arm, second: Arm) -> Table:
+    """Say in which settings the arms differ, groups first."""
+    keys = {key for run in (*first.runs, *second.runs) for key in run.config if not key.endswith("_target_")}
+    shown = [*GROUPS, *sorted(keys.difference(GROUPS, ASIDE))]
+    frame = pd.DataFrame({"setting": shown})
+    for arm in (first, second):
+        values = [dict.fromkeys(run.config.get(key) for run in arm.runs) for key in shown]
+        frame[arm.name] = [", ".join(map(in_words, own)) for own in values]
+    frame = frame[frame[first.name] != frame[second.name]]
+    return Table(
+        "settings", "What differs", frame, () if len(frame) else ("The configurations do not differ.",), heads=3
+    )
+
+
+def plan(one: Comparison, difference: float | None) -> Table:
+    """Say how many seeds a difference needs, from the pilot's spread of paired differences; without one, three sizes.
+
+    For each: by the pilot's standard deviation; by its upper 80 % limit; and the share of studies of the pilot's size
+    that would find it.
+
+    Raises:
+        UsageError: the pilot has fewer than two pairs, or no spread.
+    """
+    n, sd = one.n, one.sd
+    if not sd:
+        needs = "a plan needs a pilot of two seeds or more in both arms that do not all differ by the same"
+        raise UsageError(f"{needs}, and {n} finished in both: run more seeds")
+    cautious = statistics.sd_upper_limit(sd, n)
+    sizes = [share * sd for share in USUAL_SIZES] if difference is None else [difference]
+    rows = [
+        {
+            f"difference, {one.metric.unit}": plain(float(f"{size:.3g}")),
+            "seeds": f"{statistics.seeds_needed(size, sd):,}",
+            "cautious": f"{statistics.seeds_needed(size, cautious):,}",
+            f"found with {n} seeds": f"{100 * statistics.paired_power(size, sd, n):.0f} %",
+        }
+        for size in sizes
+    ]
+    return made("plan", "Seeds that a difference needs", rows, heads=0, n=n, sd=sd, unit=one.metric.unit)

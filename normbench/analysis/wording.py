@@ -18,7 +18,6 @@ from normbench.analysis.statistics import ALPHA, Interval, detectable_difference
 
 NONE = "–"
 LEAST_P = 0.001  # below it, how small is of no interest
-SHORT = 8  # characters of a commit or a fingerprint that tell it
 MOST = 8  # sentences of a kind; the table has the others
 UNITS = {"h": 3600.0, "min": 60.0}
 TEMPLATES = Path(__file__).parent / "templates"
@@ -26,9 +25,8 @@ TEMPLATES = Path(__file__).parent / "templates"
 # What Markdown, or HTML in it, would take for its own.
 MARKED = str.maketrans({mark: f"\\{mark}" for mark in "\\`*_{}[]#|~"} | {"<": "&lt;", ">": "&gt;", "&": "&amp;"})
 
-# What can be said of comparisons, in this order. Of the second row, one sentence for all of a kind.
-EACH = ("different", "possible", "constant", "same", "within", "unknown", "alike")
-TOGETHER = ("one_seed", "no_seed")
+# What can be said of comparisons, in this order.
+KINDS = ("different", "possible", "constant", "same", "within", "unknown", "alike", "one_seed", "no_seed")
 
 
 def fixed(value: float | None, digits: int, sign: bool = False) -> str:
@@ -94,15 +92,18 @@ def duration(seconds: float) -> str:
     return f"{significant(seconds / size)} {unit}" if math.isfinite(seconds) else NONE
 
 
+def in_words(value: Any) -> str:
+    """Write a setting: numbers short, yes and no for truths, a dash for none."""
+    if value is None or value == "None":
+        return NONE
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else str(value)
+
+
 def count(number: int, word: str) -> str:
     """Write a number of things, such as `5 seeds`."""
     return f"{number} {word}{'' if number == 1 else 's'}"
-
-
-def short_commit(commit: str) -> str:
-    """Return a commit's first digits, and whether there were changes."""
-    head, plus, changes = commit.partition("+")
-    return head[:SHORT] + plus + changes
 
 
 def every(runs: Iterable[Run], read: Callable[[Run], str]) -> str:
@@ -125,7 +126,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    writers = [bound, chance, count, detectable_difference, duration, every, fixed, plain, precision, short_commit]
+    writers = [bound, chance, count, detectable_difference, duration, every, fixed, plain, precision]
     found.globals |= {writer.__name__: writer for writer in [*writers, shortened, span]}
     found.filters["md"] = lambda text: " ".join(str(text).split()).translate(MARKED)
     return found
@@ -156,14 +157,11 @@ def compared_words(comparisons: Sequence[Comparison], margin: float | None) -> l
 
     margin: in the metric's unit; differences within it do not matter.
     """
-    kinds: dict[str, list[Comparison]] = {kind: [] for kind in (*EACH, *TOGETHER)}
-    for one in sorted(comparisons, key=lambda one: -abs(one.paired.mean) if one.n > 1 else 0.0):
-        kinds[one.verdict(margin)].append(one)
+    ordered = sorted(comparisons, key=lambda one: -abs(one.mean) if one.n > 1 else 0.0)
     said: list[str] = []
-    for kind in EACH:
-        said += at_most([text for one in kinds[kind] for text in paragraphs("sentences.jinja", kind, one, margin)])
-    for kind in TOGETHER:
-        said += paragraphs("sentences.jinja", kind, kinds[kind], comparisons) if kinds[kind] else ()
+    for kind in KINDS:
+        ones = [one for one in ordered if one.verdict(margin) == kind]
+        said += at_most(paragraphs("sentences.jinja", kind, ones, margin, comparisons))
     return said
 
 

@@ -77,15 +77,16 @@ def compare(first: str, second: str, folder: Path, margin: float | None, plan: b
     """
     if difference is not None and not plan:
         raise UsageError("--difference is what a plan is for: add --plan, or leave it out")
-    from normbench.analysis import compare as comparing
+    from normbench.analysis import tables
+    from normbench.analysis.comparisons import read_pair
     from normbench.analysis.report import examine
 
-    study = comparing.read_pair(first, second, folder)
+    study = read_pair(first, second, folder)
     found = examine(study, dict(study.arms[1].settings), margin=margin)
     if plan:
-        print_table(comparing.plan(found.comparisons[0], difference))
+        print_table(tables.plan(found.comparisons[0], difference))
         return 0
-    print_table(comparing.settings_table(*study.arms))
+    print_table(tables.settings_table(*study.arms))
     for table in found.tables:
         if table.key.startswith(("arms", "differences", "step-times")):
             print_table(table.transposed())

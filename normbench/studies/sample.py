@@ -17,7 +17,7 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor, nn
 
 from normbench.errors import UsageError
-from normbench.results import TrainedRun, Which, load_model, open_run
+from normbench.results import TrainedRun, Which, load_model
 from normbench.rundir import write_atomically
 from normbench.types import Batch, Model
 
@@ -57,7 +57,7 @@ def sample(
     Raises:
         UsageError: the run has no such model, its data have changed or are none that can be shown.
     """
-    run = open_run(path)
+    run = TrainedRun(path)
     model = load_model(run, which=which, ema=ema, device=device)
     data = run.data()
     if data.task.examples not in SHOWN:

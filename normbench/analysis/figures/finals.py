@@ -34,7 +34,7 @@ def forest(comparisons: Sequence[Comparison], arms: Sequence[Arm], note: str) ->
     looks = {entry.arm.name: entry for panel in panels_of(arms) for entry in panel.entries}
     baselines = list(dict.fromkeys(one.baseline.name for one in drawn))
     names = [one.arm.name + (f" − {one.baseline.name}" if len(baselines) > 1 else "") for one in drawn]
-    numbers = [f"{one.paired.mean:+.3g}  n = {one.n}".replace("-", "−") for one in drawn]
+    numbers = [f"{one.mean:+.3g}  n = {one.n}".replace("-", "−") for one in drawn]
     canvas = grid.blank((0.3 if len(drawn) <= 20 else 0.24) * len(drawn) + 1.1)
     axes = canvas.subplots()
     axes.axvline(0, color=INK, linewidth=1)
@@ -57,15 +57,15 @@ def forest(comparisons: Sequence[Comparison], arms: Sequence[Arm], note: str) ->
 
 def draw_difference(axes: Axes, place: int, one: Comparison, entry: Entry) -> list[tuple[Any, ...]]:
     """Draw one comparison: the mean, the interval, and below it each seed at its own height; return its data."""
-    paired, names = one.paired, (one.arm.name, one.baseline.name)
-    ends = (one.interval.lower, one.interval.upper) if one.interval else (paired.mean, paired.mean)
+    names = (one.arm.name, one.baseline.name)
+    ends = (one.interval.lower, one.interval.upper) if one.interval else (one.mean, one.mean)
     heights = place + 0.22 + min(0.06, 0.24 / one.n) * np.arange(one.n)
-    axes.plot(paired.differences, heights, ".", color=entry.color, markersize=4, markeredgewidth=0)
+    axes.plot(one.values, heights, ".", color=entry.color, markersize=4, markeredgewidth=0)
     axes.plot(ends, [place, place], color=entry.color, linewidth=2, solid_capstyle="butt")
     face = entry.color if one.real else "none"
-    axes.plot(paired.mean, place, entry.marker, markersize=7, color=entry.color, markerfacecolor=face)
-    seeds = zip(paired.seeds, paired.differences, strict=True)
-    mean = (*names, "mean", None, paired.mean, *(ends if one.interval else (None, None)), one.corrected)
+    axes.plot(one.mean, place, entry.marker, markersize=7, color=entry.color, markerfacecolor=face)
+    seeds = zip(one.seeds, one.values, strict=True)
+    mean = (*names, "mean", None, one.mean, *(ends if one.interval else (None, None)), one.corrected)
     return [mean, *((*names, "seed", seed, value, None, None, None) for seed, value in seeds)]
 
 

@@ -60,7 +60,7 @@ def panels_of(arms: Sequence[Arm], drawn: Container[str] | None = None) -> list[
     color_key = "norm" if "norm" in varied else next(iter(varied), "norm")
     rest = [key for key in varied if key != color_key]
     together = len(arms) <= TOGETHER or not rest
-    values = [arm.settings.get(color_key, arm.runs[0].choices.get(color_key)) for arm in arms]
+    values = [arm.settings.get(color_key, arm.runs[0].config.get(color_key)) for arm in arms]
     colors = colors_of(color_key, values)
     titles = list(dict.fromkeys(words(arm, rest) for arm in arms))
     panels: dict[str, list[Entry]] = {}
