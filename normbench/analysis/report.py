@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import base64
-import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -123,20 +122,19 @@ def write_report(folders: Sequence[Path], out: Path | None = None, **how: Any) -
     return save(make_report(folders, **how), out or folders[0] / "report")
 
 
-def save(report: Report, out: Path, drawing: Callable[[], object] = lambda: None) -> Path:
-    """Draw the figures and write everything; returns the page. drawing: called before the figures are drawn.
+def save(report: Report, out: Path) -> Path:
+    """Draw the figures and write everything; returns the page.
 
     Raises:
         OSError: it cannot be written.
     """
     from normbench.analysis.figures import draw_all
 
-    out.mkdir(parents=True, exist_ok=True)
-    drawing()
-    figures = draw_all(report.study, out / "figures", report.baseline)
-    parquet = io.BytesIO()
-    report.runs.to_parquet(parquet, index=False)
-    files = {"runs.csv": report.runs.to_csv(index=False).encode(), "runs.parquet": parquet.getvalue()}
+    (out / "figures").mkdir(parents=True, exist_ok=True)
+    figures = draw_all(report.study, report.baseline)
+    files = {f"figures/{name}": content for figure in figures for name, content in figure.files().items()}
+    files["runs.csv"] = report.runs.to_csv(index=False).encode()
+    files["runs.parquet"] = report.runs.to_parquet(index=False)
     if len(report.blocks):
         files["activations.csv"] = report.blocks.to_csv(index=False).encode()
     for name in ("report.md", "report.html"):  # the page is the last one, so that all it links to is there
@@ -172,7 +170,7 @@ def rendered(template: str, report: Report, figures: Sequence[Figure]) -> str:
 
 def drawing_of(figure: Figure) -> Markup:
     """Return a figure as it stands in the page: itself as SVG, or as an image where that is large."""
-    if figure.svg.stat().st_size <= LARGEST_DRAWING:
-        return Markup(figure.svg.read_text("utf-8"))  # made by us, its words escaped
-    content = base64.b64encode(figure.png.read_bytes()).decode()
+    if len(figure.svg) <= LARGEST_DRAWING:
+        return Markup(figure.svg)  # made by us, its words escaped
+    content = base64.b64encode(figure.png).decode()
     return Markup('<img class="image" alt="{}" src="data:image/png;base64,{}">').format(figure.alt, content)

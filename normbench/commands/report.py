@@ -35,8 +35,9 @@ def report(folders: Sequence[Path], out: Path | None = None, quiet: bool = False
         from normbench.analysis.report import make_report, save
 
         made = make_report(folders, missing=missing_below(folders), **how)
+        status.update(f"drawing {len(made.runs):,} runs")
         try:
-            page = save(made, out, lambda: status.update(f"drawing {len(made.runs):,} runs"))
+            page = save(made, out)
         except OSError as error:
             if is_disk_full(error):
                 raise RunFailure(f"the disk is full: {out} is not whole, free some space and try again") from error

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+import pandas as pd
 
 from normbench.analysis.figures.style import DASHES, PLACEMENTS, Dash, colors_of
-from normbench.analysis.measures import Metric, known
+from normbench.analysis.measures import Metric
 from normbench.analysis.records import Arm, Run, shortened
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ UNDER_WAY = ("running", "interrupted")
 
 WIDTH = 7.0  # inches: 700 pixels of a page, 1,400 of a PNG
 TALLEST = 8.0  # inches of all panels
+ABOVE, BELOW, LEFT, RIGHT, TITLE = 0.37, 0.55, 0.9, 0.2, 0.35  # inches around and between them, for words
 LEGEND_LETTERS = 92  # of a line above the panels
 
 FAR = 10  # median absolute deviations from the median: what is worse may stand outside of the axes
@@ -42,12 +44,8 @@ class Entry:
     marker: str
 
 
-@dataclass(frozen=True)
-class Panel:
-    """Arms that are drawn over each other; title: what they have in common, empty where there is only one panel."""
-
-    title: str
-    entries: Sequence[Entry]
+# Arms that are drawn over each other, behind what they have in common: empty where there is only one panel.
+Panel = tuple[str, Sequence[Entry]]
 
 
 def panels_of(arms: Sequence[Arm], drawn: Container[str] | None = None) -> list[Panel]:
@@ -70,7 +68,7 @@ def panels_of(arms: Sequence[Arm], drawn: Container[str] | None = None) -> list[
         if drawn is None or arm.name in drawn:
             label = arm.name if together else words(arm, [color_key])
             panels.setdefault("" if together else title, []).append(Entry(arm, label, colors[value], *look))
-    return [Panel(title, entries) for title, entries in panels.items()]
+    return list(panels.items())
 
 
 def first(found: Sequence[Any], most: int, words: str) -> tuple[Sequence[Any], str]:
@@ -90,16 +88,14 @@ def words(arm: Arm, keys: Sequence[str]) -> str:
 
 def members(arm: Arm) -> list[Run]:
     """Return the runs that stand for an arm: those that finished; else those under way; else those that diverged."""
-    for statuses in (("finished",), UNDER_WAY, ("diverged",)):
-        if found := [run for run in arm.runs if run.status in statuses]:
-            return found
-    return []
+    found = ([run for run in arm.runs if run.status in some] for some in (("finished",), UNDER_WAY, ("diverged",)))
+    return next(filter(None, found), [])
 
 
 def counted(panels: Sequence[Panel]) -> str:
     """Return such as `rmsnorm, layernorm in 3 panels (pre, post, deep)`."""
-    labels = shortened(list(dict.fromkeys(entry.label for panel in panels for entry in panel.entries)))
-    titles = ", ".join(panel.title for panel in panels)
+    labels = shortened(list(dict.fromkeys(entry.label for _, entries in panels for entry in entries)))
+    titles = ", ".join(title for title, _ in panels)
     return f"{labels} in {len(panels)} panels ({titles})" if len(panels) > 1 else labels
 
 
@@ -107,10 +103,10 @@ def counted(panels: Sequence[Panel]) -> str:
 
 
 def blank(height: float) -> Canvas:
-    """Return an empty figure whose parts find their places from the size of their words."""
+    """Return an empty figure."""
     from matplotlib.figure import Figure as Canvas
 
-    return Canvas(figsize=(WIDTH, height), layout="constrained")
+    return Canvas(figsize=(WIDTH, height))
 
 
 def draw_grid(
@@ -118,21 +114,25 @@ def draw_grid(
 ) -> tuple[Canvas, list[Axes]]:
     """Return a figure and its panels, all of one size with common axes: three in a row, or two where that fills rows.
 
-    x, y: words of the axes. The legend above has each label once; markers: with its marker.
+    x, y: words of the axes. The legend above has each label once; markers: with its marker. Places are given in inches:
+    to find them from the size of all words takes as long as to draw the figure.
     """
     from matplotlib.lines import Line2D
 
     columns = columns or (2 if len(panels) == 4 else min(len(panels), 3))
     rows = -(-len(panels) // columns)
-    looks = {plain(entry.label): entry for panel in panels for entry in panel.entries}
+    looks = {plain(entry.label): entry for _, entries in panels for entry in entries}
     across = max(1, LEGEND_LETTERS // (max(map(len, looks)) + 7))
+    top = ABOVE + 0.2 * -(-len(looks) // across)
     height = min((3.4, 2.5, 2.1)[columns - 1] * rows, TALLEST)
-    canvas = blank(height + 0.8 + 0.2 * -(-len(looks) // across))
-    panes = canvas.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel().tolist()
+    canvas = blank(top + height + BELOW)
+    edges = {"left": LEFT / WIDTH, "right": 1 - RIGHT / WIDTH, "bottom": BELOW / (top + height + BELOW)}
+    grid = edges | {"top": 1 - top / (top + height + BELOW), "wspace": 0.12, "hspace": TITLE * rows / height}
+    panes = canvas.subplots(rows, columns, sharex=True, sharey=True, squeeze=False, gridspec_kw=grid).ravel().tolist()
     for spare in panes[len(panels) :]:
         spare.remove()
-    for place, (panel, pane) in enumerate(zip(panels, panes, strict=False)):
-        pane.set_title(plain(panel.title))
+    for place, ((title, _), pane) in enumerate(zip(panels, panes, strict=False)):
+        pane.set_title(plain(title))
         pane.locator_params(nbins=8 if columns == 1 else 4)
         pane.tick_params(labelbottom=place + columns >= len(panels))
     canvas.supxlabel(x, fontsize=10)
@@ -141,7 +141,7 @@ def draw_grid(
         Line2D([], [], color=e.color, linestyle=e.dash, marker=e.marker if markers else "", markerfacecolor="none")
         for e in looks.values()
     ]
-    canvas.legend(lines, list(looks), loc="outside upper center", ncols=across)
+    canvas.legend(lines, list(looks), loc="upper center", ncols=across)
     return canvas, panes[: len(panels)]
 
 
@@ -156,16 +156,17 @@ def near(values: Sequence[float], lower_is_better: bool = True) -> tuple[float, 
     return (best, worst) if lower_is_better else (-worst, -best)
 
 
-def limit(axes: Axes, axis: str, drawn: Mapping[tuple[Any, ...], Sequence[Any]], metric: Metric, lines: int = 0) -> str:
+def limit(axes: Axes, axis: Literal["x", "y"], drawn: pd.DataFrame, metric: Metric, lines: int = 0) -> str:
     """Let an axis show what is near, with room for some lines at its end; return a sentence about what is beyond it.
 
-    drawn: by what a sentence calls it, first the value that tells where it is.
+    drawn: an arm's value, which tells where it is, and from where to where it reaches, in columns, by the arm's name.
     """
-    low, high = near(known(value for own in drawn.values() for value in own), metric.lower_is_better)
+    low, high = near(drawn.stack().dropna().astype(float), metric.lower_is_better)
     line = ROOM * ((high - low) or 1)
     axes.set(**{f"{axis}lim": (low - line, high + (lines + 1) * line)})
-    beyond = dict.fromkeys(str(name[0]) for name, (value, *_) in drawn.items() if value < low or value > high)
-    return f" Beyond the axis: {shortened(list(beyond))}." if beyond else ""
+    value = drawn.iloc[:, 0]
+    beyond = list(dict.fromkeys(drawn.index[(value < low) | (value > high)]))
+    return f" Beyond the axis: {shortened(beyond)}." if beyond else ""
 
 
 def plain(text: str, most: int = 44) -> str:

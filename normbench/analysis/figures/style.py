@@ -1,4 +1,4 @@
-"""The one style of all figures: colours, dashes and markers, matplotlib's settings, words, and the files of a figure.
+"""The one style of all figures: colours, dashes and markers, matplotlib's settings, words, and a figure as SVG and PNG.
 
 Colours, dashes and markers stand in palette.toml, matplotlib's settings in normbench.mplstyle, titles and captions in
 captions.toml. A norm has the same colour in all figures.
@@ -11,18 +11,21 @@ import logging
 import re
 import tomllib
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import cycle
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from xml.sax.saxutils import quoteattr
 
+import pandas as pd
+from jinja2 import Template
+
 from normbench.analysis.records import in_order
-from normbench.rundir import write_bytes
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.figure import Figure as Canvas
 
 FOLDER = Path(__file__).parent
@@ -81,8 +84,9 @@ def our_style() -> Iterator[None]:
         yield
 
 
-class Drawing(NamedTuple):
-    """A figure that is not written yet. title, caption, alt: for a page. data: exactly what is drawn."""
+@dataclass(frozen=True)
+class Figure:
+    """A figure. title, caption, alt: for a page. data: exactly what is drawn, for a CSV."""
 
     name: str
     title: str
@@ -91,65 +95,43 @@ class Drawing(NamedTuple):
     canvas: Canvas
     data: pd.DataFrame
 
+    @cached_property
+    @our_style()
+    def svg(self) -> str:
+        """Draw it without a background, ready to stand in a page: no prolog, and ids that no other figure has.
 
-class Figure(NamedTuple):
-    """A figure that is written: as SVG, as PNG, and the data behind it as CSV."""
+        The rules for a dark page hold where the file is looked at by itself: a page that holds the figure has its own.
+        Comments, which hold words of a person's, go. Each use of a marker says its outline's colour again, where rules
+        find it, so the marker itself does not.
+        """
+        buffer = io.BytesIO()
+        self.canvas.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+        text = buffer.getvalue().decode()
+        text = re.sub(r"<!--.*?-->\s*|\s*<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
+        text = re.sub(r'\bid="([^"]+)"', rf'id="{self.name}-\1"', text)
+        text = re.sub(r'\b(xlink:href="|url\()#', rf"\1#{self.name}-", text)
+        text = re.sub(r'(<path id="[^"]+" d="[^"]*" style=")stroke: #[0-9a-f]{6};? ?', r"\1", text)
+        rules = f"@media screen and (prefers-color-scheme:dark){{{dark_rules('svg.nb-figure:root', text)}}}"
+        text = text.replace('<style type="text/css">*{', f'<style type="text/css">{rules}.nb-figure *{{')
+        attributes = f'class="nb-figure" role="img" aria-label={quoteattr(self.alt)}'
+        return text.replace("<svg ", f"<svg {attributes} ", 1)
 
-    name: str
-    title: str
-    caption: str
-    alt: str
-    svg: Path
-    png: Path
-    data: Path
+    @cached_property
+    @our_style()
+    def png(self) -> bytes:
+        """Draw it 1,400 pixels wide on white; packed in half the usual time, a tenth larger."""
+        buffer = io.BytesIO()
+        self.canvas.savefig(buffer, format="png", dpi=200, facecolor="white", pil_kwargs={"compress_level": 3})
+        return buffer.getvalue()
+
+    def files(self) -> dict[str, bytes]:
+        """Return the content of its files, by name."""
+        table = self.data.to_csv(index=False, lineterminator="\n")
+        return {f"{self.name}.svg": self.svg.encode(), f"{self.name}.png": self.png, f"{self.name}.csv": table.encode()}
 
 
-def described(
-    name: str, kind: str, canvas: Canvas, columns: Sequence[str], rows: Sequence[Sequence[Any]], note: str, **facts: Any
-) -> Drawing:
-    """Return a figure with its data and the words that captions.toml has for its kind; note: the caption's end."""
-    import pandas as pd
-    from jinja2 import Template
-
+def described(name: str, kind: str, canvas: Canvas, data: pd.DataFrame, note: str, **facts: Any) -> Figure:
+    """Return a finished drawing with the words that captions.toml has for its kind; note: the caption's end."""
     texts = [" ".join(Template(text).render(facts).split()) for text in CAPTIONS[kind].values()]
     title, caption, alt = (text[0].upper() + text[1:] for text in texts)
-    return Drawing(name, title, caption + note, alt, canvas, pd.DataFrame(rows, columns=list(columns), dtype=object))
-
-
-def save(drawing: Drawing, out: Path) -> Figure:
-    """Write a figure's three files into a folder, each of them whole or not at all; the PNG is 1,400 pixels wide.
-
-    Raises:
-        OSError: the folder cannot be written, or the disk is full.
-    """
-    out.mkdir(parents=True, exist_ok=True)
-    svg, png, data = (out / f"{drawing.name}.{suffix}" for suffix in ("svg", "png", "csv"))
-    write_bytes(svg, svg_bytes(drawing))
-    buffer = io.BytesIO()  # packed in half the usual time to a file that is a tenth larger
-    drawing.canvas.savefig(buffer, format="png", dpi=200, facecolor="white", pil_kwargs={"compress_level": 3})
-    write_bytes(png, buffer.getvalue())
-    write_bytes(data, drawing.data.to_csv(index=False, lineterminator="\n").encode())
-    return Figure(*drawing[:4], svg, png, data)
-
-
-def svg_bytes(drawing: Drawing) -> bytes:
-    """Return SVG without a background, ready to stand in a page: no prolog, and ids that no other figure has.
-
-    The rules for a dark page hold where the file is looked at by itself: a page that holds the figure has its own.
-    Comments, which hold words of a person's, go. Each use of a marker says its outline's colour again, where rules
-    find it, so the marker itself does not.
-    """
-    buffer, name = io.BytesIO(), drawing.name
-    if (layout := drawing.canvas.get_layout_engine()) is not None:
-        layout.execute(drawing.canvas)
-        drawing.canvas.set_layout_engine(None)  # it keeps this layout in both files
-    drawing.canvas.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    text = buffer.getvalue().decode()
-    text = re.sub(r"<!--.*?-->\s*|\s*<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
-    text = re.sub(r'\bid="([^"]+)"', rf'id="{name}-\1"', text)
-    text = re.sub(r'\b(xlink:href="|url\()#', rf"\1#{name}-", text)
-    text = re.sub(r'(<path id="[^"]+" d="[^"]*" style=")stroke: #[0-9a-f]{6};? ?', r"\1", text)
-    rules = f"@media screen and (prefers-color-scheme:dark){{{dark_rules('svg.nb-figure:root', text)}}}"
-    text = text.replace('<style type="text/css">*{', f'<style type="text/css">{rules}.nb-figure *{{')
-    attributes = f'class="nb-figure" role="img" aria-label={quoteattr(drawing.alt)}'
-    return text.replace("<svg ", f"<svg {attributes} ", 1).encode()
+    return Figure(name, title, caption + note, alt, canvas, data)
