@@ -10,7 +10,7 @@ import pandas as pd
 
 from normbench.analysis.comparisons import Comparison
 from normbench.analysis.figures import panels as grid
-from normbench.analysis.figures.panels import Entry, first, panels_of, plain
+from normbench.analysis.figures.panels import Entry, first, names_of, panels_of, plain
 from normbench.analysis.figures.style import EMPTY, INK, Figure, described
 from normbench.analysis.measures import Metric, known
 from normbench.analysis.records import Arm, Study
@@ -18,10 +18,10 @@ from normbench.analysis.sensitivity import outcome, tried_rates
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Canvas
 
-MOST_ROWS = 40  # of the forest plot
-MOST_FIELDS = 4  # of the heat map
-PALE, BLACK = "#fbfbfc", "#0e1216"  # words in its cells, on a dark page too
+MOST_ROWS = 40  # of the forest plot and the table
+PALE, BLACK = "#fbfbfc", "#0e1216"  # words in the table's cells, on a dark page too
 
 # ---- differences from the baseline, paired by seed
 
@@ -80,64 +80,68 @@ def draw_difference(axes: Axes, place: int, one: Comparison, entry: Entry) -> li
 
 
 def heat_map(arms: Sequence[Arm], metric: Metric, note: str) -> Figure | None:
-    """Draw tables of cells; None where norms or placements do not vary."""
+    """Draw a table: a column for each placement, a row for each norm and what else varies; the better, the darker.
+
+    None where norms or placements do not vary, or none has finished.
+    """
     varied = grid.varied_among(arms)
-    if not {"norm", "placement"} <= set(varied):
+    data = pd.DataFrame([outcome(arm, metric) for arm in arms])
+    if not {"norm", "placement"} <= set(varied) or not data["finished"].any():
         return None
-    rest = [key for key in varied if key not in ("norm", "placement")]
-    data = pd.DataFrame(
-        {"panel": grid.words(arm, rest), "norm": arm.settings["norm"], "placement": arm.settings["placement"]}
-        | outcome(arm, metric)
-        for arm in arms
-    ).astype({"norm": str, "placement": str})
-    shown, more = first(data["panel"].unique(), MOST_FIELDS, "settings")
-    data = data[data["panel"].isin(shown)]
-    if not data["finished"].any():
-        return None
-    limits = grid.near(data["mean"].dropna(), metric.lower_is_better)  # what is far worse has the end of the scale
-    fields = {title: data[data["panel"] == title] for title in shown}
-    canvas = grid.blank(sum(0.52 * field["norm"].nunique() + 0.75 for field in fields.values()))
-    for pane, (title, field) in zip(canvas.subplots(len(shown), squeeze=False).ravel(), fields.items(), strict=True):
-        draw_field(pane, field, metric, limits)
-        pane.set_title(plain(title))
-    canvas.tight_layout()
-    lost = data["diverged"].any()
-    return described("norm-placement", "norm-placement", canvas, data, note + more, metric=metric, lost=lost)
-
-
-def draw_field(axes: Axes, field: pd.DataFrame, metric: Metric, limits: tuple[float, float]) -> None:
-    """Draw one table: in each cell its mean, and how many runs diverged; the better, the darker."""
-    means = field.pivot(index="norm", columns="placement", values="mean")
-    colors = "viridis" if metric.lower_is_better else "viridis_r"
-    mesh = axes.pcolormesh(means, cmap=colors, vmin=limits[0], vmax=limits[1])
+    data.insert(0, "norm", [grid.words(arm, [key for key in varied if key != "placement"]) for arm in arms])
+    data.insert(1, "placement", [grid.words(arm, ["placement"]) for arm in arms])
+    shown, more = first(data["norm"].unique(), MOST_ROWS, "rows")
+    data = data[data["norm"].isin(shown)]
+    means = data.pivot(index="norm", columns="placement", values="mean")
+    low, high = grid.near(data["mean"].dropna(), metric.lower_is_better)  # what is far worse has the end of the scale
+    canvas = grid.blank(0.52 * len(means) + 0.75)
+    axes = canvas.subplots()
     axes.set_facecolor(EMPTY)
-    for cell in field.itertuples():
+    mesh = axes.pcolormesh(means, cmap="viridis" if metric.lower_is_better else "viridis_r", vmin=low, vmax=high)
+    for cell in data.itertuples():
         bright = mesh.to_rgba(np.array(cell.mean))[1] > 0.5  # green grows with the brightness
         text, ink = (f"{cell.mean:.{metric.decimals}f}", BLACK if bright else PALE) if cell.finished else ("–", INK)
         text += f"\n{cell.diverged}/{cell.runs} diverged" if cell.diverged else ""
         x, y = means.columns.get_loc(cell.placement) + 0.5, means.index.get_loc(cell.norm) + 0.5
         axes.text(x, y, text, color=ink, ha="center", va="center", linespacing=1.4)
     axes.set_xticks(np.arange(means.shape[1]) + 0.5, [plain(name, 20) for name in means.columns])
-    axes.set_yticks(np.arange(means.shape[0]) + 0.5, [plain(name, 20) for name in means.index])
+    axes.set_yticks(np.arange(means.shape[0]) + 0.5, [plain(name) for name in means.index])
     axes.tick_params(length=0, labeltop=True, labelbottom=False)
     axes.invert_yaxis()
     axes.grid(visible=False)
     axes.spines[:].set_visible(False)
+    canvas.tight_layout()
+    facts = {"metric": metric, "lost": data["diverged"].any()}
+    return described("norm-placement", "norm-placement", canvas, data, note + more, **facts)
 
 
 # ---- against the learning rate, and against step time
 
 
-def draw_ended(axes: Axes, entry: Entry, own: pd.DataFrame, x: str, filled: str, spans: Any = None) -> None:
-    """Draw how an arm ended at places on the x axis, with lines from the lowest seed to the highest.
+def draw_against(
+    arms: Sequence[Arm], data: pd.DataFrame, x: str, filled: str, axis: str, metric: Metric, crosses: bool = False
+) -> tuple[Canvas, list[Axes], str]:
+    """Draw how arms ended along an axis, with lines from the lowest seed to the highest; return panels and a note.
 
-    x, filled: the columns of these places, and of which of them are filled. spans: how far lines along the axis reach.
+    x, filled: the columns of data with places on the axis, and whether a marker is filled. crosses: at the upper edge
+    in a row for each arm, where runs diverged.
     """
-    look: dict[str, Any] = {"color": entry.color, "marker": entry.marker}
-    reach = own["mean"] - own["low"], own["high"] - own["mean"]
-    axes.errorbar(own[x], own["mean"], reach, spans, linestyle=entry.dash, mfc="none", elinewidth=1, **look)
-    full = own[own[filled] == "yes"]
-    axes.plot(full[x], full["mean"], linestyle="none", markersize=7, **look)
+    panels, more = first(panels_of(arms, set(data["arm"])), grid.MOST_PANELS, "panels")
+    canvas, panes = grid.draw_grid(panels, axis, f"final {metric.words} ({metric.symbol})", markers=True)
+    for (_, entries), pane in zip(panels, panes, strict=True):
+        for place, entry in enumerate(entries):
+            own, look = data[data["arm"] == entry.arm.name], {"color": entry.color, "marker": entry.marker}
+            spans = own[x] - own.get(f"{x}_low", own[x]), own.get(f"{x}_high", own[x]) - own[x]
+            reach = own["mean"] - own["low"], own["high"] - own["mean"]
+            pane.errorbar(own[x], own["mean"], reach, spans, linestyle=entry.dash, mfc="none", elinewidth=1, **look)
+            full = own[own[filled] == "yes"]
+            pane.plot(full[x], full["mean"], entry.marker, color=entry.color, markersize=7)
+            lost = own.loc[own["diverged"] > 0, x] if crosses else []
+            heights = [0.97 - place * grid.ROOM] * len(lost)
+            pane.plot(lost, heights, "x", color=entry.color, transform=pane.get_xaxis_transform())
+    lines = max(len(entries) for _, entries in panels) if crosses else 0
+    more += grid.limit(panes[0], "y", data.set_index("arm")[["mean", "low", "high"]], metric, lines)
+    return canvas, panes, more
 
 
 def learning_rates(study: Study, metric: Metric) -> Figure | None:
@@ -155,21 +159,11 @@ def learning_rates(study: Study, metric: Metric) -> Figure | None:
     ]
     if not any(row["finished"] for row in rows):
         return None
-    panels, more = first(panels_of([one.arm for one in tried]), grid.MOST_PANELS, "panels")
-    canvas, panes = grid.draw_grid(panels, "learning rate", f"final {metric.words} ({metric.symbol})", markers=True)
-    data = pd.DataFrame(rows)
-    for (_, entries), pane in zip(panels, panes, strict=True):
-        for place, entry in enumerate(entries):
-            own = data[data["arm"] == entry.arm.name]
-            draw_ended(pane, entry, own, "learning_rate", "best")
-            lost = own.loc[own["diverged"] > 0, "learning_rate"]
-            heights = [0.97 - place * grid.ROOM] * len(lost)
-            pane.plot(lost, heights, "x", color=entry.color, transform=pane.get_xaxis_transform())
-    grid.log_scale(panes[0], "x")
+    data, arms = pd.DataFrame(rows), [one.arm for one in tried]
     crosses = data["diverged"].any()
-    lines = max(len(entries) for _, entries in panels) if crosses else 0
-    more += grid.limit(panes[0], "y", data.set_index("arm")[["mean", "low", "high"]], metric, lines)
-    facts = {"metric": metric, "crosses": crosses, "arms": grid.counted(panels)}
+    canvas, panes, more = draw_against(arms, data, "learning_rate", "best", "learning rate", metric, crosses)
+    grid.log_scale(panes[0], "x")
+    facts = {"metric": metric, "crosses": crosses, "arms": names_of(arms)}
     return described("learning-rates", "learning-rates", canvas, data, more, **facts)
 
 
@@ -177,30 +171,22 @@ def step_time_against(arms: Sequence[Arm], metric: Metric, note: str) -> Figure 
     """Draw the Pareto plot; None for fewer than two arms with both figures."""
     rows = []
     for arm in arms:
-        ended = outcome(arm, metric)
         ms = known((run.summary.get("step_time") or {}).get("median_ms") for run in arm.runs)
-        if ms and ended["finished"]:
-            times = {"step_ms": np.median(ms), "step_ms_low": min(ms), "step_ms_high": max(ms)}
-            rows.append({"arm": arm.name} | ended | times)
-    if len(rows) < 2:
+        times = {"step_ms": np.median(ms), "step_ms_low": min(ms), "step_ms_high": max(ms)} if ms else {}
+        rows.append({"arm": arm.name, **outcome(arm, metric), **times})
+    data = pd.DataFrame(rows).dropna()
+    if len(data) < 2 or "step_ms" not in data:
         return None
-    data = pd.DataFrame(rows)
     badness = data["mean"] * (1 if metric.lower_is_better else -1)
     ordered = data.assign(badness=badness).sort_values(["step_ms", "badness"])
     # those for which no other is at least as fast and better
     front = ordered[ordered["badness"] < ordered["badness"].cummin().shift(fill_value=np.inf)]
     data["on_front"] = np.where(data["arm"].isin(front["arm"]), "yes", "no")
-    panels, more = first(panels_of(arms, set(data["arm"])), grid.MOST_PANELS, "panels")
-    canvas, panes = grid.draw_grid(panels, "step time (ms)", f"final {metric.words} ({metric.symbol})", markers=True)
-    for (_, entries), pane in zip(panels, panes, strict=True):
+    canvas, panes, more = draw_against(arms, data, "step_ms", "on_front", "step time (ms)", metric)
+    for pane in panes:
         pane.step(
             front["step_ms"], front["mean"], where="post", color=INK, linewidth=1, linestyle=(0, (1, 2)), zorder=1
         )
-        for entry in entries:
-            own = data[data["arm"] == entry.arm.name]
-            spans = own["step_ms"] - own["step_ms_low"], own["step_ms_high"] - own["step_ms"]
-            draw_ended(pane, entry, own, "step_ms", "on_front", spans)
-    more += grid.limit(panes[0], "y", data.set_index("arm")[["mean", "low", "high"]], metric)
     name = f"step-time-{metric.tag.partition('/')[0]}"
-    facts = {"metric": metric, "front": list(front["arm"]), "arms": grid.counted(panels)}
+    facts = {"metric": metric, "front": list(front["arm"]), "arms": names_of(arms)}
     return described(name, "step-time", canvas, data, note + more, **facts)

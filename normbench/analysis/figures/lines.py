@@ -102,7 +102,8 @@ def draw_lines(name: str, arms: Sequence[Arm], note: str) -> Figure | None:
         bands |= {(arm.name, "diverged"): ends for arm in drawn if len(ends := ends_of_diverged(name, arm))}
     longest = max(len(line.x) for runs in found.values() for run in runs for line in run.values())
     batches = evaluations_in_words(run for arm in arms for run in members(arm)) if "loss-val" in name else ""
-    return draw_bands(name, panels, bands, kinds, note + more, records=-(-longest // POINTS), batches=batches)
+    facts = {"records": -(-longest // POINTS), "batches": batches, "arms": grid.names_of(arms)}
+    return draw_bands(name, panels, bands, kinds, note + more, facts)
 
 
 def three_steps(found: Iterable[Sequence[Mapping[int, Line]]]) -> list[int]:
@@ -119,7 +120,7 @@ def draw_bands(
     bands: Mapping[tuple[str, Any], pd.DataFrame],
     kinds: Sequence[Any],
     note: str,
-    **facts: Any,
+    facts: dict[str, Any],
 ) -> Figure:
     """Draw means as lines and the seeds' ranges around them; of losses, crosses where runs diverged."""
     from matplotlib.patches import Polygon
@@ -152,17 +153,9 @@ def draw_bands(
     if by_depth:
         panes[0].locator_params(axis="x", integer=True)
         data = data.rename(columns={"x": "block"})
-    facts |= {
-        "word": word,
-        "about": about,
-        "by": by,
-        "x": x,
-        "steps": kinds if by_depth else [],
-        "crosses": diverged.any(),
-    }
-    facts |= {"arms": grid.counted(panels), "cut": means["high"].max() > top}
-    seeds = means["runs"].min(), means["runs"].max()
-    return described(name, "lines", canvas, data, note, seeds=seeds, **facts)
+    facts |= {"word": word, "about": about, "by": by, "x": x, "steps": kinds if by_depth else []}
+    facts |= {"seeds": (means["runs"].min(), means["runs"].max()), "crosses": diverged.any()}
+    return described(name, "lines", canvas, data, note, cut=means["high"].max() > top, **facts)
 
 
 def loss_limits(means: pd.DataFrame) -> tuple[float, float]:

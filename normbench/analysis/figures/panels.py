@@ -92,11 +92,9 @@ def members(arm: Arm) -> list[Run]:
     return next(filter(None, found), [])
 
 
-def counted(panels: Sequence[Panel]) -> str:
-    """Return such as `rmsnorm, layernorm in 3 panels (pre, post, deep)`."""
-    labels = shortened(list(dict.fromkeys(entry.label for _, entries in panels for entry in entries)))
-    titles = ", ".join(title for title, _ in panels)
-    return f"{labels} in {len(panels)} panels ({titles})" if len(panels) > 1 else labels
+def names_of(arms: Sequence[Arm]) -> str:
+    """Name arms for the alternative text."""
+    return shortened([arm.name for arm in arms])
 
 
 # ---- matplotlib, which is imported when it is used
@@ -176,13 +174,12 @@ def plain(text: str, most: int = 44) -> str:
 
 def log_scale(axes: Axes, name: Literal["x", "y"]) -> None:
     """Make an axis of a drawn figure logarithmic, with ticks in plain words (0.5, not 5 × 10⁻¹), two or more."""
-    from matplotlib.ticker import LogLocator, NullLocator
+    from matplotlib.ticker import LogLocator
 
     axes.set(**{f"{name}scale": "log"})
+    axes.minorticks_off()
     axis = axes.xaxis if name == "x" else axes.yaxis
-    low, high = sorted(axis.get_view_interval())
-    decades = np.log10(high / low)
+    decades = np.ptp(np.log10(axis.get_view_interval()))
     subs = (1.0,) if decades >= 2 else (1.0, 3.0) if decades >= 1 else (1.0, 2.0, 5.0)
     axis.set_major_locator(LogLocator(subs=subs))
-    axis.set_minor_locator(NullLocator())
     axis.set_major_formatter("{x:g}")
