@@ -10,8 +10,7 @@ from color_vision import BLINDNESS, contrast, distance
 from made_runs import make_run, make_study
 from sketches import sketched
 
-from normbench.analysis.figures.panels import near
-from normbench.analysis.figures.style import DARK, EMPTY, FAINT, NORMS, OWN, colors_of
+from normbench.analysis.figures.style import DARK, EMPTY, FAINT, NORMS, OWN, colors_of, near
 
 PAGE, DARK_PAGE = "#ffffff", "#14171b"
 

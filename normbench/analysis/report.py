@@ -34,12 +34,13 @@ MOST_ROWS = 200  # of the table of all runs, which the CSV has too
 class Report:
     """All that a report says, before it is drawn.
 
-    chosen: whether a learning rate was chosen for each arm. runs, blocks: of `runs_frame` and `activations_frame`.
-    comparisons: in the primary metric. verdict: sentences, each with the key of the table behind it.
+    baseline: its settings, without runs. chosen: whether a learning rate was chosen for each arm. runs, blocks: of
+    `runs_frame` and `activations_frame`. comparisons: in the primary metric. verdict: sentences, each with the key of
+    the table behind it.
     """
 
     study: Study
-    baseline: Baseline
+    baseline: Arm
     by: Yardstick
     chosen: bool
     runs: pd.DataFrame
@@ -48,11 +49,6 @@ class Report:
     verdict: list[tuple[str, str]]
     findings: tuple[Finding, ...]
     tables: list[Table]
-
-    @property
-    def baseline_name(self) -> str:
-        """Name it, such as `layernorm · pre`."""
-        return Arm(self.baseline).name
 
 
 def make_report(folders: Sequence[Path], *, baseline: str | None = None, **how: Any) -> Report:
@@ -95,7 +91,7 @@ def examine(
     ]
     return Report(
         study=study,
-        baseline=baseline,
+        baseline=Arm(baseline),
         by=by,
         chosen=chosen,
         runs=runs,
@@ -110,18 +106,6 @@ def examine(
 # ---- the files
 
 
-def write_report(folders: Sequence[Path], out: Path | None = None, **how: Any) -> Path:
-    """Write the report of the runs below some folders, and return its page.
-
-    out: where it goes, by default `report` in the first folder. how: as `make_report` has it.
-
-    Raises:
-        UsageError: as there.
-        OSError: it cannot be written.
-    """
-    return save(make_report(folders, **how), out or folders[0] / "report")
-
-
 def save(report: Report, out: Path) -> Path:
     """Draw the figures and write everything; returns the page.
 
@@ -131,7 +115,7 @@ def save(report: Report, out: Path) -> Path:
     from normbench.analysis.figures import draw_all
 
     (out / "figures").mkdir(parents=True, exist_ok=True)
-    figures = draw_all(report.study, report.baseline)
+    figures = draw_all(report.study, dict(report.baseline.settings))
     files = {f"figures/{name}": content for figure in figures for name, content in figure.files().items()}
     files["runs.csv"] = report.runs.to_csv(index=False).encode()
     files["runs.parquet"] = report.runs.to_parquet(index=False)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from normbench.analysis.comparisons import Baseline, compare_all, contenders
 from normbench.analysis.figures.finals import forest, heat_map, learning_rates, step_time_against
 from normbench.analysis.figures.lines import QUANTITIES, draw_lines
-from normbench.analysis.figures.panels import TOGETHER, UNDER_WAY, members
-from normbench.analysis.figures.style import Figure, dark_rules, our_style
+from normbench.analysis.figures.style import TOGETHER, UNDER_WAY, Figure, dark_rules, members, our_style
 from normbench.analysis.measures import metrics_of
 from normbench.analysis.records import Study, shortened
 

@@ -9,11 +9,10 @@ import numpy as np
 import pandas as pd
 
 from normbench.analysis.comparisons import Comparison
-from normbench.analysis.figures import panels as grid
-from normbench.analysis.figures.panels import Entry, first, names_of, panels_of, plain
-from normbench.analysis.figures.style import EMPTY, INK, Figure, described
+from normbench.analysis.figures import style as grid
+from normbench.analysis.figures.style import EMPTY, INK, Entry, Figure, described, first, panels_of, plain
 from normbench.analysis.measures import Metric, known
-from normbench.analysis.records import Arm, Study
+from normbench.analysis.records import Arm, Study, shortened
 from normbench.analysis.sensitivity import outcome, tried_rates
 
 if TYPE_CHECKING:
@@ -163,7 +162,7 @@ def learning_rates(study: Study, metric: Metric) -> Figure | None:
     crosses = data["diverged"].any()
     canvas, panes, more = draw_against(arms, data, "learning_rate", "best", "learning rate", metric, crosses)
     grid.log_scale(panes[0], "x")
-    facts = {"metric": metric, "crosses": crosses, "arms": names_of(arms)}
+    facts = {"metric": metric, "crosses": crosses, "arms": shortened([arm.name for arm in arms])}
     return described("learning-rates", "learning-rates", canvas, data, more, **facts)
 
 
@@ -188,5 +187,5 @@ def step_time_against(arms: Sequence[Arm], metric: Metric, note: str) -> Figure 
             front["step_ms"], front["mean"], where="post", color=INK, linewidth=1, linestyle=(0, (1, 2)), zorder=1
         )
     name = f"step-time-{metric.tag.partition('/')[0]}"
-    facts = {"metric": metric, "front": list(front["arm"]), "arms": names_of(arms)}
+    facts = {"metric": metric, "front": list(front["arm"]), "arms": shortened([arm.name for arm in arms])}
     return described(name, "step-time", canvas, data, note + more, **facts)

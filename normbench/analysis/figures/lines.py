@@ -13,11 +13,10 @@ import numpy as np
 import pandas as pd
 
 from normbench.analysis.curves import Curve
-from normbench.analysis.figures import panels as grid
-from normbench.analysis.figures.panels import members
-from normbench.analysis.figures.style import CAPTIONS, Figure, described
+from normbench.analysis.figures import style as grid
+from normbench.analysis.figures.style import CAPTIONS, Figure, described, members
 from normbench.analysis.measures import evaluations_in_words, seconds_at
-from normbench.analysis.records import Arm, Run
+from normbench.analysis.records import Arm, Run, shortened
 
 POINTS = 200  # of a band, at most; longer curves are averaged over neighbours
 FEW = 12  # points of a line at most have a dot each
@@ -102,7 +101,7 @@ def draw_lines(name: str, arms: Sequence[Arm], note: str) -> Figure | None:
         bands |= {(arm.name, "diverged"): ends for arm in drawn if len(ends := ends_of_diverged(name, arm))}
     longest = max(len(line.x) for runs in found.values() for run in runs for line in run.values())
     batches = evaluations_in_words(run for arm in arms for run in members(arm)) if "loss-val" in name else ""
-    facts = {"records": -(-longest // POINTS), "batches": batches, "arms": grid.names_of(arms)}
+    facts = {"records": -(-longest // POINTS), "batches": batches, "arms": shortened([arm.name for arm in arms])}
     return draw_bands(name, panels, bands, kinds, note + more, facts)
 
 
