@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -10,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
-from markupsafe import Markup
 
 from normbench import __version__
 from normbench.analysis import tables
@@ -26,7 +24,6 @@ from normbench.rundir import write_bytes
 if TYPE_CHECKING:
     from normbench.analysis.figures import Figure
 
-LARGEST_DRAWING = 1_000_000  # bytes of an SVG; above it the page has the PNG
 MOST_ROWS = 200  # of the table of all runs, which the CSV has too
 
 
@@ -144,17 +141,8 @@ def rendered(template: str, report: Report, figures: Sequence[Figure]) -> str:
             titles={table.key: table.title for table in report.tables},
             version=__version__,
             figures=figures,
-            drawing_of=drawing_of,
             moment=datetime.now(UTC),
-            dark=Markup(dark_rules(".drawing")),
+            dark=dark_rules(".drawing"),
             runs=report.runs.to_dict("records") if len(report.runs) <= MOST_ROWS else [],
         )
     )
-
-
-def drawing_of(figure: Figure) -> Markup:
-    """Return a figure as it stands in the page: itself as SVG, or as an image where that is large."""
-    if len(figure.svg) <= LARGEST_DRAWING:
-        return Markup(figure.svg)  # made by us, its words escaped
-    content = base64.b64encode(figure.png).decode()
-    return Markup('<img class="image" alt="{}" src="data:image/png;base64,{}">').format(figure.alt, content)

@@ -14,7 +14,7 @@ import pandas as pd
 
 from normbench.analysis.curves import Curve
 from normbench.analysis.figures import style as grid
-from normbench.analysis.figures.style import CAPTIONS, Figure, described, members
+from normbench.analysis.figures.style import CAPTIONS, Figure, Panel, described, members
 from normbench.analysis.measures import evaluations_in_words, seconds_at
 from normbench.analysis.records import Arm, Run, shortened
 
@@ -102,7 +102,7 @@ def draw_lines(name: str, arms: Sequence[Arm], note: str) -> Figure | None:
     longest = max(len(line.x) for runs in found.values() for run in runs for line in run.values())
     batches = evaluations_in_words(run for arm in arms for run in members(arm)) if "loss-val" in name else ""
     facts = {"records": -(-longest // POINTS), "batches": batches, "arms": shortened([arm.name for arm in arms])}
-    return draw_bands(name, panels, bands, kinds, note + more, facts)
+    return draw_bands(name, panels, bands, kinds, note=note + more, **facts)
 
 
 def three_steps(found: Iterable[Sequence[Mapping[int, Line]]]) -> list[int]:
@@ -115,11 +115,10 @@ def three_steps(found: Iterable[Sequence[Mapping[int, Line]]]) -> list[int]:
 
 def draw_bands(
     name: str,
-    panels: Sequence[grid.Panel],
+    panels: Sequence[Panel],
     bands: Mapping[tuple[str, Any], pd.DataFrame],
     kinds: Sequence[Any],
-    note: str,
-    facts: dict[str, Any],
+    **facts: Any,
 ) -> Figure:
     """Draw means as lines and the seeds' ranges around them; of losses, crosses where runs diverged."""
     from matplotlib.patches import Polygon
@@ -127,16 +126,17 @@ def draw_bands(
     _, word, unit, scale, about = QUANTITIES[name]
     by, x = CAPTIONS["axes"][name.rpartition("-")[2]]
     by_depth = by == "depth"
-    cells = list(product(panels, kinds))
-    titles = [f"{title} · step {kind:,}".removeprefix(" · ") if by_depth else title for (title, _), kind in cells]
-    titled = [(title, entries) for title, ((_, entries), _) in zip(titles, cells, strict=True)]
-    canvas, panes = grid.draw_grid(titled, x, f"{word} ({unit})", len(kinds) if by_depth else 0)
+    cells = [
+        (f"{title} · step {kind:,}".removeprefix(" · ") if by_depth else title, entries, kind)
+        for (title, entries), kind in product(panels, kinds)
+    ]
+    canvas, panes = grid.draw_grid([cell[:2] for cell in cells], x, f"{word} ({unit})", len(kinds) if by_depth else 0)
     data = pd.concat(bands, names=["arm", "step" if by_depth else "kind"]).droplevel(2).reset_index()
     diverged, top = data.iloc[:, 1] == "diverged", np.inf
     means = data[~diverged]
     if name.startswith("loss"):
         _, top = panes[0].set_ylim(loss_limits(means))
-    for ((_, entries), kind), pane in zip(cells, panes, strict=True):
+    for (_, entries, kind), pane in zip(cells, panes, strict=True):
         for entry in entries:
             if (band := bands.get((entry.arm.name, kind))) is not None:
                 marker = "o" if len(band) <= FEW else ""
@@ -154,7 +154,7 @@ def draw_bands(
         data = data.rename(columns={"x": "block"})
     facts |= {"word": word, "about": about, "by": by, "x": x, "steps": kinds if by_depth else []}
     facts |= {"seeds": (means["runs"].min(), means["runs"].max()), "crosses": diverged.any()}
-    return described(name, "lines", canvas, data, note, cut=means["high"].max() > top, **facts)
+    return described(name, "lines", canvas, data, cut=means["high"].max() > top, **facts)
 
 
 def loss_limits(means: pd.DataFrame) -> tuple[float, float]:

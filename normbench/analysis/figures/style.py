@@ -192,7 +192,7 @@ def draw_grid(
     height = min((3.4, 2.5, 2.1)[columns - 1] * rows, TALLEST)
     canvas = blank(top + height + BELOW)
     edges = {"left": LEFT / WIDTH, "right": 1 - RIGHT / WIDTH, "bottom": BELOW / (top + height + BELOW)}
-    grid = edges | {"top": 1 - top / (top + height + BELOW), "wspace": 0.12, "hspace": TITLE * rows / height}
+    grid = edges | {"top": 1 - top / (top + height + BELOW), "wspace": 0.16, "hspace": TITLE * rows / height}
     panes = canvas.subplots(rows, columns, sharex=True, sharey=True, squeeze=False, gridspec_kw=grid).ravel().tolist()
     for spare in panes[len(panels) :]:
         spare.remove()
@@ -200,6 +200,8 @@ def draw_grid(
         pane.set_title(plain(title))
         pane.locator_params(nbins=8 if columns == 1 else 4)
         pane.tick_params(labelbottom=place + columns >= len(panels))
+        pane.xaxis.set_label_coords(0, 0)  # it has none, whose place would be sought
+        pane.yaxis.set_label_coords(0, 0)
     canvas.supxlabel(x, fontsize=10)
     canvas.supylabel(y, fontsize=10)
     lines = [
