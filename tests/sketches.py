@@ -6,7 +6,8 @@ import csv
 from pathlib import Path
 
 from normbench.analysis.comparisons import usual_baseline
-from normbench.analysis.figures import Figure, draw_all
+from normbench.analysis.figures import draw_all
+from normbench.analysis.figures.style import Figure
 from normbench.analysis.records import read_study
 
 

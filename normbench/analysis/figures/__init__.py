@@ -5,11 +5,9 @@ from __future__ import annotations
 from normbench.analysis.comparisons import Baseline, compare_all, contenders
 from normbench.analysis.figures.finals import forest, heat_map, learning_rates, step_time_against
 from normbench.analysis.figures.lines import QUANTITIES, draw_lines
-from normbench.analysis.figures.style import TOGETHER, UNDER_WAY, Figure, dark_rules, members, our_style
+from normbench.analysis.figures.style import TOGETHER, UNDER_WAY, Figure, members, our_style
 from normbench.analysis.measures import metrics_of
 from normbench.analysis.records import Study, shortened
-
-__all__ = ["Figure", "dark_rules", "draw_all"]
 
 
 @our_style()
