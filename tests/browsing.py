@@ -18,6 +18,7 @@ CHROMEDRIVER = shutil.which("chromedriver")
 
 needs_browser = [
     pytest.mark.browser,
+    pytest.mark.slow,
     pytest.mark.skipif(not (CHROMIUM and CHROMEDRIVER), reason="needs chromium and chromedriver"),
 ]
 

@@ -12,9 +12,9 @@ function outside() {
 
 // Width and height of each figure, and whether it is there to be seen.
 function drawings() {
-    return [...document.querySelectorAll(".drawing > svg, .drawing > img")].map(element => {
+    return [...document.querySelectorAll(".drawing > svg")].map(element => {
         const box = element.getBoundingClientRect();
-        return [box.width, box.height, element.checkVisibility() && element.complete !== false];
+        return [box.width, box.height, element.checkVisibility()];
     });
 }
 

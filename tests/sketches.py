@@ -1,4 +1,4 @@
-"""Figures of made runs, for tests: written, or only composed."""
+"""Figures of made runs, for tests."""
 
 from __future__ import annotations
 
@@ -6,25 +6,18 @@ import csv
 from pathlib import Path
 
 from normbench.analysis.comparisons import usual_baseline
-from normbench.analysis.figures import Figure, drawings
-from normbench.analysis.figures.style import Drawing, our_style, svg_bytes
+from normbench.analysis.figures import draw_all
+from normbench.analysis.figures.style import Figure
 from normbench.analysis.records import read_study
 
 
-def sketched(folder: Path) -> dict[str, Drawing]:
-    """All figures of a study, not written: nothing is rendered, which is most of the work."""
+def sketched(folder: Path) -> dict[str, Figure]:
+    """All figures of a study by name; none is rendered, which is most of the work."""
     study = read_study([folder])
-    with our_style():
-        return {drawing.name: drawing for drawing in drawings(study, usual_baseline(study)) if drawing}
+    return {figure.name: figure for figure in draw_all(study, usual_baseline(study))}
 
 
-def rendered(drawing: Drawing) -> str:
-    """The SVG of a figure."""
-    with our_style():
-        return svg_bytes(drawing).decode()
-
-
-def chosen(figure: Figure | Drawing, **having: str) -> list[dict[str, str]]:
+def chosen(figure: Figure, **having: str) -> list[dict[str, str]]:
     """The rows of a figure's data that have some values."""
-    text = figure.data.read_text("utf-8") if isinstance(figure, Figure) else figure.data.to_csv(index=False)
-    return [row for row in csv.DictReader(text.splitlines()) if having.items() <= row.items()]
+    rows = csv.DictReader(figure.data.to_csv(index=False).splitlines())
+    return [row for row in rows if having.items() <= row.items()]

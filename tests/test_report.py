@@ -140,17 +140,9 @@ def test_a_baseline_may_be_the_name_of_an_arm_with_a_list(tmp_path: Path) -> Non
     assert given_baseline(study, "betas=[0.9, 0.95] dyt") == given_baseline(study, "dyt · betas=[0.9, 0.95]")
 
 
-@pytest.mark.parametrize(
-    ("words", "complaint"),
-    [
-        ("norm=layernom", r"--baseline norm=layernom is no arm: did you mean norm=layernorm\?"),
-        ("nrm=layernorm", r"did you mean norm=layernorm"),
-        ("norm=dyt placement=deep", r"placement=deep is no arm: did you mean"),
-    ],
-)
-def test_a_misspelt_baseline_gets_did_you_mean(grid: Path, words: str, complaint: str) -> None:
-    with pytest.raises(UsageError, match=complaint):
-        make_report([grid], baseline=words)
+def test_a_misspelt_baseline_gets_did_you_mean(grid: Path) -> None:
+    with pytest.raises(UsageError, match=r"--baseline norm=layernom is no arm: did you mean norm=layernorm\?"):
+        make_report([grid], baseline="norm=layernom")
 
 
 # ---- learning rates

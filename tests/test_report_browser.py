@@ -12,7 +12,7 @@ from browsing import needs_browser
 from browsing import screenshots as screenshots  # a fixture
 from made_runs import make_run
 
-from normbench.analysis.report import write_report
+from normbench.analysis.report import make_report, save
 
 pytestmark = needs_browser
 
@@ -35,7 +35,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
                         status="diverged" if lost else "finished", message="not finite: " + "block00." * 12,
                         step_ms=10.0 + n, probed=20,
                     )  # fmt: skip
-    return write_report([folder])
+    return save(make_report([folder]), folder / "report")
 
 
 def opened(browser: Any, report: Path, size: str, scheme: str = "light") -> None:

@@ -7,7 +7,6 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -39,53 +38,41 @@ class Recorded:
 def read_recorded(path: Path) -> Recorded:
     """Return what a metrics.jsonl holds; empty lines are nothing."""
     try:
-        lines = path.read_bytes().rstrip().split(b"\n")
+        lines = [line for line in path.read_bytes().split(b"\n") if line.strip()]
     except OSError as error:
         return Recorded({}, damage=f"metrics.jsonl cannot be read ({error.strerror})")
-    lines = [line for line in lines if line.strip()]
-    try:  # all lines at once, in a third of the time
-        return Recorded(curves_of(json.loads(b"[%s]" % b",".join(lines))))
+    try:
+        return Recorded(curves_of(lines))
     except UNREADABLE:
-        return read_damaged(lines)
+        good = next(place for place, line in enumerate(lines) if not readable(line))
+    if good == len(lines) - 1:
+        return Recorded(curves_of(lines[:good]), torn=f"the last line of metrics.jsonl, {len(lines)}, is torn")
+    damage = f"metrics.jsonl is damaged at line {good + 1} of {len(lines)}"
+    return Recorded(curves_of(lines[:good]), damage=damage)
 
 
 UNREADABLE = (ValueError, TypeError, KeyError, OverflowError, AttributeError)
 
 
-def read_damaged(lines: Sequence[bytes]) -> Recorded:
-    """Return what lines hold up to the first one that cannot be read."""
-    entries: list[dict[str, Any]] = []
-    torn = damage = ""
-    for number, line in enumerate(lines, start=1):
-        try:
-            entry = json.loads(line)
-            curves_of([entry])
-        except UNREADABLE:
-            if number == len(lines):
-                torn = f"the last line of metrics.jsonl, {number}, is torn"
-            else:
-                damage = f"metrics.jsonl is damaged at line {number} of {len(lines)}"
-            break
-        entries.append(entry)
-    return Recorded(curves_of(entries), torn, damage)
+def readable(line: bytes) -> bool:
+    """Say whether a line is a mapping from tags to numbers, with a step."""
+    try:
+        curves_of([line])
+    except UNREADABLE:
+        return False
+    return True
 
 
-def curves_of(entries: Sequence[Mapping[str, Any]]) -> dict[str, Curve]:
-    """Return a curve for each tag of what was logged, a mapping from tags to numbers for each logged step."""
-    alike: dict[tuple[str, ...], list[list[Any]]] = defaultdict(list)  # the values of entries that have the same tags
-    for entry in entries:
-        alike[tuple(entry)].append(list(entry.values()))
-    parts: dict[str, list[np.ndarray]] = defaultdict(list)
-    for tags, rows in alike.items():
-        values = dict(zip(tags, np.array(rows, dtype=float).T, strict=True))
-        steps = values.pop("step")
-        if not np.isfinite(steps).all():
-            raise ValueError("a step is no number")
-        for tag, own in values.items():
-            parts[tag].append(np.stack([steps, own]))
-    curves = {}
-    for tag, found in parts.items():
-        steps, own = np.concatenate(found, axis=1)
-        order = np.argsort(steps, kind="stable")
-        curves[tag] = Curve(steps[order].astype(np.int64), own[order])
-    return curves
+def curves_of(lines: Sequence[bytes]) -> dict[str, Curve]:
+    """Return a curve for each tag; all lines are parsed at once, which takes a third of the time.
+
+    Raises:
+        UNREADABLE: a line cannot be read.
+    """
+    steps, values = defaultdict(list), defaultdict(list)
+    for entry in json.loads(b"[%s]" % b",".join(lines)):
+        step = int(entry.pop("step"))
+        for tag, value in entry.items():
+            steps[tag].append(step)
+            values[tag].append(value)
+    return {tag: Curve(np.array(steps[tag]), np.array(own, dtype=float)) for tag, own in values.items()}

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import base64
-import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
-from markupsafe import Markup
 
 from normbench import __version__
 from normbench.analysis import tables
 from normbench.analysis.comparisons import Baseline, Comparison, compare_all, contenders, given_baseline, usual_baseline
 from normbench.analysis.fairness import Finding, findings
+from normbench.analysis.figures import draw_all
+from normbench.analysis.figures.style import Figure, dark_rules
 from normbench.analysis.measures import Yardstick, activations_frame, runs_frame, yardstick
 from normbench.analysis.records import Arm, Study, read_study, shortened
 from normbench.analysis.sensitivity import tried_rates
@@ -24,10 +23,6 @@ from normbench.analysis.tables import Table
 from normbench.analysis.wording import environment, paragraphs, verdict
 from normbench.rundir import write_bytes
 
-if TYPE_CHECKING:
-    from normbench.analysis.figures import Figure
-
-LARGEST_DRAWING = 1_000_000  # bytes of an SVG; above it the page has the PNG
 MOST_ROWS = 200  # of the table of all runs, which the CSV has too
 
 
@@ -35,12 +30,13 @@ MOST_ROWS = 200  # of the table of all runs, which the CSV has too
 class Report:
     """All that a report says, before it is drawn.
 
-    chosen: whether a learning rate was chosen for each arm. runs, blocks: of `runs_frame` and `activations_frame`.
-    comparisons: in the primary metric. verdict: sentences, each with the key of the table behind it.
+    baseline: its settings, without runs. chosen: whether a learning rate was chosen for each arm. runs, blocks: of
+    `runs_frame` and `activations_frame`. comparisons: in the primary metric. verdict: sentences, each with the key of
+    the table behind it.
     """
 
     study: Study
-    baseline: Baseline
+    baseline: Arm
     by: Yardstick
     chosen: bool
     runs: pd.DataFrame
@@ -49,11 +45,6 @@ class Report:
     verdict: list[tuple[str, str]]
     findings: tuple[Finding, ...]
     tables: list[Table]
-
-    @property
-    def baseline_name(self) -> str:
-        """Name it, such as `layernorm · pre`."""
-        return Arm(self.baseline).name
 
 
 def make_report(folders: Sequence[Path], *, baseline: str | None = None, **how: Any) -> Report:
@@ -96,7 +87,7 @@ def examine(
     ]
     return Report(
         study=study,
-        baseline=baseline,
+        baseline=Arm(baseline),
         by=by,
         chosen=chosen,
         runs=runs,
@@ -111,32 +102,17 @@ def examine(
 # ---- the files
 
 
-def write_report(folders: Sequence[Path], out: Path | None = None, **how: Any) -> Path:
-    """Write the report of the runs below some folders, and return its page.
-
-    out: where it goes, by default `report` in the first folder. how: as `make_report` has it.
-
-    Raises:
-        UsageError: as there.
-        OSError: it cannot be written.
-    """
-    return save(make_report(folders, **how), out or folders[0] / "report")
-
-
-def save(report: Report, out: Path, drawing: Callable[[], object] = lambda: None) -> Path:
-    """Draw the figures and write everything; returns the page. drawing: called before the figures are drawn.
+def save(report: Report, out: Path) -> Path:
+    """Draw the figures and write everything; returns the page.
 
     Raises:
         OSError: it cannot be written.
     """
-    from normbench.analysis.figures import draw_all
-
-    out.mkdir(parents=True, exist_ok=True)
-    drawing()
-    figures = draw_all(report.study, out / "figures", report.baseline)
-    parquet = io.BytesIO()
-    report.runs.to_parquet(parquet, index=False)
-    files = {"runs.csv": report.runs.to_csv(index=False).encode(), "runs.parquet": parquet.getvalue()}
+    (out / "figures").mkdir(parents=True, exist_ok=True)
+    figures = draw_all(report.study, dict(report.baseline.settings))
+    files = {f"figures/{name}": content for figure in figures for name, content in figure.files().items()}
+    files["runs.csv"] = report.runs.to_csv(index=False).encode()
+    files["runs.parquet"] = report.runs.to_parquet(index=False)
     if len(report.blocks):
         files["activations.csv"] = report.blocks.to_csv(index=False).encode()
     for name in ("report.md", "report.html"):  # the page is the last one, so that all it links to is there
@@ -148,8 +124,6 @@ def save(report: Report, out: Path, drawing: Callable[[], object] = lambda: None
 
 def rendered(template: str, report: Report, figures: Sequence[Figure]) -> str:
     """Return the page, in which is all that is drawn, or the text, in GitHub's Markdown."""
-    from normbench.analysis.figures import dark_rules
-
     facts = (fact.partition(": ") for fact in paragraphs("facts.jinja", "facts", report))
     return (
         environment()
@@ -162,17 +136,8 @@ def rendered(template: str, report: Report, figures: Sequence[Figure]) -> str:
             titles={table.key: table.title for table in report.tables},
             version=__version__,
             figures=figures,
-            drawing_of=drawing_of,
             moment=datetime.now(UTC),
-            dark=Markup(dark_rules(".drawing")),
+            dark=dark_rules(".drawing"),
             runs=report.runs.to_dict("records") if len(report.runs) <= MOST_ROWS else [],
         )
     )
-
-
-def drawing_of(figure: Figure) -> Markup:
-    """Return a figure as it stands in the page: itself as SVG, or as an image where that is large."""
-    if figure.svg.stat().st_size <= LARGEST_DRAWING:
-        return Markup(figure.svg.read_text("utf-8"))  # made by us, its words escaped
-    content = base64.b64encode(figure.png.read_bytes()).decode()
-    return Markup('<img class="image" alt="{}" src="data:image/png;base64,{}">').format(figure.alt, content)

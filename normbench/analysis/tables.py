@@ -198,13 +198,13 @@ def rates_table(tried: Sequence[Tried]) -> Table:
         sensitivity, interval = statistics.mean_interval(one.sensitivity, (0.0, math.inf))
         rows.append(
             {
-                "arm": one.name,
+                "arm": one.arm.name,
                 "rates tried": ", ".join(f"{rate:g}" for rate in one.losses),
                 "best rate": f"{one.best:g}",
                 "loss there, nats": fixed(one.losses[one.best], 4),
                 "sensitivity, nats": fixed(sensitivity, 4),
                 "95 % interval": span(interval, 4),
-                "lost runs": ", ".join(f"{count} at {rate:g}" for rate, count in one.lost.items()) or "0",
+                "lost runs": ", ".join(f"{count} at {rate:g}" for rate, count in one.lost.items() if count) or "0",
             }
         )
     return made("rates", "Learning-rate sensitivity", rows)

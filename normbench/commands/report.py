@@ -27,16 +27,14 @@ def report(folders: Sequence[Path], out: Path | None = None, quiet: bool = False
         UsageError: no such folder, what `make_report` raises, or `out` cannot be written.
         RunFailure: the disk is full.
     """
-    for folder in folders:
-        if not folder.is_dir():
-            raise UsageError(f"{folder} is not a folder: give the folder of your runs, such as outputs")
     out = out or folders[0] / "report"
     with Console(stderr=True, quiet=quiet).status("reading the runs") as status:
         from normbench.analysis.report import make_report, save
 
         made = make_report(folders, missing=missing_below(folders), **how)
+        status.update(f"drawing {len(made.runs):,} runs")
         try:
-            page = save(made, out, lambda: status.update(f"drawing {len(made.runs):,} runs"))
+            page = save(made, out)
         except OSError as error:
             if is_disk_full(error):
                 raise RunFailure(f"the disk is full: {out} is not whole, free some space and try again") from error
@@ -58,8 +56,8 @@ def missing_below(folders: Sequence[Path]) -> dict[str, str]:
 def report_of_sweep(folder: Path, quiet: bool) -> None:
     """Write the report of a sweep's runs into their folder, and print its verdict; one newer than they are stays."""
     page = folder / "report" / "report.html"
-    files = [path for name in ("summary.json", "status.json") for path in folder.glob(f"*/{name}")]
-    if page.exists() and page.stat().st_mtime_ns > max((path.stat().st_mtime_ns for path in files), default=0):
+    latest = max((path.stat().st_mtime_ns for path in folder.glob("*/s[tu]*.json")), default=0)  # summary and status
+    if page.exists() and page.stat().st_mtime_ns > latest:
         if not quiet:
             print(page)
         return
