@@ -83,7 +83,6 @@ class Norm(nn.Module, ABC):
 
     num_features: int
     channel_dim: int
-    site: Site | None
     eps: float | None  # None: the formula has no epsilon
     eps_place: ClassVar[str] = "inside the root"
     implementation: str = "eager"  # which code runs: chosen once, at construction
@@ -140,25 +139,19 @@ class Placement(nn.Module, ABC):
     """The residual arithmetic of one block: where its norms stand around its branches.
 
     slots: the norms around each branch; `in` reads the stream, `out` the branch's output or the sum.
+    branch_gain: factor on the branch's scaled weights at initialisation (DeepNorm's β).
+    residual_gain: factor on the skip (DeepNorm's α).
     """
 
     slots: ClassVar[tuple[str, ...]]
     needs_final_norm: ClassVar[bool] = False
     residual: ClassVar[bool] = True
     min_branches: ClassVar[int] = 1
+    branch_gain: float = 1.0
+    residual_gain: float = 1.0
 
     branches: nn.ModuleDict
     norms: nn.ModuleDict
-
-    @property
-    def branch_gain(self) -> float:
-        """Return the factor on the branch's scaled weights at initialisation (DeepNorm's β)."""
-        return 1.0
-
-    @property
-    def residual_gain(self) -> float:
-        """Return the factor on the skip (DeepNorm's α)."""
-        return 1.0
 
     @abstractmethod
     def forward(self, x: Tensor, **context: Any) -> Tensor:

@@ -41,6 +41,7 @@ class BlockStack(Model):
 
     data flow: inputs ─ stem ─ blocks ─ final norm, if the placement needs one ─ activation ─ head. Without residuals
     each block ends in its own norm and activation, and the head follows the last one.
+    Subclasses make `stem` and `shapes` of settings of their own, and hand the rest on.
     """
 
     kinds = frozenset({"image_classification"})
@@ -49,14 +50,14 @@ class BlockStack(Model):
 
     def __init__(
         self,
+        stem: nn.Module,
+        shapes: Sequence[tuple[Any, ...]],
         task: ImageClassification,
         norm: NormFactory,
         placement: PlacementFactory,
         *,
-        stem: nn.Module,
-        shapes: Sequence[tuple[Any, ...]],
-        activation: str,
-        norm_order: str,
+        activation: Activation,
+        norm_order: NormOrder,
     ) -> None:
         super().__init__()
         depth, role = len(shapes), self.roles[0]
@@ -70,8 +71,7 @@ class BlockStack(Model):
         self.final: nn.Module = nn.Identity()
         if self.residual:
             if self.blocks[-1].needs_final_norm:
-                site = Site("final", depth=depth)
-                self.final = norm(branch.out_features, channel_dim=self.channel_dim, site=site)
+                self.final = norm(branch.out_features, channel_dim=self.channel_dim, site=Site("final", depth=depth))
             self.final = nn.Sequential(self.final, ACTIVATIONS[activation]())
         self.head = nn.Linear(branch.out_features, task.num_classes)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from itertools import pairwise
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from normbench.models.common import Activation, BlockStack, Depth, NormActivation, NormOrder, Width
-from normbench.types import Branch, ImageClassification, NormFactory, PlacementFactory
+from normbench.models.common import BlockStack, Depth, NormActivation, Width
+from normbench.types import Branch, ImageClassification
 
 
 class LinearBranch(Branch):
@@ -56,22 +56,11 @@ class ResidualMLP(BlockStack):
     has_positions = False
     branch: ClassVar[Callable[..., Branch]] = LinearBranch
 
-    def __init__(
-        self,
-        task: ImageClassification,
-        norm: NormFactory,
-        placement: PlacementFactory,
-        *,
-        depth: Depth,
-        width: Width,
-        activation: Activation,
-        norm_order: NormOrder,
-    ) -> None:
+    def __init__(self, task: ImageClassification, *factories: Any, depth: Depth, width: Width, **inside: Any) -> None:
         inputs = math.prod(task.image_shape)
         widths = [width if self.residual else inputs, *[width] * depth]
         stem = nn.Linear(inputs, width) if self.residual else nn.Identity()
-        shapes = [(features,) for features in pairwise(widths)]
-        super().__init__(task, norm, placement, stem=stem, shapes=shapes, activation=activation, norm_order=norm_order)
+        super().__init__(stem, [(features,) for features in pairwise(widths)], task, *factories, **inside)
 
     def forward(self, inputs: Float[Tensor, "batch ..."]) -> Float[Tensor, "batch classes"]:
         return self.head(self.features(inputs.flatten(1)))

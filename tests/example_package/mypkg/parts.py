@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normbench.placements.base import Residual
+from normbench.placements import Residual
 from normbench.types import (
     Batch,
     Branch,
