@@ -9,15 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from normbench.probes.hooks import Attending, attention_hook, norm_hook, running_hook, stream_hook
 from normbench.probes.reading import Reading, Wanted
 from normbench.probes.statistics import total_norm
-from normbench.types import Branch, Model, Norm, Placement
+from normbench.types import Model, Norm
 
 SYMBOLS = {"weight": "gamma", "bias": "beta"}
 
@@ -26,14 +27,15 @@ class Probes:
     """Knows where to look in a model. `norms` are the model's norms by the name of their site."""
 
     def __init__(self, model: Model, norms: Mapping[str, nn.Module], wanted: Wanted) -> None:
-        self.model, self.norms, self.wanted = model, norms, wanted
-        self.groups = parameter_groups(model, norms.values())
+        self.blocks: dict[str, Any] = {f"{layer:02d}": block for layer, block in enumerate(model.blocks)}
+        self.norms, self.wanted = norms, wanted
+        self.groups = parameter_groups(model, self.blocks, norms.values())
 
     @contextmanager
     def watch(self, histograms: bool = False) -> Iterator[Reading]:
         """Look at the forward and backward pass inside the `with`; the reading is complete behind it."""
-        reading = Reading()
-        handles = list(self.attach(reading, histograms))
+        reading = Reading(self.wanted, histograms)
+        handles = list(self.attach(reading))
         try:
             yield reading
         finally:
@@ -58,22 +60,20 @@ class Probes:
                 moved = total_norm([new - old for new, old in zip(parameters, before[tag], strict=True)])
                 reading.scalars[f"update/{tag}/ratio"] = moved / total_norm(before[tag])
 
-    def attach(self, reading: Reading, histograms: bool) -> Iterator[RemovableHandle]:
+    def attach(self, reading: Reading) -> Iterator[RemovableHandle]:
         """Put hooks on norms, blocks and attention."""
         wanted = self.wanted
         for name, norm in self.norms.items():
-            if wanted.activations or wanted.tails or histograms:
-                yield norm.register_forward_hook(norm_hook(reading, name, wanted, histograms))
+            if wanted.activations or wanted.tails or reading.with_histograms:
+                yield norm.register_forward_hook(partial(reading.see_norm, name))
             if wanted.parameters and isinstance(norm, Norm) and getattr(norm, "running_mean", None) is not None:
-                yield norm.register_forward_pre_hook(running_hook(reading, name))
-        for layer, block in enumerate(self.model.blocks):
-            branches = branches_of(block)
+                yield norm.register_forward_pre_hook(partial(reading.see_running, name))
+        for layer, block in self.blocks.items():
             if wanted.activations or wanted.geometry:
-                channel_dim = next(iter(branches.values())).channel_dim
-                yield block.register_forward_hook(stream_hook(reading, layer, channel_dim, wanted))
-            for role, branch in branches.items():
-                if wanted.attention and isinstance(branch, Attending):
-                    hook = attention_hook(reading, f"block{layer:02d}.{role}")
+                yield block.register_forward_hook(partial(reading.see_stream, f"stream{layer}"))
+            for role, branch in block.branches.items():
+                if wanted.attention and hasattr(branch, "attention_logits"):
+                    hook = partial(reading.see_attention, f"block{layer}.{role}")
                     yield branch.register_forward_hook(hook, with_kwargs=True)
 
     def read_gradients(self, reading: Reading) -> None:
@@ -95,33 +95,22 @@ class Probes:
                     reading.scalars[f"{tag}_std"] = tensor.std(correction=0)
 
 
-def branches_of(block: nn.Module) -> dict[str, Branch]:
-    """Return the branches of a block, by role."""
-    assert isinstance(block, Placement)
-    return {role: branch for role, branch in block.branches.items() if isinstance(branch, Branch)}
-
-
-def parameter_groups(model: Model, norms: Iterable[nn.Module]) -> dict[str, list[nn.Parameter]]:
+def parameter_groups(
+    model: Model, blocks: Mapping[str, Any], norms: Iterable[nn.Module]
+) -> dict[str, list[nn.Parameter]]:
     """Return the parameters by where they are, each in one group.
 
     Each branch of a block without its norms (`block03.mlp`), all norms of the block (`block03.norms`), what else the
     block has (`block03.placement`), and the rest (`outside`).
     """
-    in_norms = {id(parameter) for norm in norms for parameter in norm.parameters()}
-    groups: dict[str, list[nn.Parameter]] = {}
-    taken: set[int] = set()
-
-    def take(tag: str, parameters: Iterable[nn.Parameter]) -> None:
-        groups[tag] = [parameter for parameter in parameters if id(parameter) not in taken]
-        taken.update(map(id, groups[tag]))
-
-    for layer, block in enumerate(model.blocks):
-        assert isinstance(block, Placement)
-        tag = f"block{layer:02d}"
-        of_norms = in_norms | {id(parameter) for parameter in block.norms.parameters()}
-        take(f"{tag}.norms", [parameter for parameter in block.parameters() if id(parameter) in of_norms])
-        for role, branch in branches_of(block).items():
-            take(f"{tag}.{role}", branch.parameters())
-        take(f"{tag}.placement", block.parameters())
-    take("outside", model.parameters())
-    return {tag: parameters for tag, parameters in groups.items() if parameters}
+    in_norms = {parameter for norm in norms for parameter in norm.parameters()}
+    parts: list[tuple[str, Iterable[nn.Parameter]]] = []
+    for layer, block in blocks.items():
+        of_norms = in_norms.union(block.norms.parameters())
+        parts.append((f"block{layer}.norms", [each for each in block.parameters() if each in of_norms]))
+        parts += [(f"block{layer}.{role}", branch.parameters()) for role, branch in block.branches.items()]
+        parts.append((f"block{layer}.placement", block.parameters()))
+    tags: dict[nn.Parameter, str] = {}
+    for tag, parameters in [*parts, ("outside", model.parameters())]:
+        tags |= {parameter: tag for parameter in parameters if parameter not in tags}
+    return {tag: [each for each in tags if tags[each] == tag] for tag in dict.fromkeys(tags.values())}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int64
@@ -107,18 +106,11 @@ def total_norm(tensors: list[Tensor]) -> Scalar:
     return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tensors)))
 
 
-class DeviceHistogram(NamedTuple):
-    """Counts in equal bins between two limits, still on the device."""
-
-    counts: Int64[Tensor, " bins"]
-    limits: Float[Tensor, "2"]
-
-
-def histogram(x: Float[Tensor, "..."], bins: int = 64) -> DeviceHistogram:
-    """Count x in equal bins between its extremes."""
+def histogram(x: Float[Tensor, "..."], bins: int = 64) -> tuple[Int64[Tensor, " bins"], Float[Tensor, "2"]]:
+    """Count x in equal bins between its extremes; return the counts, and the extremes."""
     x = x.detach().float().flatten()
     low, high = x.aminmax()
     width = ((high - low) / bins).clamp_min(torch.finfo(torch.float32).tiny)
     index = ((x - low) / width).long().clamp_(0, bins - 1)
     counts = torch.zeros(bins, device=x.device, dtype=torch.int64).scatter_add_(0, index, torch.ones_like(index))
-    return DeviceHistogram(counts, torch.stack((low, high)))
+    return counts, torch.stack((low, high))
