@@ -7,7 +7,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Num
@@ -76,9 +76,11 @@ class Norm(nn.Module, ABC):
 
     Subclasses take `(num_features, *, channel_dim=-1, site=None, ...)`, where `channel_dim` is -1 for
     `(batch, [time,] features)` and 1 for `(batch, channels, height, width)`.
+    recorded: attributes that `settings` tells of.
     """
 
     facts: ClassVar[NormFacts]
+    recorded: ClassVar[tuple[str, ...]] = ()
     cast_order: ClassVar[str] = "statistics and affine in float32 or wider, cast last"
 
     num_features: int
@@ -94,17 +96,14 @@ class Norm(nn.Module, ABC):
 
     def settings(self) -> dict[str, Any]:
         """Return what was decided at construction and silently differs between publications (for the ledger)."""
-        return {}
+        return {name: getattr(self, name) for name in self.recorded}
 
     @abstractmethod
     def forward(self, x: Num[Tensor, "..."]) -> Num[Tensor, "..."]:
         """Normalize x, keeping its shape and dtype."""
 
 
-class NormFactory(Protocol):
-    """Makes the norm for one place."""
-
-    def __call__(self, num_features: int, *, channel_dim: int = -1, site: Site | None = None) -> nn.Module: ...
+NormFactory = Callable[..., nn.Module]  # (num_features, *, channel_dim=-1, site=None) to the norm for one place
 
 
 class Branch(nn.Module):
@@ -124,15 +123,13 @@ class Branch(nn.Module):
         """Return x in the shape of the branch's output: x itself, unless the branch changes the shape."""
         return x
 
-    def scaled_weights(self) -> Iterator[Tensor]:
-        """Yield the weights (or views of them) that DeepNorm's β scales."""
-        for name in self.scaled:
-            yield getattr(self, name).weight
+    def scaled_weights(self) -> list[Tensor]:
+        """Return the weights (or views of them) that DeepNorm's β scales."""
+        return [getattr(self, name).weight for name in self.scaled]
 
-    def output_weights(self) -> Iterator[Tensor]:
-        """Yield the weights that write to the residual stream (GPT-2 scales them by 1/√branches)."""
-        for name in self.output:
-            yield getattr(self, name).weight
+    def output_weights(self) -> list[Tensor]:
+        """Return the weights that write to the residual stream (GPT-2 scales them by 1/√branches)."""
+        return [getattr(self, name).weight for name in self.output]
 
 
 class Placement(nn.Module, ABC):

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from normbench import build as builder
 from normbench.errors import UsageError
 from normbench.models.cnn import BasicBranch, BottleneckBranch, PooledConvBranch
-from normbench.models.common import NormActivation
+from normbench.models.stacks import NormActivation
 from normbench.norms import NoNorm
 from normbench.types import ImageClassification, Model, Site
 

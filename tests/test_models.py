@@ -16,7 +16,7 @@ from normbench import build as builder
 from normbench.errors import CombinationRefused
 from normbench.models import Kaiming, Normal
 from normbench.models.cnn import ConvBranch
-from normbench.models.common import NormActivation
+from normbench.models.stacks import NormActivation
 from normbench.models.transformer import MLP, Attention, SwiGLU, rotary, rotate
 from normbench.norms import NoNorm
 from normbench.placements import Deep

@@ -3,5 +3,5 @@
 
 from normbench.models.cnn import VGG, BottleneckResNet, ConvNet, PlainConvNet, ResNet
 from normbench.models.initialization import Initialization, Kaiming, Normal, Xavier, initialize
-from normbench.models.mlp import PlainMLP, ResidualMLP
+from normbench.models.stacks import PlainMLP, ResidualMLP
 from normbench.models.transformer import Transformer

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from normbench.errors import UsageError
-from normbench.models.common import BlockStack, Depth, NormActivation, NormOrder, Width
+from normbench.models.stacks import BlockStack, Depth, NormActivation, NormOrder, Width
 from normbench.settings import Setting
 from normbench.types import Branch, ImageClassification
 
@@ -135,39 +135,40 @@ class PooledConvBranch(PlainConvBranch):
 
 
 class ConvStack(BlockStack):
-    """A stem, one block for each shape (channels in and out, stride), and a linear head on the mean over pixels."""
+    """A stem, stages of blocks, and a linear head on the mean over pixels.
+
+    channels: behind the stem. widths, blocks, strides: channels of each stage, its number of blocks, and the stride of
+    its first block, or, `pooled`, of its last.
+    """
 
     roles = ("conv",)
     channel_dim = 1
+    pooled: ClassVar[bool] = False
 
-    def __init__(self, *parts: Any, norm_order: NormOrder) -> None:
-        super().__init__(*parts, activation="relu", norm_order=norm_order)
+    def __init__(
+        self,
+        stem: nn.Module,
+        channels: int,
+        widths: list[int],
+        blocks: list[int],
+        strides: list[int],
+        *task_and_factories: Any,
+        norm_order: NormOrder,
+    ) -> None:
+        for name, numbers in (("blocks", blocks), ("strides", strides)):
+            if len(numbers) != len(widths):
+                raise UsageError(f"model.{name} has {len(numbers)} numbers for {len(widths)} stages: give as many")
+        shapes = []
+        for out, count, stride in zip(widths, blocks, strides, strict=True):
+            for index in range(count):
+                shrinks = index == (count - 1 if self.pooled else 0)
+                shapes.append(((channels, out), stride if shrinks else 1))
+                channels = out
+        super().__init__(stem, shapes, *task_and_factories, activation="relu", norm_order=norm_order)
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # not in torch's stubs
 
     def forward(self, inputs: Image) -> Float[Tensor, "batch classes"]:
         return self.head(self.features(inputs.contiguous(memory_format=torch.channels_last)).mean(dim=(2, 3)))
-
-
-def shapes_of(
-    channels: int, widths: list[int], blocks: list[int], strides: list[int], *, pooled: bool = False
-) -> list[tuple[Channels, int]]:
-    """Return channels in and out and stride of each block, with the channels before it and those of each stage.
-
-    A stage's stride is its first block's, or, `pooled`, its last one's.
-
-    Raises:
-        UsageError: a list does not belong to the stages.
-    """
-    for name, numbers in (("blocks", blocks), ("strides", strides)):
-        if len(numbers) != len(widths):
-            raise UsageError(f"model.{name} has {len(numbers)} numbers for {len(widths)} stages: give as many")
-    shapes = []
-    for out, count, stride in zip(widths, blocks, strides, strict=True):
-        for index in range(count):
-            shrinks = index == (count - 1 if pooled else 0)
-            shapes.append(((channels, out), stride if shrinks else 1))
-            channels = out
-    return shapes
 
 
 class ConvNet(ConvStack):
@@ -198,8 +199,8 @@ class ConvNet(ConvStack):
             stem = nn.Conv2d(channels, width, 3, stride=strides[0], padding=1, bias=False)
             channels, strides = width, [1, *strides[1:]]
         blocks = [depth // len(stages)] * len(stages)
-        shapes = shapes_of(channels, [width * factor for factor in stages], blocks, strides)
-        super().__init__(stem, shapes, task, *factories, **order)
+        widths = [width * factor for factor in stages]
+        super().__init__(stem, channels, widths, blocks, strides, task, *factories, **order)
 
 
 class PlainConvNet(ConvNet):
@@ -233,8 +234,7 @@ class StagedNet(ConvStack):
             stem = nn.Sequential(convolution, nn.MaxPool2d(3, stride=2, padding=1))
         widths = [width * factor * self.expansion for factor in stages]
         before = width if self.residual else channels
-        shapes = shapes_of(before, widths, blocks, strides, pooled=not self.residual)
-        super().__init__(stem, shapes, task, *factories, **order)
+        super().__init__(stem, before, widths, blocks, strides, task, *factories, **order)
 
 
 class ResNet(StagedNet):
@@ -268,4 +268,5 @@ class VGG(StagedNet):
     """
 
     residual = False
+    pooled = True
     branch = PooledConvBranch

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from normbench.errors import UsageError
-from normbench.models.common import ACTIVATIONS, Depth, Width
+from normbench.models.stacks import ACTIVATIONS, Depth, Width
 from normbench.settings import Setting
 from normbench.types import Branch, ImageClassification, Model, NormFactory, PlacementFactory, Site, TextTask
 
@@ -21,21 +20,12 @@ Mask = Bool[Tensor, "batch time"]
 Heads = Float[Tensor, "batch heads time size"]
 
 
-def make_dropout(p: float) -> nn.Module:
-    """Return dropout, or nothing at all at p = 0, where torch's module would still cost a kernel."""
-    return nn.Dropout(p) if p else nn.Identity()
-
-
 class FusedLinear(nn.Linear):
     """Several linear maps of one input in one matrix; initialisation treats each of the `parts` by itself."""
 
     def __init__(self, in_features: int, out_features: int, parts: int, bias: bool = False) -> None:
         super().__init__(in_features, parts * out_features, bias=bias)
         self.parts = parts
-
-    def part(self, index: int) -> Tensor:
-        """Return the weight of one of the maps (a view)."""
-        return self.weight.chunk(self.parts)[index]
 
 
 def rotary(length: int, size: int, base: float = 10_000.0) -> Float[Tensor, "2 time half"]:
@@ -67,7 +57,7 @@ class Attention(Branch):
         self.heads, self.causal, self.dropout_p = heads, causal, dropout
         self.qkv = FusedLinear(width, width, parts=3, bias=bias)
         self.out = nn.Linear(width, width, bias=bias)
-        self.dropout = make_dropout(dropout)
+        self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Stream, rotation: Tensor | None = None, mask: Tensor | None = None) -> Stream:
         q, k, v = self.queries_keys_values(x, rotation)
@@ -92,9 +82,8 @@ class Attention(Branch):
             mask = seen if mask is None else mask & seen
         return logits if mask is None else logits.masked_fill(~mask, -math.inf)
 
-    def scaled_weights(self) -> Iterator[Tensor]:
-        yield self.qkv.part(2)
-        yield self.out.weight
+    def scaled_weights(self) -> list[Tensor]:
+        return [self.qkv.weight.chunk(3)[2], self.out.weight]
 
 
 class MLP(Branch):
@@ -109,7 +98,7 @@ class MLP(Branch):
         self.fc1 = nn.Linear(width, 4 * width, bias=bias)
         self.activation = ACTIVATIONS[activation]()
         self.fc2 = nn.Linear(4 * width, width, bias=bias)
-        self.dropout = make_dropout(dropout)
+        self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Stream, **_: Tensor | None) -> Stream:
         return self.dropout(self.fc2(self.activation(self.fc1(x))))
@@ -127,7 +116,7 @@ class SwiGLU(Branch):
         hidden = 8 * -(-width // 3)
         self.fc1 = FusedLinear(width, hidden, parts=2, bias=bias)
         self.fc2 = nn.Linear(hidden, width, bias=bias)
-        self.dropout = make_dropout(dropout)
+        self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Stream, **_: Tensor | None) -> Stream:
         gate, up = self.fc1(x).chunk(2, dim=-1)
@@ -237,7 +226,7 @@ class Transformer(Model):
         self.scale = nn.Parameter(torch.tensor(width**0.5)) if embedding_scale else None
         self.positions = nn.Embedding(length, width) if position == "learned" else None
         self.register_buffer("rotation", rotary(length, size) if position == "rotary" else None, persistent=False)
-        self.dropout = make_dropout(dropout)
+        self.dropout = nn.Dropout(dropout)
         self.blocks = nn.ModuleList()
         for layer in range(depth):
             attention = Attention(width, heads, causal=task.causal, bias=bias, dropout=dropout)

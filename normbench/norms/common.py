@@ -47,15 +47,14 @@ class AffineNorm(Norm):
     `forward` hands `normalize` everything in float32, or in the input's precision if that is higher, and casts last.
     The keywords are what every norm takes beside its own settings, which hands them on as `place`.
     operator: of torch.nn.functional, which computes the same faster; None where there is none.
-    fused: whether it is used. recorded: attributes that `settings` tells of.
+    fused: whether it is used.
     """
-
-    recorded: tuple[str, ...] = ()
 
     def __init__(
         self,
         num_features: int,
         operator: str | None,
+        eps: float | None,
         affine: bool,
         bias: bool,
         *,
@@ -67,14 +66,14 @@ class AffineNorm(Norm):
         if impl == "torch" and operator is None:
             raise UsageError(NO_OPERATOR)
         self.num_features, self.channel_dim = num_features, channel_dim
+        self.eps: Any = eps  # a number wherever the formula has one
         self.fused = operator is not None and impl != "eager"
         self.implementation = f"torch.nn.functional.{operator}" if self.fused else "eager"
         self.weight = nn.Parameter(torch.ones(num_features)) if affine else None
         self.bias = nn.Parameter(torch.zeros(num_features)) if affine and bias else None
 
     def settings(self) -> dict[str, Any]:
-        learned = {"affine": self.weight is not None, "bias": self.bias is not None}
-        return learned | {name: getattr(self, name) for name in self.recorded}
+        return {"affine": self.weight is not None, "bias": self.bias is not None} | super().settings()
 
     def forward(self, x: Num[Tensor, "..."]) -> Num[Tensor, "..."]:
         dtype = torch.promote_types(x.dtype, torch.float32)
@@ -115,8 +114,7 @@ class RunningNorm(AffineNorm):
         track_running_stats: bool,
         **place: Any,
     ) -> None:
-        super().__init__(num_features, operator, affine, bias=True, **place)
-        self.eps: float = eps
+        super().__init__(num_features, operator, eps, affine, bias=True, **place)
         self.momentum, self.track_running_stats = momentum, track_running_stats
         start = (torch.zeros(num_features), torch.ones(num_features), torch.tensor(0))
         for name, buffer in zip(("running_mean", "running_var", "num_batches_tracked"), start, strict=True):

@@ -29,7 +29,6 @@ class DyT(AffineNorm):
     """
 
     facts = NormFacts(statistics_over="none", centers=False)
-    eps = None
     recorded = ("alpha0",)
 
     def __init__(
@@ -44,7 +43,7 @@ class DyT(AffineNorm):
         bias: Bias = True,
         **place: Any,
     ) -> None:
-        super().__init__(num_features, None, affine, bias, **place)
+        super().__init__(num_features, None, None, affine, bias, **place)
         self.alpha0 = llama_alpha0(num_features, site) if alpha0 == "llama" else alpha0
         self.alpha = nn.Parameter(torch.full((1,), self.alpha0))
 

@@ -27,8 +27,7 @@ class LayerNorm(AffineNorm):
     def __init__(
         self, num_features: int, *, eps: Eps = 1e-5, affine: Affine = True, bias: Bias = True, **place: Any
     ) -> None:
-        super().__init__(num_features, "layer_norm", affine, bias, **place)
-        self.eps: float = eps
+        super().__init__(num_features, "layer_norm", eps, affine, bias, **place)
 
     def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         if self.fused:  # torch wants the features last, which costs no copy if x is channels_last in memory

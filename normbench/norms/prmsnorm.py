@@ -43,8 +43,7 @@ class PartialRMSNorm(AffineNorm):
         ] = 0.0625,
         **place: Any,
     ) -> None:
-        super().__init__(num_features, None, affine, bias=False, **place)
-        self.eps: float = eps
+        super().__init__(num_features, None, eps, affine, bias=False, **place)
         self.fraction = fraction
         # exact in decimal: in binary 0.07 * 100 is more than 7
         share = math.ceil(Fraction(str(fraction)) * num_features)

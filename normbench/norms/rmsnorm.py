@@ -25,8 +25,7 @@ class RMSNorm(AffineNorm):
     facts = NormFacts(statistics_over="features of one position", centers=False)
 
     def __init__(self, num_features: int, *, eps: Eps = 1e-5, affine: Affine = True, **place: Any) -> None:
-        super().__init__(num_features, "rms_norm", affine, bias=False, **place)
-        self.eps: float = eps
+        super().__init__(num_features, "rms_norm", eps, affine, bias=False, **place)
 
     def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         if self.fused:  # torch wants the features last, which costs no copy if x is channels_last in memory
