@@ -83,7 +83,6 @@ class Norm(nn.Module, ABC):
     recorded: ClassVar[tuple[str, ...]] = ()
     cast_order: ClassVar[str] = "statistics and affine in float32 or wider, cast last"
 
-    num_features: int
     channel_dim: int
     eps: float | None  # None: the formula has no epsilon
     eps_place: ClassVar[str] = "inside the root"

@@ -23,7 +23,7 @@ Heads = Float[Tensor, "batch heads time size"]
 class FusedLinear(nn.Linear):
     """Several linear maps of one input in one matrix; initialisation treats each of the `parts` by itself."""
 
-    def __init__(self, in_features: int, out_features: int, parts: int, bias: bool = False) -> None:
+    def __init__(self, in_features: int, out_features: int, parts: int, bias: bool) -> None:
         super().__init__(in_features, parts * out_features, bias=bias)
         self.parts = parts
 

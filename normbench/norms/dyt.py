@@ -15,7 +15,6 @@ from normbench.types import NormFacts, Site
 
 # width of a LLaMA: α₀ of the norms before attention, α₀ of all others (Zhu et al. 2025, tables 11 and 12)
 LLAMA_ALPHA0 = {1024: (1.0, 1.0), 2048: (1.0, 0.5), 4096: (0.8, 0.2), 5120: (0.6, 0.15), 8192: (0.2, 0.05)}
-SATURATED = 0.99
 
 
 class DyT(AffineNorm):
@@ -53,7 +52,7 @@ class DyT(AffineNorm):
     @torch.no_grad()
     def saturation(self, x: Num[Tensor, "..."]) -> Float[Tensor, ""]:
         """Return the share of the values of x with |tanh(αx)| > 0.99."""
-        return (x.float() * self.alpha).abs().gt(math.atanh(SATURATED)).float().mean()
+        return (x.float() * self.alpha).abs().gt(math.atanh(0.99)).float().mean()
 
 
 def llama_alpha0(num_features: int, site: Site | None) -> float:

@@ -28,7 +28,7 @@ class NoNorm(Norm):
         super().__init__()
         if impl == "torch":
             raise UsageError(NO_OPERATOR)
-        self.num_features, self.channel_dim = num_features, channel_dim
+        self.channel_dim = channel_dim
 
     def forward(self, x: Num[Tensor, "..."]) -> Num[Tensor, "..."]:
         return x

@@ -31,12 +31,10 @@ class Residual(Placement):
 
     def branch_norms(self, role: str, branch: Branch, norm: NormFactory) -> nn.ModuleDict:
         """Return one norm for each slot: `in` reads the stream, `out` what the branch has made of it."""
-        norms = nn.ModuleDict()
-        for slot in self.slots:
-            site = self.site.at(role, slot if len(self.slots) > 1 else "")
-            width = branch.in_features if slot == "in" else branch.out_features
-            norms[slot] = norm(width, channel_dim=branch.channel_dim, site=site)
-        return norms
+        widths = {"in": branch.in_features, "out": branch.out_features}
+        sites = {slot: self.site.at(role, slot if len(self.slots) > 1 else "") for slot in self.slots}
+        made = {slot: norm(widths[slot], channel_dim=branch.channel_dim, site=site) for slot, site in sites.items()}
+        return nn.ModuleDict(made)
 
     def forward(self, x: Tensor, **context: Any) -> Tensor:
         for role, branch in self.branches.items():

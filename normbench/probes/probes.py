@@ -7,20 +7,111 @@ a step takes several batches, what passes by is the last one's, and gradients ar
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from normbench.probes.reading import Reading, Wanted
-from normbench.probes.statistics import total_norm
+from normbench.probes import statistics
 from normbench.types import Model, Norm
 
 SYMBOLS = {"weight": "gamma", "bias": "beta"}
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is to be read; the same words as under `probes` in the configuration."""
+
+    activations: bool = False
+    gradients: bool = False
+    parameters: bool = False
+    tails: bool = False
+    geometry: bool = False
+    attention: bool = False
+    updates: bool = False
+
+
+def quietly(read: Callable[..., None], name: str, module: nn.Module, inputs: tuple[Tensor, ...], *rest: Any) -> None:
+    """Call a hook without gradients, and in full precision where the forward pass is cast to 16 bits."""
+    with torch.no_grad(), torch.autocast(inputs[0].device.type, enabled=False):
+        read(name, module, inputs, *rest)
+
+
+@dataclass
+class Reading:
+    """Numbers and histograms by tag, still on the device; second moments of features, whose ranks the host computes.
+
+    The hooks are methods that begin with `see`; `name` is the place in the tags.
+    """
+
+    wanted: Wanted
+    with_histograms: bool = False
+    scalars: dict[str, Tensor] = field(default_factory=dict)
+    histograms: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    second_moments: dict[str, Tensor] = field(default_factory=dict)
+
+    def see_norm(self, name: str, norm: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        """Read what enters and what leaves a norm; of one whose output is bounded, how much reaches the bound."""
+        for side, x in (("in", inputs[0]), ("out", output)):
+            found = statistics.moments(x, norm.channel_dim) if self.wanted.activations else {}
+            if self.wanted.tails:
+                found |= statistics.tails(x, norm.channel_dim)
+            self.scalars |= {f"act/{name}/{word}_{side}": value for word, value in found.items()}
+            if self.with_histograms:
+                self.histograms[f"act/{name}/{side}"] = statistics.histogram(x)
+        if self.wanted.activations and hasattr(norm, "saturation"):
+            self.scalars[f"act/{name}/saturated_out"] = norm.saturation(inputs[0])
+
+    def see_running(self, name: str, norm: Any, inputs: tuple[Tensor, ...]) -> None:
+        """Read how far a batch is from the running statistics, before they are updated.
+
+        mean_gap: root mean square over channels of (batch mean − running mean) / running std; std_ratio: mean of
+        batch std / running std.
+        """
+        x = inputs[0].detach().float()
+        others = [d for d in range(x.ndim) if d != norm.channel_dim % x.ndim]
+        variance, mean = torch.var_mean(x, dim=others, correction=0)
+        running_std = (norm.running_var + norm.eps).sqrt()
+        self.scalars[f"norm/{name}/mean_gap"] = statistics.rms((mean - norm.running_mean) / running_std)
+        self.scalars[f"norm/{name}/std_ratio"] = (variance.sqrt() / running_std).mean()
+
+    def see_stream(self, name: str, block: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        """Read the residual stream that leaves a block."""
+        channel_dim = next(iter(block.branches.values())).channel_dim
+        if self.wanted.activations:
+            self.scalars[f"act/{name}/rms"] = statistics.rms(output)
+        if self.wanted.geometry:
+            self.second_moments[f"act/{name}/effective_rank"] = statistics.second_moment(output, channel_dim)
+            if output[0].numel() > output.shape[channel_dim]:  # more than one position
+                self.scalars[f"act/{name}/token_similarity"] = statistics.token_similarity(output, channel_dim)
+
+    def see_attention(
+        self, name: str, branch: Any, inputs: tuple[Tensor, ...], context: dict[str, Any], output: Tensor
+    ) -> None:
+        """Read how attention is spread: mean entropy over heads and queries (nats), largest logit.
+
+        The branch gives its logits (batch, heads, queries, keys) for an input, −∞ where nobody may look.
+        """
+        logits = branch.attention_logits(inputs[0].float(), **context)
+        self.scalars[f"attention/{name}/entropy"] = statistics.entropy(logits)
+        self.scalars[f"attention/{name}/largest_logit"] = logits.max()
+
+    def numbers(self) -> dict[str, float]:
+        """Return all numbers, in one copy from the device, and the effective ranks."""
+        values = torch.stack([value.float() for value in self.scalars.values()]).tolist() if self.scalars else []
+        ranks = {tag: statistics.effective_rank(moment.cpu().double()) for tag, moment in self.second_moments.items()}
+        return dict(zip(self.scalars, values, strict=True)) | ranks
+
+    def host_histograms(self) -> dict[str, tuple[list[float], list[float]]]:
+        """Return counts of values between edges, and the edges (one more), in two copies from the device."""
+        counts, limits = (torch.stack(parts).tolist() for parts in zip(*self.histograms.values(), strict=True))
+        edges = [torch.linspace(low, high, len(counts[0]) + 1, dtype=torch.float64).tolist() for low, high in limits]
+        return dict(zip(self.histograms, zip(counts, edges, strict=True), strict=True))
 
 
 class Probes:
@@ -41,11 +132,7 @@ class Probes:
         finally:
             for handle in handles:
                 handle.remove()
-        with torch.no_grad():
-            if self.wanted.gradients:
-                self.read_gradients(reading)
-            if self.wanted.parameters:
-                self.read_parameters(reading)
+        self.read_parameters(reading)
 
     @contextmanager
     def watch_update(self, reading: Reading | None) -> Iterator[None]:
@@ -57,35 +144,33 @@ class Probes:
         yield
         with torch.no_grad():
             for tag, parameters in self.groups.items():
-                moved = total_norm([new - old for new, old in zip(parameters, before[tag], strict=True)])
-                reading.scalars[f"update/{tag}/ratio"] = moved / total_norm(before[tag])
+                moved = statistics.total_norm([new - old for new, old in zip(parameters, before[tag], strict=True)])
+                reading.scalars[f"update/{tag}/ratio"] = moved / statistics.total_norm(before[tag])
 
     def attach(self, reading: Reading) -> Iterator[RemovableHandle]:
         """Put hooks on norms, blocks and attention."""
         wanted = self.wanted
         for name, norm in self.norms.items():
             if wanted.activations or wanted.tails or reading.with_histograms:
-                yield norm.register_forward_hook(partial(reading.see_norm, name))
+                yield norm.register_forward_hook(partial(quietly, reading.see_norm, name))
             if wanted.parameters and isinstance(norm, Norm) and getattr(norm, "running_mean", None) is not None:
-                yield norm.register_forward_pre_hook(partial(reading.see_running, name))
+                yield norm.register_forward_pre_hook(partial(quietly, reading.see_running, name))
         for layer, block in self.blocks.items():
             if wanted.activations or wanted.geometry:
-                yield block.register_forward_hook(partial(reading.see_stream, f"stream{layer}"))
+                yield block.register_forward_hook(partial(quietly, reading.see_stream, f"stream{layer}"))
             for role, branch in block.branches.items():
                 if wanted.attention and hasattr(branch, "attention_logits"):
-                    hook = partial(reading.see_attention, f"block{layer}.{role}")
+                    hook = partial(quietly, reading.see_attention, f"block{layer}.{role}")
                     yield branch.register_forward_hook(hook, with_kwargs=True)
 
-    def read_gradients(self, reading: Reading) -> None:
-        """Read the norm of each group's gradients."""
-        for tag, parameters in self.groups.items():
+    @torch.no_grad()
+    def read_parameters(self, reading: Reading) -> None:
+        """Read the norm of each group's gradients; of the norms' parameters the one number, or mean and deviation."""
+        for tag, parameters in self.groups.items() if self.wanted.gradients else ():
             gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
             if gradients:
-                reading.scalars[f"grad/{tag}/norm"] = total_norm(gradients)
-
-    def read_parameters(self, reading: Reading) -> None:
-        """Read the norms' parameters: those of one number, or mean and standard deviation."""
-        for name, norm in self.norms.items():
+                reading.scalars[f"grad/{tag}/norm"] = statistics.total_norm(gradients)
+        for name, norm in self.norms.items() if self.wanted.parameters else ():
             for parameter_name, tensor in norm.named_parameters():
                 tag = f"norm/{name}/{SYMBOLS.get(parameter_name, parameter_name)}"
                 if tensor.numel() == 1:
