@@ -80,6 +80,9 @@ MEASURED = {  # invariances as in the papers; evaluation differs, crosses sample
     "batchnorm": "yes no yes yes yes no, yes no",
     "layernorm": "yes yes no yes no yes, no no",
     "rmsnorm": "yes no no yes no yes, no no",
+    "prmsnorm": "yes no no yes no yes, no no",
+    "dyt": "no no no no no no, no no",
+    "none": "no no no no no no, no no",
 }
 
 
