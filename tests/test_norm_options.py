@@ -20,49 +20,37 @@ from normbench.types import Norm, NormFacts, Site
 
 @pytest.mark.parametrize("name", NAMES)
 def test_yaml_shows_every_option_with_its_default(name: str) -> None:
-    settings = options(name)
-    norm = make(name, site=Site("mlp", 0))
+    norm, settings = make(name, channel_dim=1, site=Site("mlp", 0)), options(name)
     assert isinstance(norm, Norm) and isinstance(norm.facts, NormFacts)
-    assert settings.pop("_target_") == f"normbench.norms.{type(norm).__name__}"
-    assert settings.pop("_partial_") is True
-    assert settings.pop("impl") == "auto"
-    own = inspect.signature(type(norm)).parameters.values()
-    defaults = {each.name: each.default for each in own if each.kind is inspect.Parameter.KEYWORD_ONLY}
-    assert settings == {key: value for key, value in defaults.items() if key not in ("channel_dim", "site", "impl")}
+    assert (norm.channel_dim, norm.eps) == (1, settings.get("eps"))
+    fixed = {"_target_": f"normbench.norms.{type(norm).__name__}", "_partial_": True, "impl": "auto"}
+    own = inspect.getfullargspec(type(norm).__init__).kwonlydefaults or {}
+    assert settings == fixed | {key: value for key, value in own.items() if key not in ("channel_dim", "site", "impl")}
     assert (CONF / f"{name}.yaml").read_text().startswith("# ")
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_norm_knows_its_place_and_its_implementation(name: str) -> None:
-    site = Site("conv", 1, 3)
-    norm = make(name, channel_dim=1, site=site)
-    assert (norm.num_features, norm.channel_dim) == (FEATURES, 1)
-    assert norm.eps == options(name).get("eps")
+def test_implementation_is_chosen_where_a_norm_is_made(name: str) -> None:
     assert make(name, impl="eager").implementation == "eager"
+    assert make(name).implementation.startswith("torch.nn.functional." if name in OPERATORS else "eager")
     if name in OPERATORS:
-        assert norm.implementation.startswith("torch.nn.functional.")
-        assert make(name, channel_dim=1, impl="torch").implementation == norm.implementation
-    else:
-        assert norm.implementation == "eager"
+        assert make(name, impl="torch").implementation == make(name).implementation
 
 
 # --- affine
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "none"])
 def test_affine_and_bias(name: str) -> None:
-    kept, x = {"alpha"} if name == "dyt" else set(), random_input("sequence")
-    if "affine" in options(name):
-        plain, affine = make(name, affine=False), make(name, affine=True)
-        assert {key for key, _ in plain.named_parameters()} == kept
-        torch.testing.assert_close(plain(x), affine(x))
-        assert plain.settings()["affine"] is False and affine.settings()["affine"] is True
+    x, plain, affine = random_input("sequence"), make(name, affine=False), make(name, affine=True)
+    assert [key for key, _ in plain.named_parameters()] == (["alpha"] if name == "dyt" else [])
+    torch.testing.assert_close(plain(x), affine(x))
+    assert (plain.settings()["affine"], affine.settings()["affine"]) == (False, True)
     if "bias" in options(name):
-        without, both = make(name, bias=False), make(name)
-        assert without.bias is None and without.settings()["bias"] is False and both.settings()["bias"] is True
-        with torch.no_grad():
-            both.bias.fill_(0.5)
-        torch.testing.assert_close(without(x) + 0.5, both(x))
+        without = make(name, bias=False)
+        assert (without.bias, without.settings()["bias"], affine.settings()["bias"]) == (None, False, True)
+        nn.init.constant_(affine.bias, 0.5)
+        torch.testing.assert_close(without(x) + 0.5, affine(x))
 
 
 # --- decisions
@@ -107,23 +95,12 @@ def test_partial_features_are_rounded_up(width: int, fraction: float, k: int) ->
 
 # --- refusals
 
-REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    *((name, {"impl": "torch"}, "auto or eager") for name in NAMES if name not in OPERATORS),
-    ("batchnorm", {"eps": 0, "impl": "torch"}, "auto or eager"),
-    ("groupnorm", {"groups": 5}, "choose a divisor"),
-    ("groupnorm", {"groups": 12}, "lower norm.groups"),
-]
-
-
-@pytest.mark.parametrize(("name", "changes", "words"), REFUSED)
-def test_refused_options(name: str, changes: dict[str, Any], words: str) -> None:
-    # a constructor called as a model does it, so that what is raised is not wrapped by Hydra
-    settings = {key: value for key, value in (options(name) | {"width": FEATURES} | changes).items() if key[0] != "_"}
-    with pytest.raises(UsageError, match=words):
-        type(make(name))(settings.pop("width"), **settings)
-
-
-SINGLE: list[tuple[str, dict[str, Any], tuple[int, ...], str]] = [
+REFUSED: list[tuple[str, dict[str, Any], tuple[int, ...], str]] = [
+    *((name, {"impl": "torch"}, (6, FEATURES), "auto or eager") for name in NAMES if name not in OPERATORS),
+    ("batchnorm", {"eps": 0, "impl": "torch"}, (6, FEATURES), "auto or eager"),
+    ("groupnorm", {"groups": 5}, (6, FEATURES), "choose a divisor"),
+    ("groupnorm", {"groups": 12}, (6, FEATURES), "lower norm.groups"),
+    # statistics of a single value
     ("batchnorm", {}, (1, FEATURES), "larger batches"),
     ("batchnorm", {"channel_dim": 1}, (1, FEATURES, 1, 1), "larger batches"),
     ("instancenorm", {}, (6, FEATURES), "another norm"),
@@ -132,10 +109,10 @@ SINGLE: list[tuple[str, dict[str, Any], tuple[int, ...], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "changes", "shape", "words"), SINGLE)
-def test_statistics_of_a_single_value_are_refused(
-    name: str, changes: dict[str, Any], shape: tuple[int, ...], words: str
-) -> None:
+@pytest.mark.parametrize(("name", "changes", "shape", "words"), REFUSED)
+def test_refused_options_and_inputs(name: str, changes: dict[str, Any], shape: tuple[int, ...], words: str) -> None:
+    # a constructor called as a model does it, so that what is raised is not wrapped by Hydra
+    settings = {key: value for key, value in options(name).items() if key[0] != "_"}
     for impl in implementations(name):
         with pytest.raises(UsageError, match=words):
-            make(name, **changes, impl=impl)(torch.randn(shape))
+            type(make(name))(FEATURES, **settings | {"impl": impl} | changes)(torch.randn(shape))
