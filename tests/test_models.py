@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -13,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from normbench import build as builder
-from normbench.errors import CombinationRefused
+from normbench.config.refusals import refusal
 from normbench.models import Kaiming, Normal
 from normbench.models.cnn import ConvBranch
 from normbench.models.stacks import NormActivation
@@ -27,11 +26,8 @@ def is_refused(norm: str, placement: str, kind: str) -> bool:
     model, task = MATRIX[kind]
     tree = {"norm": section("norm", norm), "placement": section("placement", placement)}
     tree |= {"model": section("model", model), "data": section("data", "pydocs" if task is TEXT else "digits")}
-    try:
-        builder.check_combination(tree, {"norm": norm, "placement": placement, "model": model, "data": task.kind})
-    except CombinationRefused:
-        return True
-    return False
+    classes = (builder.target(tree, each)[1] for each in ("placement", "model", "data"))
+    return refusal(builder.norm_facts(tree), *classes) is not None
 
 
 ONE_BRANCH = ["cnn", "resnet20", "resnet18", "resnet50", "mlp"]
@@ -47,13 +43,11 @@ REFUSED = {
 }
 
 
+ALLOWED = [case for case in itertools.product(NORMS, PLACEMENTS, MATRIX) if case not in REFUSED]
+
+
 def test_the_refusals_are_exactly_these() -> None:
-    product = itertools.product(NORMS, PLACEMENTS, MATRIX)
-    assert {case for case in product if is_refused(*case)} == REFUSED
-
-
-def allowed() -> Iterator[tuple[str, str, str]]:
-    return (c for c in itertools.product(NORMS, PLACEMENTS, MATRIX) if c not in REFUSED)
+    assert {case for case in itertools.product(NORMS, PLACEMENTS, MATRIX) if is_refused(*case)} == REFUSED
 
 
 @pytest.mark.slow
@@ -62,7 +56,7 @@ def test_matrix_trains(kind: str) -> None:
     """Every norm × placement takes 10 steps on one batch, learns from it, and has a gradient in every parameter."""
     model_name, task = MATRIX[kind]
     batch = random_batch(task)
-    for norm, placement, _ in (c for c in allowed() if c[2] == kind):
+    for norm, placement, _ in (c for c in ALLOWED if c[2] == kind):
         model, _ = build(norm, placement, model_name, task)
         optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
         losses = []
@@ -84,7 +78,7 @@ def test_pairs_start_alike(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     gain = property(lambda self: 1.0, lambda self, value: None)  # test_deepnorm_scales_the_paper_s_weights checks it
     monkeypatch.setattr(Deep, "branch_gain", gain, raising=False)
     reference = weights("layernorm", "pre", kind)
-    for norm, placement in (c[:2] for c in allowed() if c[2] == kind and (c[0] == "layernorm" or c[1] == "pre")):
+    for norm, placement in (c[:2] for c in ALLOWED if c[2] == kind and (c[0] == "layernorm" or c[1] == "pre")):
         other = weights(norm, placement, kind)
         assert other.keys() == reference.keys()
         for name in reference:
@@ -145,9 +139,8 @@ def test_deepnorm_scales_the_paper_s_weights() -> None:
     beta = (8 * 3) ** -0.25
     for name in ("mlp.fc1", "mlp.fc2", "attention.out"):
         assert torch.equal(deep[f"blocks.0.branches.{name}.weight"], pre[f"blocks.0.branches.{name}.weight"] * beta)
-    q, k, v = deep["blocks.0.branches.attention.qkv.weight"].chunk(3)
-    q0, k0, v0 = pre["blocks.0.branches.attention.qkv.weight"].chunk(3)
-    assert torch.equal(q, q0) and torch.equal(k, k0) and torch.equal(v, v0 * beta)
+    q, k, v = pre["blocks.0.branches.attention.qkv.weight"].chunk(3)
+    assert torch.equal(deep["blocks.0.branches.attention.qkv.weight"], torch.cat((q, k, v * beta)))
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -179,8 +172,7 @@ def test_rotary_products_depend_on_distance_alone() -> None:
     """⟨R(m)q, R(n)k⟩ is a function of n − m (Su et al. 2021, equation 11), and rotation keeps lengths."""
     rotation = rotary(32, 8)
     q, k = torch.randn(8), torch.randn(8)
-    rotated_q = rotate(q.expand(1, 1, 32, 8), rotation)[0, 0]
-    rotated_k = rotate(k.expand(1, 1, 32, 8), rotation)[0, 0]
+    rotated_q, rotated_k = (rotate(x.expand(1, 1, 32, 8), rotation)[0, 0] for x in (q, k))
     products = rotated_q @ rotated_k.T
     for distance in (0, 3, 10):
         diagonal = products.diagonal(distance)
