@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from contextlib import nullcontext
-from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -13,10 +12,10 @@ import torch
 from support import IMAGES, TEXT, TEXTS, build, random_batch
 from torch import nn
 
-from normbench.probes import Probes, Reading, Wanted, statistics
+from normbench.probes import Probes, Reading, statistics
 from normbench.types import Task
 
-FULL = Wanted(*[True] * len(fields(Wanted)))
+FULL = {"activations", "gradients", "parameters", "tails", "geometry", "attention", "updates"}
 
 
 @pytest.mark.parametrize("channel_dim", [-1, 1])

@@ -7,7 +7,7 @@ a step takes several batches, what passes by is the last one's, and gradients ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,19 +23,6 @@ from normbench.types import Model, Norm
 SYMBOLS = {"weight": "gamma", "bias": "beta"}
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """What is to be read; the same words as under `probes` in the configuration."""
-
-    activations: bool = False
-    gradients: bool = False
-    parameters: bool = False
-    tails: bool = False
-    geometry: bool = False
-    attention: bool = False
-    updates: bool = False
-
-
 def quietly(read: Callable[..., None], name: str, module: nn.Module, inputs: tuple[Tensor, ...], *rest: Any) -> None:
     """Call a hook without gradients, and in full precision where the forward pass is cast to 16 bits."""
     with torch.no_grad(), torch.autocast(inputs[0].device.type, enabled=False):
@@ -49,7 +36,7 @@ class Reading:
     The hooks are methods that begin with `see`; `name` is the place in the tags.
     """
 
-    wanted: Wanted
+    wanted: Collection[str]
     with_histograms: bool = False
     scalars: dict[str, Tensor] = field(default_factory=dict)
     histograms: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
@@ -58,13 +45,13 @@ class Reading:
     def see_norm(self, name: str, norm: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         """Read what enters and what leaves a norm; of one whose output is bounded, how much reaches the bound."""
         for side, x in (("in", inputs[0]), ("out", output)):
-            found = statistics.moments(x, norm.channel_dim) if self.wanted.activations else {}
-            if self.wanted.tails:
+            found = statistics.moments(x, norm.channel_dim) if "activations" in self.wanted else {}
+            if "tails" in self.wanted:
                 found |= statistics.tails(x, norm.channel_dim)
             self.scalars |= {f"act/{name}/{word}_{side}": value for word, value in found.items()}
             if self.with_histograms:
                 self.histograms[f"act/{name}/{side}"] = statistics.histogram(x)
-        if self.wanted.activations and hasattr(norm, "saturation"):
+        if "activations" in self.wanted and hasattr(norm, "saturation"):
             self.scalars[f"act/{name}/saturated_out"] = norm.saturation(inputs[0])
 
     def see_running(self, name: str, norm: Any, inputs: tuple[Tensor, ...]) -> None:
@@ -83,9 +70,9 @@ class Reading:
     def see_stream(self, name: str, block: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         """Read the residual stream that leaves a block."""
         channel_dim = next(iter(block.branches.values())).channel_dim
-        if self.wanted.activations:
+        if "activations" in self.wanted:
             self.scalars[f"act/{name}/rms"] = statistics.rms(output)
-        if self.wanted.geometry:
+        if "geometry" in self.wanted:
             self.second_moments[f"act/{name}/effective_rank"] = statistics.second_moment(output, channel_dim)
             if output[0].numel() > output.shape[channel_dim]:  # more than one position
                 self.scalars[f"act/{name}/token_similarity"] = statistics.token_similarity(output, channel_dim)
@@ -115,9 +102,12 @@ class Reading:
 
 
 class Probes:
-    """Knows where to look in a model. `norms` are the model's norms by the name of their site."""
+    """Knows where to look in a model.
 
-    def __init__(self, model: Model, norms: Mapping[str, nn.Module], wanted: Wanted) -> None:
+    norms: the model's norms by the name of their site. wanted: words under `probes` in the configuration that are true.
+    """
+
+    def __init__(self, model: Model, norms: Mapping[str, nn.Module], wanted: Collection[str]) -> None:
         self.blocks: dict[str, Any] = {f"{layer:02d}": block for layer, block in enumerate(model.blocks)}
         self.norms, self.wanted = norms, wanted
         self.groups = parameter_groups(model, self.blocks, norms.values())
@@ -137,7 +127,7 @@ class Probes:
     @contextmanager
     def watch_update(self, reading: Reading | None) -> Iterator[None]:
         """Add to a reading, if there is one, how far the optimizer's step inside the `with` moves the weights."""
-        if reading is None or not self.wanted.updates:
+        if reading is None or "updates" not in self.wanted:
             yield
             return
         before = {tag: [p.detach().clone() for p in parameters] for tag, parameters in self.groups.items()}
@@ -151,26 +141,26 @@ class Probes:
         """Put hooks on norms, blocks and attention."""
         wanted = self.wanted
         for name, norm in self.norms.items():
-            if wanted.activations or wanted.tails or reading.with_histograms:
+            if "activations" in wanted or "tails" in wanted or reading.with_histograms:
                 yield norm.register_forward_hook(partial(quietly, reading.see_norm, name))
-            if wanted.parameters and isinstance(norm, Norm) and getattr(norm, "running_mean", None) is not None:
+            if "parameters" in wanted and isinstance(norm, Norm) and getattr(norm, "running_mean", None) is not None:
                 yield norm.register_forward_pre_hook(partial(quietly, reading.see_running, name))
         for layer, block in self.blocks.items():
-            if wanted.activations or wanted.geometry:
+            if "activations" in wanted or "geometry" in wanted:
                 yield block.register_forward_hook(partial(quietly, reading.see_stream, f"stream{layer}"))
             for role, branch in block.branches.items():
-                if wanted.attention and hasattr(branch, "attention_logits"):
+                if "attention" in wanted and hasattr(branch, "attention_logits"):
                     hook = partial(quietly, reading.see_attention, f"block{layer}.{role}")
                     yield branch.register_forward_hook(hook, with_kwargs=True)
 
     @torch.no_grad()
     def read_parameters(self, reading: Reading) -> None:
         """Read the norm of each group's gradients; of the norms' parameters the one number, or mean and deviation."""
-        for tag, parameters in self.groups.items() if self.wanted.gradients else ():
+        for tag, parameters in self.groups.items() if "gradients" in self.wanted else ():
             gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
             if gradients:
                 reading.scalars[f"grad/{tag}/norm"] = statistics.total_norm(gradients)
-        for name, norm in self.norms.items() if self.wanted.parameters else ():
+        for name, norm in self.norms.items() if "parameters" in self.wanted else ():
             for parameter_name, tensor in norm.named_parameters():
                 tag = f"norm/{name}/{SYMBOLS.get(parameter_name, parameter_name)}"
                 if tensor.numel() == 1:
