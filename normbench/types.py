@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
-from jaxtyping import Float, Num
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -71,8 +71,8 @@ class NormFacts:
     needs_positions: bool = False
 
 
-class Norm(nn.Module, ABC):
-    """A normalization: input shape = output shape, features along `channel_dim`.
+class Norm(nn.Module):
+    """A normalization: `forward(x)` keeps the shape and dtype of x, whose features are along `channel_dim`.
 
     Subclasses take `(num_features, *, channel_dim=-1, site=None, ...)`, where `channel_dim` is -1 for
     `(batch, [time,] features)` and 1 for `(batch, channels, height, width)`.
@@ -96,10 +96,6 @@ class Norm(nn.Module, ABC):
     def settings(self) -> dict[str, Any]:
         """Return what was decided at construction and silently differs between publications (for the ledger)."""
         return {name: getattr(self, name) for name in self.recorded}
-
-    @abstractmethod
-    def forward(self, x: Num[Tensor, "..."]) -> Num[Tensor, "..."]:
-        """Normalize x, keeping its shape and dtype."""
 
 
 NormFactory = Callable[..., nn.Module]  # (num_features, *, channel_dim=-1, site=None) to the norm for one place
@@ -131,9 +127,10 @@ class Branch(nn.Module):
         return [getattr(self, name).weight for name in self.output]
 
 
-class Placement(nn.Module, ABC):
+class Placement(nn.Module):
     """The residual arithmetic of one block: where its norms stand around its branches.
 
+    `forward(x, **context)` returns the residual stream after the block, and hands `context` to the branches.
     slots: the norms around each branch; `in` reads the stream, `out` the branch's output or the sum.
     branch_gain: factor on the branch's scaled weights at initialisation (DeepNorm's β).
     residual_gain: factor on the skip (DeepNorm's α).
@@ -149,17 +146,15 @@ class Placement(nn.Module, ABC):
     branches: nn.ModuleDict
     norms: nn.ModuleDict
 
-    @abstractmethod
-    def forward(self, x: Tensor, **context: Any) -> Tensor:
-        """Return the residual stream after the block; `context` goes to the branches."""
-
 
 PlacementFactory = Callable[[Mapping[str, Branch], NormFactory, Site], Placement]
 
 
-class Model(nn.Module, ABC):
+class Model(nn.Module):
     """A stack of blocks between a stem and a head; it takes the two factories and imports no norm or placement.
 
+    `forward(inputs)` returns logits: (batch, time, vocabulary) for a language model, (batch, classes) for a classifier.
+    A classifier of texts takes `mask=None` too: (batch, time), False where a text is padded.
     kinds: the tasks it can do. roles: the branches of each of its blocks. residual: whether its blocks have a skip.
     has_positions: whether what its norms see has time or space beside batch and features.
     """
@@ -170,13 +165,6 @@ class Model(nn.Module, ABC):
     has_positions: ClassVar[bool] = True
 
     blocks: nn.ModuleList
-
-    @abstractmethod
-    def forward(self, inputs: Tensor) -> Float[Tensor, "..."]:
-        """Return logits: (batch, time, vocabulary) for a language model, (batch, classes) for a classifier.
-
-        A classifier of texts takes `mask=None` too: (batch, time), False where a text is padded.
-        """
 
 
 class Task(ABC):

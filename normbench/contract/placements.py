@@ -41,34 +41,22 @@ class Stub(Branch):
         return torch.cat((x, x.narrow(self.channel_dim, 0, self.out_features - self.in_features)), self.channel_dim)
 
 
-class Scale(nn.Module):
-    """N(x) = γx: a norm whose every parameter is used."""
-
-    def __init__(self, num_features: int, *, channel_dim: int, site: Site | None) -> None:
-        super().__init__()
-        self.channel_dim = channel_dim
-        self.weight = nn.Parameter(torch.ones(num_features, dtype=torch.float64))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.weight.view([-1 if d == self.channel_dim % x.ndim else 1 for d in range(x.ndim)])
-
-
 class PlacementPart(Part):
     """A placement, and the blocks that it makes."""
 
     section = "placement"
 
-    def make(self, *branches: Stub) -> tuple[Placement, dict[str, nn.Module]]:
+    def make(self, *branches: Stub, norm: str = "none") -> tuple[Placement, dict[str, nn.Module]]:
         """Return a block in the middle of a small stack, and its norms by site."""
         site = Site("block", LAYER, DEPTH, branches=DEPTH * len(branches))
-        norms = build.NormsBySite(Scale, seed=0)
+        norms = build.NormsBySite(build.factory({"norm": trials.sections("norm")[norm]}, "norm"), seed=0)
         with build.seeded(0, "placement", site.name):
             made: Placement = self.factory()(dict(zip(("attention", "mlp"), branches, strict=False)), norms, site)
         return made, norms.made
 
-    def block(self, layout: str = "sequence", a: float = 1.0) -> Placement:
+    def block(self, layout: str = "sequence", a: float = 1.0, norm: str = "none") -> Placement:
         """Return a block of as many branches as it takes at least."""
-        return self.make(*(Stub(layout, a) for _ in range(self.made_class.min_branches)))[0]
+        return self.make(*(Stub(layout, a) for _ in range(self.made_class.min_branches)), norm=norm)[0]
 
     def contract(self) -> dict[str, Check]:
         """Return the checks of a placement by name."""
@@ -144,7 +132,7 @@ def skip_is_declared(part: PlacementPart) -> str:
 
 def parameters_learn(part: PlacementPart) -> str:
     """A gradient reaches its norms' parameters, its branches', and its own."""
-    block = part.block(a=0.5)
+    block = part.block(a=0.5, norm="rmsnorm")
     run(block)[1].pow(3).sum().backward()
     return checks.gradients_arrive(block)
 
@@ -157,12 +145,12 @@ def draws_nothing(part: PlacementPart) -> None:
 
 def copies_agree(part: PlacementPart) -> str:
     """A deepcopy, and a new block with the state_dict, give the same."""
-    block = part.block(a=0.5)
+    block, new = part.block(a=0.5, norm="rmsnorm"), part.block(a=0.5, norm="rmsnorm")
     with torch.no_grad():
         for parameter in block.parameters():
             parameter.mul_(1.25)
     run(block)  # what it keeps of this belongs in its state
-    return expect_small(checks.between_copies(block, part.block(a=0.5), lambda each: run(each)[1]))
+    return expect_small(checks.between_copies(block, new, lambda each: run(each)[1]))
 
 
 def trains(part: PlacementPart, ground: str) -> str:

@@ -16,7 +16,6 @@ from normbench.settings import Setting
 from normbench.types import Branch, ImageClassification
 
 Stages = Annotated[list[int], Setting("channels of each stage, in multiples of the width", low=1, high=10**4)]
-Blocks = Annotated[list[int], Setting("blocks of each stage", low=1, high=1_000)]
 Strides = Annotated[list[int], Setting("by how much each stage shrinks height and width", low=1, high=100)]
 
 Image = Float[Tensor, "batch channels height width"]
@@ -221,7 +220,7 @@ class StagedNet(ConvStack):
         *factories: Any,
         width: Width,
         stages: Stages,
-        blocks: Blocks,
+        blocks: Annotated[list[int], Setting("blocks of each stage", low=1, high=1_000)],
         strides: Strides,
         **order: Any,
     ) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from typing import Annotated, Any, Literal
 
 import torch
@@ -41,7 +41,7 @@ def standardize(x: Tensor, dims: tuple[int, ...], eps: float) -> Tensor:
     return centered * torch.rsqrt(centered.square().mean(dims, keepdim=True) + eps)
 
 
-class AffineNorm(Norm):
+class AffineNorm(Norm, ABC):
     """A norm with γ (`weight`) and β (`bias`), whose subclasses write `normalize` and need not think of precision.
 
     `forward` hands `normalize` everything in float32, or in the input's precision if that is higher, and casts last.
@@ -84,8 +84,8 @@ class AffineNorm(Norm):
     def check_count(self, count: int, cure: str) -> None:
         """Refuse a statistic over one value, which would always normalize to 0."""
         if count < 2:
-            name = type(self).__name__.lower()
-            raise UsageError(f"{name} here would take its statistics over {count} value, and needs at least 2: {cure}")
+            found = f"{type(self).__name__.lower()} here would take its statistics over {count} value"
+            raise UsageError(f"{found}, and needs at least 2: {cure}")
 
     @abstractmethod
     def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:

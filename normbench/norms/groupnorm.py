@@ -56,8 +56,8 @@ class GroupNorm(AffineNorm):
         auto = 32 if num_features >= 128 else max(num_features // 4, 1)
         self.groups = auto if groups == "auto" else groups
         if num_features % self.groups:
-            made = f"{self.groups} groups of {num_features} features"
-            raise UsageError(f"norm.groups={groups} makes {made}: choose a divisor")
+            cure = "choose a divisor"
+            raise UsageError(f"norm.groups={groups} makes {self.groups} groups of {num_features} features: {cure}")
         if self.each_position:
             self.check_count(num_features // self.groups, "lower norm.groups")
 

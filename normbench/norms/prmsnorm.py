@@ -46,8 +46,7 @@ class PartialRMSNorm(AffineNorm):
         super().__init__(num_features, None, eps, affine, bias=False, **place)
         self.fraction = fraction
         # exact in decimal: in binary 0.07 * 100 is more than 7
-        share = math.ceil(Fraction(str(fraction)) * num_features)
-        self.k = min(max(share, FEWEST), num_features)
+        self.k = min(max(math.ceil(Fraction(str(fraction)) * num_features), FEWEST), num_features)
 
     def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         mean_square = x.narrow(self.channel_dim, 0, self.k).square().mean(self.channel_dim, keepdim=True)

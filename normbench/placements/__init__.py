@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import reduce
 from operator import add
 from typing import Any
@@ -13,11 +13,14 @@ from normbench.types import Branch, NormFactory, Placement, Site
 
 
 class Residual(Placement):
-    """A block that applies its branches one after another; subclasses give the arithmetic of one branch in `join`.
+    """A block that applies its branches one after another.
 
+    join: the arithmetic of one branch f, x after it; `f.shortcut(x)` is x, unless f changes its shape.
     A norm's site is named after its branch (`block03.mlp`); where a placement has two norms a branch,
     `block03.mlp.in` and `block03.mlp.out`.
     """
+
+    join: Callable[[Tensor, Branch, nn.ModuleDict, dict[str, Any]], Tensor]
 
     def __init__(self, branches: Mapping[str, Branch], norm: NormFactory, site: Site) -> None:
         super().__init__()
@@ -40,10 +43,6 @@ class Residual(Placement):
         for role, branch in self.branches.items():
             x = self.join(x, branch, self.norms[role], context)  # type: ignore[arg-type]  # ModuleDict holds Modules
         return x
-
-    def join(self, x: Tensor, f: Branch, norms: nn.ModuleDict, context: dict[str, Any]) -> Tensor:
-        """Return x after one branch f; `f.shortcut(x)` is x, unless f changes its shape."""
-        raise NotImplementedError
 
 
 class Pre(Residual):

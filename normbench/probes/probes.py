@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from normbench.probes import statistics
 from normbench.types import Model, Norm
@@ -137,19 +136,22 @@ class Probes:
                 moved = statistics.total_norm([new - old for new, old in zip(parameters, before[tag], strict=True)])
                 reading.scalars[f"update/{tag}/ratio"] = moved / statistics.total_norm(before[tag])
 
-    def attach(self, reading: Reading) -> Iterator[RemovableHandle]:
+    def attach(self, reading: Reading) -> Iterator[Any]:
         """Put hooks on norms, blocks and attention."""
-        wanted = self.wanted
         for name, norm in self.norms.items():
-            if "activations" in wanted or "tails" in wanted or reading.with_histograms:
+            if "activations" in self.wanted or "tails" in self.wanted or reading.with_histograms:
                 yield norm.register_forward_hook(partial(quietly, reading.see_norm, name))
-            if "parameters" in wanted and isinstance(norm, Norm) and getattr(norm, "running_mean", None) is not None:
+            if (
+                "parameters" in self.wanted
+                and isinstance(norm, Norm)
+                and getattr(norm, "running_mean", None) is not None
+            ):
                 yield norm.register_forward_pre_hook(partial(quietly, reading.see_running, name))
         for layer, block in self.blocks.items():
-            if "activations" in wanted or "geometry" in wanted:
+            if "activations" in self.wanted or "geometry" in self.wanted:
                 yield block.register_forward_hook(partial(quietly, reading.see_stream, f"stream{layer}"))
             for role, branch in block.branches.items():
-                if "attention" in wanted and hasattr(branch, "attention_logits"):
+                if "attention" in self.wanted and hasattr(branch, "attention_logits"):
                     hook = partial(quietly, reading.see_attention, f"block{layer}.{role}")
                     yield branch.register_forward_hook(hook, with_kwargs=True)
 

@@ -39,10 +39,6 @@ def rms(x: Float[Tensor, "..."]) -> Scalar:
     return x.detach().float().square().mean().sqrt()
 
 
-OUTLIER = 6.0  # a channel whose RMS is so many times the median channel's
-SAMPLED = 1 << 16  # values that quantiles are taken of
-
-
 def tails(x: Float[Tensor, "..."], channel_dim: int) -> dict[str, Scalar]:
     """Return quantiles of the values, and how far channels stick out.
 
@@ -52,7 +48,7 @@ def tails(x: Float[Tensor, "..."], channel_dim: int) -> dict[str, Scalar]:
     """
     x = x.detach().float()
     values = x.flatten()
-    step = -(-values.numel() // SAMPLED)
+    step = -(-values.numel() // 65_536)
     while math.gcd(step, x[0].numel()) > 1:  # else it would fall on some channels only
         step += 1
     ranked = values[::step].sort().values
@@ -63,7 +59,7 @@ def tails(x: Float[Tensor, "..."], channel_dim: int) -> dict[str, Scalar]:
     # `nanmedian` and a mask would wait for the device
     median = ordered.gather(0, (zeros + (ordered.numel() - zeros - 1) // 2)[None])
     ratio = channels / median
-    return found | {"outlier_ratio": ratio.max(), "outliers": (ratio > OUTLIER).float().mean()}
+    return found | {"outlier_ratio": ratio.max(), "outliers": (ratio > 6).float().mean()}
 
 
 def second_moment(x: Float[Tensor, "..."], channel_dim: int) -> Float[Tensor, "features features"]:
