@@ -62,8 +62,7 @@ def test_auto_groups(width: int, groups: int) -> None:
     assert norm.groups == norm.settings()["groups"] == groups
 
 
-LLAMA = [(64, 1.0, 1.0), (1024, 1.0, 1.0), (2047, 1.0, 1.0), (2048, 1.0, 0.5), (4096, 0.8, 0.2), (6000, 0.6, 0.15),
-         (8192, 0.2, 0.05)]  # fmt: skip
+LLAMA = [(64, 1.0, 1.0), (2047, 1.0, 1.0), (2048, 1.0, 0.5), (4096, 0.8, 0.2), (6000, 0.6, 0.15), (8192, 0.2, 0.05)]
 
 
 @pytest.mark.parametrize(("width", "attention", "others"), LLAMA)
@@ -80,10 +79,10 @@ def test_saturation_counts_what_is_beyond_099() -> None:
     assert share.shape == () and share.item() == 0.5 and not share.requires_grad
 
 
-@pytest.mark.parametrize(
-    ("width", "fraction", "k"),
-    [(16, 0.0625, 8), (4, 0.0625, 4), (128, 0.0625, 8), (129, 0.0625, 9), (300, 0.07, 21), (10, 1.0, 10)],
-)
+PARTIAL = [(16, 0.0625, 8), (4, 0.0625, 4), (128, 0.0625, 8), (129, 0.0625, 9), (300, 0.07, 21), (10, 1.0, 10)]
+
+
+@pytest.mark.parametrize(("width", "fraction", "k"), PARTIAL)
 def test_partial_features_are_rounded_up(width: int, fraction: float, k: int) -> None:
     norm = PartialRMSNorm(width, fraction=fraction)
     assert norm.k == norm.settings()["k"] == k

@@ -26,7 +26,6 @@ FEATURES = 12
 EPS = 0.1  # large, so that its place shows
 ALPHA0 = 0.7
 LAYOUTS = {"flat": (30, FEATURES), "sequence": (4, 5, FEATURES), "image": (4, FEATURES, 3, 5)}
-MEMORY = ("contiguous", "transposed", "channels_last")
 OPTIONS: dict[str, dict[str, Any]] = {
     "dyt": {"alpha0": ALPHA0},
     "groupnorm": {"groups": 3},
@@ -136,7 +135,7 @@ def run_both(
 
 def check_full_precision(name: str, layout: str, impl: str, dtype: torch.dtype) -> None:
     rtol, atol = {torch.float32: (1e-5, 3e-6), torch.float64: (1e-12, 1e-12)}[dtype]
-    for memory in MEMORY:
+    for memory in ("contiguous", "transposed", "channels_last"):
         norm = random_norm(name, layout, impl=impl)
         ours, expected = run_both(name, layout, norm, dtype, memory)
         for key, value in expected.items():

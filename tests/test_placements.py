@@ -39,8 +39,7 @@ def make(placement: type[Placement], *branches: Stub, layers: int = 1) -> tuple[
     names: list[str] = []
 
     def norm(num_features: int, *, channel_dim: int = -1, site: Site | None = None) -> nn.Module:
-        assert num_features == 3
-        assert site is not None
+        assert num_features == 3 and site is not None
         names.append(site.name)
         return Square()
 

@@ -182,8 +182,7 @@ def test_norm_parameters_and_no_similarity_of_one_position() -> None:
 
 def test_batchnorm_s_gap_is_taken_before_its_update() -> None:
     _, norms, reading, seen = probed_step("batchnorm", model="cnn", task=IMAGES)
-    name = next(iter(norms))
-    x = seen[name][0]
+    name, (x, _) = next(iter(seen.items()))
     mean, std = x.mean((0, 2, 3)), x.std((0, 2, 3), correction=0)
     numbers, running_std = reading.numbers(), math.sqrt(1 + norms[name].eps)
     gap = (mean / running_std).square().mean().sqrt().item()
