@@ -88,7 +88,7 @@ class NormPart(Part):
         return norm
 
     def cases(self) -> Iterator[tuple[nn.Module, Tensor]]:
-        """Yield the norm after a few batches, and another, for each layout that it is made for."""
+        """Yield the norm after a few batches, and another input, for each layout that it is made for."""
         for layout in self.layouts:
             yield self.trained(layout), self.input(layout)
 
