@@ -246,7 +246,7 @@ class NormsBySite:
         if not hasattr(norm, "channel_dim"):  # a user's own need not keep it, and probes take statistics by channel
             norm.channel_dim = channel_dim  # type: ignore[assignment]  # torch's modules may hold numbers
         if name in self.made:
-            raise UsageError(
+            raise ContractError(
                 f"two norms stand at {name}: give each norm of a branch a slot of its own, as in site.at('mlp', 'out')"
             )
         self.made[name] = norm

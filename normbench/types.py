@@ -7,10 +7,10 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
-from jaxtyping import Float, Num
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -71,19 +71,19 @@ class NormFacts:
     needs_positions: bool = False
 
 
-class Norm(nn.Module, ABC):
-    """A normalization: input shape = output shape, features along `channel_dim`.
+class Norm(nn.Module):
+    """A normalization: `forward(x)` keeps the shape and dtype of x, whose features are along `channel_dim`.
 
     Subclasses take `(num_features, *, channel_dim=-1, site=None, ...)`, where `channel_dim` is -1 for
     `(batch, [time,] features)` and 1 for `(batch, channels, height, width)`.
+    recorded: attributes that `settings` tells of.
     """
 
     facts: ClassVar[NormFacts]
+    recorded: ClassVar[tuple[str, ...]] = ()
     cast_order: ClassVar[str] = "statistics and affine in float32 or wider, cast last"
 
-    num_features: int
     channel_dim: int
-    site: Site | None
     eps: float | None  # None: the formula has no epsilon
     eps_place: ClassVar[str] = "inside the root"
     implementation: str = "eager"  # which code runs: chosen once, at construction
@@ -95,17 +95,10 @@ class Norm(nn.Module, ABC):
 
     def settings(self) -> dict[str, Any]:
         """Return what was decided at construction and silently differs between publications (for the ledger)."""
-        return {}
-
-    @abstractmethod
-    def forward(self, x: Num[Tensor, "..."]) -> Num[Tensor, "..."]:
-        """Normalize x, keeping its shape and dtype."""
+        return {name: getattr(self, name) for name in self.recorded}
 
 
-class NormFactory(Protocol):
-    """Makes the norm for one place."""
-
-    def __call__(self, num_features: int, *, channel_dim: int = -1, site: Site | None = None) -> nn.Module: ...
+NormFactory = Callable[..., nn.Module]  # (num_features, *, channel_dim=-1, site=None) to the norm for one place
 
 
 class Branch(nn.Module):
@@ -125,52 +118,43 @@ class Branch(nn.Module):
         """Return x in the shape of the branch's output: x itself, unless the branch changes the shape."""
         return x
 
-    def scaled_weights(self) -> Iterator[Tensor]:
-        """Yield the weights (or views of them) that DeepNorm's β scales."""
-        for name in self.scaled:
-            yield getattr(self, name).weight
+    def scaled_weights(self) -> list[Tensor]:
+        """Return the weights (or views of them) that DeepNorm's β scales."""
+        return [getattr(self, name).weight for name in self.scaled]
 
-    def output_weights(self) -> Iterator[Tensor]:
-        """Yield the weights that write to the residual stream (GPT-2 scales them by 1/√branches)."""
-        for name in self.output:
-            yield getattr(self, name).weight
+    def output_weights(self) -> list[Tensor]:
+        """Return the weights that write to the residual stream (GPT-2 scales them by 1/√branches)."""
+        return [getattr(self, name).weight for name in self.output]
 
 
-class Placement(nn.Module, ABC):
+class Placement(nn.Module):
     """The residual arithmetic of one block: where its norms stand around its branches.
 
+    `forward(x, **context)` returns the residual stream after the block, and hands `context` to the branches.
     slots: the norms around each branch; `in` reads the stream, `out` the branch's output or the sum.
+    branch_gain: factor on the branch's scaled weights at initialisation (DeepNorm's β).
+    residual_gain: factor on the skip (DeepNorm's α).
     """
 
     slots: ClassVar[tuple[str, ...]]
     needs_final_norm: ClassVar[bool] = False
     residual: ClassVar[bool] = True
     min_branches: ClassVar[int] = 1
+    branch_gain: float = 1.0
+    residual_gain: float = 1.0
 
     branches: nn.ModuleDict
     norms: nn.ModuleDict
-
-    @property
-    def branch_gain(self) -> float:
-        """Return the factor on the branch's scaled weights at initialisation (DeepNorm's β)."""
-        return 1.0
-
-    @property
-    def residual_gain(self) -> float:
-        """Return the factor on the skip (DeepNorm's α)."""
-        return 1.0
-
-    @abstractmethod
-    def forward(self, x: Tensor, **context: Any) -> Tensor:
-        """Return the residual stream after the block; `context` goes to the branches."""
 
 
 PlacementFactory = Callable[[Mapping[str, Branch], NormFactory, Site], Placement]
 
 
-class Model(nn.Module, ABC):
+class Model(nn.Module):
     """A stack of blocks between a stem and a head; it takes the two factories and imports no norm or placement.
 
+    `forward(inputs)` returns logits: (batch, time, vocabulary) for a language model, (batch, classes) for a classifier.
+    A classifier of texts takes `mask=None` too: (batch, time), False where a text is padded.
     kinds: the tasks it can do. roles: the branches of each of its blocks. residual: whether its blocks have a skip.
     has_positions: whether what its norms see has time or space beside batch and features.
     """
@@ -181,13 +165,6 @@ class Model(nn.Module, ABC):
     has_positions: ClassVar[bool] = True
 
     blocks: nn.ModuleList
-
-    @abstractmethod
-    def forward(self, inputs: Tensor) -> Float[Tensor, "..."]:
-        """Return logits: (batch, time, vocabulary) for a language model, (batch, classes) for a classifier.
-
-        A classifier of texts takes `mask=None` too: (batch, time), False where a text is padded.
-        """
 
 
 class Task(ABC):

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from normbench.models import Transformer
-from normbench.placements import Parallel, Pre
-from normbench.placements.base import Residual
+from normbench.placements import Parallel, Pre, Residual
 from normbench.types import (
     Batch,
     Data,

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-import os
-import signal
-import subprocess
-import sys
+import multiprocessing
 from collections.abc import Callable
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +26,6 @@ FEATURES = 12
 EPS = 0.1  # large, so that its place shows
 ALPHA0 = 0.7
 LAYOUTS = {"flat": (30, FEATURES), "sequence": (4, 5, FEATURES), "image": (4, FEATURES, 3, 5)}
-MEMORY = ("contiguous", "transposed", "channels_last")
 OPTIONS: dict[str, dict[str, Any]] = {
     "dyt": {"alpha0": ALPHA0},
     "groupnorm": {"groups": 3},
@@ -130,13 +127,15 @@ def run_both(
     x, g = random_input(layout, dtype, memory).requires_grad_(), random_input(layout, dtype, memory, seed=2)
     y = norm(x)
     assert y.dtype == dtype and y.shape == x.shape
+    if layout == "image" and memory == "channels_last":
+        assert y.is_contiguous(memory_format=torch.channels_last)
     y.backward(g)
     return results(y, x, dict(norm.named_parameters())), reference_run(name, layout, norm, x, g)
 
 
 def check_full_precision(name: str, layout: str, impl: str, dtype: torch.dtype) -> None:
     rtol, atol = {torch.float32: (1e-5, 3e-6), torch.float64: (1e-12, 1e-12)}[dtype]
-    for memory in MEMORY:
+    for memory in ("contiguous", "transposed", "channels_last"):
         norm = random_norm(name, layout, impl=impl)
         ours, expected = run_both(name, layout, norm, dtype, memory)
         for key, value in expected.items():
@@ -158,7 +157,11 @@ def check_half_precision(name: str, layout: str, impl: str, dtype: torch.dtype) 
         assert parameter.dtype == ours[key].dtype == torch.float32
 
 
-@pytest.mark.parametrize(("name", "layout", "impl"), cases(list(REFERENCES)))
+CASES = cases(list(REFERENCES))
+BFLOAT16 = [case for case in CASES if case[1] == "sequence"]  # slow where the CPU only emulates it
+
+
+@pytest.mark.parametrize(("name", "layout", "impl"), CASES)
 def test_output_and_gradients_are_those_of_the_formula(name: str, layout: str, impl: str) -> None:
     for dtype in (torch.float32, torch.float64):
         check_full_precision(name, layout, impl, dtype)
@@ -167,12 +170,12 @@ def test_output_and_gradients_are_those_of_the_formula(name: str, layout: str, i
 
 def test_bfloat16_result_is_the_formula_rounded_once() -> None:
     """In a process of its own: some machines kill one that uses bfloat16 on the CPU."""
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    child = subprocess.run([sys.executable, __file__], capture_output=True, text=True, check=False, env=environment)
-    if child.returncode == -signal.SIGILL:
-        pytest.skip("this CPU stops bfloat16 with an illegal instruction")
-    assert child.returncode == 0, child.stderr
-    assert child.stdout.split() == ["/".join(case) for case in cases(list(REFERENCES))]
+    try:
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+            for case in BFLOAT16:
+                pool.submit(check_half_precision, *case, torch.bfloat16).result()
+    except BrokenExecutor:
+        pytest.skip("this CPU stops bfloat16")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -181,15 +184,6 @@ def test_float16_statistics_do_not_overflow(name: str) -> None:
         x = random_input(layout) * 1000  # whose squares float16 cannot hold
         expected = random_norm(name, layout)(x.half().float())
         torch.testing.assert_close(random_norm(name, layout)(x.half()), expected.half(), rtol=2**-10, atol=1e-3)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_channels_last_input_gives_channels_last_output(name: str) -> None:
-    for impl in implementations(name):
-        norm = random_norm(name, "image", impl=impl)
-        for train in (True, False):
-            y = norm.train(train)(random_input("image", memory="channels_last"))
-            assert y.is_contiguous(memory_format=torch.channels_last)
 
 
 # --- running statistics, against torch's modules
@@ -228,35 +222,3 @@ def check_like_torch(norm_class: type[Norm], theirs: nn.Module, layout: str, **k
         for key, value in theirs.state_dict().items():
             if not (isinstance(ours, InstanceNorm) and key == "num_batches_tracked"):  # torch leaves it at 0 there
                 torch.testing.assert_close(ours.state_dict()[key], value)
-
-
-# --- invariances of norm(Wx): W × c, W + 1cᵀ, one weight vector × c, data × c, data + c, one sample × c
-
-INVARIANCES = {
-    "batchnorm": (True, False, True, True, True, False),
-    "layernorm": (True, True, False, True, False, True),
-    "rmsnorm": (True, False, False, True, False, True),
-    "prmsnorm": (True, False, False, True, False, True),
-    "dyt": (False,) * 6,
-    "none": (False,) * 6,
-}
-
-
-@pytest.mark.parametrize("name", INVARIANCES)
-def test_invariances(name: str) -> None:
-    exact: dict[str, Any] = {"eps": 0.0} if "eps" in options(name) else {}
-    norm = make(name, **exact).double()
-    torch.manual_seed(0)
-    w, x, shift = torch.randn(FEATURES, 5).double(), torch.randn(7, 5).double(), torch.randn(5).double()
-    row = torch.ones(FEATURES, 1).double().index_fill(0, torch.tensor([2]), 3.0)
-    sample = torch.ones(7, 1).double().index_fill(0, torch.tensor([4]), 3.0)
-    changed = [(3 * w, x), (w + shift, x), (row * w, x), (w, 3 * x), (w, x + 3), (w, sample * x)]
-    y = norm(x @ w.T)
-    found = tuple(torch.allclose(norm(data @ weight.T), y, rtol=1e-9, atol=1e-9) for weight, data in changed)
-    assert found == INVARIANCES[name]
-
-
-if __name__ == "__main__":
-    for case in cases(list(REFERENCES)):
-        check_half_precision(*case, torch.bfloat16)
-        print("/".join(case))

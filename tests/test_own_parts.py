@@ -17,7 +17,7 @@ from support import IMAGES, REPOSITORY
 from normbench.build import NormsBySite, make_model
 from normbench.cli import main
 from normbench.config.compose import read
-from normbench.probes import Probes, Wanted
+from normbench.probes import Probes
 from normbench.types import Site
 
 EXAMPLE = REPOSITORY / "tests" / "example_package"
@@ -143,7 +143,7 @@ def test_probes_know_the_channels_of_a_norm_that_does_not_keep_them() -> None:
     x[:, 1] = 0
     model = torch.nn.Module()
     model.blocks = torch.nn.ModuleList()
-    probes = Probes(model, norms.made, Wanted(activations=True))  # type: ignore[arg-type]  # no more is looked at
+    probes = Probes(model, norms.made, {"activations"})  # type: ignore[arg-type]  # no more is looked at
     with probes.watch() as reading:
         norm(x)
     assert reading.numbers()["act/block00.conv/dead_in"] == pytest.approx(1 / 3)

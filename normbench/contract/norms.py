@@ -9,9 +9,8 @@ import copy
 import inspect
 import math
 import multiprocessing
-from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable, Iterator
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from functools import cached_property, partial
 from typing import Any
 
@@ -88,29 +87,32 @@ class NormPart(Part):
             run(norm, self.input(layout, seed=10 + seed))
         return norm
 
+    def cases(self) -> Iterator[tuple[nn.Module, Tensor]]:
+        """Yield the norm after a few batches, and another input, for each layout that it is made for."""
+        for layout in self.layouts:
+            yield self.trained(layout), self.input(layout)
+
     def contract(self) -> dict[str, Check]:
         """Return the checks of a norm by name."""
+        crosses_samples = partial(large, measure=moved_by_others)
+        centers = partial(invariant, change=lambda w, x: x @ w.T + 3)
         return {
             "constructor": is_made,
             **{f"keeps {axes}": partial(keeps_shape, layout=layout) for layout, axes in trials.AXES.items()},
-            "layouts agree at one position": lambda part: expect_small(between_layouts(part, "flat"), TOLERANCE),
-            "layouts agree over time and space": layouts_agree_over_positions,
-            "float64": keeps_float64,
-            "float32 against float64": small(float32_error, FLOAT32_ERROR),
+            "layouts agree at one position": layouts_agree,
+            "float32 against float64": partial(small, measure=float32_error),
             "gradcheck": gradients_are_right,
             "gradient in every parameter": parameters_learn,
-            "the seed decides the start": start_is_seeded,
-            "deepcopy and state_dict": small(between_copies),
-            "torch.no_grad changes nothing": small(without_grad, FLOAT32_ERROR),
-            "takes a mask": lambda part: Fact("mask" in inspect.signature(part.make().forward).parameters),
+            "deepcopy and state_dict": copies_agree,
+            "torch.no_grad changes nothing": partial(small, measure=without_grad),
             "bfloat16 against float64": bfloat16_is_close,
             "draws random numbers": draws_random_numbers,
-            "evaluation differs from training": large(between_modes),
-            "crosses samples in training": declared("crosses_samples", large(moved_by_others)),
-            "crosses samples in evaluation": large(partial(moved_by_others, training=False)),
+            "evaluation differs from training": partial(large, measure=between_modes),
+            "crosses samples in training": partial(declared, fact="crosses_samples", check=crosses_samples),
+            "crosses samples in evaluation": partial(large, measure=partial(moved_by_others, training=False)),
             "sees later time steps": sees_future,
-            "centers: norm(x + c) = norm(x)": declared("centers", invariant(lambda w, x: x @ w.T + 3)),
-            **{f"invariant: {name}": invariant(change) for name, change in INVARIANCES.items()},
+            "centers: norm(x + c) = norm(x)": partial(declared, fact="centers", check=centers),
+            **{f"invariant: {name}": partial(invariant, change=change) for name, change in INVARIANCES.items()},
             **{f"trains: {ground}": partial(trains, ground=ground) for ground in trials.GROUNDS},
         }
 
@@ -137,136 +139,111 @@ def run_both(norm: nn.Module, x: Tensor) -> Tensor:
     return torch.stack((run(norm.eval(), x), run(norm.train(), x)))
 
 
-# ---- checks of what is measured in each layout
+# ---- what is measured of a norm and an input in each layout
 
-Measure = Callable[[NormPart, str], float]
-
-
-def small(measure: Measure, most: float = 0.0) -> Check:
-    """Return the check that the largest of what is measured is at most this."""
-    return lambda part: expect_small(max(measure(part, layout) for layout in part.layouts), most)
+Measure = Callable[[nn.Module, Tensor], float]
 
 
-def large(measure: Measure) -> Callable[[NormPart], Fact]:
-    """Return the check whether the largest of what is measured is more than rounding."""
-
-    def check(part: NormPart) -> Fact:
-        largest = max(measure(part, layout) for layout in part.layouts)
-        return Fact(largest > TOLERANCE, f"deviation {largest:.1e}")
-
-    return check
+def small(part: NormPart, measure: Measure) -> str:
+    """The largest of what is measured is no more than rounding in float32."""
+    return expect_small(max(measure(*case) for case in part.cases()), FLOAT32_ERROR)
 
 
-def between_layouts(part: NormPart, layout: str) -> float:
-    """Return how far an image of one row is from a sequence, or an image of one pixel from a row of features."""
-    x = part.input(layout, seed=3)
-    image = x.reshape(x.shape[0], -1, 1, part.width).permute(0, 3, 2, 1)
-    last, first = part.trained(layout), part.trained("image")
-    first.load_state_dict(last.state_dict())
-    return difference(run_both(first, image).permute(0, 1, 4, 3, 2).reshape(2, *x.shape), run_both(last, x))
+def large(part: NormPart, measure: Measure) -> Fact:
+    """Tell whether the largest of what is measured is more than rounding in float64."""
+    largest = max(measure(*case) for case in part.cases())
+    return Fact(largest > TOLERANCE, f"deviation {largest:.1e}")
 
 
-def float32_error(part: NormPart, layout: str) -> float:
+def float32_error(norm: nn.Module, x: Tensor) -> float:
     """Return how far output and input gradient in float32 are from the same norm's in float64."""
-    norm, x = part.trained(layout).float(), part.input(layout).float()
-    single = forward_backward(norm, x)
-    return difference(single, forward_backward(norm.double(), x.double()))
+    results = []
+    for dtype in (torch.float32, torch.float64):
+        norm, x = norm.to(dtype), x.detach().to(dtype).requires_grad_()
+        y = run_copy(norm, x)
+        results.append(torch.stack((y, *torch.autograd.grad(y.cos().sum(), x))))
+    return difference(*results)
 
 
-def forward_backward(norm: nn.Module, x: Tensor) -> Tensor:
-    """Return the output, and the input's gradient of a function of it."""
-    x = x.clone().requires_grad_()
-    y = run_copy(norm, x)
-    return torch.stack((y, *torch.autograd.grad(y.cos().sum(), x)))
-
-
-def between_copies(part: NormPart, layout: str) -> float:
-    """Return how far a deepcopy, and a new norm with the state_dict, are from the norm after some training."""
-    x = part.input(layout, seed=7)
-    return checks.between_copies(part.trained(layout), part.make(layout).double(), partial(run_both, x=x))
-
-
-def without_grad(part: NormPart, layout: str) -> float:
+def without_grad(norm: nn.Module, x: Tensor) -> float:
     """Return how far the output under torch.no_grad is from that in training."""
-    norm, x = part.trained(layout), part.input(layout)
     with torch.no_grad():
         found = run_both(copy.deepcopy(norm), x)
     return difference(found, run_both(norm, x))
 
 
-def between_modes(part: NormPart, layout: str) -> float:
+def between_modes(norm: nn.Module, x: Tensor) -> float:
     """Return how far apart evaluation and training are after a few batches."""
-    return difference(*run_both(part.trained(layout), part.input(layout)))
+    return difference(*run_both(norm, x))
 
 
-def moved_by_others(part: NormPart, layout: str, training: bool = True, kept: Any = FIRST_SAMPLE) -> float:
+def moved_by_others(norm: nn.Module, x: Tensor, training: bool = True, kept: Any = FIRST_SAMPLE) -> float:
     """Return how far a kept part of the output moves when the rest of the input changes."""
-    x, changed = part.input(layout), 3 * part.input(layout, seed=5) + 1
+    changed = 3 * x.flip(0) + 1
     changed[kept] = x[kept]
-    norm = part.trained(layout).train(training)
-    return difference(run_copy(norm, changed)[kept], run(norm, x)[kept])
+    norm.train(training)
+    return difference(run_copy(norm, changed)[kept], run_copy(norm, x)[kept])
 
 
 # ---- other checks
 
 
 def is_made(part: NormPart) -> str:
-    """It can be made in every way in which models and placements do."""
+    """It can be made in every way in which models and placements do, where only torch's random numbers are seeded."""
     norm = part.make()
     for keywords in ({}, {"site": SITE}, {"channel_dim": 1, "site": SITE}):
         part.factory()(part.width, **keywords)
+    drawn = checks.drawn_by(part.make)
+    expect(not drawn, f"draws from {drawn}: draw from torch, whose random numbers are seeded")
     sizes = [f"{name} {list(parameter.shape)}" for name, parameter in norm.named_parameters()]
     return f"(num_features, *, channel_dim=-1, site=None); parameters: {', '.join(sizes) or 'none'}"
 
 
 def keeps_shape(part: NormPart, layout: str) -> str:
     """Its output has its input's shape and dtype."""
-    x = part.input(layout).float()
-    run_both(part.make(layout), x)
+    x = part.input(layout)
+    for dtype in (torch.float32, torch.float64):
+        run_both(part.make(layout).to(dtype), x.to(dtype))
     return f"{list(x.shape)}"
 
 
-def keeps_float64(part: NormPart) -> None:
-    """Its output for float64 is of float64."""
-    for layout in part.layouts:
-        part.trained(layout)
-
-
-def layouts_agree_over_positions(part: NormPart) -> Fact:
-    """The pixels of an image may share statistics where the steps of a sequence do not, as in GroupNorm."""
-    apart = between_layouts(part, "sequence")
-    return Fact(apart < TOLERANCE, f"largest difference {apart:.1e}")
+def layouts_agree(part: NormPart) -> str:
+    """An image of one pixel has the same output as a row of features."""
+    x = part.input("flat", seed=3)
+    last, first = part.trained("flat"), part.trained("image")
+    first.load_state_dict(last.state_dict())
+    return expect_small(difference(run_both(first, x[:, :, None, None]).flatten(2), run_both(last, x)), TOLERANCE)
 
 
 def gradients_are_right(part: NormPart) -> None:
     """torch's gradcheck on input and parameters, in training."""
-    for layout in part.layouts:
-        norm, x = part.trained(layout), part.input(layout).requires_grad_()
+    for norm, x in part.cases():
 
         def call(x: Tensor, *_: Tensor, norm: nn.Module = norm) -> Tensor:
             torch.manual_seed(0)
             y: Tensor = functional_call(norm, {name: buffer.clone() for name, buffer in norm.named_buffers()}, (x,))
             return y
 
-        torch.autograd.gradcheck(call, (x, *norm.parameters()), fast_mode=True)
+        torch.autograd.gradcheck(call, (x.requires_grad_(), *norm.parameters()), fast_mode=True)
 
 
 def parameters_learn(part: NormPart) -> str:
     """A backward pass in training leaves a finite gradient in each parameter."""
-    names = [name for name, _ in part.make().named_parameters()]
-    if not names:
+    if not list(part.make().parameters()):
         raise NotApplicable("it has no parameters")
-    for layout in part.layouts:
-        norm = part.trained(layout)
-        run(norm, part.input(layout).requires_grad_()).pow(3).sum().backward()
-        checks.gradients_arrive(norm)
-    return ", ".join(names)
+    for norm, x in part.cases():
+        run(norm, x.requires_grad_()).pow(3).sum().backward()
+        arrived = checks.gradients_arrive(norm)
+    return arrived
 
 
-def start_is_seeded(part: NormPart) -> None:
-    """Where a model is made only torch's random numbers are seeded: a start drawn from others cannot be repeated."""
-    drawn = checks.drawn_by(part.make)
-    expect(not drawn, f"draws from {drawn}: draw from torch, whose random numbers are seeded")
+def copies_agree(part: NormPart) -> str:
+    """A deepcopy, and a new norm with the state_dict, give the same as the norm after some training."""
+    differences = [
+        checks.between_copies(part.trained(layout), part.make(layout).double(), partial(run_both, x=part.input(layout)))
+        for layout in part.layouts
+    ]
+    return expect_small(max(differences))
 
 
 def bfloat16_is_close(part: NormPart) -> str:
@@ -274,7 +251,7 @@ def bfloat16_is_close(part: NormPart) -> str:
     try:
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
             return pool.submit(bfloat16_error, part).result()
-    except BrokenProcessPool as error:
+    except BrokenExecutor as error:
         raise NotApplicable("this machine, or the norm, stops a process that uses bfloat16 on the CPU") from error
 
 
@@ -286,10 +263,10 @@ def bfloat16_error(part: NormPart) -> str:
     taken in bfloat16.
     """
     steps = []
-    for layout in part.layouts:
+    for norm, features in part.cases():
         for shift in (0, 16):
-            norm, x = part.trained(layout).float(), (part.input(layout) + shift).bfloat16()
-            y, expected = run_copy(norm, x), run(norm.double(), x.double())
+            x = (features + shift).bfloat16()
+            y, expected = run_copy(norm.float(), x), run_copy(norm.double(), x.double())
             scale = expected.abs().clamp_min(expected.square().mean().sqrt().item())
             steps.append(((y.double() - expected).abs() / (scale * BFLOAT16_STEP)).max())
     most = torch.stack(steps).max().item()
@@ -304,35 +281,27 @@ def draws_random_numbers(part: NormPart) -> Fact:
     return Fact(bool(drawn), f"{drawn}: dropout behind it gets other masks than with other norms" if drawn else "")
 
 
-def invariant(change: Change) -> Callable[[NormPart], Fact]:
-    """Return the check whether a change of W or x leaves norm(Wx) as it is, in training, before γ and β."""
-
-    def check(part: NormPart) -> Fact:
-        generator = torch.Generator().manual_seed(0)
-        w, x = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in ((part.width, 5), (6, 4, 5)))
-        takes_eps = "eps" in inspect.signature(part.made_class).parameters
-        norm = part.make("sequence", **({"eps": 1e-30} if takes_eps else {})).double()
-        moved = difference(run_copy(norm, change(w, x)), run(norm, x @ w.T))
-        return Fact(moved < INVARIANT, f"deviation {moved:.1e}")
-
-    return check
+def invariant(part: NormPart, change: Change) -> Fact:
+    """Tell whether a change of W or x leaves norm(Wx) as it is, in training, before γ and β."""
+    generator = torch.Generator().manual_seed(0)
+    w, x = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in ((part.width, 5), (6, 4, 5)))
+    takes_eps = "eps" in inspect.signature(part.made_class).parameters
+    norm = part.make("sequence", **({"eps": 1e-30} if takes_eps else {})).double()
+    moved = difference(run_copy(norm, change(w, x)), run(norm, x @ w.T))
+    return Fact(moved < INVARIANT, f"deviation {moved:.1e}")
 
 
-def declared(fact: str, check: Callable[[NormPart], Fact]) -> Check:
-    """Return the check that what another finds is what the norm's facts say, if it has any."""
-
-    def compare(part: NormPart) -> str | Fact:
-        found = check(part)
-        said = getattr(part.facts, fact, None)
-        word = "yes" if found.holds else "no"
-        return found if said is None else expect(found.holds == said, f"{word} ({found.measured}), facts.{fact}={said}")
-
-    return compare
+def declared(part: NormPart, fact: str, check: Callable[[NormPart], Fact]) -> str | Fact:
+    """What another check finds is what the norm's facts say, if it has any."""
+    found, said = check(part), getattr(part.facts, fact, None)
+    word = "yes" if found.holds else "no"
+    return found if said is None else expect(found.holds == said, f"{word} ({found.measured}), facts.{fact}={said}")
 
 
 def sees_future(part: NormPart) -> str | Fact:
     """An output depends on later time steps `never`, in `training` alone, or `always`."""
-    in_training, later = (moved_by_others(part, "sequence", training, FIRST_STEPS) for training in (True, False))
+    norm, x = part.trained("sequence"), part.input("sequence")
+    in_training, later = (moved_by_others(norm, x, training, FIRST_STEPS) for training in (True, False))
     word = "always" if later > TOLERANCE else "training" if in_training > TOLERANCE else "never"
     figure = f"{word} (deviation {in_training:.1e} in training, {later:.1e} in evaluation)"
     if part.facts is None:

@@ -41,48 +41,28 @@ class Stub(Branch):
         return torch.cat((x, x.narrow(self.channel_dim, 0, self.out_features - self.in_features)), self.channel_dim)
 
 
-class Scale(nn.Module):
-    """N(x) = γx: a norm whose every parameter is used."""
-
-    def __init__(self, num_features: int, channel_dim: int, site: Site | None) -> None:
-        super().__init__()
-        self.channel_dim, self.site = channel_dim, site
-        self.weight = nn.Parameter(torch.ones(num_features, dtype=torch.float64))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.weight.view([-1 if d == self.channel_dim % x.ndim else 1 for d in range(x.ndim)])
-
-
 class PlacementPart(Part):
     """A placement, and the blocks that it makes."""
 
     section = "placement"
 
-    def make(self, *branches: Stub) -> tuple[Placement, list[Scale]]:
-        """Return a block in the middle of a small stack, and its norms."""
-        norms: list[Scale] = []
-
-        def norm(num_features: int, *, channel_dim: int = -1, site: Site | None = None) -> nn.Module:
-            norms.append(Scale(num_features, channel_dim, site))
-            return norms[-1]
-
+    def make(self, *branches: Stub, norm: str = "none") -> tuple[Placement, dict[str, nn.Module]]:
+        """Return a block in the middle of a small stack, and its norms by site."""
         site = Site("block", LAYER, DEPTH, branches=DEPTH * len(branches))
+        norms = build.NormsBySite(build.factory({"norm": trials.sections("norm")[norm]}, "norm"), seed=0)
         with build.seeded(0, "placement", site.name):
-            made: Placement = self.factory()(dict(zip(("attention", "mlp"), branches, strict=False)), norm, site)
-        return made, norms
+            made: Placement = self.factory()(dict(zip(("attention", "mlp"), branches, strict=False)), norms, site)
+        return made, norms.made
 
-    def block(self, layout: str = "sequence", a: float = 1.0) -> Placement:
+    def block(self, layout: str = "sequence", a: float = 1.0, norm: str = "none") -> Placement:
         """Return a block of as many branches as it takes at least."""
-        return self.make(*(Stub(layout, a) for _ in range(self.made_class.min_branches)))[0]
+        return self.make(*(Stub(layout, a) for _ in range(self.made_class.min_branches)), norm=norm)[0]
 
     def contract(self) -> dict[str, Check]:
         """Return the checks of a placement by name."""
         changes = "follows a branch that changes the shape"
         return {
             "constructor": is_made,
-            "norms have sites of their own": sites_differ,
-            "norms and branches are submodules": modules_are_kept,
-            "gains are positive numbers": gains_are_positive,
             **{f"keeps {axes}": partial(keeps_shape, layout=layout) for layout, axes in trials.AXES.items()},
             **{f"{changes}, {layout}": partial(follows_branch, layout=layout) for layout in ("flat", "image")},
             "hands context to its branches": context_arrives,
@@ -95,37 +75,15 @@ class PlacementPart(Part):
 
 
 def is_made(part: PlacementPart) -> str:
-    """It can be made with one branch, as in a CNN, and with two, as in a Transformer."""
+    """It can be made with one branch, as in a CNN, and with two; what is no submodule is neither trained nor saved."""
     for count in range(part.made_class.min_branches, 3):
-        block, norms = part.make(*(Stub() for _ in range(count)))
-    slots = ", ".join(block.slots) or "none"
-    return f"(branches, norm, site); {len(norms)} norms around {count} branches; slots: {slots}"
-
-
-def sites_differ(part: PlacementPart) -> str:
-    """Probes, ledger and initialisation know a norm by its site."""
-    _, norms = part.make(Stub(), Stub())
-    names = [norm.site.name if norm.site else "" for norm in norms]
-    expect("" not in names, "a norm is made without site=: give it site.at(role, slot)")
-    repeated = sorted({name for name in names if names.count(name) > 1})
-    expect(not repeated, f"several at {', '.join(repeated)}: tell them apart by site.at(role, slot)")
-    return ", ".join(names) or "it has none"
-
-
-def modules_are_kept(part: PlacementPart) -> None:
-    """What is not a submodule is neither trained nor saved."""
-    stubs = [Stub(), Stub()]
-    block, norms = part.make(*stubs)
-    kept = list(block.branches.values()) == stubs and set(block.norms.modules()).issuperset(norms)
-    expect(kept, "put all branches in self.branches, by role, and all norms in self.norms, a torch.nn.ModuleDict each")
-
-
-def gains_are_positive(part: PlacementPart) -> str:
-    """What initialisation multiplies the branch's weights by, and what stands before x."""
-    block = part.block()
-    found = {"residual_gain": float(block.residual_gain), "branch_gain": float(block.branch_gain)}
-    good = all(0 < value < 1e6 for value in found.values())
-    return expect(good, ", ".join(f"{name}={value:.4g}" for name, value in found.items()))
+        stubs = [Stub() for _ in range(count)]
+        block, norms = part.make(*stubs)
+        kept = list(block.branches.values()) == stubs and set(block.norms.modules()).issuperset(norms.values())
+        expect(kept, "put all branches in self.branches, by role, and all norms in self.norms, each a ModuleDict")
+    gains = f"residual_gain={block.residual_gain:.4g}, branch_gain={block.branch_gain:.4g}"
+    expect(block.residual_gain > 0 and block.branch_gain > 0, f"{gains}: make them positive")
+    return f"(branches, norm, site); norms at {', '.join(norms) or 'no site'}; {gains}"
 
 
 def run(block: Placement, layout: str = "sequence", **context: Any) -> tuple[Tensor, Tensor]:
@@ -147,9 +105,9 @@ def follows_branch(part: PlacementPart, layout: str) -> str:
         raise NotApplicable("blocks of several branches keep the shape")
     stub = Stub(layout, grows=True)
     x, y = run(part.make(stub)[0], layout)
-    changed, right = f"{list(x.shape)} to {list(y.shape)}", list(stub.shortcut(x).shape)
-    expect(list(y.shape) == right, f"{changed}, not {right}: add to branch.shortcut(x), and give norms their own width")
-    return changed
+    changed, right = f"{list(x.shape)} to {list(y.shape)}", stub.shortcut(x).shape
+    cure = f"not {list(right)}: add to branch.shortcut(x), and give norms their own width"
+    return expect(y.shape == right, changed if y.shape == right else f"{changed}, {cure}")
 
 
 def context_arrives(part: PlacementPart) -> None:
@@ -169,30 +127,30 @@ def skip_is_declared(part: PlacementPart) -> str:
     gains = [float(block.residual_gain) ** power if block.residual else 0.0 for power in (1, block.min_branches)]
     found = float((y.detach() * x).sum() / x.square().sum())
     good = any(float((y.detach() - gain * x).abs().max()) < TOLERANCE for gain in gains)
-    return expect(good, f"{found:.4g} · x, residual={block.residual}, residual_gain={float(block.residual_gain):.4g}")
+    return expect(good, f"{found:.4g} · x, residual={block.residual}, residual_gain={block.residual_gain:.4g}")
 
 
 def parameters_learn(part: PlacementPart) -> str:
     """A gradient reaches its norms' parameters, its branches', and its own."""
-    block = part.block(a=0.5)
+    block = part.block(a=0.5, norm="rmsnorm")
     run(block)[1].pow(3).sum().backward()
     return checks.gradients_arrive(block)
 
 
 def draws_nothing(part: PlacementPart) -> None:
     """Its draws would move those of dropout; where it is made torch's are seeded, and others cannot be repeated."""
-    drawn = checks.drawn_by(part.block) or checks.drawn_by(partial(run, part.block()))
+    drawn = checks.drawn_by(lambda: run(part.block()))
     expect(not drawn, f"draws from {drawn}")
 
 
 def copies_agree(part: PlacementPart) -> str:
     """A deepcopy, and a new block with the state_dict, give the same."""
-    block = part.block(a=0.5)
+    block, new = part.block(a=0.5, norm="rmsnorm"), part.block(a=0.5, norm="rmsnorm")
     with torch.no_grad():
         for parameter in block.parameters():
             parameter.mul_(1.25)
     run(block)  # what it keeps of this belongs in its state
-    return expect_small(checks.between_copies(block, part.block(a=0.5), lambda each: run(each)[1]))
+    return expect_small(checks.between_copies(block, new, lambda each: run(each)[1]))
 
 
 def trains(part: PlacementPart, ground: str) -> str:

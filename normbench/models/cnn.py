@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -11,12 +11,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from normbench.errors import UsageError
-from normbench.models.common import BlockStack, Depth, NormActivation, NormOrder, Width
+from normbench.models.stacks import BlockStack, Depth, NormActivation, NormOrder, Width
 from normbench.settings import Setting
-from normbench.types import Branch, ImageClassification, NormFactory, PlacementFactory
+from normbench.types import Branch, ImageClassification
 
 Stages = Annotated[list[int], Setting("channels of each stage, in multiples of the width", low=1, high=10**4)]
-Blocks = Annotated[list[int], Setting("blocks of each stage", low=1, high=1_000)]
 Strides = Annotated[list[int], Setting("by how much each stage shrinks height and width", low=1, high=100)]
 
 Image = Float[Tensor, "batch channels height width"]
@@ -32,8 +31,8 @@ class ConvBranch(Branch):
     """
 
     channel_dim = 1
-    scaled: ClassVar[tuple[str, ...]] = ("conv1", "conv2")
-    output: ClassVar[tuple[str, ...]] = ("conv2",)
+    scaled = ("conv1", "conv2")
+    output = ("conv2",)
 
     def __init__(self, channels: Channels, stride: int, inside: NormActivation) -> None:
         super().__init__()
@@ -135,49 +134,40 @@ class PooledConvBranch(PlainConvBranch):
 
 
 class ConvStack(BlockStack):
-    """A stem, one block for each shape (channels in and out, stride), and a linear head on the mean over pixels."""
+    """A stem, stages of blocks, and a linear head on the mean over pixels.
+
+    channels: behind the stem. widths, blocks, strides: channels of each stage, its number of blocks, and the stride of
+    its first block, or, `pooled`, of its last.
+    """
 
     roles = ("conv",)
     channel_dim = 1
+    pooled: ClassVar[bool] = False
 
     def __init__(
         self,
-        task: ImageClassification,
-        norm: NormFactory,
-        placement: PlacementFactory,
-        *,
         stem: nn.Module,
-        shapes: list[tuple[Channels, int]],
-        norm_order: str,
+        channels: int,
+        widths: list[int],
+        blocks: list[int],
+        strides: list[int],
+        *task_and_factories: Any,
+        norm_order: NormOrder,
     ) -> None:
-        super().__init__(task, norm, placement, stem=stem, shapes=shapes, activation="relu", norm_order=norm_order)
+        for name, numbers in (("blocks", blocks), ("strides", strides)):
+            if len(numbers) != len(widths):
+                raise UsageError(f"model.{name} has {len(numbers)} numbers for {len(widths)} stages: give as many")
+        shapes = []
+        for out, count, stride in zip(widths, blocks, strides, strict=True):
+            for index in range(count):
+                shrinks = index == (count - 1 if self.pooled else 0)
+                shapes.append(((channels, out), stride if shrinks else 1))
+                channels = out
+        super().__init__(stem, shapes, *task_and_factories, activation="relu", norm_order=norm_order)
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # not in torch's stubs
 
     def forward(self, inputs: Image) -> Float[Tensor, "batch classes"]:
         return self.head(self.features(inputs.contiguous(memory_format=torch.channels_last)).mean(dim=(2, 3)))
-
-
-def shapes_of(
-    channels: int, stages: list[int], blocks: list[int], strides: list[int], *, pooled: bool = False
-) -> list[tuple[Channels, int]]:
-    """Return channels in and out and stride of each block, with the channels before it and those of each stage.
-
-    A stage's stride is its first block's, or, `pooled`, its last one's.
-    """
-    shapes = []
-    for out, count, stride in zip(stages, blocks, strides, strict=True):
-        for index in range(count):
-            shrinks = index == (count - 1 if pooled else 0)
-            shapes.append(((channels, out), stride if shrinks else 1))
-            channels = out
-    return shapes
-
-
-def check_stages(stages: list[int], **others: list[int]) -> None:
-    """Refuse lists that do not belong to the stages."""
-    for name, numbers in others.items():
-        if len(numbers) != len(stages):
-            raise UsageError(f"model.{name} has {len(numbers)} numbers for {len(stages)} stages: give as many")
 
 
 class ConvNet(ConvStack):
@@ -193,16 +183,13 @@ class ConvNet(ConvStack):
     def __init__(
         self,
         task: ImageClassification,
-        norm: NormFactory,
-        placement: PlacementFactory,
-        *,
+        *factories: Any,
         depth: Depth,
         width: Width,
         stages: Stages,
         strides: Strides,
-        norm_order: NormOrder,
+        **order: Any,
     ) -> None:
-        check_stages(stages, strides=strides)
         if depth % len(stages):
             raise UsageError(f"model.depth={depth} is not a multiple of the {len(stages)} stages: change model.depth")
         channels = task.image_shape[0]
@@ -211,8 +198,8 @@ class ConvNet(ConvStack):
             stem = nn.Conv2d(channels, width, 3, stride=strides[0], padding=1, bias=False)
             channels, strides = width, [1, *strides[1:]]
         blocks = [depth // len(stages)] * len(stages)
-        shapes = shapes_of(channels, [width * factor for factor in stages], blocks, strides)
-        super().__init__(task, norm, placement, stem=stem, shapes=shapes, norm_order=norm_order)
+        widths = [width * factor for factor in stages]
+        super().__init__(stem, channels, widths, blocks, strides, task, *factories, **order)
 
 
 class PlainConvNet(ConvNet):
@@ -230,30 +217,23 @@ class StagedNet(ConvStack):
     def __init__(
         self,
         task: ImageClassification,
-        norm: NormFactory,
-        placement: PlacementFactory,
-        *,
+        *factories: Any,
         width: Width,
         stages: Stages,
-        blocks: Blocks,
+        blocks: Annotated[list[int], Setting("blocks of each stage", low=1, high=1_000)],
         strides: Strides,
-        norm_order: NormOrder,
+        **order: Any,
     ) -> None:
-        check_stages(stages, blocks=blocks, strides=strides)
-        stem = make_stem(task.image_shape, width) if self.residual else nn.Identity()
-        channels = width if self.residual else task.image_shape[0]
+        channels, *sides = task.image_shape
+        stem: nn.Module = nn.Identity()
+        if self.residual and max(sides) <= LARGEST_SMALL:
+            stem = nn.Conv2d(channels, width, 3, padding=1, bias=False)
+        elif self.residual:
+            convolution = nn.Conv2d(channels, width, 7, stride=2, padding=3, bias=False)
+            stem = nn.Sequential(convolution, nn.MaxPool2d(3, stride=2, padding=1))
         widths = [width * factor * self.expansion for factor in stages]
-        shapes = shapes_of(channels, widths, blocks, strides, pooled=not self.residual)
-        super().__init__(task, norm, placement, stem=stem, shapes=shapes, norm_order=norm_order)
-
-
-def make_stem(image_shape: tuple[int, int, int], width: int) -> nn.Module:
-    """Return what stands before the first block of a ResNet."""
-    channels, *sides = image_shape
-    if max(sides) <= LARGEST_SMALL:
-        return nn.Conv2d(channels, width, 3, padding=1, bias=False)
-    convolution = nn.Conv2d(channels, width, 7, stride=2, padding=3, bias=False)
-    return nn.Sequential(convolution, nn.MaxPool2d(3, stride=2, padding=1))
+        before = width if self.residual else channels
+        super().__init__(stem, before, widths, blocks, strides, task, *factories, **order)
 
 
 class ResNet(StagedNet):
@@ -287,4 +267,5 @@ class VGG(StagedNet):
     """
 
     residual = False
+    pooled = True
     branch = PooledConvBranch

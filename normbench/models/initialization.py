@@ -25,7 +25,6 @@ from typing import Annotated
 import torch
 from torch import Tensor, nn
 
-from normbench.models.transformer import FusedLinear
 from normbench.settings import Setting
 from normbench.types import Branch, Model, Placement, stable_seed
 
@@ -72,45 +71,24 @@ class Kaiming(Initialization):
         return math.sqrt(2.0 / fan_in)
 
 
-def fans(module: nn.Module) -> tuple[int, int]:
-    """Return inputs and outputs of one linear map (of each, where several are fused in one matrix)."""
-    weight = module.weight
-    assert isinstance(weight, Tensor)
-    parts = module.parts if isinstance(module, FusedLinear) else 1
-    receptive = weight[0, 0].numel()
-    return weight.shape[1] * receptive, weight.shape[0] * receptive // parts
-
-
 @torch.no_grad()
 def initialize(model: Model, init: Initialization, seed: int, norms: Iterable[nn.Module] = ()) -> None:
     """Give every weight outside the norms its start, then apply the gains (see the module's table)."""
     inside_norms = {id(module) for norm in norms for module in norm.modules()}
     for name, module in model.named_modules():
-        if id(module) not in inside_norms:
-            start(name, module, init, seed)
+        if id(module) in inside_norms or not isinstance(module, nn.Embedding | nn.Linear | nn.Conv2d):
+            continue
+        weight = module.weight
+        fan_in, fan_out = weight[0].numel(), weight[:, 0].numel() // getattr(module, "parts", 1)  # of a FusedLinear
+        std = init.embedding_std if isinstance(module, nn.Embedding) else init.std(fan_in, fan_out)
+        generator = torch.Generator().manual_seed(stable_seed(seed, f"{name}.weight"))
+        weight.copy_(torch.randn(weight.shape, generator=generator) * std)
+        if isinstance(bias := getattr(module, "bias", None), Tensor):
+            bias.zero_()
     blocks = [module for module in model.modules() if isinstance(module, Placement)]
     branches = [(block, branch) for block in blocks for branch in block.branches.values() if isinstance(branch, Branch)]
     for block, branch in branches:
-        scale(branch.scaled_weights(), block.branch_gain)
-        if init.residual_scale:
-            scale(branch.output_weights(), 1.0 / math.sqrt(len(branches)))
-
-
-def start(name: str, module: nn.Module, init: Initialization, seed: int) -> None:
-    """Draw the weight of one module, if it has one of a kind that starts at random, and zero its bias."""
-    if isinstance(module, nn.Embedding):
-        std = init.embedding_std
-    elif isinstance(module, nn.Linear | nn.Conv2d):
-        std = init.std(*fans(module))
-        if module.bias is not None:
-            module.bias.zero_()
-    else:
-        return
-    generator = torch.Generator().manual_seed(stable_seed(seed, f"{name}.weight"))
-    module.weight.copy_(torch.randn(module.weight.shape, generator=generator) * std)
-
-
-def scale(weights: Iterable[Tensor], gain: float) -> None:
-    """Multiply weights by a gain."""
-    for weight in weights:
-        weight.mul_(gain)
+        for weight in branch.scaled_weights():
+            weight.mul_(block.branch_gain)
+        for weight in branch.output_weights() if init.residual_scale else ():
+            weight.mul_(1.0 / math.sqrt(len(branches)))

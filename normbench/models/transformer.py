@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from normbench.errors import UsageError
-from normbench.models.common import ACTIVATIONS, Depth, Width
+from normbench.models.stacks import ACTIVATIONS, Depth, Width
 from normbench.settings import Setting
 from normbench.types import Branch, ImageClassification, Model, NormFactory, PlacementFactory, Site, TextTask
 
@@ -21,21 +20,12 @@ Mask = Bool[Tensor, "batch time"]
 Heads = Float[Tensor, "batch heads time size"]
 
 
-def make_dropout(p: float) -> nn.Module:
-    """Return dropout, or nothing at all at p = 0, where torch's module would still cost a kernel."""
-    return nn.Dropout(p) if p else nn.Identity()
-
-
 class FusedLinear(nn.Linear):
     """Several linear maps of one input in one matrix; initialisation treats each of the `parts` by itself."""
 
-    def __init__(self, in_features: int, out_features: int, parts: int, bias: bool = False) -> None:
+    def __init__(self, in_features: int, out_features: int, parts: int, bias: bool) -> None:
         super().__init__(in_features, parts * out_features, bias=bias)
         self.parts = parts
-
-    def part(self, index: int) -> Tensor:
-        """Return the weight of one of the maps (a view)."""
-        return self.weight.chunk(self.parts)[index]
 
 
 def rotary(length: int, size: int, base: float = 10_000.0) -> Float[Tensor, "2 time half"]:
@@ -67,7 +57,7 @@ class Attention(Branch):
         self.heads, self.causal, self.dropout_p = heads, causal, dropout
         self.qkv = FusedLinear(width, width, parts=3, bias=bias)
         self.out = nn.Linear(width, width, bias=bias)
-        self.dropout = make_dropout(dropout)
+        self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Stream, rotation: Tensor | None = None, mask: Tensor | None = None) -> Stream:
         q, k, v = self.queries_keys_values(x, rotation)
@@ -92,9 +82,8 @@ class Attention(Branch):
             mask = seen if mask is None else mask & seen
         return logits if mask is None else logits.masked_fill(~mask, -math.inf)
 
-    def scaled_weights(self) -> Iterator[Tensor]:
-        yield self.qkv.part(2)
-        yield self.out.weight
+    def scaled_weights(self) -> list[Tensor]:
+        return [self.qkv.weight.chunk(3)[2], self.out.weight]
 
 
 class MLP(Branch):
@@ -109,7 +98,7 @@ class MLP(Branch):
         self.fc1 = nn.Linear(width, 4 * width, bias=bias)
         self.activation = ACTIVATIONS[activation]()
         self.fc2 = nn.Linear(4 * width, width, bias=bias)
-        self.dropout = make_dropout(dropout)
+        self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Stream, **_: Tensor | None) -> Stream:
         return self.dropout(self.fc2(self.activation(self.fc1(x))))
@@ -127,7 +116,7 @@ class SwiGLU(Branch):
         hidden = 8 * -(-width // 3)
         self.fc1 = FusedLinear(width, hidden, parts=2, bias=bias)
         self.fc2 = nn.Linear(hidden, width, bias=bias)
-        self.dropout = make_dropout(dropout)
+        self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Stream, **_: Tensor | None) -> Stream:
         gate, up = self.fc1(x).chunk(2, dim=-1)
@@ -164,33 +153,26 @@ class PatchStem(nn.Module):
         return self.projection(images).flatten(2).transpose(1, 2)
 
 
-class LanguageHead(nn.Module):
-    """Logits over the vocabulary at each position."""
+class Head(nn.Module):
+    """Logits at each position, or of a class: from the class token, or the mean over positions that are no padding.
 
-    def __init__(self, width: int, vocabulary: int, tied: nn.Embedding | None) -> None:
+    Where it is `tied`, the weight is that of the stem's embedding.
+    """
+
+    def __init__(self, width: int, classes: int, read: str, tied: bool) -> None:
         super().__init__()
-        self.linear = nn.Linear(width, vocabulary, bias=False) if tied is None else None
-        self.tied = [tied] if tied is not None else []  # in a list, so that the embedding is not a part of the head too
+        self.read = read
+        self.linear = None if tied else nn.Linear(width, classes, bias=read != "positions")
 
-    def forward(self, x: Stream, mask: Mask | None = None) -> Float[Tensor, "batch time vocabulary"]:
-        return F.linear(x, self.tied[0].weight) if self.linear is None else self.linear(x)
-
-
-class ClassHead(nn.Module):
-    """Logits over the classes, from the class token or from the mean over positions that are no padding."""
-
-    def __init__(self, width: int, classes: int, class_token: bool) -> None:
-        super().__init__()
-        self.class_token = class_token
-        self.linear = nn.Linear(width, classes)
-
-    def forward(self, x: Stream, mask: Mask | None = None) -> Float[Tensor, "batch classes"]:
-        if self.class_token:
-            return self.linear(x[:, 0])
-        if mask is None:
-            return self.linear(x.mean(dim=1))
-        weights = mask.to(x.dtype).unsqueeze(-1)
-        return self.linear((x * weights).sum(dim=1) / weights.sum(dim=1))
+    def forward(self, x: Stream, mask: Mask | None, stem: Any) -> Float[Tensor, "batch ... classes"]:
+        if self.read == "class_token":
+            x = x[:, 0]
+        elif self.read == "mean" and mask is not None:
+            weights = mask.to(x.dtype).unsqueeze(-1)
+            x = (x * weights).sum(dim=1) / weights.sum(dim=1)
+        elif self.read == "mean":
+            x = x.mean(dim=1)
+        return F.linear(x, stem.embedding.weight) if self.linear is None else self.linear(x)
 
 
 class Transformer(Model):
@@ -208,6 +190,7 @@ class Transformer(Model):
 
     kinds = frozenset({"language_model", "text_classification", "image_classification"})
     roles = ("attention", "mlp")
+    rotation: Tensor | None
 
     def __init__(
         self,
@@ -231,37 +214,28 @@ class Transformer(Model):
         pool: Annotated[Literal["mean", "class_token"], Setting("what the class is read from")],
     ) -> None:
         super().__init__()
-        images = isinstance(task, ImageClassification)
-        if position == "rotary" and images:
+        size = width // heads
+        if position == "rotary" and isinstance(task, ImageClassification):
             raise UsageError("model.position=rotary is for text: images use model.position=learned")
-        if position == "rotary" and (width // heads) % 2:
-            size = width // heads
+        if position == "rotary" and size % 2:
             raise UsageError(f"model.position=rotary needs an even width a head, not {size}: change model.heads")
         self.stem = PatchStem(task, width, patch) if isinstance(task, ImageClassification) else TokenStem(task, width)
-        class_token = pool == "class_token" and not task.causal
-        self.class_token = nn.Embedding(1, width) if class_token else None
-        length = self.stem.length + class_token
+        read = "positions" if task.causal else pool
+        self.class_token = nn.Embedding(1, width) if read == "class_token" else None
+        length = self.stem.length + (read == "class_token")
         self.scale = nn.Parameter(torch.tensor(width**0.5)) if embedding_scale else None
         self.positions = nn.Embedding(length, width) if position == "learned" else None
-        self.rotation: Tensor | None
-        rotation = rotary(length, width // heads) if position == "rotary" else None
-        self.register_buffer("rotation", rotation, persistent=False)
-        self.dropout = make_dropout(dropout)
-
-        def block(layer: int) -> nn.Module:
+        self.register_buffer("rotation", rotary(length, size) if position == "rotary" else None, persistent=False)
+        self.dropout = nn.Dropout(dropout)
+        self.blocks = nn.ModuleList()
+        for layer in range(depth):
             attention = Attention(width, heads, causal=task.causal, bias=bias, dropout=dropout)
             feed_forward = SwiGLU(width, bias, dropout) if mlp == "swiglu" else MLP(width, mlp, bias, dropout)
             site = Site("block", layer, depth, branches=2 * depth)
-            return placement({"attention": attention, "mlp": feed_forward}, norm, site)
-
-        self.blocks = nn.ModuleList([block(layer) for layer in range(depth)])
+            self.blocks.append(placement({"attention": attention, "mlp": feed_forward}, norm, site))
         needs_final_norm = self.blocks[-1].needs_final_norm
         self.final_norm = norm(width, site=Site("final", depth=depth)) if needs_final_norm else nn.Identity()
-        self.head: nn.Module
-        if isinstance(self.stem, TokenStem) and task.causal:
-            self.head = LanguageHead(width, task.num_classes, self.stem.embedding if tied else None)
-        else:
-            self.head = ClassHead(width, task.num_classes, class_token)
+        self.head = Head(width, task.num_classes, read, tied and task.causal)
 
     def forward(self, inputs: Tensor, mask: Mask | None = None) -> Float[Tensor, "..."]:
         x = self.stem(inputs)
@@ -278,4 +252,4 @@ class Transformer(Model):
         attended = None if mask is None else mask[:, None, None, :]
         for block in self.blocks:
             x = block(x, rotation=rotation, mask=attended)
-        return self.head(self.final_norm(x), mask)
+        return self.head(self.final_norm(x), mask, self.stem)

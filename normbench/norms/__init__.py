@@ -1,4 +1,5 @@
 """The normalizations, one file each; `conf/norm/` is their registry."""
+# ruff: noqa: F401 (imported for those who name them, conf/norm above all)
 
 from normbench.norms.batchnorm import BatchNorm
 from normbench.norms.dyt import DyT
@@ -8,5 +9,3 @@ from normbench.norms.layernorm import LayerNorm
 from normbench.norms.none import NoNorm
 from normbench.norms.prmsnorm import PartialRMSNorm
 from normbench.norms.rmsnorm import RMSNorm
-
-__all__ = ["BatchNorm", "DyT", "GroupNorm", "InstanceNorm", "LayerNorm", "NoNorm", "PartialRMSNorm", "RMSNorm"]

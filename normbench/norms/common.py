@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from typing import Annotated, Any, Literal
 
 import torch
@@ -27,18 +27,12 @@ Impl = Annotated[
 NO_OPERATOR = "norm.impl=torch: torch has no operator for this norm with these settings, set norm.impl to auto or eager"
 
 
-def along(parameter: Float[Tensor, " features"], x: Tensor, channel_dim: int) -> Tensor:
-    """Return the parameter in the shape that broadcasts over x with the features along channel_dim."""
-    shape = [1] * x.ndim
-    shape[channel_dim] = -1
-    return parameter.view(shape)
-
-
 def scale_and_shift(x: Tensor, weight: Tensor | None, bias: Tensor | None, channel_dim: int) -> Tensor:
     """Return γx + β, with each of them where there is one."""
-    if weight is not None:
-        x = x * along(weight, x, channel_dim)
-    return x if bias is None else x + along(bias, x, channel_dim)
+    y = x.movedim(channel_dim, -1)
+    y = y if weight is None else y * weight
+    y = y if bias is None else y + bias
+    return y.movedim(-1, channel_dim)
 
 
 def standardize(x: Tensor, dims: tuple[int, ...], eps: float) -> Tensor:
@@ -47,42 +41,39 @@ def standardize(x: Tensor, dims: tuple[int, ...], eps: float) -> Tensor:
     return centered * torch.rsqrt(centered.square().mean(dims, keepdim=True) + eps)
 
 
-class AffineNorm(Norm):
+class AffineNorm(Norm, ABC):
     """A norm with γ (`weight`) and β (`bias`), whose subclasses write `normalize` and need not think of precision.
 
     `forward` hands `normalize` everything in float32, or in the input's precision if that is higher, and casts last.
+    The keywords are what every norm takes beside its own settings, which hands them on as `place`.
     operator: of torch.nn.functional, which computes the same faster; None where there is none.
     fused: whether it is used.
     """
 
-    weight: nn.Parameter | None
-    bias: nn.Parameter | None
-
     def __init__(
         self,
         num_features: int,
-        channel_dim: int,
-        site: Site | None,
-        impl: str,
-        operator: str | None = None,
-        *,
+        operator: str | None,
+        eps: float | None,
         affine: bool,
-        bias: bool = True,
+        bias: bool,
+        *,
+        channel_dim: int = -1,
+        site: Site | None = None,
+        impl: Impl = "auto",
     ) -> None:
         super().__init__()
-        if channel_dim not in (-1, 1):
-            raise UsageError(f"channel_dim={channel_dim} is not known: give -1 (features last) or 1 (channels first)")
         if impl == "torch" and operator is None:
             raise UsageError(NO_OPERATOR)
-        self.num_features, self.channel_dim, self.site = num_features, channel_dim, site
+        self.num_features, self.channel_dim = num_features, channel_dim
+        self.eps: Any = eps  # a number wherever the formula has one
         self.fused = operator is not None and impl != "eager"
         self.implementation = f"torch.nn.functional.{operator}" if self.fused else "eager"
-        self.affine = affine
         self.weight = nn.Parameter(torch.ones(num_features)) if affine else None
         self.bias = nn.Parameter(torch.zeros(num_features)) if affine and bias else None
 
     def settings(self) -> dict[str, Any]:
-        return {"affine": self.affine, "bias": self.bias is not None}
+        return {"affine": self.weight is not None, "bias": self.bias is not None} | super().settings()
 
     def forward(self, x: Num[Tensor, "..."]) -> Num[Tensor, "..."]:
         dtype = torch.promote_types(x.dtype, torch.float32)
@@ -93,8 +84,8 @@ class AffineNorm(Norm):
     def check_count(self, count: int, cure: str) -> None:
         """Refuse a statistic over one value, which would always normalize to 0."""
         if count < 2:
-            name = type(self).__name__.lower()
-            raise UsageError(f"{name} here would take its statistics over {count} value, and needs at least 2: {cure}")
+            found = f"{type(self).__name__.lower()} here would take its statistics over {count} value"
+            raise UsageError(f"{found}, and needs at least 2: {cure}")
 
     @abstractmethod
     def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
@@ -108,28 +99,34 @@ class RunningNorm(AffineNorm):
     The buffers are None without `track_running_stats`.
     """
 
-    eps: float
     running_mean: Tensor
     running_var: Tensor
     num_batches_tracked: Tensor
+    recorded = ("momentum", "track_running_stats")
 
-    def keep_running_stats(self, momentum: float | None, track_running_stats: bool) -> None:
-        """Register the buffers."""
+    def __init__(
+        self,
+        num_features: int,
+        operator: str | None,
+        eps: float,
+        affine: bool,
+        momentum: float | None,
+        track_running_stats: bool,
+        **place: Any,
+    ) -> None:
+        super().__init__(num_features, operator, eps, affine, bias=True, **place)
         self.momentum, self.track_running_stats = momentum, track_running_stats
-        start = (torch.zeros(self.num_features), torch.ones(self.num_features), torch.tensor(0))
+        start = (torch.zeros(num_features), torch.ones(num_features), torch.tensor(0))
         for name, buffer in zip(("running_mean", "running_var", "num_batches_tracked"), start, strict=True):
             self.register_buffer(name, buffer if track_running_stats else None)
-
-    def settings(self) -> dict[str, Any]:
-        return super().settings() | {"momentum": self.momentum, "track_running_stats": self.track_running_stats}
 
     def from_running(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         """Return γ(x−μ)/√(σ²+ε)+β with the running statistics; x `(batch, features, ...)`."""
         mean, var = self.running_mean.to(x.dtype), self.running_var.to(x.dtype)
         if self.fused:
             return F.batch_norm(x, mean, var, weight, bias, eps=self.eps)
-        y = (x - along(mean, x, 1)) * torch.rsqrt(along(var, x, 1) + self.eps)
-        return scale_and_shift(y, weight, bias, 1)
+        y = (x.movedim(1, -1) - mean) * torch.rsqrt(var + self.eps)
+        return scale_and_shift(y, weight, bias, -1).movedim(-1, 1)
 
     @torch.no_grad()
     def update_running(self, mean: Float[Tensor, " features"], var: Float[Tensor, " features"]) -> None:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from jaxtyping import Float, Num
 from torch import Tensor, nn
 
-from normbench.norms.common import Affine, AffineNorm, Bias, Impl, scale_and_shift
+from normbench.norms.common import Affine, AffineNorm, Bias, scale_and_shift
 from normbench.settings import Setting
 from normbench.types import NormFacts, Site
 
 # width of a LLaMA: α₀ of the norms before attention, α₀ of all others (Zhu et al. 2025, tables 11 and 12)
 LLAMA_ALPHA0 = {1024: (1.0, 1.0), 2048: (1.0, 0.5), 4096: (0.8, 0.2), 5120: (0.6, 0.15), 8192: (0.2, 0.05)}
-SATURATED = 0.99
 
 
 class DyT(AffineNorm):
@@ -28,29 +27,24 @@ class DyT(AffineNorm):
     Source: Zhu, Chen, He, LeCun & Liu 2025, section 4; α₀ for LLaMA: tables 11 and 12.
     """
 
-    facts: ClassVar[NormFacts] = NormFacts(statistics_over="none", centers=False)
-    eps: None = None
-    eps_place: ClassVar[str] = "none"
+    facts = NormFacts(statistics_over="none", centers=False)
+    recorded = ("alpha0",)
 
     def __init__(
         self,
         num_features: int,
         *,
-        channel_dim: int = -1,
         site: Site | None = None,
         alpha0: Annotated[
             float | Literal["llama"], Setting("start of dyt's α; llama: the paper's table", above=0, high=1e3)
         ] = 0.5,
         affine: Affine = True,
         bias: Bias = True,
-        impl: Impl = "auto",
+        **place: Any,
     ) -> None:
-        super().__init__(num_features, channel_dim, site, impl, affine=affine, bias=bias)
+        super().__init__(num_features, None, None, affine, bias, **place)
         self.alpha0 = llama_alpha0(num_features, site) if alpha0 == "llama" else alpha0
         self.alpha = nn.Parameter(torch.full((1,), self.alpha0))
-
-    def settings(self) -> dict[str, Any]:
-        return super().settings() | {"alpha0": self.alpha0}
 
     def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         return scale_and_shift(torch.tanh(self.alpha.to(x.dtype) * x), weight, bias, self.channel_dim)
@@ -58,7 +52,7 @@ class DyT(AffineNorm):
     @torch.no_grad()
     def saturation(self, x: Num[Tensor, "..."]) -> Float[Tensor, ""]:
         """Return the share of the values of x with |tanh(αx)| > 0.99."""
-        return (x.float() * self.alpha).abs().gt(math.atanh(SATURATED)).float().mean()
+        return (x.float() * self.alpha).abs().gt(math.atanh(0.99)).float().mean()
 
 
 def llama_alpha0(num_features: int, site: Site | None) -> float:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from torch import Tensor
 from torch.nn import functional as F
 
 from normbench.errors import UsageError
-from normbench.norms.common import Affine, AffineNorm, Eps, Impl, scale_and_shift, standardize
+from normbench.norms.common import Affine, AffineNorm, Eps, scale_and_shift, standardize
 from normbench.settings import Setting
-from normbench.types import NormFacts, Site
+from normbench.types import NormFacts
 
 
 class GroupNorm(AffineNorm):
@@ -27,17 +27,17 @@ class GroupNorm(AffineNorm):
     Source: Wu & He 2018, section 3.1.
     """
 
-    facts: ClassVar[NormFacts] = NormFacts(
+    facts = NormFacts(
         statistics_over="features of a group at one position; in images channels of a group and space, one sample",
         centers=True,
     )
+
+    recorded = ("groups", "across_time")
 
     def __init__(
         self,
         num_features: int,
         *,
-        channel_dim: int = -1,
-        site: Site | None = None,
         eps: Eps = 1e-5,
         affine: Affine = True,
         groups: Annotated[
@@ -45,28 +45,26 @@ class GroupNorm(AffineNorm):
             Setting("groupnorm's groups of channels; auto: 32 if C ≥ 128, else C / 4", low=1, high=10**6),
         ] = "auto",
         across_time: Annotated[bool, Setting("statistics over time too, not at each position")] = False,
-        impl: Impl = "auto",
+        channel_dim: int = -1,
+        **place: Any,
     ) -> None:
         self.each_position = channel_dim == -1 and not across_time
         # on 2 CPU cores as fast as torch's group_norm at width 128, and 1.6 to 2.3 times as fast from 256 on
         operator = "layer_norm" if self.each_position else "group_norm"
-        super().__init__(num_features, channel_dim, site, impl, operator, affine=affine)
-        self.eps: float = eps
+        super().__init__(num_features, operator, eps, affine, bias=True, channel_dim=channel_dim, **place)
         self.across_time = across_time
-        self.groups = count_groups(groups, num_features)
+        auto = 32 if num_features >= 128 else max(num_features // 4, 1)
+        self.groups = auto if groups == "auto" else groups
+        if num_features % self.groups:
+            cure = "choose a divisor"
+            raise UsageError(f"norm.groups={groups} makes {self.groups} groups of {num_features} features: {cure}")
         if self.each_position:
             self.check_count(num_features // self.groups, "lower norm.groups")
 
     @classmethod
-    def facts_for(cls, **options: Any) -> NormFacts:
-        if not options.get("across_time", False):
-            return cls.facts
-        return replace(
-            cls.facts, statistics_over="features of a group and time or space, one sample", sees_future="always"
-        )
-
-    def settings(self) -> dict[str, Any]:
-        return super().settings() | {"groups": self.groups, "across_time": self.across_time}
+    def facts_for(cls, *, across_time: bool = False, **_: Any) -> NormFacts:
+        over = "features of a group and time or space, one sample"
+        return replace(cls.facts, statistics_over=over, sees_future="always") if across_time else cls.facts
 
     def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         self.check_count(math.prod(x.shape[1:]) // self.groups, "lower norm.groups")
@@ -83,12 +81,3 @@ class GroupNorm(AffineNorm):
             y = standardize(grouped, tuple(range(2, grouped.ndim)), self.eps).flatten(1, 2)
             y = scale_and_shift(y, weight, bias, 1)
         return y.movedim(1, self.channel_dim)
-
-
-def count_groups(groups: int | Literal["auto"], num_features: int) -> int:
-    """Return the number of groups, which divides the number of features."""
-    auto = 32 if num_features >= 128 else max(num_features // 4, 1)
-    count = auto if groups == "auto" else groups
-    if num_features % count:
-        raise UsageError(f"norm.groups={groups} makes {count} groups of {num_features} features: choose a divisor")
-    return count

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from normbench.norms.common import Affine, Eps, Impl, Momentum, RunningNorm, Tracks, scale_and_shift, standardize
-from normbench.types import NormFacts, Site
+from normbench.norms.common import Affine, Eps, Momentum, RunningNorm, Tracks, scale_and_shift, standardize
+from normbench.types import NormFacts
 
 
 class InstanceNorm(RunningNorm):
@@ -26,7 +26,7 @@ class InstanceNorm(RunningNorm):
     Source: Ulyanov, Vedaldi & Lempitsky 2016; the running statistics are torch.nn.InstanceNorm2d's.
     """
 
-    facts: ClassVar[NormFacts] = NormFacts(
+    facts = NormFacts(
         statistics_over="time or space, for each sample and feature",
         centers=True,
         sees_future="always",
@@ -37,23 +37,18 @@ class InstanceNorm(RunningNorm):
         self,
         num_features: int,
         *,
-        channel_dim: int = -1,
-        site: Site | None = None,
         eps: Eps = 1e-5,
         affine: Affine = False,
         momentum: Momentum = 0.1,
         track_running_stats: Tracks = False,
-        impl: Impl = "auto",
+        **place: Any,
     ) -> None:
         # one channel a group: 1.0 to 1.7 times as fast as torch's instance_norm on 2 CPU cores
-        super().__init__(num_features, channel_dim, site, impl, "group_norm", affine=affine)
-        self.eps = eps
-        self.keep_running_stats(momentum, track_running_stats)
+        super().__init__(num_features, "group_norm", eps, affine, momentum, track_running_stats, **place)
 
     @classmethod
-    def facts_for(cls, **options: Any) -> NormFacts:
-        tracks = options.get("track_running_stats", False)
-        return replace(cls.facts, sees_future="training") if tracks else cls.facts
+    def facts_for(cls, *, track_running_stats: bool = False, **_: Any) -> NormFacts:
+        return replace(cls.facts, sees_future="training") if track_running_stats else cls.facts
 
     def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         x = x.movedim(self.channel_dim, 1)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any
 
 from torch import Tensor
 from torch.nn import functional as F
 
-from normbench.norms.common import Affine, AffineNorm, Bias, Eps, Impl, scale_and_shift, standardize
-from normbench.types import NormFacts, Site
+from normbench.norms.common import Affine, AffineNorm, Bias, Eps, scale_and_shift, standardize
+from normbench.types import NormFacts
 
 
 class LayerNorm(AffineNorm):
@@ -22,26 +22,16 @@ class LayerNorm(AffineNorm):
     Source: Ba, Kiros & Hinton 2016, equation 3.
     """
 
-    facts: ClassVar[NormFacts] = NormFacts(statistics_over="features of one position", centers=True)
+    facts = NormFacts(statistics_over="features of one position", centers=True)
 
     def __init__(
-        self,
-        num_features: int,
-        *,
-        channel_dim: int = -1,
-        site: Site | None = None,
-        eps: Eps = 1e-5,
-        affine: Affine = True,
-        bias: Bias = True,
-        impl: Impl = "auto",
+        self, num_features: int, *, eps: Eps = 1e-5, affine: Affine = True, bias: Bias = True, **place: Any
     ) -> None:
-        super().__init__(num_features, channel_dim, site, impl, "layer_norm", affine=affine, bias=bias)
-        self.eps: float = eps
+        super().__init__(num_features, "layer_norm", eps, affine, bias, **place)
 
     def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-        if not self.fused:
-            y = standardize(x, (self.channel_dim,), self.eps)
-            return scale_and_shift(y, weight, bias, self.channel_dim)
-        # torch wants the features last, which costs no copy if x is channels_last in memory
-        y = F.layer_norm(x.movedim(self.channel_dim, -1), (self.num_features,), weight, bias, self.eps)
-        return y.movedim(-1, self.channel_dim)
+        if self.fused:  # torch wants the features last, which costs no copy if x is channels_last in memory
+            y = F.layer_norm(x.movedim(self.channel_dim, -1), (self.num_features,), weight, bias, self.eps)
+            return y.movedim(-1, self.channel_dim)
+        y = standardize(x, (self.channel_dim,), self.eps)
+        return scale_and_shift(y, weight, bias, self.channel_dim)

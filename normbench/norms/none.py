@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from jaxtyping import Num
 from torch import Tensor
 
@@ -20,10 +18,9 @@ class NoNorm(Norm):
     Shapes: any.
     """
 
-    facts: ClassVar[NormFacts] = NormFacts(statistics_over="none", centers=False)
-    cast_order: ClassVar[str] = "none"
-    eps: None = None
-    eps_place: ClassVar[str] = "none"
+    facts = NormFacts(statistics_over="none", centers=False)
+    cast_order = "none"
+    eps = None
 
     def __init__(
         self, num_features: int, *, channel_dim: int = -1, site: Site | None = None, impl: Impl = "auto"
@@ -31,7 +28,7 @@ class NoNorm(Norm):
         super().__init__()
         if impl == "torch":
             raise UsageError(NO_OPERATOR)
-        self.num_features, self.channel_dim, self.site = num_features, channel_dim, site
+        self.channel_dim = channel_dim
 
     def forward(self, x: Num[Tensor, "..."]) -> Num[Tensor, "..."]:
         return x

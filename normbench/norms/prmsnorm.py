@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
-from normbench.norms.common import Affine, AffineNorm, Eps, Impl, scale_and_shift
+from normbench.norms.common import Affine, AffineNorm, Eps, scale_and_shift
 from normbench.settings import Setting
-from normbench.types import NormFacts, Site
+from normbench.types import NormFacts
 
 FEWEST = 8  # features that the statistic sees; the paper's networks have 500 and more
 
@@ -28,30 +28,25 @@ class PartialRMSNorm(AffineNorm):
     Source: Zhang & Sennrich 2019, section 5 (their code takes ⌊p·d⌋).
     """
 
-    facts: ClassVar[NormFacts] = NormFacts(statistics_over="the first features of one position", centers=False)
+    facts = NormFacts(statistics_over="the first features of one position", centers=False)
+
+    recorded = ("fraction", "k")
 
     def __init__(
         self,
         num_features: int,
         *,
-        channel_dim: int = -1,
-        site: Site | None = None,
         eps: Eps = 1e-5,
         affine: Affine = True,
         fraction: Annotated[
             float, Setting("share of the features that pRMSNorm's statistic sees", above=0, high=1)
         ] = 0.0625,
-        impl: Impl = "auto",
+        **place: Any,
     ) -> None:
-        super().__init__(num_features, channel_dim, site, impl, affine=affine, bias=False)
-        self.eps: float = eps
+        super().__init__(num_features, None, eps, affine, bias=False, **place)
         self.fraction = fraction
         # exact in decimal: in binary 0.07 * 100 is more than 7
-        share = math.ceil(Fraction(str(fraction)) * num_features)
-        self.k = min(max(share, FEWEST), num_features)
-
-    def settings(self) -> dict[str, Any]:
-        return super().settings() | {"fraction": self.fraction, "k": self.k}
+        self.k = min(max(math.ceil(Fraction(str(fraction)) * num_features), FEWEST), num_features)
 
     def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         mean_square = x.narrow(self.channel_dim, 0, self.k).square().mean(self.channel_dim, keepdim=True)

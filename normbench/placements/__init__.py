@@ -1,5 +1,150 @@
-"""Where a norm stands in a residual block."""
+"""Where a norm stands in a residual block: how the norm N, the branch f and the skip make up a block x ← …"""
 
-from normbench.placements.blocks import Deep, Parallel, Plain, Post, PostInside, Pre, Sandwich
+from __future__ import annotations
 
-__all__ = ["Deep", "Parallel", "Plain", "Post", "PostInside", "Pre", "Sandwich"]
+from collections.abc import Callable, Mapping
+from functools import reduce
+from operator import add
+from typing import Any
+
+from torch import Tensor, nn
+
+from normbench.types import Branch, NormFactory, Placement, Site
+
+
+class Residual(Placement):
+    """A block that applies its branches one after another.
+
+    join: the arithmetic of one branch f, x after it; `f.shortcut(x)` is x, unless f changes its shape.
+    A norm's site is named after its branch (`block03.mlp`); where a placement has two norms a branch,
+    `block03.mlp.in` and `block03.mlp.out`.
+    """
+
+    join: Callable[[Tensor, Branch, nn.ModuleDict, dict[str, Any]], Tensor]
+
+    def __init__(self, branches: Mapping[str, Branch], norm: NormFactory, site: Site) -> None:
+        super().__init__()
+        self.site = site
+        self.branches = nn.ModuleDict(branches)
+        self.norms = self.make_norms(branches, norm)
+
+    def make_norms(self, branches: Mapping[str, Branch], norm: NormFactory) -> nn.ModuleDict:
+        """Return one norm for each branch and slot."""
+        return nn.ModuleDict({role: self.branch_norms(role, branch, norm) for role, branch in branches.items()})
+
+    def branch_norms(self, role: str, branch: Branch, norm: NormFactory) -> nn.ModuleDict:
+        """Return one norm for each slot: `in` reads the stream, `out` what the branch has made of it."""
+        widths = {"in": branch.in_features, "out": branch.out_features}
+        sites = {slot: self.site.at(role, slot if len(self.slots) > 1 else "") for slot in self.slots}
+        made = {slot: norm(widths[slot], channel_dim=branch.channel_dim, site=site) for slot, site in sites.items()}
+        return nn.ModuleDict(made)
+
+    def forward(self, x: Tensor, **context: Any) -> Tensor:
+        for role, branch in self.branches.items():
+            x = self.join(x, branch, self.norms[role], context)  # type: ignore[arg-type]  # ModuleDict holds Modules
+        return x
+
+
+class Pre(Residual):
+    """The branch reads a normalized stream: x ← x + f(N(x)), and one N after the last block.
+
+    GPT-2 (Radford et al. 2019), Xiong et al. 2020; in a CNN, ResNet v2 (He et al. 2016b).
+    """
+
+    slots = ("in",)
+    needs_final_norm = True
+
+    def join(self, x: Tensor, f: Branch, norms: nn.ModuleDict, context: dict[str, Any]) -> Tensor:
+        return f.shortcut(x) + f(norms["in"](x), **context)
+
+
+class Post(Residual):
+    """The sum is normalized: x ← N(x + f(x)).
+
+    The original Transformer (Vaswani et al. 2017, §3.1), BERT.
+    """
+
+    slots = ("out",)
+
+    def join(self, x: Tensor, f: Branch, norms: nn.ModuleDict, context: dict[str, Any]) -> Tensor:
+        return norms["out"](f.shortcut(x) + f(x, **context))
+
+
+class Deep(Residual):
+    """DeepNorm, post-norm with a stronger skip and smaller branch weights: x ← N(αx + f(x)).
+
+    α = B^¼ multiplies the skip and β = (4B)^−¼ the branch's scaled weights at initialisation, with B residual
+    branches in the whole stack; for M Transformer layers B = 2M, so α = (2M)^¼ and β = (8M)^−¼.
+    Wang et al. 2022 (DeepNet), figure 2 and table 1; there the weights are Xavier normal (`init=xavier`).
+    """
+
+    slots = ("out",)
+
+    def __init__(self, branches: Mapping[str, Branch], norm: NormFactory, site: Site) -> None:
+        super().__init__(branches, norm, site)
+        self.residual_gain = float(site.branches) ** 0.25
+        self.branch_gain = (4.0 * site.branches) ** -0.25
+
+    def join(self, x: Tensor, f: Branch, norms: nn.ModuleDict, context: dict[str, Any]) -> Tensor:
+        return norms["out"](self.residual_gain * f.shortcut(x) + f(x, **context))
+
+
+class PostInside(Residual):
+    """The branch's output is normalized before it joins: x ← x + N(f(x)), and one N after the last block.
+
+    Swin v2 (Liu et al. 2022, res-post-norm), OLMo 2 (2024); the last norm of a ResNet v1 block (He et al. 2016a).
+    Some texts call this formula post-norm.
+    """
+
+    slots = ("out",)
+    needs_final_norm = True
+
+    def join(self, x: Tensor, f: Branch, norms: nn.ModuleDict, context: dict[str, Any]) -> Tensor:
+        return f.shortcut(x) + norms["out"](f(x, **context))
+
+
+class Sandwich(Residual):
+    """The branch's input and output are normalized: x ← x + N(f(N(x))), and one N after the last block.
+
+    CogView (Ding et al. 2021), Gemma 2 (2024), Peri-LN (Kim et al. 2025).
+    """
+
+    slots = ("in", "out")
+    needs_final_norm = True
+
+    def join(self, x: Tensor, f: Branch, norms: nn.ModuleDict, context: dict[str, Any]) -> Tensor:
+        return f.shortcut(x) + norms["out"](f(norms["in"](x), **context))
+
+
+class Parallel(Residual):
+    """Attention and MLP side by side: x ← x + attention(N(x)) + mlp(N(x)), and one N after the last block.
+
+    Both branches read the same N, whose site is the block (DyT's table counts it among "all others").
+    GPT-J (Wang & Komatsuzaki 2021), PaLM (Chowdhery et al. 2022, §2).
+    Some texts call this formula pre-norm.
+    """
+
+    slots = ("in",)
+    needs_final_norm = True
+    min_branches = 2
+
+    def make_norms(self, branches: Mapping[str, Branch], norm: NormFactory) -> nn.ModuleDict:
+        first = next(iter(branches.values()))
+        return nn.ModuleDict({"shared": self.branch_norms(self.site.role, first, norm)})
+
+    def forward(self, x: Tensor, **context: Any) -> Tensor:
+        y = self.norms["shared"]["in"](x)  # type: ignore[index]  # a ModuleDict of ModuleDicts
+        return reduce(add, (f(y, **context) for f in self.branches.values()), x)
+
+
+class Plain(Residual):
+    """No skip and no norm around the branch, only the branch's own norms: x ← f(x).
+
+    For models without residuals (`cnn_plain`, `mlp_plain`, `vgg`), where it is the only placement.
+    """
+
+    slots = ()
+    residual = False
+
+    def join(self, x: Tensor, f: Branch, norms: nn.ModuleDict, context: dict[str, Any]) -> Tensor:
+        return f(x, **context)

@@ -1,6 +1,4 @@
 """Statistics that ride on the training forward and backward pass."""
+# ruff: noqa: F401 (imported for those who measure)
 
-from normbench.probes.probes import Probes
-from normbench.probes.reading import Reading, Wanted
-
-__all__ = ["Probes", "Reading", "Wanted"]
+from normbench.probes.probes import Probes, Reading

@@ -7,85 +7,162 @@ a step takes several batches, what passes by is the last one's, and gradients ar
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import torch
-from torch import nn
-from torch.utils.hooks import RemovableHandle
+from torch import Tensor, nn
 
-from normbench.probes.hooks import Attending, attention_hook, norm_hook, running_hook, stream_hook
-from normbench.probes.reading import Reading, Wanted
-from normbench.probes.statistics import total_norm
-from normbench.types import Branch, Model, Norm, Placement
+from normbench.probes import statistics
+from normbench.types import Model, Norm
 
 SYMBOLS = {"weight": "gamma", "bias": "beta"}
 
 
-class Probes:
-    """Knows where to look in a model. `norms` are the model's norms by the name of their site."""
+def quietly(read: Callable[..., None], name: str, module: nn.Module, inputs: tuple[Tensor, ...], *rest: Any) -> None:
+    """Call a hook without gradients, and in full precision where the forward pass is cast to 16 bits."""
+    with torch.no_grad(), torch.autocast(inputs[0].device.type, enabled=False):
+        read(name, module, inputs, *rest)
 
-    def __init__(self, model: Model, norms: Mapping[str, nn.Module], wanted: Wanted) -> None:
-        self.model, self.norms, self.wanted = model, norms, wanted
-        self.groups = parameter_groups(model, norms.values())
+
+@dataclass
+class Reading:
+    """Numbers and histograms by tag, still on the device; second moments of features, whose ranks the host computes.
+
+    The hooks are methods that begin with `see`; `name` is the place in the tags.
+    """
+
+    wanted: Collection[str]
+    with_histograms: bool = False
+    scalars: dict[str, Tensor] = field(default_factory=dict)
+    histograms: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    second_moments: dict[str, Tensor] = field(default_factory=dict)
+
+    def see_norm(self, name: str, norm: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        """Read what enters and what leaves a norm; of one whose output is bounded, how much reaches the bound."""
+        for side, x in (("in", inputs[0]), ("out", output)):
+            found = statistics.moments(x, norm.channel_dim) if "activations" in self.wanted else {}
+            if "tails" in self.wanted:
+                found |= statistics.tails(x, norm.channel_dim)
+            self.scalars |= {f"act/{name}/{word}_{side}": value for word, value in found.items()}
+            if self.with_histograms:
+                self.histograms[f"act/{name}/{side}"] = statistics.histogram(x)
+        if "activations" in self.wanted and hasattr(norm, "saturation"):
+            self.scalars[f"act/{name}/saturated_out"] = norm.saturation(inputs[0])
+
+    def see_running(self, name: str, norm: Any, inputs: tuple[Tensor, ...]) -> None:
+        """Read how far a batch is from the running statistics, before they are updated.
+
+        mean_gap: root mean square over channels of (batch mean − running mean) / running std; std_ratio: mean of
+        batch std / running std.
+        """
+        x = inputs[0].detach().float()
+        others = [d for d in range(x.ndim) if d != norm.channel_dim % x.ndim]
+        variance, mean = torch.var_mean(x, dim=others, correction=0)
+        running_std = (norm.running_var + norm.eps).sqrt()
+        self.scalars[f"norm/{name}/mean_gap"] = statistics.rms((mean - norm.running_mean) / running_std)
+        self.scalars[f"norm/{name}/std_ratio"] = (variance.sqrt() / running_std).mean()
+
+    def see_stream(self, name: str, block: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        """Read the residual stream that leaves a block."""
+        channel_dim = next(iter(block.branches.values())).channel_dim
+        if "activations" in self.wanted:
+            self.scalars[f"act/{name}/rms"] = statistics.rms(output)
+        if "geometry" in self.wanted:
+            self.second_moments[f"act/{name}/effective_rank"] = statistics.second_moment(output, channel_dim)
+            if output[0].numel() > output.shape[channel_dim]:  # more than one position
+                self.scalars[f"act/{name}/token_similarity"] = statistics.token_similarity(output, channel_dim)
+
+    def see_attention(
+        self, name: str, branch: Any, inputs: tuple[Tensor, ...], context: dict[str, Any], output: Tensor
+    ) -> None:
+        """Read how attention is spread: mean entropy over heads and queries (nats), largest logit.
+
+        The branch gives its logits (batch, heads, queries, keys) for an input, −∞ where nobody may look.
+        """
+        logits = branch.attention_logits(inputs[0].float(), **context)
+        self.scalars[f"attention/{name}/entropy"] = statistics.entropy(logits)
+        self.scalars[f"attention/{name}/largest_logit"] = logits.max()
+
+    def numbers(self) -> dict[str, float]:
+        """Return all numbers, in one copy from the device, and the effective ranks."""
+        values = torch.stack([value.float() for value in self.scalars.values()]).tolist() if self.scalars else []
+        ranks = {tag: statistics.effective_rank(moment.cpu().double()) for tag, moment in self.second_moments.items()}
+        return dict(zip(self.scalars, values, strict=True)) | ranks
+
+    def host_histograms(self) -> dict[str, tuple[list[float], list[float]]]:
+        """Return counts of values between edges, and the edges (one more), in two copies from the device."""
+        counts, limits = (torch.stack(parts).tolist() for parts in zip(*self.histograms.values(), strict=True))
+        edges = [torch.linspace(low, high, len(counts[0]) + 1, dtype=torch.float64).tolist() for low, high in limits]
+        return dict(zip(self.histograms, zip(counts, edges, strict=True), strict=True))
+
+
+class Probes:
+    """Knows where to look in a model.
+
+    norms: the model's norms by the name of their site. wanted: words under `probes` in the configuration that are true.
+    """
+
+    def __init__(self, model: Model, norms: Mapping[str, nn.Module], wanted: Collection[str]) -> None:
+        self.blocks: dict[str, Any] = {f"{layer:02d}": block for layer, block in enumerate(model.blocks)}
+        self.norms, self.wanted = norms, wanted
+        self.groups = parameter_groups(model, self.blocks, norms.values())
 
     @contextmanager
     def watch(self, histograms: bool = False) -> Iterator[Reading]:
         """Look at the forward and backward pass inside the `with`; the reading is complete behind it."""
-        reading = Reading()
-        handles = list(self.attach(reading, histograms))
+        reading = Reading(self.wanted, histograms)
+        handles = list(self.attach(reading))
         try:
             yield reading
         finally:
             for handle in handles:
                 handle.remove()
-        with torch.no_grad():
-            if self.wanted.gradients:
-                self.read_gradients(reading)
-            if self.wanted.parameters:
-                self.read_parameters(reading)
+        self.read_parameters(reading)
 
     @contextmanager
     def watch_update(self, reading: Reading | None) -> Iterator[None]:
         """Add to a reading, if there is one, how far the optimizer's step inside the `with` moves the weights."""
-        if reading is None or not self.wanted.updates:
+        if reading is None or "updates" not in self.wanted:
             yield
             return
         before = {tag: [p.detach().clone() for p in parameters] for tag, parameters in self.groups.items()}
         yield
         with torch.no_grad():
             for tag, parameters in self.groups.items():
-                moved = total_norm([new - old for new, old in zip(parameters, before[tag], strict=True)])
-                reading.scalars[f"update/{tag}/ratio"] = moved / total_norm(before[tag])
+                moved = statistics.total_norm([new - old for new, old in zip(parameters, before[tag], strict=True)])
+                reading.scalars[f"update/{tag}/ratio"] = moved / statistics.total_norm(before[tag])
 
-    def attach(self, reading: Reading, histograms: bool) -> Iterator[RemovableHandle]:
+    def attach(self, reading: Reading) -> Iterator[Any]:
         """Put hooks on norms, blocks and attention."""
-        wanted = self.wanted
         for name, norm in self.norms.items():
-            if wanted.activations or wanted.tails or histograms:
-                yield norm.register_forward_hook(norm_hook(reading, name, wanted, histograms))
-            if wanted.parameters and isinstance(norm, Norm) and getattr(norm, "running_mean", None) is not None:
-                yield norm.register_forward_pre_hook(running_hook(reading, name))
-        for layer, block in enumerate(self.model.blocks):
-            branches = branches_of(block)
-            if wanted.activations or wanted.geometry:
-                channel_dim = next(iter(branches.values())).channel_dim
-                yield block.register_forward_hook(stream_hook(reading, layer, channel_dim, wanted))
-            for role, branch in branches.items():
-                if wanted.attention and isinstance(branch, Attending):
-                    hook = attention_hook(reading, f"block{layer:02d}.{role}")
+            if "activations" in self.wanted or "tails" in self.wanted or reading.with_histograms:
+                yield norm.register_forward_hook(partial(quietly, reading.see_norm, name))
+            if (
+                "parameters" in self.wanted
+                and isinstance(norm, Norm)
+                and getattr(norm, "running_mean", None) is not None
+            ):
+                yield norm.register_forward_pre_hook(partial(quietly, reading.see_running, name))
+        for layer, block in self.blocks.items():
+            if "activations" in self.wanted or "geometry" in self.wanted:
+                yield block.register_forward_hook(partial(quietly, reading.see_stream, f"stream{layer}"))
+            for role, branch in block.branches.items():
+                if "attention" in self.wanted and hasattr(branch, "attention_logits"):
+                    hook = partial(quietly, reading.see_attention, f"block{layer}.{role}")
                     yield branch.register_forward_hook(hook, with_kwargs=True)
 
-    def read_gradients(self, reading: Reading) -> None:
-        """Read the norm of each group's gradients."""
-        for tag, parameters in self.groups.items():
+    @torch.no_grad()
+    def read_parameters(self, reading: Reading) -> None:
+        """Read the norm of each group's gradients; of the norms' parameters the one number, or mean and deviation."""
+        for tag, parameters in self.groups.items() if "gradients" in self.wanted else ():
             gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
             if gradients:
-                reading.scalars[f"grad/{tag}/norm"] = total_norm(gradients)
-
-    def read_parameters(self, reading: Reading) -> None:
-        """Read the norms' parameters: those of one number, or mean and standard deviation."""
-        for name, norm in self.norms.items():
+                reading.scalars[f"grad/{tag}/norm"] = statistics.total_norm(gradients)
+        for name, norm in self.norms.items() if "parameters" in self.wanted else ():
             for parameter_name, tensor in norm.named_parameters():
                 tag = f"norm/{name}/{SYMBOLS.get(parameter_name, parameter_name)}"
                 if tensor.numel() == 1:
@@ -95,33 +172,22 @@ class Probes:
                     reading.scalars[f"{tag}_std"] = tensor.std(correction=0)
 
 
-def branches_of(block: nn.Module) -> dict[str, Branch]:
-    """Return the branches of a block, by role."""
-    assert isinstance(block, Placement)
-    return {role: branch for role, branch in block.branches.items() if isinstance(branch, Branch)}
-
-
-def parameter_groups(model: Model, norms: Iterable[nn.Module]) -> dict[str, list[nn.Parameter]]:
+def parameter_groups(
+    model: Model, blocks: Mapping[str, Any], norms: Iterable[nn.Module]
+) -> dict[str, list[nn.Parameter]]:
     """Return the parameters by where they are, each in one group.
 
     Each branch of a block without its norms (`block03.mlp`), all norms of the block (`block03.norms`), what else the
     block has (`block03.placement`), and the rest (`outside`).
     """
-    in_norms = {id(parameter) for norm in norms for parameter in norm.parameters()}
-    groups: dict[str, list[nn.Parameter]] = {}
-    taken: set[int] = set()
-
-    def take(tag: str, parameters: Iterable[nn.Parameter]) -> None:
-        groups[tag] = [parameter for parameter in parameters if id(parameter) not in taken]
-        taken.update(map(id, groups[tag]))
-
-    for layer, block in enumerate(model.blocks):
-        assert isinstance(block, Placement)
-        tag = f"block{layer:02d}"
-        of_norms = in_norms | {id(parameter) for parameter in block.norms.parameters()}
-        take(f"{tag}.norms", [parameter for parameter in block.parameters() if id(parameter) in of_norms])
-        for role, branch in branches_of(block).items():
-            take(f"{tag}.{role}", branch.parameters())
-        take(f"{tag}.placement", block.parameters())
-    take("outside", model.parameters())
-    return {tag: parameters for tag, parameters in groups.items() if parameters}
+    in_norms = {parameter for norm in norms for parameter in norm.parameters()}
+    parts: list[tuple[str, Iterable[nn.Parameter]]] = []
+    for layer, block in blocks.items():
+        of_norms = in_norms.union(block.norms.parameters())
+        parts.append((f"block{layer}.norms", [each for each in block.parameters() if each in of_norms]))
+        parts += [(f"block{layer}.{role}", branch.parameters()) for role, branch in block.branches.items()]
+        parts.append((f"block{layer}.placement", block.parameters()))
+    tags: dict[nn.Parameter, str] = {}
+    for tag, parameters in [*parts, ("outside", model.parameters())]:
+        tags |= {parameter: tag for parameter in parameters if parameter not in tags}
+    return {tag: [each for each in tags if tags[each] == tag] for tag in dict.fromkeys(tags.values())}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int64
@@ -40,10 +39,6 @@ def rms(x: Float[Tensor, "..."]) -> Scalar:
     return x.detach().float().square().mean().sqrt()
 
 
-OUTLIER = 6.0  # a channel whose RMS is so many times the median channel's
-SAMPLED = 1 << 16  # values that quantiles are taken of
-
-
 def tails(x: Float[Tensor, "..."], channel_dim: int) -> dict[str, Scalar]:
     """Return quantiles of the values, and how far channels stick out.
 
@@ -53,7 +48,7 @@ def tails(x: Float[Tensor, "..."], channel_dim: int) -> dict[str, Scalar]:
     """
     x = x.detach().float()
     values = x.flatten()
-    step = -(-values.numel() // SAMPLED)
+    step = -(-values.numel() // 65_536)
     while math.gcd(step, x[0].numel()) > 1:  # else it would fall on some channels only
         step += 1
     ranked = values[::step].sort().values
@@ -64,7 +59,7 @@ def tails(x: Float[Tensor, "..."], channel_dim: int) -> dict[str, Scalar]:
     # `nanmedian` and a mask would wait for the device
     median = ordered.gather(0, (zeros + (ordered.numel() - zeros - 1) // 2)[None])
     ratio = channels / median
-    return found | {"outlier_ratio": ratio.max(), "outliers": (ratio > OUTLIER).float().mean()}
+    return found | {"outlier_ratio": ratio.max(), "outliers": (ratio > 6).float().mean()}
 
 
 def second_moment(x: Float[Tensor, "..."], channel_dim: int) -> Float[Tensor, "features features"]:
@@ -107,18 +102,11 @@ def total_norm(tensors: list[Tensor]) -> Scalar:
     return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tensors)))
 
 
-class DeviceHistogram(NamedTuple):
-    """Counts in equal bins between two limits, still on the device."""
-
-    counts: Int64[Tensor, " bins"]
-    limits: Float[Tensor, "2"]
-
-
-def histogram(x: Float[Tensor, "..."], bins: int = 64) -> DeviceHistogram:
-    """Count x in equal bins between its extremes."""
+def histogram(x: Float[Tensor, "..."], bins: int = 64) -> tuple[Int64[Tensor, " bins"], Float[Tensor, "2"]]:
+    """Count x in equal bins between its extremes; return the counts, and the extremes."""
     x = x.detach().float().flatten()
     low, high = x.aminmax()
     width = ((high - low) / bins).clamp_min(torch.finfo(torch.float32).tiny)
     index = ((x - low) / width).long().clamp_(0, bins - 1)
     counts = torch.zeros(bins, device=x.device, dtype=torch.int64).scatter_add_(0, index, torch.ones_like(index))
-    return DeviceHistogram(counts, torch.stack((low, high)))
+    return counts, torch.stack((low, high))

@@ -6,7 +6,6 @@ import signal
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import fields
 from types import FrameType
 from typing import Any
 
@@ -15,7 +14,7 @@ import yaml
 
 from normbench import build, recording
 from normbench.errors import RunFailure, is_disk_full, is_out_of_memory
-from normbench.probes import Probes, Wanted
+from normbench.probes import Probes
 from normbench.recording import ConsoleSink, JsonLinesSink, Sink, TensorBoardSink
 from normbench.run.plan import Run
 from normbench.rundir import RunDirectory, Status, describe_environment, read_json, write_bytes, write_json
@@ -124,7 +123,7 @@ class Session:
     def make_loop(self) -> Loop:
         """Wire the training loop together."""
         trainer, probes = self.settings.trainer, self.settings.probes
-        wanted = Wanted(**{item.name: getattr(probes, item.name) for item in fields(Wanted)})
+        wanted = {name for name, value in vars(probes).items() if value is True}
         # compiled with eager mode's random numbers: its own would give other dropout masks
         fallback = {"fallback_random": True}
         parts = Parts(

@@ -9,19 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normbench.placements.base import Residual
-from normbench.types import (
-    Batch,
-    Branch,
-    Data,
-    ImageClassification,
-    Model,
-    NormFactory,
-    PlacementFactory,
-    Site,
-    Split,
-    Task,
-)
+from normbench.placements import Residual
+from normbench.types import Batch, Branch, Data, ImageClassification, Model, Site, Split
 
 
 class Halved(Residual):
@@ -53,9 +42,8 @@ class TwoLayers(Model):
     roles = ("layer",)
     has_positions = False
 
-    def __init__(self, task: Task, norm: NormFactory, placement: PlacementFactory, *, width: int = 12) -> None:
+    def __init__(self, task: ImageClassification, norm: Any, placement: Any, *, width: int = 12) -> None:
         super().__init__()
-        assert isinstance(task, ImageClassification)
         self.stem = nn.Linear(math.prod(task.image_shape), width)
         sites = [Site("block", layer, depth=2, branches=2) for layer in range(2)]
         self.blocks = nn.ModuleList([placement({"layer": Layer(width)}, norm, site) for site in sites])

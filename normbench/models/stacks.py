@@ -1,11 +1,14 @@
-"""What the models share: their settings, activations, and stacks of blocks with one branch each."""
+"""Stacks of blocks with one branch each: what CNNs and MLPs share, and the MLPs, which are for teaching and tests."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Literal
 
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from normbench.settings import Setting
@@ -41,6 +44,7 @@ class BlockStack(Model):
 
     data flow: inputs ─ stem ─ blocks ─ final norm, if the placement needs one ─ activation ─ head. Without residuals
     each block ends in its own norm and activation, and the head follows the last one.
+    Subclasses make `stem` and `shapes` of settings of their own, and hand the rest on.
     """
 
     kinds = frozenset({"image_classification"})
@@ -49,14 +53,14 @@ class BlockStack(Model):
 
     def __init__(
         self,
+        stem: nn.Module,
+        shapes: Sequence[tuple[Any, ...]],
         task: ImageClassification,
         norm: NormFactory,
         placement: PlacementFactory,
         *,
-        stem: nn.Module,
-        shapes: Sequence[tuple[Any, ...]],
-        activation: str,
-        norm_order: str,
+        activation: Activation,
+        norm_order: NormOrder,
     ) -> None:
         super().__init__()
         depth, role = len(shapes), self.roles[0]
@@ -70,8 +74,7 @@ class BlockStack(Model):
         self.final: nn.Module = nn.Identity()
         if self.residual:
             if self.blocks[-1].needs_final_norm:
-                site = Site("final", depth=depth)
-                self.final = norm(branch.out_features, channel_dim=self.channel_dim, site=site)
+                self.final = norm(branch.out_features, channel_dim=self.channel_dim, site=Site("final", depth=depth))
             self.final = nn.Sequential(self.final, ACTIVATIONS[activation]())
         self.head = nn.Linear(branch.out_features, task.num_classes)
 
@@ -81,3 +84,65 @@ class BlockStack(Model):
         for block in self.blocks:
             x = block(x)
         return self.final(x)
+
+
+class LinearBranch(Branch):
+    """activation, linear, norm and activation, linear: as ConvBranch, fully connected."""
+
+    scaled = ("fc1", "fc2")
+    output = ("fc2",)
+
+    def __init__(self, features: tuple[int, int], inside: NormActivation) -> None:
+        super().__init__()
+        self.in_features, self.out_features = features
+        self.activation = inside.activation()
+        self.fc1 = nn.Linear(*features)
+        self.between = inside(self.out_features, "inner")
+        self.fc2 = nn.Linear(self.out_features, self.out_features)
+
+    def forward(self, x: Float[Tensor, "batch in"], **_: Tensor | None) -> Float[Tensor, "batch out"]:
+        return self.fc2(self.between(self.fc1(self.activation(x))))
+
+
+class PlainLinearBranch(Branch):
+    """Linear, norm and activation, without a skip (Ioffe & Szegedy 2015, §4.1)."""
+
+    def __init__(self, features: tuple[int, int], inside: NormActivation) -> None:
+        super().__init__()
+        self.in_features, self.out_features = features
+        self.fc1 = nn.Linear(*features)
+        self.after = inside(self.out_features)
+
+    def forward(self, x: Float[Tensor, "batch in"], **_: Tensor | None) -> Float[Tensor, "batch out"]:
+        return self.after(self.fc1(x))
+
+
+class ResidualMLP(BlockStack):
+    """A residual MLP on flattened images: a linear stem, blocks of two linear layers, a linear head.
+
+    depth: blocks. width: features of the stream. norm_order: inside a branch, the norm `before` or `after` the
+    activation.
+    """
+
+    roles = ("linear",)
+    has_positions = False
+    branch: ClassVar[Callable[..., Branch]] = LinearBranch
+
+    def __init__(self, task: ImageClassification, *factories: Any, depth: Depth, width: Width, **inside: Any) -> None:
+        inputs = math.prod(task.image_shape)
+        widths = [width if self.residual else inputs, *[width] * depth]
+        stem = nn.Linear(inputs, width) if self.residual else nn.Identity()
+        super().__init__(stem, [(features,) for features in pairwise(widths)], task, *factories, **inside)
+
+    def forward(self, inputs: Float[Tensor, "batch ..."]) -> Float[Tensor, "batch classes"]:
+        return self.head(self.features(inputs.flatten(1)))
+
+
+class PlainMLP(ResidualMLP):
+    """Linear, norm and activation, layer upon layer, no skips; takes `placement=plain` only.
+
+    With three layers of 100 sigmoid units on MNIST it is the network of Ioffe & Szegedy 2015, §4.1 and figure 1.
+    """
+
+    residual = False
+    branch = PlainLinearBranch
