@@ -30,6 +30,7 @@ from tiny_sweeps import (
     sweep_words,
 )
 
+from normbench.cli import main
 from normbench.config.groups import options
 from normbench.errors import UsageError
 from normbench.sweep import launchers
@@ -123,7 +124,7 @@ def test_all_runs_end_with_the_sweep_behind_checkpoints(start: Start, tmp_path: 
     assert "Traceback" not in output
     if number is not signal.SIGKILL:
         assert status == 128 + number, output
-        assert output.splitlines()[-1].startswith(f"stopped by {number.name}: 0 of 4 runs are over")
+        assert output.splitlines()[-1].startswith(f"stopped by {number.name}: the same command goes on")
     deadline = time.monotonic() + PATIENCE
     for path, pid in processes.items():
         while Path(f"/proc/{pid}").exists():
@@ -145,11 +146,16 @@ def test_a_second_ctrl_c_ends_at_once(start: Start, tmp_path: Path) -> None:
     assert "Traceback" not in sweep.output
 
 
-@pytest.mark.slow
-def test_a_process_that_dies_takes_no_other_run_with_it(server: Server, start: Start, tmp_path: Path) -> None:
+def test_a_process_that_dies_takes_no_other_run_with_it(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Processes are forked from the tests' own server, which has begun already."""
+    server.start(["list"], tmp_path).wait()
+    monkeypatch.setenv("COLUMNS", "200")
     (tmp_path / "own_norms.py").write_text(OWN_NORMS)
-    status, output = start(own_words("Killer", "Fine", launcher="joblib"), tmp_path).ended()
-    assert status == 1, output
+    monkeypatch.chdir(tmp_path)
+    assert main(own_words("Killer", "Fine", launcher="joblib")) == 1
+    output = capsys.readouterr().out
     assert statuses(tmp_path) == {"killer": "failed", "fine": "finished"}
     assert output.count("its process ended without a word, twice (SIGKILL)") == 1
     assert "Traceback" not in output
@@ -157,7 +163,7 @@ def test_a_process_that_dies_takes_no_other_run_with_it(server: Server, start: S
     assert [len(sessions(path)) for path in run_directories(tmp_path).values()] == [1, 2]
 
     (tmp_path / "mended").touch()
-    finished(server, [*own_words("Killer", "Fine"), "sweep.retry_failed=true"], tmp_path)
+    assert main([*own_words("Killer", "Fine", launcher="joblib"), "sweep.retry_failed=true"]) == 0
     assert statuses(tmp_path) == {"killer": "finished", "fine": "finished"}
 
 
@@ -167,8 +173,6 @@ def test_a_process_that_dies_takes_no_other_run_with_it(server: Server, start: S
 def test_every_launcher_has_a_class(monkeypatch: pytest.MonkeyPatch) -> None:
     made = {name: make_launcher(read_settings([f"launcher={name}"])[1]) for name in options("launcher")}
     assert {type(launcher) for launcher in made.values()} == set(Launcher.__subclasses__())
-    with pytest.raises(UsageError, match="makes no Launcher"):
-        make_launcher({"_target_": "builtins.dict"})
     monkeypatch.setattr(launchers, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"launcher=ray is not installed: pip install 'normbench\[ray\]'"):
         make_launcher(read_settings(["launcher=ray"])[1])
@@ -182,19 +186,18 @@ exit 1
 """
 
 
-def test_the_script_for_slurm(server: Server, tmp_path: Path) -> None:
+def test_the_script_for_slurm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     for name in ("sbatch", "srun"):
         (tmp_path / name).write_text(SBATCH)
         (tmp_path / name).chmod(stat.S_IRWXU)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     words = [*sweep_words(launcher="submitit"), "launcher.partition=gpu", "launcher.cpus_per_task=3"]
     words += ["launcher.timeout_min=30", "launcher.account=me", "launcher.array_parallelism=2"]
-    environment = {**server.environment, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    done = subprocess.run(
-        [sys.executable, "-m", "normbench", *words], cwd=tmp_path, env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 1, done.stderr
-    assert "the launcher has started nothing" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert main(words) == 1
+    assert "the launcher has started nothing" in capsys.readouterr().err
     script = (tmp_path / "script").read_text()
     asked = dict(re.findall(r"^#SBATCH --([\w-]+)=(\S+)", script, re.MULTILINE))
     expected = {"partition": "gpu", "cpus-per-task": "3", "time": "30", "job-name": "normbench", "account": "me"}

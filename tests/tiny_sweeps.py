@@ -50,7 +50,7 @@ class Killer(Counted):
 
 
 def varied(*words: str) -> list[dict[str, str]]:
-    return [dict(point.varied) for point in read_grid(words).points]
+    return [dict(point.varied) for point in read_grid(words)[0]]
 
 
 def planned(*words: str) -> Sweep:
