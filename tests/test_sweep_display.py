@@ -12,8 +12,7 @@ import pytest
 from rich.console import Console
 
 from normbench.rundir import RunDirectory
-from normbench.sweep.display import View, overall, steps_done
-from normbench.sweep.folder import Entry, SweepFolder
+from normbench.sweep.folder import Entry, SweepFolder, View, overall, steps_done
 
 NAMES = ("rmsnorm", "layernorm", "dyt", "groupnorm", "none")
 

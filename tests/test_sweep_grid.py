@@ -10,7 +10,7 @@ from tiny_sweeps import CNN, own_study, planned, varied
 from normbench.cli import main
 from normbench.config.groups import config_directory, options
 from normbench.sweep.conduct import understand
-from normbench.sweep.grid import exclude, read_grid
+from normbench.sweep.plan import exclude, read_grid
 from normbench.sweep.words import read_settings
 
 pytest_plugins = ["refusals"]

@@ -179,7 +179,7 @@ def test_each_arm_is_reported_at_its_own_rate(server: Server, tmp_path: Path) ->
     words = ["sweep", "norm=rmsnorm,none", "seed=0", *CNN, *LENGTHS, "trainer.grad_clip=0", "launcher=local"]
     words += ["sweep.lr=auto", "sweep.lr_grid=1e-2,1000", "sweep.report=false"]
     output = finished(server, words, tmp_path)
-    assert "learning rates: 4 runs in outputs/sweep-lr choose on a tenth of the training data" in output
+    assert "4 runs in outputs/sweep-lr choose learning rates on held out data" in output
     noted = json.loads((tmp_path / "outputs" / "sweep" / "lr_choice.json").read_text())
     assert (noted["seeds"], noted["holdout"], noted["runs"]) == ([1000], 0.1, "sweep-lr")
     by_arm = {arm["name"]: arm for arm in noted["arms"]}

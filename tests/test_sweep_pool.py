@@ -30,11 +30,12 @@ from tiny_sweeps import (
     sweep_words,
 )
 
+from normbench.build import imported
 from normbench.cli import main
 from normbench.config.groups import options
 from normbench.errors import UsageError
-from normbench.sweep import launchers
-from normbench.sweep.launchers import Launcher, make_launcher
+from normbench.sweep import words
+from normbench.sweep.launchers import Launcher
 from normbench.sweep.words import read_settings
 
 pytest_plugins = ["run_fixtures"]
@@ -171,11 +172,11 @@ def test_a_process_that_dies_takes_no_other_run_with_it(
 
 
 def test_every_launcher_has_a_class(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = {name: make_launcher(read_settings([f"launcher={name}"])[1]) for name in options("launcher")}
-    assert {type(launcher) for launcher in made.values()} == set(Launcher.__subclasses__())
-    monkeypatch.setattr(launchers, "find_spec", lambda name: None)
+    paths = [read_settings([f"launcher={name}"])[1]["_target_"] for name in options("launcher")]
+    assert {imported(path) for path in paths} == set(Launcher.__subclasses__())
+    monkeypatch.setattr(words, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"launcher=ray is not installed: pip install 'normbench\[ray\]'"):
-        make_launcher(read_settings(["launcher=ray"])[1])
+        read_settings(["launcher=ray"])
 
 
 SBATCH = """#!/bin/sh
@@ -194,9 +195,8 @@ def test_the_script_for_slurm(
         (tmp_path / name).chmod(stat.S_IRWXU)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    words = [*sweep_words(launcher="submitit"), "launcher.partition=gpu", "launcher.cpus_per_task=3"]
-    words += ["launcher.timeout_min=30", "launcher.account=me", "launcher.array_parallelism=2"]
-    assert main(words) == 1
+    settings = ["partition=gpu", "cpus_per_task=3", "timeout_min=30", "account=me", "array_parallelism=2"]
+    assert main([*sweep_words(launcher="submitit"), *(f"launcher.{setting}" for setting in settings)]) == 1
     assert "the launcher has started nothing" in capsys.readouterr().err
     script = (tmp_path / "script").read_text()
     asked = dict(re.findall(r"^#SBATCH --([\w-]+)=(\S+)", script, re.MULTILINE))

@@ -70,9 +70,7 @@ def test_the_same_command_again_does_nothing(
     assert {path: path.stat().st_mtime_ns for path in whole.rglob("*") if path.is_file()} == before
 
 
-MORE = [("checkpoint > half of a write to checkpoint.pt", 300)]
-MORE += [("preparation > begin", 2), ("finish > rename to summary.json", 1), ("finish > fsync summary.json", 3)]
-MORE += [("logging > half of a write to metrics.jsonl", 9), ("evaluation > batch", 4)]
+MORE = [("preparation > begin", 2), ("finish > rename to summary.json", 1), ("finish > fsync summary.json", 3)]
 
 
 @pytest.mark.parametrize(("place", "nth"), [("training > gradients", 16), *slow(*MORE)])
@@ -82,7 +80,7 @@ def test_a_killed_sweep_goes_on(
     child = server.start(sweep_words(), tmp_path, Trap(place, nth))
     assert child.wait() == -signal.SIGKILL, child.output
     watching = server.start(["sweep", "--watch", "outputs/sweep"], tmp_path)
-    watching.poll(lambda: "1/4 runs" in watching.output)
+    watching.poll(lambda: "/4 runs" in watching.output)
     output = finished(server, sweep_words(), tmp_path)
     assert "failed" not in output
     assert_as(undisturbed_sweep, tmp_path)

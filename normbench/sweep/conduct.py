@@ -14,35 +14,29 @@ from typing import Any
 
 from rich.console import Console
 
+from normbench.build import imported
 from normbench.errors import RunFailure, UsageError, explain
 from normbench.run.session import Session
 from normbench.run.train import limits_named, measure, notes_shown
 from normbench.rundir import CHOICE_FILE
-from normbench.sweep.display import LOOK_SECONDS, View, overall, say, show_failures, show_left_out, show_plan
-from normbench.sweep.folder import Standing, SweepFolder
-from normbench.sweep.grid import SWEEP_NAME, exclude, read_grid
-from normbench.sweep.launchers import make_launcher
-from normbench.sweep.plan import PlannedRun, Planner, SweepPlan
+from normbench.sweep.folder import LOOK_SECONDS, Standing, SweepFolder, View, overall, say, show_arms, show_failures
+from normbench.sweep.plan import SWEEP_NAME, Planner, SweepPlan, exclude, read_grid
 from normbench.sweep.tuning import SUFFIX, check_tunable, choose, said, tuned_grid, tuning_grid, write_choices
 from normbench.sweep.words import SweepConfig, read_settings
 from normbench.sweep.work import Execution, Stopped
-
-# Called at the end with the folder of the runs, and whether the person asked for quiet.
-Report = Callable[[Path, bool], None]
 
 
 @dataclass
 class Sweep:
     """A sweep that is understood; nothing has been run or written.
 
-    plan: where learning rates are to be chosen, with those that are set in their place. console: mute, if the person
-    asked for quiet. failed: runs that have failed.
+    plan: where learning rates are to be chosen, with those that are set in their place. failed: runs that have failed.
     """
 
     settings: SweepConfig
     planner: Planner
     plan: SweepPlan
-    console: Console
+    console: Console = field(default_factory=Console)
     failed: list[Standing] = field(default_factory=list)
 
     # ---- --dry-run
@@ -56,56 +50,55 @@ class Sweep:
             if not self.show_one(tuning):
                 plan = self.reported(choose(tuning))
         self.show_one(plan)
-        show_left_out(self.console, self.plan)
+        self.say_left_out()
         return 0
 
     def show_one(self, plan: SweepPlan) -> int:
         """Print a plan, and the time of one run times their number; returns how many runs are to do."""
-        folder = SweepFolder(plan.folder)
-        standings = {run.run: folder.look(run) for run in plan.runs}
-        show_plan(self.console, plan, standings)
-        to_do = [run for run in plan.runs if not standings[run.run].over]
-        if to_do:
-            with self.console.status("measuring a run"):
-                said = self.expected(to_do)
-            say(self.console, said)
-        return len(to_do)
+        folder, first = SweepFolder(plan.folder), plan.runs[0]
+        arms = {name: [folder.look(run) for run in runs] for name, runs in plan.arms.items()}
+        show_arms(self.console, plan.folder, arms)
+        if number := sum(not one.over for standings in arms.values() for one in standings):
+            beside = min(number, self.planner.jobs)
+            try:
+                seconds = measure(Session(first.prepared)).seconds(first.steps)
+                whole, each = (timedelta(seconds=math.ceil(part)) for part in (seconds * number / beside, seconds))
+                line = f"about {whole} for {number:,} runs, {beside} at a time, each {each} as measured on a few steps"
+            except Exception as error:  # of a user's class, as a run of the sweep would fail with, or it diverges
+                line = f"the time is not known: {first.run} fails ({explain(error)})"
+            say(self.console, line)
+        return number
 
-    def expected(self, runs: Sequence[PlannedRun]) -> str:
-        """Return how long runs take, if each takes as long as the first."""
-        first, beside = runs[0], min(len(runs), self.planner.jobs)
-        try:
-            seconds = measure(Session(first.prepared)).seconds(first.steps)
-        except Exception as error:  # of a user's class, as a run of the sweep would fail with, or it diverges
-            return f"the time is not known: {first.run} fails ({explain(error)})"
-        whole, one = (timedelta(seconds=math.ceil(taken)) for taken in (seconds * len(runs) / beside, seconds))
-        return f"about {whole} for {len(runs):,} runs, {beside} at a time, each {one} as measured on a few steps of one"
+    def say_left_out(self) -> None:
+        """Say what is not run, and why."""
+        for reason, number in self.plan.left_out.items():
+            say(self.console, f"left out, runs: {number:,}: {reason}")
 
     # ---- the runs
 
-    def run(self, report: Report) -> int:
-        """Make the runs and report on them; returns the exit status."""
-        show_left_out(self.console, self.plan)
+    def run(self, report: Callable[[Path, bool], None]) -> int:
+        """Make the runs and report on them; returns the exit status.
+
+        report: takes their folder, and whether the person asked for quiet.
+        """
+        self.console.quiet = self.planner.quiet
+        self.say_left_out()
         try:
             standings = self.finish(self.tuned() if self.settings.lr else self.plan)
         except Stopped as stop:
-            (number,) = stop.args
-            name = signal.Signals(number).name
-            say(Console(), f"stopped by {name}: the same command goes on, each run from its checkpoint")
-            return 128 + int(number)
+            say(Console(), f"stopped by {stop}: the same command goes on, each run from its checkpoint")
+            return 128 + signal.Signals[str(stop)]
         say(self.console, f"{overall(standings)} in {self.plan.folder}")
         if self.console.quiet:
             print(self.plan.folder)
         if self.settings.report:
             report(self.plan.folder, self.console.quiet)
-        show_failures(self.failed)
-        return 1 if self.failed else 0
+        return show_failures(self.failed)
 
     def tuned(self) -> SweepPlan:
         """Return the plan with each arm's own learning rate, which runs on held out data have chosen."""
         tuning = self.planner.plan(tuning_grid(self.plan, self.settings))
-        line = f"learning rates: {len(tuning.runs)} runs in {tuning.folder} choose on a tenth of the training data"
-        say(self.console, line)
+        say(self.console, f"{len(tuning.runs)} runs in {tuning.folder} choose learning rates on held out data")
         self.finish(tuning)
         choices = choose(tuning)
         write_choices(self.plan.folder / CHOICE_FILE, choices, self.settings)
@@ -157,17 +150,17 @@ def understand(words: Sequence[str]) -> Sweep:
     """
     points, own = read_grid(words)
     settings, section = read_settings(own)
-    planner, console = Planner(make_launcher(section), settings.jobs or 0), Console()
+    path = section.pop("_target_")
+    planner = Planner(imported(path, f"launcher._target_={path}")(**section), settings.jobs or 0)
     kept, excluded = exclude(points, settings.exclude or ())
-    with console.status(f"planning {len(kept):,} runs"), notes_shown("quiet=true" in words):
+    with Console().status(f"planning {len(kept):,} runs"), notes_shown("quiet=true" in words):
         plan = planner.plan(kept, excluded)
-    console.quiet = planner.quiet
     if settings.lr:
         check_tunable(plan, settings)
-    return Sweep(settings, planner, plan, console)
+    return Sweep(settings, planner, plan)
 
 
-def sweep(words: Sequence[str], dry_run: bool, report: Report) -> int:
+def sweep(words: Sequence[str], dry_run: bool, report: Callable[[Path, bool], None]) -> int:
     """Make many runs and report on them, or say what they would take; returns the exit status.
 
     Raises:
@@ -197,6 +190,4 @@ def watch(folder: Path) -> int:
             standings += view.over.values()
     if not standings:
         raise UsageError(f"{folder} holds no sweep: give the folder of one, such as outputs/{SWEEP_NAME}")
-    failed = [one for one in standings if one.state == "failed"]
-    show_failures(failed)
-    return 1 if failed else 0
+    return show_failures([one for one in standings if one.state == "failed"])

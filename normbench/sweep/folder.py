@@ -1,14 +1,31 @@
-"""What a sweep keeps beside the run directories, in `outputs/NAME/.sweep`, and how its runs stand by what is there."""
+"""How the runs of a sweep stand, by their directories and what it keeps beside them in `.sweep`; and how that is shown.
+
+On a terminal it is shown live, elsewhere in lines.
+"""
 
 from __future__ import annotations
 
+import math
+import shlex
+import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from datetime import timedelta
 from pathlib import Path
 from typing import Literal
 
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
 from normbench.config.groups import GROUPS
 from normbench.rundir import RunDirectory, fingerprint, read_json, write_json
+
+LOOK_SECONDS = 1.0
+LINE_SECONDS = 60.0  # at most, between two lines of a log
 
 
 @dataclass(frozen=True)
@@ -44,8 +61,8 @@ class SweepFolder:
     """The runs of a folder and what is noted about them. Nothing is created before it is needed."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.plans, self.failures = path / ".sweep" / "plans", path / ".sweep" / "failures"
+        self.path, self.notes = path, path / ".sweep"
+        self.plans, self.failures = self.notes / "plans", self.notes / "failures"
 
     def write_plan(self, entries: Iterable[Entry]) -> None:
         """Note which runs a sweep makes, for whoever looks on; the same runs are the same file."""
@@ -94,3 +111,117 @@ def arm_name(arm: Mapping[str, str]) -> str:
     """Name an arm, such as `rmsnorm · pre · optim.lr=0.001`: options and classes by their words."""
     words = [value if key in GROUPS or key.endswith("._target_") else f"{key}={value}" for key, value in arm.items()]
     return " · ".join(words) or "all runs"
+
+
+# ---- what a person sees
+
+
+class View:
+    """Shows how runs stand: a bar for all and for each at work, or a line when one ends and one from time to time."""
+
+    def __init__(self, console: Console, folder: SweepFolder, entries: Sequence[Entry]) -> None:
+        self.console, self.folder, self.entries = console, folder, entries
+        columns = TextColumn("{task.description}", markup=False), BarColumn(None), TimeRemainingColumn()
+        self.bars = Progress(
+            *columns,
+            console=console,
+            disable=not console.is_terminal,
+            expand=True,
+            speed_estimate_period=3600,
+            refresh_per_second=1,
+        )
+        self.over: dict[str, Standing] = {}  # these are read once
+        first, total = self.read(), sum(entry.steps for entry in entries)
+        self.whole = self.bars.add_task("", total=total, completed=steps_done(first))
+        self.looked = self.printed = -math.inf
+
+    def read(self) -> list[Standing]:
+        """Return how all runs stand now."""
+        standings = [self.over.get(entry.run) or self.folder.look(entry) for entry in self.entries]
+        self.over |= {one.entry.run: one for one in standings if one.over}
+        return standings
+
+    def look(self, again: bool = False) -> None:
+        """Show how the runs stand, at most once a second, or again at once."""
+        if (now := time.monotonic()) - self.looked < LOOK_SECONDS and not again:
+            return
+        known, standings, self.looked = {*self.over}, self.read(), now
+        self.bars.update(self.whole, description=overall(standings), completed=steps_done(standings))
+        if not self.bars.disable:
+            self.draw([one for one in standings if one.state == "running"])
+            return
+        lines = [said(one) for one in standings if one.over and one.entry.run not in known]
+        left = self.bars.tasks[0].time_remaining
+        time_left = f"{timedelta(seconds=left)} left" if left else ""
+        for line in lines or [""] * (now - self.printed > LINE_SECONDS):
+            self.printed = now
+            say(self.console, "  ".join(filter(None, (overall(standings), line, time_left))))
+
+    def draw(self, running: Sequence[Standing]) -> None:
+        """Draw a bar for each run at work, as many as there is room for."""
+        for task in self.bars.task_ids[1:]:
+            self.bars.remove_task(task)
+        for one in running[: max(3, self.console.size.height - 4)]:
+            self.bars.add_task(said(one), total=one.entry.steps, completed=one.step)
+        self.bars.start()
+
+    def close(self) -> None:
+        """Leave the last state to be seen."""
+        self.look(again=True)
+        self.bars.stop()
+
+
+def steps_done(standings: Sequence[Standing]) -> int:
+    """Return how many steps are done; a run that is over counts in full."""
+    return sum(one.entry.steps if one.over else one.step for one in standings)
+
+
+def overall(standings: Sequence[Standing]) -> str:
+    """Return such as `5/8 runs  1 diverged  2 running`."""
+    counts = Counter(one.state for one in standings)
+    parts = [f"{sum(one.over for one in standings)}/{len(standings)} runs"]
+    parts += [f"{counts[state]} {state}" for state in ("diverged", "failed", "running") if counts[state]]
+    return "  ".join(parts)
+
+
+def said(standing: Standing) -> str:
+    """Return a run's arm and seed, how far it is, and its loss."""
+    entry = standing.entry
+    done = standing.state if standing.over else f"{standing.step:,}/{entry.steps:,}"
+    loss = "" if standing.loss is None else f" loss {standing.loss:.4f}"
+    return f"{arm_name(entry.arm)} · seed {entry.seed} {done}{loss}"
+
+
+def say(console: Console, line: str) -> None:
+    """Print a line as it is."""
+    console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+# ---- tables
+
+
+def show_arms(console: Console, folder: Path, arms: Mapping[str, Sequence[Standing]]) -> None:
+    """Print how the runs of each arm stand."""
+    title, columns = Text(str(folder), "bold"), ("arm", "seeds", "to do", "done", "failed")
+    table = Table(*columns, box=SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left")
+    whole = [one for standings in arms.values() for one in standings]
+    for name, standings in [*arms.items(), (f"in all: {len(arms):,}", whole)]:
+        counts = Counter(one.state for one in standings)
+        seeds = ", ".join(map(str, sorted({one.entry.seed for one in standings})))
+        done, failed = counts["finished"] + counts["diverged"], counts["failed"]
+        table.add_row(Text(name), seeds, *map(str, (len(standings) - done - failed, done, failed)))
+    table.rows[-2].end_section = True
+    console.print(table)
+
+
+def show_failures(failed: Sequence[Standing]) -> int:
+    """Print which runs have failed and why, if any, and the command that repeats each; returns the exit status."""
+    console, table = Console(), Table("failed run", "cause", box=SIMPLE_HEAD, pad_edge=False)
+    for one in failed:
+        table.add_row(Text(one.entry.run), Text(one.cause))
+    if failed:
+        console.print(table)
+        for one in failed:
+            say(console, shlex.join(["normbench", "train", *one.entry.words]))
+        say(console, "sweep.retry_failed=true tries them again; the commands above repeat one each")
+    return 1 if failed else 0

@@ -14,14 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from joblib import cpu_count  # knows a container's share as well as the process's
 
-from normbench.build import imported
-from normbench.errors import UsageError
 from normbench.settings import Setting
 
 # Makes one run where it is called, and returns the exit status of a process; can be pickled.
@@ -30,8 +27,10 @@ Task = Callable[[], int]
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 # All that a run imports sooner or later.
-PRELOADED = ["torch._dynamo", "torch.utils.tensorboard", "normbench.sweep.work"]
-PRELOADED += [f"normbench.{part}" for part in ("data", "models", "norms", "placements")]
+PRELOADED = [
+    "torch._dynamo", "torch.utils.tensorboard", "normbench.data", "normbench.models", "normbench.norms",
+    "normbench.placements", "normbench.sweep.work",
+]  # fmt: skip
 
 
 class Launcher:
@@ -120,12 +119,11 @@ class Here(Launcher):
         return 1, threads or cpu_count()
 
     def start(self, tasks: Sequence[Task], jobs: int, notes: Path) -> Sequence[Any]:
-        ended = [Future[int]() for _ in tasks]
-        for job, task in zip(ended, tasks, strict=True):
-            job.set_result(task())
-            if (status := job.result()) >= 128:
-                signal.raise_signal(status - 128)  # which has ended the run was for the sweep
-        return ended
+        job = Future[int]()
+        job.set_result(tasks[0]())  # there is one at a time
+        if job.result() >= 128:
+            signal.raise_signal(job.result() - 128)  # it has ended the run, and was for the sweep
+        return [job]
 
 
 @dataclass
@@ -187,18 +185,3 @@ class Ray(Launcher):
             started.append(reference.future())
             started[-1].cancel = partial(ray.cancel, reference)  # the task, not only the waiting for it
         return started
-
-
-def make_launcher(section: Mapping[str, Any]) -> Launcher:
-    """Make what starts the runs.
-
-    Raises:
-        UsageError: it cannot be imported, or the library that it needs is not installed.
-    """
-    path, settings = section["_target_"], {name: value for name, value in section.items() if name != "_target_"}
-    made = imported(path, f"launcher._target_={path}")
-    name = made.__name__.lower()
-    if made in (Submitit, Ray) and find_spec(name) is None:
-        raise UsageError(f"launcher={name} is not installed: pip install 'normbench[{name}]'")
-    launcher: Launcher = made(**settings)
-    return launcher

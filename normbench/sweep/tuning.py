@@ -10,9 +10,8 @@ from typing import Any
 from normbench.errors import UsageError
 from normbench.rundir import write_json
 from normbench.sweep.folder import arm_name
-from normbench.sweep.grid import Point, changed, key_of
-from normbench.sweep.plan import SweepPlan
-from normbench.sweep.words import SweepConfig
+from normbench.sweep.plan import Point, SweepPlan, changed
+from normbench.sweep.words import SweepConfig, key_of
 
 HELD_OUT = 0.1  # of the training data
 RATE, HOLDOUT = "optim.lr", "data.holdout"
@@ -91,14 +90,9 @@ def chosen(arm: Mapping[str, str], rates: Mapping[float, Sequence[float | None]]
 def write_choices(path: Path, choices: Sequence[Mapping[str, Any]], settings: SweepConfig) -> None:
     """Note what was chosen, and from what."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    content = {
-        "chosen_by": "mean final validation loss on the tenth held out of the training data",
-        "holdout": HELD_OUT,
-        "seeds": settings.lr_seeds,
-        "runs": path.parent.name + SUFFIX,
-        "arms": choices,
-    }
-    write_json(path, content)
+    how = "mean final validation loss on the tenth held out of the training data"
+    seeds, runs = settings.lr_seeds, path.parent.name + SUFFIX
+    write_json(path, {"chosen_by": how, "holdout": HELD_OUT, "seeds": seeds, "runs": runs, "arms": choices})
 
 
 def said(choice: Mapping[str, Any]) -> str:

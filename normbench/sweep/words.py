@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Annotated, Any, Literal, get_type_hints
 
 import yaml
@@ -69,6 +70,8 @@ def read_settings(words: Iterable[str]) -> tuple[SweepConfig, dict[str, Any]]:
     given = [(key_of(word), word.partition("=")[2]) for word in words]
     launcher, excluded = dict(given).get("launcher", "joblib"), list[str]()
     check_option("launcher", launcher)
+    if launcher in ("submitit", "ray") and find_spec(launcher) is None:
+        raise UsageError(f"launcher={launcher} is not installed: pip install 'normbench[{launcher}]'")
     root = yaml.safe_load((config_directory() / "sweep.yaml").read_text("utf-8"))
     config = OmegaConf.create({"sweep": root["sweep"], "launcher": section_of("launcher", launcher)})
     for name, text in given:

@@ -25,20 +25,18 @@ from normbench.errors import HeldElsewhere, RunFailure, explain, is_disk_full
 from normbench.run.plan import check_unchanged
 from normbench.run.session import stop_signals
 from normbench.run.train import train
-from normbench.sweep.folder import SweepFolder
+from normbench.sweep.folder import LOOK_SECONDS, SweepFolder
 from normbench.sweep.plan import PlannedRun, Planner
 
 # An exit status of a task, beside 0 (the folder says how the run has ended) and 128 + the signal that has ended it.
 DISK_FULL = 3
 
-LOOK_SECONDS = 1.0  # between two looks at runs that others work on
-JOB_SECONDS = 0.05  # between two looks at our own
+TICK = 0.05  # seconds between two looks at our own processes
 TRIES = 2  # of a run whose process dies
-MOST_DETAILS = 20_000  # characters
 
 
 class Stopped(Exception):
-    """A signal has ended the sweep, whose number is given."""
+    """A signal has ended the sweep, whose name is given."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +66,7 @@ class RunTask:
         except (Exception, SystemExit) as error:  # a fault of ours or of a user's class must not end the other runs
             if not is_disk_full(error.__cause__):
                 with suppress(OSError):
-                    details = (output.getvalue() + traceback.format_exc())[-MOST_DETAILS:]
+                    details = output.getvalue() + traceback.format_exc()
                     SweepFolder(run.directory.path.parent).note_failure(self.planned.run, explain(error), details)
                     return 0
         return DISK_FULL
@@ -101,22 +99,21 @@ class Execution:
             RunFailure: the launcher starts nothing.
             OSError: the disk is full.
         """
-        launcher = self.planner.launcher
         with stop_signals() as signals:
             try:
                 while self.at_work or self.waiting:
                     look()
                     if signals:
-                        raise Stopped(signals[0])
+                        raise Stopped(signal.Signals(signals[0]).name)
                     if not self.start():
-                        time.sleep(LOOK_SECONDS if launcher.elsewhere or not self.at_work else JOB_SECONDS)
+                        time.sleep(LOOK_SECONDS if self.planner.launcher.elsewhere or not self.at_work else TICK)
                     for job in [job for job in self.at_work if job.done()]:
                         self.settle(job, self.at_work.pop(job).planned)
             except BaseException:
                 for job in self.at_work:
                     job.cancel()
                 while not all(job.done() for job in self.at_work):  # behind checkpoints
-                    time.sleep(JOB_SECONDS)
+                    time.sleep(TICK)
                 raise
 
     def start(self) -> bool:
@@ -135,8 +132,7 @@ class Execution:
                 if not standing.over:
                     tasks.append(RunTask(run, min(planner.devices, key=used.count), Path.cwd()))
         try:
-            notes = self.folder.plans.parent.absolute()
-            started = planner.launcher.start(tasks, planner.jobs, notes) if tasks else []
+            started = planner.launcher.start(tasks, planner.jobs, self.folder.notes.absolute()) if tasks else []
         except Exception as error:  # whatever a launcher raises
             raise RunFailure(f"the launcher has started nothing ({explain(error)}): see its settings") from error
         self.at_work |= zip(started, tasks, strict=True)
