@@ -123,6 +123,7 @@ MISTAKES = {
     "seed=0,1 sweep.exclude=seed=1 sweep.exclude=seed=0": "the grid is empty: none of its 2 runs is left (sweep.exclu",
     "seed=0,1000 sweep.lr=auto": "has seed 1000, which is reported",
     "optim.lr=1,2 sweep.lr=auto": "optim.lr=1 is not for sweep.lr=auto",
+    "data.holdout=0.2 sweep.lr=auto": "what chooses must not judge: choose data with data.holdout, and leave it at 0",
     "--watch nowhere": "nowhere holds no sweep",
 }
 

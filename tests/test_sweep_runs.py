@@ -9,15 +9,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from killing import Server, Trap
-from run_records import Record, read_record
+from run_records import read_record
 from tiny_runs import fill, slow
 from tiny_sweeps import (
-    OWN_NORMS,
-    TINY,
     assert_as,
     finished,
     own_words,
-    records,
     run_directories,
     sessions,
     statuses,
@@ -29,7 +26,7 @@ from normbench.sweep.folder import SweepFolder
 
 pytest_plugins = ["run_fixtures"]
 
-ONE = ["sweep", "norm=rmsnorm", "seed=0,1", *TINY, "launcher=local"]
+ONE = sweep_words("norm=rmsnorm")
 
 
 @pytest.fixture(scope="module")
@@ -40,11 +37,6 @@ def whole(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert "4 of 4 runs to do, 1 at a time with threads=1 each, in outputs/sweep" in output
     assert output.splitlines()[-1] == "4/4 runs in outputs/sweep"
     return folder
-
-
-@pytest.fixture(scope="module")
-def undisturbed_sweep(whole: Path) -> dict[str, Record]:
-    return records(whole)
 
 
 def test_a_sweeps_runs_are_those_of_train(server: Server, whole: Path, tmp_path: Path) -> None:
@@ -74,20 +66,18 @@ MORE = [("preparation > begin", 2), ("finish > rename to summary.json", 1), ("fi
 
 
 @pytest.mark.parametrize(("place", "nth"), [("training > gradients", 16), *slow(*MORE)])
-def test_a_killed_sweep_goes_on(
-    server: Server, undisturbed_sweep: dict[str, Record], tmp_path: Path, place: str, nth: int
-) -> None:
+def test_a_killed_sweep_goes_on(server: Server, whole: Path, tmp_path: Path, place: str, nth: int) -> None:
     child = server.start(sweep_words(), tmp_path, Trap(place, nth))
     assert child.wait() == -signal.SIGKILL, child.output
     watching = server.start(["sweep", "--watch", "outputs/sweep"], tmp_path)
     watching.poll(lambda: "/4 runs" in watching.output)
     output = finished(server, sweep_words(), tmp_path)
     assert "failed" not in output
-    assert_as(undisturbed_sweep, tmp_path)
+    assert_as(whole, tmp_path)
     assert watching.wait() == 0, watching.output
 
 
-def test_ctrl_c_stops_behind_a_checkpoint(server: Server, undisturbed_sweep: dict[str, Record], tmp_path: Path) -> None:
+def test_ctrl_c_stops_behind_a_checkpoint(server: Server, whole: Path, tmp_path: Path) -> None:
     child = server.start(sweep_words(), tmp_path, Trap("training > gradients", 17, (signal.SIGINT,)))
     assert child.wait() == 130, child.output
     lines = child.output.splitlines()
@@ -97,10 +87,10 @@ def test_ctrl_c_stops_behind_a_checkpoint(server: Server, undisturbed_sweep: dic
     interrupted = [path for path in run_directories(tmp_path).values() if not (path / "summary.json").exists()]
     assert [json.loads((path / "status.json").read_text())["status"] for path in interrupted] == ["interrupted"]
     finished(server, sweep_words(), tmp_path)
-    assert_as(undisturbed_sweep, tmp_path)
+    assert_as(whole, tmp_path)
 
 
-def test_two_sweeps_share_the_work(server: Server, undisturbed_sweep: dict[str, Record], tmp_path: Path) -> None:
+def test_two_sweeps_share_the_work(server: Server, whole: Path, tmp_path: Path) -> None:
     """A third one, which is held and killed, is succeeded in its run."""
     dead = server.start(sweep_words(), tmp_path, Trap("training > gradients", 8, (signal.SIGSTOP,)))
     dead.wait_until_held()
@@ -111,24 +101,17 @@ def test_two_sweeps_share_the_work(server: Server, undisturbed_sweep: dict[str, 
         assert child.wait() == 0, child.output
         assert child.output.splitlines()[-1] == "4/4 runs in outputs/sweep"
     assert sorted(len(sessions(path)) for path in run_directories(tmp_path).values()) == [1, 1, 1, 2]
-    assert_as(undisturbed_sweep, tmp_path)
+    assert_as(whole, tmp_path)
 
 
 # ---- runs that end badly
 
 
-@pytest.fixture
-def own(tmp_path: Path) -> Path:
-    """A folder with norms of the user's own."""
-    (tmp_path / "own_norms.py").write_text(OWN_NORMS)
-    return tmp_path
-
-
-def test_a_failing_run_stops_no_other(server: Server, own: Path) -> None:
-    words = own_words("Boom", "Fine", "Exits")
+def test_a_failing_run_stops_no_other(server: Server, tmp_path: Path) -> None:
+    words, own = own_words(tmp_path, "Boom", "Fine", "Exits"), tmp_path
     child = server.start(words, own)
     assert child.wait() == 1, child.output
-    assert statuses(own) | {"exits": ""} == {"boom": "failed", "fine": "finished", "exits": ""}
+    assert statuses(own) == {"boom": "failed", "fine": "finished"}
     for said in ("2 failed", "RuntimeError: boom, (own_norms.py, line ", "SystemExit: 3"):
         assert said in child.output
     assert "Traceback" not in child.output
@@ -145,9 +128,9 @@ def test_a_failing_run_stops_no_other(server: Server, own: Path) -> None:
     assert set(statuses(own).values()) == {"finished"}
 
 
-def test_failures_of_runs_that_choose_a_learning_rate_are_told(server: Server, own: Path) -> None:
-    words = ["seed=0", "sweep.lr=auto", "sweep.lr_grid=1e-3,1e-2"]
-    child = server.start([*own_words("Boom", "Fine"), *words], own)
+def test_failures_of_runs_that_choose_a_learning_rate_are_told(server: Server, tmp_path: Path) -> None:
+    words = [*own_words(tmp_path, "Boom", "Fine"), "seed=0", "sweep.lr=auto", "sweep.lr_grid=1e-3,1e-2"]
+    child = server.start(words, tmp_path)
     assert child.wait() == 1, child.output
     assert "RuntimeError: boom, (own_norms.py, line " in child.output
     assert "1/1 runs in outputs/sweep" in child.output
@@ -186,8 +169,8 @@ def test_the_report_at_the_end_is_that_of_an_undisturbed_sweep(server: Server, w
     assert said[0] == said[1]
     page = tmp_path / "outputs/sweep/report/report.html"
     made = page.stat().st_mtime_ns
-    assert "outputs/sweep/report/report.html" in finished(server, words, tmp_path)
-    assert page.stat().st_mtime_ns == made
-    next(iter(run_directories(tmp_path).values())).joinpath("summary.json").touch()
-    finished(server, words, tmp_path)
-    assert page.stat().st_mtime_ns > made
+    for change in (False, True):
+        if change:
+            next(iter(run_directories(tmp_path).values())).joinpath("summary.json").touch()
+        assert "outputs/sweep/report/report.html" in finished(server, words, tmp_path)
+        assert (page.stat().st_mtime_ns > made) == change

@@ -70,14 +70,11 @@ def sweep_words(*more: str, launcher: str = "local") -> list[str]:
     return ["sweep", "norm=rmsnorm,batchnorm", "seed=0,1", *CNN, *LENGTHS, f"launcher={launcher}", *report, *more]
 
 
-def own_words(*classes: str, launcher: str = "local") -> list[str]:
-    """A sweep over classes of OWN_NORMS."""
-    return [
-        "sweep",
-        f"norm._target_={','.join(f'own_norms.{name}' for name in classes)}",
-        *TINY,
-        f"launcher={launcher}",
-    ]
+def own_words(folder: Path, *classes: str, launcher: str = "local") -> list[str]:
+    """A sweep over classes of OWN_NORMS, which are written into a folder."""
+    (folder / "own_norms.py").write_text(OWN_NORMS)
+    targets = ",".join(f"own_norms.{name}" for name in classes)
+    return ["sweep", f"norm._target_={targets}", *TINY, f"launcher={launcher}"]
 
 
 def run_directories(folder: Path, name: str = "sweep") -> dict[str, Path]:
@@ -89,12 +86,12 @@ def records(folder: Path) -> dict[str, Record]:
     return {name: read_record(path) for name, path in run_directories(folder).items()}
 
 
-def assert_as(undisturbed: dict[str, Record], folder: Path) -> None:
+def assert_as(undisturbed: Path, folder: Path) -> None:
     """Each run once, and with the bits of the undisturbed sweep."""
-    found = records(folder)
-    assert found.keys() == undisturbed.keys()
+    expected, found = records(undisturbed), records(folder)
+    assert found.keys() == expected.keys()
     for name, record in found.items():
-        assert_same(record, undisturbed[name])
+        assert_same(record, expected[name])
 
 
 def sessions(path: Path) -> list[dict[str, Any]]:
