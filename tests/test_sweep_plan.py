@@ -22,6 +22,7 @@ from normbench.sweep.folder import SweepFolder
 from normbench.sweep.launchers import Here, Processes, Ray, Submitit
 from normbench.sweep.plan import PlannedRun
 from normbench.sweep.tuning import choose, chosen, said, tuned_grid, tuning_grid
+from normbench.sweep.work import Execution
 
 pytest_plugins = ["refusals", "run_fixtures"]
 
@@ -113,8 +114,12 @@ def test_runs_take_turns_on_gpus(
     monkeypatch.setattr("normbench.sweep.launchers.cpu_count", lambda: 8)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
-    planner = understand(["seed=0,1", *CNN, "device=auto", *more]).planner
-    assert (planner.devices, planner.jobs) == (devices, jobs)
+    sweep = understand(["seed=range(0,4)", *CNN, "device=auto", *more])
+    assert (sweep.planner.devices, sweep.planner.jobs) == (devices, jobs)
+    monkeypatch.setattr(sweep.planner.launcher, "start", lambda tasks, *_: map(str, tasks))
+    execution = Execution(sweep.planner, SweepFolder(sweep.plan.folder), list(sweep.plan.runs))
+    assert execution.start()
+    assert [task.device for task in execution.at_work.values()] == (devices * 4)[: min(4, jobs)]
 
 
 def test_jobs_change_no_name() -> None:
@@ -127,8 +132,7 @@ def test_jobs_change_no_name() -> None:
 def test_what_an_experiment_sets_holds_for_the_sweep(tmp_path: Path) -> None:
     study = own_study(tmp_path, "threads: 2\nquiet: true\ndevice: cpu")
     sweep = understand([*study, "seed=0,1", *CNN, "sweep.jobs=1"])
-    planner = sweep.planner
-    assert (planner.quiet, planner.jobs, planner.threads, planner.devices) == (True, 1, 2, ["cpu"])
+    assert (sweep.planner.quiet, sweep.planner.jobs, sweep.planner.threads) == (True, 1, 2)
     assert not any(word.startswith(("threads=", "device=")) for word in sweep.plan.runs[0].words)
 
 
