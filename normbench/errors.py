@@ -47,7 +47,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 def explain(error: BaseException) -> str:
     """Return what an exception says, in one line, and where it was raised, if that is known."""
     lines = str(error).strip().splitlines()
-    if isinstance(error, UsageError):
+    if isinstance(error, UsageError | RunFailure):
         return " ".join(lines)
     said = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
     place = place_of(error)

@@ -10,9 +10,8 @@ import platform
 import shlex
 import socket
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -202,20 +201,15 @@ def write_json(path: Path, content: Any) -> None:
 # ---- what machine, versions and code make a run
 
 
-def git(*arguments: str) -> str | None:
-    """Return what git says of the code's own checkout; None outside one or without git."""
-    command = ["git", "-C", str(Path(__file__).parent), *arguments]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=5).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return None
-
-
 def commit() -> str | None:
     """Return the commit of the code, `+changes` behind it where the checkout differs; None for an installed package."""
-    if not (Path(__file__).parent.parent / ".git").exists() or not (head := git("rev-parse", "HEAD")):
+    checkout = Path(__file__).parent.parent
+    command = ["git", "-C", str(checkout), "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+changes"]
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=5).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
         return None
-    return head + ("+changes" if git("status", "--porcelain", "--untracked-files=no") else "")
+    return said if (checkout / ".git").exists() else None
 
 
 def cpu_name() -> str:
@@ -225,11 +219,14 @@ def cpu_name() -> str:
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
-def describe_environment() -> dict[str, Any]:
-    """Return what machine, code and versions are at work here and now, which may change a run's numbers or times."""
+def describe_environment(words: Iterable[str]) -> dict[str, Any]:
+    """Return what machine, code and versions are at work here and now, which may change a run's numbers or times.
+
+    words: with which `train` repeats the run.
+    """
     return {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": shlex.join(["normbench", *sys.argv[1:]]),
+        "command": shlex.join(["normbench", "train", *words]),
         "commit": commit(),
         "machine": platform.machine(),
         "system": platform.platform(),

@@ -10,7 +10,7 @@ from killing import Server
 from run_records import Record, assert_same, read_record
 
 from normbench.sweep.conduct import Sweep, understand
-from normbench.sweep.grid import read_grid
+from normbench.sweep.plan import read_grid
 
 LENGTHS = ["trainer.steps=12", "trainer.log_every=2", "trainer.eval_every=6", "trainer.eval_batches=1", "device=cpu",
            "trainer.checkpoint_every=3", "probes.every=5", "probes.histograms_every=0", "threads=1"]  # fmt: skip
@@ -50,7 +50,7 @@ class Killer(Counted):
 
 
 def varied(*words: str) -> list[dict[str, str]]:
-    return [dict(point.varied) for point in read_grid(words).points]
+    return [dict(point.varied) for point in read_grid(words)[0]]
 
 
 def planned(*words: str) -> Sweep:
@@ -70,14 +70,11 @@ def sweep_words(*more: str, launcher: str = "local") -> list[str]:
     return ["sweep", "norm=rmsnorm,batchnorm", "seed=0,1", *CNN, *LENGTHS, f"launcher={launcher}", *report, *more]
 
 
-def own_words(*classes: str, launcher: str = "local") -> list[str]:
-    """A sweep over classes of OWN_NORMS."""
-    return [
-        "sweep",
-        f"norm._target_={','.join(f'own_norms.{name}' for name in classes)}",
-        *TINY,
-        f"launcher={launcher}",
-    ]
+def own_words(folder: Path, *classes: str, launcher: str = "local") -> list[str]:
+    """A sweep over classes of OWN_NORMS, which are written into a folder."""
+    (folder / "own_norms.py").write_text(OWN_NORMS)
+    targets = ",".join(f"own_norms.{name}" for name in classes)
+    return ["sweep", f"norm._target_={targets}", *TINY, f"launcher={launcher}"]
 
 
 def run_directories(folder: Path, name: str = "sweep") -> dict[str, Path]:
@@ -89,12 +86,12 @@ def records(folder: Path) -> dict[str, Record]:
     return {name: read_record(path) for name, path in run_directories(folder).items()}
 
 
-def assert_as(undisturbed: dict[str, Record], folder: Path) -> None:
+def assert_as(undisturbed: Path, folder: Path) -> None:
     """Each run once, and with the bits of the undisturbed sweep."""
-    found = records(folder)
-    assert found.keys() == undisturbed.keys()
+    expected, found = records(undisturbed), records(folder)
+    assert found.keys() == expected.keys()
     for name, record in found.items():
-        assert_same(record, undisturbed[name])
+        assert_same(record, expected[name])
 
 
 def sessions(path: Path) -> list[dict[str, Any]]:

@@ -249,7 +249,7 @@ def describe_here(run: Run) -> dict[str, Any]:
     accelerator = torch.cuda.get_device_name(run.device) if run.device.type == "cuda" else None
     device = {"device": str(run.device), "accelerator": accelerator, "threads": torch.get_num_threads()}
     model = {"choices": dict(run.config.choices.groups), "task": run.data.task.record()}
-    return {**describe_environment(), **device, "data": run.data.describe(), **model}
+    return {**describe_environment(run.config.words), **device, "data": run.data.describe(), **model}
 
 
 def settle(run: Run, summary: Mapping[str, Any]) -> None:

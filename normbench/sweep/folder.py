@@ -1,22 +1,31 @@
-"""What a sweep keeps beside the run directories, in `outputs/NAME/.sweep`, and how its runs stand by what is there."""
+"""How the runs of a sweep stand, by their directories and what it keeps beside them in `.sweep`; and how that is shown.
+
+On a terminal it is shown live, elsewhere in lines.
+"""
 
 from __future__ import annotations
 
-import json
+import math
 import shlex
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from normbench.config.groups import GROUPS
 from normbench.rundir import RunDirectory, fingerprint, read_json, write_json
 
-# How a run of a sweep stands.
-State = Literal["finished", "diverged", "failed", "running", "interrupted", "new"]
-OVER: tuple[State, ...] = ("finished", "diverged", "failed")
-
-TAIL = 4096  # bytes at the end of metrics.jsonl that hold its last line
+LOOK_SECONDS = 1.0
+LINE_SECONDS = 60.0  # at most, between two lines of a log
 
 
 @dataclass(frozen=True)
@@ -32,98 +41,187 @@ class Entry:
     steps: int
     words: Sequence[str]
 
-    @property
-    def command(self) -> str:
-        """Return what repeats just this run, for a shell."""
-        return shlex.join(["normbench", "train", *self.words])
-
 
 @dataclass(frozen=True)
 class Standing:
-    """How a run stands.
-
-    loss: of training, as last logged, or in the end of validation; None: not known. cause: of its failure.
-    """
+    """How a run stands. loss: of validation, in the end. cause: of its failure."""
 
     entry: Entry
-    state: State
+    state: Literal["finished", "diverged", "failed", "running", "waiting"]
     step: int = 0
     loss: float | None = None
     cause: str = ""
 
     @property
     def over(self) -> bool:
-        return self.state in OVER
+        return self.state in ("finished", "diverged", "failed")
 
 
 class SweepFolder:
     """The runs of a folder and what is noted about them. Nothing is created before it is needed."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.notes = path / ".sweep"
+        self.path, self.notes = path, path / ".sweep"
+        self.plans, self.failures = self.notes / "plans", self.notes / "failures"
 
-    def write_plan(self, entries: Sequence[Entry]) -> None:
+    def write_plan(self, entries: Iterable[Entry]) -> None:
         """Note which runs a sweep makes, for whoever looks on; the same runs are the same file."""
-        name = fingerprint({"runs": sorted(entry.run for entry in entries)})
-        (self.notes / "plans").mkdir(parents=True, exist_ok=True)
-        write_json(self.notes / "plans" / f"{name}.json", {"runs": [asdict(entry) for entry in entries]})
+        runs = [{item.name: getattr(entry, item.name) for item in fields(Entry)} for entry in entries]
+        self.plans.mkdir(parents=True, exist_ok=True)
+        name = fingerprint({"runs": sorted(run["run"] for run in runs)})
+        write_json(self.plans / f"{name}.json", {"runs": runs})
 
     def read_plans(self) -> list[Entry]:
         """Return the runs of all sweeps that were started on this folder, each once."""
-        found: dict[str, Entry] = {}
-        for path in sorted((self.notes / "plans").glob("*.json"), key=lambda path: path.stat().st_mtime):
-            with suppress(TypeError):  # damaged, or another version's
-                entries = [Entry(**content) for content in (read_json(path) or {}).get("runs", [])]
-                found |= {entry.run: entry for entry in entries}
-        return list(found.values())
+        files = sorted(self.plans.glob("*.json"), key=lambda path: path.stat().st_mtime)
+        runs = [run for path in files for run in (read_json(path) or {}).get("runs", [])]
+        return list({run["run"]: Entry(**run) for run in runs}.values())
 
     def missing(self) -> dict[str, str]:
         """Return the planned runs that have no directory -> why they have failed; empty: not begun."""
         names = [entry.run for entry in self.read_plans() if not (self.path / entry.run).is_dir()]
         return {name: self.failure(name) for name in names}
 
-    def note_failure(self, entry: Entry, cause: str, details: str = "") -> None:
-        """Note that a run has failed, as one line, and the command that repeats it. details: its last output, say."""
-        (self.notes / "failures").mkdir(parents=True, exist_ok=True)
-        content = {"cause": " ".join(cause.split()), "command": entry.command, "details": details}
-        write_json(self.notes / "failures" / f"{entry.run}.json", content)
+    def note_failure(self, name: str, cause: str, details: str = "") -> None:
+        """Note that a run has failed, in one line. details: what it has printed, and a traceback."""
+        self.failures.mkdir(parents=True, exist_ok=True)
+        write_json(self.failures / f"{name}.json", {"cause": cause, "details": details})
 
-    def forget_failure(self, entry: Entry) -> None:
-        """Let a run be tried again, if it has failed."""
-        if self.look(entry).state == "failed":
-            (self.notes / "failures" / f"{entry.run}.json").unlink(missing_ok=True)
-            if (directory := RunDirectory(self.path / entry.run)).status.exists():
-                directory.write_status("interrupted", 0, entry.steps, "to be tried again")
+    def forget_failure(self, name: str) -> None:
+        """Let a run be tried again that has failed."""
+        (self.failures / f"{name}.json").unlink(missing_ok=True)
 
     def failure(self, name: str) -> str:
-        """Return why a run has failed: as the sweep has noted it, else as the run's status says; empty: it has not."""
-        noted = read_json(self.notes / "failures" / f"{name}.json")
-        status = read_json(RunDirectory(self.path / name).status) or {}
-        own = status.get("message") or status["status"] if status.get("status") in ("failed", "out_of_memory") else ""
-        return " ".join(str(noted["cause"] if noted else own).split())
+        """Return why a run has failed; empty: it has not."""
+        return str((read_json(self.failures / f"{name}.json") or {}).get("cause", ""))
 
     def look(self, entry: Entry) -> Standing:
         """Return how a run stands, and how far it is."""
         directory = RunDirectory(self.path / entry.run)
         if summary := directory.ended():
             return Standing(entry, summary["status"], summary["step"], summary["metrics"].get("loss/val"))
-        step = int((read_json(directory.status) or {}).get("step") or 0)
+        step = int((read_json(directory.status) or {}).get("step", 0))
         if directory.is_held():
-            logged, loss = last_logged(directory.metrics)
-            return Standing(entry, "running", max(step, logged), loss)
-        if cause := self.failure(entry.run):
-            return Standing(entry, "failed", step, cause=cause)
-        return Standing(entry, "interrupted" if directory.checkpoint.exists() else "new", step)
+            return Standing(entry, "running", step)
+        cause = self.failure(entry.run)
+        return Standing(entry, "failed" if cause else "waiting", step, cause=cause)
 
 
-def last_logged(path: Path) -> tuple[int, float | None]:
-    """Return the last step in metrics.jsonl and the last training loss near it; 0 and None: nothing is logged."""
-    step, loss = 0, None
-    with suppress(OSError), open(path, "rb") as file:
-        file.seek(max(0, path.stat().st_size - TAIL))
-        for line in file.read().splitlines():
-            with suppress(ValueError, KeyError, TypeError, AttributeError):  # the first and the last may be half a line
-                logged: Any = json.loads(line)
-                step, loss = max(step, int(logged["step"])), logged.get("loss/train", loss)
-    return step, loss
+def arm_name(arm: Mapping[str, str]) -> str:
+    """Name an arm, such as `rmsnorm · pre · optim.lr=0.001`: options and classes by their words."""
+    words = [value if key in GROUPS or key.endswith("._target_") else f"{key}={value}" for key, value in arm.items()]
+    return " · ".join(words) or "all runs"
+
+
+# ---- what a person sees
+
+
+class View:
+    """Shows how runs stand: a bar for all and for each at work, or a line when one ends and one from time to time."""
+
+    def __init__(self, console: Console, folder: SweepFolder, entries: Sequence[Entry]) -> None:
+        self.console, self.folder, self.entries = console, folder, entries
+        columns = TextColumn("{task.description}", markup=False), BarColumn(None), TimeRemainingColumn()
+        self.bars = Progress(
+            *columns,
+            console=console,
+            disable=not console.is_terminal,
+            expand=True,
+            speed_estimate_period=3600,
+            refresh_per_second=1,
+        )
+        self.over: dict[str, Standing] = {}  # these are read once
+        first, total = self.read(), sum(entry.steps for entry in entries)
+        self.whole = self.bars.add_task("", total=total, completed=steps_done(first))
+        self.looked = self.printed = -math.inf
+
+    def read(self) -> list[Standing]:
+        """Return how all runs stand now."""
+        standings = [self.over.get(entry.run) or self.folder.look(entry) for entry in self.entries]
+        self.over |= {one.entry.run: one for one in standings if one.over}
+        return standings
+
+    def look(self, again: bool = False) -> None:
+        """Show how the runs stand, at most once a second, or again at once."""
+        if (now := time.monotonic()) - self.looked < LOOK_SECONDS and not again:
+            return
+        known, standings, self.looked = {*self.over}, self.read(), now
+        self.bars.update(self.whole, description=overall(standings), completed=steps_done(standings))
+        if not self.bars.disable:
+            self.draw([one for one in standings if one.state == "running"])
+            return
+        lines = [said(one) for one in standings if one.over and one.entry.run not in known]
+        left = self.bars.tasks[0].time_remaining
+        time_left = f"{timedelta(seconds=left)} left" if left else ""
+        for line in lines or [""] * (now - self.printed > LINE_SECONDS):
+            self.printed = now
+            say(self.console, "  ".join(filter(None, (overall(standings), line, time_left))))
+
+    def draw(self, running: Sequence[Standing]) -> None:
+        """Draw a bar for each run at work, as many as there is room for."""
+        for task in self.bars.task_ids[1:]:
+            self.bars.remove_task(task)
+        for one in running[: max(3, self.console.size.height - 4)]:
+            self.bars.add_task(said(one), total=one.entry.steps, completed=one.step)
+        self.bars.start()
+
+    def close(self) -> None:
+        """Leave the last state to be seen."""
+        self.look(again=True)
+        self.bars.stop()
+
+
+def steps_done(standings: Sequence[Standing]) -> int:
+    """Return how many steps are done; a run that is over counts in full."""
+    return sum(one.entry.steps if one.over else one.step for one in standings)
+
+
+def overall(standings: Sequence[Standing]) -> str:
+    """Return such as `5/8 runs  1 diverged  2 running`."""
+    counts = Counter(one.state for one in standings)
+    parts = [f"{sum(one.over for one in standings)}/{len(standings)} runs"]
+    parts += [f"{counts[state]} {state}" for state in ("diverged", "failed", "running") if counts[state]]
+    return "  ".join(parts)
+
+
+def said(standing: Standing) -> str:
+    """Return a run's arm and seed, how far it is, and its loss."""
+    entry = standing.entry
+    done = standing.state if standing.over else f"{standing.step:,}/{entry.steps:,}"
+    loss = "" if standing.loss is None else f" loss {standing.loss:.4f}"
+    return f"{arm_name(entry.arm)} · seed {entry.seed} {done}{loss}"
+
+
+def say(console: Console, line: str) -> None:
+    """Print a line as it is."""
+    console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+# ---- tables
+
+
+def show_arms(console: Console, folder: Path, arms: Mapping[str, Sequence[Standing]]) -> None:
+    """Print how the runs of each arm stand."""
+    title, columns = Text(str(folder), "bold"), ("arm", "seeds", "to do", "done", "failed")
+    table = Table(*columns, box=SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left")
+    whole = [one for standings in arms.values() for one in standings]
+    for name, standings in [*arms.items(), (f"in all: {len(arms):,}", whole)]:
+        counts = Counter(one.state for one in standings)
+        seeds = ", ".join(map(str, sorted({one.entry.seed for one in standings})))
+        done, failed = counts["finished"] + counts["diverged"], counts["failed"]
+        table.add_row(Text(name), seeds, *map(str, (len(standings) - done - failed, done, failed)))
+    table.rows[-2].end_section = True
+    console.print(table)
+
+
+def show_failures(failed: Sequence[Standing]) -> int:
+    """Print which runs have failed and why, if any, and the command that repeats each; returns the exit status."""
+    console, table = Console(), Table("failed run", "cause", box=SIMPLE_HEAD, pad_edge=False)
+    for one in failed:
+        table.add_row(Text(one.entry.run), Text(one.cause))
+    if failed:
+        console.print(table)
+        for one in failed:
+            say(console, shlex.join(["normbench", "train", *one.entry.words]))
+        say(console, "sweep.retry_failed=true tries them again; the commands above repeat one each")
+    return 1 if failed else 0

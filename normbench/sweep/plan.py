@@ -1,53 +1,162 @@
-"""From the points of a grid to runs that are fully decided, down to the name of each one's directory."""
+"""From words in Hydra's sweep grammar to the points of a grid, and to runs that are fully decided."""
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.types import Override
 
 from normbench.build import make_data, resolve_device
-from normbench.config.compose import Config, read_each
-from normbench.config.groups import GROUPS
+from normbench.config.compose import (
+    SEARCH_PATH,
+    Config,
+    initialized,
+    parsed,
+    read_each,
+    study,
+    text,
+    translated,
+    value_of,
+)
 from normbench.config.schema import is_foreign
 from normbench.errors import CombinationRefused, UsageError
 from normbench.run.plan import Run, prepare
-from normbench.settings import Tree
-from normbench.sweep.folder import Entry
-from normbench.sweep.grid import Exclusion, Grid, Point, changed
-from normbench.sweep.launchers import Launcher, devices_to_hand_out
-from normbench.sweep.words import EXCLUDE
+from normbench.settings import Tree, show
+from normbench.sweep.folder import Entry, arm_name
+from normbench.sweep.launchers import Launcher
+from normbench.sweep.words import EXCLUDE, is_own, key_of
 from normbench.types import Data
 
-SWEEP_NAME = "sweep"  # of the folder, where neither the words nor an experiment name it
+# The folder of a sweep that neither the words nor an experiment name, and that of `train`.
+SWEEP_NAME, TRAIN_NAME = "sweep", "train"
+
+# What all runs of a sweep have in common.
+COMMON = ("name", "outputs", "device", "threads", "quiet", "rerun", "extend", "experiment")
+
+# Where an exclusion goes on to another setting; other commas are in a list.
+NEXT_SETTING = re.compile(r",\s*(?=[\w./@]+=)")
 
 
-@dataclass(frozen=True, eq=False)
-class PlannedRun:
-    """One run that a sweep makes: as its folder lists it, and as `train` makes it."""
+@dataclass(frozen=True)
+class Point:
+    """The words of one run, and of them those that vary."""
 
-    entry: Entry
-    prepared: Run
+    words: tuple[str, ...]
+    varied: Mapping[str, str]
+
+
+def changed(words: Sequence[str], settings: Mapping[str, str]) -> tuple[str, ...]:
+    """Return words with some settings changed or added."""
+    return (*(word for word in words if key_of(word) not in settings), *(f"{k}={v}" for k, v in settings.items()))
+
+
+def read_grid(words: Sequence[str]) -> tuple[list[Point], list[str]]:
+    """Return the points that words ask for, and the words that are the sweep's own.
+
+    The command line's words win over an experiment's `hydra.sweeper.params`.
+
+    Raises:
+        UsageError: a mistake in the words, or several values for what all runs share.
+    """
+    # an experiment is composed without the other words: what they set may belong to an option that varies
+    chosen = [word for word in words if key_of(word) in ("experiment", SEARCH_PATH)]
+    name, params = study(chosen) if chosen else (TRAIN_NAME, {})
+    given = [*(word for key, value in params.items() for word in words_of(key, value)), *words]
+    own = [word for word in given if is_own(word)]
+    merged = {} if name != TRAIN_NAME else {"name": f"name={SWEEP_NAME}"}
+    merged |= {key_of(word): word for word in given if word not in own}
+    with initialized(), translated():
+        loader = GlobalHydra.instance().config_loader()  # knows what glob() stands for
+        return product([replace(parsed(word), config_loader=loader) for word in merged.values()]), own
+
+
+def words_of(key: str, value: Any) -> list[str]:
+    """Return the words for one of a study's settings, which may hold Hydra's grammar; a list is several values."""
+    values = value if isinstance(value, list) else [value]
+    return [f"{key}={item}" for item in values] if key == EXCLUDE else [f"{key}={','.join(map(show, values))}"]
+
+
+def product(overrides: Sequence[Override]) -> list[Point]:
+    """Return all combinations of what varies, in the order of the words, the last one changing first.
+
+    Raises:
+        UsageError: what varies is what all runs share.
+    """
+    fixed, varied = list[str](), dict[str, list[str]]()
+    for override in overrides:
+        word, key = text(override), key_of(text(override))
+        if not override.is_sweep_override():
+            fixed.append(word)
+        elif key in COMMON:
+            raise UsageError(f"{word} cannot vary within a sweep: give {key} one value, or start a sweep for each")
+        else:
+            varied[key] = list(override.sweep_string_iterator())
+    points = [dict(zip(varied, values, strict=True)) for values in itertools.product(*varied.values())]
+    return [Point((*(f"{key}={value}" for key, value in point.items()), *fixed), point) for point in points]
+
+
+def exclude(points: Iterable[Point], exclusions: Iterable[str]) -> tuple[list[Point], Counter[str]]:
+    """Leave out the points whose words have all settings of an exclusion, such as `norm=dyt,seed=1`.
+
+    Returns the other points, and how many each exclusion leaves out.
+
+    Raises:
+        UsageError: an exclusion is something else, or fits no point.
+    """
+    kept, left_out = list(points), Counter[str]()
+    for given in exclusions:
+        reason, settings = f"{EXCLUDE}={given}", valued(NEXT_SETTING.split(given))
+        if any(value == "" or ("," in str(value) and not isinstance(value, list)) for value in settings.values()):
+            raise UsageError(
+                f"{reason} is not KEY=VALUE, each with one value: write it as "
+                f"{EXCLUDE}='norm=batchnorm,placement=parallel', and {EXCLUDE}= again for more"
+            )
+        others = [point for point in kept if not settings.items() <= valued(point.words).items()]
+        left_out[reason] = len(kept) - len(others)
+        if not left_out[reason]:
+            raise UsageError(f"{reason} leaves out none of the runs that the words give: check its keys and values")
+        kept = others
+    return kept, left_out
+
+
+def valued(words: Iterable[str]) -> dict[str, Any]:
+    """Return what words set, as Hydra reads it: `1e-3` is `0.001`."""
+    return {key_of(word).strip(): value_of(word.partition("=")[2].strip()) for word in words}
+
+
+# ---- runs that are decided in full
+
+
+@dataclass(frozen=True)
+class PlannedRun(Entry):
+    """One run that a sweep makes, decided in full."""
+
+    prepared: Run = field(compare=False)
 
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """The runs of a sweep, each once. folder: of all of them. left_out: reason -> the points that are not run."""
+    """The runs of a sweep, each once. folder: of all of them. left_out: reason -> number of runs."""
 
     folder: Path
-    runs: tuple[PlannedRun, ...]
-    left_out: Mapping[str, Sequence[Point]]
+    runs: Sequence[PlannedRun]
+    left_out: Mapping[str, int]
 
     @property
     def arms(self) -> dict[str, list[PlannedRun]]:
         """Return the runs by arm, in the order of the words."""
         found: dict[str, list[PlannedRun]] = {}
         for run in self.runs:
-            found.setdefault(arm_name(run.entry.arm), []).append(run)
+            found.setdefault(arm_name(run.arm), []).append(run)
         return found
 
 
@@ -61,47 +170,48 @@ class Planner:
     launcher: Launcher
     jobs: int
     threads: int = 0
-    devices: tuple[str, ...] = ()
+    devices: Sequence[str] = ()
     quiet: bool = False
-    loaded: dict[str, dict[int, Data]] = field(default_factory=dict)
+    loaded: dict[tuple[str, int], Data] = field(default_factory=dict)
 
-    def plan(self, grid: Grid, exclusions: Sequence[Exclusion] = ()) -> SweepPlan:
-        """Decide every run of a grid.
+    def plan(self, points: Sequence[Point], excluded: Mapping[str, int] | None = None) -> SweepPlan:
+        """Decide every run of a grid. excluded: reasons for which points are left out already.
 
         Raises:
-            UsageError: a mistake in the words, an exclusion that fits no run, or no run is left.
+            UsageError: a mistake in the words, or no run is left.
         """
-        runs: dict[Path, PlannedRun] = {}
-        left_out: dict[str, list[Point]] = {}
-        for point, config in composed(grid, exclusions, left_out):
+        runs, left_out = dict[str, PlannedRun](), Counter(excluded)
+        for point, config in zip(points, read_each([point.words for point in points]), strict=True):
             if not self.threads:
                 self.share_out(config.tree)
-            missing: dict[str, Any] = {} if config.tree["threads"] else {"threads": self.threads}
-            missing |= {} if grid.named else {"name": SWEEP_NAME}
             try:
-                run = self.prepare(with_settings(config, missing))
+                run = self.prepare(config)
             except CombinationRefused as refusal:
-                left_out.setdefault(str(refusal), []).append(point)
+                left_out[str(refusal)] += 1
                 continue
-            arm = {key: value for key, value in point.varied.items() if key != "seed"}
-            entry = Entry(run.directory.path.name, arm, config.tree["seed"], run.steps, run.config.words)
-            runs.setdefault(run.directory.path, PlannedRun(entry, run))
-        folders = sorted({path.parent for path in runs})
-        if not folders:
-            raise UsageError(f"the grid is empty: none of its {len(grid.points)} runs is left ({'; '.join(left_out)})")
-        if len(folders) > 1:
-            raise UsageError(
-                f"the runs would be in {folders[0]} and {folders[1]}: give name= and outputs= the same value for all"
-            )
-        return SweepPlan(folders[0], tuple(runs.values()), left_out)
+            name, arm = run.directory.path.name, {key: point.varied[key] for key in point.varied if key != "seed"}
+            runs.setdefault(name, PlannedRun(name, arm, config.tree["seed"], run.steps, run.config.words, run))
+        if not runs:
+            reasons = "; ".join(left_out) or "what varies stands for no value"
+            raise UsageError(f"the grid is empty: none of its {left_out.total()} runs is left ({reasons})")
+        (folder,) = {run.prepared.directory.path.parent for run in runs.values()}
+        return SweepPlan(folder, list(runs.values()), left_out)
 
     def share_out(self, tree: Tree) -> None:
-        """Take from a run what all have in common, and decide what each gets of the machine."""
-        self.quiet = tree["quiet"]
-        if not self.launcher.gives_devices:
-            device = str(resolve_device(tree["device"]))
-            self.devices = devices_to_hand_out(device, torch.cuda.device_count(), self.jobs or None)
-        self.jobs, self.threads = self.launcher.share(self.jobs or None, tree["threads"], len(self.devices))
+        """Take from a run what all have in common, and decide what each gets of the machine.
+
+        A run has a GPU for itself, or a core, unless more runs at a time are asked for.
+        """
+        self.quiet, device, elsewhere = tree["quiet"], tree["device"], self.launcher.elsewhere
+        if elsewhere and device == "auto":
+            raise UsageError(
+                "device=auto is not known before a cluster has chosen the machine: give device=cpu or cuda"
+            )
+        device = device if elsewhere else str(resolve_device(device))
+        several = torch.cuda.device_count() if device == "cuda" and not elsewhere else 0
+        self.devices = [f"cuda:{number}" for number in range(several)] or [device]
+        gpus = 0 if elsewhere or device == "cpu" else len(self.devices)
+        self.jobs, self.threads = self.launcher.share(self.jobs, tree["threads"], gpus)
 
     def prepare(self, config: Config) -> Run:
         """Decide one run.
@@ -110,56 +220,14 @@ class Planner:
             CombinationRefused: its parts do not go together.
             UsageError: any other mistake.
         """
-        device = str(config.tree["device"])
-        if self.launcher.elsewhere and device == "auto":
-            raise UsageError(
-                "device=auto is not known before a cluster has chosen the machine: give device=cpu or cuda"
-            )
-        return prepare(config, self.data(config.tree), torch.device(device) if self.launcher.elsewhere else None)
+        settings: dict[str, Any] = {"quiet": True, "threads": config.closed.threads or self.threads}
+        words = config.words if config.closed.threads else changed(config.words, {"threads": str(self.threads)})
+        config = Config(config.tree | settings, replace(config.closed, **settings), config.choices, words)
+        return prepare(config, self.data(config.tree), torch.device(self.devices[0]))
 
     def data(self, tree: Tree) -> Data:
         """Return what a run learns, loaded once; a class of the user's own may draw it from the seed."""
-        loaded = self.loaded.setdefault(json.dumps(tree["data"], sort_keys=True), {})
-        seed = tree["seed"] if is_foreign(tree["data"]) else 0
-        if seed not in loaded:
-            made = make_data(tree, seed)
-            loaded[seed] = next((data for data in loaded.values() if data.fingerprint == made.fingerprint), made)
-        return loaded[seed]
-
-
-def with_settings(config: Config, settings: Mapping[str, Any], more: bool = True) -> Config:
-    """Return a configuration with some settings at its root changed; more: as by further words."""
-    words = changed(config.words, {key: str(value) for key, value in settings.items()}) if more else config.words
-    return replace(config, tree={**config.tree, **settings}, closed=replace(config.closed, **settings), words=words)
-
-
-def composed(
-    grid: Grid, exclusions: Sequence[Exclusion], left_out: dict[str, list[Point]]
-) -> list[tuple[Point, Config]]:
-    """Return the points with their configurations, less those that are excluded; these are noted in `left_out`.
-
-    Raises:
-        UsageError: a mistake in the words, or an exclusion that fits no run.
-    """
-
-    def is_kept(point: Point, config: Config | None = None) -> bool:
-        reason = next((f"{EXCLUDE}={one.text}" for one in exclusions if one.applies(point, config)), "")
-        if reason:
-            left_out.setdefault(reason, []).append(point)
-        return not reason
-
-    points = [point for point in grid.points if is_kept(point)]  # the others need not compose
-    configs = read_each([point.words for point in points])
-    kept = [(point, config) for point, config in zip(points, configs, strict=True) if is_kept(point, config)]
-    for exclusion in exclusions:
-        if f"{EXCLUDE}={exclusion.text}" not in left_out:
-            raise UsageError(
-                f"{EXCLUDE}={exclusion.text} leaves out none of the runs: check its keys and values, or leave it out"
-            )
-    return kept
-
-
-def arm_name(arm: Mapping[str, str]) -> str:
-    """Name an arm, such as `rmsnorm · pre · optim.lr=0.001`: options and classes by their words."""
-    words = [value if key in GROUPS or key.endswith("._target_") else f"{key}={value}" for key, value in arm.items()]
-    return " · ".join(words) or "all runs"
+        key = json.dumps(tree["data"], sort_keys=True), tree["seed"] if is_foreign(tree["data"]) else 0
+        if key not in self.loaded:
+            self.loaded[key] = make_data(tree, key[1])
+        return self.loaded[key]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Annotated, Any, Literal, get_type_hints
 
 import yaml
@@ -45,7 +46,12 @@ LISTS = ("sweep.lr_grid", "sweep.lr_seeds")
 
 def is_own(word: str) -> bool:
     """Return whether a word is the sweep's, not `train`'s."""
-    return re.match(r"[+~]*(sweep|launcher)([./=@]|$)", word) is not None
+    return re.match(r"\+*(sweep\.|launcher[.=])", word) is not None
+
+
+def key_of(word: str) -> str:
+    """Return the key that a word sets or deletes."""
+    return word.lstrip("+~").partition("=")[0]
 
 
 def read_settings(words: Iterable[str]) -> tuple[SweepConfig, dict[str, Any]]:
@@ -57,34 +63,34 @@ def read_settings(words: Iterable[str]) -> tuple[SweepConfig, dict[str, Any]]:
     Raises:
         UsageError: an unknown key, a wrong type, a value out of bounds.
     """
-    from normbench.config.compose import value_of  # imports Hydra, which takes a third of a second
+    from omegaconf import OmegaConf  # with Hydra it takes a third of a second
 
+    from normbench.config.compose import value_of
+
+    given = [(key_of(word), word.partition("=")[2]) for word in words]
+    launcher, excluded = dict(given).get("launcher", "joblib"), list[str]()
+    check_option("launcher", launcher)
+    if launcher in ("submitit", "ray") and find_spec(launcher) is None:
+        raise UsageError(f"launcher={launcher} is not installed: pip install 'normbench[{launcher}]'")
     root = yaml.safe_load((config_directory() / "sweep.yaml").read_text("utf-8"))
-    values, excluded, chosen = {f"sweep.{name}": value for name, value in root["sweep"].items()}, list[Any](), "joblib"
-    for name, text in ((word.lstrip("+").partition("=")[0], word.partition("=")[2]) for word in words):
+    config = OmegaConf.create({"sweep": root["sweep"], "launcher": section_of("launcher", launcher)})
+    for name, text in given:
         value = value_of(f"[{text}]" if name in LISTS and not text.startswith("[") else text)
         if name == EXCLUDE:
-            excluded += value if isinstance(value, list) else [text.strip("'\"")]
-            excluded = [] if text in ("", "null") else excluded
-        elif name == "launcher":
-            chosen = text
-        else:
-            values[name] = value
-    check_option("launcher", chosen)
-    values[EXCLUDE] = excluded or None
-    values = {f"launcher.{name}": value for name, value in section_of("launcher", chosen).items()} | values
-    for name in [name for name in values if name.count(".") == 2]:  # a part of launcher.additional_parameters
-        outer, _, inner = name.rpartition(".")
-        values[outer] = {**values.get(outer, {}), inner: values.pop(name)}
-    own = settings_of(str(values["launcher._target_"])) or {}
+            excluded = [*excluded, *(value if isinstance(value, list) else [value])] if value else []
+        elif name != "launcher":
+            OmegaConf.update(config, name, value)
+    config.sweep.exclude = excluded or None
+    own = settings_of(config.launcher._target_) or {}
     known = {**SWEEP_KEYS, "launcher._target_": Setting(), **{f"launcher.{name}": own[name] for name in own}}
-    sections: dict[str, dict[str, Any]] = {"sweep": {}, "launcher": {}}
-    for name, value in values.items():
-        if name not in known:
-            raise UsageError(
-                f"{name} is unknown with launcher={chosen}: {nearest(name, known)}normbench sweep --help shows the "
-                "keys; sweep.jobs= and threads= say what runs get of this machine"
-            )
-        section, _, key = name.partition(".")
-        sections[section][key] = known[name].check(name, value)
-    return SweepConfig(**sections["sweep"]), sections["launcher"]
+    tree: Any = OmegaConf.to_container(config)
+    for section, values in tree.items():
+        for key, value in values.items():
+            name = f"{section}.{key}"
+            if name not in known:
+                raise UsageError(
+                    f"{name} is unknown with launcher={launcher}: {nearest(name, known)}normbench sweep --help shows "
+                    "the keys; sweep.jobs= and threads= say what runs get of this machine"
+                )
+            values[key] = known[name].check(name, value)
+    return SweepConfig(**tree["sweep"]), tree["launcher"]
