@@ -121,7 +121,6 @@ VALUES = {
     "data.context=32": "set model.context alone",
     "model=nano data=digits model.patch=3": "model.patch=3 does not tile images of 8 × 8 pixels",
     f"{CNN} data.batch_size=5000": "data.batch_size=5,000 is more than the 1,500 training images of digits",
-    f"{CNN} data.crop=8": "data.crop=8 leaves nothing of images of 8 × 8 pixels: use 0 to 7",
     f"{CNN} data.cutout=-1": "data.cutout=-1 is not allowed: use an integer from 0",
     f"{CNN} data.flip=1": "data.flip=1 is not allowed: use true or false",
     "data.flip=true": "data.flip is not a setting of data=pydocs: leave it out, or choose data=",

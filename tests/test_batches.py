@@ -13,11 +13,12 @@ import pytest
 import torch
 from data_helpers import IMAGES, LABELS, LONG, SMALL, TEXT, pets, plays, random_images, write_images, write_text
 
-from normbench.data import Images, Text, digits, pydocs
+from normbench.data import digits, pydocs
 from normbench.data.batches import held_out
-from normbench.data.cache import Content, Source
-from normbench.data.images import Augmentation
-from normbench.data.vocabulary import Characters
+from normbench.data.cache import Content
+from normbench.data.images import Images, cut, moved
+from normbench.data.text import Text
+from normbench.data.vocabulary import Vocabulary
 from normbench.errors import UsageError
 
 SHAPE = (3, 9, 7)
@@ -29,8 +30,7 @@ SHAPE = (3, 9, 7)
 def test_an_epoch_of_text_takes_each_token_once_but_at_the_ends() -> None:
     """Of a text whose tokens are their own places."""
     arrays = {"train": np.arange(1000), "val": np.arange(100)}
-    facts = Characters(map(chr, range(1000))).facts()
-    data = Text(Source("counting", "counting", "", lambda: Content(arrays, facts)), **TEXT)
+    data = Text(Content("counting", {}, arrays, Vocabulary(map(chr, range(1000))).facts, ""), **TEXT)
     assert data.steps_per_epoch == 123 // 3, "windows of 8 in 1,000 tokens, less one for the cut"
     cuts = []
     for epoch in range(4):
@@ -69,7 +69,7 @@ def test_limited_text_evaluation_spreads_over_the_split() -> None:
     data = pydocs(**TEXT)
     batches = list(data.eval_batches("val", limit=5))
     assert [tuple(batch.inputs.shape) for batch in batches] == [(3, 8)] * 5
-    val = data.splits["val"]
+    val = data.examples["val"]
     expected = np.stack([val[start : start + 8] for start in (i * (len(val) - 9) // 14 for i in range(15))])
     assert torch.equal(torch.cat([batch.inputs for batch in batches]), torch.from_numpy(expected.astype(np.int64)))
     assert torch.equal(batches[-1].targets[-1], torch.from_numpy(val[-8:].astype(np.int64)))
@@ -80,7 +80,7 @@ def test_limited_text_evaluation_spreads_over_the_split() -> None:
 
 def numbered(data: Images, steps: range) -> list[list[int]]:
     """Return which training images the batches hold, found by their pixels."""
-    rows = data.splits["train"].examples.flatten(1).float()
+    rows = data.examples["train"].flatten(1).float()
     found = [data.train_batch(step).inputs.flatten(1) for step in steps]
     return [[int((rows == row).all(1).nonzero()) for row in batch] for batch in found]
 
@@ -101,7 +101,7 @@ def test_limited_image_evaluation_spreads_over_the_split() -> None:
     data = digits(**IMAGES | {"eval_batch_size": 10}, scaling="none")
     batches = list(data.eval_batches("val", limit=3))
     assert [len(batch.targets) for batch in batches] == [10, 10, 10]
-    expected = data.splits["val"].examples[[297 * i // 30 for i in range(30)]].float()
+    expected = data.examples["val"][[297 * i // 30 for i in range(30)]].float()
     assert torch.equal(torch.cat([batch.inputs for batch in batches]), expected)
     assert sum(len(batch.targets) for batch in data.eval_batches("val", limit=1000)) == 297
     data = digits(**IMAGES | {"eval_batch_size": 296})
@@ -121,7 +121,7 @@ def test_standard_scaling_is_that_of_the_images_trained_on(tmp_path: Path, holdo
     unit = torch.cat([batch.inputs for batch in pets(root, scaling="unit").eval_batches("val")])
     assert torch.equal(unit, torch.from_numpy(np.stack(stored["test"])).permute(0, 3, 1, 2).float() / 255)
     assert np.allclose(np.array(data.describe()["shift"]) * 255, mean, atol=1e-3)
-    assert torch.equal(data.pixels(scaled), data.splits["train"].examples)
+    assert torch.equal(data.pixels(scaled), data.examples["train"])
 
 
 def test_a_channel_without_variation_stays_finite(tmp_path: Path) -> None:
@@ -149,11 +149,11 @@ def test_held_out_bounds(holdout: float) -> None:
 
 def test_holdout_takes_the_last_of_the_training_data() -> None:
     whole, part = pydocs(**TEXT), pydocs(**TEXT, holdout=0.1)
-    joined = np.concatenate([part.splits["train"], part.splits["val"]])
-    assert np.array_equal(joined, whole.splits["train"]) and len(part.splits["val"]) == round(0.1 * len(joined))
+    joined = np.concatenate([part.examples["train"], part.examples["val"]])
+    assert np.array_equal(joined, whole.examples["train"]) and len(part.examples["val"]) == round(0.1 * len(joined))
     images, rest = digits(**IMAGES), digits(**IMAGES, holdout=100)
-    assert torch.equal(rest.splits["val"].examples, images.splits["train"].examples[1400:])
-    assert torch.equal(rest.splits["train"].labels, images.splits["train"].labels[:1400])
+    assert torch.equal(rest.examples["val"], images.examples["train"][1400:])
+    assert torch.equal(rest.labels["train"], images.labels["train"][:1400])
     assert rest.fingerprint == images.fingerprint
 
 
@@ -170,9 +170,9 @@ def test_descriptions_are_json_and_say_what_was_used() -> None:
 # ---- augmentation
 
 
-def random_pixels(count: int, shape: tuple[int, int, int] = SHAPE) -> torch.Tensor:
+def random_pixels(count: int) -> torch.Tensor:
     """Return images in which no pixel is 0, so that what is put around them shows."""
-    return torch.randint(1, 256, (count, *shape), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    return torch.randint(1, 256, (count, *SHAPE), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 
 
 def ways(image: np.ndarray, result: np.ndarray, crop: int, flips: tuple[bool, ...]) -> list[tuple[int, int, bool]]:
@@ -187,18 +187,17 @@ def ways(image: np.ndarray, result: np.ndarray, crop: int, flips: tuple[bool, ..
     return found
 
 
-@pytest.mark.parametrize(("crop", "flip"), [(2, False), (2, True)])
-def test_each_image_is_cropped_and_flipped_in_one_way_and_all_ways_occur(crop: int, flip: bool) -> None:
+@pytest.mark.parametrize("flip", [False, True])
+def test_each_image_is_cropped_and_flipped_in_one_way_and_all_ways_occur(flip: bool) -> None:
     pixels = random_pixels(64)
-    augmentation = Augmentation(0, SHAPE, crop, flip)
     found: Counter[tuple[int, int, bool]] = Counter()
     for step in range(12):
-        moved = augmentation.moved(pixels, step)
-        assert moved.dtype == torch.uint8 and moved.shape == pixels.shape
-        for image, result in zip(pixels.numpy(), moved.numpy(), strict=True):
-            (way,) = ways(image, result, crop, (False, True) if flip else (False,))
+        result = moved(pixels, 2, flip, 0, step)
+        assert result.dtype == torch.uint8 and result.shape == pixels.shape
+        for before, after in zip(pixels.numpy(), result.numpy(), strict=True):
+            (way,) = ways(before, after, 2, (False, True) if flip else (False,))
             found[way] += 1
-    possible = (2 * crop + 1) ** 2 * (1 + flip)
+    possible = 5**2 * (1 + flip)
     assert len(found) == possible
     expected = 12 * 64 / possible
     chi_square = sum((count - expected) ** 2 / expected for count in found.values())
@@ -216,14 +215,10 @@ def test_each_image_has_one_hole_around_some_pixel(side: int) -> None:
         masks[top, left][tuple(slice(*ends) for ends in zip(first, last, strict=True))] = 0
     centres = Counter()
     for step in range(12):
-        for image, result in zip(inputs, Augmentation(0, SHAPE, cutout=side).cut(inputs.clone(), step), strict=True):
+        for image, result in zip(inputs, cut(inputs.clone(), side, 0, step), strict=True):
             (centre,) = [centre for centre, mask in masks.items() if torch.equal(result, image * mask)]
             centres[centre] += 1
     assert len(centres) == 9 * 7, "every pixel is a centre some time"
-
-
-def augmented(data: Images, pixels: torch.Tensor, step: int) -> torch.Tensor:
-    return data.augmentation.cut(data.augmentation.moved(pixels, step).float(), step)
 
 
 @pytest.mark.parametrize("kinds", [{}, {"cutout": 4}, {"crop": 3, "flip": True}], ids=str)
@@ -237,22 +232,18 @@ def test_batches_follow_from_seed_and_step_alone(kinds: dict[str, Any]) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(99)
         assert torch.equal(first.train_batch(3).inputs, backwards[3])
-    pixels = random_pixels(64, (1, 8, 8))
-    places = ((first, 0), (first, 1), (other, 0))
-    per_step = [augmented(data, pixels, step) if kinds else data.train_batch(step).inputs for data, step in places]
-    assert not any(torch.equal(a, b) for a, b in itertools.combinations(per_step, 2))
+    places = ((first, 0), (first, first.steps_per_epoch), (other, 0))
+    drawn = [data.train_batch(step).inputs for data, step in places]
+    assert not any(torch.equal(a, b) for a, b in itertools.combinations(drawn, 2))
 
 
 def test_one_more_kind_changes_nothing_about_the_others() -> None:
-    """With flips the windows are where they were without, and so are the holes."""
+    """With flips the windows are where they were without."""
     pixels = random_pixels(32)
-    one, all_kinds = Augmentation(0, SHAPE, crop=2), Augmentation(0, SHAPE, crop=2, flip=True, cutout=3)
-    for image, before, after in zip(pixels, one.moved(pixels, 5), all_kinds.moved(pixels, 5), strict=True):
-        (cut,) = ways(image.numpy(), before.numpy(), 2, (False,))
+    for image, before, after in zip(pixels, *(moved(pixels, 2, flip, 0, 5) for flip in (False, True)), strict=True):
+        (plain,) = ways(image.numpy(), before.numpy(), 2, (False,))
         (flipped_too,) = ways(image.numpy(), after.numpy(), 2, (False, True))
-        assert flipped_too[:2] == cut[:2]
-    hole = Augmentation(0, SHAPE, cutout=3).cut(pixels.float(), 5) == 0
-    assert torch.equal(hole, all_kinds.cut(pixels.float(), 5) == 0)
+        assert flipped_too[:2] == plain[:2]
 
 
 def test_augmentation_leaves_the_evaluation_alone() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -11,15 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import datasets
-import numpy as np
 import pytest
 import torch
 from data_helpers import LONG, TEXT, plays, write_parquet, write_text
 from support import TEXTS, build
 from test_runs import in_a_process, summary_of
 
-from normbench.data import Text, hub_texts, text_file
-from normbench.data.vocabulary import BytePairs, LowercaseWords, Vocabulary, Words, learn, recall
+from normbench.data import hub_texts, text_file
+from normbench.data.text import Text
+from normbench.data.vocabulary import LEVELS, BytePairs, LowercaseWords, Vocabulary, Words, recall
 from normbench.errors import RunFailure, UsageError
 
 LINES = ["the cat sat .\n", "", "a dog <unk> the cat"]
@@ -47,24 +48,20 @@ def test_byte_pairs_give_back_every_text() -> None:
     for text in (LONG, "never seen: 日本 \x00 ’ß\n\n  two blanks\ttab\n"):
         assert pairs.decode(pairs.encode(text)) == text
     assert len(pairs.encode(LONG)) < len(LONG.encode()) / 2
-    assert pairs.facts() == BytePairs.learn([LONG * 5], 300).facts()
+    assert pairs.facts == BytePairs.learn([LONG * 5], 300).facts
 
 
-@pytest.mark.parametrize("level", ["character", "byte", "word", "lowercase_word", "bpe"])
+@pytest.mark.parametrize("level", LEVELS)
 def test_a_vocabulary_comes_back_from_its_facts(level: str) -> None:
-    import json
-
-    vocabulary = learn(level, [LONG], 280 if level == "bpe" else None)
-    again: Vocabulary = recall(json.loads(json.dumps(vocabulary.facts())))
+    vocabulary = LEVELS[level].learn([LONG], 280 if level == "bpe" else None)
+    again = recall(json.loads(json.dumps(vocabulary.facts)))
     assert again.symbols == vocabulary.symbols
     assert again.encode(LONG).tolist() == vocabulary.encode(LONG).tolist()
 
 
-def test_mistakes_with_vocabularies() -> None:
-    with pytest.raises(UsageError, match=r"data.vocabulary_size=100 is less than the 256 bytes"):
-        learn("bpe", ["abc"], 100)
+def test_a_character_that_was_not_learned() -> None:
     with pytest.raises(UsageError, match="the text has the character 'x', which was not learned"):
-        learn("character", ["ab"]).encode("abx")
+        Vocabulary.learn(["ab"]).encode("abx")
 
 
 # ---- language models by words
@@ -74,12 +71,12 @@ def test_text_by_lines_and_words_with_a_test_split(tmp_path: Path) -> None:
     root = write_text(tmp_path, train=LINES * 10, validation=LINES * 5, test=["the bird sat"] * 9)
     data = plays(root, level="word", lines=True, val_splits=("validation",), test_splits=("test",))
     assert data.has_test
-    assert {split: len(tokens) for split, tokens in data.splits.items()} == {"train": 120, "val": 60, "test": 36}
-    assert data.decode(torch.from_numpy(data.splits["test"][:4].astype(np.int64))) == "the <unk> sat \n"
+    assert {split: len(tokens) for split, tokens in data.examples.items()} == {"train": 120, "val": 60, "test": 36}
+    assert data.decode(data.examples["test"][:4]) == "the <unk> sat \n"
     found = data.describe()
     assert (found["level"], found["vocabulary_size"], found["test_tokens"]) == ("word", 8, 36)
     targets = torch.cat([batch.targets.flatten() for batch in data.eval_batches("test")])
-    assert targets.tolist() == data.splits["test"][1:].tolist()
+    assert targets.tolist() == data.examples["test"][1:].tolist()
 
 
 @pytest.mark.parametrize("holdout", [0.5, 55])
@@ -89,10 +86,9 @@ def test_no_words_are_learned_from_held_out_tokens(tmp_path: Path, holdout: floa
     root = write_text(tmp_path, train=lines, validation=LINES * 5, test=LINES)
     data = plays(root, level="word", lines=True, holdout=holdout)
     known = {f"w{number}" for number in range(50)}  # and five line ends
-    assert {*known, "<unk>", "<eos>"} >= set(data.vocabulary) >= {f"w{number}" for number in range(47)}
-    assert [len(data.splits[split]) for split in ("train", "val")] == [55, 55]
-    assert set(data.decode(torch.from_numpy(data.splits["val"].astype(np.int64))).split()) == {"<unk>"}
-    assert set(plays(root, level="word", lines=True).vocabulary) == {"<unk>", "<eos>", *" ".join(lines).split()}
+    assert {*known, "<unk>", "<eos>"} >= set(data.vocabulary.symbols) >= {f"w{number}" for number in range(47)}
+    assert [len(data.examples[split]) for split in ("train", "val")] == [55, 55]
+    assert set(data.decode(data.examples["val"]).split()) == {"<unk>"}
 
 
 def test_no_byte_pairs_are_learned_from_held_out_tokens(tmp_path: Path) -> None:
@@ -101,8 +97,9 @@ def test_no_byte_pairs_are_learned_from_held_out_tokens(tmp_path: Path) -> None:
     root = write_text(tmp_path, train=[LONG * 5, rare], validation=[LONG], test=[LONG])
     for holdout, found in ((0.0, True), (0.2, False)):
         data = plays(root, level="bpe", vocabulary_size=300, holdout=holdout)
-        assert len(data.vocabulary) == 300 and any("qz" in symbol for symbol in data.vocabulary) == found
-    assert "qzqz" in data.decode(torch.from_numpy(data.splits["val"].astype(np.int64)))
+        symbols = data.vocabulary.symbols
+        assert len(symbols) == 300 and any("qz" in symbol for symbol in symbols) == found
+    assert "qzqz" in data.decode(data.examples["val"])
 
 
 # ---- labelled texts
@@ -122,13 +119,12 @@ def questions(root: Path, **options: Any) -> Any:
 
 def test_batches_are_padded_to_their_longest_text(tmp_path: Path) -> None:
     data = questions(write_questions(tmp_path))
-    words = data._vocabulary
     seen = []
     for batch in data.eval_batches("val"):
         assert batch.mask.dtype == torch.bool and batch.inputs.shape == batch.mask.shape
         assert batch.mask.sum(1).max() == batch.inputs.shape[1]
         assert (batch.inputs[~batch.mask] == 0).all()
-        seen += [words.decode(row[mask].numpy()) for row, mask in zip(batch.inputs, batch.mask, strict=True)]
+        seen += [data.decode(row[mask]) for row, mask in zip(batch.inputs, batch.mask, strict=True)]
     cut = questions(tmp_path, context=3)
     assert max(batch.inputs.shape[1] for batch in cut.eval_batches("val")) == 3 and cut.describe()["cut"] == 16
     assert seen == ["where is my card ?", "is my card lost ?", "<unk>", "why a fee ?", "what is this fee , please ?"]
@@ -138,7 +134,7 @@ def test_an_epoch_takes_each_labelled_text_once(tmp_path: Path) -> None:
     data = questions(write_questions(tmp_path), holdout=4)
     assert data.steps_per_epoch == 4
     labels = torch.cat([data.train_batch(step).targets for step in range(4)])
-    assert sorted(labels.tolist()) == sorted(data.splits["train"].labels.tolist()) and len(labels) == 16
+    assert sorted(labels.tolist()) == sorted(data.labels["train"].tolist()) and len(labels) == 16
     assert torch.equal(data.train_batch(7).inputs, questions(tmp_path, holdout=4).train_batch(7).inputs)
 
 
@@ -149,8 +145,7 @@ def test_no_words_are_learned_from_held_out_texts(tmp_path: Path) -> None:
     known = {data.decode(row) for row in trained}
     assert len(known) == 6 and known <= set(texts)
     assert [data.decode(row) for row in held] == ["question <unk>"] * 4
-    assert len(data._vocabulary.symbols) == 2 + 6
-    assert len(questions(tmp_path)._vocabulary.symbols) == 2 + 10
+    assert len(data.vocabulary.symbols) == 2 + 6
 
 
 @pytest.mark.parametrize(("norm", "pool"), [("layernorm", "mean"), ("dyt", "class_token"), ("none", "mean")])
@@ -234,7 +229,7 @@ def test_a_file_that_changes_under_a_run_ends_it(tmp_path: Path, change: Callabl
     data.train_batch(0)
     change(path)
     for read in (lambda: data.train_batch(1), lambda: next(data.eval_batches("val"))):
-        with pytest.raises(RunFailure, match=r"my.txt changed while the run read it: put it back as it was"):
+        with pytest.raises(RunFailure, match=r"my.txt changed while the run read it: put it back"):
             read()
 
 
