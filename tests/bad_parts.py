@@ -19,7 +19,6 @@ from normbench.placements.base import Residual
 from normbench.types import (
     Batch,
     Data,
-    LanguageModeling,
     Model,
     Norm,
     NormFacts,
@@ -67,6 +66,8 @@ def die(self: Any, x: Tensor) -> Tensor:
 
 Single = norm(lambda self, x: Rms.forward(self, x.float()))
 Half = norm(lambda self, x: x.half())
+Wider = norm(lambda self, x: x.mean(-1))
+Pair = norm(lambda self, x: (x, x))  # type: ignore[arg-type, return-value]
 Detached = norm(lambda self, x: x * self.factor(x).detach())
 GradMatters = norm(lambda self, x: Rms.forward(self, x) * (1 if torch.is_grad_enabled() else 2))
 OneStatistic = norm(lambda self, x: over_the_batch(x))
@@ -337,14 +338,12 @@ def sampled(self: Any, split: Split, limit: int | None = None) -> Iterator[Batch
     return map(self.batch, order.split(16)[:limit])
 
 
-Infinite = stripes(lambda batch: batch._replace(inputs=batch.inputs / 0))
 Seeding = stripes(train_batch=seed_globally)
 Impure = stripes(train_batch=lambda self, step: self.batch(torch.randint(64, (8,))))
 Later = stripes(train_batch=wrong_later)
 Wrapped = stripes(eval_batches=filled_up)
 Sampled = stripes(eval_batches=sampled)
 Unlimited = stripes(eval_batches=lambda self, split, limit=None: Stripes.eval_batches(self, split))
-Nothing = stripes(eval_batches=lambda self, split, limit=None: iter(()))
 NoTest = stripes(has_test=True, eval_batches=lambda self, split, limit=None: Stripes.eval_batches(self, split, limit)
                  if split != "test" else iter(()))  # fmt: skip
 NoMask = texts(lambda batch: batch._replace(mask=None))
@@ -366,17 +365,3 @@ class NamedBySeed(Stripes):
     def __init__(self, *, seed: int) -> None:
         super().__init__(seed=seed)
         self.fingerprint = f"stripes-{seed}"
-
-
-class Overlapping(Words):
-    """Two sentences over and over, in windows that do not follow each other."""
-
-    kind = "language_model"
-    pads = False
-
-    def __init__(self, *, seed: int) -> None:
-        self.task = LanguageModeling(vocabulary_size=8, context=4)
-
-    def train_batch(self, step: int) -> Batch:
-        windows = (torch.arange(0, 90, 3)[:, None] + torch.arange(5)) % 8
-        return Batch(windows[:, :-1], windows[:, 1:])

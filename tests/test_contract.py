@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -138,19 +139,17 @@ BROKEN: dict[str, dict[str, dict[str, str]]] = {
     "data": {
         "FromOne": {"constructor and first batches": "has targets from 1 to 2: the task has 2, so they go from 0 to 1"},
         "OneHot": {"constructor and first batches": "has targets of [8, 2] of int64: the task needs [8] of int64"},
-        "Infinite": {"constructor and first batches": "has inputs that are not finite"},
         "NoMask": {"constructor and first batches": "has no mask, and pads=True"},
         "UnknownToken": {"constructor and first batches": "has tokens from 1 to 5: the task has 5"},
-        "Seeding": {"no global random numbers": "draws from torch, or seeds it"},
-        "Impure": {"seed and step decide a batch": "gives another batch: draw", "no global random numbers": ""},
-        "Later": {"training batches fit the task": "train_batch(2) has targets"},
+        "Seeding": {"seed and step decide a batch": "draws from torch, or seeds it"},
+        "Impure": {"seed and step decide a batch": "draws from torch"},
+        "Later": {"batches fit the task": "train_batch(2) has targets"},
         "Wrapped": {"evaluation covers each example once": "80 examples, 16 of them equal to others"},
         "Sampled": {"evaluation and fingerprint are the same each time": "take the split in order"},
-        "Unlimited": {"evaluation batches fit the task": "eval_batches('val', 1): 4 batches"},
+        "Unlimited": {"batches fit the task": "eval_batches('val', 1): 4 batches"},
         "NamedBySeed": {"evaluation and fingerprint are the same each time": "stripes-0 becomes stripes-1"},
         "PaddedInFront": {"constructor and first batches": "pad behind the text"},
-        "NoTest": {"evaluation batches fit the task": "eval_batches('test', None): 0 batches"},
-        "Overlapping": {"evaluation covers each example once": "30 examples, 22 of them equal to others"},
+        "NoTest": {"batches fit the task": "eval_batches('test', None): 0 batches"},
     },
 }
 
@@ -176,7 +175,7 @@ def test_a_broken_part_fails_where_it_is_broken(section: str, name: str) -> None
         ("norm", "Drawn", {"the seed decides the start": "passed"}),
         ("placement", "Strong", {"skip is residual_gain · x": "passed"}),
         ("placement", "Each", {"skip is residual_gain · x": "passed"}),
-        ("data", "Words", {"evaluation batches fit the task": "passed"}),
+        ("data", "Words", {"batches fit the task": "passed"}),
     ],
 )
 def test_an_unusual_part_does_not_fail(section: str, name: str, expected: dict[str, str]) -> None:
@@ -241,22 +240,20 @@ def test_bfloat16_is_measured_in_a_process_of_its_own(name: str, result: str, wo
 
 
 def test_what_comes_of_a_check() -> None:
-    def raising(part: Part) -> str:
-        raise ValueError("no such thing\nand more")
+    def raising(error: Exception) -> Callable[[Part], str]:
+        def check(part: Part) -> str:
+            raise error
 
-    def not_made_for_it(part: Part) -> str:
-        raise NotApplicable("it is no bird")
-
-    def wrong_setting(part: Part) -> str:
-        raise UsageError("norm.groups=7 does not divide 24: choose another")
+        return check
 
     before, some = torch.get_rng_state(), Part({})
-    row = run_check("a", raising, some)
-    assert row.result == "failed"
-    assert row.measured.startswith("ValueError: no such thing (test_contract.py, line ")
-    assert run_check("a", not_made_for_it, some) == Row("a", "not applicable", "it is no bird")
+    row = run_check("a", raising(ValueError("no such thing\nand more")), some)
+    assert row.result == "failed" and row.measured.startswith("ValueError: no such thing (test_contract.py, line ")
+    not_made_for_it = run_check("a", raising(NotApplicable("it is no bird")), some)
+    assert not_made_for_it == Row("a", "not applicable", "it is no bird")
     assert run_check("a", lambda part: Fact(bool(torch.rand(3).sum() > 0)), some) == Row("a", "yes")
     assert run_check("a", lambda part: None, some) == Row("a", "passed")
+    wrong_setting = raising(UsageError("norm.groups=7 does not divide 24: choose another"))
     assert run_check("a", wrong_setting, some).result == "failed"
     with pytest.raises(UsageError, match="does not divide"):
         run_check("constructor", wrong_setting, some)
@@ -283,16 +280,12 @@ def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
 
 REFUSED = {
     "normbench.models.transformer.MLP": "is nothing that can be checked: give a norm",
-    "math.pi": "math.pi is not a class",
     "nowhere.MyNorm": "nowhere.MyNorm cannot be imported (No module named 'nowhere')",
     "MyNorm": "check MyNorm names no part",
     "": "check is given no part, and takes one with its settings: give a class",
     "mypkg.MyNorm epz=3": "epz",
     "norm=rmsnorm placement=pre": "check is given norm and placement, and takes one with its settings: give",
-    "norm=rmsnorm trainer.steps=3": "check is given norm and trainer, and takes one",
-    "norm=rmsnorm norm.groups=2": "norm.groups is not a setting of norm=rmsnorm: leave it out",
     "data=mnist data.root=nowhere": "no copy of ylecun/mnist in data.root=nowhere",
-    "--config-dir nowhere norm=rmsnorm": "nowhere is not a folder",
 }
 
 
@@ -319,7 +312,7 @@ def test_a_part_that_cannot_be_used_fails_at_once(name: str, words: str, capsys:
 def test_data_of_ones_own_pass(capsys: pytest.CaptureFixture[str]) -> None:
     for words in (["mypkg.parts.Stripes", "batch_size=4"], ["--config-dir", f"{EXAMPLE}/conf", "data=stripes"]):
         status, out = run(capsys, *words)
-        assert (status, "9 passed, 0 failed, 0 not applicable, 0 measured" in out) == (0, True)
+        assert (status, "7 passed, 0 failed, 0 not applicable, 0 measured" in out) == (0, True)
         assert "64 examples, 0 of them equal to others" in out
 
 
@@ -332,7 +325,7 @@ def test_data_of_ones_own_pass(capsys: pytest.CaptureFixture[str]) -> None:
         ("mypkg.parts.Halved", "19 passed, 0 failed, 2 not applicable, 0 measured"),
         ("mypkg.parts.TwoLayers width=8", "11 passed, 0 failed, 1 not applicable, 0 measured"),
         ("model=nano model.depth=1 model.width=16", "35 passed, 0 failed, 1 not applicable, 0 measured"),
-        ("data=digits", "9 passed, 0 failed, 0 not applicable, 0 measured"),
+        ("data=digits", "7 passed, 0 failed, 0 not applicable, 0 measured"),
     ],
 )
 def test_sound_parts_pass(words: str, counts: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -344,14 +337,17 @@ def test_sound_parts_pass(words: str, counts: str, capsys: pytest.CaptureFixture
 
 CLASSIFIER = ["model=mlp", "model.depth=1", "model.width=8", "data=digits"]
 NOT_TRAINED = {
+    "norm=math.pi": "is not a class",
+    "norm=torch.nn.Flatten": "must take (num_features",
+    "norm=bad_parts.Wider": "returns the shape",
+    "norm=bad_parts.Pair": "returns a tuple",
     "norm=bad_parts.Unfinished": "norm._target_=bad_parts.Unfinished has no forward",
     "norm=bad_parts.Half": "returns torch.float16 for an input of torch.float32 at block00",
     "norm=bad_parts.no_module": "gives something of type int: return a Module",
-    "norm=mypkg.parts.Stripes": "makes no Module",
     "placement=bad_parts.NoSlots": "has no slots",
     "placement=bad_parts.Doubled": "two norms stand at block00.linear: give each norm",
     "model=bad_parts.NoKinds": "has no kinds",
-    "model=bad_parts.Short": "the model's logits have the shape",
+    "model=bad_parts.Short": "the model's logits have the shape (2, 9), and the data need (2, 10)",
     "data=bad_parts.Rms": "makes no Data",
     "data=bad_parts.NoKind": "has no describe and no eval_batches and no train_batch and no kind",
     "data=bad_parts.OneHot": "train_batch(0) has inputs of (8, 1, 8, 8) and targets of (8, 2)",

@@ -16,7 +16,6 @@ from normbench.config.groups import find_own_classes
 from normbench.config.schema import OPEN_SECTIONS
 from normbench.errors import UsageError
 
-SECTIONS = OPEN_SECTIONS[:4]
 COLOURS = {"passed": "green", "failed": "bold red", "not applicable": "dim"}
 ASKED = "give a class, such as mypkg.MyNorm, or an option, such as norm=rmsnorm"
 
@@ -45,9 +44,9 @@ def run(words: Sequence[str]) -> int:
         table.add_row(Text(row.name), Text(row.result, style=COLOURS.get(row.result, "")), Text(row.measured))
     console.print(table)
     counts = Counter(row.result for row in rows)
-    told = [f"{counts[result]} {result}" for result in ("passed", "failed", "not applicable")]
-    told.append(f"{counts['yes'] + counts['no']} measured")
-    console.print(Text(f"{name}: {', '.join(told)}, in {time.monotonic() - begun:.0f} s"), soft_wrap=True)
+    counts["measured"] = counts["yes"] + counts["no"]
+    told = ", ".join(f"{counts[result]} {result}" for result in ("passed", "failed", "not applicable", "measured"))
+    console.print(Text(f"{name}: {told}, in {time.monotonic() - begun:.0f} s"), soft_wrap=True)
     return 1 if counts["failed"] else 0
 
 
@@ -61,11 +60,11 @@ def find_part(words: Sequence[str]) -> tuple[str, Any]:
     """
     if words and "=" not in words[0]:
         section = section_of(words[0])
-        settings = [word.removeprefix(f"{section}.") for word in words[1:]]
-        words = [f"{section}._target_={words[0]}", *(f"{section}.{word}" for word in settings)]
+        settings = (f"{section}.{word.removeprefix(f'{section}.')}" for word in words[1:])
+        words = [f"{section}._target_={words[0]}", *settings]
     keys = [word.lstrip("+~").partition("=")[0] for word in words if not word.startswith("hydra.searchpath")]
     given = list(dict.fromkeys(key.partition(".")[0] for key in keys))
-    if len(given) != 1 or given[0] not in SECTIONS:
+    if len(given) != 1 or given[0] not in OPEN_SECTIONS[:4]:
         raise UsageError(f"check is given {' and '.join(given) or 'no part'}, and takes one with its settings: {ASKED}")
     section = given[0]
     # no size of another part has to fit: neither the number of groups nor the length of a window

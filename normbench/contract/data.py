@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,21 +15,18 @@ from normbench.contract import trials
 from normbench.contract.checks import Check, Part, drawn_by, expect
 from normbench.types import Batch, Data, Split
 
-SEED = 0
-
 
 class DataPart(Part):
     """Data, as a run makes them."""
 
     section = "data"
 
-    def make(self, seed: int = SEED) -> Data:
+    def make(self, seed: int = 0) -> Any:
         """Return the data under a seed."""
-        made: Data = self.factory()(seed=seed)
-        return made
+        return self.factory()(seed=seed)
 
     @cached_property
-    def data(self) -> Data:
+    def data(self) -> Any:
         """The data under the first seed."""
         return self.make()
 
@@ -43,9 +41,7 @@ class DataPart(Part):
         return {
             "constructor and first batches": is_made,
             "seed and step decide a batch": batches_are_pure,
-            "no global random numbers": draws_nothing,
-            "training batches fit the task": training_fits,
-            "evaluation batches fit the task": evaluation_fits,
+            "batches fit the task": batches_fit,
             "evaluation covers each example once": covers_once,
             "evaluation and fingerprint are the same each time": evaluation_repeats,
             "a small model trains": trains,
@@ -62,20 +58,18 @@ def is_made(part: DataPart) -> str:
 
 
 def batches_are_pure(part: DataPart) -> str:
-    """Asked for backwards, of other data made with the same seed, batches are the same: a run can go on anywhere."""
-    expected = {step: hashes([part.data.train_batch(step)]) for step in part.steps}
-    torch.manual_seed(12345)  # other global random numbers than those that `part.data` met
+    """Asked for backwards, of other data made with the same seed, batches are the same: a run can go on anywhere.
+
+    The dropout of a step is seeded before its batch is asked for.
+    """
+    expected: dict[int, list[int]] = {}
+    drawn = drawn_by(lambda: expected.update({step: hashes([part.data.train_batch(step)]) for step in part.steps}))
+    cure = "draw from a torch.Generator that seed and step decide, and leave the data as they are"
+    expect(not drawn, f"draws from {drawn}, or seeds it: {cure}")
     for other in (part.data, part.make()):
         for step in reversed(part.steps):
-            cure = "draw from a torch.Generator that seed and step decide, and leave the data as they are"
             expect(expected[step] == hashes([other.train_batch(step)]), f"step {step} gives another batch: {cure}")
     return f"steps {', '.join(f'{step:,}' for step in part.steps)}"
-
-
-def draws_nothing(part: DataPart) -> None:
-    """The dropout of a step is seeded before its batch is asked for."""
-    drawn = drawn_by(lambda: [part.data.train_batch(step) for step in part.steps])
-    expect(not drawn, f"draws from {drawn}, or seeds it: dropout masks change with that, use a torch.Generator")
 
 
 def check_batch(where: str, batch: Batch, data: Data) -> int:
@@ -97,20 +91,15 @@ def check_batch(where: str, batch: Batch, data: Data) -> int:
         limits["tokens"] = inputs, task.vocabulary_size  # type: ignore[attr-defined]  # as all of tokens
     for name, (tensor, count) in limits.items():
         low, high = int(tensor.min()), int(tensor.max())
-        said = f"{where} has {name} from {low} to {high}: the task has {count}"
-        expect(low >= 0 and high < count, f"{said}, so they go from 0 to {count - 1}")
+        cure = f"the task has {count}, so they go from 0 to {count - 1}"
+        expect(low >= 0 and high < count, f"{where} has {name} from {low} to {high}: {cure}")
     return targets.numel()
 
 
-def training_fits(part: DataPart) -> str:
-    """Shapes, types and ranges of the first batches are the task's."""
-    steps = range(min(part.data.steps_per_epoch, 100))
-    sizes = [check_batch(f"train_batch({step})", part.data.train_batch(step), part.data) for step in steps]
-    return f"{len(sizes):,} batches, {sum(sizes):,} predictions"
-
-
-def evaluation_fits(part: DataPart) -> str:
-    """Shapes, types and ranges are the task's in whole splits, and in so many batches at most as a limit says."""
+def batches_fit(part: DataPart) -> str:
+    """Shapes, types and ranges are the task's in training and in whole splits; a limit gives no more batches."""
+    for step in range(min(part.data.steps_per_epoch, 100)):
+        check_batch(f"train_batch({step})", part.data.train_batch(step), part.data)
     asked: list[tuple[Split, int | None]] = [("val", 1), ("val", 3), ("train", 2), ("val", None)]
     for split, limit in (("test", None), *asked) if part.data.has_test else asked:
         where = f"eval_batches({split!r}, {limit})"
@@ -142,7 +131,7 @@ def covers_once(part: DataPart) -> str:
 
 def evaluation_repeats(part: DataPart) -> str:
     """The same examples in the same order, whole and in part, whatever the seed; the fingerprint is of a run's name."""
-    other = part.make(SEED + 1)
+    other = part.make(seed=1)
     for limit in (None, 2):
         torch.manual_seed(12345)
         first, again = (hashes(data.eval_batches("val", limit)) for data in (part.data, other))

@@ -55,8 +55,7 @@ def is_made(part: ModelPart, kind: str) -> str:
     build.rehearse(model, norms, data, torch.device("cpu"))
     found = {tuple(block.branches) for block in model.blocks}  # type: ignore[arg-type]  # a ModuleDict
     expect(found == {tuple(model.roles)}, f"roles={tuple(model.roles)}, and its blocks {found}")
-    count = sum(parameter.numel() for parameter in model.parameters())
-    return f"{kind}; {len(model.blocks)} blocks, {len(norms)} norms, {count:,} parameters"
+    return f"{kind}; {len(model.blocks)} blocks, {len(norms)} norms, {len([*model.parameters()])} parameters"
 
 
 def start_is_seeded(part: ModelPart, kind: str) -> None:
@@ -66,10 +65,9 @@ def start_is_seeded(part: ModelPart, kind: str) -> None:
 
 
 @torch.no_grad()
-def evaluate(model: Model, *arguments: Tensor) -> Tensor:
+def evaluate(model: Model, *arguments: Tensor) -> Any:
     """Return the logits in evaluation."""
-    logits: Tensor = model.eval()(*arguments)
-    return logits
+    return model.eval()(*arguments)
 
 
 def evaluation_repeats(part: ModelPart, kind: str) -> str:

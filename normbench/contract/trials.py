@@ -78,11 +78,10 @@ def train(tree: Tree, data: Data, steps: int) -> list[float]:
     Raises:
         ContractError: a loss is not finite, or a parameter has no finite gradient at the last step.
     """
-    cpu = torch.device("cpu")
     model, norms = build.make_model(tree, data.task, seed=0)
-    build.rehearse(model, norms, data, cpu)
+    build.rehearse(model, norms, data, torch.device("cpu"))
     groups = parameter_groups(model, norms.values(), tree["optim"].get("weight_decay", 0.0), decay_norms=False)
-    optimizer = make_optimizer(build.factory(tree, "optim"), groups, cpu)
+    optimizer = make_optimizer(build.factory(tree, "optim"), groups, torch.device("cpu"))
     batch, losses = data.train_batch(0), []
     for _ in range(steps):
         optimizer.zero_grad(set_to_none=True)

@@ -63,35 +63,26 @@ def decoded(name: str, kind: str, key: Any, load: Callable[[], Decoded], **about
         UsageError: from `load`, or the cache folder cannot be written.
         RunFailure: the disk is full, or the cache is damaged.
     """
-    digest = hashlib.sha256(json.dumps([FORMAT, kind, json.dumps(key)]).encode()).hexdigest()
-    folder = cache_folder() / f"{kind}-{digest[:20]}"
+    identity = hashlib.sha256(json.dumps([FORMAT, kind, json.dumps(key)]).encode()).hexdigest()
+    folder = cache_folder() / f"{kind}-{identity[:20]}"
     if not folder.exists():
         logger.info("decoding %s once, into %s", name, folder)
         publish(*load(), folder)
-    return Content(name, about, *read(folder))
+    try:
+        meta = json.loads((folder / "meta.json").read_bytes())
+        digests = dict(sorted(meta["sha256"].items()))
+        arrays = {array: np.asarray(np.load(folder / f"{array}.npy", mmap_mode="c")) for array in digests}
+        if digests != {array: digest(values) for array, values in arrays.items()}:
+            raise ValueError("its bytes are not those that were written")
+        return Content(name, about, arrays, meta["facts"], hashlib.sha256(json.dumps(digests).encode()).hexdigest())
+    except Exception as fault:  # on damaged files NumPy's and JSON's readers raise nearly anything
+        raise RunFailure(f"the data cache {folder} is damaged ({fault}): remove it, and it is made anew") from fault
 
 
 def cache_folder() -> Path:
     """Return `$NORMBENCH_CACHE`, else `normbench` in `$XDG_CACHE_HOME`, else in `~/.cache`."""
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(os.path.expanduser(os.environ.get("NORMBENCH_CACHE") or f"{base}/normbench"))
-
-
-def read(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any], str]:
-    """Return the arrays and facts in a cache folder, and their fingerprint.
-
-    Raises:
-        RunFailure: it is damaged.
-    """
-    try:
-        meta = json.loads((folder / "meta.json").read_bytes())
-        digests = dict(sorted(meta["sha256"].items()))
-        arrays = {name: np.asarray(np.load(folder / f"{name}.npy", mmap_mode="c")) for name in digests}
-        if digests != {name: digest(array) for name, array in arrays.items()}:
-            raise ValueError("its bytes are not those that were written")
-        return arrays, meta["facts"], hashlib.sha256(json.dumps(digests).encode()).hexdigest()
-    except Exception as fault:  # on damaged files NumPy's and JSON's readers raise nearly anything
-        raise RunFailure(f"the data cache {folder} is damaged ({fault}): remove it, and it is made anew") from fault
 
 
 def publish(arrays: Mapping[str, Any], facts: Mapping[str, Any], folder: Path) -> None:

@@ -7,7 +7,6 @@ import hashlib
 import os
 import re
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -75,8 +74,8 @@ def load(path: Path, size: int | None, columns: Sequence[Any]) -> Decoded:
     import pandas as pd
 
     where, root = f"data.path={path}", path if path.is_dir() else path.parent
-    rows, declared = read_folder(path) if path.is_dir() else read_table(path, *columns)
-    rows["class"], known = labels_of(rows["label"].tolist(), declared, where)
+    rows, feature = read_folder(path) if path.is_dir() else read_table(path, *columns)
+    rows["class"], known = labels_of(rows["label"].tolist(), feature, where)
     # A place among the others that depends on an image's name alone, or on its bytes where it has no name.
     known_by = (image if isinstance(image, bytes) else os.fsencode(str(image)) for image in rows["image"])
     rows["rank"] = [hashlib.sha256(identity).digest() for identity in known_by]
@@ -113,20 +112,18 @@ def read_folder(path: Path) -> tuple[Any, None]:
 
     endings = tuple(ending for ending, form in Image.registered_extensions().items() if form in Image.OPEN)
     files = [Path(file) for file in glob.glob("**", root_dir=path, recursive=True) if file.lower().endswith(endings)]
-    splits = {SPLIT_NAMES.get(file.parts[0].lower()) for file in files} - {None}
-    inside = int("train" in splits and len(splits) > 1)  # how many folders are around those of the classes
+    names = [SPLIT_NAMES.get(file.parts[0].lower()) for file in files]
+    inside = int("train" in names and len({*names} - {None}) > 1)  # how many folders are around those of the classes
     rows = [
-        (str(file), file.parts[inside], SPLIT_NAMES.get(file.parts[0].lower()) if inside else None)
-        for file in files
-        if len(file.parts) > inside + 1
+        (str(file), file.parts[inside], split if inside else None)
+        for file, split in zip(files, names, strict=True)
+        if len(file.parts) > inside + 1 and (split or not inside)
     ]
-    if inside:
-        rows = [row for row in rows if row[2]]
     return pd.DataFrame(rows, columns=["image", "label", "split"]), None
 
 
 def read_table(path: Path, image_column: str, label_column: str, split_column: str | None) -> tuple[Any, Any]:
-    """Return images, labels and splits of a table, and the names of the classes if it declares them.
+    """Return images, labels and splits of a table, and what it declares the labels to be.
 
     Labels of a CSV file are numbers if all are whole numbers, written as Python writes them.
 
@@ -146,8 +143,8 @@ def read_table(path: Path, image_column: str, label_column: str, split_column: s
     parts = [SPLIT_NAMES.get(str(split).lower()) for split in splits[0]] if splits else None
     if parts and None in parts:
         raise UsageError(f"row {parts.index(None)} of data.path={path} has no split: write train, val or test")
-    declared = getattr(datasets.Features.from_arrow_schema(table.schema)[label_column], "names", None)
-    return pd.DataFrame({"image": images, "label": labels, "split": parts}), declared
+    feature = datasets.Features.from_arrow_schema(table.schema)[label_column]
+    return pd.DataFrame({"image": images, "label": labels, "split": parts}), feature
 
 
 def table_of(path: Path, columns: Sequence[str]) -> Any:
@@ -188,10 +185,8 @@ def given(path: str | None, what: str) -> Path:
 
 def stamp(path: Path) -> list[int]:
     """Return what changes when a file does: length, time of the last change, inode; nothing where it is not there."""
-    with suppress(OSError):
-        status = path.stat()
-        return [status.st_size, status.st_mtime_ns, status.st_ino]
-    return []
+    status = path.stat() if path.exists() else None
+    return [status.st_size, status.st_mtime_ns, status.st_ino] if status else []
 
 
 # ---- a text file

@@ -69,8 +69,7 @@ def hub_text(
         vocabulary = learned(level, vocabulary_size, holdout, *texts.values())
         return {part: vocabulary.encode(text) for part, text in texts.items()}, vocabulary.facts
 
-    choices = [text_column, level, vocabulary_size, lines, parts["val"], parts["test"], float(holdout)]
-    key = ["hub", hub.key(), *choices]
+    key = ["hub", hub.key(), text_column, level, vocabulary_size, lines, parts["val"], parts["test"], float(holdout)]
     return Text(decoded(name, "text", key, load, hub_id=hub_id), holdout=holdout, **options)
 
 
@@ -163,22 +162,22 @@ def labelled(hub: Hub, val_split: str, column: str, label_column: str) -> tuple[
     """
     features, tables = hub.read(["train", val_split], [column, label_column])
     rows, labels = ([*tables["train"][each], *tables[val_split][each]] for each in (column, label_column))
-    declared = getattr(features[label_column], "names", None)
-    return rows, len(tables["train"][column]), *labels_of(labels, declared, hub.hub_id)
+    return rows, len(tables["train"][column]), *labels_of(labels, features[label_column], hub.hub_id)
 
 
-def labels_of(labels: Sequence[Any], declared: Sequence[str] | None, where: str) -> tuple[Labels, list[str]]:
-    """Return the index of each row's class, and the names of the classes: those declared, or all labels in order.
+def labels_of(labels: Sequence[Any], feature: Any, where: str) -> tuple[Labels, list[str]]:
+    """Return the index of each row's class, and the names of the classes: those of the feature, or the sorted labels.
 
     Raises:
         UsageError: a row has no label, or one that is not declared.
     """
     import pandas as pd
 
+    declared = getattr(feature, "names", None)
     found = pd.Categorical(labels, categories=range(len(declared)) if declared else None)
     if (wrong := np.flatnonzero(found.codes < 0)).size:
-        allowed = f"labels go from 0 to {len(declared) - 1}" if declared else "each row needs one"
-        raise UsageError(f"row {wrong[0]} of {where} has the label {labels[wrong[0]]}: {allowed}")
+        allowed = f", from 0 to {len(declared) - 1}" if declared else ""
+        raise UsageError(f"row {wrong[0]} of {where} has the label {labels[wrong[0]]}: each row needs one{allowed}")
     return found.codes.astype(np.int64), [str(name) for name in declared or found.categories]
 
 

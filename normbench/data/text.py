@@ -64,16 +64,16 @@ class Text(TokenData):
 
     def __init__(self, content: Content, **options: Any) -> None:
         super().__init__(content, dict(content.arrays), {}, **options)  # type: ignore[arg-type]  # named by split
-        context = self.context
         split, tokens = min(self.examples.items(), key=lambda item: len(item[1]))
-        if len(tokens) <= context:
+        if len(tokens) <= self.context:
             raise UsageError(
-                f"data.context={context:,} is too long for the {len(tokens):,} tokens of {content.name} ({split}): "
-                "use a shorter context or a longer text, or hold out other amounts"
+                f"data.context={self.context:,} is too long for the {len(tokens):,} tokens of {content.name} ({split}):"
+                " use a shorter context or a longer text, or hold out other amounts"
             )
-        self.task = LanguageModeling(vocabulary_size=len(self.vocabulary.symbols), context=context)
+        self.task = LanguageModeling(vocabulary_size=len(self.vocabulary.symbols), context=self.context)
         # A window's length is left over, so that each epoch can cut elsewhere.
-        self.arrange(max(1, (len(self.examples["train"]) - 1) // context - 1), f"windows of {context:,} tokens in")
+        count = max(1, (len(self.examples["train"]) - 1) // self.context - 1)
+        self.arrange(count, f"windows of {self.context:,} tokens in")
 
     def train_batch(self, step: int) -> Batch:
         """Return the windows of this step's place in its epoch, whose cut and order depend on (seed, epoch) alone."""

@@ -61,7 +61,7 @@ class Bytes(Vocabulary):
 
     level = "byte"
 
-    def __init__(self, symbols: Iterable[str] = ()) -> None:
+    def __init__(self, symbols: Iterable[str] | None = None) -> None:
         super().__init__(map(chr, range(256)))
 
     def encode(self, text: str) -> UInt[np.ndarray, " tokens"]:
@@ -85,8 +85,7 @@ class Words(Vocabulary):
     def learn(cls, texts: Sequence[str], size: int | None = None) -> Words:
         counts = Counter(cls.split(texts[0]))
         del counts[cls.unknown]
-        ranked = sorted(counts, key=lambda word: (-counts[word], word))
-        return cls([cls.unknown, *ranked][:size])
+        return cls([cls.unknown, *sorted(counts, key=lambda word: (-counts[word], word))][:size])
 
     @classmethod
     def split(cls, text: str) -> list[str]:
@@ -154,5 +153,4 @@ LEVELS: dict[str, Any] = {kind.level: kind for kind in (Vocabulary, Bytes, Words
 
 def recall(facts: Mapping[str, Any]) -> Vocabulary:
     """Return the vocabulary that has these facts; bytes, where they say nothing."""
-    state = [facts[name] for name in ("symbols", "tokenizer") if name in facts]
-    return LEVELS[facts.get("level", Bytes.level)](*state)
+    return LEVELS[facts.get("level", Bytes.level)](facts.get("tokenizer") or facts.get("symbols"))
