@@ -100,9 +100,8 @@ def test_image_epochs_are_permutations_that_follow_from_seed_and_epoch(tmp_path:
 def test_limited_image_evaluation_spreads_over_the_split() -> None:
     data = digits(**IMAGES | {"eval_batch_size": 10}, scaling="none")
     batches = list(data.eval_batches("val", limit=3))
-    assert [len(batch.targets) for batch in batches] == [10, 10, 10]
-    expected = data.examples["val"][[297 * i // 30 for i in range(30)]].float()
-    assert torch.equal(torch.cat([batch.inputs for batch in batches]), expected)
+    expected = data.examples["val"][[297 * i // 30 for i in range(30)]].float().split(10)
+    assert all(torch.equal(batch.inputs, part) for batch, part in zip(batches, expected, strict=True))
     assert sum(len(batch.targets) for batch in data.eval_batches("val", limit=1000)) == 297
     data = digits(**IMAGES | {"eval_batch_size": 296})
     assert [len(batch.targets) for batch in data.eval_batches("val")] == [149, 148], "none is a lone image"
@@ -125,25 +124,21 @@ def test_standard_scaling_is_that_of_the_images_trained_on(tmp_path: Path, holdo
 
 
 def test_a_channel_without_variation_stays_finite(tmp_path: Path) -> None:
-    black = {"train": [np.zeros((4, 4), np.uint8)] * 20, "test": [np.zeros((4, 4), np.uint8)] * 7}
+    black = {split: [np.zeros((4, 4), np.uint8)] * len(labels) for split, labels in LABELS.items()}
     assert torch.equal(pets(write_images(tmp_path, black, LABELS)).train_batch(0).inputs, torch.zeros(6, 1, 4, 4))
 
 
 # ---- holding out
 
 
-@pytest.mark.parametrize(
-    ("holdout", "count"), [(0, 0), (0.1, 6000), (0.29, 17400), (5000, 5000), (5000.0, 5000), (1, 1)]
-)
+@pytest.mark.parametrize(("holdout", "count"), [(0, 0), (0.29, 17400), (5000.0, 5000), (1, 1)])
 def test_held_out_share_or_number(holdout: float, count: int) -> None:
     assert held_out(60_000, holdout, "images") == count
 
 
-@pytest.mark.parametrize("holdout", [60_000, 1e9, 1e-9, 1.5])
+@pytest.mark.parametrize("holdout", [60_000, 1e-9, 1.5])
 def test_held_out_bounds(holdout: float) -> None:
-    with pytest.raises(
-        UsageError, match=r"data.holdout=.*: use a share from 0 to below 1, or a whole number below 60,000"
-    ):
+    with pytest.raises(UsageError, match=r"data.holdout=.*: use a share .* or a whole number below 60,000"):
         held_out(60_000, holdout, "images")
 
 
@@ -160,11 +155,10 @@ def test_holdout_takes_the_last_of_the_training_data() -> None:
 def test_descriptions_are_json_and_say_what_was_used() -> None:
     text = pydocs(**TEXT, holdout=100).describe()
     images = digits(**IMAGES, holdout=100, crop=1, flip=True).describe()
-    assert json.loads(json.dumps(text)) == text and json.loads(json.dumps(images)) == images
+    assert json.loads(json.dumps([text, images])) == [text, images]
     assert (text["name"], text["val_tokens"], text["vocabulary_size"], text["level"]) == ("pydocs", 100, 256, "byte")
     assert (images["train_images"], images["classes"], images["scaling"]) == (1400, [*"0123456789"], "standard")
     assert images["augmentation"] == {"crop": 1, "flip": True, "cutout": 0}
-    assert len(text["fingerprint"]) == len(images["fingerprint"]) == 64
 
 
 # ---- augmentation

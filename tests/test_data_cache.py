@@ -107,24 +107,12 @@ def test_unwritable_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
         digits(**IMAGES)
 
 
-def flip_last_byte(file: Path) -> None:
-    content = file.read_bytes()
-    file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda entry: flip_last_byte(entry / "val_labels.npy"),
-        lambda entry: os.truncate(entry / "train_images.npy", 1000),
-        lambda entry: (entry / "val_images.npy").unlink(),
-        lambda entry: os.truncate(entry / "meta.json", 40),
-    ],
-)
-def test_damage_is_found(damage: Callable[[Path], object], cache_folder: Path) -> None:
+@pytest.mark.parametrize("file", ["val_labels.npy", "meta.json"])
+@pytest.mark.parametrize("damage", [lambda file: file.write_bytes(file.read_bytes()[:-1] + b"?"), Path.unlink])
+def test_damage_is_found(damage: Callable[[Path], object], file: str, cache_folder: Path) -> None:
     digits(**IMAGES)
     (entry,) = cache_folder.iterdir()
-    damage(entry)
+    damage(entry / file)
     with pytest.raises(RunFailure, match=r"the data cache .* is damaged .*: remove it, and it is made anew"):
         digits(**IMAGES)
 
