@@ -177,11 +177,6 @@ def norms_at_one_site(self: Any, role: str, branch: Any, norm: Any) -> nn.Module
     return nn.ModuleDict({slot: norm(width, channel_dim=channels, site=site) for slot, width in widths.items()})
 
 
-class NoSlots(Placement):
-    def forward(self, x: Tensor, **context: Any) -> Tensor:
-        return x
-
-
 Halfway = placement(join=lambda self, x, f, norms, context: 0.5 * f.shortcut(x) + f(norms["in"](x), **context))
 Deaf = placement(join=lambda self, x, f, norms, context: f.shortcut(x) + f(norms["in"](x)))
 Shortcutless = placement(join=lambda self, x, f, norms, context: x + f(norms["in"](x), **context))
@@ -247,13 +242,6 @@ ReadingPadding = type("Changed", (Transformer,), {
 })  # fmt: skip
 
 
-class NoKinds(Model):
-    roles = ("layer",)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        return inputs
-
-
 class Short(TwoLayers):
     def forward(self, inputs: Tensor) -> Tensor:
         return super().forward(inputs)[:, :-1]
@@ -312,22 +300,6 @@ def stripes(batch: Callable[[Batch], Batch] = lambda batch: batch, **members: An
     return type("Changed", (Stripes,), {"batch": lambda self, i: batch(Stripes.batch(self, i)), **members})
 
 
-def texts(batch: Callable[[Batch], Batch]) -> type[Words]:
-    """Make texts with other batches."""
-    return type("Changed", (Words,), {"train_batch": lambda self, step: batch(Words.train_batch(self, step))})
-
-
-def seed_globally(self: Any, step: int) -> Batch:
-    torch.manual_seed(step)
-    return Stripes.train_batch(self, step)
-
-
-def wrong_later(self: Any, step: int) -> Batch:
-    """Wrong from the third batch on."""
-    batch = Stripes.train_batch(self, step)
-    return batch._replace(targets=batch.targets + (2 if step == 2 else 0))
-
-
 def filled_up(self: Any, split: Split, limit: int | None = None) -> Iterator[Batch]:
     """Fill the last batch from the start."""
     return (self.batch(torch.arange(first, first + 20) % 64) for first in list(range(0, 64, 20))[:limit])
@@ -338,17 +310,12 @@ def sampled(self: Any, split: Split, limit: int | None = None) -> Iterator[Batch
     return map(self.batch, order.split(16)[:limit])
 
 
-Seeding = stripes(train_batch=seed_globally)
 Impure = stripes(train_batch=lambda self, step: self.batch(torch.randint(64, (8,))))
-Later = stripes(train_batch=wrong_later)
 Wrapped = stripes(eval_batches=filled_up)
 Sampled = stripes(eval_batches=sampled)
 Unlimited = stripes(eval_batches=lambda self, split, limit=None: Stripes.eval_batches(self, split))
 NoTest = stripes(has_test=True, eval_batches=lambda self, split, limit=None: Stripes.eval_batches(self, split, limit)
                  if split != "test" else iter(()))  # fmt: skip
-NoMask = texts(lambda batch: batch._replace(mask=None))
-UnknownToken = texts(lambda batch: batch._replace(inputs=batch.inputs + 1))
-PaddedInFront = texts(lambda batch: batch._replace(mask=batch.mask.flip(1)))  # type: ignore[union-attr]
 
 
 class FromOne(Stripes):
@@ -365,3 +332,9 @@ class NamedBySeed(Stripes):
     def __init__(self, *, seed: int) -> None:
         super().__init__(seed=seed)
         self.fingerprint = f"stripes-{seed}"
+
+
+class PaddedInFront(Words):
+    def train_batch(self, step: int) -> Batch:
+        batch = super().train_batch(step)
+        return batch._replace(mask=batch.mask.flip(1))  # type: ignore[union-attr]
