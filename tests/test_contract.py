@@ -42,7 +42,8 @@ OURS = [
       "norm=batchnorm norm.track_running_stats=false", "norm=instancenorm norm.track_running_stats=true"),
     *(f"placement={name}" for name in PLACEMENTS),
     *(f"model={name} model.width=16" for name in ("cnn", "resnet20", "mlp", "cnn_plain", "mlp_plain")),
-    *("model=nano model.depth=1 model.width=16", "data=digits", "data=pydocs data.context=32"),
+    *("model=nano model.depth=1 model.width=16", "data=pydocs data.context=32"),
+    "data=digits data.crop=2 data.flip=true data.cutout=3",
 ]  # fmt: skip
 
 
