@@ -71,18 +71,11 @@ Pair = norm(lambda self, x: (x, x))  # type: ignore[arg-type, return-value]
 Detached = norm(lambda self, x: x * self.factor(x).detach())
 GradMatters = norm(lambda self, x: Rms.forward(self, x) * (1 if torch.is_grad_enabled() else 2))
 OneStatistic = norm(lambda self, x: over_the_batch(x))
-Rounded = norm(lambda self, x: (Rms.forward(self, x) * 2**12).round() / 2**12 + 0 * x if x.dtype == torch.float32 else
-               Rms.forward(self, x))  # fmt: skip
 NoNumber = norm(lambda self, x: x * float("nan") if x.ndim == 4 and x.dtype == torch.float32 else Rms.forward(self, x))
 Noisy = norm(lambda self, x: Rms.forward(self, x) * (1 + 0.1 * torch.rand(()).item() if self.training else 1))
 Centering = norm(lambda self, x: Rms.forward(self, x - x.mean(self.channel_dim, keepdim=True)))
 Exploding = norm(lambda self, x: Rms.forward(self, x) * 1e30)
 Dying = norm(die)
-
-
-class LastAxis(Rms):
-    def __init__(self, num_features: int, *, channel_dim: int = -1, site: Any = None) -> None:
-        super().__init__(num_features)
 
 
 class Idle(Rms):
@@ -136,10 +129,6 @@ class Lying(Rms, Norm):
 
     def forward(self, x: Tensor) -> Tensor:
         return over_the_batch(x)
-
-
-class Careless(Lying):
-    facts = NormFacts("the batch", centers=False, crosses_samples=True, sees_future="training")
 
 
 class Honest(Lying):

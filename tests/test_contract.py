@@ -98,7 +98,6 @@ def test_what_is_measured_of_a_norm(name: str) -> None:
 CHANGED_SHAPES = ("follows a branch that changes the shape, flat", "follows a branch that changes the shape, image")
 BROKEN: dict[str, dict[str, dict[str, str]]] = {
     "norm": {
-        "LastAxis": {"layouts agree at one position": "largest difference"},
         "Detached": {"gradcheck": "Jacobian mismatch"},
         "Idle": {"gradient in every parameter": "no finite gradient in weight: let"},
         "Unseeded": {"the seed decides the start": "draws from random: draw from torch"},
@@ -109,8 +108,6 @@ BROKEN: dict[str, dict[str, dict[str, str]]] = {
             "sees later time steps": "always (deviation",
             "centers: norm(x + c) = norm(x)": "no (deviation",
         },
-        "Careless": {"sees later time steps": "facts.sees_future=training"},
-        "Rounded": {"float32 against float64": "largest difference"},
         "NoNumber": {"float32 against float64": "largest difference inf"},
     },
     "placement": {

@@ -95,12 +95,11 @@ def test_digits_are_sklearns_in_a_fixed_order() -> None:
 
 @pytest.mark.parametrize("text", ["banana ’tis", "".join(map(chr, range(32, 400)))], ids=["few", "more than 256"])
 def test_characters_decode_to_what_they_encode(text: str) -> None:
-    vocabulary = Vocabulary.learn([text])
+    vocabulary, bytes_ = Vocabulary.learn([text]), Bytes()
     tokens = vocabulary.encode(text)
     assert tokens.tolist() == [sorted(set(text)).index(character) for character in text]
     assert tokens.dtype == (np.uint8 if len(set(text)) <= 256 else np.uint16)
-    assert vocabulary.decode(tokens) == text
-    assert Bytes().decode(Bytes().encode(text)) == text
+    assert vocabulary.decode(tokens) == bytes_.decode(bytes_.encode(text)) == text
 
 
 # ---- configurations

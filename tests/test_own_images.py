@@ -164,15 +164,14 @@ def test_size_takes_the_middle_by_the_shorter_side(height: int, width: int) -> N
     """Against the shorter side resized, then the middle cut out."""
     y, x = np.mgrid[0:height, 0:width]
     image = np.stack((255 * y / height, 255 * x / width, 127 + 100 * np.sin(x / 3)), axis=2).astype(np.uint8)
-    size = 12
-    scale = size / min(height, width)
+    scale = 12 / min(height, width)
     whole = Image.fromarray(image).resize((round(width * scale), round(height * scale)), Image.Resampling.BILINEAR)
-    left, top = int((whole.width - size) / 2), int((whole.height - size) / 2)
-    reference = np.asarray(whole.crop((left, top, left + size, top + size)), dtype=float)
-    (result,) = decode([("0", png(image))], "here", size)
-    difference = np.abs(result.transpose(1, 2, 0) - reference)
+    left, top = int((whole.width - 12) / 2), int((whole.height - 12) / 2)
+    (result,) = decode([("0", png(image))], "here", 12)
+    difference = np.abs(
+        result.transpose(1, 2, 0) - np.asarray(whole.crop((left, top, left + 12, top + 12)), dtype=float)
+    )
     assert difference.mean() < 4 and difference.max() < 25
-    assert np.array_equal(decode([("0", png(pixels(1, 8, 8, 3)))], "", 8)[0].transpose(1, 2, 0), pixels(1, 8, 8, 3))
 
 
 def test_a_changed_image_is_decoded_anew(tmp_path: Path) -> None:
@@ -213,16 +212,10 @@ def broken(folder: Path) -> None:
         write_folder(folder, 5).joinpath("dog", f"{name}.png").write_bytes(b"no")
 
 
-def judged_alone(folder: Path) -> None:
-    write_folder(folder / "train", 4, ("cat", "dog"))
-    write_folder(folder / "val", 4)
-
-
 FOLDERS: dict[str, tuple[Callable[[Path], object], str]] = {
     "nothing": (Path.mkdir, "has too few images: give two classes"),
     "one class": (lambda folder: write_folder(folder, 4, ("cat",)), "has too few images: give two classes"),
     "one image": (lambda folder: write_folder(folder, 1), "has too few images of the class (cat|dog|owl): give two"),
-    "a class to judge alone": (judged_alone, "has too few images of the class owl: give two classes"),
     "unreadable": (broken, r"2 of the 17 images of .*dog/.\.png: cannot identify.*: mend or remove them"),
     "many sizes": (
         lambda folder: write_image(write_folder(folder, 5) / "dog/x.png", pixels(1, 8, 9, 3)),
