@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import hashlib
+import mmap
 import os
 import re
 from collections.abc import Sequence
@@ -208,16 +209,18 @@ def text_file(*, name: Name = "text", path: OwnPath, **options: Any) -> Text:
         with open(place, encoding="utf-8") as file:
             while file.read(1 << 20):  # characters
                 pass
-        digest, tokens = file_digest(place), np.asarray(np.memmap(place, np.uint8, "r"))
+        digest, mapped = file_digest(place), np.memmap(place, np.uint8, "r")
     except (OSError, ValueError) as fault:
         raise UsageError(f"data.path={path} cannot be read ({reason(fault)}): {WANTED_TEXT}") from fault
 
     def check() -> None:
+        # Pages that were once touched do not stay in the process.
+        mapped.base.madvise(mmap.MADV_DONTNEED)  # type: ignore[union-attr]  # it is an mmap.mmap
         if stamp(place) != identity:
             raise RunFailure(
                 f"data.path={path} changed while the run read it: put it back, or make a run on the new text"
             )
 
-    cut = len(tokens) - min(len(tokens) // 10, 1_000_000)  # more of validation costs time and tells nothing more
-    arrays = {"train": tokens[:cut], "val": tokens[cut:]}
+    cut = len(mapped) - min(len(mapped) // 10, 1_000_000)  # more of validation costs time and tells nothing more
+    arrays = {"train": mapped[:cut], "val": mapped[cut:]}
     return Text(Content(name, {"file": place.name}, arrays, {}, digest, check), **options)

@@ -8,7 +8,6 @@ from importlib.metadata import version
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from jaxtyping import Int64
 
 from normbench.data.batches import Holdout, Name, held_out
 from normbench.data.cache import SPLITS, Decoded, decoded
@@ -19,7 +18,6 @@ from normbench.data.vocabulary import LEVELS, Vocabulary
 from normbench.errors import UsageError
 from normbench.settings import Setting
 
-Labels = Int64[np.ndarray, " rows"]
 HubId = Annotated[str, Setting("owner/name on the Hugging Face hub")]
 Revision = Annotated[str, Setting("branch, tag or commit on the hub")]
 Root = Annotated[str | None, Setting("folder of local copies in the hub's layout; null: from the hub")]
@@ -154,7 +152,7 @@ def hub_images(
     return Images(decoded(name, "images", key, load, hub_id=hub_id), **options)
 
 
-def labelled(hub: Hub, val_split: str, column: str, label_column: str) -> tuple[list[Any], int, Labels, list[str]]:
+def labelled(hub: Hub, val_split: str, column: str, label_column: str) -> tuple[list[Any], int, np.ndarray, list[str]]:
     """Return the rows of a column, of the split `train` and then of another, how many train, their labels and classes.
 
     Raises:
@@ -165,7 +163,7 @@ def labelled(hub: Hub, val_split: str, column: str, label_column: str) -> tuple[
     return rows, len(tables["train"][column]), *labels_of(labels, features[label_column], hub.hub_id)
 
 
-def labels_of(labels: Sequence[Any], feature: Any, where: str) -> tuple[Labels, list[str]]:
+def labels_of(labels: Sequence[Any], feature: Any, where: str) -> tuple[np.ndarray, list[str]]:
     """Return the index of each row's class, and the names of the classes: those of the feature, or the sorted labels.
 
     Raises:

@@ -97,7 +97,7 @@ class Words(Vocabulary):
         return self.array(self.index.get(word, 0) for word in self.split(text))
 
     def decode(self, tokens: Tokens) -> str:
-        words = (self.symbols[token] for token in tokens.tolist())
+        words = map(self.symbols.__getitem__, tokens.tolist())
         return " ".join("\n" if word == self.line_end else word for word in words)
 
 
