@@ -18,7 +18,6 @@ from normbench.placements import Parallel, Pre, Residual
 from normbench.types import (
     Batch,
     Data,
-    LanguageModeling,
     Model,
     Norm,
     NormFacts,
@@ -66,21 +65,16 @@ def die(self: Any, x: Tensor) -> Tensor:
 
 Single = norm(lambda self, x: Rms.forward(self, x.float()))
 Half = norm(lambda self, x: x.half())
+Wider = norm(lambda self, x: x.mean(-1))
+Pair = norm(lambda self, x: (x, x))  # type: ignore[arg-type, return-value]
 Detached = norm(lambda self, x: x * self.factor(x).detach())
 GradMatters = norm(lambda self, x: Rms.forward(self, x) * (1 if torch.is_grad_enabled() else 2))
 OneStatistic = norm(lambda self, x: over_the_batch(x))
-Rounded = norm(lambda self, x: (Rms.forward(self, x) * 2**12).round() / 2**12 + 0 * x if x.dtype == torch.float32 else
-               Rms.forward(self, x))  # fmt: skip
 NoNumber = norm(lambda self, x: x * float("nan") if x.ndim == 4 and x.dtype == torch.float32 else Rms.forward(self, x))
 Noisy = norm(lambda self, x: Rms.forward(self, x) * (1 + 0.1 * torch.rand(()).item() if self.training else 1))
 Centering = norm(lambda self, x: Rms.forward(self, x - x.mean(self.channel_dim, keepdim=True)))
 Exploding = norm(lambda self, x: Rms.forward(self, x) * 1e30)
 Dying = norm(die)
-
-
-class LastAxis(Rms):
-    def __init__(self, num_features: int, *, channel_dim: int = -1, site: Any = None) -> None:
-        super().__init__(num_features)
 
 
 class Idle(Rms):
@@ -136,10 +130,6 @@ class Lying(Rms, Norm):
         return over_the_batch(x)
 
 
-class Careless(Lying):
-    facts = NormFacts("the batch", centers=False, crosses_samples=True, sees_future="training")
-
-
 class Honest(Lying):
     facts = NormFacts("the batch", centers=False, crosses_samples=True, sees_future="always")
 
@@ -173,11 +163,6 @@ def norms_at_one_site(self: Any, role: str, branch: Any, norm: Any) -> nn.Module
     widths = {"in": branch.in_features, "out": branch.out_features}
     site, channels = self.site.at(role), branch.channel_dim
     return nn.ModuleDict({slot: norm(width, channel_dim=channels, site=site) for slot, width in widths.items()})
-
-
-class NoSlots(Placement):
-    def forward(self, x: Tensor, **context: Any) -> Tensor:
-        return x
 
 
 Halfway = placement(join=lambda self, x, f, norms, context: 0.5 * f.shortcut(x) + f(norms["in"](x), **context))
@@ -245,13 +230,6 @@ ReadingPadding = type("Changed", (Transformer,), {
 })  # fmt: skip
 
 
-class NoKinds(Model):
-    roles = ("layer",)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        return inputs
-
-
 class Short(TwoLayers):
     def forward(self, inputs: Tensor) -> Tensor:
         return super().forward(inputs)[:, :-1]
@@ -310,22 +288,6 @@ def stripes(batch: Callable[[Batch], Batch] = lambda batch: batch, **members: An
     return type("Changed", (Stripes,), {"batch": lambda self, i: batch(Stripes.batch(self, i)), **members})
 
 
-def texts(batch: Callable[[Batch], Batch]) -> type[Words]:
-    """Make texts with other batches."""
-    return type("Changed", (Words,), {"train_batch": lambda self, step: batch(Words.train_batch(self, step))})
-
-
-def seed_globally(self: Any, step: int) -> Batch:
-    torch.manual_seed(step)
-    return Stripes.train_batch(self, step)
-
-
-def wrong_later(self: Any, step: int) -> Batch:
-    """Wrong from the third batch on."""
-    batch = Stripes.train_batch(self, step)
-    return batch._replace(targets=batch.targets + (2 if step == 2 else 0))
-
-
 def filled_up(self: Any, split: Split, limit: int | None = None) -> Iterator[Batch]:
     """Fill the last batch from the start."""
     return (self.batch(torch.arange(first, first + 20) % 64) for first in list(range(0, 64, 20))[:limit])
@@ -336,19 +298,12 @@ def sampled(self: Any, split: Split, limit: int | None = None) -> Iterator[Batch
     return map(self.batch, order.split(16)[:limit])
 
 
-Infinite = stripes(lambda batch: batch._replace(inputs=batch.inputs / 0))
-Seeding = stripes(train_batch=seed_globally)
 Impure = stripes(train_batch=lambda self, step: self.batch(torch.randint(64, (8,))))
-Later = stripes(train_batch=wrong_later)
 Wrapped = stripes(eval_batches=filled_up)
 Sampled = stripes(eval_batches=sampled)
 Unlimited = stripes(eval_batches=lambda self, split, limit=None: Stripes.eval_batches(self, split))
-Nothing = stripes(eval_batches=lambda self, split, limit=None: iter(()))
 NoTest = stripes(has_test=True, eval_batches=lambda self, split, limit=None: Stripes.eval_batches(self, split, limit)
                  if split != "test" else iter(()))  # fmt: skip
-NoMask = texts(lambda batch: batch._replace(mask=None))
-UnknownToken = texts(lambda batch: batch._replace(inputs=batch.inputs + 1))
-PaddedInFront = texts(lambda batch: batch._replace(mask=batch.mask.flip(1)))  # type: ignore[union-attr]
 
 
 class FromOne(Stripes):
@@ -367,15 +322,7 @@ class NamedBySeed(Stripes):
         self.fingerprint = f"stripes-{seed}"
 
 
-class Overlapping(Words):
-    """Two sentences over and over, in windows that do not follow each other."""
-
-    kind = "language_model"
-    pads = False
-
-    def __init__(self, *, seed: int) -> None:
-        self.task = LanguageModeling(vocabulary_size=8, context=4)
-
+class PaddedInFront(Words):
     def train_batch(self, step: int) -> Batch:
-        windows = (torch.arange(0, 90, 3)[:, None] + torch.arange(5)) % 8
-        return Batch(windows[:, :-1], windows[:, 1:])
+        batch = super().train_batch(step)
+        return batch._replace(mask=batch.mask.flip(1))  # type: ignore[union-attr]

@@ -12,7 +12,9 @@ import pyarrow as pa
 from PIL import Image
 from pyarrow import csv, parquet
 
-from normbench.data import Images, Text, hub_images, hub_text
+from normbench.data import hub_images, hub_text
+from normbench.data.images import Images
+from normbench.data.text import Text
 
 datasets.disable_progress_bars()
 

@@ -6,18 +6,18 @@ import itertools
 import json
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from data_helpers import IMAGES, LABELS, LONG, SMALL, TEXT, pets, plays, random_images, write_images, write_text
 
-from normbench.data import Images, Text, digits, pydocs
+from normbench.data import digits, pydocs
 from normbench.data.batches import held_out
-from normbench.data.cache import Content, Source
-from normbench.data.images import Augmentation
-from normbench.data.vocabulary import Characters
+from normbench.data.cache import Content
+from normbench.data.images import Images, cut, moved
+from normbench.data.text import Text
+from normbench.data.vocabulary import Vocabulary
 from normbench.errors import UsageError
 
 SHAPE = (3, 9, 7)
@@ -29,8 +29,7 @@ SHAPE = (3, 9, 7)
 def test_an_epoch_of_text_takes_each_token_once_but_at_the_ends() -> None:
     """Of a text whose tokens are their own places."""
     arrays = {"train": np.arange(1000), "val": np.arange(100)}
-    facts = Characters(map(chr, range(1000))).facts()
-    data = Text(Source("counting", "counting", "", lambda: Content(arrays, facts)), **TEXT)
+    data = Text(Content("counting", {}, arrays, Vocabulary(map(chr, range(1000))).facts, ""), **TEXT)
     assert data.steps_per_epoch == 123 // 3, "windows of 8 in 1,000 tokens, less one for the cut"
     cuts = []
     for epoch in range(4):
@@ -69,7 +68,7 @@ def test_limited_text_evaluation_spreads_over_the_split() -> None:
     data = pydocs(**TEXT)
     batches = list(data.eval_batches("val", limit=5))
     assert [tuple(batch.inputs.shape) for batch in batches] == [(3, 8)] * 5
-    val = data.splits["val"]
+    val = data.examples["val"]
     expected = np.stack([val[start : start + 8] for start in (i * (len(val) - 9) // 14 for i in range(15))])
     assert torch.equal(torch.cat([batch.inputs for batch in batches]), torch.from_numpy(expected.astype(np.int64)))
     assert torch.equal(batches[-1].targets[-1], torch.from_numpy(val[-8:].astype(np.int64)))
@@ -80,7 +79,7 @@ def test_limited_text_evaluation_spreads_over_the_split() -> None:
 
 def numbered(data: Images, steps: range) -> list[list[int]]:
     """Return which training images the batches hold, found by their pixels."""
-    rows = data.splits["train"].examples.flatten(1).float()
+    rows = data.examples["train"].flatten(1).float()
     found = [data.train_batch(step).inputs.flatten(1) for step in steps]
     return [[int((rows == row).all(1).nonzero()) for row in batch] for batch in found]
 
@@ -100,9 +99,8 @@ def test_image_epochs_are_permutations_that_follow_from_seed_and_epoch(tmp_path:
 def test_limited_image_evaluation_spreads_over_the_split() -> None:
     data = digits(**IMAGES | {"eval_batch_size": 10}, scaling="none")
     batches = list(data.eval_batches("val", limit=3))
-    assert [len(batch.targets) for batch in batches] == [10, 10, 10]
-    expected = data.splits["val"].examples[[297 * i // 30 for i in range(30)]].float()
-    assert torch.equal(torch.cat([batch.inputs for batch in batches]), expected)
+    expected = data.examples["val"][[297 * i // 30 for i in range(30)]].float().split(10)
+    assert all(torch.equal(batch.inputs, part) for batch, part in zip(batches, expected, strict=True))
     assert sum(len(batch.targets) for batch in data.eval_batches("val", limit=1000)) == 297
     data = digits(**IMAGES | {"eval_batch_size": 296})
     assert [len(batch.targets) for batch in data.eval_batches("val")] == [149, 148], "none is a lone image"
@@ -121,88 +119,77 @@ def test_standard_scaling_is_that_of_the_images_trained_on(tmp_path: Path, holdo
     unit = torch.cat([batch.inputs for batch in pets(root, scaling="unit").eval_batches("val")])
     assert torch.equal(unit, torch.from_numpy(np.stack(stored["test"])).permute(0, 3, 1, 2).float() / 255)
     assert np.allclose(np.array(data.describe()["shift"]) * 255, mean, atol=1e-3)
-    assert torch.equal(data.pixels(scaled), data.splits["train"].examples)
+    assert torch.equal(data.pixels(scaled), data.examples["train"])
 
 
 def test_a_channel_without_variation_stays_finite(tmp_path: Path) -> None:
-    black = {"train": [np.zeros((4, 4), np.uint8)] * 20, "test": [np.zeros((4, 4), np.uint8)] * 7}
+    black = {split: [np.zeros((4, 4), np.uint8)] * len(labels) for split, labels in LABELS.items()}
     assert torch.equal(pets(write_images(tmp_path, black, LABELS)).train_batch(0).inputs, torch.zeros(6, 1, 4, 4))
 
 
 # ---- holding out
 
 
-@pytest.mark.parametrize(
-    ("holdout", "count"), [(0, 0), (0.1, 6000), (0.29, 17400), (5000, 5000), (5000.0, 5000), (1, 1)]
-)
+@pytest.mark.parametrize(("holdout", "count"), [(0, 0), (0.29, 17400), (5000.0, 5000), (1, 1)])
 def test_held_out_share_or_number(holdout: float, count: int) -> None:
     assert held_out(60_000, holdout, "images") == count
 
 
-@pytest.mark.parametrize("holdout", [60_000, 1e9, 1e-9, 1.5])
+@pytest.mark.parametrize("holdout", [60_000, 1e-9, 1.5])
 def test_held_out_bounds(holdout: float) -> None:
-    with pytest.raises(
-        UsageError, match=r"data.holdout=.*: use a share from 0 to below 1, or a whole number below 60,000"
-    ):
+    with pytest.raises(UsageError, match=r"data.holdout=.*: use a share .* or a whole number below 60,000"):
         held_out(60_000, holdout, "images")
 
 
 def test_holdout_takes_the_last_of_the_training_data() -> None:
     whole, part = pydocs(**TEXT), pydocs(**TEXT, holdout=0.1)
-    joined = np.concatenate([part.splits["train"], part.splits["val"]])
-    assert np.array_equal(joined, whole.splits["train"]) and len(part.splits["val"]) == round(0.1 * len(joined))
+    joined = np.concatenate([part.examples["train"], part.examples["val"]])
+    assert np.array_equal(joined, whole.examples["train"]) and len(part.examples["val"]) == round(0.1 * len(joined))
     images, rest = digits(**IMAGES), digits(**IMAGES, holdout=100)
-    assert torch.equal(rest.splits["val"].examples, images.splits["train"].examples[1400:])
-    assert torch.equal(rest.splits["train"].labels, images.splits["train"].labels[:1400])
+    assert torch.equal(rest.examples["val"], images.examples["train"][1400:])
+    assert torch.equal(rest.labels["train"], images.labels["train"][:1400])
     assert rest.fingerprint == images.fingerprint
 
 
 def test_descriptions_are_json_and_say_what_was_used() -> None:
     text = pydocs(**TEXT, holdout=100).describe()
     images = digits(**IMAGES, holdout=100, crop=1, flip=True).describe()
-    assert json.loads(json.dumps(text)) == text and json.loads(json.dumps(images)) == images
+    assert json.loads(json.dumps([text, images])) == [text, images]
     assert (text["name"], text["val_tokens"], text["vocabulary_size"], text["level"]) == ("pydocs", 100, 256, "byte")
     assert (images["train_images"], images["classes"], images["scaling"]) == (1400, [*"0123456789"], "standard")
     assert images["augmentation"] == {"crop": 1, "flip": True, "cutout": 0}
-    assert len(text["fingerprint"]) == len(images["fingerprint"]) == 64
 
 
 # ---- augmentation
 
 
-def random_pixels(count: int, shape: tuple[int, int, int] = SHAPE) -> torch.Tensor:
+def random_pixels(count: int) -> torch.Tensor:
     """Return images in which no pixel is 0, so that what is put around them shows."""
-    return torch.randint(1, 256, (count, *shape), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    return torch.randint(1, 256, (count, *SHAPE), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 
 
 def ways(image: np.ndarray, result: np.ndarray, crop: int, flips: tuple[bool, ...]) -> list[tuple[int, int, bool]]:
     """Return in which ways an image in a black frame is cut, and mirrored or not, to give this result."""
-    framed = np.pad(image, ((0, 0), (crop, crop), (crop, crop)))
-    height, width = image.shape[1:]
-    found = []
-    for top, left, flipped in itertools.product(range(2 * crop + 1), range(2 * crop + 1), flips):
-        window = framed[:, top : top + height, left : left + width]
-        if np.array_equal(window[:, :, ::-1] if flipped else window, result):
-            found.append((top, left, flipped))
-    return found
+    framed, (height, width) = np.pad(image, ((0, 0), (crop, crop), (crop, crop))), image.shape[1:]
+    places = itertools.product(range(2 * crop + 1), range(2 * crop + 1), flips)
+    cuts = {(top, left, flip): framed[:, top : top + height, left : left + width] for top, left, flip in places}
+    return [way for way, window in cuts.items() if np.array_equal(window[:, :, ::-1] if way[2] else window, result)]
 
 
-@pytest.mark.parametrize(("crop", "flip"), [(2, False), (2, True)])
-def test_each_image_is_cropped_and_flipped_in_one_way_and_all_ways_occur(crop: int, flip: bool) -> None:
+def test_each_image_is_cropped_and_flipped_in_one_way_and_all_ways_occur() -> None:
+    """With flips the windows are where they were without."""
     pixels = random_pixels(64)
-    augmentation = Augmentation(0, SHAPE, crop, flip)
     found: Counter[tuple[int, int, bool]] = Counter()
     for step in range(12):
-        moved = augmentation.moved(pixels, step)
-        assert moved.dtype == torch.uint8 and moved.shape == pixels.shape
-        for image, result in zip(pixels.numpy(), moved.numpy(), strict=True):
-            (way,) = ways(image, result, crop, (False, True) if flip else (False,))
+        results = [moved(pixels, 2, flip, 0, step).numpy() for flip in (False, True)]
+        for before, cropped, flipped_too in zip(pixels.numpy(), *results, strict=True):
+            (plain,), (way,) = ways(before, cropped, 2, (False,)), ways(before, flipped_too, 2, (False, True))
+            assert plain[:2] == way[:2]
             found[way] += 1
-    possible = (2 * crop + 1) ** 2 * (1 + flip)
-    assert len(found) == possible
-    expected = 12 * 64 / possible
+    expected = 12 * 64 / 50
+    assert len(found) == 50
     chi_square = sum((count - expected) ** 2 / expected for count in found.values())
-    assert chi_square < possible + 5 * (2 * possible) ** 0.5, "all ways are equally likely"
+    assert chi_square < 50 + 5 * (2 * 50) ** 0.5, "all ways are equally likely"
 
 
 @pytest.mark.parametrize("side", [1, 4])
@@ -216,43 +203,10 @@ def test_each_image_has_one_hole_around_some_pixel(side: int) -> None:
         masks[top, left][tuple(slice(*ends) for ends in zip(first, last, strict=True))] = 0
     centres = Counter()
     for step in range(12):
-        for image, result in zip(inputs, Augmentation(0, SHAPE, cutout=side).cut(inputs.clone(), step), strict=True):
+        for image, result in zip(inputs, cut(inputs.clone(), side, 0, step), strict=True):
             (centre,) = [centre for centre, mask in masks.items() if torch.equal(result, image * mask)]
             centres[centre] += 1
     assert len(centres) == 9 * 7, "every pixel is a centre some time"
-
-
-def augmented(data: Images, pixels: torch.Tensor, step: int) -> torch.Tensor:
-    return data.augmentation.cut(data.augmentation.moved(pixels, step).float(), step)
-
-
-@pytest.mark.parametrize("kinds", [{}, {"cutout": 4}, {"crop": 3, "flip": True}], ids=str)
-def test_batches_follow_from_seed_and_step_alone(kinds: dict[str, Any]) -> None:
-    """Of text where there is nothing to augment."""
-    make: Any = (lambda **more: digits(**IMAGES | more, **kinds)) if kinds else (lambda **more: pydocs(**TEXT | more))
-    first, second, other = make(), make(), make(seed=1)
-    backwards = {step: second.train_batch(step).inputs for step in (7, 3, 0)}
-    for step, inputs in backwards.items():
-        assert torch.equal(first.train_batch(step).inputs, inputs)
-    with torch.random.fork_rng():
-        torch.manual_seed(99)
-        assert torch.equal(first.train_batch(3).inputs, backwards[3])
-    pixels = random_pixels(64, (1, 8, 8))
-    places = ((first, 0), (first, 1), (other, 0))
-    per_step = [augmented(data, pixels, step) if kinds else data.train_batch(step).inputs for data, step in places]
-    assert not any(torch.equal(a, b) for a, b in itertools.combinations(per_step, 2))
-
-
-def test_one_more_kind_changes_nothing_about_the_others() -> None:
-    """With flips the windows are where they were without, and so are the holes."""
-    pixels = random_pixels(32)
-    one, all_kinds = Augmentation(0, SHAPE, crop=2), Augmentation(0, SHAPE, crop=2, flip=True, cutout=3)
-    for image, before, after in zip(pixels, one.moved(pixels, 5), all_kinds.moved(pixels, 5), strict=True):
-        (cut,) = ways(image.numpy(), before.numpy(), 2, (False,))
-        (flipped_too,) = ways(image.numpy(), after.numpy(), 2, (False, True))
-        assert flipped_too[:2] == cut[:2]
-    hole = Augmentation(0, SHAPE, cutout=3).cut(pixels.float(), 5) == 0
-    assert torch.equal(hole, all_kinds.cut(pixels.float(), 5) == 0)
 
 
 def test_augmentation_leaves_the_evaluation_alone() -> None:

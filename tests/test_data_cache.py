@@ -14,7 +14,7 @@ from typing import Any
 import datasets
 import numpy as np
 import pytest
-from data_helpers import IMAGES, LABELS, LONG, SMALL, TEXT, pets, plays, png, write_images, write_text
+from data_helpers import IMAGES, LABELS, SMALL, TEXT, pets, write_images
 
 from normbench.data import cache, digits, hub_images, pydocs
 from normbench.errors import RunFailure, UsageError
@@ -46,15 +46,15 @@ def test_a_hit_imports_nothing_heavy(tmp_path: Path) -> None:
 
 def test_the_slower_of_two_takes_what_the_faster_made(cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The faster may have mapped it."""
-    write, inodes = cache.write, []
+    rename, inodes = os.rename, []
 
-    def overtaken(content: cache.Content, folder: Path) -> None:
-        monkeypatch.setattr(cache, "write", write)
+    def overtaken(partial: Path, folder: Path) -> None:
+        monkeypatch.setattr(os, "rename", rename)
         pydocs(**TEXT)
         inodes.extend(file.stat().st_ino for file in sorted(cache_folder.glob("text-*/*")))
-        write(content, folder)
+        rename(partial, folder)
 
-    monkeypatch.setattr(cache, "write", overtaken)
+    monkeypatch.setattr(os, "rename", overtaken)
     pydocs(**TEXT)
     assert inodes and inodes == [file.stat().st_ino for file in sorted(cache_folder.glob("text-*/*"))]
     assert not list(cache_folder.glob(".partial-*"))
@@ -66,21 +66,20 @@ def test_changed_sources_are_decoded_anew(tmp_path: Path, cache_folder: Path) ->
     found.append(pets(write_images(tmp_path, SMALL | {"train": other}, LABELS)))
     assert len({data.fingerprint for data in found}) == len(list(cache_folder.iterdir())) == 2
     (tmp_path / "me/pets/README.md").write_text("---\nlicense: mit\n---\n")
-    found.append(pets(tmp_path))
-    assert len({str(data.source.key) for data in found}) == 3
+    pets(tmp_path)
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "me").rename(tmp_path / "elsewhere/me")
-    moved = pets(tmp_path / "elsewhere")
-    assert (moved.source.key, moved.fingerprint) == (found[2].source.key, found[1].fingerprint)
+    assert pets(tmp_path / "elsewhere").fingerprint == found[1].fingerprint
+    assert len(list(cache_folder.iterdir())) == 3, "the README counts, and where the copy is does not"
 
 
 def test_what_older_versions_made_is_read(cache_folder: Path) -> None:
     """Names of cache folders and their content do not change, or everybody decodes everything again."""
-    content = cache.Content({"train": np.arange(3, dtype=np.uint8)}, {"left_out": 0})
-    opened = cache.Source("mine", "text", ["a", 1, None], lambda: content).open()
+    arrays = {"train": np.arange(3, dtype=np.uint8)}
+    content = cache.decoded("mine", "text", ["a", 1, None], lambda: (arrays, {"left_out": 0}))
     (folder,) = cache_folder.iterdir()
-    assert folder.name == "text-7f6a7617e08f3a85f141"
-    assert opened[1] == "ecbfc5b17eb7bf3595fc473d85e3c184be606379ec663f9fc03bf876077d15e4"
+    assert folder.name == "text-7f6a7617e08f3a85f141" and content.facts == {"left_out": 0}
+    assert content.fingerprint == "ecbfc5b17eb7bf3595fc473d85e3c184be606379ec663f9fc03bf876077d15e4"
     assert set(json.loads((folder / "meta.json").read_text())) == {"facts", "sha256"}
 
 
@@ -88,7 +87,7 @@ def test_writes_to_an_array_never_reach_the_file(cache_folder: Path) -> None:
     data = digits(**IMAGES)
     (file,) = cache_folder.glob("*/train_images.npy")
     before = file.read_bytes()
-    data.splits["train"].examples.fill_(0)
+    data.examples["train"].fill_(0)
     assert file.read_bytes() == before
 
 
@@ -108,24 +107,12 @@ def test_unwritable_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
         digits(**IMAGES)
 
 
-def flip_last_byte(file: Path) -> None:
-    content = file.read_bytes()
-    file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda entry: flip_last_byte(entry / "val_labels.npy"),
-        lambda entry: os.truncate(entry / "train_images.npy", 1000),
-        lambda entry: (entry / "val_images.npy").unlink(),
-        lambda entry: os.truncate(entry / "meta.json", 40),
-    ],
-)
-def test_damage_is_found(damage: Callable[[Path], object], cache_folder: Path) -> None:
+@pytest.mark.parametrize("file", ["val_labels.npy", "meta.json"])
+@pytest.mark.parametrize("damage", [lambda file: file.write_bytes(file.read_bytes()[:-1] + b"?"), Path.unlink])
+def test_damage_is_found(damage: Callable[[Path], object], file: str, cache_folder: Path) -> None:
     digits(**IMAGES)
     (entry,) = cache_folder.iterdir()
-    damage(entry)
+    damage(entry / file)
     with pytest.raises(RunFailure, match=r"the data cache .* is damaged .*: remove it, and it is made anew"):
         digits(**IMAGES)
 
@@ -143,33 +130,29 @@ def test_full_disk(monkeypatch: pytest.MonkeyPatch, cache_folder: Path) -> None:
 # ---- mistakes
 
 
-def copy(images: list[Any] = SMALL["test"], labels: list[Any] = LABELS["test"], **options: Any) -> Callable[..., Path]:
-    """Return what writes a copy with these images and labels to validate, or these classes."""
-    return lambda root: write_images(root, SMALL | {"test": images}, LABELS | {"test": labels}, **options)
-
-
 def truncated(root: Path) -> Path:
-    os.truncate(copy()(root) / "me/pets/data/test-00000-of-00001.parquet", 700)
+    os.truncate(write_images(root, SMALL, LABELS) / "me/pets/data/test-00000-of-00001.parquet", 700)
     return root
 
 
-def only_training(root: Path) -> Path:
-    return write_images(root, {"train": SMALL["train"]}, LABELS)
+def labelled(*labels: int | None) -> Callable[[Path], Path]:
+    """Return what writes a copy with these labels to validate."""
+    images = SMALL | {"test": SMALL["test"][: len(labels)]}
+    return lambda root: write_images(root, images, LABELS | {"test": list(labels)})
 
 
 BAD_IMAGES: dict[str, tuple[Callable[[Path], Path], dict[str, Any], str]] = {
     "no root": (Path.absolute, {}, "no copy of me/pets in data.root=.*NORMBENCH_DATA.*data=digits"),
     "truncated": (truncated, {}, "me/pets cannot be read .Could not open Parquet.*set data.root"),
-    "no test split": (only_training, {}, r"me/pets has no split test \(splits: train\)"),
-    "no rows": (copy([], []), {}, "me/pets cannot be read .*set data.root"),
-    "undecodable": (copy([b"no", *SMALL["test"][1:]]), {}, "1 of the 27 images of me/pets .*row 0 of test: no image"),
-    "half an image": (copy([png(SMALL["test"][2])[:50]] * 7), {}, "row 2 of test: .*mend or remove"),
-    "size": (copy([np.zeros((5, 5), np.uint8)] * 7), {}, "row 0 of test of me/pets differs in size"),
-    "missing label": (copy(labels=[0, 1, 2, None, 0, 1, 2]), {}, "label None: labels go from 0 to 2"),
-    "label -1": (copy(labels=[0, 1, 2, 1, 0, -1, 2]), {}, "label -1: labels go from 0 to 2"),
-    "no classes": (copy(classes=None), {}, "label of me/pets declares no classes"),
-    "no column": (copy(), {"image_column": "img"}, r"no column img \(columns: image, label\)"),
-    "no images": (copy(), {"image_column": "label"}, "27 of the 27 images .*: no image is there.*data.image_column"),
+    "no test split": (
+        lambda root: write_images(root, {"train": SMALL["train"]}, LABELS),
+        {},
+        "it has no test, but train",
+    ),
+    "no column": (labelled(1), {"image_column": "img"}, "it has no img, but image, label.: name"),
+    "no rows": (labelled(), {}, "me/pets cannot be read .*set data.root"),
+    "missing label": (labelled(0, 1, 2, None), {}, "row 23 of me/pets has the label None: .* from 0 to 2"),
+    "no images": (labelled(1), {"image_column": "label"}, "21 of the 21 images .*row 0 of train: .*data.image_column"),
 }
 
 
@@ -184,10 +167,10 @@ def test_bad_images(
     assert not cache_folder.exists() or not list(cache_folder.iterdir())
 
 
-def test_bad_text(tmp_path: Path) -> None:
-    root = write_text(tmp_path, train=[LONG, None], validation=[LONG], test=[LONG])
-    with pytest.raises(UsageError, match=r"me/plays \(train\) has rows that are no text: set data.text_column"):
-        plays(root)
+def test_labels_of_undeclared_classes_are_in_their_order(tmp_path: Path) -> None:
+    labels = {split: [10 * label + 5 for label in each] for split, each in LABELS.items()}
+    data = pets(write_images(tmp_path, SMALL, labels, classes=None))
+    assert data.classes == ("5", "15", "25") and data.labels["val"].tolist() == LABELS["test"]
 
 
 def test_no_network(monkeypatch: pytest.MonkeyPatch) -> None:

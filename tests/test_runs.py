@@ -77,7 +77,7 @@ def test_probes_change_no_bit_of_a_run(tmp_path: Path, norm: str) -> None:
 
 def test_batches_are_paired_across_norms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every norm and placement sees the same batches in the same order."""
-    from normbench.data import Text
+    from normbench.data.text import Text
 
     seen: list[list[torch.Tensor]] = []
     original = Text.train_batch

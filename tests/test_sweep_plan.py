@@ -48,7 +48,8 @@ def test_a_planned_run_is_the_run_that_train_makes() -> None:
 
 
 OWN_DATA = """
-from normbench.data import Images, digits
+from normbench.data import digits
+from normbench.data.images import Images
 
 loaded = []
 

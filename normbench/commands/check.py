@@ -9,26 +9,23 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 from normbench.config.compose import read
 from normbench.config.groups import find_own_classes
 from normbench.config.schema import OPEN_SECTIONS
 from normbench.errors import UsageError
-from normbench.settings import Tree, nearest
 
-if TYPE_CHECKING:
-    from normbench.contract.checks import Part, Row
-
-WIDEST = 120  # columns of a table
-SECTIONS = OPEN_SECTIONS[:4]
 COLOURS = {"passed": "green", "failed": "bold red", "not applicable": "dim"}
 ASKED = "give a class, such as mypkg.MyNorm, or an option, such as norm=rmsnorm"
 
 
 def run(words: Sequence[str]) -> int:
-    """Check one part and print a row a check; return 0 if all passed and 1 if one failed."""
+    """Check one part and print a row a check, and one line that counts; return 0 if all passed and 1 if one failed."""
+    from rich.box import SIMPLE_HEAD
     from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
 
     name, part = find_part(words)
     import torch
@@ -37,13 +34,23 @@ def run(words: Sequence[str]) -> int:
 
     torch.set_num_threads(1)  # small tensors gain nothing from a second one
     begun = time.monotonic()
-    with Console().status(name) as status:
-        rows = check(part, status.update)
-    show(name, part.section, rows, time.monotonic() - begun)
-    return 1 if any(row.result == "failed" for row in rows) else 0
+    console, table = Console(width=min(shutil.get_terminal_size((100, 24)).columns, 120)), Table(box=SIMPLE_HEAD)
+    with console.status(name):
+        rows = check(part)
+    table.add_column(Text(f"{name}, {part.section}"), min_width=20)
+    table.add_column("result", no_wrap=True)
+    table.add_column("measured", overflow="fold")
+    for row in rows:
+        table.add_row(Text(row.name), Text(row.result, style=COLOURS.get(row.result, "")), Text(row.measured))
+    console.print(table)
+    counts = Counter(row.result for row in rows)
+    counts["measured"] = counts["yes"] + counts["no"]
+    told = ", ".join(f"{counts[result]} {result}" for result in ("passed", "failed", "not applicable", "measured"))
+    console.print(Text(f"{name}: {told}, in {time.monotonic() - begun:.0f} s"), soft_wrap=True)
+    return 1 if counts["failed"] else 0
 
 
-def find_part(words: Sequence[str]) -> tuple[str, Part]:
+def find_part(words: Sequence[str]) -> tuple[str, Any]:
     """Return the name of what the words ask for, and the part.
 
     A class with settings of its own, KEY=VALUE, or the words of `normbench train` that choose one part.
@@ -53,30 +60,21 @@ def find_part(words: Sequence[str]) -> tuple[str, Part]:
     """
     if words and "=" not in words[0]:
         section = section_of(words[0])
-        settings = [word.removeprefix(f"{section}.") for word in words[1:]]
-        words = [f"{section}._target_={words[0]}", *(f"{section}.{word}" for word in settings)]
+        settings = (f"{section}.{word.removeprefix(f'{section}.')}" for word in words[1:])
+        words = [f"{section}._target_={words[0]}", *settings]
     keys = [word.lstrip("+~").partition("=")[0] for word in words if not word.startswith("hydra.searchpath")]
-    chosen = [section for section in SECTIONS if section in keys or f"{section}._target_" in keys]
-    if len(chosen) != 1:
-        raise UsageError(f"check is given {' and '.join(chosen) or 'no part'}, and takes one: {ASKED}")
-    section = chosen[0]
-    for key in keys:
-        if key.partition(".")[0] != section:
-            raise UsageError(f"{key} is no setting of {section}: {nearest(key, SECTIONS)}check takes those alone")
+    given = list(dict.fromkeys(key.partition(".")[0] for key in keys))
+    if len(given) != 1 or given[0] not in OPEN_SECTIONS[:4]:
+        raise UsageError(f"check is given {' and '.join(given) or 'no part'}, and takes one with its settings: {ASKED}")
+    section = given[0]
     # no size of another part has to fit: neither the number of groups nor the length of a window
     alone = {"norm": ["model=mlp", "data=digits"], "data": ["model=mlp"] if "data.context" in keys else []}
     config = read([*words, *alone.get(section, [])])
     own = config.overridden(f"{section}._target_")
     name = config.tree[section]["_target_"] if own else f"{section}={config.choices.groups[section]}"
-    return name, part_of(section, config.tree)
+    from normbench.contract import PARTS
 
-
-def part_of(section: str, tree: Tree) -> Part:
-    """Return the part that a section of a configuration is for."""
-    from normbench.contract import data, models, norms, placements
-
-    kinds: tuple[type[Part], ...] = norms.NormPart, placements.PlacementPart, models.ModelPart, data.DataPart
-    return {kind.section: kind for kind in kinds}[section](tree)
+    return name, PARTS[section](config.tree)
 
 
 def section_of(path: str) -> str:
@@ -99,24 +97,3 @@ def section_of(path: str) -> str:
         f"{path} is nothing that can be checked: give a norm (a torch.nn.Module), or a class derived from Placement, "
         "Model or Data of normbench.types, or a function annotated to return one"
     )
-
-
-def show(name: str, section: str, rows: list[Row], seconds: float) -> None:
-    """Print the table, and one line that counts."""
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    width = min(shutil.get_terminal_size((100, 24)).columns, WIDEST)
-    console, table = Console(width=width), Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column(Text(f"{name}, {section}" if section == "data" else f"{name}, a {section}"), min_width=20)
-    table.add_column("result", no_wrap=True)
-    table.add_column("measured", overflow="fold")
-    for row in rows:
-        table.add_row(Text(row.name), Text(row.result, style=COLOURS.get(row.result, "")), Text(row.measured))
-    console.print(table)
-    counts = Counter(row.result for row in rows)
-    told = [f"{counts[result]} {result}" for result in ("passed", "failed", "not applicable")]
-    told.append(f"{counts['yes'] + counts['no']} measured")
-    console.print(Text(f"{name}: {', '.join(told)}, in {seconds:.0f} s"), soft_wrap=True)

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import copy
 import math
+import pickle
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -42,7 +43,7 @@ class Row:
     """What came of a check."""
 
     name: str
-    result: Literal["passed", "failed", "not applicable", "yes", "no"]
+    result: str  # passed, failed, not applicable, or of a Fact yes or no
     measured: str = ""
 
 
@@ -70,21 +71,17 @@ class Part:
 def takes_settings(part: Part) -> str:
     """The class has what every class of its kind has, and takes the settings."""
     part.factory()
-    section = part.tree[part.section]
-    settings = ", ".join(f"{key}={show(value)}" for key, value in section.items() if not key.startswith("_"))
-    return f"{section['_target_']}({settings})"
+    return show(part.tree[part.section])
 
 
-def check(part: Part, begin: Callable[[str], object] = str) -> list[Row]:
-    """Run the checks of a part one after another; `begin` hears the name of each before it runs.
+def check(part: Part) -> list[Row]:
+    """Run the checks of a part one after another.
 
     Raises:
         UsageError: the part cannot be made with these settings, and they are wrong, not the part.
     """
-    begin("class")
     rows = [run_check("class", takes_settings, part)]
     for name, function in part.contract().items() if rows[0].result == "passed" else ():
-        begin(name)
         rows.append(run_check(name, function, part))
         if rows[-1].result == "failed" and "constructor" in name:  # the others could say nothing
             break
@@ -151,12 +148,11 @@ def gradients_arrive(module: nn.Module) -> str:
 
 def drawn_by(action: Callable[[], object]) -> str:
     """Return from which global random numbers, which belong to dropout, an action draws; empty for none."""
-    before = random_states()
+    states: dict[str, Callable[[], Any]] = {
+        "torch": lambda: torch.get_rng_state().numpy(),
+        "random": random.getstate,
+        "numpy.random": np.random.get_state,
+    }
+    before = {name: pickle.dumps(state()) for name, state in states.items()}
     action()
-    return " and ".join(name for name, state in random_states().items() if state != before[name])
-
-
-def random_states() -> dict[str, Any]:
-    """Return where the global random numbers stand."""
-    numpy_state = repr(np.random.get_state(legacy=False))
-    return {"torch": torch.get_rng_state().tolist(), "random": random.getstate(), "numpy.random": numpy_state}
+    return " and ".join(name for name, state in states.items() if pickle.dumps(state()) != before[name])

@@ -5,19 +5,15 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 
 from normbench.contract import trials
-from normbench.contract.checks import Check, Fact, NotApplicable, Part, drawn_by, expect
+from normbench.contract.checks import Check, Part, drawn_by, expect
 from normbench.types import Batch, Data, Split
-
-SEED = 0
-MOST_BATCHES = 100  # of training that are looked at
-REPEATED = 0.01  # share of equal examples that a real set may have
 
 
 class DataPart(Part):
@@ -25,13 +21,12 @@ class DataPart(Part):
 
     section = "data"
 
-    def make(self, seed: int = SEED) -> Data:
+    def make(self, seed: int = 0) -> Any:
         """Return the data under a seed."""
-        made: Data = self.factory()(seed=seed)
-        return made
+        return self.factory()(seed=seed)
 
     @cached_property
-    def data(self) -> Data:
+    def data(self) -> Any:
         """The data under the first seed."""
         return self.make()
 
@@ -46,17 +41,9 @@ class DataPart(Part):
         return {
             "constructor and first batches": is_made,
             "seed and step decide a batch": batches_are_pure,
-            "another seed, other batches": seed_matters,
-            "no global random numbers": draws_nothing,
-            "training batches fit the task": training_fits,
-            "evaluation batches fit the task": partial(evaluation_fits, split="val"),
+            "batches fit the task": batches_fit,
             "evaluation covers each example once": covers_once,
-            "evaluation is the same each time": evaluation_repeats,
-            "evaluation keeps to a limit": keeps_to_limit,
-            "training data can be evaluated": partial(evaluation_fits, split="train", limit=2),
-            "test split": test_fits,
-            "masks": padding_is_behind,
-            "fingerprint is the same each time": fingerprint_repeats,
+            "evaluation and fingerprint are the same each time": evaluation_repeats,
             "a small model trains": trains,
         }
 
@@ -70,81 +57,56 @@ def is_made(part: DataPart) -> str:
     return f"{data.task.kind}, {data.task.num_classes} classes or tokens, {data.steps_per_epoch:,} steps an epoch"
 
 
-def same(one: Batch, other: Batch) -> bool:
-    """Tell whether two batches hold the same values."""
-    pairs: Any = zip(one, other, strict=True)
-    return all(a is b is None or torch.equal(a, b) for a, b in pairs)
-
-
 def batches_are_pure(part: DataPart) -> str:
-    """Asked for backwards, of other data made with the same seed, batches are the same: a run can go on anywhere."""
-    expected = {step: part.data.train_batch(step).map(torch.clone) for step in part.steps}
-    torch.manual_seed(12345)  # other global random numbers than those that `part.data` met
+    """Asked for backwards, of other data made with the same seed, batches are the same: a run can go on anywhere.
+
+    The dropout of a step is seeded before its batch is asked for.
+    """
+    expected: dict[int, list[int]] = {}
+    drawn = drawn_by(lambda: expected.update({step: hashes([part.data.train_batch(step)]) for step in part.steps}))
+    cure = "draw from a torch.Generator that seed and step decide, and leave the data as they are"
+    expect(not drawn, f"draws from {drawn}, or seeds it: {cure}")
     for other in (part.data, part.make()):
         for step in reversed(part.steps):
-            cure = "draw from a torch.Generator that seed and step decide, and leave the data as they are"
-            expect(same(expected[step], other.train_batch(step)), f"step {step} gives another batch: {cure}")
+            expect(expected[step] == hashes([other.train_batch(step)]), f"step {step} gives another batch: {cure}")
     return f"steps {', '.join(f'{step:,}' for step in part.steps)}"
 
 
-def seed_matters(part: DataPart) -> Fact:
-    """Runs of several seeds differ in their batches too."""
-    return Fact(not same(part.data.train_batch(0).map(torch.clone), part.make(SEED + 1).train_batch(0)))
-
-
-def draws_nothing(part: DataPart) -> None:
-    """The dropout of a step is seeded before its batch is asked for."""
-    drawn = drawn_by(lambda: [part.data.train_batch(step) for step in part.steps])
-    expect(not drawn, f"draws from {drawn}, or seeds it: dropout masks change with that, use a torch.Generator")
-
-
-def check_batch(where: str, batch: Batch, data: Data) -> None:
-    """Shapes, types and values of a batch are what the task says."""
+def check_batch(where: str, batch: Batch, data: Data) -> int:
+    """Shapes, types and values of a batch are what the task says; return the number of its predictions."""
     task, (inputs, targets, mask) = data.task, batch
     input_shape, target_shape = task.shapes(inputs)
-    tensors = {"inputs": (inputs, input_shape, task.input_dtype), "targets": (targets, target_shape, torch.int64)}
     expect((mask is not None) == data.pads, f"{where} has {'no' if mask is None else 'a'} mask, and pads={data.pads}")
+    tensors = {"inputs": (inputs, input_shape, task.input_dtype), "targets": (targets, target_shape, torch.int64)}
     if mask is not None:
         tensors["mask"] = mask, input_shape, torch.bool
-        expect(bool(mask.any(dim=1).all()), f"{where} has a row that is all padding: leave out empty texts")
+        in_front = not mask[:, 0].all() or (mask[:, 1:] & ~mask[:, :-1]).any()
+        expect(not in_front, f"{where} has a row that begins with padding: pad behind the text, leave out empty ones")
     for name, (tensor, shape, dtype) in tensors.items():
         found, needed = f"{list(tensor.shape)} of {tensor.dtype}", f"{list(shape)} of {dtype}"
         expect(found == needed, f"{where} has {name} of {found}: the task needs {needed}".replace("torch.", ""))
+    expect(bool(inputs.isfinite().all()), f"{where} has inputs that are not finite: mend or leave out those examples")
     limits = {"targets": (targets, task.num_classes)}
     if task.input_dtype == torch.int64:
         limits["tokens"] = inputs, task.vocabulary_size  # type: ignore[attr-defined]  # as all of tokens
-    expect(bool(inputs.isfinite().all()), f"{where} has inputs that are not finite: mend or leave out those examples")
     for name, (tensor, count) in limits.items():
         low, high = int(tensor.min()), int(tensor.max())
-        said = f"{where} has {name} from {low} to {high}: the task has {count}"
-        expect(low >= 0 and high < count, f"{said}, so they go from 0 to {count - 1}")
+        cure = f"the task has {count}, so they go from 0 to {count - 1}"
+        expect(low >= 0 and high < count, f"{where} has {name} from {low} to {high}: {cure}")
+    return targets.numel()
 
 
-def training_fits(part: DataPart) -> str:
-    """Shapes, types and ranges of the first batches are the task's."""
-    targets: set[int] = set()
-    count = min(part.data.steps_per_epoch, MOST_BATCHES)
-    for step in range(count):
-        batch = part.data.train_batch(step)
-        check_batch(f"train_batch({step})", batch, part.data)
-        targets.update(batch.targets.flatten().tolist())
-    return f"{count:,} batches, {len(targets):,} of {part.data.task.num_classes:,} targets occur"
-
-
-def evaluation_fits(part: DataPart, split: Split, limit: int | None = None) -> str:
-    """Shapes, types and ranges of a whole split are the task's."""
-    count = predictions = 0
-    for batch in part.data.eval_batches(split, limit):
-        check_batch(f"eval_batches({split!r})", batch, part.data)
-        count, predictions = count + 1, predictions + batch.targets.numel()
-    return expect(0 < count <= (limit or count), f"{count:,} batches, {predictions:,} predictions")
-
-
-def test_fits(part: DataPart) -> str:
-    """What judges once, at the end."""
-    if not part.data.has_test:
-        raise NotApplicable("it has none (has_test=False)")
-    return evaluation_fits(part, "test")
+def batches_fit(part: DataPart) -> str:
+    """Shapes, types and ranges are the task's in training and in whole splits; a limit gives no more batches."""
+    for step in range(min(part.data.steps_per_epoch, 100)):
+        check_batch(f"train_batch({step})", part.data.train_batch(step), part.data)
+    asked: list[tuple[Split, int | None]] = [("val", 1), ("val", 3), ("train", 2), ("val", None)]
+    for split, limit in (("test", None), *asked) if part.data.has_test else asked:
+        where = f"eval_batches({split!r}, {limit})"
+        sizes = [check_batch(where, batch, part.data) for batch in part.data.eval_batches(split, limit)]
+        said = f"{where}: {len(sizes):,} batches, {sum(sizes):,} predictions"
+        expect(0 < len(sizes) <= (limit or len(sizes)), said)
+    return said
 
 
 def hashes(batches: Iterable[Batch]) -> list[int]:
@@ -164,42 +126,19 @@ def covers_once(part: DataPart) -> str:
         starts, ends = map(torch.cat, zip(*edges, strict=True))
         if torch.equal(starts[1:], ends[:-1]):
             return f"{figure}; each begins where the one before ends"
-    return expect(repeated <= REPEATED * total, figure)
+    return expect(repeated <= 0.01 * total, figure)
 
 
-def evaluation_repeats(part: DataPart) -> None:
-    """The same examples in the same order, whole and in part, whatever the seed."""
+def evaluation_repeats(part: DataPart) -> str:
+    """The same examples in the same order, whole and in part, whatever the seed; the fingerprint is of a run's name."""
+    other = part.make(seed=1)
     for limit in (None, 2):
         torch.manual_seed(12345)
-        first, again = (hashes(data.eval_batches("val", limit)) for data in (part.data, part.make(SEED + 1)))
+        first, again = (hashes(data.eval_batches("val", limit)) for data in (part.data, other))
         cure = "gives others with another seed: take the split in order"
         expect(first == again, f"eval_batches('val', {limit}) {cure}")
-
-
-def keeps_to_limit(part: DataPart) -> str:
-    """So many batches at most, of examples of the split, evenly spread."""
-    counts = {limit: sum(1 for _ in part.data.eval_batches("val", limit)) for limit in (1, 3)}
-    within = all(0 < count <= limit for limit, count in counts.items())
-    return expect(within, ", ".join(f"limit {limit}: {count}" for limit, count in counts.items()))
-
-
-def padding_is_behind(part: DataPart) -> str:
-    """Padding stands behind the text, and in no text whose every token is predicted."""
-    if not part.data.pads:
-        raise NotApplicable("nothing is padded (pads=False)")
-    expect(not part.data.task.causal, "padding would count in the loss: cut the text into windows without it")
-    batches = [part.data.train_batch(step) for step in part.steps] + list(part.data.eval_batches("val", 3))
-    masks = [batch.mask for batch in batches if batch.mask is not None]
-    in_front = any((mask[:, 1:] & ~mask[:, :-1]).any() for mask in masks)
-    expect(not in_front, "a row has padding in front of tokens: pad behind the text")
-    real, total = sum(int(mask.sum()) for mask in masks), sum(mask.numel() for mask in masks)
-    return f"{1 - real / total:.1%} of the places are padding"
-
-
-def fingerprint_repeats(part: DataPart) -> str:
-    """It is part of a run's name; the seed is too, apart."""
-    first, second = part.data.fingerprint, part.make(SEED + 1).fingerprint
-    return expect(first == second, first[:12] if first == second else f"{first[:12]} becomes {second[:12]}")
+    expect(part.data.fingerprint == other.fingerprint, f"{part.data.fingerprint} becomes {other.fingerprint}")
+    return f"fingerprint {other.fingerprint[:12]}"
 
 
 def trains(part: DataPart) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,12 +13,12 @@ from torch.nn import functional as F
 
 from normbench import build
 from normbench.contract import trials
-from normbench.contract.checks import Check, Part, difference, expect, expect_small
-from normbench.types import ImageClassification, Model, Task
+from normbench.contract.checks import Check, Part, difference, drawn_by, expect, expect_small
+from normbench.types import Model, Task
 
-SIDE = 32  # pixels, at least: what most networks for small images can halve as often as they do
-MOST_PIXELS = 256  # of a patch's side
-TASKS: dict[str, Task] = {task.kind: task for task in (trials.TEXT, trials.TEXTS, trials.IMAGES)}
+# Images that are large enough for most networks for small images to halve them as often as they do.
+IMAGES = replace(trials.IMAGES, image_shape=(3, 32, 32))
+TASKS: dict[str, Task] = {task.kind: task for task in (trials.TEXT, trials.TEXTS, IMAGES)}
 TOLERANCE = 1e-4  # of the largest logit, in float32
 
 
@@ -27,17 +27,9 @@ class ModelPart(Part):
 
     section = "model"
 
-    def data(self, kind: str) -> trials.Tiny:
-        """Return a tiny task; patches tile its images."""
-        task, patch = TASKS[kind], self.tree["model"].get("patch")
-        if isinstance(task, ImageClassification):
-            side = patch * math.ceil(SIDE / patch) if isinstance(patch, int) and 0 < patch <= MOST_PIXELS else SIDE
-            task = replace(task, image_shape=(3, side, side))
-        return trials.Tiny(task)
-
-    def make(self, kind: str) -> tuple[Model, dict[str, nn.Module], trials.Tiny]:
-        """Return the model with its starting weights, its norms, and what it could learn."""
-        data, placement = self.data(kind), "pre" if self.made_class.residual else "plain"
+    def make(self, kind: str) -> tuple[Model, dict[str, nn.Module], Any]:
+        """Return the model with its starting weights, its norms, and data to learn."""
+        data, placement = trials.tiny_data(TASKS[kind]), "pre" if self.made_class.residual else "plain"
         norm, placed = trials.sections("norm")["layernorm"], trials.sections("placement")[placement]
         return *build.make_model({**self.tree, "norm": norm, "placement": placed}, data.task, seed=0), data
 
@@ -45,10 +37,8 @@ class ModelPart(Part):
         """Return the checks of a model by name, for each kind of task that it names."""
         checks: dict[str, Check] = {}
         for task in (TASKS[kind] for kind in sorted(self.made_class.kinds)):
-            named: dict[str, Callable[..., str]] = {
+            named: dict[str, Callable[..., str | None]] = {
                 "constructor": is_made,
-                "logits of the task's shape": logits_fit,
-                "blocks have the branches of roles": roles_are_true,
                 "the seed decides the start": start_is_seeded,
                 "evaluation is repeatable": evaluation_repeats,
                 **({"sees no later token": is_causal} if task.causal else {}),
@@ -60,44 +50,24 @@ class ModelPart(Part):
 
 
 def is_made(part: ModelPart, kind: str) -> str:
-    """It can be made for a tiny task."""
-    model, norms, _ = part.make(kind)
-    count = sum(parameter.numel() for parameter in model.parameters())
-    return f"{kind}; {len(model.blocks)} blocks, {len(norms)} norms, {count:,} parameters"
-
-
-def logits_fit(part: ModelPart, kind: str) -> str:
-    """The forward pass that a run begins with."""
+    """It can be made for a tiny task, has logits of its shape, and blocks of the branches that `roles` says."""
     model, norms, data = part.make(kind)
     build.rehearse(model, norms, data, torch.device("cpu"))
-    return f"{list(model(*data.train_batch(0).arguments).shape)}"
-
-
-def roles_are_true(part: ModelPart, kind: str) -> str:
-    """Placements are refused by what `roles` says."""
-    model, _, _ = part.make(kind)
     found = {tuple(block.branches) for block in model.blocks}  # type: ignore[arg-type]  # a ModuleDict
-    said = tuple(model.roles)
-    return expect(found == {said}, f"roles={said}" + (f", and its blocks {found}" if found != {said} else ""))
+    expect(found == {tuple(model.roles)}, f"roles={tuple(model.roles)}, and its blocks {found}")
+    return f"{kind}; {len(model.blocks)} blocks, {len(norms)} norms, {len([*model.parameters()])} parameters"
 
 
-def start_is_seeded(part: ModelPart, kind: str) -> str:
-    """The same seed gives the same weights, whatever the global random numbers; norms are compared by that."""
-    starts = []
-    for seed in (1, 2):
-        torch.manual_seed(seed)
-        starts.append(dict(part.make(kind)[0].named_parameters()))
-    different = [name for name, weight in starts[0].items() if not torch.equal(weight, starts[1][name])]
-    cure = "draw from torch, whose random numbers are seeded where a model is made"
-    expect(not different, f"{', '.join(different[:3])} differ with the same seed: {cure}")
-    return f"{len(starts[0])} parameters"
+def start_is_seeded(part: ModelPart, kind: str) -> None:
+    """The same seed gives the same weights, by torch's random numbers, which are seeded where a model is made."""
+    drawn = drawn_by(lambda: part.make(kind))
+    expect(not drawn, f"draws from {drawn}: draw from torch, whose random numbers are seeded where a model is made")
 
 
 @torch.no_grad()
-def evaluate(model: Model, *arguments: Tensor) -> Tensor:
+def evaluate(model: Model, *arguments: Tensor) -> Any:
     """Return the logits in evaluation."""
-    logits: Tensor = model.eval()(*arguments)
-    return logits
+    return model.eval()(*arguments)
 
 
 def evaluation_repeats(part: ModelPart, kind: str) -> str:
@@ -120,7 +90,6 @@ def ignores_padding(part: ModelPart, kind: str) -> str:
     """The same texts with more padding behind them, whatever its tokens, have the same logits."""
     model, _, data = part.make(kind)
     inputs, _, mask = data.train_batch(0)
-    assert mask is not None
     tokens, real = inputs[1:, :-2], mask[1:, :-2]  # the first text is as long as the context
     padded = evaluate(model, F.pad(torch.where(real, tokens, 1), (0, 2)), F.pad(real, (0, 2)))
     return expect_small(difference(padded, evaluate(model, tokens, real)), TOLERANCE)
@@ -129,4 +98,4 @@ def ignores_padding(part: ModelPart, kind: str) -> str:
 def trains(part: ModelPart, kind: str, norm: str) -> str:
     """It builds, takes two steps, and has a gradient in every parameter, in each placement that goes with it."""
     tree = {**part.tree, "norm": trials.sections("norm")[norm]}
-    return trials.train_with_each("placement", tree, part.data(kind).task, steps=2)
+    return trials.train_with_each("placement", tree, TASKS[kind], steps=2)

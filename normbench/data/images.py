@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import struct
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from io import BytesIO
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -16,37 +13,32 @@ from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 from torch.nn import functional as F
 
-from normbench.data.batches import SPLITS, Labelled, LabelledData
-from normbench.data.cache import Content, Source
+from normbench.data.batches import ContentData, generator
+from normbench.data.cache import Content, Decoded
 from normbench.data.hub import reason
 from normbench.errors import UsageError
 from normbench.settings import Setting
-from normbench.types import Batch, ImageClassification, Split, stable_seed
+from normbench.types import Batch, ImageClassification, Split
 
-Scaling = Annotated[Literal["none", "unit", "standard"], Setting("of pixels")]
 Crop = Annotated[
     int,
     Setting("training images are cut at random from a frame so many pixels wider; 0: off", "pixels", low=0, high=10**4),
 ]
-Flip = Annotated[bool, Setting("mirror training images at random, left to right")]
-Cutout = Annotated[
-    int, Setting("side of a random square of zeros in training images; 0: off", "pixels", low=0, high=10**4)
-]
-
 Pixels = UInt8[np.ndarray, "images channels height width"]
 PixelBatch = UInt8[Tensor, "batch channels height width"]
 Inputs = Float[Tensor, "batch channels height width"]
 
 
-class Images(LabelledData):
+class Images(ContentData):
     """A classifier's images. Training batches are augmented, those of an evaluation are not, whichever the split.
 
     Args:
-        source: where the images come from.
+        content: of the arrays `train_images`, `train_labels`, the same of `val` and perhaps `test`, `train_moments`,
+            and of the fact `classes`.
         scaling: `none` (0 to 255), `unit` (0 to 1) or `standard` (mean 0 and deviation 1 over the training images that
             are used, by channel).
-        crop, flip, cutout: see Augmentation.
-        options: of SourceData.
+        crop, flip, cutout: see `moved` and `cut`.
+        options: of ContentData.
     """
 
     kind = "image_classification"
@@ -55,54 +47,48 @@ class Images(LabelledData):
 
     def __init__(
         self,
-        source: Source,
+        content: Content,
         *,
-        scaling: Scaling = "standard",
+        scaling: Annotated[Literal["none", "unit", "standard"], Setting("of pixels")] = "standard",
         crop: Crop = 0,
-        flip: Flip = False,
-        cutout: Cutout = 0,
+        flip: Annotated[bool, Setting("mirror training images at random, left to right")] = False,
+        cutout: Annotated[
+            int, Setting("side of a random square of zeros in training images; 0: off", "pixels", low=0, high=10**4)
+        ] = 0,
         **options: Any,
     ) -> None:
-        super().__init__(source, **options)
-        self.scaling, self.classes = scaling, tuple(self.content.facts["classes"])
-        train = self.splits["train"].examples
-        channels, height, width = shape = train.shape[1:]
+        super().__init__(content, content.by_split("images"), content.by_split("labels"), **options)
+        channels, height, width = self.examples["train"].shape[1:]
+        self.scaling, self.crop, self.flip, self.cutout = scaling, crop, flip, cutout
+        self.classes = tuple(content.facts["classes"])
         self.task = ImageClassification(num_classes=len(self.classes), image_shape=(channels, height, width))
-        self.augmentation = Augmentation(self.seed, shape, crop, flip, cutout)
-        moments = self.content.arrays["train_moments"][: len(train)]
-        self._shift, self._divisor = scales(scaling, moments, height * width)
-        self.arrange(len(train), "images of")
-
-    def parts(self, content: Content) -> dict[Split, Labelled]:
-        """Return the images and labels of each split."""
-        found = {split: [content.arrays.get(f"{split}_{of}") for of in ("images", "labels")] for split in SPLITS}
-        return {split: Labelled(*map(torch.from_numpy, of)) for split, of in found.items() if of[0] is not None}
+        self.arrange(len(self.examples["train"]), "images of")
+        self._shift, self._divisor = scales(scaling, content.arrays["train_moments"][: self.total], height * width)
 
     def batch(self, split: Split, indices: Int64[Tensor, " batch"], step: int | None = None) -> Batch:
         """Return images of a split, those of a training step augmented."""
-        images, labels = self.splits[split].examples[indices], self.splits[split].labels[indices]
-        if step is None:
-            return Batch(self._scaled(images), labels)
-        return Batch(self.augmentation.cut(self._scaled(self.augmentation.moved(images, step)), step), labels)
-
-    def _scaled(self, pixels: PixelBatch) -> Inputs:
-        return pixels.float().sub_(self._shift).div_(self._divisor)
+        images, labels = self.examples[split][indices], self.labels[split][indices]
+        if step is not None and (self.crop or self.flip):
+            images = moved(images, self.crop, self.flip, self.seed, step)
+        inputs = images.float().sub_(self._shift).div_(self._divisor)
+        if step is not None and self.cutout:
+            inputs = cut(inputs, self.cutout, self.seed, step)
+        return Batch(inputs, labels)
 
     def pixels(self, inputs: Inputs) -> PixelBatch:
         """Return the pixels, from 0 to 255, that a batch's inputs were made of."""
         return (inputs * self._divisor + self._shift).round().clamp(0, 255).to(torch.uint8)
 
-    def facts(self) -> dict[str, Any]:
-        """Return what is said about images; mean and deviation are those of pixels from 0 to 1."""
-        scaling = {"shift": self._shift, "divisor": self._divisor}
+    def describe(self) -> dict[str, Any]:
+        """Return what the data are; shift and divisor are those of pixels from 0 to 1."""
+        scales = {"shift": self._shift, "divisor": self._divisor}
         return {
-            **{f"{split}_images": len(self.splits.get(split, ())) for split in SPLITS},
-            "left_out": self.content.facts.get("left_out", 0),
+            **super().describe(),
             "image_shape": list(self.task.image_shape),
             "classes": list(self.classes),
             "scaling": self.scaling,
-            **{name: [round(value / 255, 6) for value in of.flatten().tolist()] for name, of in scaling.items()},
-            "augmentation": {name: getattr(self.augmentation, name) for name in ("crop", "flip", "cutout")},
+            **{name: [round(value / 255, 6) for value in of.flatten().tolist()] for name, of in scales.items()},
+            "augmentation": {"crop": self.crop, "flip": self.flip, "cutout": self.cutout},
         }
 
 
@@ -111,108 +97,75 @@ def scales(scaling: str, moments: Int64[np.ndarray, "images channels 2"], pixels
 
     moments: each image's sum and sum of squares over its `pixels` pixels.
     """
-    total, squares = moments.sum(axis=0).T.astype(np.float64) / (len(moments) * pixels)
-    deviation = np.sqrt(np.maximum(squares - total**2, 0))
-    shift = total if scaling == "standard" else np.zeros_like(total)
-    divisor = np.where(deviation > 0, deviation, 1)  # a channel without variation stays 0
+    mean, squares = moments.sum(axis=0).T.astype(np.float64) / (len(moments) * pixels)
+    deviation = np.sqrt(np.maximum(squares - mean**2, 0))
+    deviation[deviation == 0] = 1  # a channel without variation stays 0
     if scaling != "standard":
-        divisor = np.full_like(total, 255 if scaling == "unit" else 1)
-    return [torch.from_numpy(values).float()[:, None, None] for values in (shift, divisor)]
+        mean, deviation = np.zeros_like(mean), np.full_like(mean, 255 if scaling == "unit" else 1)
+    return [torch.from_numpy(values).float()[:, None, None] for values in (mean, deviation)]
 
 
-# ---- augmentation
+# ---- augmentation: each kind draws random numbers of its own, so that one more changes nothing about the others
 
 
-@dataclass(frozen=True)
-class Augmentation:
-    """Random crops, flips and holes, each image by itself; a pure function of (seed, step).
+def moved(pixels: PixelBatch, crop: int, flip: bool, seed: int, step: int) -> PixelBatch:
+    """Return the images of training step `step`, cropped and flipped, each by itself.
 
-    Each kind draws random numbers of its own, so that one more kind changes nothing about the others.
-
-    seed: of the random numbers. shape: channels, height, width.
     crop: black pixels put around an image before a random window of its own size is cut out (He et al. 2016a, §4.2).
     flip: mirror every second image, chosen at random, left to right.
-    cutout: side of a square of zeros around a random pixel, in scaled images (DeVries & Taylor 2017); it may
-    reach over the edge.
-
-    Raises:
-        UsageError: a crop or a hole could take all of an image.
     """
+    batch, channels, height, width = pixels.shape
+    top, left = (
+        torch.randint(2 * crop + 1, (batch, 1), generator=generator(seed, kind, step))
+        for kind in ("crop rows", "crop columns")
+    )
+    order = torch.arange(width)
+    if flip:
+        flipped = torch.rand(batch, 1, generator=generator(seed, "flip", step)) < 0.5
+        order = torch.where(flipped, order.flip(0), order)
+    rows, columns = top + torch.arange(height), left + order
+    places = rows[:, :, None] * (width + 2 * crop) + columns[:, None, :]
+    taken = places.view(batch, 1, height * width).expand(batch, channels, -1)
+    return F.pad(pixels, (crop,) * 4).view(batch, channels, -1).gather(2, taken).view(pixels.shape)
 
-    seed: int
-    shape: tuple[int, int, int]
-    crop: int = 0
-    flip: bool = False
-    cutout: int = 0
 
-    def __post_init__(self) -> None:
-        _, height, width = self.shape
-        least = min(height, width)
-        for name, value in (("crop", self.crop), ("cutout", self.cutout)):
-            if value >= least:
-                raise UsageError(
-                    f"data.{name}={value} leaves nothing of images of {height} × {width} pixels: use 0 to {least - 1}"
-                )
+def cut(inputs: Inputs, side: int, seed: int, step: int) -> Inputs:
+    """Return the scaled images of training step `step`, each with a hole, in place.
 
-    def generator(self, step: int, kind: str) -> torch.Generator:
-        """Return what a kind's random numbers of a step come from."""
-        return torch.Generator().manual_seed(stable_seed(self.seed, "data", kind, step))
-
-    def moved(self, pixels: PixelBatch, step: int) -> PixelBatch:
-        """Return the images of training step `step`, cropped and flipped."""
-        if not (self.crop or self.flip):
-            return pixels
-        (batch, channels, height, width), p = pixels.shape, self.crop
-        top, left = (
-            torch.randint(2 * p + 1, (batch, 1), generator=self.generator(step, kind))
-            for kind in ("crop rows", "crop columns")
-        )
-        order = torch.arange(width)
-        if self.flip:
-            flipped = torch.rand(batch, 1, generator=self.generator(step, "flip")) < 0.5
-            order = torch.where(flipped, order.flip(0), order)
-        rows, columns = top + torch.arange(height), left + order
-        places = rows[:, :, None] * (width + 2 * p) + columns[:, None, :]
-        taken = places.view(batch, 1, height * width).expand(batch, channels, -1)
-        return F.pad(pixels, (p, p, p, p)).view(batch, channels, -1).gather(2, taken).view(pixels.shape)
-
-    def cut(self, inputs: Inputs, step: int) -> Inputs:
-        """Return the scaled images of training step `step` with their holes, in place."""
-        if not self.cutout:
-            return inputs
-        batch, _, height, width = inputs.shape
-        rows, columns = self.hole(batch, height, step, "cutout rows"), self.hole(batch, width, step, "cutout columns")
-        return inputs.mul_(1 - rows[:, None, :, None] * columns[:, None, None, :])  # a tenth of masked_fill_'s time
-
-    def hole(self, batch: int, size: int, step: int, kind: str) -> Float[Tensor, "batch size"]:
-        """Return 1 in the rows, or columns, of the holes, else 0."""
-        centres = torch.randint(size, (batch, 1), generator=self.generator(step, kind))
-        distance = torch.arange(size) - centres + self.cutout // 2
-        return ((distance >= 0) & (distance < self.cutout)).float()
+    side: of a square of zeros around a random pixel (DeVries & Taylor 2017); it may reach over the edge.
+    """
+    batch, _, height, width = inputs.shape
+    holes = []
+    for size, kind in ((height, "cutout rows"), (width, "cutout columns")):
+        centres = torch.randint(size, (batch, 1), generator=generator(seed, kind, step))
+        distance = torch.arange(size) - centres + side // 2
+        holes.append(((distance >= 0) & (distance < side)).float())
+    return inputs.mul_(1 - holes[0][:, None, :, None] * holes[1][:, None, None, :])  # a tenth of masked_fill_'s time
 
 
 # ---- decoding
 
 
-def image_content(parts: Mapping[Split, Sequence[np.ndarray]], classes: Sequence[str]) -> Content:
-    """Return what an image source decodes to, from the pixels and classes of each split.
+def image_arrays(pixels: Pixels, labels: Any, counts: Mapping[str, int], classes: Sequence[str]) -> Decoded:
+    """Return what an image source decodes to, from all images in the order of the splits, of which each has so many.
 
     The moments are sum and sum of squares of each training image's pixels, so that the mean and deviation of any part
     of them are exact and immediate.
     """
     arrays: dict[str, np.ndarray] = {}
-    for split, (images, labels) in parts.items():
-        arrays |= {f"{split}_images": images, f"{split}_labels": labels}
-    train = parts["train"][0]
+    ends = np.cumsum(list(counts.values()))
+    for split, images, some in zip(counts, np.split(pixels, ends), np.split(labels, ends), strict=False):
+        arrays |= {f"{split}_images": images, f"{split}_labels": some}
+    train = arrays["train_images"]
     squares = np.einsum("nchw,nchw->nc", train, train, dtype=np.int64)
     arrays["train_moments"] = np.stack([train.sum(axis=(2, 3), dtype=np.int64), squares], axis=2)
-    return Content(arrays, {"classes": list(classes)})
+    return arrays, {"classes": list(classes)}
 
 
 def decode(images: Sequence[tuple[str, Any]], where: str, size: int | None = None) -> Pixels:
     """Return the pixels of images: grey where all are grey, else three channels.
 
-    One thread, as Pillow gains nothing from two on small images; Pillow is imported here, as a cache hit needs it not.
+    One thread, as Pillow gains nothing from two on small images; Pillow is imported late, as a cache hit needs it not.
 
     Args:
         images: the name of each image, and its file, its encoded bytes, or as the hub stores them.
@@ -222,18 +175,14 @@ def decode(images: Sequence[tuple[str, Any]], where: str, size: int | None = Non
     Raises:
         UsageError: images cannot be read, or differ in size.
     """
-    from PIL import Image, UnidentifiedImageError
-
-    unreadable = (OSError, ValueError, SyntaxError, EOFError, struct.error, Image.DecompressionBombError)
     pixels = np.empty((0, 0, 0, 0), dtype=np.uint8)
     faults: list[str] = []
     with warnings.catch_warnings(action="ignore"):  # damage that leaves an image is no fault
         for row, (name, encoded) in enumerate(images):
             try:
                 image = decode_one(encoded, size)
-            except unreadable as fault:
-                why = "no image" if isinstance(fault, UnidentifiedImageError) else reason(fault)
-                faults.append(f"{name}: {why:.120}")
+            except Exception as fault:  # on damaged files Pillow raises nearly anything
+                faults.append(f"{name}: {reason(fault):.120}")
                 continue
             if not pixels.size:
                 pixels = np.empty((len(images), *image.shape), dtype=np.uint8)
@@ -262,9 +211,7 @@ def decode_one(encoded: Any, size: int | None) -> UInt8[np.ndarray, "channels he
     from PIL import Image, ImageOps
 
     if isinstance(encoded, Mapping):
-        encoded = encoded.get("bytes") or encoded.get("path")
-    if not isinstance(encoded, bytes | Path):
-        raise ValueError("no image is there")
+        encoded = encoded["bytes"] or encoded["path"]
     file = BytesIO(encoded) if isinstance(encoded, bytes) else encoded
     with Image.open(file) as image:
         if image.mode.startswith(("I", "F")):

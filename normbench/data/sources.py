@@ -8,18 +8,15 @@ from importlib.metadata import version
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from jaxtyping import Int64
 
 from normbench.data.batches import Holdout, Name, held_out
-from normbench.data.cache import Content, Source
+from normbench.data.cache import SPLITS, Decoded, decoded
 from normbench.data.hub import Hub
-from normbench.data.images import Images, decode, image_content
+from normbench.data.images import Images, decode, image_arrays
 from normbench.data.text import Text, Texts
-from normbench.data.vocabulary import Bytes, Vocabulary, learn
+from normbench.data.vocabulary import LEVELS, Vocabulary
 from normbench.errors import UsageError
 from normbench.settings import Setting
-
-LINE_END = "\n"
 
 HubId = Annotated[str, Setting("owner/name on the Hugging Face hub")]
 Revision = Annotated[str, Setting("branch, tag or commit on the hub")]
@@ -59,29 +56,29 @@ def hub_text(
     """
     hub = Hub(hub_id, revision, root, config)
     parts = {"train": ["train"], "val": list(val_splits), "test": list(test_splits or ())}
-    key = [text_column, level, vocabulary_size, lines, parts["val"], parts["test"], float(holdout)]
 
-    def load() -> Content:
+    def load() -> Decoded:
         _, tables = hub.read([split for splits in parts.values() for split in splits], [text_column])
-        rows = {split: texts_of(table[text_column], f"{hub_id} ({split})") for split, table in tables.items()}
-        if lines:
-            rows = {split: [row.removesuffix(LINE_END) + LINE_END for row in found] for split, found in rows.items()}
-        texts = {part: "".join(row for one in splits for row in rows[one]) for part, splits in parts.items() if splits}
+        texts = {}
+        for part, splits in parts.items():
+            if splits:
+                rows = [row for split in splits for row in tables[split][text_column]]
+                texts[part] = "".join(row.removesuffix("\n") + "\n" if lines else row for row in rows)
         vocabulary = learned(level, vocabulary_size, holdout, *texts.values())
-        return Content({part: vocabulary.encode(text) for part, text in texts.items()}, vocabulary.facts())
+        return {part: vocabulary.encode(text) for part, text in texts.items()}, vocabulary.facts
 
-    source = Source(name, "text", ["hub", hub.key(), *key], load, {"hub_id": hub_id})
-    return Text(source, holdout=holdout, **options)
+    key = ["hub", hub.key(), text_column, level, vocabulary_size, lines, parts["val"], parts["test"], float(holdout)]
+    return Text(decoded(name, "text", key, load, hub_id=hub_id), holdout=holdout, **options)
 
 
 def learned(level: str, size: int | None, holdout: float, train: str, *others: str) -> Vocabulary:
     """Learn from the part that trains, cut at a blank: how long it is, in tokens, the vocabulary decides."""
     if not holdout:
-        return learn(level, [train, *others], size)
+        return LEVELS[level].learn([train, *others], size)
     cut = len(train) - held_out(len(train), holdout, "characters")
     while True:
-        cut = 1 + max(train.rfind(blank, 0, cut) for blank in (" ", LINE_END))
-        vocabulary = learn(level, [train[:cut], train[cut:], *others], size)
+        cut = 1 + max(train.rfind(blank, 0, cut) for blank in (" ", "\n"))
+        vocabulary = LEVELS[level].learn([train[:cut], train[cut:], *others], size)
         total, seen = len(vocabulary.encode(train)), len(vocabulary.encode(train[:cut]))
         used = total - held_out(total, holdout, "tokens")
         if seen <= used:
@@ -111,25 +108,24 @@ def hub_texts(
     """
     hub = Hub(hub_id, revision, root, config)
 
-    def load() -> Content:
-        classes, tables, labels = labelled(hub, ("train", val_split), text_column, label_column)
-        texts = {split: texts_of(table, f"{hub_id} ({split})") for split, table in tables.items()}
-        shuffled = np.random.RandomState(0).permutation(len(texts["train"]))
-        used = len(shuffled) - held_out(len(shuffled), holdout, "texts")
-        trained, held = ([texts["train"][row] for row in sorted(rows)] for rows in np.split(shuffled, [used]))
-        vocabulary = learn(level, [LINE_END.join(part) for part in (trained, held, texts[val_split])], vocabulary_size)
+    def load() -> Decoded:
+        texts, trained, labels, classes = labelled(hub, val_split, text_column, label_column)
+        order = np.concatenate((np.random.RandomState(0).permutation(trained), np.arange(trained, len(texts))))
+        used = trained - held_out(trained, holdout, "texts")
+        parts = ["\n".join(texts[row] for row in sorted(part)) for part in np.split(order, [used, trained])]
+        vocabulary = LEVELS[level].learn(parts, vocabulary_size)
         arrays = {}
-        for part, split, order in (("train", "train", shuffled), ("val", val_split, np.arange(len(texts[val_split])))):
-            encoded = [vocabulary.encode(texts[split][row]) for row in order]
+        for split, part in zip(SPLITS, np.split(order, [trained]), strict=False):
+            encoded = [vocabulary.encode(texts[row]) for row in part]
             # An empty text is one unknown token, since nothing cannot be averaged.
             encoded = [tokens if len(tokens) else np.zeros(1, np.uint8) for tokens in encoded]
-            arrays[f"{part}_tokens"] = np.concatenate(encoded)
-            arrays[f"{part}_ends"] = np.cumsum([len(tokens) for tokens in encoded])
-            arrays[f"{part}_labels"] = labels[split][order]
-        return Content(arrays, {"classes": classes, **vocabulary.facts()})
+            arrays[f"{split}_tokens"] = np.concatenate(encoded)
+            arrays[f"{split}_ends"] = np.cumsum([len(tokens) for tokens in encoded])
+            arrays[f"{split}_labels"] = labels[part]
+        return arrays, {"classes": classes, **vocabulary.facts}
 
     key = ["hub", hub.key(), text_column, label_column, level, vocabulary_size, val_split, float(holdout)]
-    return Texts(Source(name, "texts", key, load, {"hub_id": hub_id}), holdout=holdout, **options)
+    return Texts(decoded(name, "texts", key, load, hub_id=hub_id), holdout=holdout, **options)
 
 
 def hub_images(
@@ -146,55 +142,41 @@ def hub_images(
     """Return labelled images of the hub; the split `test` validates; `options` are Images'."""
     hub = Hub(hub_id, revision, root, config)
 
-    def load() -> Content:
-        classes, columns, labels = labelled(hub, ("train", "test"), image_column, label_column)
-        images = [
-            (f"row {row} of {split}", image) for split, column in columns.items() for row, image in enumerate(column)
-        ]
-        train, val = np.split(decode(images, hub_id), [len(labels["train"])])
-        return image_content({"train": (train, labels["train"]), "val": (val, labels["test"])}, classes)
+    def load() -> Decoded:
+        images, trained, labels, classes = labelled(hub, "test", image_column, label_column)
+        counts = {"train": trained, "val": len(images) - trained}
+        names = [f"row {row} of {split}" for split, count in counts.items() for row in range(count)]
+        return image_arrays(decode([*zip(names, images, strict=True)], hub_id), labels, counts, classes)
 
     key = ["hub", hub.key(), image_column, label_column]
-    return Images(Source(name, "images", key, load, {"hub_id": hub_id}), **options)
+    return Images(decoded(name, "images", key, load, hub_id=hub_id), **options)
 
 
-def labelled(hub: Hub, splits: Sequence[str], column: str, label_column: str) -> tuple[list[str], Any, Any]:
-    """Return the names of the classes, and a column and the classes of its rows by split.
-
-    Raises:
-        UsageError: the label column declares no classes, or a label is none of them.
-    """
-    features, tables = hub.read(splits, [column, label_column])
-    names = getattr(features[label_column], "names", None)
-    if not names:
-        raise UsageError(
-            f"column {label_column} of {hub.hub_id} declares no classes: set data.label_column, "
-            "or declare it as class_label under dataset_info in the copy's README.md"
-        )
-    labels = {split: class_labels(table[label_column], len(names), hub.hub_id) for split, table in tables.items()}
-    return list(names), {split: table[column] for split, table in tables.items()}, labels
-
-
-def class_labels(labels: Sequence[Any], classes: int, where: str) -> Int64[np.ndarray, " rows"]:
-    """Return the class of each row.
+def labelled(hub: Hub, val_split: str, column: str, label_column: str) -> tuple[list[Any], int, np.ndarray, list[str]]:
+    """Return the rows of a column, of the split `train` and then of another, how many train, their labels and classes.
 
     Raises:
-        UsageError: a label is outside the range.
+        UsageError: a row has no class.
     """
-    if wrong := set(labels) - set(range(classes)):
-        raise UsageError(f"{where} has the label {wrong.pop()}: labels go from 0 to {classes - 1}")
-    return np.array(labels, dtype=np.int64)
+    features, tables = hub.read(["train", val_split], [column, label_column])
+    rows, labels = ([*tables["train"][each], *tables[val_split][each]] for each in (column, label_column))
+    return rows, len(tables["train"][column]), *labels_of(labels, features[label_column], hub.hub_id)
 
 
-def texts_of(rows: Sequence[Any], where: str) -> list[str]:
-    """Return the rows of a column of text.
+def labels_of(labels: Sequence[Any], feature: Any, where: str) -> tuple[np.ndarray, list[str]]:
+    """Return the index of each row's class, and the names of the classes: those of the feature, or the sorted labels.
 
     Raises:
-        UsageError: a row is no text.
+        UsageError: a row has no label, or one that is not declared.
     """
-    if not all(isinstance(row, str) for row in rows):
-        raise UsageError(f"{where} has rows that are no text: set data.text_column to a column of text")
-    return list(rows)
+    import pandas as pd
+
+    declared = getattr(feature, "names", None)
+    found = pd.Categorical(labels, categories=range(len(declared)) if declared else None)
+    if (wrong := np.flatnonzero(found.codes < 0)).size:
+        allowed = f", from 0 to {len(declared) - 1}" if declared else ""
+        raise UsageError(f"row {wrong[0]} of {where} has the label {labels[wrong[0]]}: each row needs one{allowed}")
+    return found.codes.astype(np.int64), [str(name) for name in declared or found.categories]
 
 
 # ---- data that installed packages carry: no network, no copies
@@ -208,14 +190,13 @@ def pydocs(*, name: Name = "pydocs", **options: Any) -> Text:
     """
     from pydoc_data.topics import topics
 
-    text = "\n".join(topics[topic] for topic in sorted(topics))
+    text = "\n".join(topics[topic] for topic in sorted(topics)).encode()
 
-    def load() -> Content:
-        tokens = Bytes().encode(text)
-        cut = len(tokens) * 9 // 10
-        return Content({"train": tokens[:cut], "val": tokens[cut:]}, {})
+    def load() -> Decoded:
+        tokens, cut = np.frombuffer(text, np.uint8), len(text) * 9 // 10
+        return {"train": tokens[:cut], "val": tokens[cut:]}, {}
 
-    return Text(Source(name, "text", ["pydocs", hashlib.sha256(text.encode()).hexdigest()], load), **options)
+    return Text(decoded(name, "text", ["pydocs", hashlib.sha256(text).hexdigest()], load), **options)
 
 
 def digits(*, name: Name = "digits", **options: Any) -> Images:
@@ -225,14 +206,13 @@ def digits(*, name: Name = "digits", **options: Any) -> Images:
     and the other 297 validate. A cache hit does not import scikit-learn, which takes over a second.
     """
 
-    def load() -> Content:
+    def load() -> Decoded:
         from sklearn.datasets import load_digits
 
         digits = load_digits()
         order = np.random.RandomState(0).permutation(len(digits.target))
-        images = np.split(np.rint(digits.images[order, None] * 255 / 16).astype(np.uint8), [1500])
-        labels = np.split(digits.target[order].astype(np.int64), [1500])
-        train, val = zip(images, labels, strict=True)
-        return image_content({"train": train, "val": val}, [str(name) for name in digits.target_names])
+        pixels = np.rint(digits.images[order, None] * 255 / 16).astype(np.uint8)
+        labels, counts = digits.target[order].astype(np.int64), {"train": 1500, "val": len(order) - 1500}
+        return image_arrays(pixels, labels, counts, [str(name) for name in digits.target_names])
 
-    return Images(Source(name, "images", ["digits", version("scikit-learn")], load), **options)
+    return Images(decoded(name, "images", ["digits", version("scikit-learn")], load), **options)

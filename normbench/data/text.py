@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -11,23 +11,49 @@ from jaxtyping import Int, Int64
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from normbench.data.batches import SPLITS, Context, Labelled, LabelledData, SourceData
-from normbench.data.cache import Content, Source
+from normbench.data.batches import ContentData, generator
+from normbench.data.cache import Content
 from normbench.data.vocabulary import Tokens, recall
 from normbench.errors import UsageError
+from normbench.settings import Setting
 from normbench.types import Batch, LanguageModeling, Split, TextClassification
 
+Context = Annotated[int, Setting("length of a window; set model.context, it follows", "tokens", low=1, high=10**7)]
 
-class Text(SourceData):
+
+class TokenData(ContentData):
+    """Data of tokens; the content's facts say what these stand for."""
+
+    def __init__(self, content: Content, *parts: dict[Split, Any], context: Context, **options: Any) -> None:
+        super().__init__(content, *parts, **options)
+        self.context, self.vocabulary = context, recall(content.facts)
+
+    def encode(self, text: str) -> Int64[Tensor, " tokens"]:
+        """Return the token ids of a text.
+
+        Raises:
+            UsageError: it has a character that the vocabulary does not.
+        """
+        return torch.from_numpy(self.vocabulary.encode(text).astype(np.int64))
+
+    def decode(self, tokens: Int[Tensor, " tokens"]) -> str:
+        """Return the text of token ids."""
+        return self.vocabulary.decode(np.asarray(tokens))
+
+    def describe(self) -> dict[str, Any]:
+        size, level = len(self.vocabulary.symbols), self.vocabulary.level
+        return {**super().describe(), "vocabulary_size": size, "level": level, "context": self.context}
+
+
+class Text(TokenData):
     """A language model's data: windows of `context` tokens; the targets are the inputs one token later.
 
     In training an epoch cuts the text into windows side by side, from a random first token on, and takes them in random
     order: every token but those at the ends once. Evaluation covers every target exactly once.
 
     Args:
-        source: of the arrays `train`, `val` and perhaps `test`: token ids; its facts say what the tokens stand for.
-        context: length of a window, in tokens.
-        options: of SourceData.
+        content: of the arrays `train`, `val` and perhaps `test`: token ids.
+        options: of TokenData.
 
     Raises:
         UsageError: a part of the text is too short for a window or a batch.
@@ -36,91 +62,56 @@ class Text(SourceData):
     kind = "language_model"
     unit = "tokens"
 
-    def __init__(self, source: Source, *, context: Context, **options: Any) -> None:
-        super().__init__(source, **options)
-        self.context, self._vocabulary = context, recall(self.content.facts)
-        split, tokens = min(self.splits.items(), key=lambda item: len(item[1]))
-        if len(tokens) <= context:
+    def __init__(self, content: Content, **options: Any) -> None:
+        super().__init__(content, dict(content.arrays), {}, **options)  # type: ignore[arg-type]  # named by split
+        split, tokens = min(self.examples.items(), key=lambda item: len(item[1]))
+        if len(tokens) <= self.context:
             raise UsageError(
-                f"data.context={context:,} is too long for the {len(tokens):,} tokens of {source.name} ({split}): "
-                "use a shorter context or a longer text, or hold out other amounts"
+                f"data.context={self.context:,} is too long for the {len(tokens):,} tokens of {content.name} ({split}):"
+                " use a shorter context or a longer text, or hold out other amounts"
             )
-        self.task = LanguageModeling(vocabulary_size=len(self.vocabulary), context=context)
+        self.task = LanguageModeling(vocabulary_size=len(self.vocabulary.symbols), context=self.context)
         # A window's length is left over, so that each epoch can cut elsewhere.
-        count = max(1, (len(self.splits["train"]) - 1) // context - 1)
-        self.arrange(count, f"windows of {context:,} tokens in")
-
-    def parts(self, content: Content) -> dict[Split, Tokens]:
-        """Return the tokens of each split."""
-        return dict(content.arrays)  # type: ignore[return-value]  # a source names them so
-
-    @property
-    def vocabulary(self) -> tuple[str, ...]:
-        """The symbol of each token; bytes that are no printable ASCII as `\\x0a`."""
-        return self._vocabulary.symbols
-
-    def encode(self, text: str) -> Int64[Tensor, " tokens"]:
-        """Return the token ids of a text.
-
-        Raises:
-            UsageError: it has a character that the vocabulary does not.
-        """
-        return torch.from_numpy(self._vocabulary.encode(text).astype(np.int64))
-
-    def decode(self, tokens: Int[Tensor, " tokens"]) -> str:
-        """Return the text of token ids."""
-        return self._vocabulary.decode(np.asarray(tokens))
+        count = max(1, (len(self.examples["train"]) - 1) // self.context - 1)
+        self.arrange(count, f"windows of {self.context:,} tokens in")
 
     def train_batch(self, step: int) -> Batch:
         """Return the windows of this step's place in its epoch, whose cut and order depend on (seed, epoch) alone."""
-        tokens = self.splits["train"]
-        leeway = len(tokens) - self.total * self.context
-        first = torch.randint(leeway, (), generator=self.generator(step, "cut"))
-        return windows(tokens, (first + self.indices(step) * self.context).numpy(), self.context)
+        tokens, cut = self.examples["train"], generator(self.seed, "cut", step // self.steps_per_epoch)
+        first = torch.randint(len(tokens) - self.total * self.context, (), generator=cut)
+        return self.windows(tokens, (first + self.indices(step) * self.context).numpy(), self.context)
 
     def eval_batches(self, split: Split, limit: int | None = None) -> Iterator[Batch]:
         """Yield every target of the split once, the remainder as a last batch of one shorter window.
 
         With `limit`: so many batches of `batch_size` windows, their starts spread evenly over the split.
         """
-        tokens = self.splits[split]
-        if limit is not None:
-            last = len(tokens) - self.context - 1
-            starts = np.arange(limit * self.batch_size) * last // max(1, limit * self.batch_size - 1)
-            for rows in starts.reshape(limit, self.batch_size):
-                yield windows(tokens, rows, self.context)
-            return
+        tokens, size = self.examples[split], self.eval_batch_size
         count, remainder = divmod(len(tokens) - 1, self.context)
         starts = np.arange(count) * self.context
-        for place in range(0, count, self.eval_batch_size):
-            yield windows(tokens, starts[place : place + self.eval_batch_size], self.context)
+        if limit is not None:
+            size, remainder = self.batch_size, 0
+            last = len(tokens) - self.context - 1
+            starts = np.arange(limit * size) * last // max(1, limit * size - 1)
+        for place in range(0, len(starts), size):
+            yield self.windows(tokens, starts[place : place + size], self.context)
         if remainder:
-            yield windows(tokens, np.array([count * self.context]), remainder)
+            yield self.windows(tokens, np.array([count * self.context]), remainder)
 
-    def facts(self) -> dict[str, Any]:
-        """Return what is said about a text."""
-        return {
-            **{f"{split}_tokens": len(tokens) for split, tokens in self.splits.items()},
-            "vocabulary_size": len(self.vocabulary),
-            "level": self._vocabulary.level,
-            "context": self.context,
-        }
+    def windows(self, tokens: Tokens, starts: Int64[np.ndarray, " batch"], length: int) -> Batch:
+        """Return the windows at `starts`, and the same one token later."""
+        self.content.check()
+        picked = torch.from_numpy(tokens[starts[:, None] + np.arange(length + 1)].astype(np.int64))
+        return Batch(picked[:, :-1].contiguous(), picked[:, 1:].contiguous())
 
 
-def windows(tokens: Tokens, starts: Int64[np.ndarray, " batch"], length: int) -> Batch:
-    """Return the windows at `starts`, and the same one token later."""
-    picked = torch.from_numpy(tokens[starts[:, None] + np.arange(length + 1)].astype(np.int64))
-    return Batch(picked[:, :-1].contiguous(), picked[:, 1:].contiguous())
-
-
-class Texts(LabelledData):
+class Texts(TokenData):
     """A text classifier's data. A batch is as long as its longest text; the mask says where shorter ones are padded.
 
     Args:
-        source: of the arrays `train_tokens` (texts in a row), `train_ends`, `train_labels`, the same of `val`, and of
-            the fact `classes`, beside what the tokens stand for.
-        context: tokens of a text that are used, from its start.
-        options: of SourceData.
+        content: of the arrays `train_tokens` (texts in a row), `train_ends`, `train_labels`, the same of `val`, and of
+            the fact `classes`. Of a text the first `context` tokens are used.
+        options: of TokenData.
     """
 
     kind = "text_classification"
@@ -128,40 +119,22 @@ class Texts(LabelledData):
     pads = True
     task: TextClassification
 
-    def __init__(self, source: Source, *, context: Context, **options: Any) -> None:
-        super().__init__(source, **options)
-        self.context, self._vocabulary = context, recall(self.content.facts)
-        self.classes, size = tuple(self.content.facts["classes"]), len(self._vocabulary.symbols)
-        self.task = TextClassification(num_classes=len(self.classes), vocabulary_size=size, context=context)
-        self.arrange(len(self.splits["train"]), "texts of")
-
-    def parts(self, content: Content) -> dict[Split, Labelled]:
-        """Return the texts and labels of each split."""
-        found: dict[Split, Labelled] = {}
-        for split in SPLITS[:2]:
-            tokens, ends, labels = (content.arrays[f"{split}_{of}"] for of in ("tokens", "ends", "labels"))
-            found[split] = Labelled(np.split(tokens, ends[:-1]), torch.from_numpy(labels))
-        return found
-
-    def decode(self, tokens: Int64[Tensor, " tokens"]) -> str:
-        """Return the text of token ids."""
-        return self._vocabulary.decode(tokens.numpy())
+    def __init__(self, content: Content, **options: Any) -> None:
+        ends = content.by_split("ends")
+        texts = {split: tokens.tensor_split(ends[split][:-1]) for split, tokens in content.by_split("tokens").items()}
+        super().__init__(content, texts, content.by_split("labels"), **options)
+        self.classes, size = tuple(content.facts["classes"]), len(self.vocabulary.symbols)
+        self.task = TextClassification(num_classes=len(self.classes), vocabulary_size=size, context=self.context)
+        self.arrange(len(self.examples["train"]), "texts of")
 
     def batch(self, split: Split, indices: Int64[Tensor, " batch"], step: int | None = None) -> Batch:
         """Return texts of a split, and where they are padded."""
-        texts, labels = self.splits[split].examples, self.splits[split].labels
-        rows = [torch.from_numpy(texts[index][: self.context].astype(np.int64)) for index in indices]
+        rows = [self.examples[split][index][: self.context].long() for index in indices]
         inputs = pad_sequence(rows, batch_first=True)
         lengths = torch.tensor([len(row) for row in rows])
-        return Batch(inputs, labels[indices], torch.arange(inputs.shape[1]) < lengths[:, None])
+        return Batch(inputs, self.labels[split][indices], torch.arange(inputs.shape[1]) < lengths[:, None])
 
-    def facts(self) -> dict[str, Any]:
-        """Return what is said about labelled texts; `cut` counts training texts that are longer than the context."""
-        return {
-            **{f"{split}_texts": len(part) for split, part in self.splits.items()},
-            "cut": sum(len(text) > self.context for text in self.splits["train"].examples),
-            "vocabulary_size": self.task.vocabulary_size,
-            "level": self._vocabulary.level,
-            "context": self.context,
-            "classes": list(self.classes),
-        }
+    def describe(self) -> dict[str, Any]:
+        """Return what the data are; `cut` counts training texts that are longer than the context."""
+        cut = sum(len(text) > self.context for text in self.examples["train"])
+        return {**super().describe(), "cut": cut, "classes": list(self.classes)}

@@ -18,14 +18,15 @@ Tokens = Integer[np.ndarray, " tokens"]
 
 
 class Vocabulary:
-    """The symbols that tokens stand for; a token is a symbol's index."""
+    """The symbols that tokens stand for, each token the index of one; here Unicode characters, by their code points."""
 
-    level: ClassVar[str]
-    symbols: tuple[str, ...]
+    level: ClassVar[str] = "character"
 
     def __init__(self, symbols: Iterable[str]) -> None:
         self.symbols = tuple(symbols)
-        self._index = {symbol: index for index, symbol in enumerate(self.symbols)}
+        self.index = {symbol: index for index, symbol in enumerate(self.symbols)}
+        # What JSON can hold, and `recall` makes the vocabulary of.
+        self.facts: dict[str, Any] = {"level": self.level, "symbols": list(self.symbols)}
 
     @classmethod
     def learn(cls, texts: Sequence[str], size: int | None = None) -> Vocabulary:
@@ -41,9 +42,10 @@ class Vocabulary:
         Raises:
             UsageError: a character has no token.
         """
-        if unknown := set(text) - set(self.symbols):
-            raise UsageError(f"the text has the character {min(unknown)!r}, which was not learned: leave it out")
-        return self.array(map(self._index.__getitem__, text))
+        try:
+            return self.array(map(self.index.__getitem__, text))
+        except KeyError as unknown:
+            raise UsageError(f"the text has the character {unknown}, which was not learned: leave it out") from unknown
 
     def array(self, tokens: Iterable[int]) -> UInt[np.ndarray, " tokens"]:
         """Return tokens in the smallest unsigned type that tells the symbols apart."""
@@ -53,28 +55,14 @@ class Vocabulary:
         """Return the text of the tokens."""
         return "".join(self.symbols[token] for token in tokens.tolist())
 
-    def facts(self) -> dict[str, Any]:
-        """Return what JSON can hold, and `recall` makes the vocabulary of."""
-        return {"level": self.level, "symbols": list(self.symbols)}
-
-
-class Characters(Vocabulary):
-    """Unicode characters, in the order of their code points."""
-
-    level = "character"
-
 
 class Bytes(Vocabulary):
-    """The 256 bytes of UTF-8."""
+    """The 256 bytes of UTF-8, whatever the text."""
 
     level = "byte"
 
-    def __init__(self, symbols: Iterable[str] = ()) -> None:
-        super().__init__(chr(byte) if 32 <= byte < 127 else f"\\x{byte:02x}" for byte in range(256))
-
-    @classmethod
-    def learn(cls, texts: Sequence[str], size: int | None = None) -> Bytes:
-        return cls()
+    def __init__(self, symbols: Iterable[str] | None = None) -> None:
+        super().__init__(map(chr, range(256)))
 
     def encode(self, text: str) -> UInt[np.ndarray, " tokens"]:
         return np.frombuffer(text.encode(), dtype=np.uint8)
@@ -97,8 +85,7 @@ class Words(Vocabulary):
     def learn(cls, texts: Sequence[str], size: int | None = None) -> Words:
         counts = Counter(cls.split(texts[0]))
         del counts[cls.unknown]
-        ranked = sorted(counts, key=lambda word: (-counts[word], word))
-        return cls([cls.unknown, *ranked[: None if size is None else size - 1]])
+        return cls([cls.unknown, *sorted(counts, key=lambda word: (-counts[word], word))][:size])
 
     @classmethod
     def split(cls, text: str) -> list[str]:
@@ -107,10 +94,10 @@ class Words(Vocabulary):
         return [word for line in lines for word in (*line.split(), cls.line_end)]
 
     def encode(self, text: str) -> UInt[np.ndarray, " tokens"]:
-        return self.array(self._index.get(word, 0) for word in self.split(text))
+        return self.array(self.index.get(word, 0) for word in self.split(text))
 
     def decode(self, tokens: Tokens) -> str:
-        words = (self.symbols[token] for token in tokens.tolist())
+        words = map(self.symbols.__getitem__, tokens.tolist())
         return " ".join("\n" if word == self.line_end else word for word in words)
 
 
@@ -136,12 +123,15 @@ class BytePairs(Vocabulary):
     def __init__(self, state: Mapping[str, Any]) -> None:
         from tokenizers import Tokenizer
 
-        self._state, self._tokenizer = state, Tokenizer.from_str(json.dumps(state))
-        indices = self._tokenizer.get_vocab()
+        self.tokenizer = Tokenizer.from_str(json.dumps(state))
+        indices = self.tokenizer.get_vocab()
         super().__init__(sorted(indices, key=indices.__getitem__))
+        self.facts = {"level": self.level, "tokenizer": state}
 
     @classmethod
     def learn(cls, texts: Sequence[str], size: int | None = None) -> BytePairs:
+        if find_spec("tokenizers") is None:
+            raise UsageError("data.level=bpe needs the package tokenizers: pip install 'normbench[bpe]'")
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
         tokenizer, pairs = Tokenizer(models.BPE()), pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -151,40 +141,16 @@ class BytePairs(Vocabulary):
         return cls(json.loads(tokenizer.to_str()))
 
     def encode(self, text: str) -> UInt[np.ndarray, " tokens"]:
-        encodings = self._tokenizer.encode_batch_fast(text.splitlines(keepends=True))
+        encodings = self.tokenizer.encode_batch_fast(text.splitlines(keepends=True))
         return self.array(token for encoding in encodings for token in encoding.ids)
 
     def decode(self, tokens: Tokens) -> str:
-        return str(self._tokenizer.decode(tokens.tolist()))
-
-    def facts(self) -> dict[str, Any]:
-        return {"level": self.level, "tokenizer": self._state}
+        return str(self.tokenizer.decode(tokens.tolist()))
 
 
-LEVELS: dict[str, Any] = {kind.level: kind for kind in (Characters, Bytes, Words, LowercaseWords, BytePairs)}
-
-
-def learn(level: str, texts: Sequence[str], size: int | None = None) -> Vocabulary:
-    """Return the vocabulary of texts, the training text first.
-
-    Args:
-        level: what a token is, a key of LEVELS.
-        size: most symbols that it may have; None: as many as there are.
-
-    Raises:
-        UsageError: a size too small, or a package is not installed.
-    """
-    if level == "bpe" and find_spec("tokenizers") is None:
-        raise UsageError("data.level=bpe needs the package tokenizers: pip install 'normbench[bpe]'")
-    if level == "bpe" and size is not None and size < 256:
-        raise UsageError(f"data.vocabulary_size={size} is less than the 256 bytes that byte pairs start from: use more")
-    vocabulary: Vocabulary = LEVELS[level].learn(texts, size)
-    if len(vocabulary.symbols) < 2:
-        raise UsageError(f"the text has {len(vocabulary.symbols)} {level}: nothing can be learned, give another text")
-    return vocabulary
+LEVELS: dict[str, Any] = {kind.level: kind for kind in (Vocabulary, Bytes, Words, LowercaseWords, BytePairs)}
 
 
 def recall(facts: Mapping[str, Any]) -> Vocabulary:
     """Return the vocabulary that has these facts; bytes, where they say nothing."""
-    state = [facts[name] for name in ("symbols", "tokenizer") if name in facts]
-    return LEVELS[facts.get("level", Bytes.level)](*state)
+    return LEVELS[facts.get("level", Bytes.level)](facts.get("tokenizer") or facts.get("symbols"))
