@@ -19,10 +19,8 @@ from typing import IO, Any
 from urllib.parse import urlencode
 
 import numpy as np
-from google.protobuf.struct_pb2 import Struct  # type: ignore[import-untyped]
 from rich.box import SIMPLE_HEAD
-from rich.console import Console, Group
-from rich.live import Live
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
@@ -35,9 +33,10 @@ from tensorboard.compat.tensorflow_stub import pywrap_tensorflow
 from tensorboard.plugins.histogram import metadata as histogram
 from tensorboard.plugins.hparams import metadata as hparams
 from tensorboard.plugins.hparams.api_pb2 import STATUS_SUCCESS, Experiment, HParamInfo, MetricInfo, MetricName
-from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionEndInfo, SessionStartInfo
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionEndInfo
+from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 from tensorboard.plugins.scalar import metadata as scalar
-from tensorboard.plugins.text import metadata as text
+from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.summary.writer.record_writer import RecordWriter
 from tensorboard.util.tensor_util import make_tensor_proto
 
@@ -75,7 +74,7 @@ CHARTS = {
     },
 }
 METRICS = ("loss/val", "loss/train", "accuracy/val", "perplexity/val", "time/step_ms")  # columns of the HParams tab
-SETTINGS_OPEN = 5  # how many settings it opens with: those marked as differing
+CHOICES_OPEN = 5  # how many choices it opens with: those marked as differing
 PINNED = ("loss/val", "loss/train")  # Time Series tab: charts above all others, which are in alphabetical order
 ARM = r"^(.*?)(?:-s\d+-[0-9a-f]{8})?$"  # runs whose names match in the bracket, all but seed and hash, share a color
 
@@ -109,25 +108,17 @@ class Sink:
         """Take histograms of this step, by tag."""
         self._pass_on("histograms", step, values)
 
-    def text(self, tag: str, markdown: str) -> None:
-        """Take a page for people, such as the configuration; called anew whenever a run starts or goes on."""
-        self._pass_on("text", tag, markdown)
+    def begin(self, choices: Mapping[str, Scalar], page: str) -> None:
+        """Take the choices that made the run, and a page on them for people; whenever it starts or goes on."""
+        self._pass_on("begin", choices, page)
 
-    def hparams(self, config: Mapping[str, Scalar], metrics: Mapping[str, float]) -> None:
-        """Take the choices that made the run, whenever it starts or goes on; again with its results at the end."""
-        self._pass_on("hparams", config, metrics)
-
-    def message(self, line: str) -> None:
-        """Show one line to the person at the console."""
-        self._pass_on("message", line)
+    def end(self) -> None:
+        """Take note that the run is over."""
+        self._pass_on("end")
 
     def progress(self, step: int, values: Mapping[str, float]) -> None:
         """Show that `step` steps are done, and the newest numbers by tag; cheap enough for every log step."""
         self._pass_on("progress", step, values)
-
-    def summary(self, title: str, rows: Iterable[tuple[str, Scalar]]) -> None:
-        """Show a closing table of names and values."""
-        self._pass_on("summary", title, tuple(rows))
 
     def flush(self) -> None:
         """Return when everything so far is on disk."""
@@ -197,27 +188,22 @@ class TensorBoardSink(FileSink):
         }
         self._add(step, histogram.create_summary_metadata(display_name="", description=""), buckets)
 
-    def text(self, tag: str, markdown: str) -> None:
-        kind = text.create_summary_metadata(display_name="", description="")
-        self._add(0, kind, {tag: make_tensor_proto(markdown.encode())})
-
-    def hparams(self, config: Mapping[str, Scalar], metrics: Mapping[str, float]) -> None:
-        """List the run in the HParams tab, which shows the last value that `scalars` has written of each metric."""
-        if metrics:
-            end = SessionEndInfo(status=STATUS_SUCCESS, end_time_secs=time.time())
-            self._write(0, [listed(hparams.SESSION_END_INFO_TAG, session_end_info=end)])
-            return
+    def begin(self, choices: Mapping[str, Scalar], page: str) -> None:
+        """Show the page, and list the run in the HParams tab with the last value that `scalars` writes of METRICS."""
         from torch.utils.tensorboard.summary import custom_scalars  # here, as torch takes seconds
 
-        settings = Struct()
-        settings.update({name: "null" if setting is None else setting for name, setting in config.items()})
-        start = SessionStartInfo(hparams=settings.fields, start_time_secs=time.time())
-        infos = [HParamInfo(name=name, differs=place < SETTINGS_OPEN) for place, name in enumerate(config)]
-        columns = Experiment(hparam_infos=infos, metric_infos=[MetricInfo(name=MetricName(tag=tag)) for tag in METRICS])
-        experiment = listed(hparams.EXPERIMENT_TAG, experiment=columns)
+        infos = [HParamInfo(name=name, differs=place < CHOICES_OPEN) for place, name in enumerate(choices)]
+        columns = [MetricInfo(name=MetricName(tag=tag)) for tag in METRICS]
+        experiment = listed(hparams.EXPERIMENT_TAG, experiment=Experiment(hparam_infos=infos, metric_infos=columns))
+        chosen = hparams_pb({name: "null" if choice is None else choice for name, choice in choices.items()})
         layout = {key: {name: ("Multiline", [tags]) for name, tags in lines.items()} for key, lines in CHARTS.items()}
-        session = listed(hparams.SESSION_START_INFO_TAG, session_start_info=start)
-        self._write(0, [*custom_scalars(layout).value, experiment, session])
+        summaries = text_pb("config", page), custom_scalars(layout), chosen
+        self._write(0, [*(value for summary in summaries for value in summary.value), experiment])
+
+    def end(self) -> None:
+        """Mark the run as over in the HParams tab."""
+        info = SessionEndInfo(status=STATUS_SUCCESS, end_time_secs=time.time())
+        self._write(0, [listed(hparams.SESSION_END_INFO_TAG, session_end_info=info)])
 
     def _add(self, step: int, kind: SummaryMetadata, tensors: Mapping[str, TensorProto]) -> None:
         """Write what each tag holds, with its kind at its first step, which is enough and half of the bytes."""
@@ -295,69 +281,65 @@ def truncate_metrics(path: Path, last_step: int) -> None:
 # ---- the console
 
 
+class Display(Progress):
+    """A bar with two lines for the bottom of the terminal; what is printed meanwhile appears above them."""
+
+    numbers = ""
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield from super().get_renderables()
+        yield Text(self.numbers, overflow="ellipsis", no_wrap=True)
+
+
 class ConsoleSink(Sink):
-    """Shows progress, messages and the closing table: a live display on a terminal, lines elsewhere.
+    """Shows progress: a live display on a terminal, lines elsewhere.
 
     Lines come at each evaluation, each tenth of the run, and each 10 seconds. unit: what throughput counts, `tokens` or
     `images`. start_step: the steps that are done already when a run goes on. console: by default standard output.
     """
 
-    def __init__(self, total_steps: int, unit: str, *, start_step: int = 0, console: Console | None = None) -> None:
+    def __init__(self, total_steps: int, unit: str, start_step: int = 0, console: Console | None = None) -> None:
         super().__init__()
         self._console = console or Console()
         self._total, self._unit = total_steps, unit
         self._values: dict[str, float] = {}
         columns = "step", MofNCompleteColumn(), BarColumn(bar_width=None), TaskProgressColumn()
         times = TimeElapsedColumn(), TextColumn("{task.fields[left]}")
-        # Disabled: it draws nothing by itself, and it starts no thread that would take time from the training.
-        self._progress = Progress(*columns, *times, console=self._console, expand=True, disable=True)
-        self._progress.speed_estimate_period = SPEED_PERIOD
-        self._task = self._progress.add_task("", total=total_steps, completed=start_step, left="")
-        display = Live(get_renderable=self._drawing, console=self._console, auto_refresh=False)
-        self._live = display if self._console.is_terminal and not self._console.is_dumb_terminal else None
+        # It is drawn from here alone, and starts no thread that would take time from the training.
+        self._display = Display(*columns, *times, console=self._console, expand=True, auto_refresh=False)
+        self._display.speed_estimate_period = SPEED_PERIOD
+        self._task = self._display.add_task("", total=total_steps, completed=start_step, left="")
         self._shown_step, self._shown_time = start_step, self._console.get_time()
-
-    def message(self, line: str) -> None:
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def progress(self, step: int, values: Mapping[str, float]) -> None:
         evaluated = any(tag.endswith("/val") and self._values.get(tag) != value for tag, value in values.items())
         self._values.update(values)
-        self._progress.update(self._task, completed=step)
-        self._progress.update(self._task, left=self._time_left())
+        self._display.update(self._task, completed=step)
+        left = self._time_left()
         now = self._console.get_time()
         waited, share = now - self._shown_time, (step - self._shown_step) / self._total
-        if self._live and (waited >= REFRESH_PERIOD or not self._live.is_started):
-            self._live.start()
-            self._live.refresh()
-        elif not self._live and (evaluated or share >= LINE_SHARE or waited >= LINE_PERIOD or step >= self._total):
-            parts = f"step {step:>{len(str(self._total))}}/{self._total}", self._numbers(), self._time_left()
+        if self._console.is_interactive:
+            if self._display.live.is_started and waited < REFRESH_PERIOD:
+                return
+            self._display.numbers = self._numbers()
+            self._display.update(self._task, left=left)
+            self._display.start()
+            self._display.refresh()
+        elif evaluated or share >= LINE_SHARE or waited >= LINE_PERIOD or step >= self._total:
+            parts = f"step {step:>{len(str(self._total))}}/{self._total}", self._numbers(), left
             self._console.print("  ".join(filter(None, parts)), highlight=False, soft_wrap=True)
         else:
             return
         self._shown_step, self._shown_time = step, now
 
-    def summary(self, title: str, rows: Iterable[tuple[str, Scalar]]) -> None:
-        self.close()
-        table = Table(box=SIMPLE_HEAD, pad_edge=False)
-        table.add_column(Text(title), min_width=20)
-        table.add_column(overflow="fold")
-        for name, value in rows:
-            table.add_row(Text(name), Text(readable(value)))
-        self._console.print(table)
-
     def close(self) -> None:
         """Leave the last state on the screen."""
-        if self._live:
-            self._live.stop()
-
-    def _drawing(self) -> Group:
-        """Return two lines for the bottom of the terminal; messages appear above them."""
-        return Group(self._progress.get_renderable(), Text(self._numbers(), overflow="ellipsis", no_wrap=True))
+        if self._display.live.is_started:
+            self._display.stop()
 
     def _time_left(self) -> str:
         """Return `0:01:23 left`; the steps before a continuation do not count as done in this time."""
-        seconds = self._progress.tasks[self._task].time_remaining
+        seconds = self._display.tasks[self._task].time_remaining
         return "" if seconds is None else f"{timedelta(seconds=int(seconds))} left"
 
     def _numbers(self) -> str:
@@ -370,6 +352,16 @@ class ConsoleSink(Sink):
             f"time/{self._unit}_per_second": f"{{:,.0f}} {self._unit}/s",
         }
         return "  ".join(form.format(self._values[tag]) for tag, form in shown.items() if tag in self._values)
+
+
+def show_table(title: str, rows: Mapping[str, Scalar], console: Console | None = None) -> None:
+    """Print a table of names and values."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column(Text(title), min_width=20)
+    table.add_column(overflow="fold")
+    for name, value in rows.items():
+        table.add_row(Text(name), Text(readable(value)))
+    (console or Console()).print(table)
 
 
 def readable(value: Scalar) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +15,7 @@ from support import refused
 
 from normbench.cli import main
 from normbench.training.clock import forget_peak, peak_memory
-from normbench.training.estimate import Estimate, nbytes, times_due
+from normbench.training.estimate import Cost, Estimate
 
 TINY = ["model.depth=2", "model.width=16", "model.heads=2", "model.context=16", "data.eval_batch_size=512",
         "trainer.steps=60", "trainer.eval_batches=2", "trainer.eval_every=20", "trainer.log_every=5",
@@ -70,28 +69,18 @@ def test_it_says_what_the_run_then_takes(words: list[str], capsys: pytest.Captur
     assert said["state"] == "new"
     assert numbers(said["steps"])[0] == summary["steps"]
     assert numbers(said["parameters"]) == [counts["total"], counts["in_norms"], counts["outside_norms"]]
-    assert numbers(said["disk, checkpoints"])[0] == pytest.approx((run / "checkpoint.pt").stat().st_size / 1e6, rel=0.1)
-    recorded = [run / "metrics.jsonl", *run.glob("events*")]
-    size = sum(path.stat().st_size for path in recorded) / 1e6
-    assert numbers(said["disk, events and metrics"])[0] == pytest.approx(size, rel=0.3)  # beside the texts
-
-
-def test_memory_is_counted_from_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
-    """AdamW keeps two numbers a parameter, an average one more; float32 takes four bytes."""
-    said = dry(capsys, *TINY, "trainer.ema=0.9")
-    total = numbers(said["parameters"])[0]
-    everything, weights, gradients, optimizer, average = numbers(said["memory that stays"])
-    assert weights == gradients == average == pytest.approx(4 * total / 1e6, rel=0.01)
-    assert optimizer == pytest.approx(8 * total / 1e6, rel=0.02)
-    assert everything == pytest.approx(weights + gradients + optimizer + average, rel=0.01)
+    assert numbers(said["disk, checkpoints"])[0] == pytest.approx((run / "checkpoint.pt").stat().st_size / 1e3, rel=0.1)
     assert numbers(said["memory, peak of a step"])[0] > 100  # torch alone
+    recorded = [run / "metrics.jsonl", *run.glob("events*")]
+    size = sum(path.stat().st_size for path in recorded) / 1e3
+    assert numbers(said["disk, events and metrics"])[0] == pytest.approx(size, rel=0.3)  # beside the texts
 
 
 def test_what_is_there_already_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     run = trained(*TINY)
     assert main(["train", *TINY, "--dry-run"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == f"{run} is finished already: train would only show its summary"
-    assert dry(capsys, *TINY, "rerun=true")["state"] == "finished; made anew, an old one is kept beside it"
+    assert dry(capsys, *TINY, "rerun=true")["state"] == "new"
     longer = dry(capsys, f"extend={run}", "trainer.steps=100")
     assert longer["state"] == "new; goes on from step 60"
     assert numbers(longer["time of an evaluation"])[1] == 1  # of the 40 steps that are left, the last one's apart
@@ -116,40 +105,24 @@ def test_it_refuses_what_train_refuses(words: list[str], capsys: pytest.CaptureF
 # ---- the arithmetic
 
 
-@pytest.mark.parametrize("every", [0, 1, 3, 7, 50])
-@pytest.mark.parametrize("steps", [1, 2, 7, 21])
-def test_times_due_counts_the_steps(steps: int, every: int) -> None:
-    """Against the rule itself: the first step, and then every so many."""
-    assert times_due(steps, every) == sum(every > 0 and (s == 1 or s % every == 0) for s in range(1, steps + 1))
-
-
-def made_up(every: int, histograms: int, **changes: Any) -> Estimate:
+def made_up(every: int, histograms: int, step_ms: float | None) -> Estimate:
+    """A log takes 1 s and 10 bytes, an evaluation 2 s and 1 byte, a probe 3 s and 100, with histograms 4 s and 1000."""
     loop: Any = SimpleNamespace(
-        compile_seconds=0.0,
+        compile_seconds=5.0,
         trainer=SimpleNamespace(log_every=5, eval_every=10),
-        probes_config=SimpleNamespace(every=every, histograms_every=histograms),
+        probing=SimpleNamespace(every=every, histograms_every=histograms),
     )
-    values: dict[str, Any] = {item.name: 1 for item in fields(Estimate)} | {"loop": loop} | changes
-    return Estimate(**values)
-
-
-RECORD = {"probe": 100, "histograms": 1000, "log": 10, "evaluation": 1}
-TIMES = {"step_ms": 10, "probed_ms": 110, "evaluation": 2, "last_evaluation": 7, "record": RECORD}
+    costs = {"log": Cost(1, 10), "evaluation": Cost(2, 1), "probe": Cost(3, 100), "histograms": Cost(4, 1000)}
+    return Estimate(loop, None, step_ms, 20, costs, last_evaluation=7)
 
 
 def test_time_and_records_by_hand() -> None:
-    result = made_up(20, 40, **TIMES)
-    # 3 probed steps (1, 20, 40) of 40; evaluations at 10, 20, 30, and the last one
-    assert result.seconds(40) == pytest.approx((37 * 10 + 3 * 110) / 1e3 + 3 * 2 + 7)
-    # logged at 1, 5, ..., 40; histograms at 1 and 40
-    assert result.record_bytes(40) == 9 * 10 + 4 * 1 + 3 * 100 + 2 * 1000
-    probed = made_up(1, 0, step_ms=None, probed_ms=110, evaluation=0, last_evaluation=0)
-    assert probed.seconds(10) == pytest.approx(1.1)
-
-
-def test_a_shared_storage_counts_once() -> None:
-    tensor = torch.zeros(10, dtype=torch.float64)
-    assert nbytes([tensor, tensor[:5], tensor.view(2, 5), torch.zeros(3)]) == 80 + 12
+    result = made_up(20, 40, step_ms=10)
+    # logged at 1, 5, ..., 40; evaluations at 10, 20, 30, and the last one; 1 and 40 have histograms, 20 a probe
+    assert result.times(40) == {"log": 9, "evaluation": 3, "probe": 1, "histograms": 2}
+    assert result.seconds(40) == pytest.approx(5 + 37 * 10 / 1e3 + 9 * 1 + 3 * 2 + 1 * 3 + 2 * 4 + 7)
+    assert result.record_bytes(40) == 9 * 10 + 3 * 1 + 1 * 100 + 2 * 1000
+    assert made_up(1, 0, step_ms=None).seconds(10) == pytest.approx(5 + 3 * 1 + 10 * 3 + 7)
 
 
 @pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="only Linux forgets the peak so far")

@@ -127,9 +127,9 @@ def test_overflowing_steps_are_left_out_and_counted() -> None:
             assert torch.equal(model.weight, before)
     assert torch.allclose(model.weight, before - 0.1 * 2)
     assert int(scaling.skipped) == 1
-    assert scaling.state()["scaler"]["scale"] == 32768
+    assert scaling.state_dict()["scaler"]["scale"] == 32768
     again = Precision("fp16", CPU)
-    again.restore(scaling.state())
+    again.load_state_dict(scaling.state_dict())
     assert int(again.skipped) == 1 and again.scaler.state_dict()["scale"] == 32768
 
 

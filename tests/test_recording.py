@@ -24,7 +24,15 @@ from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 from tensorboard.plugins.hparams import metadata as hparams_metadata
 from tensorboard.util.tensor_util import make_ndarray
 
-from normbench.recording import ConsoleSink, JsonLinesSink, Sink, TensorBoardSink, truncate_events, truncate_metrics
+from normbench.recording import (
+    ConsoleSink,
+    JsonLinesSink,
+    Sink,
+    TensorBoardSink,
+    show_table,
+    truncate_events,
+    truncate_metrics,
+)
 
 CONFIG: dict[str, Any] = {"norm": "rmsnorm", "seed": 0, "optim.lr": 1e-3, "norm.affine": True, "norm.groups": None}
 
@@ -53,8 +61,7 @@ def plugin(directory: Path, tag: str) -> Any:
 def record_steps(directory: Path, steps: range) -> Sink:
     """Record as a run does: the header at every start, then numbers."""
     recorder = Sink(TensorBoardSink(directory), JsonLinesSink(directory / "metrics.jsonl"))
-    recorder.text("config", f"from {steps.start}")
-    recorder.hparams(CONFIG, {})
+    recorder.begin(CONFIG, f"from {steps.start}")
     for step in steps:
         recorder.scalars(step, {"loss/train": step / 8, "optim/lr": 1e-3})
         if step % 10 == 0:
@@ -71,7 +78,7 @@ def logged_steps(directory: Path) -> list[int]:
 
 def test_numbers_histograms_and_texts_come_back(tmp_path: Path) -> None:
     sink, before = TensorBoardSink(tmp_path), time.time()
-    sink.text("config", "```yaml\nα: 0.5\n```")
+    sink.begin(CONFIG, "```yaml\nα: 0.5\n```")
     sink.scalars(1, {"loss/train": 2.5, "act/block00.mlp/rms_out": 0.1})
     sink.scalars(2, {"loss/train": math.inf})
     sink.scalars(3, {"loss/train": math.nan, "loss/val": 3.25})
@@ -93,9 +100,9 @@ def test_numbers_histograms_and_texts_come_back(tmp_path: Path) -> None:
 
 def test_hyperparameters_and_layout_come_back(tmp_path: Path) -> None:
     sink = TensorBoardSink(tmp_path)
-    sink.hparams(CONFIG, {})
+    sink.begin(CONFIG, "")
     assert hparams_metadata.SESSION_END_INFO_TAG not in read(tmp_path).Tags()["tensors"]
-    sink.hparams(CONFIG, {"loss/val": 1.5})
+    sink.end()
     sink.close()
     parsed = hparams_metadata
     start = parsed.parse_session_start_info_plugin_data(plugin(tmp_path, parsed.SESSION_START_INFO_TAG).content)
@@ -244,17 +251,15 @@ def test_the_live_display_is_drawn_rarely_and_leaves_the_terminal_as_it_was(monk
     screen.train(sink, range(1, 501), seconds_per_step=0.01)
     assert threading.active_count() == before[0]
     assert screen.output.getvalue().count("loss 2.0000") == pytest.approx(5 / 0.25, abs=2)
-    sink.message("a [message] above")
     sink.close()
-    shown = screen.output.getvalue()
-    assert "a [message] above" in shown and shown.rstrip("\n").endswith("\x1b[?25h")  # the cursor is shown again
+    assert screen.output.getvalue().rstrip("\n").endswith("\x1b[?25h")  # the cursor is shown again
     assert (sys.stdout, sys.stderr) == before[1:]
 
 
 def test_the_closing_table_fits_into_a_log() -> None:
     screen, path = Screen(terminal=False), "/home/somebody" * 10
     rows = {"validation loss": 1.88123456, "parameters": 812_345, "affine": True, "groups": None, "status": "[ended]"}
-    ConsoleSink(10, "tokens", console=screen.console).summary("results", [*rows.items(), ("directory", path)])
+    show_table("results", {**rows, "directory": path}, screen.console)
     assert max(len(line.rstrip()) for line in screen.lines) <= 80
     words = {" ".join(line.split()) for line in screen.lines}
     expected = "results", "validation loss 1.8812", "parameters 812,345", "affine yes", "groups none", "status [ended]"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -12,9 +14,9 @@ from torch import nn
 
 from normbench import build as builder
 from normbench.training.clock import Clock
-from normbench.training.guard import GRADIENT_NORM, Diverged, LatchedGuard, Runaway, WaitingGuard, first_nonfinite
+from normbench.training.guard import GRADIENT_NORM, Diverged, Guard, first_nonfinite
 from normbench.training.ledger import make_ledger, parameter_counts
-from normbench.training.loop import evaluate
+from normbench.training.loop import Loop, evaluate
 from normbench.training.optimizer import make_optimizer, parameter_groups
 from normbench.training.schedules import Constant, Cosine, Linear, OneCycle, Schedule
 from normbench.types import Batch
@@ -117,13 +119,13 @@ def test_latched_guard_freezes_the_weights_from_the_first_bad_step_on() -> None:
     """Fused AdamW honours `found_inf` (on the CPU too), so the check needs no wait for the device."""
     weight = nn.Parameter(torch.ones(4))
     optimizer = torch.optim.AdamW([weight], lr=0.1, fused=True)
-    guard = LatchedGuard(optimizer, CPU)
+    guard, waiting = Guard(optimizer, CPU, latches=True), Guard(optimizer, CPU, latches=False)
     seen = []
     for step, gradient in enumerate((1.0, 2.0, math.nan, 1.0, math.inf), start=25):
         weight.grad = torch.full((4,), gradient)
         guard.admits(step, torch.tensor(0.5), weight.grad.norm())
-        assert WaitingGuard().admits(step, torch.tensor(0.5), weight.grad.norm()) is math.isfinite(gradient)
-        assert guard.tripped() == (27 if step >= 27 else None)
+        assert waiting.admits(step, torch.tensor(0.5), weight.grad.norm()) is math.isfinite(gradient)
+        assert guard.tripped() == (27 if step >= 27 else -1)
         optimizer.step()
         seen.append(weight.detach().clone())
     assert not torch.equal(seen[0], seen[1])
@@ -131,14 +133,13 @@ def test_latched_guard_freezes_the_weights_from_the_first_bad_step_on() -> None:
 
 
 def test_runaway_needs_patience() -> None:
-    watch = Runaway(factor=3.0, patience=30)
-    watch.check(1, 2.0)
-    watch.check(10, 7.0)
-    watch.check(20, 5.0)  # back below: counted anew
-    watch.check(30, 7.0)
-    watch.check(50, 6.5)
+    trainer = SimpleNamespace(divergence_factor=3.0, divergence_patience=30)
+    loop: Any = SimpleNamespace(trainer=trainer, first_loss=None, runaway_since=None)
+    for loop.step, loss in ((1, 2.0), (10, 7.0), (20, 5.0), (30, 7.0), (50, 6.5)):  # at 20 back below: counted anew
+        Loop.check_runaway(loop, loss)
+    loop.step = 60
     with pytest.raises(Diverged) as caught:
-        watch.check(60, 9.0)
+        Loop.check_runaway(loop, 9.0)
     assert caught.value.step == 30
 
 
@@ -194,7 +195,7 @@ def test_clock_leaves_out_warm_up_and_probed_steps(monkeypatch: pytest.MonkeyPat
     assert clock.summary()["n"] == 2
     assert clock.summary()["median_ms"] == pytest.approx(3.0)
     later = Clock(CPU)
-    later.restore(clock.state())
+    later.load_state_dict(clock.state_dict())
     assert later.summary() == clock.summary()
 
 

@@ -19,7 +19,6 @@ from normbench.errors import RunFailure, UsageError
 from normbench.rundir import RunDirectory, fingerprint
 from normbench.settings import Tree, lookup
 from normbench.training.checkpoint import is_whole
-from normbench.training.schedules import Schedule
 from normbench.types import Data, NormFacts
 
 # What may be changed of a run that is extended; everything else is its parent's.
@@ -48,14 +47,8 @@ class Run:
         """The data, which each process reads for itself."""
         return build.make_data(self.config.tree, self.config.closed.seed)
 
-    @cached_property
-    def schedule(self) -> Schedule:
-        """The learning rate over time."""
-        schedule: Schedule = build.factory(self.config.tree, "schedule")()
-        return schedule
-
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("data", "schedule")}
+        return {name: value for name, value in vars(self).items() if name != "data"}
 
 
 def prepare(config: Config, data: Data | None = None, device: torch.device | None = None) -> Run:

@@ -16,7 +16,7 @@ import yaml
 from normbench import build, recording
 from normbench.errors import RunFailure, is_disk_full, is_out_of_memory
 from normbench.probes import Probes, Wanted
-from normbench.recording import ConsoleSink, JsonLinesSink, Sink, TensorBoardSink
+from normbench.recording import ConsoleSink, JsonLinesSink, Sink, TensorBoardSink, show_table
 from normbench.run.plan import Run
 from normbench.rundir import RunDirectory, Status, describe_environment, read_json, write_bytes, write_json
 from normbench.settings import flat
@@ -24,8 +24,8 @@ from normbench.training.checkpoint import Checkpoints
 from normbench.training.clock import forget_peak, peak_memory
 from normbench.training.guard import Diverged
 from normbench.training.ledger import make_ledger, parameter_counts
-from normbench.training.loop import Interrupted, Loop, Parts
-from normbench.training.optimizer import WeightAverage, make_optimizer, parameter_groups
+from normbench.training.loop import Loop
+from normbench.training.optimizer import make_optimizer, parameter_groups
 from normbench.training.precision import make_precision
 
 HEARTBEAT_SECONDS = 5.0
@@ -38,143 +38,129 @@ class Session:
     """From a held directory to a result; `train` does it all."""
 
     def __init__(self, run: Run) -> None:
-        """Build the model and its optimizer; nothing is written."""
+        """Build the model and its training loop; nothing is written."""
         prepare_torch(run)
-        tree, trainer = run.config.tree, run.config.closed.trainer
-        self.run, self.precision = run, make_precision(trainer.precision, run.device)
-        self.model, self.norms = build.make_model(tree, run.data.task, run.config.closed.seed)
-        self.model.to(run.device)
-        with self.precision.autocast():
-            build.rehearse(self.model, self.norms, run.data, run.device)
+        tree, closed = run.config.tree, run.config.closed
+        self.run, self.directory, self.settings, self.last_beat = run, run.directory, closed, 0.0
+        precision = make_precision(closed.trainer.precision, run.device)
+        model, self.norms = build.make_model(tree, run.data.task, closed.seed)
+        model.to(run.device)
+        with precision.autocast():
+            build.rehearse(model, self.norms, run.data, run.device)
         decay = tree["optim"].get("weight_decay", 0.0)
-        groups = parameter_groups(self.model, self.norms.values(), decay, trainer.decay_norms)
-        self.optimizer = make_optimizer(build.factory(tree, "optim"), groups, run.device)
-        self.directory, self.settings = run.directory, run.config.closed
-        self.checkpoints = Checkpoints(self.directory.checkpoint, self.directory.previous, self.directory.best)
-        self.last_beat = 0.0
-        self.console = self.recorder = Sink()
-        self.loop: Loop | None = None
+        groups = parameter_groups(model, self.norms.values(), decay, closed.trainer.decay_norms)
+        wanted = Wanted(**{item.name: getattr(closed.probes, item.name) for item in fields(Wanted)})
+        self.loop = Loop(
+            model=model,
+            data=run.data,
+            optimizer=make_optimizer(build.factory(tree, "optim"), groups, run.device),
+            schedule=build.factory(tree, "schedule")(),
+            probes=Probes(model, self.norms, wanted),
+            checkpoints=Checkpoints(self.directory.checkpoint, self.directory.previous, self.directory.best),
+            device=run.device,
+            precision=precision,
+            settings=closed,
+            steps=run.steps,
+        )
 
     def train(self) -> int:
         """Train to an end of any kind; return the exit status."""
         with self.ending(), stop_signals() as stop:
-            loop = self.prepare()
+            self.prepare()
             try:
-                loop.run(stop=lambda: bool(stop), beat=self.beat)
+                complete = self.loop.run(stop, self.beat)
             except Diverged as result:
-                return self.finish(loop, "diverged", result.step, result.reason)
-            except Interrupted:
-                return self.interrupted(loop.step, stop[0])
-            return self.finish(loop, "finished", loop.step, "")
+                return self.finish("diverged", result.step, result.reason)
+            return self.finish("finished", self.loop.step, "") if complete else self.interrupted(stop[0])
 
     @contextmanager
     def ending(self) -> Iterator[None]:
         """Name a failure in status.json, and close the record whatever happens."""
         try:
             yield
-        except KeyboardInterrupt:
-            self.write_status("interrupted", "stopped at once by a second Ctrl-C")
-            raise
-        except Exception as error:  # noted, and raised again; where a disk was full, the same command goes on
-            status: Status = "interrupted" if is_disk_full(error) else "failed"
+        except BaseException as error:  # noted, and raised again; where a disk was full, the same command goes on
+            stopped = isinstance(error, KeyboardInterrupt) or is_disk_full(error)
+            status: Status = "interrupted" if stopped else "failed"
             self.write_status("out_of_memory" if is_out_of_memory(error) else status, str(error))
             raise
         finally:
             with suppress(OSError):
-                self.recorder.close()
+                self.loop.recorder.close()
 
     # ---- where it starts
 
-    def prepare(self) -> Loop:
+    def prepare(self) -> None:
         """Bring the record and the loop to the step where the run goes on."""
-        forget_peak(self.run.device)
-        state = self.checkpoints.load(self.say)
+        run, directory, loop = self.run, self.directory, self.loop
+        forget_peak(run.device)
+        self.restore()
+        self.beat()
+        config = yaml.safe_dump(run.config.tree, sort_keys=False, allow_unicode=True)
+        write_bytes(directory.config, config.encode())
+        here = describe_here(run)
+        if elsewhere := directory.begun_elsewhere(here):
+            self.say(elsewhere)
+        write_json(directory.environment, {"sessions": [*directory.sessions(), here]})
+        recording.truncate_metrics(directory.metrics, loop.step)
+        recording.truncate_events(directory.path, loop.step)
+        console = Sink() if self.settings.quiet else ConsoleSink(run.steps, run.data.task.unit, loop.step)
+        loop.recorder = Sink(JsonLinesSink(directory.metrics), TensorBoardSink(directory.path), console)
+        self.announce()
+        groups = {group: run.config.choices.groups[group] for group in ("norm", "placement", "model", "data")}
+        choices = {**groups, "seed": self.settings.seed, **flat(run.config.tree)}
+        loop.recorder.begin(choices, f"```yaml\n{config}```")
+
+    def restore(self) -> None:
+        """Bring the loop to the last checkpoint, if there is one; a run that extends another begins with its record.
+
+        Raises:
+            RunFailure: the checkpoint does not fit.
+        """
+        state = self.loop.checkpoints.load(self.say)
         if state is None and self.run.parent is not None:
             copy_record(self.run.parent, self.directory)
-            state = self.checkpoints.load(self.say)
-        start_step = state["step"] if state else 0
-        self.beat(start_step)
-        config = yaml.safe_dump(self.run.config.tree, sort_keys=False, allow_unicode=True)
-        write_bytes(self.directory.config, config.encode())
-        here = describe_here(self.run)
-        if elsewhere := self.directory.begun_elsewhere(here):
-            self.say(elsewhere)
-        write_json(self.directory.environment, {"sessions": [*self.directory.sessions(), here]})
-        recording.truncate_metrics(self.directory.metrics, start_step)
-        recording.truncate_events(self.directory.path, start_step)
-        if not self.settings.quiet:
-            self.console = ConsoleSink(self.run.steps, self.run.data.task.unit, start_step=start_step)
-        self.recorder = Sink(JsonLinesSink(self.directory.metrics), TensorBoardSink(self.directory.path), self.console)
-        self.announce(start_step)
-        loop = self.loop = self.make_loop()
+            state = self.loop.checkpoints.load(self.say)
         try:
             if state is not None:
-                loop.restore(state)
+                self.loop.restore(state)
         except (KeyError, ValueError, RuntimeError) as error:
             if is_out_of_memory(error):
                 raise
             raise RunFailure(
                 f"the checkpoint in {self.directory.path} is of another version of normbench: rerun=true makes it anew"
             ) from error
-        self.recorder.text("config", f"```yaml\n{config}```")
-        groups = {group: self.run.config.choices.groups[group] for group in ("norm", "placement", "model", "data")}
-        self.recorder.hparams({**groups, "seed": self.settings.seed, **flat(self.run.config.tree)}, {})
-        return loop
 
-    def make_loop(self) -> Loop:
-        """Wire the training loop together."""
-        trainer, probes = self.settings.trainer, self.settings.probes
-        wanted = Wanted(**{item.name: getattr(probes, item.name) for item in fields(Wanted)})
-        # compiled with eager mode's random numbers: its own would give other dropout masks
-        fallback = {"fallback_random": True}
-        parts = Parts(
-            model=self.model,
-            data=self.run.data,
-            optimizer=self.optimizer,
-            schedule=self.run.schedule,
-            probes=Probes(self.model, self.norms, wanted),
-            recorder=self.recorder,
-            checkpoints=self.checkpoints,
-            device=self.run.device,
-            precision=self.precision,
-            average=None if trainer.ema is None else WeightAverage(self.model, trainer.ema),
-            compiled=torch.compile(self.model, options=fallback) if trainer.compile else None,  # type: ignore[arg-type]
-        )
-        return Loop(parts, trainer, probes, self.run.steps, self.settings.seed)
-
-    def announce(self, start_step: int) -> None:
+    def announce(self) -> None:
         """Say what runs, where, and what a reader of its numbers must know."""
-        names, steps = self.run.config.choices.groups, self.run.steps
-        parameters = parameter_counts(self.model, self.norms.values())["total"]
+        loop, names, steps = self.loop, self.run.config.choices.groups, self.run.steps
+        parameters = parameter_counts(loop.model, self.norms.values())["total"]
         self.say(
             f"{names['norm']} · {names['placement']} · {names['model']} ({parameters:,} parameters) · "
             f"{names['data']} · {steps:,} steps on {self.run.device}"
         )
         self.say(f"run directory: {self.directory.path}")
-        if start_step:
-            self.say(f"going on from step {start_step:,}")
+        if loop.step:
+            self.say(f"going on from step {loop.step:,}")
         for words in filter(None, caveats(self.run).values()):
             self.say(f"warning: {words}")
-        if (warmup := self.run.schedule.warmup_steps(steps)) >= steps:
+        if (warmup := loop.schedule.warmup_steps(steps)) >= steps:
             self.say(f"note: the run ends within its warm-up of {warmup:,} steps (schedule.warmup)")
 
     # ---- how it ends
 
-    def finish(self, loop: Loop, status: Status, step: int, message: str) -> int:
+    def finish(self, status: Status, step: int, message: str) -> int:
         """Write the summary; a result, whether finished or diverged."""
-        summary = self.summarize(loop) | {"status": status, "step": step, "message": message}
-        self.recorder.hparams({}, summary["metrics"])
-        self.recorder.flush()
+        summary = self.summarize() | {"status": status, "step": step, "message": message}
+        self.loop.recorder.end()
+        self.loop.recorder.close()
         write_json(self.directory.summary, summary)
         settle(self.run, summary)
-        show_summary(self.directory, summary, self.console)
-        if self.settings.quiet:
-            print(self.directory.path)
+        show_summary(self.run, summary)
         return 0
 
-    def summarize(self, loop: Loop) -> dict[str, Any]:
+    def summarize(self) -> dict[str, Any]:
         """Return what analysis reads of the whole run, less how it ended (status, step, message)."""
-        run = self.run
+        run, loop = self.run, self.loop
         results = {tag: value for tag, value in loop.latest.items() if tag.split("/")[0] in RESULTS}
         return {
             "steps": run.steps,
@@ -184,33 +170,32 @@ class Session:
             "step_time": loop.clock.summary(),
             "peak_memory_bytes": peak_memory(run.device),  # since this process took the run up
             "compile_seconds": loop.compile_seconds or None,
-            "skipped_steps": int(self.precision.skipped),
+            "skipped_steps": int(loop.precision.skipped),
             "data": run.data.describe(),
             "norm_facts": vars(run.facts),
             **caveats(run),
             "extends": run.parent.path.name if run.parent else None,
-            "ledger": make_ledger(self.model, self.norms, run.config.tree, run.device),
+            "ledger": make_ledger(loop.model, self.norms, run.config.tree, run.device),
         }
 
-    def interrupted(self, step: int, number: int) -> int:
+    def interrupted(self, number: int) -> int:
         """End a run that a signal has stopped behind a checkpoint."""
-        self.console.close()
+        self.loop.recorder.close()
         self.write_status("interrupted", signal.Signals(number).name)
         command = "the same command without rerun=true" if self.settings.rerun else "the same command"
-        self.say(f"stopped at step {step:,} of {self.run.steps:,}; {command} goes on from here")
+        self.say(f"stopped at step {self.loop.step:,} of {self.run.steps:,}; {command} goes on from here")
         return 128 + number
 
-    def write_status(self, status: Status, message: str = "", step: int | None = None) -> None:
-        """Say how the run stands, by default at the step where its loop is."""
-        done = step if step is not None else self.loop.step if self.loop else 0
+    def write_status(self, status: Status, message: str = "") -> None:
+        """Say how the run stands, at the step where its loop is."""
         with suppress(OSError):  # the status must not hide what it reports, a full disk above all
-            self.directory.write_status(status, done, self.run.steps, message)
+            self.directory.write_status(status, self.loop.step, self.run.steps, message)
 
-    def beat(self, step: int) -> None:
+    def beat(self) -> None:
         """Say that the run is alive, at most every few seconds."""
         if time.monotonic() - self.last_beat > HEARTBEAT_SECONDS:
             self.last_beat = time.monotonic()
-            self.write_status("running", step=step)
+            self.write_status("running")
 
     def say(self, line: str) -> None:
         """Tell the person a line, unless they asked for quiet."""
@@ -280,12 +265,16 @@ def caveats(run: Run) -> dict[str, str | None]:
     return {"leak": leak if leaks else None, "padding": padding if pads else None}
 
 
-def show_summary(directory: RunDirectory, summary: Mapping[str, Any], console: Sink) -> None:
-    """Show the closing tables, and how to see more."""
+def show_summary(run: Run, summary: Mapping[str, Any]) -> None:
+    """Show the closing tables, and how to see more; of a quiet run its directory."""
+    directory = run.directory.path
+    if run.config.closed.quiet:
+        print(directory)
+        return
     status = summary["status"] + (f" at step {summary['step']}: {summary['message']}" if summary["message"] else "")
-    rows = [("status", status), *sorted(summary["metrics"].items())]
-    rows += [(f"step time, {key}", value) for key, value in summary["step_time"].items()]
-    rows += [(name.replace("_", " "), summary[name]) for name in NOTEWORTHY if summary[name]]
-    console.summary(directory.path.name, rows)
-    console.summary("ledger", flat(summary["ledger"]).items())
-    console.message(f"look at the curves: normbench tensorboard {directory.path.parent}")
+    rows = {"status": status, **dict(sorted(summary["metrics"].items()))}
+    rows |= {f"step time, {key}": value for key, value in summary["step_time"].items()}
+    rows |= {name.replace("_", " "): summary[name] for name in NOTEWORTHY if summary[name]}
+    show_table(directory.name, rows)
+    show_table("ledger", flat(summary["ledger"]))
+    print(f"look at the curves: normbench tensorboard {directory.parent}")

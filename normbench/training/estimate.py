@@ -2,77 +2,67 @@
 
 from __future__ import annotations
 
-import math
-import os
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
 
-from torch import Tensor
-
-from normbench.training.checkpoint import State, write
+from normbench.rundir import write_atomically
+from normbench.training.checkpoint import write
 from normbench.training.clock import Clock, forget_peak, peak_memory
-from normbench.training.loop import Loop
+from normbench.training.loop import Loop, due
+from normbench.types import Split
 
-T = TypeVar("T")
+
+@dataclass(frozen=True)
+class Cost:
+    """What something takes: seconds, and bytes that it adds to the files of a run."""
+
+    seconds: float
+    size: int
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What was measured, and what follows for a number of steps; sizes are in bytes.
+    """What was measured, and what follows for a number of steps.
 
-    stays: what stays in memory, by what it is. peak: the most that a step needs, of the process or, on a GPU, of its
-    tensors there; None: not known. step_ms: the median of `measured` steps; None: all are probed.
-    evaluation, last_evaluation: seconds of one on some batches, and of the last one on all. checkpoint, best: a file.
-    record: what one log, evaluation, probe and set of histograms adds to the files of the run.
+    peak: the most bytes that a step needs, of the process or, on a GPU, of its tensors there; None: not known.
+    step_ms: the median of `measured` steps; None: all are probed. costs: of one log, evaluation, probe, probe with
+    histograms and checkpoint. last_evaluation: seconds of the one on all data.
     """
 
     loop: Loop
-    stays: dict[str, int]
     peak: int | None
     step_ms: float | None
     measured: int
-    probed_ms: float
-    evaluation: float
+    costs: dict[str, Cost]
     last_evaluation: float
-    checkpoint: int
-    best: int
-    record: dict[str, int]
+
+    def times(self, steps: int) -> dict[str, int]:
+        """Return how often each thing is due in so many steps."""
+        trainer, probing, done = self.loop.trainer, self.loop.probing, range(1, steps + 1)
+        histograms = sum(due(step, probing.histograms_every) for step in done)
+        probes = sum(due(step, probing.every) or due(step, probing.histograms_every) for step in done)
+        return {
+            "log": sum(due(step, trainer.log_every) for step in done),
+            "evaluation": max(0, steps - 1) // trainer.eval_every,
+            "probe": probes - histograms,
+            "histograms": histograms,
+        }
 
     def seconds(self, steps: int) -> float:
         """Return the time that so many steps take, with probes, evaluations and what torch.compile takes before."""
-        probed = self.probed(steps)
-        step_ms = self.probed_ms if self.step_ms is None else self.step_ms
-        training = ((steps - probed) * step_ms + probed * self.probed_ms) / 1e3
-        return self.loop.compile_seconds + training + self.evaluations(steps) * self.evaluation + self.last_evaluation
+        times = self.times(steps)
+        costs = sum(count * self.costs[what].seconds for what, count in times.items())
+        plain = (steps - times["probe"] - times["histograms"]) * (self.step_ms or 0.0) / 1e3
+        return self.loop.compile_seconds + plain + costs + self.last_evaluation
 
     def record_bytes(self, steps: int) -> int:
         """Return what so many steps add to the event file and to metrics.jsonl."""
-        times = {
-            "log": times_due(steps, self.loop.trainer.log_every),
-            "evaluation": self.evaluations(steps) + 1,
-            "probe": self.probed(steps),
-            "histograms": times_due(steps, self.loop.probes_config.histograms_every),
-        }
-        return sum(count * self.record[what] for what, count in times.items())
-
-    def evaluations(self, steps: int) -> int:
-        """Return how many evaluations come before the last one."""
-        return max(0, steps - 1) // self.loop.trainer.eval_every
-
-    def probed(self, steps: int) -> int:
-        """Return how many steps are probed."""
-        every, histograms = self.loop.probes_config.every, self.loop.probes_config.histograms_every
-        return times_due(steps, every) + times_due(steps, histograms) - times_due(steps, math.lcm(every, histograms))
-
-
-def times_due(steps: int, every: int) -> int:
-    """Return how often something falls due that is due at the first step and then every so many (0: never)."""
-    return steps // every + (every > 1 and steps > 0) if every else 0
+        return sum(count * self.costs[what].size for what, count in self.times(steps).items())
 
 
 def estimate(loop: Loop, folder: Path) -> Estimate:
@@ -81,53 +71,44 @@ def estimate(loop: Loop, folder: Path) -> Estimate:
     Raises:
         Diverged: training diverges within these steps.
     """
-    device, model = loop.parts.device, loop.parts.model
-    model.train()
+    loop.model.train()
     probed_step(loop)  # it warms up, as the steps behind it do
     repeat(loop, 10, seconds=3.0)
-    loop.clock = Clock(device, warmup=0)
-    forget_peak(device)
+    loop.clock = Clock(loop.device, warmup=0)
+    forget_peak(loop.device)
     repeat(loop, 20, seconds=5.0)
-    peak = peak_memory(device)
-    loop.clock.flush()
-    durations = list(loop.clock.durations)
-    probes, record = loop.probes_config, {}
-    loop.probes_config = replace(probes, histograms_every=0)
-    record["probe"] = growth(folder, lambda: probed_step(loop))[0]
-    loop.probes_config = probes
-    both, probed = growth(folder, lambda: probed_step(loop))
-    record["histograms"] = both - record["probe"]
-    record["log"] = growth(folder, loop.log)[0]
-    record["evaluation"], (evaluation, last_evaluation) = growth(folder, lambda: evaluation_seconds(loop))
-    return Estimate(
-        loop,
-        stays=what_stays(loop),
-        peak=peak,
-        step_ms=statistics.median(durations) if durations else None,
-        measured=len(durations),
-        probed_ms=1e3 * probed,
-        evaluation=evaluation,
-        last_evaluation=last_evaluation,
-        checkpoint=stored_bytes(loop.state()),
-        best=stored_bytes({"step": 0, "model": model.state_dict()}),
-        record=record,
-    )
+    peak, durations = peak_memory(loop.device), list(loop.clock.read())
+    costs = {"histograms": cost(folder, partial(probed_step, loop))}
+    loop.probing = replace(probing := loop.probing, histograms_every=0)
+    costs["probe"] = cost(folder, partial(probed_step, loop))
+    loop.probing = probing
+    costs["log"] = cost(folder, loop.log)
+    batches = list(islice(loop.data.eval_batches("val", loop.trainer.eval_batches), 2))
+    some = cost(folder, lambda: loop.record(loop.tagged("val", batches)))
+    pace = some.seconds / sum(batch.targets.numel() for batch in batches)
+    costs["evaluation"] = Cost(pace * judged(loop, last=False), some.size)
+    costs["checkpoint"] = cost(folder, lambda: write_atomically(folder / "checkpoint.pt", partial(write, loop.state())))
+    step_ms = statistics.median(durations) if durations else None
+    return Estimate(loop, peak, step_ms, len(durations), costs, pace * judged(loop, last=True))
 
 
-def probed_step(loop: Loop) -> float:
-    """Take the run's first step, where all probes are due; return its seconds."""
+def cost(folder: Path, action: Callable[[], object]) -> Cost:
+    """Return what an action takes; files in the folder are those of the run."""
+    before, begun = folder_size(folder), time.perf_counter()
+    action()
+    return Cost(time.perf_counter() - begun, folder_size(folder) - before)
+
+
+def folder_size(folder: Path) -> int:
+    """Return the bytes of all files in a folder."""
+    return sum(path.stat().st_size for path in folder.iterdir())
+
+
+def probed_step(loop: Loop) -> None:
+    """Take the run's first step, where all probes are due."""
     loop.step = 0
-    begun = time.perf_counter()
     loop.train_step()
     loop.grad_norm.item()  # waits for the device
-    return time.perf_counter() - begun
-
-
-def growth(folder: Path, action: Callable[[], T]) -> tuple[int, T]:
-    """Return how many bytes an action adds to the files in a folder, and what it returns."""
-    before = sum(path.stat().st_size for path in folder.iterdir())
-    result = action()
-    return sum(path.stat().st_size for path in folder.iterdir()) - before, result
 
 
 def repeat(loop: Loop, steps: int, seconds: float) -> None:
@@ -140,42 +121,13 @@ def repeat(loop: Loop, steps: int, seconds: float) -> None:
             return
 
 
-def evaluation_seconds(loop: Loop) -> tuple[float, float]:
-    """Return the time of an evaluation, and of the last one, on all data; from the pace of two batches."""
-    data, limit = loop.parts.data, loop.trainer.eval_batches
+def judged(loop: Loop, last: bool) -> int:
+    """Return how many predictions an evaluation judges; the last one, on all data, some more."""
+    trainer, models = loop.trainer, 1 if loop.average is None else 2
 
-    def predictions(split: Any, limit: int | None = None) -> int:
-        return sum(batch.targets.numel() for batch in data.eval_batches(split, limit))
+    def count(split: Split, limit: int | None = None) -> int:
+        return sum(batch.targets.numel() for batch in loop.data.eval_batches(split, limit))
 
-    first = list(islice(data.eval_batches("val", limit), 2))
-    begun = time.perf_counter()
-    loop.record(loop.tagged("val", first))
-    pace = (time.perf_counter() - begun) / sum(batch.targets.numel() for batch in first)
-    models = 2 if loop.parts.average is not None else 1
-    train = predictions("train", limit or 20) if loop.trainer.eval_train else 0
-    test = predictions("test") if data.has_test else 0
-    return pace * (models * predictions("val", limit) + train), pace * (models * predictions("val") + train + test)
-
-
-def what_stays(loop: Loop) -> dict[str, int]:
-    """Return the bytes in memory between two steps, by what they are."""
-    model, average = loop.parts.model, loop.parts.average
-    state = [value for values in loop.parts.optimizer.state.values() for value in values.values()]
-    found = {
-        "weights": nbytes([*model.parameters(), *model.buffers()]),
-        "gradients": nbytes(parameter for parameter in model.parameters() if parameter.requires_grad),
-        "optimizer": nbytes(value for value in state if isinstance(value, Tensor)),
-    }
-    return found if average is None else found | {"average": nbytes(average.averages.values())}
-
-
-def nbytes(tensors: Iterable[Tensor]) -> int:
-    """Return the bytes of tensors, each storage once."""
-    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
-    return sum(storages.values())
-
-
-def stored_bytes(state: State) -> int:
-    """Return the size of a checkpoint of this state, which is written to nowhere."""
-    with open(os.devnull, "wb") as nowhere:
-        return write(state, nowhere)
+    total = models * count("val", None if last else trainer.eval_batches)
+    total += count("train", trainer.eval_batches or 20) if trainer.eval_train else 0
+    return total + (count("test") if last and loop.data.has_test else 0)

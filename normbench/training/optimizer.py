@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from normbench.errors import UsageError
 
@@ -78,27 +78,26 @@ class WeightAverage:
         self.decay = decay
         self.updates = 0
         self.model = copy.deepcopy(model).requires_grad_(False).eval()
-        self.averages: dict[str, Tensor] = self.model.state_dict()
-        self.sources: dict[str, Tensor] = model.state_dict()
-        once = {tensor.data_ptr(): name for name, tensor in self.averages.items()}  # tied weights have several names
-        self.floats = [name for name in once.values() if self.averages[name].is_floating_point()]
-        self.others = [name for name in once.values() if not self.averages[name].is_floating_point()]
+        pairs = zip(self.model.state_dict().values(), model.state_dict().values(), strict=True)
+        once = {average.data_ptr(): (average, source) for average, source in pairs}.values()  # some weights are tied
+        self.floats = [pair for pair in once if pair[0].is_floating_point()]
+        self.others = [pair for pair in once if not pair[0].is_floating_point()]
 
     @torch.no_grad()
     def update(self) -> None:
         """Take in the weights as they are now."""
         decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
-        averages, sources = ([of[name] for name in self.floats] for of in (self.averages, self.sources))
+        averages, sources = (list(tensors) for tensors in zip(*self.floats, strict=True))
         torch._foreach_lerp_(averages, sources, 1 - decay)
-        for name in self.others:
-            self.averages[name].copy_(self.sources[name])
+        for average, source in self.others:
+            average.copy_(source)
         self.updates += 1
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint needs."""
-        return {"updates": self.updates, "model": self.averages}
+        return {"updates": self.updates, "model": self.model.state_dict()}
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go back to where `state` was taken."""
         self.updates = state["updates"]
         self.model.load_state_dict(state["model"])

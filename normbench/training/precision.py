@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ loss.backward()
 assert w.grad.isfinite().all() and k.grad.isfinite().all()
 """
 
-
+LEAST_SCALE = 1.0  # of the loss; one that overflows even so is lost
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -37,8 +37,6 @@ class Precision:
     list). With `fp16` the loss is scaled, since small gradients would be 0 in it; a step whose gradients overflow is
     left out and counted in `skipped`, and the scale is halved (§3.2).
     """
-
-    least_scale: ClassVar[float] = 1.0
 
     def __init__(self, name: str, device: torch.device) -> None:
         self.device, self.dtype = device, DTYPES[name]
@@ -67,13 +65,13 @@ class Precision:
 
     def lost(self) -> bool:
         """Tell whether no scale keeps the gradients finite; waits for the device."""
-        return self.scales and self.scaler.get_scale() < self.least_scale
+        return self.scales and self.scaler.get_scale() < LEAST_SCALE
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint needs."""
         return {"skipped": self.skipped, "scaler": self.scaler.state_dict()}
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a checkpoint."""
         self.skipped.copy_(state["skipped"])
         if self.scales:
