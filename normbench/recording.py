@@ -31,10 +31,7 @@ from tensorboard.compat.proto.tensor_pb2 import TensorProto
 from tensorboard.compat.proto.types_pb2 import DT_FLOAT
 from tensorboard.compat.tensorflow_stub import pywrap_tensorflow
 from tensorboard.plugins.histogram import metadata as histogram
-from tensorboard.plugins.hparams import metadata as hparams
-from tensorboard.plugins.hparams.api_pb2 import STATUS_SUCCESS, Experiment, HParamInfo, MetricInfo, MetricName
-from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionEndInfo
-from tensorboard.plugins.hparams.summary_v2 import hparams_pb
+from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2, summary_v2
 from tensorboard.plugins.scalar import metadata as scalar
 from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.summary.writer.record_writer import RecordWriter
@@ -84,103 +81,37 @@ LINE_PERIOD = 10.0  # seconds, at most, between two lines where there is no term
 LINE_SHARE = 0.1  # ... and steps, as a share of the run
 
 
-class Sink:
-    """Takes a run's numbers and passes them on to other sinks; `Sink()` has none: it keeps nothing and shows nothing.
+class Recorder:
+    """Appends a run's numbers to `metrics.jsonl` and to an event file of TensorBoard, and shows them.
 
-    A kind of sink overrides the methods that it has a place for. Steps do not decrease from call to call. A full disk
-    raises OSError (ENOSPC) from the call that writes, or at the latest from `flush`.
+    Each record is whole and with the operating system when the call returns, so no kill loses one. Steps do not
+    decrease from call to call. A full disk raises OSError (ENOSPC) from the call that writes, or at the latest from
+    `flush`; what it did not take stays buffered and goes out first when there is room again: no file is ever damaged in
+    its middle. No background thread takes time from the training or swallows an error. `truncate` comes first.
     """
 
-    def __init__(self, *sinks: Sink) -> None:
-        self._sinks = sinks
-
-    def _pass_on(self, method: str, *arguments: object) -> None:
-        """Call each sink's method, also when one of them fails; its error is raised then."""
-        with ExitStack() as stack:
-            for sink in reversed(self._sinks):  # as the stack calls the last one first
-                stack.callback(getattr(sink, method), *arguments)
-
-    def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Take numbers of this step, by tag."""
-        self._pass_on("scalars", step, values)
-
-    def histograms(self, step: int, values: Mapping[str, Histogram]) -> None:
-        """Take histograms of this step, by tag."""
-        self._pass_on("histograms", step, values)
-
-    def begin(self, choices: Mapping[str, Scalar], page: str) -> None:
-        """Take the choices that made the run, and a page on them for people; whenever it starts or goes on."""
-        self._pass_on("begin", choices, page)
-
-    def end(self) -> None:
-        """Take note that the run is over."""
-        self._pass_on("end")
-
-    def progress(self, step: int, values: Mapping[str, float]) -> None:
-        """Show that `step` steps are done, and the newest numbers by tag; cheap enough for every log step."""
-        self._pass_on("progress", step, values)
-
-    def flush(self) -> None:
-        """Return when everything so far is on disk."""
-        self._pass_on("flush")
-
-    def close(self) -> None:
-        """Flush and let go of all resources; a second call does nothing."""
-        self._pass_on("close")
-
-
-# ---- files
-
-
-class FileSink(Sink):
-    """Appends whole records to a file; each is with the operating system when the call returns, so no kill loses one.
-
-    What a full disk did not take stays buffered and goes out first when there is room again: the file is never damaged
-    in its middle. No background thread takes time from the training or swallows an error.
-    """
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self._file = open(path, "ab")  # noqa: SIM115 (closed by close)
-        sync_directory(path.parent)
-
-    def flush(self) -> None:
-        self._file.flush()
-        os.fsync(self._file.fileno())
-
-    def close(self) -> None:
-        if not self._file.closed:
-            with self._file:  # which closes it also when the disk is full
-                self.flush()
-
-
-def finite(values: Mapping[str, float]) -> dict[str, float | None]:
-    """Return numbers as JSON has them: it has no NaN and no infinity, so one that is not finite is None."""
-    return {tag: value if math.isfinite(value) else None for tag, value in values.items()}
-
-
-class JsonLinesSink(FileSink):
-    """Appends `{"step": 10, "loss/train": 2.31, ...}` for each call of `scalars`, which is what analysis reads."""
-
-    def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        self._file.write(json.dumps({"step": step, **finite(values)}, allow_nan=False).encode() + b"\n")
-        self._file.flush()
-
-
-class TensorBoardSink(FileSink):
-    """Appends one event a call to the directory's event file, or begins one; `truncate_events` comes first."""
-
-    def __init__(self, directory: Path) -> None:
-        super().__init__((event_files(directory) or [new_event_file(directory)])[-1])
-        self._records = RecordWriter(self._file)
+    def __init__(self, directory: Path, display: Display | None = None) -> None:
+        self._display = display
+        self._metrics = open(directory / "metrics.jsonl", "ab")  # noqa: SIM115 (closed by close)
+        self._events = open((event_files(directory) or [new_event_file(directory)])[-1], "ab")  # noqa: SIM115
+        self._records = RecordWriter(self._events)
         self._described: set[str] = set()
+        sync_directory(directory)
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        kind = scalar.create_summary_metadata(display_name="", description="")
-        self._add(step, kind, {tag: TensorProto(dtype=DT_FLOAT, float_val=[number]) for tag, number in values.items()})
+        """Take numbers of this step, by tag: `{"step": 10, "loss/train": 2.31, ...}` is what analysis reads."""
+        try:
+            self._metrics.write(json.dumps({"step": step, **finite(values)}, allow_nan=False).encode() + b"\n")
+            self._metrics.flush()
+        finally:
+            kind = scalar.create_summary_metadata(display_name="", description="")
+            numbers = {tag: TensorProto(dtype=DT_FLOAT, float_val=[number]) for tag, number in values.items()}
+            self._add(step, kind, numbers)
+        if self._display:
+            self._display.show(step, values)
 
     def histograms(self, step: int, values: Mapping[str, Histogram]) -> None:
-        """Write histograms; those with edges that are not finite, which TensorBoard cannot draw, are left out."""
+        """Take histograms of this step; those with edges that are not finite TensorBoard cannot draw: left out."""
         buckets = {
             tag: make_tensor_proto(np.column_stack([edges[:-1], edges[1:], counts]).astype(np.float64))
             for tag, (counts, edges) in values.items()
@@ -189,21 +120,42 @@ class TensorBoardSink(FileSink):
         self._add(step, histogram.create_summary_metadata(display_name="", description=""), buckets)
 
     def begin(self, choices: Mapping[str, Scalar], page: str) -> None:
-        """Show the page, and list the run in the HParams tab with the last value that `scalars` writes of METRICS."""
+        """Take the choices that made the run, and a page on them for people; whenever it starts or goes on.
+
+        The HParams tab shows them beside the last value that `scalars` writes of METRICS.
+        """
         from torch.utils.tensorboard.summary import custom_scalars  # here, as torch takes seconds
 
-        infos = [HParamInfo(name=name, differs=place < CHOICES_OPEN) for place, name in enumerate(choices)]
-        columns = [MetricInfo(name=MetricName(tag=tag)) for tag in METRICS]
-        experiment = listed(hparams.EXPERIMENT_TAG, experiment=Experiment(hparam_infos=infos, metric_infos=columns))
-        chosen = hparams_pb({name: "null" if choice is None else choice for name, choice in choices.items()})
+        infos = [api_pb2.HParamInfo(name=name, differs=place < CHOICES_OPEN) for place, name in enumerate(choices)]
+        columns = [api_pb2.MetricInfo(name=api_pb2.MetricName(tag=tag)) for tag in METRICS]
+        experiment = api_pb2.Experiment(hparam_infos=infos, metric_infos=columns)
+        chosen = {name: "null" if choice is None else choice for name, choice in choices.items()}
         layout = {key: {name: ("Multiline", [tags]) for name, tags in lines.items()} for key, lines in CHARTS.items()}
-        summaries = text_pb("config", page), custom_scalars(layout), chosen
-        self._write(0, [*(value for summary in summaries for value in summary.value), experiment])
+        summaries = text_pb("config", page), custom_scalars(layout), summary_v2.hparams_pb(chosen)
+        values = [value for summary in summaries for value in summary.value]
+        self._write(0, [*values, listed(metadata.EXPERIMENT_TAG, experiment=experiment)])
 
     def end(self) -> None:
         """Mark the run as over in the HParams tab."""
-        info = SessionEndInfo(status=STATUS_SUCCESS, end_time_secs=time.time())
-        self._write(0, [listed(hparams.SESSION_END_INFO_TAG, session_end_info=info)])
+        info = plugin_data_pb2.SessionEndInfo(status=api_pb2.STATUS_SUCCESS, end_time_secs=time.time())
+        self._write(0, [listed(metadata.SESSION_END_INFO_TAG, session_end_info=info)])
+
+    def flush(self) -> None:
+        """Return when everything so far is on disk."""
+        for file in (self._metrics, self._events):
+            file.flush()
+            os.fsync(file.fileno())
+
+    def close(self) -> None:
+        """Flush and let go of all resources; a second call does nothing."""
+        if self._metrics.closed:
+            return
+        with ExitStack() as stack:
+            stack.enter_context(self._metrics)  # which closes it also when the disk is full
+            stack.enter_context(self._events)
+            if self._display:
+                self._display.close()
+            self.flush()
 
     def _add(self, step: int, kind: SummaryMetadata, tensors: Mapping[str, TensorProto]) -> None:
         """Write what each tag holds, with its kind at its first step, which is enough and half of the bytes."""
@@ -212,16 +164,21 @@ class TensorBoardSink(FileSink):
         self._described.update(tensors)
 
     def _write(self, step: int, values: list[Summary.Value]) -> None:
-        if not self._file.tell():
+        if not self._events.tell():
             self._records.write(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
         self._records.write(Event(step=step, wall_time=time.time(), summary=Summary(value=values)).SerializeToString())
         self._records.flush()
 
 
+def finite(values: Mapping[str, float]) -> dict[str, float | None]:
+    """Return numbers as JSON has them: it has no NaN and no infinity, so one that is not finite is None."""
+    return {tag: value if math.isfinite(value) else None for tag, value in values.items()}
+
+
 def listed(tag: str, **content: Any) -> Summary.Value:
     """Return something for the HParams tab, which reads it from the tag's metadata."""
-    kind = hparams.create_summary_metadata(HParamsPluginData(**content))
-    return Summary.Value(tag=tag, metadata=kind, tensor=hparams.NULL_TENSOR)
+    kind = metadata.create_summary_metadata(plugin_data_pb2.HParamsPluginData(**content))
+    return Summary.Value(tag=tag, metadata=kind, tensor=metadata.NULL_TENSOR)
 
 
 def start_page(address: str) -> str:
@@ -282,76 +239,61 @@ def truncate_metrics(path: Path, last_step: int) -> None:
 
 
 class Display(Progress):
-    """A bar with two lines for the bottom of the terminal; what is printed meanwhile appears above them."""
-
-    numbers = ""
-
-    def get_renderables(self) -> Iterable[RenderableType]:
-        yield from super().get_renderables()
-        yield Text(self.numbers, overflow="ellipsis", no_wrap=True)
-
-
-class ConsoleSink(Sink):
-    """Shows progress: a live display on a terminal, lines elsewhere.
+    """Shows how far a run is: a bar with numbers below it on a terminal, lines elsewhere.
 
     Lines come at each evaluation, each tenth of the run, and each 10 seconds. unit: what throughput counts, `tokens` or
     `images`. start_step: the steps that are done already when a run goes on. console: by default standard output.
     """
 
     def __init__(self, total_steps: int, unit: str, start_step: int = 0, console: Console | None = None) -> None:
-        super().__init__()
-        self._console = console or Console()
-        self._total, self._unit = total_steps, unit
-        self._values: dict[str, float] = {}
+        self.total, self.unit, self.values = total_steps, unit, dict[str, float]()
         columns = "step", MofNCompleteColumn(), BarColumn(bar_width=None), TaskProgressColumn()
         times = TimeElapsedColumn(), TextColumn("{task.fields[left]}")
         # It is drawn from here alone, and starts no thread that would take time from the training.
-        self._display = Display(*columns, *times, console=self._console, expand=True, auto_refresh=False)
-        self._display.speed_estimate_period = SPEED_PERIOD
-        self._task = self._display.add_task("", total=total_steps, completed=start_step, left="")
-        self._shown_step, self._shown_time = start_step, self._console.get_time()
+        super().__init__(*columns, *times, console=console or Console(), expand=True, auto_refresh=False)
+        self.speed_estimate_period = SPEED_PERIOD
+        self.shown_step, self.shown_time = start_step, self.get_time()
+        self.add_task("", total=total_steps, completed=start_step, left="")
 
-    def progress(self, step: int, values: Mapping[str, float]) -> None:
-        evaluated = any(tag.endswith("/val") and self._values.get(tag) != value for tag, value in values.items())
-        self._values.update(values)
-        self._display.update(self._task, completed=step)
-        left = self._time_left()
-        now = self._console.get_time()
-        waited, share = now - self._shown_time, (step - self._shown_step) / self._total
-        if self._console.is_interactive:
-            if self._display.live.is_started and waited < REFRESH_PERIOD:
+    def show(self, step: int, values: Mapping[str, float]) -> None:
+        """Show that `step` steps are done, and the newest numbers by tag; cheap enough for every log step."""
+        self.values.update(values)
+        task = self.task_ids[0]
+        self.update(task, completed=step)
+        seconds = self.tasks[0].time_remaining  # steps before a continuation do not count as done in this time
+        left = "" if seconds is None else f"{timedelta(seconds=int(seconds))} left"
+        waited, share = self.get_time() - self.shown_time, (step - self.shown_step) / self.total
+        if self.console.is_interactive:
+            if self.live.is_started and waited < REFRESH_PERIOD:
                 return
-            self._display.numbers = self._numbers()
-            self._display.update(self._task, left=left)
-            self._display.start()
-            self._display.refresh()
-        elif evaluated or share >= LINE_SHARE or waited >= LINE_PERIOD or step >= self._total:
-            parts = f"step {step:>{len(str(self._total))}}/{self._total}", self._numbers(), left
-            self._console.print("  ".join(filter(None, parts)), highlight=False, soft_wrap=True)
+            self.start()
+            self.update(task, left=left, refresh=True)
+        elif "loss/val" in values or share >= LINE_SHARE or waited >= LINE_PERIOD or step >= self.total:
+            parts = f"step {step:>{len(str(self.total))}}/{self.total}", self.numbers(), left
+            self.console.print("  ".join(filter(None, parts)), highlight=False, soft_wrap=True)
         else:
             return
-        self._shown_step, self._shown_time = step, now
+        self.shown_step, self.shown_time = step, self.get_time()
 
     def close(self) -> None:
         """Leave the last state on the screen."""
-        if self._display.live.is_started:
-            self._display.stop()
+        if self.live.is_started:
+            self.stop()
 
-    def _time_left(self) -> str:
-        """Return `0:01:23 left`; the steps before a continuation do not count as done in this time."""
-        seconds = self._display.tasks[self._task].time_remaining
-        return "" if seconds is None else f"{timedelta(seconds=int(seconds))} left"
+    def get_renderables(self) -> Iterable[RenderableType]:
+        """Return two lines for the bottom of the terminal; what is printed meanwhile appears above them."""
+        return [*super().get_renderables(), Text(self.numbers(), overflow="ellipsis", no_wrap=True)]
 
-    def _numbers(self) -> str:
+    def numbers(self) -> str:
         """Return `loss 1.9321  val 2.0112  lr 9.8e-04  12,345 tokens/s`, of what is known."""
         shown = {
             "loss/train": "loss {:.4f}",
             "loss/val": "val {:.4f}",
             "accuracy/val": "accuracy {:.2%}",
             "optim/lr": "lr {:.1e}",
-            f"time/{self._unit}_per_second": f"{{:,.0f}} {self._unit}/s",
+            f"time/{self.unit}_per_second": f"{{:,.0f}} {self.unit}/s",
         }
-        return "  ".join(form.format(self._values[tag]) for tag, form in shown.items() if tag in self._values)
+        return "  ".join(form.format(self.values[tag]) for tag, form in shown.items() if tag in self.values)
 
 
 def show_table(title: str, rows: Mapping[str, Scalar], console: Console | None = None) -> None:

@@ -24,15 +24,7 @@ from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 from tensorboard.plugins.hparams import metadata as hparams_metadata
 from tensorboard.util.tensor_util import make_ndarray
 
-from normbench.recording import (
-    ConsoleSink,
-    JsonLinesSink,
-    Sink,
-    TensorBoardSink,
-    show_table,
-    truncate_events,
-    truncate_metrics,
-)
+from normbench.recording import Display, Recorder, show_table, truncate_events, truncate_metrics
 
 CONFIG: dict[str, Any] = {"norm": "rmsnorm", "seed": 0, "optim.lr": 1e-3, "norm.affine": True, "norm.groups": None}
 
@@ -58,9 +50,9 @@ def plugin(directory: Path, tag: str) -> Any:
     return read(directory).SummaryMetadata(tag).plugin_data
 
 
-def record_steps(directory: Path, steps: range) -> Sink:
+def record_steps(directory: Path, steps: range) -> Recorder:
     """Record as a run does: the header at every start, then numbers."""
-    recorder = Sink(TensorBoardSink(directory), JsonLinesSink(directory / "metrics.jsonl"))
+    recorder = Recorder(directory)
     recorder.begin(CONFIG, f"from {steps.start}")
     for step in steps:
         recorder.scalars(step, {"loss/train": step / 8, "optim/lr": 1e-3})
@@ -77,7 +69,7 @@ def logged_steps(directory: Path) -> list[int]:
 
 
 def test_numbers_histograms_and_texts_come_back(tmp_path: Path) -> None:
-    sink, before = TensorBoardSink(tmp_path), time.time()
+    sink, before = Recorder(tmp_path), time.time()
     sink.begin(CONFIG, "```yaml\nα: 0.5\n```")
     sink.scalars(1, {"loss/train": 2.5, "act/block00.mlp/rms_out": 0.1})
     sink.scalars(2, {"loss/train": math.inf})
@@ -99,7 +91,7 @@ def test_numbers_histograms_and_texts_come_back(tmp_path: Path) -> None:
 
 
 def test_hyperparameters_and_layout_come_back(tmp_path: Path) -> None:
-    sink = TensorBoardSink(tmp_path)
+    sink = Recorder(tmp_path)
     sink.begin(CONFIG, "")
     assert hparams_metadata.SESSION_END_INFO_TAG not in read(tmp_path).Tags()["tensors"]
     sink.end()
@@ -121,13 +113,13 @@ def test_hyperparameters_and_layout_come_back(tmp_path: Path) -> None:
 
 
 def test_one_call_is_one_record_that_is_there_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sink, waits = TensorBoardSink(tmp_path), []
+    sink, waits = Recorder(tmp_path), []
     monkeypatch.setattr(os, "fsync", waits.append)
     sink.scalars(1, {f"act/block{block:02d}/rms": float(block) for block in range(150)})
     assert [len(event.summary.value) for event in events(tmp_path)] == [0, 150]
     assert waits == []
     sink.flush()
-    assert len(waits) == 1  # only a flush waits for the disk
+    assert len(waits) == 2  # only a flush waits for the disk
     sink.close()
 
 
@@ -139,14 +131,12 @@ def test_the_checksum_is_the_standard_s_whoever_computes_it(there: bool) -> None
 
 
 def test_json_lines_are_valid_json_and_complete_at_once(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
     for step, values in ((10, {"loss/train": 1 / 3}), (20, {"a": math.nan, "b": -math.inf, "c": 1.0})):
-        sink = JsonLinesSink(path)
-        sink.scalars(step, values)
-        finite = {tag: value if math.isfinite(value) else None for tag, value in values.items()}
-        line = path.read_text().splitlines()[-1]
-        assert json.loads(line, parse_constant=pytest.fail) == {"step": step, **finite}
-        sink.close()
+        with closing(Recorder(tmp_path)) as recorder:
+            recorder.scalars(step, values)
+            finite = {tag: value if math.isfinite(value) else None for tag, value in values.items()}
+            line = (tmp_path / "metrics.jsonl").read_text().splitlines()[-1]
+            assert json.loads(line, parse_constant=pytest.fail) == {"step": step, **finite}
 
 
 # ---- continuation
@@ -181,7 +171,7 @@ def test_a_file_that_met_a_full_disk_is_whole_when_there_is_room_again(tmp_path:
 import resource, sys, pathlib
 from normbench.recording import *
 path = pathlib.Path(sys.argv[1])
-recorder = Sink(TensorBoardSink(path), JsonLinesSink(path / "metrics.jsonl"))
+recorder = Recorder(path)
 hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
 resource.setrlimit(resource.RLIMIT_FSIZE, (5000, hard))
 failed = []
@@ -213,10 +203,10 @@ class Screen:
             file=self.output, force_terminal=terminal, width=80, get_time=lambda: self.now, color_system=None
         )
 
-    def train(self, sink: Sink, steps: range, seconds_per_step: float) -> None:
+    def train(self, display: Display, steps: range, seconds_per_step: float) -> None:
         for step in steps:
             self.now += seconds_per_step * steps.step
-            sink.progress(step, {"loss/train": 2.0, "optim/lr": 1e-3, "time/tokens_per_second": 51234.0})
+            display.show(step, {"loss/train": 2.0, "optim/lr": 1e-3, "time/tokens_per_second": 51234.0})
 
     @property
     def lines(self) -> list[str]:
@@ -227,7 +217,7 @@ class Screen:
 def test_time_left_counts_only_this_process(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
     monkeypatch.setenv("TERM", "xterm")
     screen = Screen(terminal)
-    with closing(ConsoleSink(2000, "tokens", start_step=1000, console=screen.console)) as sink:
+    with closing(Display(2000, "tokens", start_step=1000, console=screen.console)) as sink:
         screen.train(sink, range(1100, 1501, 100), seconds_per_step=0.1)
     assert "0:00:50 left" in screen.output.getvalue()  # 500 steps of 0.1 s
     assert "loss 2.0000  lr 1.0e-03  51,234 tokens/s" in screen.output.getvalue()
@@ -235,19 +225,19 @@ def test_time_left_counts_only_this_process(monkeypatch: pytest.MonkeyPatch, ter
 
 def test_lines_without_a_terminal_come_at_each_tenth_ten_seconds_and_evaluation() -> None:
     screen = Screen(terminal=False)
-    screen.train(ConsoleSink(1000, "images", console=screen.console), range(1, 1001), seconds_per_step=0.01)
+    screen.train(Display(1000, "images", console=screen.console), range(1, 1001), seconds_per_step=0.01)
     assert [int(line[5:9]) for line in screen.lines] == list(range(100, 1001, 100))
     screen = Screen(terminal=False)
-    sink = ConsoleSink(100_000, "images", console=screen.console)
+    sink = Display(100_000, "images", console=screen.console)
     screen.train(sink, range(1, 101), seconds_per_step=1.0)
-    sink.progress(101, {"loss/train": 2.0, "loss/val": 2.5})
+    sink.show(101, {"loss/train": 2.0, "loss/val": 2.5})
     assert len(screen.lines) == 11 and "val 2.5000" in screen.lines[10]
 
 
 def test_the_live_display_is_drawn_rarely_and_leaves_the_terminal_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     screen, before = Screen(terminal=True), (threading.active_count(), sys.stdout, sys.stderr)
-    sink = ConsoleSink(1000, "tokens", console=screen.console)
+    sink = Display(1000, "tokens", console=screen.console)
     screen.train(sink, range(1, 501), seconds_per_step=0.01)
     assert threading.active_count() == before[0]
     assert screen.output.getvalue().count("loss 2.0000") == pytest.approx(5 / 0.25, abs=2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import fields
 from types import FrameType
 from typing import Any
@@ -16,7 +16,7 @@ import yaml
 from normbench import build, recording
 from normbench.errors import RunFailure, is_disk_full, is_out_of_memory
 from normbench.probes import Probes, Wanted
-from normbench.recording import ConsoleSink, JsonLinesSink, Sink, TensorBoardSink, show_table
+from normbench.recording import Display, Recorder, show_table
 from normbench.run.plan import Run
 from normbench.rundir import RunDirectory, Status, describe_environment, read_json, write_bytes, write_json
 from normbench.settings import flat
@@ -65,8 +65,7 @@ class Session:
 
     def train(self) -> int:
         """Train to an end of any kind; return the exit status."""
-        with self.ending(), stop_signals() as stop:
-            self.prepare()
+        with self.failure_noted(), stop_signals() as stop, closing(self.prepare()):
             try:
                 complete = self.loop.run(stop, self.beat)
             except Diverged as result:
@@ -74,8 +73,8 @@ class Session:
             return self.finish("finished", self.loop.step, "") if complete else self.interrupted(stop[0])
 
     @contextmanager
-    def ending(self) -> Iterator[None]:
-        """Name a failure in status.json, and close the record whatever happens."""
+    def failure_noted(self) -> Iterator[None]:
+        """Name a failure in status.json."""
         try:
             yield
         except BaseException as error:  # noted, and raised again; where a disk was full, the same command goes on
@@ -83,14 +82,11 @@ class Session:
             status: Status = "interrupted" if stopped else "failed"
             self.write_status("out_of_memory" if is_out_of_memory(error) else status, str(error))
             raise
-        finally:
-            with suppress(OSError):
-                self.loop.recorder.close()
 
     # ---- where it starts
 
-    def prepare(self) -> None:
-        """Bring the record and the loop to the step where the run goes on."""
+    def prepare(self) -> Recorder:
+        """Bring the loop and its record to the step where the run goes on; return what is to be closed."""
         run, directory, loop = self.run, self.directory, self.loop
         forget_peak(run.device)
         self.restore()
@@ -103,12 +99,13 @@ class Session:
         write_json(directory.environment, {"sessions": [*directory.sessions(), here]})
         recording.truncate_metrics(directory.metrics, loop.step)
         recording.truncate_events(directory.path, loop.step)
-        console = Sink() if self.settings.quiet else ConsoleSink(run.steps, run.data.task.unit, loop.step)
-        loop.recorder = Sink(JsonLinesSink(directory.metrics), TensorBoardSink(directory.path), console)
+        display = None if self.settings.quiet else Display(run.steps, run.data.task.unit, loop.step)
+        loop.recorder = Recorder(directory.path, display)
         self.announce()
         groups = {group: run.config.choices.groups[group] for group in ("norm", "placement", "model", "data")}
         choices = {**groups, "seed": self.settings.seed, **flat(run.config.tree)}
         loop.recorder.begin(choices, f"```yaml\n{config}```")
+        return loop.recorder
 
     def restore(self) -> None:
         """Bring the loop to the last checkpoint, if there is one; a run that extends another begins with its record.

@@ -15,7 +15,7 @@ from rich.filesize import decimal
 
 from normbench.config.compose import Config
 from normbench.errors import RunFailure, is_disk_full, is_out_of_memory
-from normbench.recording import JsonLinesSink, Sink, TensorBoardSink, show_table
+from normbench.recording import Recorder, show_table
 from normbench.run.plan import Run, prepare
 from normbench.run.session import Session, describe_here, settle, show_summary
 from normbench.rundir import read_json
@@ -150,8 +150,7 @@ def measure(session: Session) -> Estimate:
     """
     with TemporaryDirectory(prefix="normbench-") as name:
         folder = Path(name)
-        session.loop.recorder = Sink(JsonLinesSink(folder / "metrics.jsonl"), TensorBoardSink(folder))
-        with closing(session.loop.recorder):
+        with closing(Recorder(folder)) as session.loop.recorder:
             return estimate(session.loop, folder)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from normbench.config.schema import TrainConfig
 from normbench.probes import Probes, Reading
-from normbench.recording import Sink
+from normbench.recording import Recorder
 from normbench.training.checkpoint import Checkpoints, State
 from normbench.training.clock import Clock
 from normbench.training.guard import GRADIENT_NORM, Diverged, Guard, buffers_kept, first_nonfinite
@@ -35,9 +35,10 @@ class Loop:
     Everything random in a step is a function of (seed, step), so a checkpoint needs no generator's state, and the same
     step draws the same batch and dropout masks whatever the norm, the placement or the probes.
 
-    latest: the newest value of each tag. loss_count: steps since the last log. first_loss: the first that was logged.
-    runaway_since: the step from which on the logged loss is too large. compile_seconds: what the first step took where
-    torch.compile works in it. units: tokens, texts or images of the last step.
+    recorder: to be set before it begins. latest: the newest value of each tag. loss_count: steps since the last log.
+    first_loss: the first that was logged. runaway_since: the step from which on the logged loss is too large.
+    compile_seconds: what the first step took where torch.compile works in it. units: tokens, texts or images of the
+    last step.
     """
 
     model: Model
@@ -50,7 +51,7 @@ class Loop:
     precision: Precision
     settings: TrainConfig
     steps: int
-    recorder: Sink = field(default_factory=Sink)
+    recorder: Recorder = field(init=False)
     step: int = 0
     latest: dict[str, float] = field(default_factory=dict)
     best_loss: float = math.inf
@@ -242,7 +243,6 @@ class Loop:
         self.loss_sum.zero_()
         self.loss_count = 0
         self.record(values)
-        self.recorder.progress(self.step, self.latest)
         self.check_runaway(loss)
 
     def evaluate(self) -> None:
@@ -258,7 +258,6 @@ class Loop:
         if data.has_test and self.step == self.steps:
             values |= self.tagged("test", data.eval_batches("test"))
         self.record(values)
-        self.recorder.progress(self.step, self.latest)
         self.keep_best(values["loss/val"])
 
     def keep_best(self, loss: float) -> None:
