@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import importlib
 import inspect
-import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, partial, wraps
@@ -30,7 +29,6 @@ from normbench.types import (
     NormFactory,
     NormFacts,
     Placement,
-    PlacementFactory,
     Site,
     Task,
     stable_seed,
@@ -68,14 +66,6 @@ def resolve_device(name: str) -> torch.device:
     return device
 
 
-def number_of_steps(tree: Tree, data: Data) -> int:
-    """Return the length of the run in optimizer steps."""
-    trainer = tree["trainer"]
-    if trainer["steps"] is not None:
-        return int(trainer["steps"])
-    return max(1, math.ceil(trainer["epochs"] * data.steps_per_epoch / trainer["accumulate"]))
-
-
 # ---- what a _target_ names
 
 
@@ -87,9 +77,7 @@ def imported(path: str, where: str = "") -> Callable[..., Any]:
     """
     where = where or path
     try:
-        module, dot, name = path.rpartition(".")
-        if not dot:
-            raise ValueError("it has no dot")
+        module, _, name = path.rpartition(".")
         found = getattr(importlib.import_module(module), name)
     except Exception as error:  # a person's module may raise anything
         if place_of(error):
@@ -97,8 +85,7 @@ def imported(path: str, where: str = "") -> Callable[..., Any]:
         raise UsageError(f"{where} cannot be imported ({error}): give package.module.Class") from error
     if not callable(found):
         raise UsageError(f"{where} is not a class: give package.module.Class")
-    target: Callable[..., Any] = found
-    return target
+    return found
 
 
 def target(tree: Tree, section: str) -> tuple[Callable[..., Any], type]:
@@ -152,8 +139,6 @@ def factory(tree: Tree, section: str) -> Callable[..., Any]:
             inspect.signature(make).bind(*args, **kwargs)
         except TypeError as error:
             raise ContractError(f"{where} must take {given} and {section}'s settings ({error}): change it") from error
-        except ValueError:  # not written in Python
-            pass
         made = make(*args, **kwargs)
         if not isinstance(made, kind):
             raise ContractError(f"{where} gives something of type {type(made).__name__}: return a {kind.__qualname__}")
@@ -180,8 +165,7 @@ def norm_facts(tree: Tree) -> NormFacts:
     _, norm = target(tree, "norm")
     if not (hasattr(norm, "facts_for") and hasattr(norm, "facts")):
         return NormFacts(statistics_over="unknown", centers=False)
-    facts: NormFacts = norm.facts_for(**{key: value for key, value in tree["norm"].items() if not key.startswith("_")})
-    return facts
+    return norm.facts_for(**{key: value for key, value in tree["norm"].items() if not key.startswith("_")})
 
 
 def check_combination(tree: Tree, names: Mapping[str, str]) -> NormFacts:
@@ -207,8 +191,7 @@ def make_data(tree: Tree, seed: int) -> Data:
     Raises:
         UsageError: they are not there, or a setting does not fit.
     """
-    data: Data = factory(tree, "data")(seed=seed)
-    return data
+    return factory(tree, "data")(seed=seed)
 
 
 @contextmanager
@@ -253,13 +236,10 @@ def build_model(tree: Tree, task: Task, seed: int) -> tuple[Model, dict[str, nn.
 
     def place(branches: Mapping[str, Branch], norm: NormFactory, site: Site) -> Placement:
         with seeded(seed, "placement", site.name):
-            placement: Placement = make_placement(branches, norm, site)
-            return placement
+            return make_placement(branches, norm, site)
 
-    placed: PlacementFactory = place
     with seeded(seed, "model"):
-        model: Model = factory(tree, "model")(task, norms, placed)
-    return model, norms.made
+        return factory(tree, "model")(task, norms, place), norms.made
 
 
 def make_model(tree: Tree, task: Task, seed: int) -> tuple[Model, dict[str, nn.Module]]:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 from urllib.parse import urlencode
 
 import numpy as np
@@ -77,8 +77,7 @@ ARM = r"^(.*?)(?:-s\d+-[0-9a-f]{8})?$"  # runs whose names match in the bracket,
 
 SPEED_PERIOD = 600.0  # seconds whose speed the time left is computed from
 REFRESH_PERIOD = 0.25  # seconds between two drawings of a live display, which take some ms of the training's time
-LINE_PERIOD = 10.0  # seconds, at most, between two lines where there is no terminal ...
-LINE_SHARE = 0.1  # ... and steps, as a share of the run
+LINE_PERIOD = 10.0  # seconds, at most, between two lines where there is no terminal
 
 
 class Recorder:
@@ -87,7 +86,8 @@ class Recorder:
     Each record is whole and with the operating system when the call returns, so no kill loses one. Steps do not
     decrease from call to call. A full disk raises OSError (ENOSPC) from the call that writes, or at the latest from
     `flush`; what it did not take stays buffered and goes out first when there is room again: no file is ever damaged in
-    its middle. No background thread takes time from the training or swallows an error. `truncate` comes first.
+    its middle. No background thread takes time from the training or swallows an error. `truncate_metrics` and
+    `truncate_events` come first.
     """
 
     def __init__(self, directory: Path, display: Display | None = None) -> None:
@@ -105,8 +105,7 @@ class Recorder:
             self._metrics.flush()
         finally:
             kind = scalar.create_summary_metadata(display_name="", description="")
-            numbers = {tag: TensorProto(dtype=DT_FLOAT, float_val=[number]) for tag, number in values.items()}
-            self._add(step, kind, numbers)
+            self._add(step, kind, {tag: TensorProto(dtype=DT_FLOAT, float_val=[values[tag]]) for tag in values})
         if self._display:
             self._display.show(step, values)
 
@@ -129,16 +128,12 @@ class Recorder:
         infos = [api_pb2.HParamInfo(name=name, differs=place < CHOICES_OPEN) for place, name in enumerate(choices)]
         columns = [api_pb2.MetricInfo(name=api_pb2.MetricName(tag=tag)) for tag in METRICS]
         experiment = api_pb2.Experiment(hparam_infos=infos, metric_infos=columns)
+        kind = metadata.create_summary_metadata(plugin_data_pb2.HParamsPluginData(experiment=experiment))
+        listed = Summary.Value(tag=metadata.EXPERIMENT_TAG, metadata=kind, tensor=metadata.NULL_TENSOR)
         chosen = {name: "null" if choice is None else choice for name, choice in choices.items()}
         layout = {key: {name: ("Multiline", [tags]) for name, tags in lines.items()} for key, lines in CHARTS.items()}
         summaries = text_pb("config", page), custom_scalars(layout), summary_v2.hparams_pb(chosen)
-        values = [value for summary in summaries for value in summary.value]
-        self._write(0, [*values, listed(metadata.EXPERIMENT_TAG, experiment=experiment)])
-
-    def end(self) -> None:
-        """Mark the run as over in the HParams tab."""
-        info = plugin_data_pb2.SessionEndInfo(status=api_pb2.STATUS_SUCCESS, end_time_secs=time.time())
-        self._write(0, [listed(metadata.SESSION_END_INFO_TAG, session_end_info=info)])
+        self._write(0, [listed, *(value for summary in summaries for value in summary.value)])
 
     def flush(self) -> None:
         """Return when everything so far is on disk."""
@@ -153,8 +148,8 @@ class Recorder:
         with ExitStack() as stack:
             stack.enter_context(self._metrics)  # which closes it also when the disk is full
             stack.enter_context(self._events)
-            if self._display:
-                self._display.close()
+            if self._display and self._display.live.is_started:
+                self._display.stop()  # and leave the last state on the screen
             self.flush()
 
     def _add(self, step: int, kind: SummaryMetadata, tensors: Mapping[str, TensorProto]) -> None:
@@ -173,12 +168,6 @@ class Recorder:
 def finite(values: Mapping[str, float]) -> dict[str, float | None]:
     """Return numbers as JSON has them: it has no NaN and no infinity, so one that is not finite is None."""
     return {tag: value if math.isfinite(value) else None for tag, value in values.items()}
-
-
-def listed(tag: str, **content: Any) -> Summary.Value:
-    """Return something for the HParams tab, which reads it from the tag's metadata."""
-    kind = metadata.create_summary_metadata(plugin_data_pb2.HParamsPluginData(**content))
-    return Summary.Value(tag=tag, metadata=kind, tensor=metadata.NULL_TENSOR)
 
 
 def start_page(address: str) -> str:
@@ -241,44 +230,37 @@ def truncate_metrics(path: Path, last_step: int) -> None:
 class Display(Progress):
     """Shows how far a run is: a bar with numbers below it on a terminal, lines elsewhere.
 
-    Lines come at each evaluation, each tenth of the run, and each 10 seconds. unit: what throughput counts, `tokens` or
+    Lines come at each evaluation, and each 10 seconds. unit: what throughput counts, `tokens` or
     `images`. start_step: the steps that are done already when a run goes on. console: by default standard output.
     """
 
     def __init__(self, total_steps: int, unit: str, start_step: int = 0, console: Console | None = None) -> None:
-        self.total, self.unit, self.values = total_steps, unit, dict[str, float]()
+        self.unit, self.values = unit, dict[str, float]()
         columns = "step", MofNCompleteColumn(), BarColumn(bar_width=None), TaskProgressColumn()
         times = TimeElapsedColumn(), TextColumn("{task.fields[left]}")
         # It is drawn from here alone, and starts no thread that would take time from the training.
         super().__init__(*columns, *times, console=console or Console(), expand=True, auto_refresh=False)
         self.speed_estimate_period = SPEED_PERIOD
-        self.shown_step, self.shown_time = start_step, self.get_time()
+        self.shown = self.get_time()
         self.add_task("", total=total_steps, completed=start_step, left="")
 
     def show(self, step: int, values: Mapping[str, float]) -> None:
         """Show that `step` steps are done, and the newest numbers by tag; cheap enough for every log step."""
         self.values.update(values)
-        task = self.task_ids[0]
-        self.update(task, completed=step)
-        seconds = self.tasks[0].time_remaining  # steps before a continuation do not count as done in this time
-        left = "" if seconds is None else f"{timedelta(seconds=int(seconds))} left"
-        waited, share = self.get_time() - self.shown_time, (step - self.shown_step) / self.total
-        if self.console.is_interactive:
-            if self.live.is_started and waited < REFRESH_PERIOD:
-                return
-            self.start()
-            self.update(task, left=left, refresh=True)
-        elif "loss/val" in values or share >= LINE_SHARE or waited >= LINE_PERIOD or step >= self.total:
-            parts = f"step {step:>{len(str(self.total))}}/{self.total}", self.numbers(), left
-            self.console.print("  ".join(filter(None, parts)), highlight=False, soft_wrap=True)
-        else:
+        (task,) = self.tasks
+        self.update(task.id, completed=step)
+        seconds, waited = task.time_remaining, self.get_time() - self.shown
+        left = "" if seconds is None else f"{timedelta(seconds=int(seconds))} left"  # by the pace of this process alone
+        live = self.console.is_interactive
+        if waited < (REFRESH_PERIOD if live else LINE_PERIOD) and "loss/val" not in values:
             return
-        self.shown_step, self.shown_time = step, self.get_time()
-
-    def close(self) -> None:
-        """Leave the last state on the screen."""
-        if self.live.is_started:
-            self.stop()
+        self.shown = self.get_time()
+        if live:
+            self.start()
+            self.update(task.id, left=left, refresh=True)
+        else:
+            parts = f"step {step:>{len(str(task.total))}}/{task.total}", self.numbers(), left
+            self.console.print("  ".join(filter(None, parts)), highlight=False, soft_wrap=True)
 
     def get_renderables(self) -> Iterable[RenderableType]:
         """Return two lines for the bottom of the terminal; what is printed meanwhile appears above them."""

@@ -118,8 +118,8 @@ def test_overflowing_steps_are_left_out_and_counted() -> None:
     scaling = Precision("fp16", CPU)
     before = model.weight.detach().clone()
     for factor in (1e37, 1.0):  # 65,536 times the first one's gradient is no float32 any more
-        scaling.backward(factor * model(torch.ones(2, 4)).sum())
-        scaling.unscale(optimizer)
+        scaling.scaler.scale(factor * model(torch.ones(2, 4)).sum()).backward()
+        scaling.scaler.unscale_(optimizer)
         norm = nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
         scaling.step(optimizer, norm)
         optimizer.zero_grad()

@@ -93,16 +93,12 @@ def test_numbers_histograms_and_texts_come_back(tmp_path: Path) -> None:
 def test_hyperparameters_and_layout_come_back(tmp_path: Path) -> None:
     sink = Recorder(tmp_path)
     sink.begin(CONFIG, "")
-    assert hparams_metadata.SESSION_END_INFO_TAG not in read(tmp_path).Tags()["tensors"]
-    sink.end()
     sink.close()
     parsed = hparams_metadata
     start = parsed.parse_session_start_info_plugin_data(plugin(tmp_path, parsed.SESSION_START_INFO_TAG).content)
-    end = parsed.parse_session_end_info_plugin_data(plugin(tmp_path, parsed.SESSION_END_INFO_TAG).content)
     experiment = parsed.parse_experiment_plugin_data(plugin(tmp_path, parsed.EXPERIMENT_TAG).content)
     assert (start.hparams["norm"].string_value, start.hparams["norm.groups"].string_value) == ("rmsnorm", "null")
     assert (start.hparams["optim.lr"].number_value, start.hparams["norm.affine"].bool_value) == (1e-3, True)
-    assert end.end_time_secs >= start.start_time_secs > 0
     assert [info.name for info in experiment.hparam_infos] == list(CONFIG)
     assert "loss/val" in [info.name.tag for info in experiment.metric_infos]
     layout = Layout.FromString(series(tmp_path, "custom_scalars__config__")[0][1])
@@ -217,31 +213,29 @@ class Screen:
 def test_time_left_counts_only_this_process(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
     monkeypatch.setenv("TERM", "xterm")
     screen = Screen(terminal)
-    with closing(Display(2000, "tokens", start_step=1000, console=screen.console)) as sink:
-        screen.train(sink, range(1100, 1501, 100), seconds_per_step=0.1)
+    display = Display(2000, "tokens", start_step=1000, console=screen.console)
+    screen.train(display, range(1100, 1501, 100), seconds_per_step=0.1)
+    display.stop()
     assert "0:00:50 left" in screen.output.getvalue()  # 500 steps of 0.1 s
     assert "loss 2.0000  lr 1.0e-03  51,234 tokens/s" in screen.output.getvalue()
 
 
-def test_lines_without_a_terminal_come_at_each_tenth_ten_seconds_and_evaluation() -> None:
+def test_lines_without_a_terminal_come_at_each_ten_seconds_and_evaluation() -> None:
     screen = Screen(terminal=False)
-    screen.train(Display(1000, "images", console=screen.console), range(1, 1001), seconds_per_step=0.01)
-    assert [int(line[5:9]) for line in screen.lines] == list(range(100, 1001, 100))
-    screen = Screen(terminal=False)
-    sink = Display(100_000, "images", console=screen.console)
-    screen.train(sink, range(1, 101), seconds_per_step=1.0)
-    sink.show(101, {"loss/train": 2.0, "loss/val": 2.5})
+    display = Display(100_000, "images", console=screen.console)
+    screen.train(display, range(1, 101), seconds_per_step=1.0)
+    display.show(101, {"loss/train": 2.0, "loss/val": 2.5})
     assert len(screen.lines) == 11 and "val 2.5000" in screen.lines[10]
 
 
 def test_the_live_display_is_drawn_rarely_and_leaves_the_terminal_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     screen, before = Screen(terminal=True), (threading.active_count(), sys.stdout, sys.stderr)
-    sink = Display(1000, "tokens", console=screen.console)
-    screen.train(sink, range(1, 501), seconds_per_step=0.01)
+    display = Display(1000, "tokens", console=screen.console)
+    screen.train(display, range(1, 501), seconds_per_step=0.01)
     assert threading.active_count() == before[0]
     assert screen.output.getvalue().count("loss 2.0000") == pytest.approx(5 / 0.25, abs=2)
-    sink.close()
+    display.stop()
     assert screen.output.getvalue().rstrip("\n").endswith("\x1b[?25h")  # the cursor is shown again
     assert (sys.stdout, sys.stderr) == before[1:]
 

@@ -145,15 +145,15 @@ def test_mistakes_come_first_and_the_surest_of_them() -> None:
 
     examples, wrong, total = classify(Fixed(1, 1), batches(), 4)
     assert (wrong, total) == (2, 4)
-    assert [(example.number, example.predicted) for example in examples] == [(3, 1), (1, 0), (0, 0), (2, 0)]
+    assert [(int(example.inputs), example.predicted) for example in examples] == [(3, 1), (1, 0), (0, 0), (2, 0)]
     assert examples[0].surprise == pytest.approx(np.exp(4) / (1 + np.exp(4)))
-    assert [example.number for example in classify(Fixed(1, 1), batches(), 1)[0]] == [3]
+    assert [int(example.inputs) for example in classify(Fixed(1, 1), batches(), 1)[0]] == [3]
 
 
 def test_a_mistake_has_a_red_frame_and_its_pixels_are_there() -> None:
     pixels = np.zeros((3, 4, 4), np.uint8)
     pixels[1] = 200  # green
-    wrong, right = (Judged(0, 0, 1, surprise, torch.zeros(1)) for surprise in (0.9, -0.9))
+    wrong, right = (Judged(0, 1, surprise, torch.zeros(1)) for surprise in (0.9, -0.9))
     canvas = FigureCanvasAgg(
         draw_page("title", [wrong, right], [pixels, pixels], ["no", "a very long name of a class"])
     )

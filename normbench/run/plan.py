@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -23,8 +24,6 @@ from normbench.types import Data, NormFacts
 
 # What may be changed of a run that is extended; everything else is its parent's.
 EXTENSION_KEYS = ("extend", "trainer", "name", "outputs", "quiet", "rerun", "device")
-# ... and what of the trainer may not: a checkpoint has what belongs to it.
-FIXED_KEYS = ("trainer.precision", "trainer.accumulate", "trainer.ema")
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,8 @@ def prepare(config: Config, data: Data | None = None, device: torch.device | Non
     facts = build.check_combination(config.tree, config.choices.groups)
     device = device or build.resolve_device(config.closed.device)
     data = data or build.make_data(config.tree, config.closed.seed)
-    steps = build.number_of_steps(config.tree, data)
+    trainer = config.closed.trainer
+    steps = trainer.steps or max(1, math.ceil((trainer.epochs or 0) * data.steps_per_epoch / trainer.accumulate))
     if parent is not None:
         check_extension(parent, steps)
     tree = {**config.tree, "trainer": {**config.tree["trainer"], "steps": steps, "epochs": None}}
@@ -140,10 +140,9 @@ def extended(config: Config, parent: RunDirectory) -> Config:
         if path == "hydra.searchpath":  # where the parent's classes may be
             continue
         section, _, key = path.rpartition(".")
-        if path in FIXED_KEYS or (section or key) not in EXTENSION_KEYS:
+        if (section or key) not in EXTENSION_KEYS:
             raise UsageError(
-                f"{word} cannot be changed with extend=: leave it out, everything but trainer.* is the run's own, and "
-                "of that precision, accumulate and ema"
+                f"{word} cannot be changed with extend=: leave it out, everything but trainer.* is the run's own"
             )
         (lookup(tree, section) if section else tree)[key] = lookup(config.tree, path)
     tree |= {key: config.tree[key] for key in ("rerun", "quiet")}  # of this command, not of the parent's

@@ -64,21 +64,16 @@ class Session:
         )
 
     def train(self) -> int:
-        """Train to an end of any kind; return the exit status."""
-        with self.failure_noted(), stop_signals() as stop, closing(self.prepare()):
-            try:
-                complete = self.loop.run(stop, self.beat)
-            except Diverged as result:
-                return self.finish("diverged", result.step, result.reason)
-            return self.finish("finished", self.loop.step, "") if complete else self.interrupted(stop[0])
-
-    @contextmanager
-    def failure_noted(self) -> Iterator[None]:
-        """Name a failure in status.json."""
+        """Train to an end of any kind; return the exit status. A failure is noted, and raised again."""
         try:
-            yield
-        except BaseException as error:  # noted, and raised again; where a disk was full, the same command goes on
-            stopped = isinstance(error, KeyboardInterrupt) or is_disk_full(error)
+            with stop_signals() as stop, closing(self.prepare()):
+                try:
+                    complete = self.loop.run(stop, self.beat)
+                except Diverged as result:
+                    return self.finish("diverged", result.step, result.reason)
+                return self.finish("finished", self.loop.step, "") if complete else self.interrupted(stop[0])
+        except BaseException as error:
+            stopped = isinstance(error, KeyboardInterrupt) or is_disk_full(error)  # the same command goes on
             status: Status = "interrupted" if stopped else "failed"
             self.write_status("out_of_memory" if is_out_of_memory(error) else status, str(error))
             raise
@@ -101,10 +96,9 @@ class Session:
         recording.truncate_events(directory.path, loop.step)
         display = None if self.settings.quiet else Display(run.steps, run.data.task.unit, loop.step)
         loop.recorder = Recorder(directory.path, display)
-        self.announce()
-        groups = {group: run.config.choices.groups[group] for group in ("norm", "placement", "model", "data")}
-        choices = {**groups, "seed": self.settings.seed, **flat(run.config.tree)}
-        loop.recorder.begin(choices, f"```yaml\n{config}```")
+        self.announce(loop.step)
+        chosen = {group: run.config.choices.groups[group] for group in ("norm", "placement", "model", "data")}
+        loop.recorder.begin({**chosen, "seed": self.settings.seed, **flat(run.config.tree)}, f"```yaml\n{config}```")
         return loop.recorder
 
     def restore(self) -> None:
@@ -127,7 +121,7 @@ class Session:
                 f"the checkpoint in {self.directory.path} is of another version of normbench: rerun=true makes it anew"
             ) from error
 
-    def announce(self) -> None:
+    def announce(self, start_step: int) -> None:
         """Say what runs, where, and what a reader of its numbers must know."""
         loop, names, steps = self.loop, self.run.config.choices.groups, self.run.steps
         parameters = parameter_counts(loop.model, self.norms.values())["total"]
@@ -136,19 +130,16 @@ class Session:
             f"{names['data']} · {steps:,} steps on {self.run.device}"
         )
         self.say(f"run directory: {self.directory.path}")
-        if loop.step:
-            self.say(f"going on from step {loop.step:,}")
+        if start_step:
+            self.say(f"going on from step {start_step:,}")
         for words in filter(None, caveats(self.run).values()):
             self.say(f"warning: {words}")
-        if (warmup := loop.schedule.warmup_steps(steps)) >= steps:
-            self.say(f"note: the run ends within its warm-up of {warmup:,} steps (schedule.warmup)")
 
     # ---- how it ends
 
     def finish(self, status: Status, step: int, message: str) -> int:
         """Write the summary; a result, whether finished or diverged."""
         summary = self.summarize() | {"status": status, "step": step, "message": message}
-        self.loop.recorder.end()
         self.loop.recorder.close()
         write_json(self.directory.summary, summary)
         settle(self.run, summary)
@@ -158,12 +149,11 @@ class Session:
     def summarize(self) -> dict[str, Any]:
         """Return what analysis reads of the whole run, less how it ended (status, step, message)."""
         run, loop = self.run, self.loop
-        results = {tag: value for tag, value in loop.latest.items() if tag.split("/")[0] in RESULTS}
         return {
             "steps": run.steps,
             "choices": dict(run.config.choices.groups),
             "seed": self.settings.seed,
-            "metrics": recording.finite(results),
+            "metrics": recording.finite({tag: loop.latest[tag] for tag in loop.latest if tag.split("/")[0] in RESULTS}),
             "step_time": loop.clock.summary(),
             "peak_memory_bytes": peak_memory(run.device),  # since this process took the run up
             "compile_seconds": loop.compile_seconds or None,
@@ -229,10 +219,15 @@ def stop_signals() -> Iterator[list[int]]:
 
 def describe_here(run: Run) -> dict[str, Any]:
     """Return this process, its machine and its code, and what is needed to load the model: environment.json has it."""
-    accelerator = torch.cuda.get_device_name(run.device) if run.device.type == "cuda" else None
-    device = {"device": str(run.device), "accelerator": accelerator, "threads": torch.get_num_threads()}
-    model = {"choices": dict(run.config.choices.groups), "task": run.data.task.record()}
-    return {**describe_environment(), **device, "data": run.data.describe(), **model}
+    return {
+        **describe_environment(),
+        "device": str(run.device),
+        "accelerator": torch.cuda.get_device_name(run.device) if run.device.type == "cuda" else None,
+        "threads": torch.get_num_threads(),
+        "data": run.data.describe(),
+        "choices": dict(run.config.choices.groups),
+        "task": run.data.task.record(),
+    }
 
 
 def settle(run: Run, summary: Mapping[str, Any]) -> None:
@@ -242,13 +237,13 @@ def settle(run: Run, summary: Mapping[str, Any]) -> None:
         with suppress(OSError):
             directory.write_status(summary["status"], summary["step"], summary["steps"], summary["message"])
     if run.config.closed.trainer.keep_checkpoint == "none":
-        Checkpoints(directory.checkpoint, directory.previous, directory.best).remove()
+        for path in (directory.checkpoint, directory.previous, directory.best):
+            path.unlink(missing_ok=True)
 
 
 def copy_record(parent: RunDirectory, child: RunDirectory) -> None:
     """Begin a run with another's record; the checkpoint comes last, so that a torn copy is begun again."""
-    events = parent.path.glob("events.out.tfevents.*")
-    for source in (parent.metrics, *events, parent.best, parent.checkpoint):
+    for source in (parent.metrics, *recording.event_files(parent.path), parent.best, parent.checkpoint):
         if source.exists():
             write_bytes(child.path / source.name, source.read_bytes())
 
@@ -256,10 +251,12 @@ def copy_record(parent: RunDirectory, child: RunDirectory) -> None:
 def caveats(run: Run) -> dict[str, str | None]:
     """Return what a reader must know of a norm that takes statistics over time: what leaks, what padding does."""
     leaks, pads = run.data.task.shown_by(run.facts) == "training", run.data.pads and run.facts.sees_future != "never"
-    begin = f"{run.config.choices.groups['norm']} takes statistics over time,"
-    leak = f"{begin} so in training each position is shown its future; the training loss is not comparable"
-    padding = f"{begin} and counts the padding of shorter texts in them"
-    return {"leak": leak if leaks else None, "padding": padding if pads else None}
+    over_time = f"{run.config.choices.groups['norm']} takes statistics over time,"
+    leak = "so in training each position is shown its future; the training loss is not comparable"
+    return {
+        "leak": f"{over_time} {leak}" if leaks else None,
+        "padding": f"{over_time} and counts the padding of shorter texts in them" if pads else None,
+    }
 
 
 def show_summary(run: Run, summary: Mapping[str, Any]) -> None:
@@ -269,9 +266,12 @@ def show_summary(run: Run, summary: Mapping[str, Any]) -> None:
         print(directory)
         return
     status = summary["status"] + (f" at step {summary['step']}: {summary['message']}" if summary["message"] else "")
-    rows = {"status": status, **dict(sorted(summary["metrics"].items()))}
-    rows |= {f"step time, {key}": value for key, value in summary["step_time"].items()}
-    rows |= {name.replace("_", " "): summary[name] for name in NOTEWORTHY if summary[name]}
+    rows = {
+        "status": status,
+        **dict(sorted(summary["metrics"].items())),
+        **{f"step time, {key}": value for key, value in summary["step_time"].items()},
+        **{name.replace("_", " "): summary[name] for name in NOTEWORTHY if summary[name]},
+    }
     show_table(directory.name, rows)
     show_table("ledger", flat(summary["ledger"]))
     print(f"look at the curves: normbench tensorboard {directory.parent}")

@@ -15,13 +15,12 @@ from rich.filesize import decimal
 
 from normbench.config.compose import Config
 from normbench.errors import RunFailure, is_disk_full, is_out_of_memory
-from normbench.recording import Recorder, show_table
+from normbench.recording import Recorder, Scalar, show_table
 from normbench.run.plan import Run, prepare
 from normbench.run.session import Session, describe_here, settle, show_summary
 from normbench.rundir import read_json
 from normbench.training.estimate import Estimate, estimate
 from normbench.training.guard import Diverged
-from normbench.training.ledger import parameter_counts
 
 
 def start(config: Config, dry: bool = False) -> int:
@@ -33,11 +32,11 @@ def start(config: Config, dry: bool = False) -> int:
     """
     with limits_named(config.closed.outputs), notes_shown(config.closed.quiet):
         run = prepare(config)
-    return dry_run(run) if dry else train(run)
+    return train(run, dry)
 
 
-def train(run: Run) -> int:
-    """Make a run, go on with it, or say that it is done; return the exit status.
+def train(run: Run, dry: bool = False) -> int:
+    """Make a run, go on with it, or say that it is done; return the exit status. dry: say what it would take.
 
     Raises:
         UsageError: any mistake of the user's; nothing was written.
@@ -46,10 +45,14 @@ def train(run: Run) -> int:
     closed = run.config.closed
     with limits_named(closed.outputs):
         if (summary := run.directory.ended()) and not closed.rerun:
-            with suppress(OSError, RunFailure), run.directory.held():  # where it may be written, and by nobody else
-                settle(run, summary)
+            if not dry:
+                with suppress(OSError, RunFailure), run.directory.held():  # where it may be written, by nobody else
+                    settle(run, summary)
             return show_ended(run, summary)
+        run.directory.check_creatable()
         session = Session(run)
+        if dry:
+            return dry_run(session)
         make_directory(run)
         with run.directory.held():
             if summary := run.directory.ended():  # another process was faster
@@ -117,28 +120,17 @@ def show_ended(run: Run, summary: dict[str, Any]) -> int:
 # ---- what a run would take
 
 
-def dry_run(run: Run) -> int:
-    """Say what `train` would do, and what it would take; return the exit status. Nothing is written.
-
-    Raises:
-        UsageError: whatever `train` would refuse.
-        RunFailure: the machine cannot do it, such as for lack of memory.
-    """
-    closed = run.config.closed
-    with limits_named(closed.outputs):
-        run.directory.check_creatable()
-        if (summary := run.directory.ended()) and not closed.rerun:
-            print(f"{run.directory.path} is {summary['status']} already: train would only show its summary")
-            return 0
-        session = Session(run)
-        if not closed.quiet:
-            print("dry run: a few steps are measured, nothing is kept")
-        rows, done = described(session)
-        try:
-            rows |= measured(run, measure(session), run.steps - done)
-        except Diverged as end:
-            rows["training"] = f"diverges at step {end.step:,}: {end.reason}"
-        show_table("dry run", rows)
+def dry_run(session: Session) -> int:
+    """Say what `train` would do, and what it would take; return the exit status. Nothing is written."""
+    run = session.run
+    status = {} if run.config.closed.rerun else read_json(run.directory.status)
+    done = (status or (run.parent and run.parent.ended()) or {}).get("step", 0)
+    session.announce(done)
+    session.say("dry run: a few steps are measured, nothing is kept")
+    try:
+        show_table("dry run", measured(run, measure(session), run.steps - done))
+    except Diverged as end:
+        print(f"training diverges at step {end.step:,}: {end.reason}")
     return 0
 
 
@@ -154,37 +146,15 @@ def measure(session: Session) -> Estimate:
             return estimate(session.loop, folder)
 
 
-def described(session: Session) -> tuple[dict[str, str], int]:
-    """Return what would run, and how many of its steps are done."""
-    run = session.run
-    names, counts = run.config.choices.groups, parameter_counts(session.loop.model, session.norms.values())
-    threads = f", threads: {run.threads}" if run.device.type == "cpu" else ""
-    status = {} if run.config.closed.rerun else read_json(run.directory.status) or {}
-    done = (status or (run.parent and run.parent.ended()) or {}).get("step", 0)
-    return {
-        "what": f"{names['norm']} · {names['placement']} · {names['model']} · {names['data']}",
-        "where": f"{run.device}, {run.config.closed.trainer.precision}{threads}",
-        "run directory": str(run.directory.path),
-        "state": status.get("status", "new") + (f"; goes on from step {done:,}" if done else ""),
-        "steps": f"{run.steps:,} (an epoch: {run.data.steps_per_epoch:,} batches)",
-        "parameters": f"{counts['total']:,} ({counts['in_norms']:,} in norms, {counts['outside_norms']:,} outside)",
-    }, done
-
-
-def measured(run: Run, found: Estimate, steps: int) -> dict[str, str]:
+def measured(run: Run, found: Estimate, steps: int) -> dict[str, Scalar]:
     """Return what steps take of memory, time and disk; the time of writing checkpoints is not counted."""
-    costs, times = found.costs, found.times(steps)
-    rows = {}
-    if found.peak is not None:
-        whose = "the whole process" if run.device.type == "cpu" else f"tensors on {run.device}"
-        rows["memory, peak of a step"] = f"{decimal(found.peak)} ({whose})"
-    if found.step_ms is not None:
-        rows["time of a step"] = f"{found.step_ms:,.3g} ms (median of {found.measured})"
-    probed = f"{1e3 * costs['histograms'].seconds:,.3g} ms"
-    rows["time of a probed step"] = f"{probed} ({times['probe'] + times['histograms']:,} of the steps)"
-    evaluation = f"{costs['evaluation'].seconds:,.3g} s ({times['evaluation']:,} of them)"
-    rows["time of an evaluation"] = f"{evaluation}, {found.last_evaluation:,.3g} s for the last"
-    rows["time in all, about"] = str(timedelta(seconds=round(found.seconds(steps))))
-    rows["disk, checkpoints"] = f"{decimal(costs['checkpoint'].size)} each: 2 stay, 3 while one is written"
-    rows["disk, events and metrics"] = f"about {decimal(found.record_bytes(run.steps))}"
-    return rows
+    whose = "the whole process" if run.device.type == "cpu" else f"tensors on {run.device}"
+    evaluations = f"{found.evaluation:,.3g} s ({found.evaluations(steps):,} of them)"
+    return {
+        "memory, peak of a step": found.peak and f"{decimal(found.peak)} ({whose})",
+        "time of a step": found.step_ms and f"{found.step_ms:,.3g} ms (median of {found.measured})",
+        "time of a probed step": f"{found.probed_ms:,.3g} ms ({found.probed(steps):,} of the steps)",
+        "time of an evaluation": f"{evaluations}, {found.last_evaluation:,.3g} s for the last",
+        "time in all, about": str(timedelta(seconds=round(found.seconds(steps)))),
+        "disk, checkpoints": f"{decimal(found.checkpoint)} each: 2 stay, 3 while one is written",
+    }

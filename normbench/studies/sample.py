@@ -56,14 +56,11 @@ def sample(
     """Show what a run's model has learned, as its task has it; return the exit status. wanted: fields of `Wanted`.
 
     Raises:
-        UsageError: the run has no such model, its data have changed or are none that can be shown.
+        UsageError: the run has no such model, or its data have changed.
     """
     run = open_run(path)
     model = load_model(run, which=which, ema=ema, device=device)
     data = run.data()
-    if data.task.examples not in SHOWN:
-        shown = ", ".join(SHOWN)
-        raise UsageError(f"{run.path} learned {data.kind}, of which there are no samples: give a run on {shown}")
     if (before := run.task()) != data.task:
         raise UsageError(f"the data of {run.path} are not what they were ({before}; now {data.task}): bring those back")
     SHOWN[data.task.examples](run, model, data, Wanted(**wanted))
@@ -127,13 +124,12 @@ def draw(logits: Float[Tensor, " vocabulary"], wanted: Wanted, generator: torch.
 
 
 class Judged(NamedTuple):
-    """An example with its class and the predicted one. number: in the order of the data.
+    """An example with its class and the predicted one.
 
     surprise: the predicted class's probability, negative where it is right: the surest mistakes have most of it, and of
     the right ones the least sure.
     """
 
-    number: int
     label: int
     predicted: int
     surprise: float
@@ -154,13 +150,13 @@ def classify(model: nn.Module, batches: Iterable[Batch], count: int) -> tuple[li
         probabilities, predicted = logits.softmax(dim=-1).max(dim=-1)
         wrong = predicted != batch.targets.cpu()
         surprise = torch.where(wrong, probabilities, -probabilities)
-        rows = zip(batch.targets.tolist(), predicted.tolist(), surprise.tolist(), strict=True)
-        for row, found in enumerate(rows):
-            inputs = batch.inputs[row].clone() if batch.mask is None else batch.inputs[row][batch.mask[row]]
-            kept.append(Judged(total + row, *found, inputs))
+        inputs = [row.clone() for row in batch.inputs]
+        if batch.mask is not None:
+            inputs = [row[real] for row, real in zip(inputs, batch.mask, strict=True)]
+        kept += map(Judged, batch.targets.tolist(), predicted.tolist(), surprise.tolist(), inputs)
+        kept = nlargest(count, kept, key=lambda example: example.surprise)
         total += len(predicted)
         mistakes += int(wrong.sum())
-        kept = nlargest(count, kept, key=lambda example: example.surprise)
     return kept, mistakes, total
 
 
@@ -176,7 +172,7 @@ def show_texts(run: TrainedRun, model: Model, data: Any, wanted: Wanted) -> None
     """Print a table of classified texts: on a terminal in its width, mistakes in red; else a line for each text."""
     examples, title, classes = classified(run, model, data, wanted.count or 20)
     table = Table("", "class", "predicted", "probability", "text", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for _, label, predicted, surprise, inputs in examples:
+    for label, predicted, surprise, inputs in examples:
         wrong, text = surprise > 0, " ".join(data.decode(inputs).split())
         row = "wrong" if wrong else "right", classes[label], classes[predicted], f"{abs(surprise):.0%}", text
         table.add_row(*map(Text, row), style="red" if wrong else "")

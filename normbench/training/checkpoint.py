@@ -54,10 +54,9 @@ def read(path: Path) -> State:
     if not is_whole(path):
         raise ValueError(f"{path.name} is damaged (its checksum does not match)")
     try:
-        state: State = torch.load(path, map_location="cpu", weights_only=True)
+        return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise ValueError(f"{path.name} is not a checkpoint of normbench") from error
-    return state
 
 
 class Checkpoints:
@@ -91,8 +90,3 @@ class Checkpoints:
                 last = path == found[-1]
                 say(f"{error}: {'no other is left, the run begins anew' if last else 'the one before it is used'}")
         return None
-
-    def remove(self) -> None:
-        """Delete them all."""
-        for path in (self.current, self.previous, self.best):
-            path.unlink(missing_ok=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import resource
 import statistics
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -102,5 +101,4 @@ def peak_memory(device: torch.device) -> int | None:
     with suppress(OSError, StopIteration):
         lines = Path("/proc/self/status").read_text().splitlines()
         return 1024 * int(next(line for line in lines if line.startswith("VmHWM")).split()[1])
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else 1024 * peak
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # macOS

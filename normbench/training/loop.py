@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -156,10 +156,10 @@ class Loop:
             batch = self.seeded_batch(self.step * count + part)
             with precision.autocast():
                 loss = self.data.task.loss(model(*batch.arguments), batch.targets) / count
-            precision.backward(loss)
+            precision.scaler.scale(loss).backward()
             total += loss.detach()
             self.units += batch.targets.numel()
-        precision.unscale(self.optimizer)
+        precision.scaler.unscale_(self.optimizer)
         return total
 
     def seeded_batch(self, number: int) -> Batch:
@@ -173,12 +173,7 @@ class Loop:
 
     def clip(self) -> Tensor:
         """Scale the gradients down to the largest norm allowed; return the norm before."""
-        parameters = [p for p in self.model.parameters() if p.grad is not None]
-        gradients = [p.grad for p in parameters if p.grad is not None]
-        norm = nn.utils.get_total_norm(gradients)
-        if self.trainer.grad_clip:
-            nn.utils.clip_grads_with_norm_(parameters, self.trainer.grad_clip, norm)
-        return norm
+        return nn.utils.clip_grad_norm_(self.model.parameters(), self.trainer.grad_clip or math.inf)
 
     def diverge(self, step: int) -> None:
         """End the run at a step (counted from 0) whose loss or gradient is not finite.
@@ -248,32 +243,38 @@ class Loop:
     def evaluate(self) -> None:
         """Record the validation loss; on the whole validation set at the last step."""
         self.check_guard()
-        data = self.data
-        limit = None if self.step == self.steps else self.trainer.eval_batches
-        values = self.tagged("val", data.eval_batches("val", limit))
-        if self.average is not None:
-            values |= self.tagged("val_ema", data.eval_batches("val", limit), self.average.model)
-        if self.trainer.eval_train:
-            values |= self.tagged("train_eval", data.eval_batches("train", self.trainer.eval_batches or 20))
-        if data.has_test and self.step == self.steps:
-            values |= self.tagged("test", data.eval_batches("test"))
+        values: dict[str, float] = {}
+        for tag, model, batches in self.judged(last=self.step == self.steps):
+            values |= self.tagged(tag, batches, model)
         self.record(values)
         self.keep_best(values["loss/val"])
+
+    def judged(self, last: bool) -> Iterator[tuple[str, nn.Module, Iterable[Batch]]]:
+        """Yield what an evaluation judges: a name, a model and batches."""
+        data, limit = self.data, self.trainer.eval_batches
+        yield "val", self.model, data.eval_batches("val", None if last else limit)
+        if self.average is not None:
+            yield "val_ema", self.average.model, data.eval_batches("val", None if last else limit)
+        if self.trainer.eval_train:
+            yield "train_eval", self.model, data.eval_batches("train", limit or 20)
+        if last and data.has_test:
+            yield "test", self.model, data.eval_batches("test")
 
     def keep_best(self, loss: float) -> None:
         """Keep the weights of the lowest validation loss where asked for; the same batches judge, also at the end."""
         if self.trainer.keep_checkpoint != "best":
             return
         if self.step == self.steps and self.trainer.eval_batches is not None:
-            loss = self.tagged("val", self.data.eval_batches("val", self.trainer.eval_batches))["loss/val"]
+            batches = self.data.eval_batches("val", self.trainer.eval_batches)
+            loss = self.tagged("val", batches, self.model)["loss/val"]
         if loss < self.best_loss:
             self.best_loss = loss
             self.checkpoints.save_best({"step": self.step, "model": self.model.state_dict()})
 
-    def tagged(self, split: str, batches: Iterable[Batch], model: nn.Module | None = None) -> dict[str, float]:
-        """Return what the batches of a split show of the model (or of another one), by tag."""
+    def tagged(self, split: str, batches: Iterable[Batch], model: nn.Module) -> dict[str, float]:
+        """Return what the batches of a split show of a model, by tag."""
         with self.precision.autocast():
-            results = evaluate(model or self.model, batches, self.data.task, self.device)
+            results = evaluate(model, batches, self.data.task, self.device)
         return {f"{name}/{split}": value for name, value in results.items()}
 
     def record_probes(self, reading: Reading) -> None:

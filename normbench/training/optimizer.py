@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -22,33 +22,25 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     """Return two groups: decayed (matrices, and norms' parameters where asked for) and not decayed (all others)."""
     in_norms = {id(parameter) for norm in norms for parameter in norm.parameters()}
-
-    def decays(parameter: nn.Parameter) -> bool:
-        return decay_norms if id(parameter) in in_norms else parameter.ndim >= 2
-
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    groups = [
-        {"params": [p for p in parameters if decays(p)], "weight_decay": weight_decay},
-        {"params": [p for p in parameters if not decays(p)], "weight_decay": 0.0},
-    ]
-    return [group for group in groups if group["params"]]
+    groups: dict[bool, list[nn.Parameter]] = {True: [], False: []}  # by whether they decay
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            groups[decay_norms if id(parameter) in in_norms else parameter.ndim >= 2].append(parameter)
+    decays = {True: weight_decay, False: 0.0}
+    return [{"params": groups[key], "weight_decay": decays[key]} for key in groups if groups[key]]
 
 
-def make_optimizer(
-    factory: Callable[..., torch.optim.Optimizer], groups: list[dict[str, Any]], device: torch.device
-) -> torch.optim.Optimizer:
+def make_optimizer(factory: Any, groups: list[dict[str, Any]], device: torch.device) -> torch.optim.Optimizer:
     """Make the optimizer, fused where torch has it and no setting chooses another of its implementations.
 
     Args:
-        factory: a torch.optim class with its settings (a `functools.partial`, from `conf/optim`).
+        factory: a `functools.partial` of a torch.optim class with its settings, from `conf/optim`.
 
     Raises:
         UsageError: the class does not take one of the settings, or needs another loop than ours.
     """
-    name = getattr(factory.func if isinstance(factory, partial) else factory, "__name__", str(factory))
-    known = inspect.signature(factory).parameters
-    chosen = IMPLEMENTATIONS & getattr(factory, "keywords", {}).keys()
-    if "fused" in known and not chosen and device.type in ("cpu", "cuda", "mps"):
+    name, known = factory.func.__name__, inspect.signature(factory).parameters
+    if "fused" in known and not IMPLEMENTATIONS & factory.keywords.keys() and device.type in ("cpu", "cuda", "mps"):
         factory = partial(factory, fused=True)
     try:
         optimizer = factory(groups)
@@ -56,11 +48,9 @@ def make_optimizer(
         raise UsageError(
             f"optim: {name} refuses its settings ({error}): change them, or remove one with '~optim.KEY'"
         ) from error
-    closure = inspect.signature(optimizer.step).parameters.get("closure")
-    wants_closure = closure is not None and closure.default is closure.empty
-    if wants_closure or isinstance(optimizer, torch.optim.SparseAdam) or optimizer.defaults.get("differentiable"):
+    if isinstance(optimizer, torch.optim.LBFGS | torch.optim.SparseAdam):
         raise UsageError(
-            f"optim: {name} cannot train here, it wants closures, sparse gradients or gradients of its own steps: use "
+            f"optim: {name} cannot train here, it wants closures or sparse gradients: use "
             "another optimizer or other settings"
         )
     return optimizer

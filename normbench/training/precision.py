@@ -48,14 +48,6 @@ class Precision:
         """Return a context in which the forward pass runs in this precision."""
         return nullcontext() if self.dtype == torch.float32 else torch.autocast(self.device.type, self.dtype)
 
-    def backward(self, loss: Tensor) -> None:
-        """Backpropagate."""
-        self.scaler.scale(loss).backward()
-
-    def unscale(self, optimizer: torch.optim.Optimizer) -> None:
-        """Bring the gradients to their own scale."""
-        self.scaler.unscale_(optimizer)
-
     def step(self, optimizer: torch.optim.Optimizer, grad_norm: Tensor) -> None:
         """Let the optimizer step."""
         if self.scales:
