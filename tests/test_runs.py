@@ -61,7 +61,7 @@ def test_probes_change_no_bit_of_a_run(tmp_path: Path, norm: str) -> None:
         f"norm={norm}",
         "placement=sandwich",
         "model.dropout=0.2",
-        "trainer.steps=25",
+        "trainer.steps=9",
         "trainer.log_every=1",
     ]
     often = ["probes=full", "probes.every=3", "probes.histograms_every=4"]
@@ -107,8 +107,13 @@ def test_golden_curve(tmp_path: Path) -> None:
 GOLDEN = [2.7287108898, 2.1103190372, 1.2969514847, 0.9898358345]
 
 
+QUICK = ("smoke", "norms_cnn")  # of the experiments
+
+
 @pytest.mark.data
-@pytest.mark.parametrize("experiment", EXPERIMENTS)
+@pytest.mark.parametrize(
+    "experiment", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in EXPERIMENTS]
+)
 def test_every_experiment_runs_in_miniature(tmp_path: Path, experiment: str) -> None:
     run = train(
         tmp_path, f"experiment={experiment}", "trainer.steps=3", "trainer.eval_batches=1", "threads=1", "quiet=true"
