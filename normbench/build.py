@@ -156,8 +156,8 @@ def source_digest(target: Any) -> str:
 def own_code(tree: Tree) -> dict[str, str]:
     """Return a digest of the source file of each class that is neither ours nor torch's, by section."""
     found = {section: target(tree, section)[0] for section in OPEN_SECTIONS}
-    own = {section: made for section, made in found.items() if not made.__module__.startswith(("normbench.", "torch."))}
-    return {section: source_digest(made) for section, made in own.items()}
+    ours = "normbench.", "torch."
+    return {name: source_digest(made) for name, made in found.items() if not made.__module__.startswith(ours)}
 
 
 def norm_facts(tree: Tree) -> NormFacts:

@@ -47,7 +47,6 @@ Scalar = bool | int | float | str | None
 Histogram = tuple[Sequence[float], Sequence[float]]  # counts of values, and the edges between them: one more
 
 EVENTS = "events.out.tfevents."  # how the names of event files begin
-HEADER_PLUGINS = {"text", "hparams", "custom_scalars"}  # what is written anew whenever a run starts or goes on
 
 # Custom Scalars tab: category -> chart -> regular expression of the tags that it overlays
 CHARTS = {
@@ -75,7 +74,6 @@ CHOICES_OPEN = 5  # how many choices it opens with: those marked as differing
 PINNED = ("loss/val", "loss/train")  # Time Series tab: charts above all others, which are in alphabetical order
 ARM = r"^(.*?)(?:-s\d+-[0-9a-f]{8})?$"  # runs whose names match in the bracket, all but seed and hash, share a color
 
-SPEED_PERIOD = 600.0  # seconds whose speed the time left is computed from
 REFRESH_PERIOD = 0.25  # seconds between two drawings of a live display, which take some ms of the training's time
 LINE_PERIOD = 10.0  # seconds, at most, between two lines where there is no terminal
 
@@ -206,7 +204,7 @@ def truncate_events(directory: Path, last_step: int) -> None:
         for record in RawEventFileLoader(str(old[-1])).Load():
             event = Event.FromString(record)
             plugins = {value.metadata.plugin_data.plugin_name for value in event.summary.value}
-            if event.step <= last_step and not plugins & HEADER_PLUGINS:
+            if event.step <= last_step and not plugins & {"text", "hparams", "custom_scalars"}:
                 records.write(record)
 
     write_atomically(new_event_file(directory), write)
@@ -236,11 +234,10 @@ class Display(Progress):
 
     def __init__(self, total_steps: int, unit: str, start_step: int = 0, console: Console | None = None) -> None:
         self.unit, self.values = unit, dict[str, float]()
-        columns = "step", MofNCompleteColumn(), BarColumn(bar_width=None), TaskProgressColumn()
-        times = TimeElapsedColumn(), TextColumn("{task.fields[left]}")
+        counts = "step", MofNCompleteColumn(), BarColumn(bar_width=None), TaskProgressColumn(), TimeElapsedColumn()
+        left = TextColumn("{task.fields[left]}")
         # It is drawn from here alone, and starts no thread that would take time from the training.
-        super().__init__(*columns, *times, console=console or Console(), expand=True, auto_refresh=False)
-        self.speed_estimate_period = SPEED_PERIOD
+        super().__init__(*counts, left, console=console or Console(), expand=True, auto_refresh=False)
         self.shown = self.get_time()
         self.add_task("", total=total_steps, completed=start_step, left="")
 

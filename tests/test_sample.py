@@ -16,7 +16,6 @@ from PIL import Image
 from support import refused
 from torch import nn
 
-import normbench
 from normbench.cli import main
 from normbench.data.vocabulary import Bytes, Words
 from normbench.studies.sample import Judged, Wanted, classify, draw_page, generate, prompt_tokens
@@ -70,18 +69,15 @@ def drawn_steps(wanted: Wanted) -> list[int]:
 
 def test_the_likeliest_token_follows_where_the_temperature_is_0() -> None:
     model = Successor(7)
-    tokens = generate(model, torch.tensor([3]), 4, Wanted(tokens=10, temperature=0))
-    assert tokens.tolist() == [(3 + n) % 7 for n in range(11)]
+    for wanted in (Wanted(tokens=10, temperature=0), Wanted(tokens=10, temperature=5e-324, top_k=3)):
+        assert generate(model, torch.tensor([3]), 4, wanted).tolist() == [(3 + n) % 7 for n in range(11)]
     assert model.longest == 4  # the context
-    for cold in (1e-40, 5e-324):
-        assert torch.equal(generate(model, tokens[:1], 4, Wanted(tokens=10, temperature=cold, top_k=3)), tokens)
 
 
 def test_tokens_are_drawn_as_their_seed_top_k_and_the_softmax_say() -> None:
     """Of 1 and 2 steps on, the odds are exp((9 - 8) / temperature)."""
     first, again, other = (drawn_steps(Wanted(tokens=200, temperature=5.0, top_k=2, seed=seed)) for seed in (0, 0, 1))
     assert first == again != other and set(first) == {1, 2}
-    assert len(set(drawn_steps(Wanted(tokens=200, temperature=5.0)))) > 10
     share = drawn_steps(Wanted(tokens=2000, temperature=2.0, top_k=2)).count(1) / 2000
     assert share == pytest.approx(1 / (1 + np.exp(-0.5)), abs=0.035)  # three standard errors
 
@@ -93,9 +89,6 @@ def test_a_language_model_goes_on_from_a_prompt(runs: dict[str, Path], capsys: p
     assert text.startswith("The norm ")
     assert text == printed(capsys, *asked, "--tokens=3e1") != printed(capsys, *asked, "--tokens=30", "--seed=1")
     assert printed(capsys, run, "--tokens=3", "--ema").startswith("\n")
-    tokens = generate(normbench.load(run), torch.tensor(list(b"A norm")), 16, Wanted(tokens=5, temperature=0))
-    likeliest = printed(capsys, run, "--prompt=A norm", "--tokens=5", "--temperature=0", "--device=cpu")
-    assert likeliest == bytes(tokens.tolist()).decode(errors="replace") + "\n"
 
 
 def test_words_go_on_in_the_line_of_the_prompt() -> None:
@@ -165,20 +158,11 @@ def test_a_mistake_has_a_red_frame_and_its_pixels_are_there() -> None:
     assert red[:, :middle].sum() > 4 * 3 * 80 and red[:, middle + 1 :].sum() == 0
 
 
-# ---- mistakes
-
-
-def test_mistakes_are_told_in_a_sentence(runs: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
-    text, images = str(runs["text"]), str(runs["images"])
-    for words, sentence in (
-        (["."], ". holds no run: give the directory of one"),
-        ([images, "--out", "no/page.png"], "no/page.png cannot be written (No such file or directory): give another"),
-        ([text, "--tokens", "0"], "--tokens=0 is not allowed: use an integer from 1 to 1,000,000"),
-    ):
-        assert sentence in refused(["sample", *words], capsys)
-
-
-def test_data_that_have_changed_are_refused(runs: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_data_that_have_changed_and_pages_that_cannot_be_written_are_refused(
+    runs: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
     config = Path(shutil.copytree(runs["texts"], "copy")) / "config.yaml"
     config.write_text(config.read_text().replace("level: lowercase_word", "level: character"))
     assert "vocabulary_size=25" in refused(["sample", "copy"], capsys)
+    sentence = "no/page.png cannot be written (No such file or directory): give another"
+    assert sentence in refused(["sample", str(runs["images"]), "--out", "no/page.png"], capsys)

@@ -13,9 +13,9 @@ from support import IMAGES, TEXT, build, random_batch, section
 from torch import nn
 
 from normbench import build as builder
+from normbench.run.session import make_ledger, parameter_counts
 from normbench.training.clock import Clock
 from normbench.training.guard import GRADIENT_NORM, Diverged, Guard, first_nonfinite
-from normbench.training.ledger import make_ledger, parameter_counts
 from normbench.training.loop import Loop, evaluate
 from normbench.training.optimizer import make_optimizer, parameter_groups
 from normbench.training.schedules import Constant, Cosine, Linear, OneCycle, Schedule

@@ -160,6 +160,5 @@ def check_extension(parent: RunDirectory, steps: int) -> None:
             f"extend={parent.path} has no checkpoint.pt, or a damaged one: make that run anew with rerun=true, and "
             "without trainer.keep_checkpoint=none"
         )
-    done = (parent.ended() or {})["steps"]
-    if steps <= done:
+    if steps <= (done := (parent.ended() or {})["steps"]):
         raise UsageError(f"trainer.steps={steps} does not extend a run of {done} steps: give a larger number")

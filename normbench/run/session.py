@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import fields
 from types import FrameType
 from typing import Any
 
 import torch
 import yaml
+from torch import nn
 
 from normbench import build, recording
 from normbench.errors import RunFailure, is_disk_full, is_out_of_memory
@@ -23,10 +24,10 @@ from normbench.settings import flat
 from normbench.training.checkpoint import Checkpoints
 from normbench.training.clock import forget_peak, peak_memory
 from normbench.training.guard import Diverged
-from normbench.training.ledger import make_ledger, parameter_counts
 from normbench.training.loop import Loop
 from normbench.training.optimizer import make_optimizer, parameter_groups
 from normbench.training.precision import make_precision
+from normbench.types import Model, Norm, Placement
 
 HEARTBEAT_SECONDS = 5.0
 RESULTS = ("loss", "accuracy", "perplexity")
@@ -73,9 +74,9 @@ class Session:
                     return self.finish("diverged", result.step, result.reason)
                 return self.finish("finished", self.loop.step, "") if complete else self.interrupted(stop[0])
         except BaseException as error:
-            stopped = isinstance(error, KeyboardInterrupt) or is_disk_full(error)  # the same command goes on
-            status: Status = "interrupted" if stopped else "failed"
-            self.write_status("out_of_memory" if is_out_of_memory(error) else status, str(error))
+            goes_on = isinstance(error, KeyboardInterrupt) or is_disk_full(error)  # with the same command
+            failed: Status = "out_of_memory" if is_out_of_memory(error) else "failed"
+            self.write_status("interrupted" if goes_on else failed, str(error))
             raise
 
     # ---- where it starts
@@ -209,12 +210,10 @@ def stop_signals() -> Iterator[list[int]]:
         noted.append(number)
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with ExitStack() as stack:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            stack.callback(signal.signal, number, signal.signal(number, note))
         yield noted
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def describe_here(run: Run) -> dict[str, Any]:
@@ -252,9 +251,9 @@ def caveats(run: Run) -> dict[str, str | None]:
     """Return what a reader must know of a norm that takes statistics over time: what leaks, what padding does."""
     leaks, pads = run.data.task.shown_by(run.facts) == "training", run.data.pads and run.facts.sees_future != "never"
     over_time = f"{run.config.choices.groups['norm']} takes statistics over time,"
-    leak = "so in training each position is shown its future; the training loss is not comparable"
+    shown = f"{over_time} so in training each position is shown its future; the training loss is not comparable"
     return {
-        "leak": f"{over_time} {leak}" if leaks else None,
+        "leak": shown if leaks else None,
         "padding": f"{over_time} and counts the padding of shorter texts in them" if pads else None,
     }
 
@@ -275,3 +274,58 @@ def show_summary(run: Run, summary: Mapping[str, Any]) -> None:
     show_table(directory.name, rows)
     show_table("ledger", flat(summary["ledger"]))
     print(f"look at the curves: normbench tensorboard {directory.parent}")
+
+
+# ---- the ledger: what silently differs between published comparisons
+
+
+def parameter_counts(model: nn.Module, norms: Iterable[nn.Module]) -> dict[str, int]:
+    """Count the trained parameters in the norms and outside them."""
+    inside = {id(parameter): parameter.numel() for norm in norms for parameter in norm.parameters()}
+    total = sum(parameter.numel() for parameter in model.parameters())
+    return {"in_norms": sum(inside.values()), "outside_norms": total - sum(inside.values()), "total": total}
+
+
+def distinct(values: Iterable[Any]) -> Any:
+    """Return the one value, or all that occur."""
+    found = list(dict.fromkeys(values))
+    return found[0] if len(found) == 1 else found or None
+
+
+def norm_entries(norms: Mapping[str, nn.Module]) -> dict[str, Any]:
+    """Return eps, its place, cast order, affine, implementation, and what each norm decided at its construction."""
+    ours = [norm for norm in norms.values() if isinstance(norm, Norm)]
+    settings = [norm.settings() for norm in ours]
+    parameters = ("+".join(name for name, _ in norm.named_parameters()) or "none" for norm in norms.values())
+    return {
+        "norms": len(norms),
+        "eps": distinct(eps for norm in norms.values() if isinstance(eps := getattr(norm, "eps", None), float | None)),
+        "eps_place": distinct(norm.eps_place for norm in ours if norm.eps is not None),
+        "cast_order": distinct(norm.cast_order for norm in ours),
+        "implementation": distinct(norm.implementation for norm in ours),
+        "affine_parameters": distinct(parameters),
+        **{key: distinct(each[key] for each in settings if key in each) for made in settings for key in made},
+    }
+
+
+def make_ledger(
+    model: Model, norms: Mapping[str, nn.Module], tree: Mapping[str, Any], device: torch.device
+) -> dict[str, Any]:
+    """Return the ledger of a run, from what was really built."""
+    placement = next(module for module in model.modules() if isinstance(module, Placement))
+    init = tree["init"]
+    return {
+        **norm_entries(norms),
+        "norm_parameters_decayed": tree["trainer"]["decay_norms"],
+        "parameters": parameter_counts(model, norms.values()),
+        "init": str(init["_target_"]).rpartition(".")[2].lower(),
+        "branch_gain": round(placement.branch_gain, 6),
+        "residual_gain": round(placement.residual_gain, 6),
+        "residual_scale": init.get("residual_scale"),
+        "precision": tree["trainer"]["precision"],
+        "float32_matrix_products": torch.get_float32_matmul_precision(),
+        "batches_a_step": tree["trainer"]["accumulate"],
+        "compiled": tree["trainer"]["compile"],
+        "threads": torch.get_num_threads(),
+        "device": str(device),
+    }

@@ -98,13 +98,12 @@ def notes_shown(quiet: bool) -> Iterator[None]:
 
 def make_directory(run: Run) -> None:
     """Make the run's directory; a run that is to be made anew is set aside."""
-    run.directory.create()
     if run.config.closed.rerun and run.directory.config.exists():
         with run.directory.held():
             aside = run.directory.set_aside()
         if not run.config.closed.quiet:
             print(f"rerun: the run before is kept as {aside}")
-        run.directory.create()
+    run.directory.create()
 
 
 def show_ended(run: Run, summary: dict[str, Any]) -> int:
@@ -140,10 +139,8 @@ def measure(session: Session) -> Estimate:
     Raises:
         Diverged: training diverges within these steps.
     """
-    with TemporaryDirectory(prefix="normbench-") as name:
-        folder = Path(name)
-        with closing(Recorder(folder)) as session.loop.recorder:
-            return estimate(session.loop, folder)
+    with TemporaryDirectory(prefix="normbench-") as folder, closing(Recorder(Path(folder))) as session.loop.recorder:
+        return estimate(session.loop, Path(folder))
 
 
 def measured(run: Run, found: Estimate, steps: int) -> dict[str, Scalar]:

@@ -29,7 +29,6 @@ Pixels = UInt8[np.ndarray, "channels height width"]
 
 COLUMNS = 10  # of a page of images
 SIDE = 1.4  # inches of the page that an image and its words have
-WHOLE = 1_000_000  # columns of a table that is read by no person: a line for each text
 
 
 @dataclass(frozen=True)
@@ -177,7 +176,7 @@ def show_texts(run: TrainedRun, model: Model, data: Any, wanted: Wanted) -> None
         row = "wrong" if wrong else "right", classes[label], classes[predicted], f"{abs(surprise):.0%}", text
         table.add_row(*map(Text, row), style="red" if wrong else "")
     print(title)
-    Console(width=None if sys.stdout.isatty() else WHOLE).print(table)
+    Console(width=None if sys.stdout.isatty() else 10**6).print(table)
 
 
 def show_images(run: TrainedRun, model: Model, data: Any, wanted: Wanted) -> None:

@@ -87,6 +87,6 @@ class Checkpoints:
                 return read(path)
             except ValueError as error:
                 self.current_is_good &= path != self.current
-                last = path == found[-1]
-                say(f"{error}: {'no other is left, the run begins anew' if last else 'the one before it is used'}")
+                others = "the one before it is used" if path != found[-1] else "no other is left, the run begins anew"
+                say(f"{error}: {others}")
         return None

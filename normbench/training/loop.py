@@ -151,14 +151,13 @@ class Loop:
         """Return the mean loss over the step's batches, whose gradients add up in the parameters."""
         count = self.trainer.accumulate
         total = torch.zeros((), device=self.device)
-        self.units = 0
         for part in range(count):
             batch = self.seeded_batch(self.step * count + part)
             with precision.autocast():
                 loss = self.data.task.loss(model(*batch.arguments), batch.targets) / count
             precision.scaler.scale(loss).backward()
             total += loss.detach()
-            self.units += batch.targets.numel()
+        self.units = count * batch.targets.numel()
         precision.scaler.unscale_(self.optimizer)
         return total
 

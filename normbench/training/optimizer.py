@@ -70,15 +70,15 @@ class WeightAverage:
         self.model = copy.deepcopy(model).requires_grad_(False).eval()
         pairs = zip(self.model.state_dict().values(), model.state_dict().values(), strict=True)
         once = {average.data_ptr(): (average, source) for average, source in pairs}.values()  # some weights are tied
-        self.floats = [pair for pair in once if pair[0].is_floating_point()]
+        floats = [pair for pair in once if pair[0].is_floating_point()]
+        self.averages, self.sources = (list(tensors) for tensors in zip(*floats, strict=True))
         self.others = [pair for pair in once if not pair[0].is_floating_point()]
 
     @torch.no_grad()
     def update(self) -> None:
         """Take in the weights as they are now."""
         decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
-        averages, sources = (list(tensors) for tensors in zip(*self.floats, strict=True))
-        torch._foreach_lerp_(averages, sources, 1 - decay)
+        torch._foreach_lerp_(self.averages, self.sources, 1 - decay)
         for average, source in self.others:
             average.copy_(source)
         self.updates += 1

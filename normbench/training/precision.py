@@ -26,7 +26,6 @@ loss.backward()
 assert w.grad.isfinite().all() and k.grad.isfinite().all()
 """
 
-LEAST_SCALE = 1.0  # of the loss; one that overflows even so is lost
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -56,8 +55,8 @@ class Precision:
         self.scaler.update()
 
     def lost(self) -> bool:
-        """Tell whether no scale keeps the gradients finite; waits for the device."""
-        return self.scales and self.scaler.get_scale() < LEAST_SCALE
+        """Tell whether the gradients overflow even where the loss is not scaled up; waits for the device."""
+        return self.scales and self.scaler.get_scale() < 1
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint needs."""
@@ -66,8 +65,7 @@ class Precision:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a checkpoint."""
         self.skipped.copy_(state["skipped"])
-        if self.scales:
-            self.scaler.load_state_dict(state["scaler"])
+        self.scaler.load_state_dict(state["scaler"])
 
 
 def make_precision(name: str, device: torch.device) -> Precision:
