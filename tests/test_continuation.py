@@ -18,38 +18,29 @@ pytest_plugins = ["run_fixtures"]
 STOP = Trap("training > gradients", 13, (signal.SIGINT,))
 
 # Where a run is disturbed, and where each time that it goes on again: a place, and at which of its passages.
+WRITING, EVALUATING = "checkpoint > half of a write to checkpoint.pt", "evaluation > half of a write to"
 PLACES = {
-    "transformer": [
-        ("preparation > half of a write to environment.json", 1),
-        ("checkpoint > half of a write to checkpoint.pt", 300),
-        ("checkpoint > rename to checkpoint.pt", 1),
-        ("truncating events > rename", 1),
-        ("finish > write to status.json", 1),
-    ],
-    "cnn": [
-        ("evaluation > best weights > rename", 1),
-        ("training > half of a write to events", 3),
-        ("finish > rename to summary.json", 1),
-    ],
-}
+    "transformer": {
+        "preparation > half of a write to environment.json": 1, WRITING: 300, "checkpoint > rename to checkpoint.pt": 1,
+        "truncating events > rename": 1, "finish > write to status.json": 1,
+    },
+    "cnn": {
+        "evaluation > best weights > rename": 1, "training > half of a write to events": 3,
+        "finish > rename to summary.json": 1,
+    },
+}  # fmt: skip
 MORE_PLACES = {
-    "transformer": [
-        ("evaluation > loss", 2),
-        ("evaluation > half of a write to metrics.jsonl", 1),
-        ("checkpoint > rename to checkpoint.prev.pt", 1),
-        ("checkpoint > fsync the directory", 1),
-        ("logging > half of a write to metrics.jsonl", 1),
-        ("truncating metrics > half of a write", 3),
-        ("truncating events > half of a write", 9),
-        ("truncating events > unlink", 1),
-    ],
-    "cnn": [
-        ("checkpoint > fsync checkpoint.pt", 2),
-        ("evaluation > best weights > half of a write", 300),
-        ("evaluation > batch", 1),
-        ("evaluation > half of a write to events", 1),
-    ],
-}
+    "transformer": {
+        "evaluation > loss": 2, f"{EVALUATING} metrics.jsonl": 1, "checkpoint > rename to checkpoint.prev.pt": 1,
+        "checkpoint > fsync the directory": 1, "logging > half of a write to metrics.jsonl": 1,
+        "truncating metrics > half of a write": 3, "truncating events > half of a write": 9,
+        "truncating events > unlink": 1,
+    },
+    "cnn": {
+        "checkpoint > fsync checkpoint.pt": 2, "evaluation > best weights > half of a write": 300,
+        "evaluation > batch": 1, f"{EVALUATING} events": 1,
+    },
+}  # fmt: skip
 
 
 def went_on_from(child: Child) -> int:
@@ -83,10 +74,10 @@ def assert_killed(child: Child, place: str) -> None:
     [*PLACES.items(), *(pytest.param(*item, marks=pytest.mark.slow) for item in MORE_PLACES.items())],
 )
 def test_a_run_that_is_killed_again_and_again_ends_like_an_undisturbed_one(
-    server: Server, undisturbed: dict[str, Record], tmp_path: Path, model: str, places: list[tuple[str, int]]
+    server: Server, undisturbed: dict[str, Record], tmp_path: Path, model: str, places: dict[str, int]
 ) -> None:
     last = 0
-    for place, nth in places:
+    for place, nth in places.items():
         child = start(server, model, tmp_path, Trap(place, nth))
         assert_killed(child, place)
         if "training > begin" in child.places:
@@ -100,17 +91,18 @@ def test_a_run_that_signals_stop_goes_on_with_the_same_bits(
 ) -> None:
     """SIGINT and SIGTERM let it write a checkpoint; a second Ctrl-C stops it at once."""
     step = 0
+    twice = signal.SIGINT, signal.SIGINT
     for signals, status, place in (
-        ((signal.SIGINT,), 130, "checkpoint > half of a write to checkpoint.pt"),
+        (twice[:1], 130, WRITING),
         ((signal.SIGTERM,), 143, "evaluation > batch"),
-        ((signal.SIGINT, signal.SIGINT), 130, "checkpoint > half of a write to checkpoint.pt"),
+        (twice, 130, WRITING),
     ):
         child = start(server, "transformer", tmp_path, Trap(place, 3, signals))
         assert child.wait() == status and "Traceback" not in child.output
         assert went_on_from(child) == step
         stands = read_json(run_directory(tmp_path) / "status.json")
         assert stands["status"] == "interrupted"
-        if len(signals) == 1:
+        if signals != twice:
             step = stands["step"]
             assert child.output.splitlines()[-1] == f"stopped at step {step} of 40; the same command goes on from here"
             assert saved(child)[-1] == step
