@@ -33,30 +33,22 @@ def curve(schedule: Schedule, steps: int) -> list[float]:
 def test_cosine_against_nanogpt_s_formula() -> None:
     """nanoGPT's get_lr: warm-up (it + 1) / (warmup + 1), then a cosine to the smallest rate."""
     warmup, steps, final = 10, 100, 0.1
-    found = curve(Cosine(warmup=warmup, final=final), steps)
-    for it in range(steps):
-        if it < warmup:
-            expected = (it + 1) / (warmup + 1)
-        else:
-            progress = (it - warmup) / (steps - 1 - warmup)
-            expected = final + 0.5 * (1 + math.cos(math.pi * progress)) * (1 - final)
-        assert found[it] == pytest.approx(expected)
-    assert found[-1] == pytest.approx(final)
+    rising = [(it + 1) / (warmup + 1) for it in range(warmup)]
+    progress = [(it - warmup) / (steps - 1 - warmup) for it in range(warmup, steps)]
+    falling = [final + 0.5 * (1 + math.cos(math.pi * share)) * (1 - final) for share in progress]
+    assert curve(Cosine(warmup=warmup, final=final), steps) == pytest.approx([*rising, *falling])
+    assert max(curve(Cosine(warmup=1000, final=0.1), 10)) < 0.02  # a warm-up longer than the run
+    assert curve(Cosine(warmup=0.5, final=0.1), 1) == [1.0]
 
 
-def test_one_cycle_has_its_landmarks() -> None:
+def test_one_cycle_linear_and_constant_have_their_landmarks() -> None:
     found = curve(OneCycle(warmup=0.3, start=0.04, final=1e-4), 100)
     assert found[0] < 0.06
     assert (found[30], found[-1]) == pytest.approx((1.0, 1e-4))
     assert found == [*sorted(found[:31]), *sorted(found[31:], reverse=True)]
-
-
-def test_linear_and_constant_with_warm_up_as_share_and_as_number() -> None:
     assert curve(Linear(warmup=0, final=0.2), 5) == pytest.approx([1.0, 0.8, 0.6, 0.4, 0.2])
     assert curve(Constant(warmup=0.1), 50) == curve(Constant(warmup=5), 50)
     assert curve(Constant(warmup=0.0), 5) == [1.0] * 5
-    assert max(curve(Cosine(warmup=1000, final=0.1), 10)) < 0.02  # a warm-up longer than the run
-    assert curve(Cosine(warmup=0.5, final=0.1), 1) == [1.0]
 
 
 # ---- optimizer
