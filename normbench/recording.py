@@ -170,8 +170,8 @@ def finite(values: Mapping[str, float]) -> dict[str, float | None]:
 
 def start_page(address: str) -> str:
     """Return where a TensorBoard at this address shows the losses on top, as they are, and an arm in one color."""
-    cards = [{"plugin": "scalars", "tag": tag} for tag in PINNED]
-    opened = {"pinnedCards": json.dumps(cards), "smoothing": 0, "runColorGroup": f"regex:{ARM}"}
+    cards = json.dumps([{"plugin": "scalars", "tag": tag} for tag in PINNED])
+    opened = {"pinnedCards": cards, "smoothing": 0, "runColorGroup": f"regex:{ARM}"}
     return f"{address}?{urlencode(opened)}#timeseries"
 
 

@@ -1,4 +1,4 @@
-"""Recording: what the sinks write is read back by TensorBoard's own readers, after kills and full disks as well."""
+"""Recording: what a run writes is read back by TensorBoard's own readers, after kills and full disks as well."""
 
 from __future__ import annotations
 

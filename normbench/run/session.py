@@ -170,7 +170,7 @@ class Session:
         """End a run that a signal has stopped behind a checkpoint."""
         self.loop.recorder.close()
         self.write_status("interrupted", signal.Signals(number).name)
-        command = "the same command without rerun=true" if self.settings.rerun else "the same command"
+        command = f"the same command{' without rerun=true' if self.settings.rerun else ''}"
         self.say(f"stopped at step {self.loop.step:,} of {self.run.steps:,}; {command} goes on from here")
         return 128 + number
 
@@ -296,14 +296,13 @@ def norm_entries(norms: Mapping[str, nn.Module]) -> dict[str, Any]:
     """Return eps, its place, cast order, affine, implementation, and what each norm decided at its construction."""
     ours = [norm for norm in norms.values() if isinstance(norm, Norm)]
     settings = [norm.settings() for norm in ours]
-    parameters = ("+".join(name for name, _ in norm.named_parameters()) or "none" for norm in norms.values())
     return {
         "norms": len(norms),
         "eps": distinct(eps for norm in norms.values() if isinstance(eps := getattr(norm, "eps", None), float | None)),
         "eps_place": distinct(norm.eps_place for norm in ours if norm.eps is not None),
         "cast_order": distinct(norm.cast_order for norm in ours),
         "implementation": distinct(norm.implementation for norm in ours),
-        "affine_parameters": distinct(parameters),
+        "affine_parameters": distinct("+".join(dict(norm.named_parameters())) or "none" for norm in norms.values()),
         **{key: distinct(each[key] for each in settings if key in each) for made in settings for key in made},
     }
 

@@ -163,8 +163,8 @@ def classified(run: TrainedRun, model: Model, data: Any, count: int) -> tuple[li
     """Return the examples to show, mistakes first, a line on all of them, and the names of the classes."""
     examples, wrong, total = classify(model, data.eval_batches("val"), count)
     classes = getattr(data, "classes", None) or [str(number) for number in range(data.task.num_classes)]
-    share = f"{wrong / total:.2%} errors ({wrong:,} of {total:,} validation {data.task.unit})"
-    return examples, f"{run.path.name}: {share}", classes
+    of_all = f"{wrong:,} of {total:,} validation {data.task.unit}"
+    return examples, f"{run.path.name}: {wrong / total:.2%} errors ({of_all})", classes
 
 
 def show_texts(run: TrainedRun, model: Model, data: Any, wanted: Wanted) -> None:
