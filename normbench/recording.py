@@ -130,7 +130,8 @@ class Recorder:
         listed = Summary.Value(tag=metadata.EXPERIMENT_TAG, metadata=kind, tensor=metadata.NULL_TENSOR)
         chosen = {name: "null" if choice is None else choice for name, choice in choices.items()}
         layout = {key: {name: ("Multiline", [tags]) for name, tags in lines.items()} for key, lines in CHARTS.items()}
-        summaries = text_pb("config", page), custom_scalars(layout), summary_v2.hparams_pb(chosen)
+        row = summary_v2.hparams_pb(chosen, trial_id=Path(self._events.name).parent.name)
+        summaries = text_pb("config", page), custom_scalars(layout), row
         self._write(0, [listed, *(value for summary in summaries for value in summary.value)])
 
     def flush(self) -> None:
