@@ -5,15 +5,11 @@ from __future__ import annotations
 import hashlib
 import importlib
 import inspect
-import math
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial, wraps
+from functools import cache, partial, wraps
 from pathlib import Path
-from types import ModuleType
 from typing import Any, get_type_hints
-from weakref import WeakKeyDictionary
 
 import torch
 from hydra.utils import instantiate
@@ -24,6 +20,7 @@ from normbench.config.schema import OPEN_SECTIONS
 from normbench.errors import CombinationRefused, ContractError, UsageError, explain, place_of
 from normbench.models import Initialization, initialize
 from normbench.settings import Tree
+from normbench.training.guard import buffers_kept
 from normbench.training.schedules import Schedule
 from normbench.types import (
     Branch,
@@ -32,21 +29,20 @@ from normbench.types import (
     NormFactory,
     NormFacts,
     Placement,
-    PlacementFactory,
     Site,
     Task,
     stable_seed,
 )
 
-# What each section makes, and how it is called beside its settings.
-KINDS: dict[str, tuple[type, str]] = {
-    "norm": (nn.Module, "(num_features, *, channel_dim=-1, site=None)"),
-    "placement": (Placement, "(branches, norm, site)"),
-    "model": (Model, "(task, norm, placement)"),
-    "data": (Data, "(*, seed)"),
-    "optim": (torch.optim.Optimizer, "(params)"),
-    "schedule": (Schedule, "()"),
-    "init": (Initialization, "()"),
+# What each section makes, how it is called beside its settings, and its attributes that are read before it is made.
+KINDS: dict[str, tuple[type, str, tuple[str, ...]]] = {
+    "norm": (nn.Module, "(num_features, *, channel_dim=-1, site=None)", ()),
+    "placement": (Placement, "(branches, norm, site)", ("slots",)),
+    "model": (Model, "(task, norm, placement)", ("kinds", "roles")),
+    "data": (Data, "(*, seed)", ("kind",)),
+    "optim": (torch.optim.Optimizer, "(params)", ()),
+    "schedule": (Schedule, "()", ()),
+    "init": (Initialization, "()", ()),
 }
 
 REHEARSED_EXAMPLES = 2  # enough for every statistic that a larger batch can give
@@ -64,21 +60,10 @@ def resolve_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError as error:
         raise UsageError(f"device={name} is unknown: use auto, cpu, cuda, cuda:N or mps") from error
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UsageError(
-            f"device={name} is not there: this machine has {torch.cuda.device_count()} CUDA devices; use cpu"
-        )
-    if device.type == "mps" and not torch.backends.mps.is_available():
-        raise UsageError("device=mps is not there: torch finds no Apple GPU on this machine; use cpu")
+    there = {"cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}.get(device.type, 1)
+    if (device.index or 0) >= there:
+        raise UsageError(f"device={name} is not there: this machine has {there} {device.type} devices; use cpu")
     return device
-
-
-def number_of_steps(tree: Tree, data: Data) -> int:
-    """Return the length of the run in optimizer steps."""
-    trainer = tree["trainer"]
-    if trainer["steps"] is not None:
-        return int(trainer["steps"])
-    return max(1, math.ceil(trainer["epochs"] * data.steps_per_epoch / trainer["accumulate"]))
 
 
 # ---- what a _target_ names
@@ -92,9 +77,7 @@ def imported(path: str, where: str = "") -> Callable[..., Any]:
     """
     where = where or path
     try:
-        module, dot, name = path.rpartition(".")
-        if not dot:
-            raise ValueError("it has no dot")
+        module, _, name = path.rpartition(".")
         found = getattr(importlib.import_module(module), name)
     except Exception as error:  # a person's module may raise anything
         if place_of(error):
@@ -102,8 +85,7 @@ def imported(path: str, where: str = "") -> Callable[..., Any]:
         raise UsageError(f"{where} cannot be imported ({error}): give package.module.Class") from error
     if not callable(found):
         raise UsageError(f"{where} is not a class: give package.module.Class")
-    target: Callable[..., Any] = found
-    return target
+    return found
 
 
 def target(tree: Tree, section: str) -> tuple[Callable[..., Any], type]:
@@ -116,16 +98,16 @@ def target(tree: Tree, section: str) -> tuple[Callable[..., Any], type]:
     where = f"{section}._target_={path}"
     found = imported(path, where)
     made = product(found)
-    kind, _ = KINDS[section]
+    kind, _, declared = KINDS[section]
     if not (made and issubclass(made, kind)):
         raise ContractError(
             f"{where} makes no {kind.__name__}: give package.module.Class of a class derived from "
             f"{kind.__module__}.{kind.__qualname__}, or a function annotated to return one"
         )
-    missing = sorted(getattr(made, "__abstractmethods__", ())) if found is made else []
-    if found is made and issubclass(made, nn.Module) and made.forward is nn.Module.forward:
+    missing = sorted(getattr(found, "__abstractmethods__", ()))
+    missing += [name for name in declared if not hasattr(made, name)]
+    if getattr(found, "forward", None) is nn.Module.forward:
         missing.append("forward")
-    missing += [name for name in DECLARED.get(section, ()) if not hasattr(made, name)]
     if missing:
         raise ContractError(f"{where} has no {' and no '.join(missing)}: normbench check {path} says what it needs")
     return found, made
@@ -140,10 +122,6 @@ def product(found: Any) -> type | None:
     return made if isinstance(made, type) else None
 
 
-# Class attributes that are read before anything is made.
-DECLARED = {"placement": ("slots",), "model": ("kinds", "roles"), "data": ("kind",)}
-
-
 def factory(tree: Tree, section: str) -> Callable[..., Any]:
     """Return what `<section>._target_` names with the section's settings, to be called with the rest.
 
@@ -152,7 +130,7 @@ def factory(tree: Tree, section: str) -> Callable[..., Any]:
     """
     found, _ = target(tree, section)
     make: partial[Any] = instantiate({**tree[section], "_partial_": True, "_convert_": "all"})
-    kind, given = KINDS[section]
+    kind, given, _ = KINDS[section]
     where = f"{section}._target_={tree[section]['_target_']}"
 
     @wraps(found, assigned=())
@@ -161,8 +139,6 @@ def factory(tree: Tree, section: str) -> Callable[..., Any]:
             inspect.signature(make).bind(*args, **kwargs)
         except TypeError as error:
             raise ContractError(f"{where} must take {given} and {section}'s settings ({error}): change it") from error
-        except ValueError:  # not written in Python
-            pass
         made = make(*args, **kwargs)
         if not isinstance(made, kind):
             raise ContractError(f"{where} gives something of type {type(made).__name__}: return a {kind.__qualname__}")
@@ -171,21 +147,17 @@ def factory(tree: Tree, section: str) -> Callable[..., Any]:
     return make if section == "optim" else call  # what an optimizer refuses, make_optimizer says
 
 
-# Digests of source files as they were when this process first asked: a file that is edited later changes no class here.
-DIGESTS: WeakKeyDictionary[ModuleType, str] = WeakKeyDictionary()
+@cache
+def source_digest(target: Any) -> str:
+    """Return a digest of a class's source file as it is when first asked: one that is edited later changes no class."""
+    return hashlib.sha256(Path(inspect.getfile(target)).read_bytes()).hexdigest()
 
 
 def own_code(tree: Tree) -> dict[str, str]:
     """Return a digest of the source file of each class that is neither ours nor torch's, by section."""
-    found = {}
-    for section in OPEN_SECTIONS:
-        module = sys.modules.get(getattr(target(tree, section)[0], "__module__", ""))
-        file = getattr(module, "__file__", None)
-        if module is not None and file and module.__name__.partition(".")[0] not in ("normbench", "torch"):
-            if module not in DIGESTS:
-                DIGESTS[module] = hashlib.sha256(Path(file).read_bytes()).hexdigest()
-            found[section] = DIGESTS[module]
-    return found
+    found = {section: target(tree, section)[0] for section in OPEN_SECTIONS}
+    ours = "normbench.", "torch."
+    return {name: source_digest(made) for name, made in found.items() if not made.__module__.startswith(ours)}
 
 
 def norm_facts(tree: Tree) -> NormFacts:
@@ -193,8 +165,7 @@ def norm_facts(tree: Tree) -> NormFacts:
     _, norm = target(tree, "norm")
     if not (hasattr(norm, "facts_for") and hasattr(norm, "facts")):
         return NormFacts(statistics_over="unknown", centers=False)
-    facts: NormFacts = norm.facts_for(**{key: value for key, value in tree["norm"].items() if not key.startswith("_")})
-    return facts
+    return norm.facts_for(**{key: value for key, value in tree["norm"].items() if not key.startswith("_")})
 
 
 def check_combination(tree: Tree, names: Mapping[str, str]) -> NormFacts:
@@ -220,8 +191,7 @@ def make_data(tree: Tree, seed: int) -> Data:
     Raises:
         UsageError: they are not there, or a setting does not fit.
     """
-    data: Data = factory(tree, "data")(seed=seed)
-    return data
+    return factory(tree, "data")(seed=seed)
 
 
 @contextmanager
@@ -266,13 +236,10 @@ def build_model(tree: Tree, task: Task, seed: int) -> tuple[Model, dict[str, nn.
 
     def place(branches: Mapping[str, Branch], norm: NormFactory, site: Site) -> Placement:
         with seeded(seed, "placement", site.name):
-            placement: Placement = make_placement(branches, norm, site)
-            return placement
+            return make_placement(branches, norm, site)
 
-    placed: PlacementFactory = place
     with seeded(seed, "model"):
-        model: Model = factory(tree, "model")(task, norms, placed)
-    return model, norms.made
+        return factory(tree, "model")(task, norms, place), norms.made
 
 
 def make_model(tree: Tree, task: Task, seed: int) -> tuple[Model, dict[str, nn.Module]]:
@@ -305,7 +272,7 @@ def rehearse(model: Model, norms: Mapping[str, nn.Module], data: Data, device: t
     batch = batch.map(lambda tensor: tensor[:REHEARSED_EXAMPLES].to(device))
     hooks = [norm.register_forward_hook(partial(check_output, site)) for site, norm in norms.items()]
     try:
-        with untouched(model, device):
+        with buffers_kept(model), torch.random.fork_rng([device] if device.type == "cuda" else []):
             logits = model.train()(*batch.arguments)
     finally:
         for hook in hooks:
@@ -315,17 +282,6 @@ def rehearse(model: Model, norms: Mapping[str, nn.Module], data: Data, device: t
         raise ContractError(
             f"the model's logits have the shape {tuple(logits.shape)}, and the data need {shape}: change its forward"
         )
-
-
-@contextmanager
-def untouched(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """Put running statistics and random numbers back at the end."""
-    buffers = [(module, name, buffer, buffer.clone()) for module in model.modules()
-               for name, buffer in module.named_buffers(recurse=False)]  # fmt: skip
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        yield
-    for module, name, buffer, before in buffers:
-        setattr(module, name, buffer.copy_(before))  # a module may have put another tensor in its place
 
 
 def check_output(site: str, norm: nn.Module, inputs: tuple[Tensor, ...], output: Any) -> None:

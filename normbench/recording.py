@@ -15,14 +15,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 from urllib.parse import urlencode
 
 import numpy as np
-from google.protobuf.struct_pb2 import Struct  # type: ignore[import-untyped]
 from rich.box import SIMPLE_HEAD
-from rich.console import Console, Group
-from rich.live import Live
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
@@ -33,11 +31,9 @@ from tensorboard.compat.proto.tensor_pb2 import TensorProto
 from tensorboard.compat.proto.types_pb2 import DT_FLOAT
 from tensorboard.compat.tensorflow_stub import pywrap_tensorflow
 from tensorboard.plugins.histogram import metadata as histogram
-from tensorboard.plugins.hparams import metadata as hparams
-from tensorboard.plugins.hparams.api_pb2 import STATUS_SUCCESS, Experiment, HParamInfo, MetricInfo, MetricName
-from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionEndInfo, SessionStartInfo
+from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2, summary_v2
 from tensorboard.plugins.scalar import metadata as scalar
-from tensorboard.plugins.text import metadata as text
+from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.summary.writer.record_writer import RecordWriter
 from tensorboard.util.tensor_util import make_tensor_proto
 
@@ -51,7 +47,6 @@ Scalar = bool | int | float | str | None
 Histogram = tuple[Sequence[float], Sequence[float]]  # counts of values, and the edges between them: one more
 
 EVENTS = "events.out.tfevents."  # how the names of event files begin
-HEADER_PLUGINS = {"text", "hparams", "custom_scalars"}  # what is written anew whenever a run starts or goes on
 
 # Custom Scalars tab: category -> chart -> regular expression of the tags that it overlays
 CHARTS = {
@@ -75,121 +70,45 @@ CHARTS = {
     },
 }
 METRICS = ("loss/val", "loss/train", "accuracy/val", "perplexity/val", "time/step_ms")  # columns of the HParams tab
-SETTINGS_OPEN = 5  # how many settings it opens with: those marked as differing
+CHOICES_OPEN = 5  # how many choices it opens with: those marked as differing
 PINNED = ("loss/val", "loss/train")  # Time Series tab: charts above all others, which are in alphabetical order
 ARM = r"^(.*?)(?:-s\d+-[0-9a-f]{8})?$"  # runs whose names match in the bracket, all but seed and hash, share a color
 
-SPEED_PERIOD = 600.0  # seconds whose speed the time left is computed from
 REFRESH_PERIOD = 0.25  # seconds between two drawings of a live display, which take some ms of the training's time
-LINE_PERIOD = 10.0  # seconds, at most, between two lines where there is no terminal ...
-LINE_SHARE = 0.1  # ... and steps, as a share of the run
+LINE_PERIOD = 10.0  # seconds, at most, between two lines where there is no terminal
 
 
-class Sink:
-    """Takes a run's numbers and passes them on to other sinks; `Sink()` has none: it keeps nothing and shows nothing.
+class Recorder:
+    """Appends a run's numbers to `metrics.jsonl` and to an event file of TensorBoard, and shows them.
 
-    A kind of sink overrides the methods that it has a place for. Steps do not decrease from call to call. A full disk
-    raises OSError (ENOSPC) from the call that writes, or at the latest from `flush`.
+    Each record is whole and with the operating system when the call returns, so no kill loses one. Steps do not
+    decrease from call to call. A full disk raises OSError (ENOSPC) from the call that writes, or at the latest from
+    `flush`; what it did not take stays buffered and goes out first when there is room again: no file is ever damaged in
+    its middle. No background thread takes time from the training or swallows an error. `truncate_metrics` and
+    `truncate_events` come first.
     """
 
-    def __init__(self, *sinks: Sink) -> None:
-        self._sinks = sinks
-
-    def _pass_on(self, method: str, *arguments: object) -> None:
-        """Call each sink's method, also when one of them fails; its error is raised then."""
-        with ExitStack() as stack:
-            for sink in reversed(self._sinks):  # as the stack calls the last one first
-                stack.callback(getattr(sink, method), *arguments)
-
-    def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Take numbers of this step, by tag."""
-        self._pass_on("scalars", step, values)
-
-    def histograms(self, step: int, values: Mapping[str, Histogram]) -> None:
-        """Take histograms of this step, by tag."""
-        self._pass_on("histograms", step, values)
-
-    def text(self, tag: str, markdown: str) -> None:
-        """Take a page for people, such as the configuration; called anew whenever a run starts or goes on."""
-        self._pass_on("text", tag, markdown)
-
-    def hparams(self, config: Mapping[str, Scalar], metrics: Mapping[str, float]) -> None:
-        """Take the choices that made the run, whenever it starts or goes on; again with its results at the end."""
-        self._pass_on("hparams", config, metrics)
-
-    def message(self, line: str) -> None:
-        """Show one line to the person at the console."""
-        self._pass_on("message", line)
-
-    def progress(self, step: int, values: Mapping[str, float]) -> None:
-        """Show that `step` steps are done, and the newest numbers by tag; cheap enough for every log step."""
-        self._pass_on("progress", step, values)
-
-    def summary(self, title: str, rows: Iterable[tuple[str, Scalar]]) -> None:
-        """Show a closing table of names and values."""
-        self._pass_on("summary", title, tuple(rows))
-
-    def flush(self) -> None:
-        """Return when everything so far is on disk."""
-        self._pass_on("flush")
-
-    def close(self) -> None:
-        """Flush and let go of all resources; a second call does nothing."""
-        self._pass_on("close")
-
-
-# ---- files
-
-
-class FileSink(Sink):
-    """Appends whole records to a file; each is with the operating system when the call returns, so no kill loses one.
-
-    What a full disk did not take stays buffered and goes out first when there is room again: the file is never damaged
-    in its middle. No background thread takes time from the training or swallows an error.
-    """
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self._file = open(path, "ab")  # noqa: SIM115 (closed by close)
-        sync_directory(path.parent)
-
-    def flush(self) -> None:
-        self._file.flush()
-        os.fsync(self._file.fileno())
-
-    def close(self) -> None:
-        if not self._file.closed:
-            with self._file:  # which closes it also when the disk is full
-                self.flush()
-
-
-def finite(values: Mapping[str, float]) -> dict[str, float | None]:
-    """Return numbers as JSON has them: it has no NaN and no infinity, so one that is not finite is None."""
-    return {tag: value if math.isfinite(value) else None for tag, value in values.items()}
-
-
-class JsonLinesSink(FileSink):
-    """Appends `{"step": 10, "loss/train": 2.31, ...}` for each call of `scalars`, which is what analysis reads."""
-
-    def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        self._file.write(json.dumps({"step": step, **finite(values)}, allow_nan=False).encode() + b"\n")
-        self._file.flush()
-
-
-class TensorBoardSink(FileSink):
-    """Appends one event a call to the directory's event file, or begins one; `truncate_events` comes first."""
-
-    def __init__(self, directory: Path) -> None:
-        super().__init__((event_files(directory) or [new_event_file(directory)])[-1])
-        self._records = RecordWriter(self._file)
+    def __init__(self, directory: Path, display: Display | None = None) -> None:
+        self._display = display
+        self._metrics = open(directory / "metrics.jsonl", "ab")  # noqa: SIM115 (closed by close)
+        self._events = open((event_files(directory) or [new_event_file(directory)])[-1], "ab")  # noqa: SIM115
+        self._records = RecordWriter(self._events)
         self._described: set[str] = set()
+        sync_directory(directory)
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        kind = scalar.create_summary_metadata(display_name="", description="")
-        self._add(step, kind, {tag: TensorProto(dtype=DT_FLOAT, float_val=[number]) for tag, number in values.items()})
+        """Take numbers of this step, by tag: `{"step": 10, "loss/train": 2.31, ...}` is what analysis reads."""
+        try:
+            self._metrics.write(json.dumps({"step": step, **finite(values)}, allow_nan=False).encode() + b"\n")
+            self._metrics.flush()
+        finally:
+            kind = scalar.create_summary_metadata(display_name="", description="")
+            self._add(step, kind, {tag: TensorProto(dtype=DT_FLOAT, float_val=[values[tag]]) for tag in values})
+        if self._display:
+            self._display.show(step, values)
 
     def histograms(self, step: int, values: Mapping[str, Histogram]) -> None:
-        """Write histograms; those with edges that are not finite, which TensorBoard cannot draw, are left out."""
+        """Take histograms of this step; those with edges that are not finite TensorBoard cannot draw: left out."""
         buckets = {
             tag: make_tensor_proto(np.column_stack([edges[:-1], edges[1:], counts]).astype(np.float64))
             for tag, (counts, edges) in values.items()
@@ -197,27 +116,40 @@ class TensorBoardSink(FileSink):
         }
         self._add(step, histogram.create_summary_metadata(display_name="", description=""), buckets)
 
-    def text(self, tag: str, markdown: str) -> None:
-        kind = text.create_summary_metadata(display_name="", description="")
-        self._add(0, kind, {tag: make_tensor_proto(markdown.encode())})
+    def begin(self, choices: Mapping[str, Scalar], page: str) -> None:
+        """Take the choices that made the run, and a page on them for people; whenever it starts or goes on.
 
-    def hparams(self, config: Mapping[str, Scalar], metrics: Mapping[str, float]) -> None:
-        """List the run in the HParams tab, which shows the last value that `scalars` has written of each metric."""
-        if metrics:
-            end = SessionEndInfo(status=STATUS_SUCCESS, end_time_secs=time.time())
-            self._write(0, [listed(hparams.SESSION_END_INFO_TAG, session_end_info=end)])
-            return
+        The HParams tab shows them beside the last value that `scalars` writes of METRICS.
+        """
         from torch.utils.tensorboard.summary import custom_scalars  # here, as torch takes seconds
 
-        settings = Struct()
-        settings.update({name: "null" if setting is None else setting for name, setting in config.items()})
-        start = SessionStartInfo(hparams=settings.fields, start_time_secs=time.time())
-        infos = [HParamInfo(name=name, differs=place < SETTINGS_OPEN) for place, name in enumerate(config)]
-        columns = Experiment(hparam_infos=infos, metric_infos=[MetricInfo(name=MetricName(tag=tag)) for tag in METRICS])
-        experiment = listed(hparams.EXPERIMENT_TAG, experiment=columns)
+        infos = [api_pb2.HParamInfo(name=name, differs=place < CHOICES_OPEN) for place, name in enumerate(choices)]
+        columns = [api_pb2.MetricInfo(name=api_pb2.MetricName(tag=tag)) for tag in METRICS]
+        experiment = api_pb2.Experiment(hparam_infos=infos, metric_infos=columns)
+        kind = metadata.create_summary_metadata(plugin_data_pb2.HParamsPluginData(experiment=experiment))
+        listed = Summary.Value(tag=metadata.EXPERIMENT_TAG, metadata=kind, tensor=metadata.NULL_TENSOR)
+        chosen = {name: "null" if choice is None else choice for name, choice in choices.items()}
         layout = {key: {name: ("Multiline", [tags]) for name, tags in lines.items()} for key, lines in CHARTS.items()}
-        session = listed(hparams.SESSION_START_INFO_TAG, session_start_info=start)
-        self._write(0, [*custom_scalars(layout).value, experiment, session])
+        row = summary_v2.hparams_pb(chosen, trial_id=Path(self._events.name).parent.name)
+        summaries = text_pb("config", page), custom_scalars(layout), row
+        self._write(0, [listed, *(value for summary in summaries for value in summary.value)])
+
+    def flush(self) -> None:
+        """Return when everything so far is on disk."""
+        for file in (self._metrics, self._events):
+            file.flush()
+            os.fsync(file.fileno())
+
+    def close(self) -> None:
+        """Flush and let go of all resources; a second call does nothing."""
+        if self._metrics.closed:
+            return
+        with ExitStack() as stack:
+            stack.enter_context(self._metrics)  # which closes it also when the disk is full
+            stack.enter_context(self._events)
+            if self._display and self._display.live.is_started:
+                self._display.stop()  # and leave the last state on the screen
+            self.flush()
 
     def _add(self, step: int, kind: SummaryMetadata, tensors: Mapping[str, TensorProto]) -> None:
         """Write what each tag holds, with its kind at its first step, which is enough and half of the bytes."""
@@ -226,22 +158,21 @@ class TensorBoardSink(FileSink):
         self._described.update(tensors)
 
     def _write(self, step: int, values: list[Summary.Value]) -> None:
-        if not self._file.tell():
+        if not self._events.tell():
             self._records.write(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
         self._records.write(Event(step=step, wall_time=time.time(), summary=Summary(value=values)).SerializeToString())
         self._records.flush()
 
 
-def listed(tag: str, **content: Any) -> Summary.Value:
-    """Return something for the HParams tab, which reads it from the tag's metadata."""
-    kind = hparams.create_summary_metadata(HParamsPluginData(**content))
-    return Summary.Value(tag=tag, metadata=kind, tensor=hparams.NULL_TENSOR)
+def finite(values: Mapping[str, float]) -> dict[str, float | None]:
+    """Return numbers as JSON has them: it has no NaN and no infinity, so one that is not finite is None."""
+    return {tag: value if math.isfinite(value) else None for tag, value in values.items()}
 
 
 def start_page(address: str) -> str:
     """Return where a TensorBoard at this address shows the losses on top, as they are, and an arm in one color."""
-    cards = [{"plugin": "scalars", "tag": tag} for tag in PINNED]
-    opened = {"pinnedCards": json.dumps(cards), "smoothing": 0, "runColorGroup": f"regex:{ARM}"}
+    cards = json.dumps([{"plugin": "scalars", "tag": tag} for tag in PINNED])
+    opened = {"pinnedCards": cards, "smoothing": 0, "runColorGroup": f"regex:{ARM}"}
     return f"{address}?{urlencode(opened)}#timeseries"
 
 
@@ -274,7 +205,7 @@ def truncate_events(directory: Path, last_step: int) -> None:
         for record in RawEventFileLoader(str(old[-1])).Load():
             event = Event.FromString(record)
             plugins = {value.metadata.plugin_data.plugin_name for value in event.summary.value}
-            if event.step <= last_step and not plugins & HEADER_PLUGINS:
+            if event.step <= last_step and not plugins & {"text", "hparams", "custom_scalars"}:
                 records.write(record)
 
     write_atomically(new_event_file(directory), write)
@@ -295,81 +226,64 @@ def truncate_metrics(path: Path, last_step: int) -> None:
 # ---- the console
 
 
-class ConsoleSink(Sink):
-    """Shows progress, messages and the closing table: a live display on a terminal, lines elsewhere.
+class Display(Progress):
+    """Shows how far a run is: a bar with numbers below it on a terminal, lines elsewhere.
 
-    Lines come at each evaluation, each tenth of the run, and each 10 seconds. unit: what throughput counts, `tokens` or
+    Lines come at each evaluation, and each 10 seconds. unit: what throughput counts, `tokens` or
     `images`. start_step: the steps that are done already when a run goes on. console: by default standard output.
     """
 
-    def __init__(self, total_steps: int, unit: str, *, start_step: int = 0, console: Console | None = None) -> None:
-        super().__init__()
-        self._console = console or Console()
-        self._total, self._unit = total_steps, unit
-        self._values: dict[str, float] = {}
-        columns = "step", MofNCompleteColumn(), BarColumn(bar_width=None), TaskProgressColumn()
-        times = TimeElapsedColumn(), TextColumn("{task.fields[left]}")
-        # Disabled: it draws nothing by itself, and it starts no thread that would take time from the training.
-        self._progress = Progress(*columns, *times, console=self._console, expand=True, disable=True)
-        self._progress.speed_estimate_period = SPEED_PERIOD
-        self._task = self._progress.add_task("", total=total_steps, completed=start_step, left="")
-        display = Live(get_renderable=self._drawing, console=self._console, auto_refresh=False)
-        self._live = display if self._console.is_terminal and not self._console.is_dumb_terminal else None
-        self._shown_step, self._shown_time = start_step, self._console.get_time()
+    def __init__(self, total_steps: int, unit: str, start_step: int = 0, console: Console | None = None) -> None:
+        self.unit, self.values = unit, dict[str, float]()
+        counts = "step", MofNCompleteColumn(), BarColumn(bar_width=None), TaskProgressColumn(), TimeElapsedColumn()
+        left = TextColumn("{task.fields[left]}")
+        # It is drawn from here alone, and starts no thread that would take time from the training.
+        super().__init__(*counts, left, console=console or Console(), expand=True, auto_refresh=False)
+        self.shown = self.get_time()
+        self.add_task("", total=total_steps, completed=start_step, left="")
 
-    def message(self, line: str) -> None:
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-    def progress(self, step: int, values: Mapping[str, float]) -> None:
-        evaluated = any(tag.endswith("/val") and self._values.get(tag) != value for tag, value in values.items())
-        self._values.update(values)
-        self._progress.update(self._task, completed=step)
-        self._progress.update(self._task, left=self._time_left())
-        now = self._console.get_time()
-        waited, share = now - self._shown_time, (step - self._shown_step) / self._total
-        if self._live and (waited >= REFRESH_PERIOD or not self._live.is_started):
-            self._live.start()
-            self._live.refresh()
-        elif not self._live and (evaluated or share >= LINE_SHARE or waited >= LINE_PERIOD or step >= self._total):
-            parts = f"step {step:>{len(str(self._total))}}/{self._total}", self._numbers(), self._time_left()
-            self._console.print("  ".join(filter(None, parts)), highlight=False, soft_wrap=True)
-        else:
+    def show(self, step: int, values: Mapping[str, float]) -> None:
+        """Show that `step` steps are done, and the newest numbers by tag; cheap enough for every log step."""
+        self.values.update(values)
+        (task,) = self.tasks
+        self.update(task.id, completed=step)
+        seconds, waited = task.time_remaining, self.get_time() - self.shown
+        left = "" if seconds is None else f"{timedelta(seconds=int(seconds))} left"  # by the pace of this process alone
+        live = self.console.is_interactive
+        if waited < (REFRESH_PERIOD if live else LINE_PERIOD) and "loss/val" not in values:
             return
-        self._shown_step, self._shown_time = step, now
+        self.shown = self.get_time()
+        if live:
+            self.start()
+            self.update(task.id, left=left, refresh=True)
+        else:
+            parts = f"step {step:>{len(str(task.total))}}/{task.total}", self.numbers(), left
+            self.console.print("  ".join(filter(None, parts)), highlight=False, soft_wrap=True)
 
-    def summary(self, title: str, rows: Iterable[tuple[str, Scalar]]) -> None:
-        self.close()
-        table = Table(box=SIMPLE_HEAD, pad_edge=False)
-        table.add_column(Text(title), min_width=20)
-        table.add_column(overflow="fold")
-        for name, value in rows:
-            table.add_row(Text(name), Text(readable(value)))
-        self._console.print(table)
+    def get_renderables(self) -> Iterable[RenderableType]:
+        """Return two lines for the bottom of the terminal; what is printed meanwhile appears above them."""
+        return [*super().get_renderables(), Text(self.numbers(), overflow="ellipsis", no_wrap=True)]
 
-    def close(self) -> None:
-        """Leave the last state on the screen."""
-        if self._live:
-            self._live.stop()
-
-    def _drawing(self) -> Group:
-        """Return two lines for the bottom of the terminal; messages appear above them."""
-        return Group(self._progress.get_renderable(), Text(self._numbers(), overflow="ellipsis", no_wrap=True))
-
-    def _time_left(self) -> str:
-        """Return `0:01:23 left`; the steps before a continuation do not count as done in this time."""
-        seconds = self._progress.tasks[self._task].time_remaining
-        return "" if seconds is None else f"{timedelta(seconds=int(seconds))} left"
-
-    def _numbers(self) -> str:
+    def numbers(self) -> str:
         """Return `loss 1.9321  val 2.0112  lr 9.8e-04  12,345 tokens/s`, of what is known."""
         shown = {
             "loss/train": "loss {:.4f}",
             "loss/val": "val {:.4f}",
             "accuracy/val": "accuracy {:.2%}",
             "optim/lr": "lr {:.1e}",
-            f"time/{self._unit}_per_second": f"{{:,.0f}} {self._unit}/s",
+            f"time/{self.unit}_per_second": f"{{:,.0f}} {self.unit}/s",
         }
-        return "  ".join(form.format(self._values[tag]) for tag, form in shown.items() if tag in self._values)
+        return "  ".join(form.format(self.values[tag]) for tag, form in shown.items() if tag in self.values)
+
+
+def show_table(title: str, rows: Mapping[str, Scalar], console: Console | None = None) -> None:
+    """Print a table of names and values."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column(Text(title), min_width=20)
+    table.add_column(overflow="fold")
+    for name, value in rows.items():
+        table.add_row(Text(name), Text(readable(value)))
+    (console or Console()).print(table)
 
 
 def readable(value: Scalar) -> str:

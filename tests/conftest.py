@@ -48,15 +48,12 @@ def spread(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
     """
     slow: list[list[pytest.Item]] = [[] for _ in range(workers)]
     fast = []
-    by_file = groupby(items, lambda item: item.path)
-    for number, (_, group) in enumerate(by_file):
+    for number, (_, group) in enumerate(groupby(items, lambda item: item.path)):
         for item in group:
             (slow[number % workers] if item.get_closest_marker("slow") else fast).append(item)
-    shares, rest = [], iter(fast)
-    for number, share in enumerate(slow):
-        length = len(items) // workers if number < workers - 1 else len(items)
-        shares += [*share, *islice(rest, max(0, length - len(share)))]
-    return shares
+    rest, length = iter(fast), len(items) // workers
+    shares = [item for share in slow for item in (*share, *islice(rest, max(0, length - len(share))))]
+    return [*shares, *rest]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -79,9 +76,7 @@ TOLD = "told"
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """What tests have told."""
     reports = [report for found in terminalreporter.stats.values() for report in found]
-    properties = [
-        pair for report in reports if getattr(report, "when", "") == "call" for pair in report.user_properties
-    ]
-    if lines := [str(line) for name, line in properties if name == TOLD]:
+    called = [report for report in reports if getattr(report, "when", "") == "call"]
+    if lines := [str(line) for report in called for name, line in report.user_properties if name == TOLD]:
         terminalreporter.section("measured")
         terminalreporter.write_line("\n".join(lines))

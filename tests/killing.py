@@ -17,7 +17,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import wraps
 from multiprocessing.process import BaseProcess
@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import Any
 
 PATIENCE = 120.0  # seconds for anything
-PRELOADED = ["pytest", "torch._dynamo", "normbench.cli", "normbench.run.train", "normbench.config.compose"]
+PRELOADED = ["pytest", "torch._dynamo", "torch.utils.tensorboard", "normbench.cli", "normbench.run.train"]
+PRELOADED += ["normbench.config.compose", "normbench.data", "normbench.norms", "normbench.placements"]
 
 
 @dataclass(frozen=True)
@@ -108,13 +109,13 @@ class Server:
         """For processes that run normbench."""
         return {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent), "COLUMNS": "200"}
 
-    def start(self, words: list[str], cwd: Path, trap: Trap | None = None, file_size: int | None = None) -> Child:
-        """Start `normbench` with these words. file_size: bytes that a file may have at most."""
+    def start(self, words: list[str], cwd: Path, trap: Trap | None = None) -> Child:
+        """Start `normbench` with these words."""
         number = next(self.numbers)
         output, places = (self.folder / f"{number}.{kind}" for kind in ("output", "places"))
         for file in (output, places):
             file.touch()
-        process = self.context.Process(target=be_child, args=(words, cwd, output, places, trap, file_size))
+        process = self.context.Process(target=be_child, args=(words, cwd, output, places, trap))
         process.start()
         return Child(process, output, places)
 
@@ -122,7 +123,7 @@ class Server:
 # ---- in a child
 
 
-def be_child(words: list[str], cwd: Path, output: Path, places: Path, trap: Trap | None, file_size: int | None) -> None:
+def be_child(words: list[str], cwd: Path, output: Path, places: Path, trap: Trap | None) -> None:
     """Run one command as a process of its own would; does not return."""
     from normbench.cli import main
 
@@ -133,8 +134,6 @@ def be_child(words: list[str], cwd: Path, output: Path, places: Path, trap: Trap
             os.dup2(stream, number)
         os.environ["COLUMNS"] = "200"
         os.chdir(cwd)
-        if file_size:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (file_size, file_size))
         watch(Places(places, trap))
         sys.argv = ["normbench", *words]
         status = main(words)
@@ -176,13 +175,16 @@ class Places:
             os.kill(os.getpid(), number)
 
     @contextmanager
-    def within(self, name: str) -> Iterator[None]:
+    def within(self, name: str, done: str = "") -> Iterator[None]:
+        """Name a part while it runs, and note what it has done when it has ended well."""
         self.inside.append(name)
         try:
             self.passage("begin")
             yield
         finally:
             self.inside.pop()
+        if done:
+            self.note(done)
 
 
 def watch(places: Places) -> None:
@@ -191,51 +193,40 @@ def watch(places: Places) -> None:
     from normbench.run import session
     from normbench.training import checkpoint, loop
 
-    around(places, checkpoint.Checkpoints, lambda owner, state: f"saved {state['step']}", save="checkpoint")
-    around(places, checkpoint.Checkpoints, save_best="best weights")
-    around(places, loop.Loop, evaluate="evaluation", train_step="training", log="logging")
-    around(places, build, make_model="building")
-    around(places, recording, truncate_metrics="truncating metrics", truncate_events="truncating events")
-    around(places, session, copy_record="copying")
-    around(places, session.Session, prepare="preparation", finish="finish")
-    ahead(places, loop, "to_device", lambda *_: "batch")
-    ahead(places, types.Task, "totals", lambda *_, **__: "loss")
-    ahead(places, loop.Loop, "clip", lambda *_: "gradients")
-    ahead(places, os, "replace", lambda source, target: f"rename to {final_name(target)}")
-    ahead(places, os, "unlink", lambda path, **_: f"unlink {final_name(path)}")
-    ahead(places, os, "fsync", lambda descriptor: f"fsync {final_name(os.readlink(f'/proc/self/fd/{descriptor}'))}")
+    def part(owner: Any, **names: str) -> None:
+        for function, name in names.items():
+            trace(owner, function, lambda *_, name=name, **__: places.within(name))
+
+    def ahead(owner: Any, function: str, describe: Callable[..., str]) -> None:
+        trace(owner, function, lambda *args, **options: nullcontext(places.passage(describe(*args, **options))))
+
+    trace(checkpoint.Checkpoints, "save", lambda _, state: places.within("checkpoint", f"saved {state['step']}"))
+    part(checkpoint.Checkpoints, save_best="best weights")
+    part(loop.Loop, evaluate="evaluation", train_step="training", log="logging")
+    part(build, make_model="building")
+    part(recording, truncate_metrics="truncating metrics", truncate_events="truncating events")
+    part(session, copy_record="copying")
+    part(session.Session, prepare="preparation", finish="finish")
+    ahead(loop, "to_device", lambda *_: "batch")
+    ahead(types.Task, "totals", lambda *_, **__: "loss")
+    ahead(loop.Loop, "clip", lambda *_: "gradients")
+    ahead(os, "replace", lambda source, target: f"rename to {final_name(target)}")
+    ahead(os, "unlink", lambda path, **_: f"unlink {final_name(path)}")
+    ahead(os, "fsync", lambda descriptor: f"fsync {final_name(os.readlink(f'/proc/self/fd/{descriptor}'))}")
     for module in (rundir, recording):
         vars(module)["open"] = lambda path, mode: TracedFile(places, builtins.open(path, mode))  # noqa: SIM115
 
 
-def around(places: Places, owner: Any, done: Callable[..., str] = lambda *_: "", **parts: str) -> None:
-    """Note the part while one of these functions runs, and what `done` says when it has ended well."""
-    for name, part in parts.items():
-        setattr(owner, name, noted(places, getattr(owner, name), part, done))
-
-
-def noted(places: Places, function: Callable[..., Any], part: str, done: Callable[..., str]) -> Callable[..., Any]:
-    @wraps(function)
-    def call(*args: Any, **options: Any) -> Any:
-        with places.within(part):
-            result = function(*args, **options)
-        if line := done(*args):
-            places.note(line)
-        return result
-
-    return call
-
-
-def ahead(places: Places, owner: Any, name: str, describe: Callable[..., str]) -> None:
-    """Note a passage ahead of each call of a function."""
+def trace(owner: Any, name: str, context: Callable[..., AbstractContextManager[None]]) -> None:
+    """Let each call of a function run inside what `context` returns for its arguments."""
     function = getattr(owner, name)
 
     @wraps(function)
-    def noted(*args: Any, **options: Any) -> Any:
-        places.passage(describe(*args, **options))
-        return function(*args, **options)
+    def call(*args: Any, **options: Any) -> Any:
+        with context(*args, **options):
+            return function(*args, **options)
 
-    setattr(owner, name, noted)
+    setattr(owner, name, call)
 
 
 def final_name(path: str | Path) -> str:

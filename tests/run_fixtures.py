@@ -20,16 +20,22 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Server:
 
 
 @pytest.fixture(scope="session")
-def undisturbed(server: Server, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Record]:
-    """The record of each model's run without any disturbance."""
-    records = {}
-    for model in MODELS:
-        folder = tmp_path_factory.mktemp(model)
+def finished(server: Server, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The folder of each model's run without any disturbance."""
+    folders = {model: tmp_path_factory.mktemp(model) for model in MODELS}
+    for model, folder in folders.items():
         child = start(server, model, folder)
         assert child.wait() == 0, child.output
-        records[model] = read_record(run_directory(folder))
-        assert_steps_increase(records[model])
-        assert records[model].metrics[-1]["step"] == 40
+    return folders
+
+
+@pytest.fixture(scope="session")
+def undisturbed(finished: dict[str, Path]) -> dict[str, Record]:
+    """The records of those runs."""
+    records = {model: read_record(run_directory(folder)) for model, folder in finished.items()}
+    for record in records.values():
+        assert_steps_increase(record)
+        assert record.metrics[-1]["step"] == 40
     return records
 
 

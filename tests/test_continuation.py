@@ -3,45 +3,44 @@
 from __future__ import annotations
 
 import re
+import shutil
 import signal
 from pathlib import Path
 
 import pytest
 from killing import Child, Server, Trap
 from run_records import Record, assert_same, assert_steps_increase, read_json, read_record
-from tiny_runs import MODELS, run_directory, start, words
+from support import refused
+from tiny_runs import run_directory, start, words
 
 pytest_plugins = ["run_fixtures"]
 
 STOP = Trap("training > gradients", 13, (signal.SIGINT,))
 
-# Where a run is killed, and where each time that it goes on again: a place, and at which of its passages.
+# Where a run is disturbed, and where each time that it goes on again: a place, and at which of its passages.
+WRITING, EVALUATING = "checkpoint > half of a write to checkpoint.pt", "evaluation > half of a write to"
 PLACES = {
-    "transformer": [
-        ("preparation > half of a write to environment.json", 1),
-        ("evaluation > loss", 2),
-        ("evaluation > half of a write to metrics.jsonl", 1),
-        ("checkpoint > half of a write to checkpoint.pt", 300),
-        ("checkpoint > rename to checkpoint.pt", 1),
-        ("checkpoint > rename to checkpoint.prev.pt", 1),
-        ("checkpoint > fsync the directory", 1),
-        ("logging > half of a write to metrics.jsonl", 1),
-        ("truncating metrics > half of a write", 3),
-        ("truncating events > half of a write", 9),
-        ("truncating events > rename", 1),
-        ("truncating events > unlink", 1),
-        ("finish > write to status.json", 1),
-    ],
-    "cnn": [
-        ("checkpoint > fsync checkpoint.pt", 2),
-        ("evaluation > best weights > half of a write", 300),
-        ("evaluation > best weights > rename", 1),
-        ("evaluation > batch", 1),
-        ("evaluation > half of a write to events", 1),
-        ("training > half of a write to events", 3),
-        ("finish > rename to summary.json", 1),
-    ],
-}
+    "transformer": {
+        "preparation > half of a write to environment.json": 1, WRITING: 300, "checkpoint > rename to checkpoint.pt": 1,
+        "truncating events > rename": 1, "finish > write to status.json": 1,
+    },
+    "cnn": {
+        "evaluation > best weights > rename": 1, "training > half of a write to events": 3,
+        "finish > rename to summary.json": 1,
+    },
+}  # fmt: skip
+MORE_PLACES = {
+    "transformer": {
+        "evaluation > loss": 2, f"{EVALUATING} metrics.jsonl": 1, "checkpoint > rename to checkpoint.prev.pt": 1,
+        "checkpoint > fsync the directory": 1, "logging > half of a write to metrics.jsonl": 1,
+        "truncating metrics > half of a write": 3, "truncating events > half of a write": 9,
+        "truncating events > unlink": 1,
+    },
+    "cnn": {
+        "checkpoint > fsync checkpoint.pt": 2, "evaluation > best weights > half of a write": 300,
+        "evaluation > batch": 1, f"{EVALUATING} events": 1,
+    },
+}  # fmt: skip
 
 
 def went_on_from(child: Child) -> int:
@@ -50,6 +49,11 @@ def went_on_from(child: Child) -> int:
         return 40
     found = re.search(r"going on from step (\d+)", child.output)
     return int(found[1]) if found else 0
+
+
+def saved(child: Child) -> list[int]:
+    """Return the steps whose checkpoints a process has written."""
+    return [int(line.split()[1]) for line in child.places if line.startswith("saved ")]
 
 
 def finish(server: Server, model: str, folder: Path, reference: dict[str, Record]) -> Child:
@@ -65,48 +69,46 @@ def assert_killed(child: Child, place: str) -> None:
     assert child.places[-1].startswith("trapped: ") and place in child.places[-1]
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    ("model", "places"),
+    [*PLACES.items(), *(pytest.param(*item, marks=pytest.mark.slow) for item in MORE_PLACES.items())],
+)
 def test_a_run_that_is_killed_again_and_again_ends_like_an_undisturbed_one(
-    server: Server, undisturbed: dict[str, Record], tmp_path: Path, model: str
+    server: Server, undisturbed: dict[str, Record], tmp_path: Path, model: str, places: dict[str, int]
 ) -> None:
-    saved = 0
-    for place, nth in PLACES[model]:
+    last = 0
+    for place, nth in places.items():
         child = start(server, model, tmp_path, Trap(place, nth))
         assert_killed(child, place)
         if "training > begin" in child.places:
-            assert went_on_from(child) >= saved
-        saved = max([saved, *(int(line.split()[1]) for line in child.places if line.startswith("saved "))])
-    assert went_on_from(finish(server, model, tmp_path, undisturbed)) >= saved
+            assert went_on_from(child) >= last
+        last = max([last, *saved(child)])
+    assert went_on_from(finish(server, model, tmp_path, undisturbed)) >= last
 
 
-# ---- signals
-
-
-@pytest.mark.parametrize(
-    ("number", "status", "place", "nth"),
-    [(signal.SIGINT, 130, "checkpoint > half of a write", 300), (signal.SIGTERM, 143, "evaluation > batch", 3)],
-)
-def test_stopped_by_a_signal_goes_on_with_the_same_bits(
-    server: Server, undisturbed: dict[str, Record], tmp_path: Path, number: int, status: int, place: str, nth: int
+def test_a_run_that_signals_stop_goes_on_with_the_same_bits(
+    server: Server, undisturbed: dict[str, Record], tmp_path: Path
 ) -> None:
-    child = start(server, "transformer", tmp_path, Trap(place, nth, (number,)))
-    assert child.wait() == status
-    found = read_json(run_directory(tmp_path) / "status.json")
-    step = found["step"]
-    assert found["status"] == "interrupted" and f"saved {step}" in child.places and "Traceback" not in child.output
-    assert child.output.splitlines()[-1] == f"stopped at step {step} of 40; the same command goes on from here"
+    """SIGINT and SIGTERM let it write a checkpoint; a second Ctrl-C stops it at once."""
+    step = 0
+    twice = signal.SIGINT, signal.SIGINT
+    for signals, status, place in (
+        (twice[:1], 130, WRITING),
+        ((signal.SIGTERM,), 143, "evaluation > batch"),
+        (twice, 130, WRITING),
+    ):
+        child = start(server, "transformer", tmp_path, Trap(place, 3, signals))
+        assert child.wait() == status and "Traceback" not in child.output
+        assert went_on_from(child) == step
+        stands = read_json(run_directory(tmp_path) / "status.json")
+        assert stands["status"] == "interrupted"
+        if signals != twice:
+            step = stands["step"]
+            assert child.output.splitlines()[-1] == f"stopped at step {step} of 40; the same command goes on from here"
+            assert saved(child)[-1] == step
+        else:
+            assert child.output.splitlines()[-1] == "normbench: stopped" and not saved(child)
     assert went_on_from(finish(server, "transformer", tmp_path, undisturbed)) == step
-
-
-def test_second_ctrl_c_stops_at_once(server: Server, undisturbed: dict[str, Record], tmp_path: Path) -> None:
-    twice = Trap("checkpoint > half of a write", 700, (signal.SIGINT, signal.SIGINT))
-    child = start(server, "transformer", tmp_path, twice)
-    assert child.wait() == 130
-    assert child.output.splitlines()[-1] == "normbench: stopped" and "Traceback" not in child.output
-    behind = child.places[child.places.index("trapped: checkpoint > half of a write to checkpoint.pt") :]
-    assert not any(line.startswith("saved ") for line in behind)
-    assert read_json(run_directory(tmp_path) / "status.json")["status"] == "interrupted"
-    finish(server, "transformer", tmp_path, undisturbed)
 
 
 # ---- finished runs
@@ -117,10 +119,9 @@ def content(directory: Path) -> dict[str, bytes]:
 
 
 def test_finished_run_is_not_run_again_but_made_anew_if_told_so(
-    server: Server, undisturbed: dict[str, Record], tmp_path: Path
+    server: Server, finished: dict[str, Path], undisturbed: dict[str, Record], tmp_path: Path
 ) -> None:
-    late = Trap("finish > rename to summary", 1, (signal.SIGINT,))  # which lets the run finish
-    assert start(server, "cnn", tmp_path, late).wait() == 0
+    shutil.copytree(finished["cnn"], tmp_path, dirs_exist_ok=True)
     directory = run_directory(tmp_path)
     before = content(directory)
     again = start(server, "cnn", tmp_path)
@@ -153,51 +154,39 @@ def test_second_process_on_the_same_run_leaves(server: Server, undisturbed: dict
 # ---- extension
 
 
-@pytest.fixture(scope="module")
-def parent(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a finished run of 20 steps."""
-    folder = tmp_path_factory.mktemp("parent")
-    assert server.start(words("cnn", "trainer.steps=20"), folder).wait() == 0
-    return folder
-
-
 def extension(parent: Path, steps: int, *more: str) -> list[str]:
     return ["train", f"extend={run_directory(parent)}", f"trainer.steps={steps}", *more]
 
 
 def test_an_extended_run_holds_its_parents_record_also_where_it_was_killed(
-    server: Server, parent: Path, tmp_path: Path
+    server: Server, finished: dict[str, Path], undisturbed: dict[str, Record], tmp_path: Path
 ) -> None:
-    before, first = content(run_directory(parent)), read_record(run_directory(parent))
-    child = server.start(extension(parent, 40), tmp_path)
-    assert child.wait() == 0 and went_on_from(child) == 20, child.output
+    parent, first = finished["cnn"], undisturbed["cnn"]
+    before = content(run_directory(parent))
+    child = server.start(extension(parent, 60), tmp_path)
+    assert child.wait() == 0 and went_on_from(child) == 40, child.output
     extended = read_record(run_directory(tmp_path))
-    assert extended.checkpoint["step"] == extended.metrics[-1]["step"] == 40
+    assert extended.checkpoint["step"] == extended.metrics[-1]["step"] == 60
     assert extended.summary["extends"] == run_directory(parent).name
-    assert [line for line in extended.metrics if line["step"] <= 20] == first.metrics
+    assert [line for line in extended.metrics if line["step"] <= 40] == first.metrics
     assert extended.files == first.files
     assert_steps_increase(extended)
     folder = tmp_path / "again"
     folder.mkdir()
-    for place, nth in (
-        ("copying > half of a write to metrics.jsonl", 1),
-        ("copying > rename to checkpoint.pt", 1),
-        ("training > gradients", 13),
-    ):
-        assert_killed(server.start(extension(parent, 40), folder, Trap(place, nth)), place)
-    assert server.start(extension(parent, 40), folder).wait() == 0
+    for place, nth in (("copying > rename to checkpoint.pt", 1), ("training > gradients", 13)):
+        assert_killed(server.start(extension(parent, 60), folder, Trap(place, nth)), place)
+    assert server.start(extension(parent, 60), folder).wait() == 0
     assert_same(read_record(run_directory(folder)), extended)
     assert content(run_directory(parent)) == before
 
 
-def test_refused_extension(server: Server, parent: Path, tmp_path: Path) -> None:
-    assert start(server, "cnn", tmp_path, STOP).wait() == 130
+def test_refused_extension(
+    finished: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     for given, sentence in (
-        (extension(parent, 20), "trainer.steps=20 does not extend a run of 20 steps"),
-        (extension(parent, 40, "norm=rmsnorm"), "norm=rmsnorm cannot be changed with extend="),
-        (extension(tmp_path, 60), f"extend={run_directory(tmp_path)} is not the directory of a finished run"),
+        (extension(finished["cnn"], 40), "trainer.steps=40 does not extend a run of 40 steps"),
+        (extension(finished["cnn"], 60, "norm=rmsnorm"), "norm=rmsnorm cannot be changed with extend="),
+        (["train", "extend=."], "extend=. is not the directory of a finished run"),
     ):
-        child = server.start(given, tmp_path)
-        assert child.wait() == 2
-        (line,) = child.output.splitlines()
-        assert line.startswith(f"normbench: {sentence}")
+        assert refused(given, capsys).startswith(sentence)

@@ -31,19 +31,19 @@ def series(run: Path, tag: str) -> list[float]:
 
 def test_accumulated_batches_are_one_large_batch(tmp_path: Path) -> None:
     """Where no norm crosses samples: same images, same mean loss, same steps to rounding."""
-    words = [*MLP, "norm=layernorm", "trainer.steps=20", "probes.every=5"]
+    words = [*MLP, "norm=layernorm", "trainer.steps=10", "probes.every=5"]
     large = train(tmp_path, *words, "data.batch_size=64")
     parts = train(tmp_path, *words, "data.batch_size=16", "trainer.accumulate=4")
     assert [loss for _, loss in losses(parts)] == pytest.approx([loss for _, loss in losses(large)], rel=1e-4)
     assert summary_of(parts)["ledger"]["batches_a_step"] == 4
     gradients = [series(run, "grad/outside/norm") for run in (large, parts)]
     assert gradients[1] == pytest.approx(gradients[0], rel=1e-3)
-    assert len(gradients[0]) == 5
+    assert len(gradients[0]) == 3
 
 
 def test_epochs_count_what_is_seen(tmp_path: Path) -> None:
-    words = [*MLP, "trainer.epochs=2", "data.batch_size=16"]
-    assert summary_of(train(tmp_path, *words, "trainer.accumulate=4"))["steps"] == 47  # 2 · 93 / 4
+    words = [*MLP, "trainer.epochs=0.5", "data.batch_size=16"]
+    assert summary_of(train(tmp_path, *words, "trainer.accumulate=4"))["steps"] == 12  # 0.5 · 93 / 4
 
 
 # ---- averaged weights
@@ -66,30 +66,20 @@ def test_an_average_follows_the_formula() -> None:
                 expected[name] = decay * expected[name] + (1 - decay) * value.double()
     found = average.model.state_dict()
     assert found.pop("1.num_batches_tracked") == 50
-    for name, value in found.items():
-        assert torch.allclose(value.double(), expected[name], atol=1e-4), name
+    for name in found:
+        assert torch.allclose(found[name].double(), expected[name], atol=1e-4), name
 
 
 def test_a_run_judges_the_average_beside_the_weights(tmp_path: Path) -> None:
-    run = train(tmp_path, *MLP, "norm=batchnorm", "trainer.steps=30", "trainer.ema=0.9")
+    run = train(tmp_path, *MLP, "norm=batchnorm", "trainer.steps=10", "trainer.ema=0.9")
     found = summary_of(run)["metrics"]
     assert found["loss/val_ema"] != found["loss/val"] and 0 < found["accuracy/val_ema"] <= 1
-    plain = train(tmp_path, *MLP, "norm=batchnorm", "trainer.steps=30")
+    plain = train(tmp_path, *MLP, "norm=batchnorm", "trainer.steps=10")
     assert losses(plain) == losses(run), "an average changes nothing"
-    assert read(run / "checkpoint.pt")["average"]["updates"] == 30
+    assert read(run / "checkpoint.pt")["average"]["updates"] == 10
 
 
 # ---- 16 bits
-
-
-def in_16_bits(folder: Path, *words: str) -> Path:
-    """A run in a process of its own; skipped where this machine cannot."""
-    name = next(word for word in words if word.startswith("trainer.precision=")).partition("=")[2]
-    try:
-        make_precision(name, CPU)
-    except UsageError as error:
-        pytest.skip(str(error))
-    return in_a_process(folder, *words)
 
 
 @pytest.mark.slow
@@ -99,8 +89,12 @@ def in_16_bits(folder: Path, *words: str) -> Path:
 )
 def test_16_bits_train_as_32_do(tmp_path: Path, name: str, model: list[str]) -> None:
     words = [*model, "norm=batchnorm", "trainer.steps=10", "probes=full", "probes.every=5", "threads=1", "quiet=true"]
-    full = train(tmp_path, *words, "device=cpu", "trainer.log_every=1")
-    half = in_16_bits(tmp_path, *words, "device=cpu", "trainer.log_every=1", f"trainer.precision={name}")
+    words += ["device=cpu", "trainer.log_every=1"]
+    try:
+        make_precision(name, CPU)
+    except UsageError as error:
+        pytest.skip(str(error))
+    full, half = train(tmp_path, *words), in_a_process(tmp_path, *words, f"trainer.precision={name}")
     assert summary_of(half)["ledger"]["precision"] == name
     a, b = (dict(losses(run)) for run in (full, half))
     assert a != b, "it was not cast at all"
@@ -114,23 +108,21 @@ def test_16_bits_train_as_32_do(tmp_path: Path, name: str, model: list[str]) -> 
 
 def test_overflowing_steps_are_left_out_and_counted() -> None:
     model = nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scaling = Precision("fp16", CPU)
+    optimizer, scaling, again = (
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        Precision("fp16", CPU),
+        Precision("fp16", CPU),
+    )
     before = model.weight.detach().clone()
-    for factor in (1e37, 1.0):  # 65,536 times the first one's gradient is no float32 any more
-        scaling.backward(factor * model(torch.ones(2, 4)).sum())
-        scaling.unscale(optimizer)
-        norm = nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
-        scaling.step(optimizer, norm)
+    for factor, moved in ((1e37, 0), (1.0, 2)):  # 65,536 times the first one's gradient is no float32 any more
+        scaling.scaler.scale(factor * model(torch.ones(2, 4)).sum()).backward()
+        scaling.scaler.unscale_(optimizer)
+        scaling.step(optimizer, nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None]))
         optimizer.zero_grad()
-        if factor > 1:
-            assert torch.equal(model.weight, before)
-    assert torch.allclose(model.weight, before - 0.1 * 2)
-    assert int(scaling.skipped) == 1
-    assert scaling.state()["scaler"]["scale"] == 32768
-    again = Precision("fp16", CPU)
-    again.restore(scaling.state())
-    assert int(again.skipped) == 1 and again.scaler.state_dict()["scale"] == 32768
+        assert torch.allclose(model.weight, before - 0.1 * moved)
+    again.load_state_dict(scaling.state_dict())
+    for one in (scaling, again):
+        assert int(one.skipped) == 1 and one.state_dict()["scaler"]["scale"] == 32768
 
 
 def test_a_precision_that_kills_its_trial_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Recording: what the sinks write is read back by TensorBoard's own readers, after kills and full disks as well."""
+"""Recording: what a run writes is read back by TensorBoard's own readers, after kills and full disks as well."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 from tensorboard.plugins.hparams import metadata as hparams_metadata
 from tensorboard.util.tensor_util import make_ndarray
 
-from normbench.recording import ConsoleSink, JsonLinesSink, Sink, TensorBoardSink, truncate_events, truncate_metrics
+from normbench import recording
+from normbench.recording import Display, Recorder, show_table, truncate_events, truncate_metrics
 
 CONFIG: dict[str, Any] = {"norm": "rmsnorm", "seed": 0, "optim.lr": 1e-3, "norm.affine": True, "norm.groups": None}
 
@@ -50,11 +51,10 @@ def plugin(directory: Path, tag: str) -> Any:
     return read(directory).SummaryMetadata(tag).plugin_data
 
 
-def record_steps(directory: Path, steps: range) -> Sink:
+def record_steps(directory: Path, steps: range) -> Recorder:
     """Record as a run does: the header at every start, then numbers."""
-    recorder = Sink(TensorBoardSink(directory), JsonLinesSink(directory / "metrics.jsonl"))
-    recorder.text("config", f"from {steps.start}")
-    recorder.hparams(CONFIG, {})
+    recorder = Recorder(directory)
+    recorder.begin(CONFIG, f"from {steps.start}")
     for step in steps:
         recorder.scalars(step, {"loss/train": step / 8, "optim/lr": 1e-3})
         if step % 10 == 0:
@@ -70,8 +70,8 @@ def logged_steps(directory: Path) -> list[int]:
 
 
 def test_numbers_histograms_and_texts_come_back(tmp_path: Path) -> None:
-    sink, before = TensorBoardSink(tmp_path), time.time()
-    sink.text("config", "```yaml\nα: 0.5\n```")
+    sink, before = Recorder(tmp_path), time.time()
+    sink.begin(CONFIG, "```yaml\nα: 0.5\n```")
     sink.scalars(1, {"loss/train": 2.5, "act/block00.mlp/rms_out": 0.1})
     sink.scalars(2, {"loss/train": math.inf})
     sink.scalars(3, {"loss/train": math.nan, "loss/val": 3.25})
@@ -92,18 +92,14 @@ def test_numbers_histograms_and_texts_come_back(tmp_path: Path) -> None:
 
 
 def test_hyperparameters_and_layout_come_back(tmp_path: Path) -> None:
-    sink = TensorBoardSink(tmp_path)
-    sink.hparams(CONFIG, {})
-    assert hparams_metadata.SESSION_END_INFO_TAG not in read(tmp_path).Tags()["tensors"]
-    sink.hparams(CONFIG, {"loss/val": 1.5})
+    sink = Recorder(tmp_path)
+    sink.begin(CONFIG, "")
     sink.close()
     parsed = hparams_metadata
     start = parsed.parse_session_start_info_plugin_data(plugin(tmp_path, parsed.SESSION_START_INFO_TAG).content)
-    end = parsed.parse_session_end_info_plugin_data(plugin(tmp_path, parsed.SESSION_END_INFO_TAG).content)
     experiment = parsed.parse_experiment_plugin_data(plugin(tmp_path, parsed.EXPERIMENT_TAG).content)
     assert (start.hparams["norm"].string_value, start.hparams["norm.groups"].string_value) == ("rmsnorm", "null")
     assert (start.hparams["optim.lr"].number_value, start.hparams["norm.affine"].bool_value) == (1e-3, True)
-    assert end.end_time_secs >= start.start_time_secs > 0
     assert [info.name for info in experiment.hparam_infos] == list(CONFIG)
     assert "loss/val" in [info.name.tag for info in experiment.metric_infos]
     layout = Layout.FromString(series(tmp_path, "custom_scalars__config__")[0][1])
@@ -114,32 +110,23 @@ def test_hyperparameters_and_layout_come_back(tmp_path: Path) -> None:
 
 
 def test_one_call_is_one_record_that_is_there_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sink, waits = TensorBoardSink(tmp_path), []
-    monkeypatch.setattr(os, "fsync", waits.append)
-    sink.scalars(1, {f"act/block{block:02d}/rms": float(block) for block in range(150)})
-    assert [len(event.summary.value) for event in events(tmp_path)] == [0, 150]
-    assert waits == []
-    sink.flush()
-    assert len(waits) == 1  # only a flush waits for the disk
-    sink.close()
+    with closing(Recorder(tmp_path)) as recorder, monkeypatch.context() as patch:
+        waits: list[int] = []
+        patch.setattr(os, "fsync", waits.append)
+        recorder.scalars(1, {"loss/train": 1 / 3, "a": math.nan, "b": -math.inf})
+        assert [len(event.summary.value) for event in events(tmp_path)] == [0, 3]
+        line = (tmp_path / "metrics.jsonl").read_text()
+        assert json.loads(line, parse_constant=pytest.fail) == {"step": 1, "loss/train": 1 / 3, "a": None, "b": None}
+        assert waits == []
+        recorder.flush()
+        assert len(waits) == 2  # only a flush waits for the disk
 
 
-@pytest.mark.parametrize("there", [True, False])
-def test_the_checksum_is_the_standard_s_whoever_computes_it(there: bool) -> None:
-    code = "" if there else "import sys; sys.modules['google_crc32c'] = None; "
-    code += "import normbench.recording as r; assert r.pywrap_tensorflow.crc32c(b'123456789') == 0xE3069283"
+def test_the_checksum_is_the_standard_s_whoever_computes_it() -> None:
+    assert recording.pywrap_tensorflow.crc32c(b"123456789") == 0xE3069283
+    code = "import sys; sys.modules['google_crc32c'] = None; import normbench.recording as r; "
+    code += "assert r.pywrap_tensorflow.crc32c(b'123456789') == 0xE3069283"
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_json_lines_are_valid_json_and_complete_at_once(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    for step, values in ((10, {"loss/train": 1 / 3}), (20, {"a": math.nan, "b": -math.inf, "c": 1.0})):
-        sink = JsonLinesSink(path)
-        sink.scalars(step, values)
-        finite = {tag: value if math.isfinite(value) else None for tag, value in values.items()}
-        line = path.read_text().splitlines()[-1]
-        assert json.loads(line, parse_constant=pytest.fail) == {"step": step, **finite}
-        sink.close()
 
 
 # ---- continuation
@@ -174,7 +161,7 @@ def test_a_file_that_met_a_full_disk_is_whole_when_there_is_room_again(tmp_path:
 import resource, sys, pathlib
 from normbench.recording import *
 path = pathlib.Path(sys.argv[1])
-recorder = Sink(TensorBoardSink(path), JsonLinesSink(path / "metrics.jsonl"))
+recorder = Recorder(path)
 hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
 resource.setrlimit(resource.RLIMIT_FSIZE, (5000, hard))
 failed = []
@@ -206,10 +193,10 @@ class Screen:
             file=self.output, force_terminal=terminal, width=80, get_time=lambda: self.now, color_system=None
         )
 
-    def train(self, sink: Sink, steps: range, seconds_per_step: float) -> None:
+    def train(self, display: Display, steps: range, seconds_per_step: float) -> None:
         for step in steps:
             self.now += seconds_per_step * steps.step
-            sink.progress(step, {"loss/train": 2.0, "optim/lr": 1e-3, "time/tokens_per_second": 51234.0})
+            display.show(step, {"loss/train": 2.0, "optim/lr": 1e-3, "time/tokens_per_second": 51234.0})
 
     @property
     def lines(self) -> list[str]:
@@ -220,41 +207,37 @@ class Screen:
 def test_time_left_counts_only_this_process(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
     monkeypatch.setenv("TERM", "xterm")
     screen = Screen(terminal)
-    with closing(ConsoleSink(2000, "tokens", start_step=1000, console=screen.console)) as sink:
-        screen.train(sink, range(1100, 1501, 100), seconds_per_step=0.1)
+    display = Display(2000, "tokens", start_step=1000, console=screen.console)
+    screen.train(display, range(1100, 1501, 100), seconds_per_step=0.1)
+    display.stop()
     assert "0:00:50 left" in screen.output.getvalue()  # 500 steps of 0.1 s
     assert "loss 2.0000  lr 1.0e-03  51,234 tokens/s" in screen.output.getvalue()
 
 
-def test_lines_without_a_terminal_come_at_each_tenth_ten_seconds_and_evaluation() -> None:
+def test_lines_without_a_terminal_come_at_each_ten_seconds_and_evaluation() -> None:
     screen = Screen(terminal=False)
-    screen.train(ConsoleSink(1000, "images", console=screen.console), range(1, 1001), seconds_per_step=0.01)
-    assert [int(line[5:9]) for line in screen.lines] == list(range(100, 1001, 100))
-    screen = Screen(terminal=False)
-    sink = ConsoleSink(100_000, "images", console=screen.console)
-    screen.train(sink, range(1, 101), seconds_per_step=1.0)
-    sink.progress(101, {"loss/train": 2.0, "loss/val": 2.5})
+    display = Display(100_000, "images", console=screen.console)
+    screen.train(display, range(1, 101), seconds_per_step=1.0)
+    display.show(101, {"loss/train": 2.0, "loss/val": 2.5})
     assert len(screen.lines) == 11 and "val 2.5000" in screen.lines[10]
 
 
 def test_the_live_display_is_drawn_rarely_and_leaves_the_terminal_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     screen, before = Screen(terminal=True), (threading.active_count(), sys.stdout, sys.stderr)
-    sink = ConsoleSink(1000, "tokens", console=screen.console)
-    screen.train(sink, range(1, 501), seconds_per_step=0.01)
+    display = Display(1000, "tokens", console=screen.console)
+    screen.train(display, range(1, 501), seconds_per_step=0.01)
     assert threading.active_count() == before[0]
     assert screen.output.getvalue().count("loss 2.0000") == pytest.approx(5 / 0.25, abs=2)
-    sink.message("a [message] above")
-    sink.close()
-    shown = screen.output.getvalue()
-    assert "a [message] above" in shown and shown.rstrip("\n").endswith("\x1b[?25h")  # the cursor is shown again
+    display.stop()
+    assert screen.output.getvalue().rstrip("\n").endswith("\x1b[?25h")  # the cursor is shown again
     assert (sys.stdout, sys.stderr) == before[1:]
 
 
 def test_the_closing_table_fits_into_a_log() -> None:
     screen, path = Screen(terminal=False), "/home/somebody" * 10
     rows = {"validation loss": 1.88123456, "parameters": 812_345, "affine": True, "groups": None, "status": "[ended]"}
-    ConsoleSink(10, "tokens", console=screen.console).summary("results", [*rows.items(), ("directory", path)])
+    show_table("results", {**rows, "directory": path}, screen.console)
     assert max(len(line.rstrip()) for line in screen.lines) <= 80
     words = {" ".join(line.split()) for line in screen.lines}
     expected = "results", "validation loss 1.8812", "parameters 812,345", "affine yes", "groups none", "status [ended]"

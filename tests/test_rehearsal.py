@@ -2,45 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
 import pytest
 import torch
 from support import IMAGES, TEXT, build, random_batch
 
 from normbench.build import rehearse
+from normbench.contract.trials import Tiny
 from normbench.errors import UsageError
-from normbench.types import Batch, Data, ImageClassification, Split, Task
+from normbench.types import ImageClassification, Task
 
 CPU = torch.device("cpu")
-
-
-class Fixed(Data):
-    """One batch of a task, always the same."""
-
-    kind = "image_classification"
-    fingerprint = ""
-    steps_per_epoch = 1
-
-    def __init__(self, task: Task, batch_size: int) -> None:
-        self.task, self.batch = task, random_batch(task, batch_size)
-
-    def train_batch(self, step: int) -> Batch:
-        return self.batch
-
-    def eval_batches(self, split: Split, limit: int | None = None) -> Iterator[Batch]:
-        yield self.batch
-
-    def describe(self) -> dict[str, Any]:
-        return {}
 
 
 @pytest.mark.parametrize(("model", "task"), [("nano", TEXT), ("cnn", IMAGES)])
 def test_a_rehearsal_changes_nothing(model: str, task: Task) -> None:
     made, norms = build("batchnorm", "pre", model, task, **({"dropout": 0.5} if model == "nano" else {}))
     before = {name: tensor.clone() for name, tensor in made.state_dict().items()}
-    data, generator = Fixed(task, 4), torch.get_rng_state()
+    data, generator = Tiny(task), torch.get_rng_state()
     hooks = [len(norm._forward_hooks) for norm in norms.values()]
     rehearse(made, norms, data, CPU)
     after = made.state_dict()
@@ -52,21 +30,23 @@ def test_a_rehearsal_changes_nothing(model: str, task: Task) -> None:
 
 
 def test_a_statistic_over_one_value_is_found() -> None:
-    made, norms = build("batchnorm", "pre", "mlp", IMAGES)
+    (made, norms), data = build("batchnorm", "pre", "mlp", IMAGES), Tiny(IMAGES)
+    data.batch = random_batch(IMAGES, 1)
     with pytest.raises(UsageError, match="batchnorm here would take its statistics over 1 value"):
-        rehearse(made, norms, Fixed(IMAGES, 1), CPU)
-    rehearse(made, norms, Fixed(IMAGES, 2), CPU)
+        rehearse(made, norms, data, CPU)
+    data.batch = random_batch(IMAGES, 2)
+    rehearse(made, norms, data, CPU)
 
 
 def test_a_norm_that_changes_the_shape_is_named() -> None:
     made, norms = build("layernorm", "pre", "mlp", IMAGES)
     next(iter(norms.values())).register_forward_hook(lambda norm, x, y: y[..., :1])
     with pytest.raises(UsageError, match=r"returns the shape \(2, 1\) for"):
-        rehearse(made, norms, Fixed(IMAGES, 4), CPU)
+        rehearse(made, norms, Tiny(IMAGES), CPU)
 
 
 def test_logits_of_a_wrong_shape_are_refused() -> None:
     made, norms = build("layernorm", "pre", "mlp", IMAGES)
     other = ImageClassification(7, image_shape=IMAGES.image_shape)
     with pytest.raises(UsageError, match=r"logits have the shape \(2, 5\), and the data need \(2, 7\)"):
-        rehearse(made, norms, Fixed(other, 4), CPU)
+        rehearse(made, norms, Tiny(other), CPU)

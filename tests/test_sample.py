@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 from support import refused
 from torch import nn
 
-import normbench
 from normbench.cli import main
 from normbench.data.vocabulary import Bytes, Words
 from normbench.studies.sample import Judged, Wanted, classify, draw_page, generate, prompt_tokens
@@ -69,18 +69,15 @@ def drawn_steps(wanted: Wanted) -> list[int]:
 
 def test_the_likeliest_token_follows_where_the_temperature_is_0() -> None:
     model = Successor(7)
-    tokens = generate(model, torch.tensor([3]), 4, Wanted(tokens=10, temperature=0))
-    assert tokens.tolist() == [(3 + n) % 7 for n in range(11)]
+    for wanted in (Wanted(tokens=10, temperature=0), Wanted(tokens=10, temperature=5e-324, top_k=3)):
+        assert generate(model, torch.tensor([3]), 4, wanted).tolist() == [(3 + n) % 7 for n in range(11)]
     assert model.longest == 4  # the context
-    for cold in (1e-40, 5e-324):
-        assert torch.equal(generate(model, tokens[:1], 4, Wanted(tokens=10, temperature=cold, top_k=3)), tokens)
 
 
 def test_tokens_are_drawn_as_their_seed_top_k_and_the_softmax_say() -> None:
     """Of 1 and 2 steps on, the odds are exp((9 - 8) / temperature)."""
     first, again, other = (drawn_steps(Wanted(tokens=200, temperature=5.0, top_k=2, seed=seed)) for seed in (0, 0, 1))
     assert first == again != other and set(first) == {1, 2}
-    assert len(set(drawn_steps(Wanted(tokens=200, temperature=5.0)))) > 10
     share = drawn_steps(Wanted(tokens=2000, temperature=2.0, top_k=2)).count(1) / 2000
     assert share == pytest.approx(1 / (1 + np.exp(-0.5)), abs=0.035)  # three standard errors
 
@@ -92,9 +89,6 @@ def test_a_language_model_goes_on_from_a_prompt(runs: dict[str, Path], capsys: p
     assert text.startswith("The norm ")
     assert text == printed(capsys, *asked, "--tokens=30") != printed(capsys, *asked, "--tokens=30", "--seed=1")
     assert printed(capsys, run, "--tokens=3", "--ema").startswith("\n")
-    tokens = generate(normbench.load(run), torch.tensor(list(b"A norm")), 16, Wanted(tokens=5, temperature=0))
-    likeliest = printed(capsys, run, "--prompt=A norm", "--tokens=5", "--temperature=0", "--device=cpu")
-    assert likeliest == bytes(tokens.tolist()).decode(errors="replace") + "\n"
 
 
 def test_words_go_on_in_the_line_of_the_prompt() -> None:
@@ -144,37 +138,31 @@ def test_mistakes_come_first_and_the_surest_of_them() -> None:
 
     examples, wrong, total = classify(Fixed(1, 1), batches(), 4)
     assert (wrong, total) == (2, 4)
-    assert [(example.index, example.predicted) for example in examples] == [(3, 1), (1, 0), (0, 0), (2, 0)]
-    assert examples[0].probability == pytest.approx(np.exp(4) / (1 + np.exp(4)))
-    assert [example.index for example in classify(Fixed(1, 1), batches(), 1)[0]] == [3]
+    assert [(int(example.inputs), example.predicted) for example in examples] == [(3, 1), (1, 0), (0, 0), (2, 0)]
+    assert examples[0].surprise == pytest.approx(np.exp(4) / (1 + np.exp(4)))
+    assert [int(example.inputs) for example in classify(Fixed(1, 1), batches(), 1)[0]] == [3]
 
 
 def test_a_mistake_has_a_red_frame_and_its_pixels_are_there() -> None:
     pixels = np.zeros((3, 4, 4), np.uint8)
     pixels[1] = 200  # green
-    right, wrong = (Judged(0, label, 1, 0.9, torch.zeros(1)) for label in (1, 0))
-    page = np.asarray(draw_page("title", [wrong, right], [pixels, pixels], ["no", "a very long name of a class"]))
-    red, green = ((page == color).all(axis=2) for color in ((200, 30, 30), (0, 200, 0)))
+    wrong, right = (Judged(0, 1, surprise, torch.zeros(1)) for surprise in (0.9, -0.9))
+    canvas = FigureCanvasAgg(
+        draw_page("title", [wrong, right], [pixels, pixels], ["no", "a very long name of a class"])
+    )
+    canvas.draw()
+    red, green = ((np.asarray(canvas.buffer_rgba())[..., :3] == color).all(2) for color in ((255, 0, 0), (0, 200, 0)))
     columns = np.nonzero(green)[1]
     middle = (columns.min() + columns.max()) // 2
-    assert green.sum() == 2 * 104 * 104
-    assert red[:, :middle].sum() > 4 * 3 * 104 and red[:, middle + 1 :].sum() == 0
+    assert green.sum() > 2 * 80 * 80
+    assert red[:, :middle].sum() > 4 * 3 * 80 and red[:, middle + 1 :].sum() == 0
 
 
-# ---- mistakes
-
-
-def test_mistakes_are_told_in_a_sentence(runs: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
-    text, images = str(runs["text"]), str(runs["images"])
-    for words, sentence in (
-        (["."], ". holds no run: give the directory of one"),
-        ([images, "--out", "no/page.png"], "no/page.png cannot be written (No such file or directory): give another"),
-        ([text, "--tokens", "0"], "0 is not in the range 1<=x<=1000000"),
-    ):
-        assert sentence in refused(["sample", *words], capsys)
-
-
-def test_data_that_have_changed_are_refused(runs: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_data_that_have_changed_and_pages_that_cannot_be_written_are_refused(
+    runs: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
     config = Path(shutil.copytree(runs["texts"], "copy")) / "config.yaml"
     config.write_text(config.read_text().replace("level: lowercase_word", "level: character"))
     assert "vocabulary_size=25" in refused(["sample", "copy"], capsys)
+    sentence = "no/page.png cannot be written (No such file or directory): give another"
+    assert sentence in refused(["sample", str(runs["images"]), "--out", "no/page.png"], capsys)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -11,10 +13,10 @@ from support import IMAGES, TEXT, build, random_batch, section
 from torch import nn
 
 from normbench import build as builder
+from normbench.run.session import make_ledger, parameter_counts
 from normbench.training.clock import Clock
-from normbench.training.guard import GRADIENT_NORM, Diverged, LatchedGuard, Runaway, WaitingGuard, first_nonfinite
-from normbench.training.ledger import make_ledger, parameter_counts
-from normbench.training.loop import evaluate
+from normbench.training.guard import GRADIENT_NORM, Diverged, Guard, first_nonfinite
+from normbench.training.loop import Loop, evaluate
 from normbench.training.optimizer import make_optimizer, parameter_groups
 from normbench.training.schedules import Constant, Cosine, Linear, OneCycle, Schedule
 from normbench.types import Batch
@@ -31,30 +33,22 @@ def curve(schedule: Schedule, steps: int) -> list[float]:
 def test_cosine_against_nanogpt_s_formula() -> None:
     """nanoGPT's get_lr: warm-up (it + 1) / (warmup + 1), then a cosine to the smallest rate."""
     warmup, steps, final = 10, 100, 0.1
-    found = curve(Cosine(warmup=warmup, final=final), steps)
-    for it in range(steps):
-        if it < warmup:
-            expected = (it + 1) / (warmup + 1)
-        else:
-            progress = (it - warmup) / (steps - 1 - warmup)
-            expected = final + 0.5 * (1 + math.cos(math.pi * progress)) * (1 - final)
-        assert found[it] == pytest.approx(expected)
-    assert found[-1] == pytest.approx(final)
+    rising = [(it + 1) / (warmup + 1) for it in range(warmup)]
+    progress = [(it - warmup) / (steps - 1 - warmup) for it in range(warmup, steps)]
+    falling = [final + 0.5 * (1 + math.cos(math.pi * share)) * (1 - final) for share in progress]
+    assert curve(Cosine(warmup=warmup, final=final), steps) == pytest.approx([*rising, *falling])
+    assert max(curve(Cosine(warmup=1000, final=0.1), 10)) < 0.02  # a warm-up longer than the run
+    assert curve(Cosine(warmup=0.5, final=0.1), 1) == [1.0]
 
 
-def test_one_cycle_has_its_landmarks() -> None:
+def test_one_cycle_linear_and_constant_have_their_landmarks() -> None:
     found = curve(OneCycle(warmup=0.3, start=0.04, final=1e-4), 100)
     assert found[0] < 0.06
     assert (found[30], found[-1]) == pytest.approx((1.0, 1e-4))
     assert found == [*sorted(found[:31]), *sorted(found[31:], reverse=True)]
-
-
-def test_linear_and_constant_with_warm_up_as_share_and_as_number() -> None:
     assert curve(Linear(warmup=0, final=0.2), 5) == pytest.approx([1.0, 0.8, 0.6, 0.4, 0.2])
     assert curve(Constant(warmup=0.1), 50) == curve(Constant(warmup=5), 50)
     assert curve(Constant(warmup=0.0), 5) == [1.0] * 5
-    assert max(curve(Cosine(warmup=1000, final=0.1), 10)) < 0.02  # a warm-up longer than the run
-    assert curve(Cosine(warmup=0.5, final=0.1), 1) == [1.0]
 
 
 # ---- optimizer
@@ -80,15 +74,11 @@ def test_every_optimizer_is_built_fused(name: str) -> None:
     assert optimizer.param_groups[0]["fused"]
 
 
-@pytest.mark.parametrize("settings", [{"foreach": True}, {"foreach": False}, {"fused": False}])
+@pytest.mark.parametrize("settings", [{"foreach": True}, {"fused": False}])
 def test_another_implementation_may_be_chosen(settings: dict[str, bool]) -> None:
-    weight = nn.Parameter(torch.ones(3))
-    optimizer = make_optimizer(partial(torch.optim.AdamW, lr=0.1, **settings), [{"params": [weight]}], CPU)
-    assert not optimizer.defaults["fused"]
-    assert settings.items() <= optimizer.defaults.items()
-    weight.grad = torch.ones(3)
-    optimizer.step()
-    assert weight.tolist() != [1.0] * 3
+    groups = [{"params": [nn.Parameter(torch.ones(3))]}]
+    optimizer = make_optimizer(partial(torch.optim.AdamW, lr=0.1, **settings), groups, CPU)
+    assert not optimizer.defaults["fused"] and settings.items() <= optimizer.defaults.items()
 
 
 # ---- evaluation
@@ -117,13 +107,13 @@ def test_latched_guard_freezes_the_weights_from_the_first_bad_step_on() -> None:
     """Fused AdamW honours `found_inf` (on the CPU too), so the check needs no wait for the device."""
     weight = nn.Parameter(torch.ones(4))
     optimizer = torch.optim.AdamW([weight], lr=0.1, fused=True)
-    guard = LatchedGuard(optimizer, CPU)
+    guard, waiting = Guard(optimizer, CPU, latches=True), Guard(optimizer, CPU, latches=False)
     seen = []
     for step, gradient in enumerate((1.0, 2.0, math.nan, 1.0, math.inf), start=25):
         weight.grad = torch.full((4,), gradient)
         guard.admits(step, torch.tensor(0.5), weight.grad.norm())
-        assert WaitingGuard().admits(step, torch.tensor(0.5), weight.grad.norm()) is math.isfinite(gradient)
-        assert guard.tripped() == (27 if step >= 27 else None)
+        assert waiting.admits(step, torch.tensor(0.5), weight.grad.norm()) is math.isfinite(gradient)
+        assert guard.tripped() == (27 if step >= 27 else -1)
         optimizer.step()
         seen.append(weight.detach().clone())
     assert not torch.equal(seen[0], seen[1])
@@ -131,14 +121,13 @@ def test_latched_guard_freezes_the_weights_from_the_first_bad_step_on() -> None:
 
 
 def test_runaway_needs_patience() -> None:
-    watch = Runaway(factor=3.0, patience=30)
-    watch.check(1, 2.0)
-    watch.check(10, 7.0)
-    watch.check(20, 5.0)  # back below: counted anew
-    watch.check(30, 7.0)
-    watch.check(50, 6.5)
+    trainer = SimpleNamespace(divergence_factor=3.0, divergence_patience=30)
+    loop: Any = SimpleNamespace(trainer=trainer, first_loss=None, runaway_since=None)
+    for loop.step, loss in ((1, 2.0), (10, 7.0), (20, 5.0), (30, 7.0), (50, 6.5)):  # at 20 back below: counted anew
+        Loop.check_runaway(loop, loss)
+    loop.step = 60
     with pytest.raises(Diverged) as caught:
-        watch.check(60, 9.0)
+        Loop.check_runaway(loop, 9.0)
     assert caught.value.step == 30
 
 
@@ -180,21 +169,17 @@ def test_a_gradient_behind_torch_s_own_batchnorm_is_told_and_leaves_its_statisti
 
 
 def test_clock_leaves_out_warm_up_and_probed_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    times = iter([0.0, 9.0, 10.0, 10.002, 20.0, 25.0, 30.0, 30.004])
-    clock = Clock(CPU, warmup=1)
-    marks = {"now": 0.0}
-    monkeypatch.setattr(clock, "mark", lambda: marks["now"])
+    clock, later = Clock(CPU, warmup=1), Clock(CPU)
+    # two marks a step that counts, one of the others
+    marks = iter([0.0, 10.0, 10.002, 20.0, 30.0, 30.004])
+    monkeypatch.setattr(clock, "mark", lambda: next(marks))
     for counts in (True, True, False, True):
-        marks["now"] = next(times)
         clock.start()
-        marks["now"] = next(times)
         clock.stop(counts)
     assert clock.recent() == pytest.approx(3.0)
     assert clock.recent() is None
-    assert clock.summary()["n"] == 2
-    assert clock.summary()["median_ms"] == pytest.approx(3.0)
-    later = Clock(CPU)
-    later.restore(clock.state())
+    assert clock.summary()["n"] == 2 and clock.summary()["median_ms"] == pytest.approx(3.0)
+    later.load_state_dict(clock.state_dict())
     assert later.summary() == clock.summary()
 
 
@@ -203,12 +188,8 @@ def test_ledger_counts_and_names_what_was_built() -> None:
     trainer = {"decay_norms": False, "compile": False, "precision": "fp32", "accumulate": 1}
     tree = {"trainer": trainer, "init": section("init", "xavier")}
     ledger = make_ledger(model, norms, tree, CPU)
-    assert ledger["norms"] == 4
-    assert ledger["eps"] == 1e-5
-    assert ledger["groups"] == 4  # auto: 16 features / 4
+    assert (ledger["norms"], ledger["eps"], ledger["groups"]) == (4, 1e-5, 4)  # groups=auto: 16 features / 4
     assert ledger["parameters"]["in_norms"] == 4 * 2 * 16
     assert ledger["parameters"] == parameter_counts(model, norms.values())
-    assert ledger["residual_gain"] == pytest.approx(4**0.25, abs=1e-6)
-    assert ledger["branch_gain"] == pytest.approx(16**-0.25, abs=1e-6)
-    assert ledger["norm_parameters_decayed"] is False
-    assert "torch" in ledger["implementation"]
+    assert (ledger["residual_gain"], ledger["branch_gain"]) == pytest.approx((4**0.25, 16**-0.25), abs=1e-6)
+    assert ledger["norm_parameters_decayed"] is False and "torch" in ledger["implementation"]

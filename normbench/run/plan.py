@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -19,13 +20,10 @@ from normbench.errors import RunFailure, UsageError
 from normbench.rundir import RunDirectory, fingerprint
 from normbench.settings import Tree, lookup
 from normbench.training.checkpoint import is_whole
-from normbench.training.schedules import Schedule
 from normbench.types import Data, NormFacts
 
 # What may be changed of a run that is extended; everything else is its parent's.
 EXTENSION_KEYS = ("extend", "trainer", "name", "outputs", "quiet", "rerun", "device")
-# ... and what of the trainer may not: a checkpoint has what belongs to it.
-FIXED_KEYS = ("trainer.precision", "trainer.accumulate", "trainer.ema")
 
 
 @dataclass(frozen=True)
@@ -48,14 +46,8 @@ class Run:
         """The data, which each process reads for itself."""
         return build.make_data(self.config.tree, self.config.closed.seed)
 
-    @cached_property
-    def schedule(self) -> Schedule:
-        """The learning rate over time."""
-        schedule: Schedule = build.factory(self.config.tree, "schedule")()
-        return schedule
-
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("data", "schedule")}
+        return {name: value for name, value in vars(self).items() if name != "data"}
 
 
 def prepare(config: Config, data: Data | None = None, device: torch.device | None = None) -> Run:
@@ -78,7 +70,8 @@ def prepare(config: Config, data: Data | None = None, device: torch.device | Non
     facts = build.check_combination(config.tree, config.choices.groups)
     device = device or build.resolve_device(config.closed.device)
     data = data or build.make_data(config.tree, config.closed.seed)
-    steps = build.number_of_steps(config.tree, data)
+    trainer = config.closed.trainer
+    steps = trainer.steps or max(1, math.ceil((trainer.epochs or 0) * data.steps_per_epoch / trainer.accumulate))
     if parent is not None:
         check_extension(parent, steps)
     tree = {**config.tree, "trainer": {**config.tree["trainer"], "steps": steps, "epochs": None}}
@@ -147,10 +140,9 @@ def extended(config: Config, parent: RunDirectory) -> Config:
         if path == "hydra.searchpath":  # where the parent's classes may be
             continue
         section, _, key = path.rpartition(".")
-        if path in FIXED_KEYS or (section or key) not in EXTENSION_KEYS:
+        if (section or key) not in EXTENSION_KEYS:
             raise UsageError(
-                f"{word} cannot be changed with extend=: leave it out, everything but trainer.* is the run's own, and "
-                "of that precision, accumulate and ema"
+                f"{word} cannot be changed with extend=: leave it out, everything but trainer.* is the run's own"
             )
         (lookup(tree, section) if section else tree)[key] = lookup(config.tree, path)
     tree |= {key: config.tree[key] for key in ("rerun", "quiet")}  # of this command, not of the parent's
@@ -168,6 +160,5 @@ def check_extension(parent: RunDirectory, steps: int) -> None:
             f"extend={parent.path} has no checkpoint.pt, or a damaged one: make that run anew with rerun=true, and "
             "without trainer.keep_checkpoint=none"
         )
-    done = (parent.ended() or {})["steps"]
-    if steps <= done:
+    if steps <= (done := (parent.ended() or {})["steps"]):
         raise UsageError(f"trainer.steps={steps} does not extend a run of {done} steps: give a larger number")

@@ -4,28 +4,29 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager, suppress
 from types import FrameType
 from typing import Any
 
 import torch
 import yaml
+from torch import nn
 
 from normbench import build, recording
 from normbench.errors import RunFailure, is_disk_full, is_out_of_memory
 from normbench.probes import Probes
-from normbench.recording import ConsoleSink, JsonLinesSink, Sink, TensorBoardSink
+from normbench.recording import Display, Recorder, show_table
 from normbench.run.plan import Run
 from normbench.rundir import RunDirectory, Status, describe_environment, read_json, write_bytes, write_json
 from normbench.settings import flat
 from normbench.training.checkpoint import Checkpoints
 from normbench.training.clock import forget_peak, peak_memory
 from normbench.training.guard import Diverged
-from normbench.training.ledger import make_ledger, parameter_counts
-from normbench.training.loop import Interrupted, Loop, Parts
-from normbench.training.optimizer import WeightAverage, make_optimizer, parameter_groups
+from normbench.training.loop import Loop
+from normbench.training.optimizer import make_optimizer, parameter_groups
 from normbench.training.precision import make_precision
+from normbench.types import Model, Norm, Placement
 
 HEARTBEAT_SECONDS = 5.0
 RESULTS = ("loss", "accuracy", "perplexity")
@@ -37,114 +38,93 @@ class Session:
     """From a held directory to a result; `train` does it all."""
 
     def __init__(self, run: Run) -> None:
-        """Build the model and its optimizer; nothing is written."""
+        """Build the model and its training loop; nothing is written."""
         prepare_torch(run)
-        tree, trainer = run.config.tree, run.config.closed.trainer
-        self.run, self.precision = run, make_precision(trainer.precision, run.device)
-        self.model, self.norms = build.make_model(tree, run.data.task, run.config.closed.seed)
-        self.model.to(run.device)
-        with self.precision.autocast():
-            build.rehearse(self.model, self.norms, run.data, run.device)
+        tree, closed = run.config.tree, run.config.closed
+        self.run, self.directory, self.settings, self.last_beat = run, run.directory, closed, 0.0
+        precision = make_precision(closed.trainer.precision, run.device)
+        model, self.norms = build.make_model(tree, run.data.task, closed.seed)
+        model.to(run.device)
+        with precision.autocast():
+            build.rehearse(model, self.norms, run.data, run.device)
         decay = tree["optim"].get("weight_decay", 0.0)
-        groups = parameter_groups(self.model, self.norms.values(), decay, trainer.decay_norms)
-        self.optimizer = make_optimizer(build.factory(tree, "optim"), groups, run.device)
-        self.directory, self.settings = run.directory, run.config.closed
-        self.checkpoints = Checkpoints(self.directory.checkpoint, self.directory.previous, self.directory.best)
-        self.last_beat = 0.0
-        self.console = self.recorder = Sink()
-        self.loop: Loop | None = None
+        groups = parameter_groups(model, self.norms.values(), decay, closed.trainer.decay_norms)
+        wanted = {name for name, value in vars(closed.probes).items() if value is True}
+        self.loop = Loop(
+            model=model,
+            data=run.data,
+            optimizer=make_optimizer(build.factory(tree, "optim"), groups, run.device),
+            schedule=build.factory(tree, "schedule")(),
+            probes=Probes(model, self.norms, wanted),
+            checkpoints=Checkpoints(self.directory.checkpoint, self.directory.previous, self.directory.best),
+            device=run.device,
+            precision=precision,
+            settings=closed,
+            steps=run.steps,
+        )
 
     def train(self) -> int:
-        """Train to an end of any kind; return the exit status."""
-        with self.ending(), stop_signals() as stop:
-            loop = self.prepare()
-            try:
-                loop.run(stop=lambda: bool(stop), beat=self.beat)
-            except Diverged as result:
-                return self.finish(loop, "diverged", result.step, result.reason)
-            except Interrupted:
-                return self.interrupted(loop.step, stop[0])
-            return self.finish(loop, "finished", loop.step, "")
-
-    @contextmanager
-    def ending(self) -> Iterator[None]:
-        """Name a failure in status.json, and close the record whatever happens."""
+        """Train to an end of any kind; return the exit status. A failure is noted, and raised again."""
         try:
-            yield
-        except KeyboardInterrupt:
-            self.write_status("interrupted", "stopped at once by a second Ctrl-C")
+            with stop_signals() as stop, closing(self.prepare()):
+                try:
+                    complete = self.loop.run(stop, self.beat)
+                except Diverged as result:
+                    return self.finish("diverged", result.step, result.reason)
+                return self.finish("finished", self.loop.step, "") if complete else self.interrupted(stop[0])
+        except BaseException as error:
+            goes_on = isinstance(error, KeyboardInterrupt) or is_disk_full(error)  # with the same command
+            failed: Status = "out_of_memory" if is_out_of_memory(error) else "failed"
+            self.write_status("interrupted" if goes_on else failed, str(error))
             raise
-        except Exception as error:  # noted, and raised again; where a disk was full, the same command goes on
-            status: Status = "interrupted" if is_disk_full(error) else "failed"
-            self.write_status("out_of_memory" if is_out_of_memory(error) else status, str(error))
-            raise
-        finally:
-            with suppress(OSError):
-                self.recorder.close()
 
     # ---- where it starts
 
-    def prepare(self) -> Loop:
-        """Bring the record and the loop to the step where the run goes on."""
-        forget_peak(self.run.device)
-        state = self.checkpoints.load(self.say)
+    def prepare(self) -> Recorder:
+        """Bring the loop and its record to the step where the run goes on; return what is to be closed."""
+        run, directory, loop = self.run, self.directory, self.loop
+        forget_peak(run.device)
+        self.restore()
+        self.beat()
+        config = yaml.safe_dump(run.config.tree, sort_keys=False, allow_unicode=True)
+        write_bytes(directory.config, config.encode())
+        here = describe_here(run)
+        if elsewhere := directory.begun_elsewhere(here):
+            self.say(elsewhere)
+        write_json(directory.environment, {"sessions": [*directory.sessions(), here]})
+        recording.truncate_metrics(directory.metrics, loop.step)
+        recording.truncate_events(directory.path, loop.step)
+        display = None if self.settings.quiet else Display(run.steps, run.data.task.unit, loop.step)
+        loop.recorder = Recorder(directory.path, display)
+        self.announce(loop.step)
+        chosen = {group: run.config.choices.groups[group] for group in ("norm", "placement", "model", "data")}
+        loop.recorder.begin({**chosen, "seed": self.settings.seed, **flat(run.config.tree)}, f"```yaml\n{config}```")
+        return loop.recorder
+
+    def restore(self) -> None:
+        """Bring the loop to the last checkpoint, if there is one; a run that extends another begins with its record.
+
+        Raises:
+            RunFailure: the checkpoint does not fit.
+        """
+        state = self.loop.checkpoints.load(self.say)
         if state is None and self.run.parent is not None:
             copy_record(self.run.parent, self.directory)
-            state = self.checkpoints.load(self.say)
-        start_step = state["step"] if state else 0
-        self.beat(start_step)
-        config = yaml.safe_dump(self.run.config.tree, sort_keys=False, allow_unicode=True)
-        write_bytes(self.directory.config, config.encode())
-        here = describe_here(self.run)
-        if elsewhere := self.directory.begun_elsewhere(here):
-            self.say(elsewhere)
-        write_json(self.directory.environment, {"sessions": [*self.directory.sessions(), here]})
-        recording.truncate_metrics(self.directory.metrics, start_step)
-        recording.truncate_events(self.directory.path, start_step)
-        if not self.settings.quiet:
-            self.console = ConsoleSink(self.run.steps, self.run.data.task.unit, start_step=start_step)
-        self.recorder = Sink(JsonLinesSink(self.directory.metrics), TensorBoardSink(self.directory.path), self.console)
-        self.announce(start_step)
-        loop = self.loop = self.make_loop()
+            state = self.loop.checkpoints.load(self.say)
         try:
             if state is not None:
-                loop.restore(state)
+                self.loop.restore(state)
         except (KeyError, ValueError, RuntimeError) as error:
             if is_out_of_memory(error):
                 raise
             raise RunFailure(
                 f"the checkpoint in {self.directory.path} is of another version of normbench: rerun=true makes it anew"
             ) from error
-        self.recorder.text("config", f"```yaml\n{config}```")
-        groups = {group: self.run.config.choices.groups[group] for group in ("norm", "placement", "model", "data")}
-        self.recorder.hparams({**groups, "seed": self.settings.seed, **flat(self.run.config.tree)}, {})
-        return loop
-
-    def make_loop(self) -> Loop:
-        """Wire the training loop together."""
-        trainer, probes = self.settings.trainer, self.settings.probes
-        wanted = {name for name, value in vars(probes).items() if value is True}
-        # compiled with eager mode's random numbers: its own would give other dropout masks
-        fallback = {"fallback_random": True}
-        parts = Parts(
-            model=self.model,
-            data=self.run.data,
-            optimizer=self.optimizer,
-            schedule=self.run.schedule,
-            probes=Probes(self.model, self.norms, wanted),
-            recorder=self.recorder,
-            checkpoints=self.checkpoints,
-            device=self.run.device,
-            precision=self.precision,
-            average=None if trainer.ema is None else WeightAverage(self.model, trainer.ema),
-            compiled=torch.compile(self.model, options=fallback) if trainer.compile else None,  # type: ignore[arg-type]
-        )
-        return Loop(parts, trainer, probes, self.run.steps, self.settings.seed)
 
     def announce(self, start_step: int) -> None:
         """Say what runs, where, and what a reader of its numbers must know."""
-        names, steps = self.run.config.choices.groups, self.run.steps
-        parameters = parameter_counts(self.model, self.norms.values())["total"]
+        loop, names, steps = self.loop, self.run.config.choices.groups, self.run.steps
+        parameters = parameter_counts(loop.model, self.norms.values())["total"]
         self.say(
             f"{names['norm']} · {names['placement']} · {names['model']} ({parameters:,} parameters) · "
             f"{names['data']} · {steps:,} steps on {self.run.device}"
@@ -154,62 +134,55 @@ class Session:
             self.say(f"going on from step {start_step:,}")
         for words in filter(None, caveats(self.run).values()):
             self.say(f"warning: {words}")
-        if (warmup := self.run.schedule.warmup_steps(steps)) >= steps:
-            self.say(f"note: the run ends within its warm-up of {warmup:,} steps (schedule.warmup)")
 
     # ---- how it ends
 
-    def finish(self, loop: Loop, status: Status, step: int, message: str) -> int:
+    def finish(self, status: Status, step: int, message: str) -> int:
         """Write the summary; a result, whether finished or diverged."""
-        summary = self.summarize(loop) | {"status": status, "step": step, "message": message}
-        self.recorder.hparams({}, summary["metrics"])
-        self.recorder.flush()
+        summary = self.summarize() | {"status": status, "step": step, "message": message}
+        self.loop.recorder.close()
         write_json(self.directory.summary, summary)
         settle(self.run, summary)
-        show_summary(self.directory, summary, self.console)
-        if self.settings.quiet:
-            print(self.directory.path)
+        show_summary(self.run, summary)
         return 0
 
-    def summarize(self, loop: Loop) -> dict[str, Any]:
+    def summarize(self) -> dict[str, Any]:
         """Return what analysis reads of the whole run, less how it ended (status, step, message)."""
-        run = self.run
-        results = {tag: value for tag, value in loop.latest.items() if tag.split("/")[0] in RESULTS}
+        run, loop = self.run, self.loop
         return {
             "steps": run.steps,
             "choices": dict(run.config.choices.groups),
             "seed": self.settings.seed,
-            "metrics": recording.finite(results),
+            "metrics": recording.finite({tag: loop.latest[tag] for tag in loop.latest if tag.split("/")[0] in RESULTS}),
             "step_time": loop.clock.summary(),
             "peak_memory_bytes": peak_memory(run.device),  # since this process took the run up
             "compile_seconds": loop.compile_seconds or None,
-            "skipped_steps": int(self.precision.skipped),
+            "skipped_steps": int(loop.precision.skipped),
             "data": run.data.describe(),
             "norm_facts": vars(run.facts),
             **caveats(run),
             "extends": run.parent.path.name if run.parent else None,
-            "ledger": make_ledger(self.model, self.norms, run.config.tree, run.device),
+            "ledger": make_ledger(loop.model, self.norms, run.config.tree, run.device),
         }
 
-    def interrupted(self, step: int, number: int) -> int:
+    def interrupted(self, number: int) -> int:
         """End a run that a signal has stopped behind a checkpoint."""
-        self.console.close()
+        self.loop.recorder.close()
         self.write_status("interrupted", signal.Signals(number).name)
-        command = "the same command without rerun=true" if self.settings.rerun else "the same command"
-        self.say(f"stopped at step {step:,} of {self.run.steps:,}; {command} goes on from here")
+        command = f"the same command{' without rerun=true' if self.settings.rerun else ''}"
+        self.say(f"stopped at step {self.loop.step:,} of {self.run.steps:,}; {command} goes on from here")
         return 128 + number
 
-    def write_status(self, status: Status, message: str = "", step: int | None = None) -> None:
-        """Say how the run stands, by default at the step where its loop is."""
-        done = step if step is not None else self.loop.step if self.loop else 0
+    def write_status(self, status: Status, message: str = "") -> None:
+        """Say how the run stands, at the step where its loop is."""
         with suppress(OSError):  # the status must not hide what it reports, a full disk above all
-            self.directory.write_status(status, done, self.run.steps, message)
+            self.directory.write_status(status, self.loop.step, self.run.steps, message)
 
-    def beat(self, step: int) -> None:
+    def beat(self) -> None:
         """Say that the run is alive, at most every few seconds."""
         if time.monotonic() - self.last_beat > HEARTBEAT_SECONDS:
             self.last_beat = time.monotonic()
-            self.write_status("running", step=step)
+            self.write_status("running")
 
     def say(self, line: str) -> None:
         """Tell the person a line, unless they asked for quiet."""
@@ -236,20 +209,23 @@ def stop_signals() -> Iterator[list[int]]:
         noted.append(number)
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with ExitStack() as stack:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            stack.callback(signal.signal, number, signal.signal(number, note))
         yield noted
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def describe_here(run: Run) -> dict[str, Any]:
     """Return this process, its machine and its code, and what is needed to load the model: environment.json has it."""
-    accelerator = torch.cuda.get_device_name(run.device) if run.device.type == "cuda" else None
-    device = {"device": str(run.device), "accelerator": accelerator, "threads": torch.get_num_threads()}
-    model = {"choices": dict(run.config.choices.groups), "task": run.data.task.record()}
-    return {**describe_environment(run.config.words), **device, "data": run.data.describe(), **model}
+    return {
+        **describe_environment(run.config.words),
+        "device": str(run.device),
+        "accelerator": torch.cuda.get_device_name(run.device) if run.device.type == "cuda" else None,
+        "threads": torch.get_num_threads(),
+        "data": run.data.describe(),
+        "choices": dict(run.config.choices.groups),
+        "task": run.data.task.record(),
+    }
 
 
 def settle(run: Run, summary: Mapping[str, Any]) -> None:
@@ -259,13 +235,13 @@ def settle(run: Run, summary: Mapping[str, Any]) -> None:
         with suppress(OSError):
             directory.write_status(summary["status"], summary["step"], summary["steps"], summary["message"])
     if run.config.closed.trainer.keep_checkpoint == "none":
-        Checkpoints(directory.checkpoint, directory.previous, directory.best).remove()
+        for path in (directory.checkpoint, directory.previous, directory.best):
+            path.unlink(missing_ok=True)
 
 
 def copy_record(parent: RunDirectory, child: RunDirectory) -> None:
     """Begin a run with another's record; the checkpoint comes last, so that a torn copy is begun again."""
-    events = parent.path.glob("events.out.tfevents.*")
-    for source in (parent.metrics, *events, parent.best, parent.checkpoint):
+    for source in (parent.metrics, *recording.event_files(parent.path), parent.best, parent.checkpoint):
         if source.exists():
             write_bytes(child.path / source.name, source.read_bytes())
 
@@ -273,18 +249,81 @@ def copy_record(parent: RunDirectory, child: RunDirectory) -> None:
 def caveats(run: Run) -> dict[str, str | None]:
     """Return what a reader must know of a norm that takes statistics over time: what leaks, what padding does."""
     leaks, pads = run.data.task.shown_by(run.facts) == "training", run.data.pads and run.facts.sees_future != "never"
-    begin = f"{run.config.choices.groups['norm']} takes statistics over time,"
-    leak = f"{begin} so in training each position is shown its future; the training loss is not comparable"
-    padding = f"{begin} and counts the padding of shorter texts in them"
-    return {"leak": leak if leaks else None, "padding": padding if pads else None}
+    over_time = f"{run.config.choices.groups['norm']} takes statistics over time,"
+    shown = f"{over_time} so in training each position is shown its future; the training loss is not comparable"
+    return {
+        "leak": shown if leaks else None,
+        "padding": f"{over_time} and counts the padding of shorter texts in them" if pads else None,
+    }
 
 
-def show_summary(directory: RunDirectory, summary: Mapping[str, Any], console: Sink) -> None:
-    """Show the closing tables, and how to see more."""
+def show_summary(run: Run, summary: Mapping[str, Any]) -> None:
+    """Show the closing tables, and how to see more; of a quiet run its directory."""
+    directory = run.directory.path
+    if run.config.closed.quiet:
+        print(directory)
+        return
     status = summary["status"] + (f" at step {summary['step']}: {summary['message']}" if summary["message"] else "")
-    rows = [("status", status), *sorted(summary["metrics"].items())]
-    rows += [(f"step time, {key}", value) for key, value in summary["step_time"].items()]
-    rows += [(name.replace("_", " "), summary[name]) for name in NOTEWORTHY if summary[name]]
-    console.summary(directory.path.name, rows)
-    console.summary("ledger", flat(summary["ledger"]).items())
-    console.message(f"look at the curves: normbench tensorboard {directory.path.parent}")
+    rows = {
+        "status": status,
+        **dict(sorted(summary["metrics"].items())),
+        **{f"step time, {key}": value for key, value in summary["step_time"].items()},
+        **{name.replace("_", " "): summary[name] for name in NOTEWORTHY if summary[name]},
+    }
+    show_table(directory.name, rows)
+    show_table("ledger", flat(summary["ledger"]))
+    print(f"look at the curves: normbench tensorboard {directory.parent}")
+
+
+# ---- the ledger: what silently differs between published comparisons
+
+
+def parameter_counts(model: nn.Module, norms: Iterable[nn.Module]) -> dict[str, int]:
+    """Count the trained parameters in the norms and outside them."""
+    inside = {id(parameter): parameter.numel() for norm in norms for parameter in norm.parameters()}
+    total = sum(parameter.numel() for parameter in model.parameters())
+    return {"in_norms": sum(inside.values()), "outside_norms": total - sum(inside.values()), "total": total}
+
+
+def distinct(values: Iterable[Any]) -> Any:
+    """Return the one value, or all that occur."""
+    found = list(dict.fromkeys(values))
+    return found[0] if len(found) == 1 else found or None
+
+
+def norm_entries(norms: Mapping[str, nn.Module]) -> dict[str, Any]:
+    """Return eps, its place, cast order, affine, implementation, and what each norm decided at its construction."""
+    ours = [norm for norm in norms.values() if isinstance(norm, Norm)]
+    settings = [norm.settings() for norm in ours]
+    return {
+        "norms": len(norms),
+        "eps": distinct(eps for norm in norms.values() if isinstance(eps := getattr(norm, "eps", None), float | None)),
+        "eps_place": distinct(norm.eps_place for norm in ours if norm.eps is not None),
+        "cast_order": distinct(norm.cast_order for norm in ours),
+        "implementation": distinct(norm.implementation for norm in ours),
+        "affine_parameters": distinct("+".join(dict(norm.named_parameters())) or "none" for norm in norms.values()),
+        **{key: distinct(each[key] for each in settings if key in each) for made in settings for key in made},
+    }
+
+
+def make_ledger(
+    model: Model, norms: Mapping[str, nn.Module], tree: Mapping[str, Any], device: torch.device
+) -> dict[str, Any]:
+    """Return the ledger of a run, from what was really built."""
+    placement = next(module for module in model.modules() if isinstance(module, Placement))
+    init = tree["init"]
+    return {
+        **norm_entries(norms),
+        "norm_parameters_decayed": tree["trainer"]["decay_norms"],
+        "parameters": parameter_counts(model, norms.values()),
+        "init": str(init["_target_"]).rpartition(".")[2].lower(),
+        "branch_gain": round(placement.branch_gain, 6),
+        "residual_gain": round(placement.residual_gain, 6),
+        "residual_scale": init.get("residual_scale"),
+        "precision": tree["trainer"]["precision"],
+        "float32_matrix_products": torch.get_float32_matmul_precision(),
+        "batches_a_step": tree["trainer"]["accumulate"],
+        "compiled": tree["trainer"]["compile"],
+        "threads": torch.get_num_threads(),
+        "device": str(device),
+    }

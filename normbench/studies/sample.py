@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from heapq import nlargest
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int64, UInt8
-from PIL import Image, ImageDraw, ImageFont
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 from torch import Tensor, nn
 
 from normbench.errors import UsageError
 from normbench.results import TrainedRun, Which, load_model
-from normbench.rundir import write_atomically
 from normbench.types import Batch, Model
 
 Pixels = UInt8[np.ndarray, "channels height width"]
 
 COLUMNS = 10  # of a page of images
-SIDE = 104  # pixels of an image on the page, about
-GAP = 10
-LINE = 14  # height of a line of text
-WHOLE = 1_000_000  # columns of a table that is read by no person: a line for each text
-WRONG, RIGHT, INK = (200, 30, 30), (120, 120, 120), (20, 20, 20)
+SIDE = 1.4  # inches of the page that an image and its words have
 
 
 @dataclass(frozen=True)
@@ -55,14 +55,11 @@ def sample(
     """Show what a run's model has learned, as its task has it; return the exit status. wanted: fields of `Wanted`.
 
     Raises:
-        UsageError: the run has no such model, its data have changed or are none that can be shown.
+        UsageError: the run has no such model, or its data have changed.
     """
     run = TrainedRun(path)
     model = load_model(run, which=which, ema=ema, device=device)
     data = run.data()
-    if data.task.examples not in SHOWN:
-        shown = ", ".join(SHOWN)
-        raise UsageError(f"{run.path} learned {data.kind}, of which there are no samples: give a run on {shown}")
     if (before := run.task()) != data.task:
         raise UsageError(f"the data of {run.path} are not what they were ({before}; now {data.task}): bring those back")
     SHOWN[data.task.examples](run, model, data, Wanted(**wanted))
@@ -76,10 +73,7 @@ def show_text(run: TrainedRun, model: Model, data: Any, wanted: Wanted) -> None:
     """Print text that the model writes."""
     start = prompt_tokens(wanted.prompt, data.encode)
     if not len(start):
-        try:
-            start = data.encode("\n")
-        except UsageError:  # no such character in the data
-            start = next(iter(data.eval_batches("val", 1))).inputs[0, :1]
+        start = data.encode("\n")
     print(data.decode(generate(model, start, data.task.context, wanted)))
 
 
@@ -89,11 +83,8 @@ def prompt_tokens(prompt: str, encode: Callable[[str], Any]) -> Any:
     Where lines end in a token, every text ends in it, the empty one too: behind an unfinished line it is left out.
     """
     tokens = encode(prompt)
-    if not prompt or prompt.endswith("\n"):
-        return tokens
-    ending = encode("")
-    ends_so = len(ending) and tokens[-len(ending) :].tolist() == ending.tolist()
-    return tokens[: -len(ending)] if ends_so else tokens
+    unfinished = prompt and not prompt.endswith("\n")
+    return tokens[: len(tokens) - len(encode(""))] if unfinished else tokens
 
 
 @torch.no_grad()
@@ -131,70 +122,61 @@ def draw(logits: Float[Tensor, " vocabulary"], wanted: Wanted, generator: torch.
 # ---- a classifier
 
 
-@dataclass(frozen=True)
-class Judged:
-    """An example with its class, the predicted one and that one's probability. index: in the order of the data."""
+class Judged(NamedTuple):
+    """An example with its class and the predicted one.
 
-    index: int
+    surprise: the predicted class's probability, negative where it is right: the surest mistakes have most of it, and of
+    the right ones the least sure.
+    """
+
     label: int
     predicted: int
-    probability: float
+    surprise: float
     inputs: Tensor
-
-    @property
-    def wrong(self) -> bool:
-        return self.label != self.predicted
-
-    @property
-    def order(self) -> tuple[bool, float]:
-        """Mistakes first, the surest of them in front; then the right ones, the least sure in front."""
-        return (not self.wrong, -self.probability if self.wrong else self.probability)
 
 
 @torch.no_grad()
 def classify(model: nn.Module, batches: Iterable[Batch], count: int) -> tuple[list[Judged], int, int]:
-    """Return the `count` examples that come first by `Judged.order`, the number of mistakes, and that of all examples.
+    """Return the `count` most surprising examples, the number of mistakes, and that of all examples.
 
     model: in evaluation mode; what a batch holds to logits (batch, classes).
     """
     device = next(model.parameters()).device
     kept: list[Judged] = []
-    total = wrong = 0
+    total = mistakes = 0
     for batch in batches:
         logits = model(*batch.map(lambda tensor: tensor.to(device)).arguments).float().cpu()
         probabilities, predicted = logits.softmax(dim=-1).max(dim=-1)
-        rows = zip(batch.targets.tolist(), predicted.tolist(), probabilities.tolist(), strict=True)
-        for row, found in enumerate(rows):
-            inputs = batch.inputs[row].clone() if batch.mask is None else batch.inputs[row][batch.mask[row]]
-            kept.append(Judged(total + row, *found, inputs))
+        wrong = predicted != batch.targets.cpu()
+        surprise = torch.where(wrong, probabilities, -probabilities)
+        inputs = [row.clone() for row in batch.inputs]
+        if batch.mask is not None:
+            inputs = [row[real] for row, real in zip(inputs, batch.mask, strict=True)]
+        kept += map(Judged, batch.targets.tolist(), predicted.tolist(), surprise.tolist(), inputs)
+        kept = nlargest(count, kept, key=lambda example: example.surprise)
         total += len(predicted)
-        wrong += int((predicted != batch.targets.cpu()).sum())
-        kept = sorted(kept, key=lambda example: example.order)[:count]
-    return kept, wrong, total
+        mistakes += int(wrong.sum())
+    return kept, mistakes, total
 
 
 def classified(run: TrainedRun, model: Model, data: Any, count: int) -> tuple[list[Judged], str, Sequence[str]]:
     """Return the examples to show, mistakes first, a line on all of them, and the names of the classes."""
     examples, wrong, total = classify(model, data.eval_batches("val"), count)
     classes = getattr(data, "classes", None) or [str(number) for number in range(data.task.num_classes)]
-    share = f"{wrong / total:.2%} errors ({wrong:,} of {total:,} validation {data.task.unit})"
-    return examples, f"{run.path.name}: {share}", classes
+    of_all = f"{wrong:,} of {total:,} validation {data.task.unit}"
+    return examples, f"{run.path.name}: {wrong / total:.2%} errors ({of_all})", classes
 
 
 def show_texts(run: TrainedRun, model: Model, data: Any, wanted: Wanted) -> None:
     """Print a table of classified texts: on a terminal in its width, mistakes in red; else a line for each text."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
     examples, title, classes = classified(run, model, data, wanted.count or 20)
     table = Table("", "class", "predicted", "probability", "text", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for example in examples:
-        judged, text = "wrong" if example.wrong else "right", " ".join(data.decode(example.inputs).split())
-        row = judged, classes[example.label], classes[example.predicted], f"{example.probability:.0%}", text
-        table.add_row(*map(Text, row), style="red" if example.wrong else "")
+    for label, predicted, surprise, inputs in examples:
+        wrong, text = surprise > 0, " ".join(data.decode(inputs).split())
+        row = "wrong" if wrong else "right", classes[label], classes[predicted], f"{abs(surprise):.0%}", text
+        table.add_row(*map(Text, row), style="red" if wrong else "")
     print(title)
-    Console(width=None if sys.stdout.isatty() else WHOLE).print(table)
+    Console(width=None if sys.stdout.isatty() else 10**6).print(table)
 
 
 def show_images(run: TrainedRun, model: Model, data: Any, wanted: Wanted) -> None:
@@ -203,38 +185,27 @@ def show_images(run: TrainedRun, model: Model, data: Any, wanted: Wanted) -> Non
     page = draw_page(title, examples, [data.pixels(example.inputs[None])[0].numpy() for example in examples], classes)
     path = Path(os.path.expanduser(wanted.out)) if wanted.out else run.path / "samples.png"
     try:
-        write_atomically(path, partial(page.save, format="PNG"))
+        page.savefig(path, format="png", bbox_inches="tight")
     except OSError as error:
         raise UsageError(f"{path} cannot be written ({error.strerror}): give another file with --out") from error
     print(f"{title}\n{path}")
 
 
-def draw_page(title: str, examples: Sequence[Judged], images: Sequence[Pixels], classes: Sequence[str]) -> Image.Image:
-    """Draw images in rows, each with its class and what was predicted; mistakes have a red frame and red words."""
-    columns = min(COLUMNS, len(examples))
-    scale = max(1, SIDE // max(images[0].shape[1:]))
-    height, width = (scale * side for side in images[0].shape[1:])
-    cell_width, cell_height = max(width, SIDE) + GAP, height + 2 * LINE + GAP
-    rows = -(-len(examples) // columns)
-    heading, font = ImageFont.load_default(LINE + 2), ImageFont.load_default(LINE - 3)
-    page_width = max(columns * cell_width + GAP, round(heading.getlength(title)) + 2 * GAP)
-    page = Image.new("RGB", (page_width, rows * cell_height + 3 * LINE + GAP), "white")
-    pen = ImageDraw.Draw(page)
-    pen.text((GAP, GAP), title, INK, heading)
+def draw_page(title: str, examples: Sequence[Judged], images: Sequence[Pixels], classes: Sequence[str]) -> Figure:
+    """Draw images in rows, each with what was predicted; mistakes have a red frame, and their class in red words."""
+    page = Figure(figsize=(SIDE * COLUMNS, SIDE * math.ceil(len(examples) / COLUMNS)))
+    axes = page.add_axes((0, 0, 1, 1))
     for place, (example, pixels) in enumerate(zip(examples, images, strict=True)):
-        row, column = divmod(place, columns)
-        left, top = GAP + column * cell_width, 3 * LINE + row * cell_height
-        image = Image.fromarray(pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0)).convert("RGB")
-        page.paste(image.resize((width, height), Image.Resampling.NEAREST), (left, top))
-        if example.wrong:
-            pen.rectangle((left - 3, top - 3, left + width + 2, top + height + 2), outline=WRONG, width=3)
-        guess = f"{classes[example.predicted]} ({example.probability:.0%})"
-        lines = [f"is {classes[example.label]}", f"seen as {guess}"] if example.wrong else [guess]
-        for number, line in enumerate(lines):
-            corner, color = (left, top + height + 3 + number * LINE), WRONG if example.wrong else RIGHT
-            while font.getlength(line) > cell_width - GAP:
-                line = f"{line[:-2]}…"
-            pen.text(corner, line, color, font)
+        wrong, guess = example.surprise > 0, f"{classes[example.predicted]:.10} ({abs(example.surprise):.0%})"
+        words, color = (f"is {classes[example.label]:.10}\n{guess}", "red") if wrong else (guess, "gray")
+        left, top = 1.25 * (place % COLUMNS), 1.4 * (place // COLUMNS)
+        axes.imshow(pixels.transpose(1, 2, 0), "gray", vmin=0, vmax=255, extent=(left, left + 1, top + 1, top))
+        axes.text(left, top + 1.04, words, color=color, fontsize="x-small", verticalalignment="top")
+        if wrong:
+            axes.add_patch(Rectangle((left, top), 1, 1, fill=False, edgecolor=color, linewidth=3))
+    axes.set(xlim=(-0.1, 1.25 * COLUMNS), ylim=(top + 1.4, -0.1))
+    axes.set_title(title, loc="left", fontsize="medium")
+    axes.set_axis_off()
     return page
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import pickle
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
 import torch
 
 from normbench.rundir import write_atomically
@@ -17,44 +17,21 @@ from normbench.rundir import write_atomically
 State = dict[str, Any]
 
 DIGEST_SIZE = hashlib.sha256().digest_size  # bytes, at the end of the file: the digest of all before them
-CHUNK = 1 << 20  # bytes
 
 
-class DamagedCheckpoint(ValueError):
-    """A checkpoint that cannot be read back as it was written."""
-
-
-class HashedFile:
-    """A file that torch.save writes to, with the digest and the size of what it wrote."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self.file = file
-        self.digest = hashlib.sha256()
-        self.size = 0
-
-    def write(self, data: memoryview) -> int:
-        """Write, and take note."""
-        self.digest.update(data)
-        self.size += memoryview(data).nbytes
-        return self.file.write(data)
-
-    def flush(self) -> None:
-        """Hand on what is buffered."""
-        self.file.flush()
-
-
-def write(state: State, file: IO[bytes]) -> int:
-    """Write a state as torch.save does, and a digest behind it, which torch.load does not mind; return the size.
+def write(state: State, file: IO[bytes]) -> None:
+    """Write a state as torch.save does, and a digest behind it, which torch.load does not mind.
 
     Raises:
         OSError: the disk is full.
     """
-    hashed = HashedFile(file)
     try:
-        torch.save(state, hashed)  # type: ignore[arg-type]  # it needs no more of a file
+        torch.save(state, file)
     except RuntimeError as error:
         raise error.__context__ or error from None  # where a write failed, torch tells that it did, not why
-    return hashed.size + file.write(hashed.digest.digest())
+    file.flush()
+    with open(file.name, "rb") as written:
+        file.write(hashlib.file_digest(written, "sha256").digest())
 
 
 def is_whole(path: Path) -> bool:
@@ -62,28 +39,24 @@ def is_whole(path: Path) -> bool:
 
     torch looks at no checksum when it reads, and the archive's own do not cover all of it.
     """
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        left = os.fstat(file.fileno()).st_size - DIGEST_SIZE
-        while left > 0 and (chunk := file.read(min(left, CHUNK))):
-            digest.update(chunk)
-            left -= len(chunk)
-        return left == 0 and file.read() == digest.digest()
+    if path.stat().st_size <= DIGEST_SIZE:
+        return False
+    content = np.memmap(path, mode="r").data
+    return hashlib.sha256(content[:-DIGEST_SIZE]).digest() == content[-DIGEST_SIZE:].tobytes()
 
 
 def read(path: Path) -> State:
     """Return the state in a file; only tensors and plain containers are loaded, no code is run.
 
     Raises:
-        DamagedCheckpoint: the file is not as it was written, or it holds anything else.
+        ValueError: the file is not as it was written, or it holds anything else.
     """
     if not is_whole(path):
-        raise DamagedCheckpoint(f"{path.name} is damaged (its checksum does not match)")
+        raise ValueError(f"{path.name} is damaged (its checksum does not match)")
     try:
-        state: State = torch.load(path, map_location="cpu", weights_only=True)
+        return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        raise DamagedCheckpoint(f"{path.name} is not a checkpoint of normbench") from error
-    return state
+        raise ValueError(f"{path.name} is not a checkpoint of normbench") from error
 
 
 class Checkpoints:
@@ -112,13 +85,8 @@ class Checkpoints:
         for path in found:
             try:
                 return read(path)
-            except DamagedCheckpoint as error:
+            except ValueError as error:
                 self.current_is_good &= path != self.current
-                last = path == found[-1]
-                say(f"{error}: {'no other is left, the run begins anew' if last else 'the one before it is used'}")
+                others = "the one before it is used" if path != found[-1] else "no other is left, the run begins anew"
+                say(f"{error}: {others}")
         return None
-
-    def remove(self) -> None:
-        """Delete them all."""
-        for path in (self.current, self.previous, self.best):
-            path.unlink(missing_ok=True)

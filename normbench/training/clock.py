@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import resource
 import statistics
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -49,37 +48,37 @@ class Clock:
         elif counts:
             self.pending.append((self.started, self.mark()))
 
-    def flush(self) -> None:
-        """Turn marks into durations; waits for the device."""
+    def read(self) -> list[float]:
+        """Return the durations of all steps so far; waits for the device."""
         if self.device.type == "cuda":
             torch.cuda.synchronize()
             self.durations += [start.elapsed_time(end) for start, end in self.pending]
         else:
             self.durations += [1e3 * (end - start) for start, end in self.pending]
         self.pending.clear()
+        return self.durations
 
     def recent(self) -> float | None:
         """Return the mean step time since the last call, in ms; None if no step counted."""
-        self.flush()
-        recent = self.durations[self.reported :]
+        recent = self.read()[self.reported :]
         self.reported = len(self.durations)
         return statistics.fmean(recent) if recent else None
 
     def summary(self) -> dict[str, Any]:
         """Return median, 90th percentile (ms; None of fewer than two) and number of all counted steps."""
-        self.flush()
-        found = self.durations
-        if len(found) < 2:
-            return {"median_ms": None, "p90_ms": None, "n": len(found)}
-        p90 = statistics.quantiles(found, n=10)[-1]
-        return {"median_ms": statistics.median(found), "p90_ms": p90, "n": len(found)}
+        found = self.read()
+        several = len(found) > 1
+        return {
+            "median_ms": statistics.median(found) if several else None,
+            "p90_ms": statistics.quantiles(found, n=10)[-1] if several else None,
+            "n": len(found),
+        }
 
-    def state(self) -> torch.Tensor:
+    def state_dict(self) -> torch.Tensor:
         """Return the durations so far, for a checkpoint."""
-        self.flush()
-        return torch.tensor(self.durations, dtype=torch.float64)
+        return torch.tensor(self.read(), dtype=torch.float64)
 
-    def restore(self, state: torch.Tensor) -> None:
+    def load_state_dict(self, state: torch.Tensor) -> None:
         """Go on from the durations of a checkpoint."""
         self.durations = state.tolist()
         self.reported = len(self.durations)
@@ -102,5 +101,4 @@ def peak_memory(device: torch.device) -> int | None:
     with suppress(OSError, StopIteration):
         lines = Path("/proc/self/status").read_text().splitlines()
         return 1024 * int(next(line for line in lines if line.startswith("VmHWM")).split()[1])
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else 1024 * peak
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # macOS

@@ -5,116 +5,118 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from normbench.config.schema import ProbesConfig, TrainerConfig
+from normbench.config.schema import TrainConfig
 from normbench.probes import Probes, Reading
-from normbench.recording import Sink
+from normbench.recording import Recorder
 from normbench.training.checkpoint import Checkpoints, State
 from normbench.training.clock import Clock
-from normbench.training.guard import GRADIENT_NORM, Diverged, Runaway, first_nonfinite, make_guard
+from normbench.training.guard import GRADIENT_NORM, Diverged, Guard, buffers_kept, first_nonfinite
 from normbench.training.optimizer import WeightAverage
 from normbench.training.precision import Precision
 from normbench.training.schedules import Schedule
-from normbench.types import Batch, Data, Task, stable_seed
+from normbench.types import Batch, Data, Model, Task, stable_seed
 
-SAVED = ("step", "loss_count", "best_loss", "latest", "compile_seconds")  # what a checkpoint holds of the loop as it is
-
-
-class Interrupted(Exception):
-    """A signal asked the run to stop; the checkpoint holds everything up to here."""
+# What a checkpoint holds of the loop as it is.
+SAVED = ("step", "loss_count", "best_loss", "latest", "compile_seconds", "first_loss", "runaway_since")
 
 
-@dataclass(frozen=True)
-class Parts:
-    """What a loop works with.
-
-    average: of the weights, if one is kept. compiled: what runs in place of the model in training, if anything.
-    """
-
-    model: nn.Module
-    data: Data
-    optimizer: torch.optim.Optimizer
-    schedule: Schedule
-    probes: Probes
-    recorder: Sink
-    checkpoints: Checkpoints
-    device: torch.device
-    precision: Precision
-    average: WeightAverage | None = None
-    compiled: Callable[..., Tensor] | None = None
-
-
+@dataclass
 class Loop:
     """Trains for `steps` optimizer steps; `step` counts those that are done.
 
     Everything random in a step is a function of (seed, step), so a checkpoint needs no generator's state, and the same
     step draws the same batch and dropout masks whatever the norm, the placement or the probes.
+
+    recorder: to be set before it begins. latest: the newest value of each tag. loss_count: steps since the last log.
+    first_loss: the first that was logged. runaway_since: the step from which on the logged loss is too large.
+    compile_seconds: what the first step took where torch.compile works in it. units: tokens, texts or images of the
+    last step.
     """
 
-    def __init__(self, parts: Parts, trainer: TrainerConfig, probes: ProbesConfig, steps: int, seed: int) -> None:
-        self.parts, self.trainer, self.probes_config = parts, trainer, probes
-        self.steps, self.seed = steps, seed
-        self.step = 0
-        self.latest: dict[str, float] = {}  # the newest value of each tag
-        self.best_loss = math.inf
-        self.clock = Clock(parts.device)
-        self.guard = make_guard(parts.optimizer, parts.precision, parts.device)
-        self.runaway = Runaway(trainer.divergence_factor, trainer.divergence_patience)
-        self.base_lrs = [group["lr"] for group in parts.optimizer.param_groups]
-        self.loss_sum = torch.zeros((), device=parts.device)
-        self.loss_count = 0
-        self.units = 0  # tokens, texts or images of the last step
-        self.compile_seconds = 0.0  # what the first step took where torch.compile works in it
-        self.grad_norm: Tensor = torch.zeros((), device=parts.device)
+    model: Model
+    data: Data
+    optimizer: torch.optim.Optimizer
+    schedule: Schedule
+    probes: Probes
+    checkpoints: Checkpoints
+    device: torch.device
+    precision: Precision
+    settings: TrainConfig
+    steps: int
+    recorder: Recorder = field(init=False)
+    step: int = 0
+    latest: dict[str, float] = field(default_factory=dict)
+    best_loss: float = math.inf
+    loss_count: int = 0
+    first_loss: float | None = None
+    runaway_since: int | None = None
+    compile_seconds: float = 0.0
+    units: int = 0
+
+    def __post_init__(self) -> None:
+        self.trainer, self.probing = self.settings.trainer, self.settings.probes
+        self.clock = Clock(self.device)
+        fused = all(group.get("fused") for group in self.optimizer.param_groups)
+        # a scaled loss leaves out overflowing steps by itself, until its scale is lost
+        latches = fused and self.device.type == "cuda"
+        self.guard = None if self.precision.scales else Guard(self.optimizer, self.device, latches)
+        self.base_lrs = [group["lr"] for group in self.optimizer.param_groups]
+        self.loss_sum, self.grad_norm = (torch.zeros((), device=self.device) for _ in range(2))
+        self.average = None if self.trainer.ema is None else WeightAverage(self.model, self.trainer.ema)
+        # compiled with eager mode's random numbers: its own would give other dropout masks
+        options: Any = {"fallback_random": True}
+        self.compiled = torch.compile(self.model, options=options) if self.trainer.compile else None
 
     # ---- the run
 
-    def run(self, stop: Callable[[], bool], beat: Callable[[int], None]) -> None:
-        """Train to the end.
+    def run(self, stop: Sequence[int], beat: Callable[[], None]) -> bool:
+        """Train to the end; return whether it was reached.
 
         Args:
-            stop: whether a signal has asked for a stop; asked before each step.
-            beat: called with the step whenever something was logged.
+            stop: signals that have asked for a stop; looked at before each step. A checkpoint is written then.
+            beat: called whenever something was logged.
 
         Raises:
             Diverged: the run has ended as a result.
-            Interrupted: `stop` said so; a checkpoint was written.
         """
-        self.parts.model.train()
+        self.model.train()
         while self.step < self.steps:
-            if stop():
+            if stop:
                 self.save()
-                raise Interrupted
+                return False
             self.train_step()
-            if self.step % self.trainer.log_every == 0 or self.step in (1, self.steps):
+            last = self.step == self.steps
+            if last or due(self.step, self.trainer.log_every):
                 self.log()
-                beat(self.step)
-            if self.step % self.trainer.eval_every == 0 or self.step == self.steps:
+                beat()
+            if last or self.step % self.trainer.eval_every == 0:
                 self.evaluate()
-            if self.step % self.trainer.checkpoint_every == 0 or self.step == self.steps:
+            if last or self.step % self.trainer.checkpoint_every == 0:
                 self.save()
+        return True
 
     def train_step(self) -> None:
         """Take one optimizer step, and probe on its way where that is due."""
-        parts = self.parts
         self.clock.start()
-        factor = parts.schedule.factor(self.step, self.steps)
-        for group, lr in zip(parts.optimizer.param_groups, self.base_lrs, strict=True):
+        factor = self.schedule.factor(self.step, self.steps)
+        for group, lr in zip(self.optimizer.param_groups, self.base_lrs, strict=True):
             group["lr"] = lr * factor
         loss, reading = self.forward_backward()
-        if not self.guard.admits(self.step, loss, self.grad_norm):
+        if self.guard and not self.guard.admits(self.step, loss, self.grad_norm):
             self.diverge(self.step)
-        with parts.probes.watch_update(reading):
-            parts.precision.step(parts.optimizer, self.grad_norm)
-        parts.optimizer.zero_grad(set_to_none=True)
-        if parts.average is not None:
-            parts.average.update()
+        with self.probes.watch_update(reading):
+            self.precision.step(self.optimizer, self.grad_norm)
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.average is not None:
+            self.average.update()
         self.loss_sum += loss
         self.loss_count += 1
         self.step += 1
@@ -126,14 +128,19 @@ class Loop:
         """Return the loss, with its clipped gradients in the parameters, and what probes saw, if they were due.
 
         Probes ride on this very pass. A compiled model runs code of its own, which hooks cannot look into and must not
-        change: there the uncompiled model runs the same batches beside it, and leaves no trace.
+        change: there the uncompiled model runs the same batches beside it, and leaves no trace. It comes before the
+        step itself, which moves the running statistics that probes compare a batch with.
         """
-        parts, compiled = self.parts, self.parts.compiled is not None  # torch's module has no truth value
-        probing, histograms = self.probes_due()
-        apart = self.probe_apart(histograms) if probing and compiled else None
+        compiled, reading = self.compiled is not None, None  # torch's module has no truth value
+        histograms = due(self.step + 1, self.probing.histograms_every)
+        probed = histograms or due(self.step + 1, self.probing.every)
+        if probed and compiled:
+            with buffers_kept(self.model), self.probes.watch(histograms) as reading:
+                self.gradients(self.model, copy.deepcopy(self.precision))
+            self.model.zero_grad(set_to_none=True)
         begun = time.perf_counter()
-        with parts.probes.watch(histograms) if probing and not compiled else nullcontext(apart) as reading:
-            loss = self.gradients(parts.model if parts.compiled is None else parts.compiled, parts.precision)
+        with self.probes.watch(histograms) if probed and not compiled else nullcontext(reading) as reading:
+            loss = self.gradients(self.model if self.compiled is None else self.compiled, self.precision)
         self.grad_norm = self.clip()
         if compiled and not self.compile_seconds:
             loss.item()  # waits for the device
@@ -143,49 +150,29 @@ class Loop:
     def gradients(self, model: Callable[..., Tensor], precision: Precision) -> Tensor:
         """Return the mean loss over the step's batches, whose gradients add up in the parameters."""
         count = self.trainer.accumulate
-        total = torch.zeros((), device=self.parts.device)
-        self.units = 0
+        total = torch.zeros((), device=self.device)
         for part in range(count):
             batch = self.seeded_batch(self.step * count + part)
             with precision.autocast():
-                loss = self.parts.data.task.loss(model(*batch.arguments), batch.targets) / count
-            precision.backward(loss)
+                loss = self.data.task.loss(model(*batch.arguments), batch.targets) / count
+            precision.scaler.scale(loss).backward()
             total += loss.detach()
-            self.units += batch.targets.numel()
-        precision.unscale(self.parts.optimizer)
+        self.units = count * batch.targets.numel()
+        precision.scaler.unscale_(self.optimizer)
         return total
-
-    def probe_apart(self, histograms: bool) -> Reading:
-        """Probe the uncompiled model on this step's batches and dropout masks, and put everything back as it was.
-
-        It comes before the step itself, which moves the running statistics that probes compare a batch with.
-        """
-        parts = self.parts
-        buffers = [(buffer, buffer.clone()) for buffer in parts.model.buffers()]
-        with parts.probes.watch(histograms) as reading:
-            self.gradients(parts.model, copy.deepcopy(parts.precision))
-        parts.model.zero_grad(set_to_none=True)
-        for buffer, before in buffers:
-            buffer.copy_(before)
-        return reading
 
     def seeded_batch(self, number: int) -> Batch:
         """Return a training batch (from 0) on the device, with the generators set to what its dropout draws from."""
-        seed = stable_seed(self.seed, "dropout", number)
-        if self.parts.device.type == "cpu":
+        seed = stable_seed(self.settings.seed, "dropout", number)
+        if self.device.type == "cpu":
             torch.default_generator.manual_seed(seed)  # as torch.manual_seed does there, in a hundredth of its time
         else:
             torch.manual_seed(seed)
-        return to_device(self.parts.data.train_batch(number), self.parts.device)
+        return to_device(self.data.train_batch(number), self.device)
 
     def clip(self) -> Tensor:
         """Scale the gradients down to the largest norm allowed; return the norm before."""
-        parameters = [p for p in self.parts.model.parameters() if p.grad is not None]
-        gradients = [p.grad for p in parameters if p.grad is not None]
-        norm = nn.utils.get_total_norm(gradients)
-        if self.trainer.grad_clip:
-            nn.utils.clip_grads_with_norm_(parameters, self.trainer.grad_clip, norm)
-        return norm
+        return nn.utils.clip_grad_norm_(self.model.parameters(), self.trainer.grad_clip or math.inf)
 
     def diverge(self, step: int) -> None:
         """End the run at a step (counted from 0) whose loss or gradient is not finite.
@@ -193,28 +180,45 @@ class Loop:
         Raises:
             Diverged: always.
         """
-        self.parts.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad(set_to_none=True)
         for part in range(self.trainer.accumulate):
             batch = self.seeded_batch(step * self.trainer.accumulate + part)
-            with self.parts.precision.autocast():
-                where = first_nonfinite(self.parts.model, batch, self.parts.data.task)
+            with self.precision.autocast():
+                where = first_nonfinite(self.model, batch, self.data.task)
             if where != GRADIENT_NORM:
                 break
         raise Diverged(step + 1, f"not finite: {where}")
 
     def check_guard(self) -> None:
         """End the run if a bad step was let pass; asked before anything is recorded, evaluated or saved."""
-        if (step := self.guard.tripped()) is not None:
+        if self.guard and (step := self.guard.tripped()) >= 0:
             self.diverge(step)
-        if self.parts.precision.lost():
+        if self.precision.lost():
             self.diverge(self.step - 1)
+
+    def check_runaway(self, loss: float) -> None:
+        """End the run if its logged loss has stayed above `divergence_factor` × the first for `divergence_patience`.
+
+        Raises:
+            Diverged: it has.
+        """
+        factor, patience = self.trainer.divergence_factor, self.trainer.divergence_patience
+        if self.first_loss is None:
+            self.first_loss = loss
+        if loss <= factor * self.first_loss:
+            self.runaway_since = None
+        elif self.runaway_since is None:
+            self.runaway_since = self.step
+        elif self.step - self.runaway_since >= patience:
+            first = f"{factor:g} × its first value ({self.first_loss:.4g})"
+            raise Diverged(self.runaway_since, f"the loss stayed above {first} for {patience} steps")
 
     # ---- what is recorded
 
     def record(self, values: dict[str, float]) -> None:
         """Record numbers of this step."""
         self.latest.update(values)
-        self.parts.recorder.scalars(self.step, values)
+        self.recorder.scalars(self.step, values)
 
     def log(self) -> None:
         """Record the training loss since the last log, gradient and weight norms, learning rate and speed."""
@@ -222,99 +226,88 @@ class Loop:
         loss = self.loss_sum.item() / self.loss_count
         values = {
             "loss/train": loss,
-            "optim/lr": self.parts.optimizer.param_groups[0]["lr"],
+            "optim/lr": self.optimizer.param_groups[0]["lr"],
             "grad/norm": self.grad_norm.item(),
-            "weight/norm": nn.utils.get_total_norm(list(self.parts.model.parameters())).item(),
+            "weight/norm": nn.utils.get_total_norm(list(self.model.parameters())).item(),
         }
         step_ms = self.clock.recent()
         if step_ms is not None:
             values["time/step_ms"] = step_ms
-            values[f"time/{self.parts.data.task.unit}_per_second"] = 1e3 * self.units / step_ms
+            values[f"time/{self.data.task.unit}_per_second"] = 1e3 * self.units / step_ms
         self.loss_sum.zero_()
         self.loss_count = 0
         self.record(values)
-        self.parts.recorder.progress(self.step, self.latest)
-        self.runaway.check(self.step, loss)
+        self.check_runaway(loss)
 
     def evaluate(self) -> None:
         """Record the validation loss; on the whole validation set at the last step."""
         self.check_guard()
-        data = self.parts.data
-        limit = None if self.step == self.steps else self.trainer.eval_batches
-        values = self.tagged("val", data.eval_batches("val", limit))
-        if self.parts.average is not None:
-            values |= self.tagged("val_ema", data.eval_batches("val", limit), self.parts.average.model)
-        if self.trainer.eval_train:
-            values |= self.tagged("train_eval", data.eval_batches("train", self.trainer.eval_batches or 20))
-        if data.has_test and self.step == self.steps:
-            values |= self.tagged("test", data.eval_batches("test"))
+        values: dict[str, float] = {}
+        for tag, model, batches in self.judged(last=self.step == self.steps):
+            values |= self.tagged(tag, batches, model)
         self.record(values)
-        self.parts.recorder.progress(self.step, self.latest)
         self.keep_best(values["loss/val"])
+
+    def judged(self, last: bool) -> Iterator[tuple[str, nn.Module, Iterable[Batch]]]:
+        """Yield what an evaluation judges: a name, a model and batches."""
+        data, limit = self.data, self.trainer.eval_batches
+        yield "val", self.model, data.eval_batches("val", None if last else limit)
+        if self.average is not None:
+            yield "val_ema", self.average.model, data.eval_batches("val", None if last else limit)
+        if self.trainer.eval_train:
+            yield "train_eval", self.model, data.eval_batches("train", limit or 20)
+        if last and data.has_test:
+            yield "test", self.model, data.eval_batches("test")
 
     def keep_best(self, loss: float) -> None:
         """Keep the weights of the lowest validation loss where asked for; the same batches judge, also at the end."""
         if self.trainer.keep_checkpoint != "best":
             return
         if self.step == self.steps and self.trainer.eval_batches is not None:
-            loss = self.tagged("val", self.parts.data.eval_batches("val", self.trainer.eval_batches))["loss/val"]
+            batches = self.data.eval_batches("val", self.trainer.eval_batches)
+            loss = self.tagged("val", batches, self.model)["loss/val"]
         if loss < self.best_loss:
             self.best_loss = loss
-            self.parts.checkpoints.save_best({"step": self.step, "model": self.parts.model.state_dict()})
+            self.checkpoints.save_best({"step": self.step, "model": self.model.state_dict()})
 
-    def tagged(self, split: str, batches: Iterable[Batch], model: nn.Module | None = None) -> dict[str, float]:
-        """Return what the batches of a split show of the model (or of another one), by tag."""
-        with self.parts.precision.autocast():
-            results = evaluate(model or self.parts.model, batches, self.parts.data.task, self.parts.device)
+    def tagged(self, split: str, batches: Iterable[Batch], model: nn.Module) -> dict[str, float]:
+        """Return what the batches of a split show of a model, by tag."""
+        with self.precision.autocast():
+            results = evaluate(model, batches, self.data.task, self.device)
         return {f"{name}/{split}": value for name, value in results.items()}
-
-    def probes_due(self) -> tuple[bool, bool]:
-        """Tell whether probes, and histograms among them, are due at this step (counted from 1; the first one is)."""
-        step, config = self.step + 1, self.probes_config
-        histograms = due(step, config.histograms_every)
-        return due(step, config.every) or histograms, histograms
 
     def record_probes(self, reading: Reading) -> None:
         """Record what a probed step has shown."""
         self.check_guard()
         self.record(reading.numbers())
         if reading.histograms:
-            self.parts.recorder.histograms(self.step, reading.host_histograms())
+            self.recorder.histograms(self.step, reading.host_histograms())
 
     # ---- continuation
 
     def save(self) -> None:
         """Write a checkpoint; what was recorded up to here is on disk before it."""
         self.check_guard()
-        self.parts.recorder.flush()
-        self.parts.checkpoints.save(self.state())
+        self.recorder.flush()
+        self.checkpoints.save(self.state())
+
+    def stateful(self) -> dict[str, Any]:
+        """Return what keeps a state of its own, by its name in a checkpoint."""
+        parts = {"model": self.model, "optimizer": self.optimizer, "durations": self.clock, "precision": self.precision}
+        return parts if self.average is None else parts | {"average": self.average}
 
     def state(self) -> State:
         """Return everything that an exact continuation needs."""
-        return {
-            **{name: getattr(self, name) for name in SAVED},
-            "model": self.parts.model.state_dict(),
-            "optimizer": self.parts.optimizer.state_dict(),
-            "loss_sum": self.loss_sum,
-            "first_loss": self.runaway.first,
-            "runaway_since": self.runaway.since,
-            "durations": self.clock.state(),
-            "precision": self.parts.precision.state(),
-            "average": None if self.parts.average is None else self.parts.average.state(),
-        }
+        own = {name: getattr(self, name) for name in SAVED} | {"loss_sum": self.loss_sum}
+        return own | {name: part.state_dict() for name, part in self.stateful().items()}
 
     def restore(self, state: State) -> None:
         """Go back to where `state` was taken."""
         for name in SAVED:
             setattr(self, name, state[name])
-        self.parts.model.load_state_dict(state["model"])
-        self.parts.optimizer.load_state_dict(state["optimizer"])
-        self.loss_sum = state["loss_sum"].to(self.parts.device)
-        self.runaway.first, self.runaway.since = state["first_loss"], state["runaway_since"]
-        self.clock.restore(state["durations"])
-        self.parts.precision.restore(state["precision"])
-        if self.parts.average is not None:
-            self.parts.average.restore(state["average"])
+        self.loss_sum = state["loss_sum"].to(self.device)
+        for name, part in self.stateful().items():
+            part.load_state_dict(state[name])
 
 
 def due(step: int, every: int) -> bool:

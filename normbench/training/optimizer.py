@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from normbench.errors import UsageError
 
@@ -22,33 +22,25 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     """Return two groups: decayed (matrices, and norms' parameters where asked for) and not decayed (all others)."""
     in_norms = {id(parameter) for norm in norms for parameter in norm.parameters()}
-
-    def decays(parameter: nn.Parameter) -> bool:
-        return decay_norms if id(parameter) in in_norms else parameter.ndim >= 2
-
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    groups = [
-        {"params": [p for p in parameters if decays(p)], "weight_decay": weight_decay},
-        {"params": [p for p in parameters if not decays(p)], "weight_decay": 0.0},
-    ]
-    return [group for group in groups if group["params"]]
+    groups: dict[bool, list[nn.Parameter]] = {True: [], False: []}  # by whether they decay
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            groups[decay_norms if id(parameter) in in_norms else parameter.ndim >= 2].append(parameter)
+    decays = {True: weight_decay, False: 0.0}
+    return [{"params": groups[key], "weight_decay": decays[key]} for key in groups if groups[key]]
 
 
-def make_optimizer(
-    factory: Callable[..., torch.optim.Optimizer], groups: list[dict[str, Any]], device: torch.device
-) -> torch.optim.Optimizer:
+def make_optimizer(factory: Any, groups: list[dict[str, Any]], device: torch.device) -> torch.optim.Optimizer:
     """Make the optimizer, fused where torch has it and no setting chooses another of its implementations.
 
     Args:
-        factory: a torch.optim class with its settings (a `functools.partial`, from `conf/optim`).
+        factory: a `functools.partial` of a torch.optim class with its settings, from `conf/optim`.
 
     Raises:
         UsageError: the class does not take one of the settings, or needs another loop than ours.
     """
-    name = getattr(factory.func if isinstance(factory, partial) else factory, "__name__", str(factory))
-    known = inspect.signature(factory).parameters
-    chosen = IMPLEMENTATIONS & getattr(factory, "keywords", {}).keys()
-    if "fused" in known and not chosen and device.type in ("cpu", "cuda", "mps"):
+    name, known = factory.func.__name__, inspect.signature(factory).parameters
+    if "fused" in known and not IMPLEMENTATIONS & factory.keywords.keys() and device.type in ("cpu", "cuda", "mps"):
         factory = partial(factory, fused=True)
     try:
         optimizer = factory(groups)
@@ -56,11 +48,9 @@ def make_optimizer(
         raise UsageError(
             f"optim: {name} refuses its settings ({error}): change them, or remove one with '~optim.KEY'"
         ) from error
-    closure = inspect.signature(optimizer.step).parameters.get("closure")
-    wants_closure = closure is not None and closure.default is closure.empty
-    if wants_closure or isinstance(optimizer, torch.optim.SparseAdam) or optimizer.defaults.get("differentiable"):
+    if isinstance(optimizer, torch.optim.LBFGS | torch.optim.SparseAdam):
         raise UsageError(
-            f"optim: {name} cannot train here, it wants closures, sparse gradients or gradients of its own steps: use "
+            f"optim: {name} cannot train here, it wants closures or sparse gradients: use "
             "another optimizer or other settings"
         )
     return optimizer
@@ -78,27 +68,26 @@ class WeightAverage:
         self.decay = decay
         self.updates = 0
         self.model = copy.deepcopy(model).requires_grad_(False).eval()
-        self.averages: dict[str, Tensor] = self.model.state_dict()
-        self.sources: dict[str, Tensor] = model.state_dict()
-        once = {tensor.data_ptr(): name for name, tensor in self.averages.items()}  # tied weights have several names
-        self.floats = [name for name in once.values() if self.averages[name].is_floating_point()]
-        self.others = [name for name in once.values() if not self.averages[name].is_floating_point()]
+        pairs = zip(self.model.state_dict().values(), model.state_dict().values(), strict=True)
+        once = {average.data_ptr(): (average, source) for average, source in pairs}.values()  # some weights are tied
+        floats = [pair for pair in once if pair[0].is_floating_point()]
+        self.averages, self.sources = (list(tensors) for tensors in zip(*floats, strict=True))
+        self.others = [pair for pair in once if not pair[0].is_floating_point()]
 
     @torch.no_grad()
     def update(self) -> None:
         """Take in the weights as they are now."""
         decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
-        averages, sources = ([of[name] for name in self.floats] for of in (self.averages, self.sources))
-        torch._foreach_lerp_(averages, sources, 1 - decay)
-        for name in self.others:
-            self.averages[name].copy_(self.sources[name])
+        torch._foreach_lerp_(self.averages, self.sources, 1 - decay)
+        for average, source in self.others:
+            average.copy_(source)
         self.updates += 1
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint needs."""
-        return {"updates": self.updates, "model": self.averages}
+        return {"updates": self.updates, "model": self.model.state_dict()}
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go back to where `state` was taken."""
         self.updates = state["updates"]
         self.model.load_state_dict(state["model"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,7 +26,6 @@ loss.backward()
 assert w.grad.isfinite().all() and k.grad.isfinite().all()
 """
 
-
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -38,8 +37,6 @@ class Precision:
     left out and counted in `skipped`, and the scale is halved (§3.2).
     """
 
-    least_scale: ClassVar[float] = 1.0
-
     def __init__(self, name: str, device: torch.device) -> None:
         self.device, self.dtype = device, DTYPES[name]
         self.scales = name == "fp16"
@@ -50,14 +47,6 @@ class Precision:
         """Return a context in which the forward pass runs in this precision."""
         return nullcontext() if self.dtype == torch.float32 else torch.autocast(self.device.type, self.dtype)
 
-    def backward(self, loss: Tensor) -> None:
-        """Backpropagate."""
-        self.scaler.scale(loss).backward()
-
-    def unscale(self, optimizer: torch.optim.Optimizer) -> None:
-        """Bring the gradients to their own scale."""
-        self.scaler.unscale_(optimizer)
-
     def step(self, optimizer: torch.optim.Optimizer, grad_norm: Tensor) -> None:
         """Let the optimizer step."""
         if self.scales:
@@ -66,18 +55,17 @@ class Precision:
         self.scaler.update()
 
     def lost(self) -> bool:
-        """Tell whether no scale keeps the gradients finite; waits for the device."""
-        return self.scales and self.scaler.get_scale() < self.least_scale
+        """Tell whether the gradients overflow even where the loss is not scaled up; waits for the device."""
+        return self.scales and self.scaler.get_scale() < 1
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint needs."""
         return {"skipped": self.skipped, "scaler": self.scaler.state_dict()}
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a checkpoint."""
         self.skipped.copy_(state["skipped"])
-        if self.scales:
-            self.scaler.load_state_dict(state["scaler"])
+        self.scaler.load_state_dict(state["scaler"])
 
 
 def make_precision(name: str, device: torch.device) -> Precision:
