@@ -18,29 +18,29 @@ LEAVES = {"errors", "settings", "types"}
 
 # What else each part may import of ours, beside itself; and how many lines of code it may have.
 PARTS: dict[str, tuple[set[str], int]] = {
-    "errors": (set(), 60),
-    "settings": ({"errors"}, 230),
-    "types": ({"errors"}, 200),
-    "rundir": (set(), 170),
-    "config": (set(), 600),
-    "recording": ({"rundir"}, 270),
-    "norms": (set(), 430),
-    "placements": (set(), 80),
-    "models": (set(), 570),
-    "data": ({"rundir"}, 960),
-    "probes": (set(), 270),
-    "training": ({"config", "probes", "recording", "rundir"}, 820),
-    "build": ({"config", "models", "training"}, 230),
-    "run": ({"build", "config", "probes", "recording", "rundir", "training"}, 500),
-    "results": ({"build", "config", "rundir", "training"}, 160),
-    "sweep": ({"build", "config", "run", "rundir", "training"}, 1020),
-    "analysis": ({"config", "results", "rundir"}, 1830),
-    "contract": ({"build", "config", "run", "training"}, 760),
-    "studies": ({"results", "rundir"}, 170),
-    "commands": ({"analysis", "build", "config", "contract", "rundir", "run", "sweep"}, 420),
-    "cli": ({"analysis", "commands", "config", "contract", "recording", "run", "studies", "sweep"}, 190),
+    "errors": (set(), 40),
+    "settings": ({"errors"}, 180),
+    "types": (set(), 180),
+    "rundir": (set(), 150),
+    "config": (set(), 480),
+    "recording": ({"rundir"}, 200),
+    "norms": (set(), 380),
+    "placements": (set(), 70),
+    "models": (set(), 490),
+    "data": (set(), 820),
+    "probes": (set(), 200),
+    "training": ({"config", "probes", "recording", "rundir"}, 650),
+    "build": ({"config", "models", "training"}, 190),
+    "run": ({"build", "config", "probes", "recording", "rundir", "training"}, 470),
+    "results": ({"build", "config", "rundir", "training"}, 100),
+    "sweep": ({"build", "config", "run", "rundir"}, 780),
+    "analysis": ({"config", "results", "rundir"}, 1620),
+    "contract": ({"build", "config", "training"}, 650),
+    "studies": ({"results"}, 140),
+    "commands": ({"analysis", "build", "config", "contract", "rundir", "run", "sweep"}, 350),
+    "cli": ({"commands", "config", "recording", "run", "studies", "sweep"}, 180),
     "__main__": ({"cli"}, 5),
-    "__init__": ({"results"}, 40),
+    "__init__": ({"results"}, 30),
 }  # fmt: skip
 
 # Where Hydra may be imported, and of it only public names.
@@ -110,7 +110,7 @@ def test_a_part_keeps_its_budget(name: str) -> None:
 
 
 def test_the_house_stays_small() -> None:
-    assert sum(map(lines_of_code, MODULES)) <= 9800
+    assert sum(map(lines_of_code, MODULES)) <= 8500
     assert len(MODULES) <= 110
     assert len(list(PACKAGE.glob("*.py"))) <= 12
 
