@@ -104,11 +104,6 @@ class Server:
         self.context = multiprocessing.get_context("forkserver")
         self.context.set_forkserver_preload(PRELOADED)
 
-    @property
-    def environment(self) -> dict[str, str]:
-        """For processes that run normbench."""
-        return {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent), "COLUMNS": "200"}
-
     def start(self, words: list[str], cwd: Path, trap: Trap | None = None) -> Child:
         """Start `normbench` with these words."""
         number = next(self.numbers)

@@ -53,22 +53,18 @@ from normbench.data.images import Images
 
 loaded = []
 
-def alike(*, seed: int, batch_size: int, eval_batch_size: int) -> Images:
+def drawn(*, seed, batch_size, eval_batch_size) -> Images:
     loaded.append(seed)
-    return digits(seed=seed, batch_size=batch_size, eval_batch_size=eval_batch_size)
-
-def drawn(*, seed: int, batch_size: int, eval_batch_size: int) -> Images:
-    data = alike(seed=seed, batch_size=batch_size, eval_batch_size=eval_batch_size)
+    data = digits(seed=seed, batch_size=batch_size, eval_batch_size=eval_batch_size)
     data.fingerprint += str(seed)
     return data
 """
 
 
-@pytest.mark.parametrize("name", ["alike", "drawn"])
-def test_own_data_may_follow_from_the_seed(name: str, here: Path) -> None:
-    (here / f"own_data_{name}.py").write_text(OWN_DATA)
-    plan = planned("seed=0,1,2", "optim.lr=1e-3,1e-2", f"data._target_=own_data_{name}.{name}").plan
-    assert sys.modules[f"own_data_{name}"].loaded == [0, 1, 2]
+def test_own_data_may_follow_from_the_seed(here: Path) -> None:
+    (here / "own_data.py").write_text(OWN_DATA)
+    plan = planned("seed=0,1,2", "optim.lr=1e-3,1e-2", "data._target_=own_data.drawn").plan
+    assert sys.modules["own_data"].loaded == [0, 1, 2]
     for run in plan.runs:
         assert prepare(run.prepared.config).directory.path == run.prepared.directory.path
 
@@ -226,17 +222,3 @@ def test_a_dry_run_counts_what_is_to_do(capsys: pytest.CaptureFixture[str]) -> N
     assert row(lines, "in all")[2:] == ["2", "1", "1"]
     assert "for 2 runs, 2 at a time" in " ".join(lines)
     assert lines[-1].startswith("left out, runs: 4: placement=plain with model=cnn is refused")
-
-
-@pytest.mark.usefixtures("here")
-def test_a_dry_run_shows_the_rates_that_are_chosen(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["norm=rmsnorm", "seed=0,1", "sweep.lr=auto", "sweep.lr_grid=1e-3,1e-2,1e-1"]
-    sweep = planned(*words)
-    tuning = sweep.planner.plan(tuning_grid(sweep.plan, sweep.settings))
-    for run in tuning.runs:
-        end(run, "finished", loss=abs(run.prepared.config.tree["optim"]["lr"] - 1e-2))
-    for run in sweep.planner.plan(tuned_grid(sweep.plan, choose(tuning))).runs:
-        end(run, "finished")
-    lines = told(capsys, *words)
-    assert "all runs: lr 0.01" in lines
-    assert row(lines, "in all")[2:] == ["0", "2", "0"]
