@@ -56,14 +56,8 @@ def losses(run: Path) -> list[tuple[int, float]]:
 
 
 def test_probes_change_no_bit_of_a_run(tmp_path: Path) -> None:
-    words = [
-        *TINY,
-        "norm=batchnorm",
-        "placement=sandwich",
-        "model.dropout=0.2",
-        "trainer.steps=9",
-        "trainer.log_every=1",
-    ]
+    words = [*TINY, "norm=batchnorm", "placement=sandwich", "model.dropout=0.2", "trainer.steps=9"]
+    words += ["trainer.log_every=1"]
     often = ["probes=full", "probes.every=3", "probes.histograms_every=4"]
     runs = [train(tmp_path, *words, *more, f"name={n}") for n, more in enumerate((["probes=off"], [], often))]
     states = [read(run / "checkpoint.pt") for run in runs]

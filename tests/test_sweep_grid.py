@@ -36,14 +36,9 @@ def test_hydras_grammar_is_understood() -> None:
     assert [point["norm"] for point in varied("norm=glob(*,exclude=[none,prmsnorm])")] == without
 
 
-@pytest.fixture
-def study(tmp_path: Path) -> list[str]:
-    """The words that choose a study of the user's own."""
+def test_an_experiment_holds_a_whole_study_and_the_command_line_wins(tmp_path: Path) -> None:
     params = "norm: rmsnorm,dyt", "seed: 0,1", "sweep.exclude: norm=dyt,seed=1", "sweep.jobs: 1"
-    return own_study(tmp_path, "name: mine\nseed: 7\noptim: {lr: 0.01}", *params)
-
-
-def test_an_experiment_holds_a_whole_study_and_the_command_line_wins(study: list[str]) -> None:
+    study = own_study(tmp_path, "name: mine\nseed: 7\noptim: {lr: 0.01}", *params)
     points, own = read_grid(study)
     assert len(points) == 4
     assert own == ["sweep.exclude=norm=dyt,seed=1", "sweep.jobs=1"]

@@ -8,14 +8,13 @@ import signal
 import stat
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from killing import PATIENCE, Server
+from killing import PATIENCE, Server, poll
 from run_records import read_json
 from support import REPOSITORY
 from tiny_sweeps import assert_as, finished, own_words, run_directories, sessions, statuses, sweep_words
@@ -64,12 +63,9 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
 
 def wait_for_runs(process: subprocess.Popen[str], folder: Path, number: int) -> None:
     """Return when so many runs have logged something."""
-    deadline = time.monotonic() + 2 * PATIENCE
     runs = folder / "outputs" / "sweep"
-    while sum(path.stat().st_size > 0 for path in runs.glob("*/metrics.jsonl")) < number:
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    assert poll(lambda: sum(path.stat().st_size > 0 for path in runs.glob("*/metrics.jsonl")) >= number)
+    assert process.poll() is None
 
 
 LONG = sweep_words("trainer.steps=4000", "trainer.checkpoint_every=4000", launcher="joblib")
@@ -90,11 +86,8 @@ def test_all_runs_end_with_the_sweep_behind_checkpoints(start: Start, tmp_path: 
     if number is not signal.SIGKILL:
         assert status == 128 + number, output
         assert output.splitlines()[-1].startswith(f"stopped by {number.name}: the same command goes on")
-    deadline = time.monotonic() + PATIENCE
     for path, pid in processes.items():
-        while Path(f"/proc/{pid}").exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        assert poll(lambda pid=pid: not Path(f"/proc/{pid}").exists())
         stands = read_json(path / "status.json")
         assert (stands["status"], stands["message"][:3]) == ("interrupted", "SIG")
         assert (path / "checkpoint.pt").exists()

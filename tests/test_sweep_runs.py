@@ -119,14 +119,6 @@ def test_a_failing_run_stops_no_other(server: Server, tmp_path: Path) -> None:
     assert set(statuses(own).values()) == {"finished"}
 
 
-def test_failures_of_runs_that_choose_a_learning_rate_are_told(server: Server, tmp_path: Path) -> None:
-    words = [*own_words(tmp_path, "Boom", "Fine"), "seed=0", "sweep.lr=auto", "sweep.lr_grid=1e-3,1e-2"]
-    child = server.start(words, tmp_path)
-    assert child.wait() == 1, child.output
-    assert "RuntimeError: boom, (own_norms.py, line " in child.output
-    assert "1/1 runs in outputs/sweep" in child.output
-
-
 @pytest.mark.slow
 def test_a_full_disk_ends_the_sweep_and_the_same_command_goes_on(server: Server, small_disk: Path) -> None:
     child = server.start(ONE, small_disk, Trap("preparation > begin", 1, (signal.SIGSTOP,)))
