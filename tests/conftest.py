@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
-from itertools import groupby, islice
 
 import pytest
 import torch
@@ -42,18 +41,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def spread(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
-    """Slow tests first in each worker's share, module by module, so that none is left for the end.
-
-    A worker begins with a share of the list as long as any other's, and later takes over what others have not begun.
-    """
-    slow: list[list[pytest.Item]] = [[] for _ in range(workers)]
-    fast = []
-    for number, (_, group) in enumerate(groupby(items, lambda item: item.path)):
-        for item in group:
-            (slow[number % workers] if item.get_closest_marker("slow") else fast).append(item)
-    rest, length = iter(fast), len(items) // workers
-    shares = [item for share in slow for item in (*share, *islice(rest, max(0, length - len(share))))]
-    return [*shares, *rest]
+    """Slow tests first in each worker's share of the list, so that none is left for the end."""
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    fast = [item for item in items if not item.get_closest_marker("slow")]
+    size = len(fast) // workers + 1
+    shares = ([*slow[n::workers], *fast[n * size : (n + 1) * size]] for n in range(workers))
+    return [item for share in shares for item in share]
 
 
 @pytest.fixture(scope="session", autouse=True)

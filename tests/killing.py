@@ -90,10 +90,15 @@ class Child:
         assert self.status is None, f"ended:\n{self.output}"
 
     def poll(self, condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + PATIENCE
-        while not condition():
-            assert time.monotonic() < deadline, f"still waiting:\n{self.output}"
-            time.sleep(0.005)
+        assert poll(condition), f"still waiting:\n{self.output}"
+
+
+def poll(condition: Callable[[], bool]) -> bool:
+    """Return whether a condition comes true, as soon as it does."""
+    deadline = time.monotonic() + PATIENCE
+    while not (found := condition()) and time.monotonic() < deadline:
+        time.sleep(0.005)
+    return found
 
 
 class Server:
@@ -103,11 +108,6 @@ class Server:
         self.folder, self.numbers = folder, itertools.count()
         self.context = multiprocessing.get_context("forkserver")
         self.context.set_forkserver_preload(PRELOADED)
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """For processes that run normbench."""
-        return {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent), "COLUMNS": "200"}
 
     def start(self, words: list[str], cwd: Path, trap: Trap | None = None) -> Child:
         """Start `normbench` with these words."""

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from killing import Child, Server, Trap
 from run_records import Record, assert_same, assert_steps_increase, read_json, read_record
-from support import refused
-from tiny_runs import run_directory, start, words
+from tiny_runs import finish, run_directory, start, words
 
 pytest_plugins = ["run_fixtures"]
 
@@ -56,14 +55,6 @@ def saved(child: Child) -> list[int]:
     return [int(line.split()[1]) for line in child.places if line.startswith("saved ")]
 
 
-def finish(server: Server, model: str, folder: Path, reference: dict[str, Record]) -> Child:
-    """Give a run's command again; it ends like an undisturbed one."""
-    child = start(server, model, folder)
-    assert child.wait() == 0, child.output
-    assert_same(read_record(run_directory(folder)), reference[model])
-    return child
-
-
 def assert_killed(child: Child, place: str) -> None:
     assert child.wait() == -signal.SIGKILL, child.output
     assert child.places[-1].startswith("trapped: ") and place in child.places[-1]
@@ -93,10 +84,8 @@ def test_a_run_that_signals_stop_goes_on_with_the_same_bits(
     step = 0
     twice = signal.SIGINT, signal.SIGINT
     for signals, status, place in (
-        (twice[:1], 130, WRITING),
-        ((signal.SIGTERM,), 143, "evaluation > batch"),
-        (twice, 130, WRITING),
-    ):
+        (twice[:1], 130, WRITING), ((signal.SIGTERM,), 143, "evaluation > batch"), (twice, 130, WRITING)
+    ):  # fmt: skip
         child = start(server, "transformer", tmp_path, Trap(place, 3, signals))
         assert child.wait() == status and "Traceback" not in child.output
         assert went_on_from(child) == step
@@ -163,6 +152,12 @@ def test_an_extended_run_holds_its_parents_record_also_where_it_was_killed(
 ) -> None:
     parent, first = finished["cnn"], undisturbed["cnn"]
     before = content(run_directory(parent))
+    for refused, sentence in (
+        (extension(parent, 40), "trainer.steps=40 does not extend a run of 40 steps"),
+        (extension(parent, 60, "norm=rmsnorm"), "norm=rmsnorm cannot be changed with extend="),
+    ):
+        child = server.start(refused, tmp_path)
+        assert child.wait() == 2 and child.output.startswith(f"normbench: {sentence}")
     child = server.start(extension(parent, 60), tmp_path)
     assert child.wait() == 0 and went_on_from(child) == 40, child.output
     extended = read_record(run_directory(tmp_path))
@@ -178,15 +173,3 @@ def test_an_extended_run_holds_its_parents_record_also_where_it_was_killed(
     assert server.start(extension(parent, 60), folder).wait() == 0
     assert_same(read_record(run_directory(folder)), extended)
     assert content(run_directory(parent)) == before
-
-
-def test_refused_extension(
-    finished: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for given, sentence in (
-        (extension(finished["cnn"], 40), "trainer.steps=40 does not extend a run of 40 steps"),
-        (extension(finished["cnn"], 60, "norm=rmsnorm"), "norm=rmsnorm cannot be changed with extend="),
-        (["train", "extend=."], "extend=. is not the directory of a finished run"),
-    ):
-        assert refused(given, capsys).startswith(sentence)

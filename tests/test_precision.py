@@ -108,11 +108,8 @@ def test_16_bits_train_as_32_do(tmp_path: Path, name: str, model: list[str]) -> 
 
 def test_overflowing_steps_are_left_out_and_counted() -> None:
     model = nn.Linear(4, 1)
-    optimizer, scaling, again = (
-        torch.optim.SGD(model.parameters(), lr=0.1),
-        Precision("fp16", CPU),
-        Precision("fp16", CPU),
-    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaling, again = Precision("fp16", CPU), Precision("fp16", CPU)
     before = model.weight.detach().clone()
     for factor, moved in ((1e37, 0), (1.0, 2)):  # 65,536 times the first one's gradient is no float32 any more
         scaling.scaler.scale(factor * model(torch.ones(2, 4)).sum()).backward()

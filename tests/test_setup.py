@@ -178,7 +178,6 @@ NO_INDEX = f'"{sys.executable}" -I -m pip --retries 0 install --index-url http:/
         ({"python3": {}}, {"FREE": "700000"}, "needs 2000 MB on the disk"),
         ({"python3": {"pip": "echo 'E: [Errno 28] No space left on device' >&2; exit 1"}}, {}, "the disk is full"),
         ({"python3": {"pip": f"{NO_INDEX}; exit 1"}}, {}, "check the network"),  # pip's real words
-        ({"python3": {"pip": "echo Killed >&2; exit 1"}}, {}, "could not install normbench: it gave no reason"),
     ],
 )
 def test_what_stops_it_is_said_and_the_next_call_repairs(
@@ -209,8 +208,9 @@ def test_the_wheel_holds_the_package_and_its_configuration_and_runs_from_any_dir
     build = f"'{sys.executable}' -m pip wheel --no-deps --no-build-isolation -w . ./source"
     subprocess.run(build, shell=True, check=True, capture_output=True, cwd=tmp_path)
     [wheel] = tmp_path.glob("*.whl")
-    zipfile.ZipFile(wheel).extractall(installed)
-    held = {str(path.relative_to(installed)) for path in installed.rglob("*.*") if ".dist-info" not in str(path)}
+    with zipfile.ZipFile(wheel) as file:
+        held = {name for name in file.namelist() if ".dist-info" not in name}
+        file.extractall(installed)
     code = {str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / "normbench").rglob("*.py")}
     yamls = {f"normbench/{path.relative_to(REPOSITORY)}" for path in (REPOSITORY / "conf").rglob("*.yaml")}
     assert code and yamls and held >= code | yamls

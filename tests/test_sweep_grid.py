@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from support import refused
 from tiny_sweeps import CNN, own_study, planned, varied
 
-from normbench.cli import main
 from normbench.config.groups import config_directory, options
 from normbench.sweep.conduct import understand
 from normbench.sweep.plan import exclude, read_grid
@@ -36,14 +36,9 @@ def test_hydras_grammar_is_understood() -> None:
     assert [point["norm"] for point in varied("norm=glob(*,exclude=[none,prmsnorm])")] == without
 
 
-@pytest.fixture
-def study(tmp_path: Path) -> list[str]:
-    """The words that choose a study of the user's own."""
+def test_an_experiment_holds_a_whole_study_and_the_command_line_wins(tmp_path: Path) -> None:
     params = "norm: rmsnorm,dyt", "seed: 0,1", "sweep.exclude: norm=dyt,seed=1", "sweep.jobs: 1"
-    return own_study(tmp_path, "name: mine\nseed: 7\noptim: {lr: 0.01}", *params)
-
-
-def test_an_experiment_holds_a_whole_study_and_the_command_line_wins(study: list[str]) -> None:
+    study = own_study(tmp_path, "name: mine\nseed: 7\noptim: {lr: 0.01}", *params)
     points, own = read_grid(study)
     assert len(points) == 4
     assert own == ["sweep.exclude=norm=dyt,seed=1", "sweep.jobs=1"]
@@ -74,24 +69,14 @@ def test_a_study_is_read_without_what_belongs_to_an_option_that_varies(tmp_path:
     assert [run.prepared.config.tree["norm"]["groups"] for run in planned(*words).plan.runs] == [2, 2]
 
 
-@pytest.mark.parametrize(
-    ("exclusions", "left"),
-    [
-        (["norm=dyt", "norm=rmsnorm,seed=1,optim.lr=0.001"], ["layernorm 0", "layernorm 1", "rmsnorm 0"]),
-        (["norm=dyt,optim.betas=[0.9, 9.5e-1]"], ["layernorm 0", "layernorm 1", "rmsnorm 0", "rmsnorm 1"]),
-        (["optim.betas=[0.9,0.99]", "norm=layernorm"], []),
-    ],
-)
-def test_exclusions_add_up(exclusions: list[str], left: list[str]) -> None:
+def test_exclusions_add_up() -> None:
     words = ["norm=layernorm,rmsnorm,dyt", "seed=0,1", "optim.lr=1e-3", "optim.betas=[0.9,0.95]"]
     points, _ = read_grid(words)
-    if not left:
-        with pytest.raises(ValueError, match=r"leaves out none of the runs that the words give: check its keys"):
-            exclude(points, exclusions)
-        return
-    kept, left_out = exclude(points, exclusions)
-    assert [" ".join(point.varied.values()) for point in kept] == left
-    assert sum(left_out.values()) == 6 - len(left)
+    kept, left_out = exclude(points, ["norm=dyt,optim.betas=[0.9, 9.5e-1]", "norm=rmsnorm,seed=1,optim.lr=0.001"])
+    assert [" ".join(point.varied.values()) for point in kept] == ["layernorm 0", "layernorm 1", "rmsnorm 0"]
+    assert sum(left_out.values()) == 3
+    with pytest.raises(ValueError, match=r"leaves out none of the runs that the words give: check its keys"):
+        exclude(points, ["optim.betas=[0.9,0.99]", "norm=layernorm"])
 
 
 def test_what_the_shell_has_taken_the_quotes_from_is_understood() -> None:
@@ -106,20 +91,13 @@ def test_what_the_shell_has_taken_the_quotes_from_is_understood() -> None:
 # ---- mistakes
 
 MISTAKES = {
-    "optim.lr=interval(0,1)": "check the keys and their values",
-    "norm=glob(x*)": "the grid is empty",
     "name=a,b": "name=a,b cannot vary within a sweep",
     "seed=0,1 rerun=true": "rerun=true is train's alone",
-    "seed=0,1 outputs=/dev/null": "outputs=/dev/null cannot be written",
-    "seed=0,1 sweep=x": "sweep is unknown",
     "launcher=jbolib": "launcher=jbolib is unknown: did you mean joblib?",
-    "launcher=submitit launcher.executor=pbs": "launcher.executor=pbs is not allowed: use slurm or local",
-    "launcher=ray launcher.adress=x": "launcher.adress is unknown with launcher=ray: did you mean launcher.address?",
     "launcher=submitit": "device=auto is not known before a cluster has chosen the machine",
     "sweep.exlude=norm=dyt": "sweep.exlude is unknown with launcher=joblib: did you mean sweep.exclude?",
     "sweep.exclude=norm=dyt,rmsnorm": "sweep.exclude=norm=dyt,rmsnorm is not KEY=VALUE, each with one value",
     "seed=0,1 sweep.exclude=seed=1 sweep.exclude=seed=0": "the grid is empty: none of its 2 runs is left (sweep.exclu",
-    "seed=0,1000 sweep.lr=auto": "has seed 1000, which is reported",
     "optim.lr=1,2 sweep.lr=auto": "optim.lr=1 is not for sweep.lr=auto",
     "data.holdout=0.2 sweep.lr=auto": "what chooses must not judge: choose data with data.holdout, and leave it at 0",
     "--watch nowhere": "nowhere holds no sweep",
@@ -130,10 +108,4 @@ MISTAKES = {
 def test_a_mistake_is_one_sentence_before_anything_starts(
     words: str, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["sweep", *words.split()]) == 2
-    complaint = capsys.readouterr().err
-    assert complaint.startswith("normbench: ")
-    assert complaint.count("\n") == 1
-    assert MISTAKES[words] in complaint
-    assert ":" in complaint.removeprefix("normbench: ")
-    assert not list(here.iterdir())
+    assert MISTAKES[words] in refused(["sweep", *words.split()], capsys)

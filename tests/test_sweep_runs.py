@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from pathlib import Path
 
 import pandas as pd
 import pytest
 from killing import Server, Trap
-from run_records import read_record
+from run_records import read_json, read_record
 from tiny_runs import fill, slow
-from tiny_sweeps import (
-    assert_as,
-    finished,
-    own_words,
-    run_directories,
-    sessions,
-    statuses,
-    sweep_words,
-)
+from tiny_sweeps import assert_as, finished, own_words, run_directories, sessions, statuses, sweep_words
 
 from normbench.cli import main
 from normbench.sweep.folder import SweepFolder
@@ -85,7 +76,7 @@ def test_ctrl_c_stops_behind_a_checkpoint(server: Server, whole: Path, tmp_path:
     assert lines[-2].startswith("1/4 runs")
     assert "Traceback" not in child.output
     interrupted = [path for path in run_directories(tmp_path).values() if not (path / "summary.json").exists()]
-    assert [json.loads((path / "status.json").read_text())["status"] for path in interrupted] == ["interrupted"]
+    assert [read_json(path / "status.json")["status"] for path in interrupted] == ["interrupted"]
     finished(server, sweep_words(), tmp_path)
     assert_as(whole, tmp_path)
 
@@ -128,17 +119,9 @@ def test_a_failing_run_stops_no_other(server: Server, tmp_path: Path) -> None:
     assert set(statuses(own).values()) == {"finished"}
 
 
-def test_failures_of_runs_that_choose_a_learning_rate_are_told(server: Server, tmp_path: Path) -> None:
-    words = [*own_words(tmp_path, "Boom", "Fine"), "seed=0", "sweep.lr=auto", "sweep.lr_grid=1e-3,1e-2"]
-    child = server.start(words, tmp_path)
-    assert child.wait() == 1, child.output
-    assert "RuntimeError: boom, (own_norms.py, line " in child.output
-    assert "1/1 runs in outputs/sweep" in child.output
-
-
-@pytest.mark.parametrize("place", ["training > begin", *slow("preparation > begin")])
-def test_a_full_disk_ends_the_sweep_and_the_same_command_goes_on(server: Server, small_disk: Path, place: str) -> None:
-    child = server.start(ONE, small_disk, Trap(place, 1, (signal.SIGSTOP,)))
+@pytest.mark.slow
+def test_a_full_disk_ends_the_sweep_and_the_same_command_goes_on(server: Server, small_disk: Path) -> None:
+    child = server.start(ONE, small_disk, Trap("preparation > begin", 1, (signal.SIGSTOP,)))
     child.wait_until_held()
     filler = fill(small_disk)
     child.kill(signal.SIGCONT)
@@ -169,8 +152,6 @@ def test_the_report_at_the_end_is_that_of_an_undisturbed_sweep(server: Server, w
     assert said[0] == said[1]
     page = tmp_path / "outputs/sweep/report/report.html"
     made = page.stat().st_mtime_ns
-    for change in (False, True):
-        if change:
-            next(iter(run_directories(tmp_path).values())).joinpath("summary.json").touch()
-        assert "outputs/sweep/report/report.html" in finished(server, words, tmp_path)
-        assert (page.stat().st_mtime_ns > made) == change
+    next(iter(run_directories(tmp_path).values())).joinpath("summary.json").touch()
+    finished(server, words, tmp_path)
+    assert page.stat().st_mtime_ns > made

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -13,15 +10,32 @@ from support import IMAGES, TEXT, build, random_batch, section
 from torch import nn
 
 from normbench import build as builder
+from normbench.contract.trials import tiny_data
 from normbench.run.session import make_ledger, parameter_counts
 from normbench.training.clock import Clock
-from normbench.training.guard import GRADIENT_NORM, Diverged, Guard, first_nonfinite
-from normbench.training.loop import Loop, evaluate
+from normbench.training.guard import GRADIENT_NORM, Guard, first_nonfinite
+from normbench.training.loop import evaluate
 from normbench.training.optimizer import make_optimizer, parameter_groups
 from normbench.training.schedules import Constant, Cosine, Linear, OneCycle, Schedule
 from normbench.types import Batch
 
 CPU = torch.device("cpu")
+
+# ---- rehearsal
+
+
+def test_a_rehearsal_changes_nothing() -> None:
+    made, norms = build("batchnorm", dropout=0.5)
+    before = {name: tensor.clone() for name, tensor in made.state_dict().items()}
+    generator, hooks = torch.get_rng_state(), [len(norm._forward_hooks) for norm in norms.values()]
+    builder.rehearse(made, norms, tiny_data(TEXT), CPU)
+    after = made.state_dict()
+    assert list(after) == list(before)
+    assert all(torch.equal(after[name], before[name]) for name in before)
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert [len(norm._forward_hooks) for norm in norms.values()] == hooks
+    assert all(parameter.grad is None for parameter in made.parameters())
+
 
 # ---- schedules
 
@@ -67,18 +81,13 @@ def test_decay_on_matrices_only() -> None:
     assert len(with_norms["params"]) == len(decayed["params"]) + in_norms
 
 
-@pytest.mark.parametrize("name", ["adamw", "adam", "sgd"])
-def test_every_optimizer_is_built_fused(name: str) -> None:
+@pytest.mark.parametrize(("settings", "fused"), [({}, True), ({"foreach": True}, False), ({"fused": False}, False)])
+def test_every_optimizer_is_fused_unless_told_otherwise(settings: dict[str, bool], fused: bool) -> None:
     groups = [{"params": [nn.Parameter(torch.ones(3))]}]
-    optimizer = make_optimizer(builder.factory({"optim": section("optim", name)}, "optim"), groups, CPU)
-    assert optimizer.param_groups[0]["fused"]
-
-
-@pytest.mark.parametrize("settings", [{"foreach": True}, {"fused": False}])
-def test_another_implementation_may_be_chosen(settings: dict[str, bool]) -> None:
-    groups = [{"params": [nn.Parameter(torch.ones(3))]}]
-    optimizer = make_optimizer(partial(torch.optim.AdamW, lr=0.1, **settings), groups, CPU)
-    assert not optimizer.defaults["fused"] and settings.items() <= optimizer.defaults.items()
+    for name in ("adamw", "adam", "sgd"):
+        factory = builder.factory({"optim": section("optim", name, **settings)}, "optim")
+        defaults = make_optimizer(factory, groups, CPU).defaults
+        assert bool(defaults["fused"]) is fused and settings.items() <= defaults.items()
 
 
 # ---- evaluation
@@ -118,17 +127,6 @@ def test_latched_guard_freezes_the_weights_from_the_first_bad_step_on() -> None:
         seen.append(weight.detach().clone())
     assert not torch.equal(seen[0], seen[1])
     assert all(torch.equal(seen[1], later) for later in seen[2:])
-
-
-def test_runaway_needs_patience() -> None:
-    trainer = SimpleNamespace(divergence_factor=3.0, divergence_patience=30)
-    loop: Any = SimpleNamespace(trainer=trainer, first_loss=None, runaway_since=None)
-    for loop.step, loss in ((1, 2.0), (10, 7.0), (20, 5.0), (30, 7.0), (50, 6.5)):  # at 20 back below: counted anew
-        Loop.check_runaway(loop, loss)
-    loop.step = 60
-    with pytest.raises(Diverged) as caught:
-        Loop.check_runaway(loop, 9.0)
-    assert caught.value.step == 30
 
 
 def test_first_nonfinite_output_is_named() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from killing import Child, Server, Trap
+from run_records import Record, assert_same, read_record
 
 # What is due at different steps, so that nothing hides behind something else.
 LENGTHS = ["trainer.steps=40", "trainer.log_every=5", "trainer.eval_every=10", "trainer.eval_batches=4"]
@@ -36,6 +37,14 @@ def words(model: str, *more: str) -> list[str]:
 
 def start(server: Server, model: str, folder: Path, trap: Trap | None = None) -> Child:
     return server.start(words(model), folder, trap)
+
+
+def finish(server: Server, model: str, folder: Path, reference: dict[str, Record]) -> Child:
+    """Give a run's command again; it ends like an undisturbed one."""
+    child = start(server, model, folder)
+    assert child.wait() == 0, child.output
+    assert_same(read_record(run_directory(folder)), reference[model])
+    return child
 
 
 def run_directory(folder: Path) -> Path:

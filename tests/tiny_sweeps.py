@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from killing import Server
-from run_records import Record, assert_same, read_record
+from run_records import Record, assert_same, read_json, read_record
 
 from normbench.sweep.conduct import Sweep, understand
 from normbench.sweep.plan import read_grid
@@ -96,16 +95,13 @@ def assert_as(undisturbed: Path, folder: Path) -> None:
 
 def sessions(path: Path) -> list[dict[str, Any]]:
     """The processes that have worked on a run."""
-    found: list[dict[str, Any]] = json.loads((path / "environment.json").read_text())["sessions"]
-    return found
+    return read_json(path / "environment.json")["sessions"]
 
 
 def statuses(folder: Path) -> dict[str, str]:
     """How the runs stand, by their first word."""
-    return {
-        name.partition("-")[0]: json.loads((path / "status.json").read_text())["status"]
-        for name, path in run_directories(folder).items()
-    }
+    found = run_directories(folder).items()
+    return {name.partition("-")[0]: read_json(path / "status.json")["status"] for name, path in found}
 
 
 def finished(server: Server, words: list[str], folder: Path) -> str:
