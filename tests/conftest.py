@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from itertools import groupby, islice
 
 import pytest
 import torch
@@ -41,12 +42,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def spread(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
-    """Slow tests first in each worker's share of the list, so that none is left for the end."""
+    """Slow tests first in each worker's share of the list, file by file, so that none is left for the end."""
     slow = [item for item in items if item.get_closest_marker("slow")]
-    fast = [item for item in items if not item.get_closest_marker("slow")]
-    size = len(fast) // workers + 1
-    shares = ([*slow[n::workers], *fast[n * size : (n + 1) * size]] for n in range(workers))
-    return [item for share in shares for item in share]
+    fast = (item for item in items if not item.get_closest_marker("slow"))
+    shares: list[list[pytest.Item]] = [[] for _ in range(workers)]
+    for number, (_, group) in enumerate(groupby(slow, lambda item: item.path)):
+        shares[number % workers] += group
+    size = len(items) // workers + 1
+    return [item for share in shares for item in (*share, *islice(fast, max(0, size - len(share))))]
 
 
 @pytest.fixture(scope="session", autouse=True)
