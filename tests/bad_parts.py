@@ -15,16 +15,7 @@ from torch.nn import functional as F
 
 from normbench.models import Transformer
 from normbench.placements import Parallel, Pre, Residual
-from normbench.types import (
-    Batch,
-    Data,
-    Model,
-    Norm,
-    NormFacts,
-    Placement,
-    Split,
-    TextClassification,
-)
+from normbench.types import Batch, Data, Model, Norm, NormFacts, Placement, Split, TextClassification
 
 # ---- norms
 
@@ -52,10 +43,6 @@ def norm(forward: Callable[[Any, Tensor], Tensor]) -> type[Rms]:
     return type("Changed", (Rms,), {"forward": forward})
 
 
-def over_the_batch(x: Tensor) -> Tensor:
-    return x * torch.rsqrt(x.square().mean() + 1e-5)
-
-
 def die(self: Any, x: Tensor) -> Tensor:
     """Die as a process does on a CPU without bfloat16."""
     if x.dtype == torch.bfloat16:
@@ -66,10 +53,9 @@ def die(self: Any, x: Tensor) -> Tensor:
 Single = norm(lambda self, x: Rms.forward(self, x.float()))
 Half = norm(lambda self, x: x.half())
 Wider = norm(lambda self, x: x.mean(-1))
-Pair = norm(lambda self, x: (x, x))  # type: ignore[arg-type, return-value]
 Detached = norm(lambda self, x: x * self.factor(x).detach())
 GradMatters = norm(lambda self, x: Rms.forward(self, x) * (1 if torch.is_grad_enabled() else 2))
-OneStatistic = norm(lambda self, x: over_the_batch(x))
+Raising = norm(lambda self, x: x.no_such_thing())  # type: ignore[attr-defined]
 NoNumber = norm(lambda self, x: x * float("nan") if x.ndim == 4 and x.dtype == torch.float32 else Rms.forward(self, x))
 Noisy = norm(lambda self, x: Rms.forward(self, x) * (1 + 0.1 * torch.rand(()).item() if self.training else 1))
 Centering = norm(lambda self, x: Rms.forward(self, x - x.mean(self.channel_dim, keepdim=True)))
@@ -117,17 +103,12 @@ class Growing(Rms):
         return super().forward(x) * 3.0**self.calls
 
 
-class Raising(Rms):
-    def forward(self, x: Tensor) -> Tensor:
-        raise ValueError("not today")
-
-
 class Lying(Rms, Norm):
     facts = NormFacts("features of one position", centers=True)
     eps = 1e-5
 
     def forward(self, x: Tensor) -> Tensor:
-        return over_the_batch(x)
+        return x * torch.rsqrt(x.square().mean() + 1e-5)
 
 
 class Honest(Lying):
@@ -169,18 +150,12 @@ Halfway = placement(join=lambda self, x, f, norms, context: 0.5 * f.shortcut(x) 
 Deaf = placement(join=lambda self, x, f, norms, context: f.shortcut(x) + f(norms["in"](x)))
 Shortcutless = placement(join=lambda self, x, f, norms, context: x + f(norms["in"](x), **context))
 Cut = placement(forward=lambda self, x, **context: Pre.forward(self, x, **context)[..., :1])
+Normless = placement(join=lambda self, x, f, norms, context: f.shortcut(x) + f(x, **context))
 Drawing = placement(join=draw)
 Negative = placement(branch_gain=-1.0)
 Doubled = placement(Residual, slots=("in", "out"), branch_norms=norms_at_one_site, join=join_twice)
-# Nothing is wrong with these: both branches beside one skip that has a gain, and a gain for each branch.
+# Nothing is wrong with it: both branches beside one skip that has a gain.
 Strong = placement(Parallel, residual_gain=2.0, forward=lambda self, x, **more: Parallel.forward(self, x, **more) + x)
-Each = placement(Parallel, residual_gain=2.0, forward=lambda self, x, **more: Parallel.forward(self, x, **more) + 3 * x)
-
-
-class IdlePlacement(Pre):
-    def __init__(self, *parts: Any) -> None:
-        super().__init__(*parts)
-        self.scale = nn.Parameter(torch.ones(()))
 
 
 class Hidden(Pre):
@@ -298,17 +273,13 @@ def sampled(self: Any, split: Split, limit: int | None = None) -> Iterator[Batch
     return map(self.batch, order.split(16)[:limit])
 
 
+FromOne = stripes(lambda batch: batch._replace(targets=batch.targets + 1))
 Impure = stripes(train_batch=lambda self, step: self.batch(torch.randint(64, (8,))))
 Wrapped = stripes(eval_batches=filled_up)
 Sampled = stripes(eval_batches=sampled)
 Unlimited = stripes(eval_batches=lambda self, split, limit=None: Stripes.eval_batches(self, split))
 NoTest = stripes(has_test=True, eval_batches=lambda self, split, limit=None: Stripes.eval_batches(self, split, limit)
                  if split != "test" else iter(()))  # fmt: skip
-
-
-class FromOne(Stripes):
-    def batch(self, indices: Tensor) -> Batch:
-        return super().batch(indices)._replace(targets=self.labels[indices] + 1)
 
 
 class OneHot(Stripes):
