@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from mypkg.parts import Halved, Stripes, TwoLayers
+from mypkg.parts import Stripes, TwoLayers
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from normbench.models import Transformer
-from normbench.placements import Parallel, Pre, Residual
+from normbench.placements import Parallel, Pre
 from normbench.types import Batch, Data, Model, Norm, NormFacts, Placement, Split, TextClassification
 
 # ---- norms
@@ -136,16 +136,6 @@ def draw(self: Any, x: Tensor, f: Any, norms: Any, context: dict[str, Any]) -> T
     return Pre.join(self, x, f, norms, context) + 0 * torch.rand(())
 
 
-def join_twice(self: Any, x: Tensor, f: Any, norms: Any, context: dict[str, Any]) -> Tensor:
-    return f.shortcut(x) + norms["out"](f(norms["in"](x), **context))
-
-
-def norms_at_one_site(self: Any, role: str, branch: Any, norm: Any) -> nn.ModuleDict:
-    widths = {"in": branch.in_features, "out": branch.out_features}
-    site, channels = self.site.at(role), branch.channel_dim
-    return nn.ModuleDict({slot: norm(width, channel_dim=channels, site=site) for slot, width in widths.items()})
-
-
 Halfway = placement(join=lambda self, x, f, norms, context: 0.5 * f.shortcut(x) + f(norms["in"](x), **context))
 Deaf = placement(join=lambda self, x, f, norms, context: f.shortcut(x) + f(norms["in"](x)))
 Shortcutless = placement(join=lambda self, x, f, norms, context: x + f(norms["in"](x), **context))
@@ -153,7 +143,7 @@ Cut = placement(forward=lambda self, x, **context: Pre.forward(self, x, **contex
 Normless = placement(join=lambda self, x, f, norms, context: f.shortcut(x) + f(x, **context))
 Drawing = placement(join=draw)
 Negative = placement(branch_gain=-1.0)
-Doubled = placement(Residual, slots=("in", "out"), branch_norms=norms_at_one_site, join=join_twice)
+Doubled = placement(branch_norms=lambda self, *args: [Pre.branch_norms(self, *args) for _ in range(2)][-1])
 # Nothing is wrong with it: both branches beside one skip that has a gain.
 Strong = placement(Parallel, residual_gain=2.0, forward=lambda self, x, **more: Parallel.forward(self, x, **more) + x)
 
@@ -170,16 +160,6 @@ class Hidden(Pre):
         for role, branch in self.branches.items():
             x = self.join(x, branch, self.hidden[role], context)  # type: ignore[arg-type]
         return x
-
-
-class GrowingPlacement(Halved):
-    """Its skip depends on how often it was called."""
-
-    calls = 0
-
-    def join(self, x: Tensor, f: Any, norms: nn.ModuleDict, context: dict[str, Any]) -> Tensor:
-        self.calls += 1
-        return super().join(x, f, norms, context) + 1e-3 * (self.calls - 1) * f(x, **context)
 
 
 # ---- models

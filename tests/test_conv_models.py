@@ -11,11 +11,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from normbench import build as builder
-from normbench.models.cnn import BasicBranch, BottleneckBranch, PooledConvBranch
+from normbench.models.cnn import BottleneckBranch, PooledConvBranch
 from normbench.models.stacks import NormActivation
-from normbench.norms import NoNorm
 from normbench.types import ImageClassification, Site
-
 
 # ---- sizes
 
@@ -112,16 +110,6 @@ def test_bottleneck_against_its_formula(order: str, stride: int) -> None:
     assert torch.equal(branch.shortcut(x), F.conv2d(x, branch.projection.weight, stride=stride))
     assert [id(w) for w in branch.output_weights()] == [id(branch.conv3.weight)]
     assert len(list(branch.scaled_weights())) == 3
-
-
-@pytest.mark.parametrize("branch_class", [BasicBranch, BottleneckBranch])
-def test_shortcuts_learn_only_where_the_shape_changes(branch_class: type[BasicBranch | BottleneckBranch]) -> None:
-    x = torch.randn(2, 8, 6, 6)
-    assert branch_class((8, 8), 1, inside(NoNorm)).shortcut(x) is x
-    for channels, stride, shape in (((8, 16), 1, (2, 16, 6, 6)), ((8, 8), 2, (2, 8, 3, 3))):
-        branch = branch_class(channels, stride, inside(NoNorm))
-        assert branch.shortcut(x).shape == branch(x).shape == shape
-        assert branch.projection.weight.shape == (channels[1], 8, 1, 1)
 
 
 def test_vgg_pools_behind_norm_and_activation() -> None:

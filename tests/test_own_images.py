@@ -201,18 +201,15 @@ def test_whatever_is_wrong_with_a_file_it_is_an_image_or_named(kind: str) -> Non
             assert "1 of the 1 images of here cannot be read (it: " in str(error) and "\n" not in str(error)
 
 
-def broken(folder: Path) -> None:
-    """Write images of which two are none."""
-    for name in ("x", "y"):
-        write_folder(folder, 5).joinpath("dog", f"{name}.png").write_bytes(b"no")
-
-
 FOLDERS: dict[str, tuple[Callable[[Path], object], str]] = {
     "nowhere": (lambda folder: None, "does not exist: give"),
     "no folder": (Path.touch, "cannot be read .*: give a folder"),
     "one class": (lambda folder: write_folder(folder, 4, ("cat",)), "has too few images: give two classes"),
     "one image": (lambda folder: write_folder(folder, 1), "has too few images of the class (cat|dog|owl): give two"),
-    "unreadable": (broken, r"2 of the 17 images of .*dog/.\.png: cannot identify.*: mend or remove them"),
+    "unreadable": (
+        lambda folder: [write_folder(folder, 5).joinpath(f"dog/{name}.png").write_bytes(b"no") for name in "xy"],
+        r"2 of the 17 images of .*dog/.\.png: cannot identify.*: mend or remove them",
+    ),
     "many sizes": (
         lambda folder: write_image(write_folder(folder, 5) / "dog/x.png", pixels(1, 8, 9, 3)),
         "dog/.*png of .* differs in size .*: all images must have the same size, so set",
