@@ -119,10 +119,6 @@ class Unfinished(Norm):
     eps = None
 
 
-def no_module(num_features: int, *, channel_dim: int = -1, site: Any = None) -> nn.Module:
-    return 3  # type: ignore[return-value]
-
-
 # ---- placements
 
 

@@ -60,11 +60,9 @@ def test_a_fault_inside_a_users_class_keeps_its_traceback(here: Path, monkeypatc
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     (here / "own_fault.py").write_text(
         "from torch import nn\n"
-        "def helper(a): ...\n"
         "class Faulty(nn.Identity):\n"
         "    def __init__(self, n, channel_dim, site):\n"
-        "        super().__init__()\n"
-        "        helper()\n"
+        "        (lambda a: a)()\n"
     )
     with pytest.raises(TypeError, match="missing 1 required positional argument"):
         main(["train", "model.depth=1", "model.width=16", "norm._target_=own_fault.Faulty"])

@@ -299,7 +299,6 @@ NOT_TRAINED = {
     "norm=bad_parts.Wider": "returns the shape",
     "norm=bad_parts.Unfinished": "norm._target_=bad_parts.Unfinished has no forward",
     "norm=bad_parts.Half": "returns torch.float16 for an input of torch.float32 at block00",
-    "norm=bad_parts.no_module": "gives something of type int: return a Module",
     "placement=bad_parts.Doubled": "two norms stand at block00.linear: give each norm",
     "model=bad_parts.Short": "the model's logits have the shape (2, 9), and the data need (2, 10)",
     "data=bad_parts.Rms": "makes no Data",

@@ -95,8 +95,10 @@ CARDS: dict[str, tuple[str, dict[str, Any]]] = {
     "cifar100": ("cifar100", {"img": "image", "fine_label": 100, "coarse_label": 20}),
 }
 FEATURES = {"text": datasets.Value("string"), "image": datasets.Image()}
-TEXTS = [" ".join(f"word{(row * 7 + n) % 99}" for n in range(20)) for row in range(200)]
-IMAGE = {"bytes": data_helpers.png(data_helpers.pixels(0, 28, 28)), "path": None}
+ROWS = {
+    "text": [LONG] * 200,
+    "image": [{"bytes": data_helpers.png(data_helpers.pixels(0, 28, 28)), "path": None}] * 200,
+}
 
 
 @pytest.mark.parametrize("name", CARDS)
@@ -105,8 +107,7 @@ def test_a_configuration_loads_what_the_hub_has(name: str, tmp_path: Path, monke
     config = load_config(name, batch_size=5, holdout=0.5)
     splits = ("train", "test") if "label_column" in config else ("train", "validation", "test")
     features = {column: FEATURES.get(kind) or datasets.ClassLabel(num_classes=kind) for column, kind in columns.items()}
-    filled = {"text": TEXTS, "image": [IMAGE] * 200}
-    rows = {column: filled.get(kind) or [row % kind for row in range(200)] for column, kind in columns.items()}
+    rows = {column: ROWS.get(kind) or [row % kind for row in range(200)] for column, kind in columns.items()}
     for split in splits:
         data_helpers.write_parquet(tmp_path / config.hub_id / folder, rows, features, split)
     files = [{"split": split, "path": f"{folder}/{split}-*"} for split in splits]
@@ -131,18 +132,21 @@ def real(name: str) -> Any:
     return instantiate(config, seed=0)
 
 
+WIKITEXT2 = {"train": 2_088_628, "val": 217_646, "test": 245_569}
+
+
 @pytest.mark.data
 @pytest.mark.parametrize(
     ("name", "tokens", "vocabulary_size"),
     [
-        ("tinyshakespeare", [1_003_854, 111_540], 65),
-        pytest.param("wikitext2", [2_088_628, 217_646, 245_569], 33_278, marks=pytest.mark.slow),
+        ("tinyshakespeare", {"train": 1_003_854, "val": 111_540}, 65),
+        pytest.param("wikitext2", WIKITEXT2, 33_278, marks=pytest.mark.slow),
     ],
 )
-def test_real_text(name: str, tokens: list[int], vocabulary_size: int) -> None:
+def test_real_text(name: str, tokens: dict[str, int], vocabulary_size: int) -> None:
     """As nanoGPT has it; by words as pytorch/examples' corpus, and Merity et al. 2017, table 1."""
     data = real(name)
-    assert [len(each) for each in data.examples.values()] == tokens
+    assert {split: len(each) for split, each in data.examples.items()} == tokens
     assert data.task.vocabulary_size == vocabulary_size
 
 
