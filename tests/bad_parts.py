@@ -9,22 +9,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from mypkg.parts import Halved, Stripes, TwoLayers
+from mypkg.parts import Stripes, TwoLayers
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from normbench.models import Transformer
-from normbench.placements import Parallel, Pre, Residual
-from normbench.types import (
-    Batch,
-    Data,
-    Model,
-    Norm,
-    NormFacts,
-    Placement,
-    Split,
-    TextClassification,
-)
+from normbench.placements import Parallel, Pre
+from normbench.types import Batch, Data, Model, Norm, NormFacts, Placement, Split, TextClassification
 
 # ---- norms
 
@@ -52,10 +43,6 @@ def norm(forward: Callable[[Any, Tensor], Tensor]) -> type[Rms]:
     return type("Changed", (Rms,), {"forward": forward})
 
 
-def over_the_batch(x: Tensor) -> Tensor:
-    return x * torch.rsqrt(x.square().mean() + 1e-5)
-
-
 def die(self: Any, x: Tensor) -> Tensor:
     """Die as a process does on a CPU without bfloat16."""
     if x.dtype == torch.bfloat16:
@@ -66,10 +53,9 @@ def die(self: Any, x: Tensor) -> Tensor:
 Single = norm(lambda self, x: Rms.forward(self, x.float()))
 Half = norm(lambda self, x: x.half())
 Wider = norm(lambda self, x: x.mean(-1))
-Pair = norm(lambda self, x: (x, x))  # type: ignore[arg-type, return-value]
 Detached = norm(lambda self, x: x * self.factor(x).detach())
 GradMatters = norm(lambda self, x: Rms.forward(self, x) * (1 if torch.is_grad_enabled() else 2))
-OneStatistic = norm(lambda self, x: over_the_batch(x))
+Raising = norm(lambda self, x: x.no_such_thing())  # type: ignore[attr-defined]
 NoNumber = norm(lambda self, x: x * float("nan") if x.ndim == 4 and x.dtype == torch.float32 else Rms.forward(self, x))
 Noisy = norm(lambda self, x: Rms.forward(self, x) * (1 + 0.1 * torch.rand(()).item() if self.training else 1))
 Centering = norm(lambda self, x: Rms.forward(self, x - x.mean(self.channel_dim, keepdim=True)))
@@ -117,17 +103,12 @@ class Growing(Rms):
         return super().forward(x) * 3.0**self.calls
 
 
-class Raising(Rms):
-    def forward(self, x: Tensor) -> Tensor:
-        raise ValueError("not today")
-
-
 class Lying(Rms, Norm):
     facts = NormFacts("features of one position", centers=True)
     eps = 1e-5
 
     def forward(self, x: Tensor) -> Tensor:
-        return over_the_batch(x)
+        return x * torch.rsqrt(x.square().mean() + 1e-5)
 
 
 class Honest(Lying):
@@ -136,10 +117,6 @@ class Honest(Lying):
 
 class Unfinished(Norm):
     eps = None
-
-
-def no_module(num_features: int, *, channel_dim: int = -1, site: Any = None) -> nn.Module:
-    return 3  # type: ignore[return-value]
 
 
 # ---- placements
@@ -155,32 +132,16 @@ def draw(self: Any, x: Tensor, f: Any, norms: Any, context: dict[str, Any]) -> T
     return Pre.join(self, x, f, norms, context) + 0 * torch.rand(())
 
 
-def join_twice(self: Any, x: Tensor, f: Any, norms: Any, context: dict[str, Any]) -> Tensor:
-    return f.shortcut(x) + norms["out"](f(norms["in"](x), **context))
-
-
-def norms_at_one_site(self: Any, role: str, branch: Any, norm: Any) -> nn.ModuleDict:
-    widths = {"in": branch.in_features, "out": branch.out_features}
-    site, channels = self.site.at(role), branch.channel_dim
-    return nn.ModuleDict({slot: norm(width, channel_dim=channels, site=site) for slot, width in widths.items()})
-
-
 Halfway = placement(join=lambda self, x, f, norms, context: 0.5 * f.shortcut(x) + f(norms["in"](x), **context))
 Deaf = placement(join=lambda self, x, f, norms, context: f.shortcut(x) + f(norms["in"](x)))
 Shortcutless = placement(join=lambda self, x, f, norms, context: x + f(norms["in"](x), **context))
 Cut = placement(forward=lambda self, x, **context: Pre.forward(self, x, **context)[..., :1])
+Normless = placement(join=lambda self, x, f, norms, context: f.shortcut(x) + f(x, **context))
 Drawing = placement(join=draw)
 Negative = placement(branch_gain=-1.0)
-Doubled = placement(Residual, slots=("in", "out"), branch_norms=norms_at_one_site, join=join_twice)
-# Nothing is wrong with these: both branches beside one skip that has a gain, and a gain for each branch.
+Doubled = placement(branch_norms=lambda self, *args: [Pre.branch_norms(self, *args) for _ in range(2)][-1])
+# Nothing is wrong with it: both branches beside one skip that has a gain.
 Strong = placement(Parallel, residual_gain=2.0, forward=lambda self, x, **more: Parallel.forward(self, x, **more) + x)
-Each = placement(Parallel, residual_gain=2.0, forward=lambda self, x, **more: Parallel.forward(self, x, **more) + 3 * x)
-
-
-class IdlePlacement(Pre):
-    def __init__(self, *parts: Any) -> None:
-        super().__init__(*parts)
-        self.scale = nn.Parameter(torch.ones(()))
 
 
 class Hidden(Pre):
@@ -195,16 +156,6 @@ class Hidden(Pre):
         for role, branch in self.branches.items():
             x = self.join(x, branch, self.hidden[role], context)  # type: ignore[arg-type]
         return x
-
-
-class GrowingPlacement(Halved):
-    """Its skip depends on how often it was called."""
-
-    calls = 0
-
-    def join(self, x: Tensor, f: Any, norms: nn.ModuleDict, context: dict[str, Any]) -> Tensor:
-        self.calls += 1
-        return super().join(x, f, norms, context) + 1e-3 * (self.calls - 1) * f(x, **context)
 
 
 # ---- models
@@ -298,17 +249,13 @@ def sampled(self: Any, split: Split, limit: int | None = None) -> Iterator[Batch
     return map(self.batch, order.split(16)[:limit])
 
 
+FromOne = stripes(lambda batch: batch._replace(targets=batch.targets + 1))
 Impure = stripes(train_batch=lambda self, step: self.batch(torch.randint(64, (8,))))
 Wrapped = stripes(eval_batches=filled_up)
 Sampled = stripes(eval_batches=sampled)
 Unlimited = stripes(eval_batches=lambda self, split, limit=None: Stripes.eval_batches(self, split))
 NoTest = stripes(has_test=True, eval_batches=lambda self, split, limit=None: Stripes.eval_batches(self, split, limit)
                  if split != "test" else iter(()))  # fmt: skip
-
-
-class FromOne(Stripes):
-    def batch(self, indices: Tensor) -> Batch:
-        return super().batch(indices)._replace(targets=self.labels[indices] + 1)
 
 
 class OneHot(Stripes):

@@ -49,10 +49,10 @@ def write_parquet(folder: Path, columns: dict[str, list[Any]], features: dict[st
 def write_images(
     root: Path, images: dict[str, list[Any]], labels: dict[str, list[Any]], classes: Any = CLASSES
 ) -> Path:
-    """Write a hub-layout copy `me/pets`; an image is an array, or the bytes that stand for one."""
+    """Write a hub-layout copy `me/pets`."""
     label = datasets.ClassLabel(names=list(classes)) if classes else datasets.Value("int64")
     for split in images:
-        encoded = [{"bytes": png(x) if isinstance(x, np.ndarray) else x, "path": None} for x in images[split]]
+        encoded = [{"bytes": png(image), "path": None} for image in images[split]]
         columns = {"image": encoded, "label": labels[split]}
         write_parquet(root / "me/pets/data", columns, {"image": datasets.Image(), "label": label}, split)
     return root
@@ -83,9 +83,9 @@ def plays(root: Path, **options: Any) -> Text:
 # ---- one's own
 
 
-def write_image(path: Path, image: np.ndarray | Image.Image, **options: Any) -> None:
+def write_image(path: Path, image: np.ndarray, **options: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    (image if isinstance(image, Image.Image) else Image.fromarray(image)).save(path, **options)
+    Image.fromarray(image).save(path, **options)
 
 
 def write_folder(root: Path, each: int = 20, classes: tuple[str, ...] = CLASSES) -> Path:

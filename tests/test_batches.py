@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections import Counter
 from pathlib import Path
 
@@ -130,15 +129,15 @@ def test_a_channel_without_variation_stays_finite(tmp_path: Path) -> None:
 # ---- holding out
 
 
-@pytest.mark.parametrize(("holdout", "count"), [(0, 0), (0.29, 17400), (5000.0, 5000), (1, 1)])
-def test_held_out_share_or_number(holdout: float, count: int) -> None:
-    assert held_out(60_000, holdout, "images") == count
-
-
-@pytest.mark.parametrize("holdout", [60_000, 1e-9, 1.5])
-def test_held_out_bounds(holdout: float) -> None:
-    with pytest.raises(UsageError, match=r"data.holdout=.*: use a share .* or a whole number below 60,000"):
-        held_out(60_000, holdout, "images")
+@pytest.mark.parametrize(
+    ("holdout", "count"), [(0, 0), (0.29, 17400), (5000.0, 5000), (1, 1), (1.5, None), (6e4, None)]
+)
+def test_held_out_share_or_number(holdout: float, count: int | None) -> None:
+    if count is None:
+        with pytest.raises(UsageError, match=r"data.holdout=.*: use a share .* or a whole number below 60,000"):
+            held_out(60_000, holdout, "images")
+    else:
+        assert held_out(60_000, holdout, "images") == count
 
 
 def test_holdout_takes_the_last_of_the_training_data() -> None:
@@ -149,15 +148,6 @@ def test_holdout_takes_the_last_of_the_training_data() -> None:
     assert torch.equal(rest.examples["val"], images.examples["train"][1400:])
     assert torch.equal(rest.labels["train"], images.labels["train"][:1400])
     assert rest.fingerprint == images.fingerprint
-
-
-def test_descriptions_are_json_and_say_what_was_used() -> None:
-    text = pydocs(**TEXT, holdout=100).describe()
-    images = digits(**IMAGES, holdout=100, crop=1, flip=True).describe()
-    assert json.loads(json.dumps([text, images])) == [text, images]
-    assert (text["name"], text["val_tokens"], text["vocabulary_size"], text["level"]) == ("pydocs", 100, 256, "byte")
-    assert (images["train_images"], images["classes"], images["scaling"]) == (1400, [*"0123456789"], "standard")
-    assert images["augmentation"] == {"crop": 1, "flip": True, "cutout": 0}
 
 
 # ---- augmentation

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -47,52 +45,36 @@ OURS = [
 ]  # fmt: skip
 
 
-@cache
-def part(words: str) -> Part:
-    """Return the part that words choose."""
-    return find_part(words.split())[1]
-
-
-def is_quick(name: str) -> bool:
-    """Tell whether a check takes no small training, which the matrix does too, and no process."""
-    return "trains" not in name and "bfloat16" not in name
-
-
 def quick_rows(made: Part) -> dict[str, Row]:
-    """Return the rows of a part, but for those of small trainings and of bfloat16."""
-    quick = {key: each for key, each in made.contract().items() if is_quick(key)}
+    """Return the rows of a part, but for those of small trainings, which the matrix does too, and of processes."""
+    quick = {key: each for key, each in made.contract().items() if "trains" not in key and "bfloat16" not in key}
     return {key: run_check(key, each, made) for key, each in {"class": takes_settings, **quick}.items()}
+
+
+def rows_of(section: str, name: str) -> dict[str, Row]:
+    """Return the quick rows of a part of `bad_parts`."""
+    defaults = dict(read([]).tree["model"], width=16) if name in ("Peeking", "ReadingPadding") else {}
+    return quick_rows(PARTS[section]({**read([]).tree, section: {**defaults, "_target_": f"bad_parts.{name}"}}))
+
+
+MEASURED = {  # invariances as in the papers; evaluation differs, crosses samples in evaluation
+    "norm=batchnorm": "yes no yes yes yes no, yes no",
+    "norm=layernorm": "yes yes no yes no yes, no no",
+    "norm=rmsnorm": "yes no no yes no yes, no no",
+    "norm=prmsnorm": "yes no no yes no yes, no no",
+    "norm=dyt": "no no no no no no, no no",
+    "norm=none": "no no no no no no, no no",
+}
 
 
 @pytest.mark.parametrize("words", OURS)
 def test_our_parts_keep_the_contract(words: str) -> None:
-    failed = {key: row.measured for key, row in quick_rows(part(words)).items() if row.result == "failed"}
-    assert not failed
-
-
-def rows_of(section: str, name: str = "", **settings: Any) -> dict[str, Row]:
-    """Return the quick rows of a part."""
-    defaults = dict(read([]).tree["model"], width=16) if name in ("Peeking", "ReadingPadding") else {}
-    target = {"_target_": f"bad_parts.{name}"} if name else {}
-    return quick_rows(PARTS[section]({**read([]).tree, section: {**defaults, **target, **settings}}))
-
-
-MEASURED = {  # invariances as in the papers; evaluation differs, crosses samples in evaluation
-    "batchnorm": "yes no yes yes yes no, yes no",
-    "layernorm": "yes yes no yes no yes, no no",
-    "rmsnorm": "yes no no yes no yes, no no",
-    "prmsnorm": "yes no no yes no yes, no no",
-    "dyt": "no no no no no no, no no",
-    "none": "no no no no no no, no no",
-}
-
-
-@pytest.mark.parametrize("name", MEASURED)
-def test_what_is_measured_of_a_norm(name: str) -> None:
-    rows = rows_of("norm", **part(f"norm={name}").tree["norm"])
-    others = "evaluation differs from training", "crosses samples in evaluation"
-    invariances = " ".join(row.result for key, row in rows.items() if key.startswith("invariant"))
-    assert f"{invariances}, {' '.join(rows[key].result for key in others)}" == MEASURED[name]
+    rows = quick_rows(find_part(words.split())[1])
+    assert {key: row.measured for key, row in rows.items() if row.result == "failed"} == {}
+    if words in MEASURED:
+        others = "evaluation differs from training", "crosses samples in evaluation"
+        invariances = " ".join(row.result for key, row in rows.items() if key.startswith("invariant"))
+        assert f"{invariances}, {' '.join(rows[key].result for key in others)}" == MEASURED[words]
 
 
 # ---- broken parts: the checks that fail, and words of what they say
@@ -116,17 +98,15 @@ BROKEN: dict[str, dict[str, dict[str, str]]] = {
         "Halfway": {"skip is residual_gain · x": "0.5 · x"},
         "Deaf": {"hands context to its branches": "hand **context on"},
         "Shortcutless": dict.fromkeys(CHANGED_SHAPES, ""),
-        "IdlePlacement": {"gradient in every parameter": "no finite gradient in scale"},
+        "Normless": {"gradient in every parameter": "no finite gradient in norms."},
+        "Negative": {"constructor": "branch_gain=-1"},
         "Hidden": {"constructor": "put all branches in self.branches"},
-        "Doubled": {"constructor": "two norms stand at block01.attention"},
         "Cut": {
             **dict.fromkeys((f"keeps {axes}" for axes in trials.AXES.values()), "to ["),
             **dict.fromkeys(CHANGED_SHAPES, "add to branch.shortcut(x)"),
             "skip is residual_gain · x": "",
         },
         "Drawing": {"made and run without random numbers": "draws from torch"},
-        "GrowingPlacement": {"deepcopy and state_dict": "largest difference"},
-        "Negative": {"constructor": "branch_gain=-1"},
     },
     "model": {
         "OwnDraws": {"images: the seed decides the start": "draws from random"},
@@ -166,11 +146,9 @@ def test_a_broken_part_fails_where_it_is_broken(section: str, name: str) -> None
     [
         ("norm", "Rms", {"draws random numbers": "no", "evaluation differs from training": "no"}),
         ("norm", "Honest", {"sees later time steps": "passed", "crosses samples in evaluation": "yes"}),
-        ("norm", "OneStatistic", {"sees later time steps": "yes", "crosses samples in training": "yes"}),
         ("norm", "Noisy", {"draws random numbers": "yes", "evaluation differs from training": "yes"}),
         ("norm", "Drawn", {"constructor": "passed"}),
         ("placement", "Strong", {"skip is residual_gain · x": "passed"}),
-        ("placement", "Each", {"skip is residual_gain · x": "passed"}),
         ("data", "Words", {"batches fit the task": "passed"}),
     ],
 )
@@ -185,41 +163,37 @@ def test_an_unusual_part_does_not_fail(section: str, name: str, expected: dict[s
 
 def trained(section: dict[str, Any], ground: str = "MLP") -> Row:
     """Return the row of a norm's training in a small model."""
-    name = f"trains: {ground}"
     norm = NormPart({"norm": section})
-    return run_check(name, norm.contract()[name], norm)
+    return run_check("", norm.contract()[f"trains: {ground}"], norm)
 
 
+@pytest.mark.slow
 def test_a_norm_trains_in_every_placement_that_goes_with_it() -> None:
-    own = {"_target_": "mypkg.MyNorm"}
-    assert trained(own).measured.startswith("deep, post, post_inside, pre, sandwich; the loss falls by ")
-    assert trained(own, "plain MLP").measured.startswith("plain; ")
+    row = trained({"_target_": "bad_parts.Single"})
+    assert row.result == "passed" and row.measured.startswith("deep, post, post_inside, pre, sandwich; the loss falls ")
+    assert trained({"_target_": "mypkg.MyNorm"}, "plain MLP").measured.startswith("plain; ")
     row = trained(trials.sections("norm")["instancenorm"])
-    assert row.result == "not applicable"
-    assert row.measured.startswith("its statistics run over time or space")
+    assert row.result == "not applicable" and row.measured.startswith("its statistics run over time or space")
 
 
 @pytest.mark.parametrize(
     ("name", "words"),
     [
         ("Idle", "deep: no finite gradient in blocks.0.branches.linear.between.0.weight"),
-        ("Single", ""),
         ("Exploding", "the loss is not finite"),
         ("Growing", "the loss of one batch does not fall with deep"),
-        ("Raising", "deep: ValueError: not today (bad_parts.py, line "),
+        ("Raising", "deep: AttributeError: 'Tensor' object has no attribute 'no_such_thing' (bad_parts.py, line "),
     ],
 )
 def test_what_goes_wrong_in_training_is_told(name: str, words: str) -> None:
     row = trained({"_target_": f"bad_parts.{name}"})
-    assert row.result == ("failed" if words else "passed")
-    assert words in row.measured
+    assert row.result == "failed" and words in row.measured
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "result", "words"),
     [
-        ("Rms", "passed", "off by up to 1"),
         ("Centering", "failed", "take statistics in float32"),
         ("Dying", "not applicable", "stops a process that uses bfloat16"),
     ],
@@ -243,8 +217,6 @@ def test_what_comes_of_a_check() -> None:
         return check
 
     before, some = torch.get_rng_state(), Part({})
-    row = run_check("a", raising(ValueError("no such thing\nand more")), some)
-    assert row.result == "failed" and row.measured.startswith("ValueError: no such thing (test_contract.py, line ")
     not_made_for_it = run_check("a", raising(NotApplicable("it is no bird")), some)
     assert not_made_for_it == Row("a", "not applicable", "it is no bird")
     assert run_check("a", lambda part: Fact(bool(torch.rand(3).sum() > 0)), some) == Row("a", "yes")
@@ -274,14 +246,16 @@ def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
     return status, out
 
 
+def counts(out: str) -> str:
+    """Return what the last line counts."""
+    return out.splitlines()[-1].partition(": ")[2].partition(", in ")[0]
+
+
 REFUSED = {
     "normbench.models.transformer.MLP": "is nothing that can be checked: give a norm",
-    "nowhere.MyNorm": "nowhere.MyNorm cannot be imported (No module named 'nowhere')",
     "MyNorm": "check MyNorm names no part",
-    "": "check is given no part, and takes one with its settings: give a class",
     "mypkg.MyNorm epz=3": "epz",
     "norm=rmsnorm placement=pre": "check is given norm and placement, and takes one with its settings: give",
-    "data=mnist data.root=nowhere": "no copy of ylecun/mnist in data.root=nowhere",
 }
 
 
@@ -290,31 +264,21 @@ def test_check_refuses_what_it_cannot_check(words: str, complaint: str, capsys: 
     assert complaint in refused(["check", *words.split()], capsys)
 
 
-AT_ONCE = {
-    "bad_parts.Unfinished": "norm._target_=bad_parts.Unfinished has no forward",
-    "bad_parts.FromOne": "targets from 1 to 2: the task has 2",
-    "torch.nn.LayerNorm": "must take (num_features, *, channel_dim=-1, site=None)",
-}
-
-
-@pytest.mark.parametrize(("name", "words"), AT_ONCE.items())
-def test_a_part_that_cannot_be_used_fails_at_once(name: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    status, out = run(capsys, name)
-    assert status == 1
-    assert re.fullmatch(rf"{name}: [01] passed, 1 failed, 0 not applicable, 0 measured, in \d+ s", out.splitlines()[-1])
-    assert words.replace(" ", "") in re.sub(r"\s", "", out)
+def test_a_part_that_cannot_be_used_fails_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out = run(capsys, "torch.nn.LayerNorm")
+    assert (status, counts(out)) == (1, "1 passed, 1 failed, 0 not applicable, 0 measured")
+    assert "must take (num_features" in out
 
 
 def test_data_of_ones_own_pass(capsys: pytest.CaptureFixture[str]) -> None:
     for words in (["mypkg.parts.Stripes", "batch_size=4"], ["--config-dir", f"{EXAMPLE}/conf", "data=stripes"]):
         status, out = run(capsys, *words)
-        assert (status, "7 passed, 0 failed, 0 not applicable, 0 measured" in out) == (0, True)
-        assert "64 examples, 0 of them equal to others" in out
+        assert (status, counts(out)) == (0, "7 passed, 0 failed, 0 not applicable, 0 measured")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("words", "counts"),
+    ("words", "expected"),
     [
         ("mypkg.MyNorm eps=1e-6", "18 passed, 0 failed, 0 not applicable, 12 measured"),
         ("norm=instancenorm", "15 passed, 0 failed, 6 not applicable, 9 measured"),
@@ -323,22 +287,18 @@ def test_data_of_ones_own_pass(capsys: pytest.CaptureFixture[str]) -> None:
         ("model=nano model.depth=1 model.width=16", "35 passed, 0 failed, 1 not applicable, 0 measured"),
     ],
 )
-def test_sound_parts_pass(words: str, counts: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sound_parts_pass(words: str, expected: str, capsys: pytest.CaptureFixture[str]) -> None:
     status, out = run(capsys, *words.split())
-    assert (status, counts) == (0, out.splitlines()[-1].partition(": ")[2].partition(", in ")[0])
+    assert (status, counts(out)) == (0, expected)
 
 
 # ---- what train refuses of a class of one's own
 
 CLASSIFIER = ["model=mlp", "model.depth=1", "model.width=8", "data=digits"]
 NOT_TRAINED = {
-    "norm=math.pi": "is not a class",
-    "norm=torch.nn.Flatten": "must take (num_features",
     "norm=bad_parts.Wider": "returns the shape",
-    "norm=bad_parts.Pair": "returns a tuple",
     "norm=bad_parts.Unfinished": "norm._target_=bad_parts.Unfinished has no forward",
     "norm=bad_parts.Half": "returns torch.float16 for an input of torch.float32 at block00",
-    "norm=bad_parts.no_module": "gives something of type int: return a Module",
     "placement=bad_parts.Doubled": "two norms stand at block00.linear: give each norm",
     "model=bad_parts.Short": "the model's logits have the shape (2, 9), and the data need (2, 10)",
     "data=bad_parts.Rms": "makes no Data",

@@ -24,8 +24,8 @@ from normbench.types import Site
 
 def is_refused(norm: str, placement: str, kind: str) -> bool:
     model, task = MATRIX[kind]
-    tree = {"norm": section("norm", norm), "placement": section("placement", placement)}
-    tree |= {"model": section("model", model), "data": section("data", "pydocs" if task is TEXT else "digits")}
+    chosen = {"norm": norm, "placement": placement, "model": model, "data": "pydocs" if task is TEXT else "digits"}
+    tree = {group: section(group, option) for group, option in chosen.items()}
     classes = (builder.target(tree, each)[1] for each in ("placement", "model", "data"))
     return refusal(builder.norm_facts(tree), *classes) is not None
 
