@@ -195,7 +195,7 @@ def test_what_varies_need_not_be_a_norm(tmp_path: Path) -> None:
 def test_accuracy_is_judged_where_classes_are(tmp_path: Path) -> None:
     for norm, seed in itertools.product(("layernorm", "dyt"), range(3)):
         accuracy = 0.9 + 0.01 * seed - (0.05 + 0.001 * seed) * (norm == "dyt")
-        make_run(tmp_path, norm=norm, seed=seed, kind="image_classification", accuracy=accuracy)
+        make_run(tmp_path, norm=norm, seed=seed, accuracy=accuracy)
     figures = sketched(tmp_path)
     figure = figures["differences"]
     (mean,) = chosen(figure, kind="mean")

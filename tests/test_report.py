@@ -88,7 +88,7 @@ def test_classifiers_are_judged_by_accuracy_and_then_by_loss(tmp_path: Path) -> 
         for seed, accuracy in enumerate((0.99, 0.98, 0.97)):
             noise = 0.001 * seed * (shift > 0)
             how = {"step_ms": 12 + seed + noise if shift else 10 + seed, "accuracy": accuracy - shift - noise}
-            make_run(tmp_path, norm=norm, seed=seed, kind="image_classification", **how)
+            make_run(tmp_path, norm=norm, seed=seed, **how)
     report = make_report([tmp_path])
     wanted = "rmsnorm is worse than layernorm: its validation accuracy is 5.10 percentage points lower"
     assert wanted in text_of(report)

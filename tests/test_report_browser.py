@@ -32,8 +32,8 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
                     lost = placement == "post" and lr == 1e-2 and seed == n
                     make_run(
                         folder, norm=norm, placement=placement, lr=lr, seed=seed, final=2 + 0.1 * n + 0.01 * seed,
-                        status="diverged" if lost else "finished", message="not finite: " + "block00." * 12,
-                        step_ms=10.0 + n, probed=20,
+                        status="diverged" if lost else "finished", step_ms=10.0 + n, probed=20,
+                        summary={"message": "not finite: " + "block00." * 12},
                     )  # fmt: skip
     return save(make_report([folder]), folder / "report")
 

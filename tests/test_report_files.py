@@ -24,7 +24,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a report: two norms, three seeds; one run failed under a name and with a text that are code."""
     folder = tmp_path_factory.mktemp("study")
     make_study(folder, {"layernorm": [2.0, 2.1, 2.05], "rmsnorm": [2.0, 2.11, 2.04]}, probed=20)
-    make_run(folder, norm=EVIL, seed=3, status="failed", message=f"OSError: {EVIL}", name=EVIL)
+    make_run(folder, norm=EVIL, seed=3, status="failed", summary={"message": f"OSError: {EVIL}"}, name=EVIL)
     torn = make_run(folder, norm="layernorm", seed=3, name="torn", status="interrupted")
     with open(torn / "metrics.jsonl", "a") as file:
         file.write('{"step": 60, "lo')
