@@ -145,3 +145,7 @@ def test_metrics_come_in_long_form(runs: dict[str, Path], tmp_path: Path) -> Non
     assert list(zip(found.step, found.value, strict=True))[:-1] == expected
     assert found.step.iloc[-1] == 47 and math.isnan(found.value.iloc[-1])
     assert logged[logged.tag == "loss/val"].value.iloc[-1] == table["loss/val"].iloc[0]
+
+
+def test_the_package_is_typed() -> None:
+    assert (Path(normbench.__file__).parent / "py.typed").exists()
