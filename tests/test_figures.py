@@ -204,6 +204,7 @@ def test_accuracy_is_judged_where_classes_are(tmp_path: Path) -> None:
 # ---- files
 
 
+@pytest.mark.slow
 def test_the_same_study_gives_the_same_bytes(figures: dict[str, Figure], grid: Path, tmp_path: Path) -> None:
     """In another process, with other hashes and a person's own settings of matplotlib."""
     (tmp_path / "matplotlibrc").write_text("font.size: 30\nlines.linewidth: 9\nsvg.fonttype: none\n")
