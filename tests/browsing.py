@@ -1,14 +1,9 @@
-"""A real browser for tests, which are skipped where there is none.
-
-Screenshots are left in the folder that NORMBENCH_SCREENSHOTS names, else in pytest's temporary one.
-"""
+"""A real browser for tests, which are skipped where there is none."""
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,20 +21,9 @@ FLAGS = (
     "--headless=new",
     "--no-sandbox",
     "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
     "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
     "--window-size=1600,1400",
 )
-
-
-@pytest.fixture(scope="module")
-def screenshots(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = Path(os.environ.get("NORMBENCH_SCREENSHOTS") or tmp_path_factory.mktemp("screenshots"))
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
 
 
 @pytest.fixture(scope="module")

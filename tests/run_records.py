@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from tensorboard.util.tensor_util import make_ndarray
 
+EVENTS = "events.out.tfevents."
 Series = dict[str, list[tuple[int, Any]]]  # tag -> (step, value)
 
 
@@ -44,7 +44,7 @@ def read_record(directory: Path) -> Record:
         events=read_events(directory),
         summary=summary,
         status=read_json(directory / "status.json")["status"],
-        files=sorted("events" if is_event_file(path) else path.name for path in directory.iterdir()),
+        files=sorted("events" if path.name.startswith(EVENTS) else path.name for path in directory.iterdir()),
     )
 
 
@@ -54,10 +54,6 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def timeless(values: dict[str, Any]) -> dict[str, Any]:
     return {tag: value for tag, value in values.items() if not tag.startswith("time/")}
-
-
-def is_event_file(path: Path) -> bool:
-    return path.name.startswith("events.out.tfevents.")
 
 
 def read_checkpoint(path: Path) -> Any:
@@ -83,19 +79,17 @@ def read_metrics(directory: Path) -> list[dict[str, Any]]:
     return [timeless(json.loads(line)) for line in (directory / "metrics.jsonl").read_text().splitlines()]
 
 
-def bits(array: np.ndarray) -> bytes:
-    return array.item() if array.dtype == object else array.tobytes()
-
-
 def read_events(directory: Path) -> Series:
     """Every value in the event files, after a look whether TensorBoard shows all of them."""
     series: Series = defaultdict(list)
-    for path in sorted(filter(is_event_file, directory.iterdir())):
+    for path in sorted(directory.glob(f"{EVENTS}*")):
         for event in EventFileLoader(str(path)).Load():
             for value in event.summary.value:
                 if not value.tag.startswith("time/"):
                     step = 0 if value.tag.startswith("_hparams_/") else event.step  # those belong to no step
-                    series[value.tag].append((step, bits(make_ndarray(value.tensor))))
+                    content = make_ndarray(value.tensor)
+                    bits = content.item() if content.dtype == object else content.tobytes()
+                    series[value.tag].append((step, bits))
     shown = EventAccumulator(str(directory), size_guidance={"tensors": 0}).Reload()
     for tag, values in series.items():
         if not tag.startswith("_hparams_/"):
@@ -111,11 +105,10 @@ def assert_same(record: Record, reference: Record) -> None:
 
 def assert_steps_increase(record: Record) -> None:
     """No step twice and none out of order, for any tag."""
-    for tag, values in record.events.items():
-        steps = [step for step, _ in values]
-        assert steps == sorted(set(steps)), tag
-    seen: dict[str, int] = {}
+    logged = defaultdict(list)
     for line in record.metrics:
         for tag in line.keys() - {"step"}:
-            assert line["step"] > seen.get(tag, 0), (tag, line)
-            seen[tag] = line["step"]
+            logged[tag].append((line["step"], line[tag]))
+    for tag, values in (*record.events.items(), *logged.items()):
+        steps = [step for step, _ in values]
+        assert steps == sorted(set(steps)), tag

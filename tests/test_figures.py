@@ -9,9 +9,6 @@ import os
 import re
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -22,10 +19,9 @@ from PIL import Image
 from scipy import stats
 from sketches import chosen, sketched
 
-from normbench.analysis.figures import draw_all
 from normbench.analysis.figures.lines import POINTS, Line, band_of
-from normbench.analysis.figures.style import DARK, NORMS, Figure
-from normbench.analysis.records import Arm, Run, Study, read_study
+from normbench.analysis.figures.style import DARK, Figure
+from normbench.analysis.records import read_study
 from normbench.analysis.sensitivity import tried_rates
 
 # ---- the numbers
@@ -195,7 +191,7 @@ def test_what_varies_need_not_be_a_norm(tmp_path: Path) -> None:
 def test_accuracy_is_judged_where_classes_are(tmp_path: Path) -> None:
     for norm, seed in itertools.product(("layernorm", "dyt"), range(3)):
         accuracy = 0.9 + 0.01 * seed - (0.05 + 0.001 * seed) * (norm == "dyt")
-        make_run(tmp_path, norm=norm, seed=seed, kind="image_classification", accuracy=accuracy)
+        make_run(tmp_path, norm=norm, seed=seed, accuracy=accuracy)
     figures = sketched(tmp_path)
     figure = figures["differences"]
     (mean,) = chosen(figure, kind="mean")
@@ -208,6 +204,7 @@ def test_accuracy_is_judged_where_classes_are(tmp_path: Path) -> None:
 # ---- files
 
 
+@pytest.mark.slow
 def test_the_same_study_gives_the_same_bytes(figures: dict[str, Figure], grid: Path, tmp_path: Path) -> None:
     """In another process, with other hashes and a person's own settings of matplotlib."""
     (tmp_path / "matplotlibrc").write_text("font.size: 30\nlines.linewidth: 9\nsvg.fonttype: none\n")
@@ -236,24 +233,3 @@ def test_figures_can_stand_in_one_page(figures: dict[str, Figure]) -> None:
         assert set(re.findall(r'href="#([^"]+)"', text) + re.findall(r"url\(#([^)]+)\)", text)) <= ids
         assert root.get("aria-label") == figures[name].alt
         assert re.search(r"<style[^>]*>(@media|\.nb-figure)", text), "no rule reaches beyond the figure"
-
-
-def test_a_thousand_runs_are_bands(tmp_path: Path, tell: Callable[[str], None]) -> None:
-    for norm, placement in itertools.product(NORMS, ("pre", "post", "deep")):
-        make_run(tmp_path, norm=norm, placement=placement, steps=400, log_every=4, probed=40)
-    study = read_study([tmp_path])
-    arms = tuple(Arm(arm.settings, tuple(seeds_of(arm.runs[0], 42))) for arm in study.arms)
-    many = Study(study.folders, arms, study.varied, ())
-    assert len(many.runs) > 1000
-    start = time.process_time()
-    largest = max(draw_all(many, {"norm": "layernorm", "placement": "pre"}), key=lambda one: len(one.data))
-    seconds = time.process_time() - start
-    tell(f"figures of 1,000 runs in {seconds:.1f} s of a core, before they are rendered")
-    assert seconds < 30  # a few where nothing else runs
-    assert len(largest.svg) < 1_000_000
-
-
-def seeds_of(run: Run, count: int) -> Iterator[Run]:
-    """One run as if with several seeds; its metrics are read once."""
-    for seed in range(count):
-        yield replace(run, seed=seed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,6 @@ from normbench.analysis.comparisons import given_baseline
 from normbench.analysis.measures import rounded_up, seconds_at
 from normbench.analysis.records import Run, read_study
 from normbench.analysis.report import Report, make_report
-from normbench.errors import UsageError
 
 LAYERNORM = [2.00, 2.10, 2.05, 1.98, 2.04]
 SAME = [2.003, 2.098, 2.051, 1.979, 2.041]  # the same but for a few thousandths
@@ -50,27 +50,20 @@ def test_differences_are_the_paired_t_test_of_scipy_and_holm_by_hand(tmp_path: P
     for one, losses in ((dyt, WORSE), (rmsnorm, SAME)):
         test = stats.ttest_rel(losses, LAYERNORM)
         interval = test.confidence_interval()
-        assert one.interval is not None
+        assert one.interval is not None and one.detectable is not None
         assert one.mean == pytest.approx(np.mean(losses) - np.mean(LAYERNORM))
         assert (one.interval.lower, one.interval.upper) == pytest.approx((interval.low, interval.high))
         p[one.arm.name] = test.pvalue
+        shown = [row["smallest to be shown"] for row in table(report, "differences") if row["arm"] == one.arm.name]
+        assert shown == [f"{rounded_up(one.detectable, 2):g}"]
     assert dyt.corrected == pytest.approx(2 * p["dyt"])  # the smallest of two
     assert rmsnorm.corrected == pytest.approx(max(p["rmsnorm"], 2 * p["dyt"]))
     text = text_of(report)
     assert "dyt is worse than layernorm: its validation loss is 0.104 nats higher (95 %: +0.092 to +0.116; " in text
-    assert "rmsnorm and layernorm do not differ by more than 0.00" in text and "rmsnorm is" not in text
-
-
-def test_what_is_said_not_to_differ_by_more_holds_the_whole_interval(tmp_path: Path) -> None:
-    make_study(tmp_path, {"layernorm": LAYERNORM, "rmsnorm": SAME})
-    report = make_report([tmp_path])
-    (one,) = report.comparisons
-    interval = stats.ttest_rel(SAME, LAYERNORM).confidence_interval()
-    bound = float(text_of(report).partition("by more than ")[2].split()[0])
-    reach = max(abs(interval.low), abs(interval.high))
+    assert "rmsnorm is" not in text
+    bound = float(text.partition("rmsnorm and layernorm do not differ by more than ")[2].split()[0])
+    reach = max(abs(interval.low), abs(interval.high))  # of the whole interval
     assert reach <= bound <= reach * 1.1
-    assert one.detectable is not None
-    assert table(report, "differences")[0]["smallest to be shown"] == f"{rounded_up(one.detectable, 2):g}"
 
 
 def test_one_seed_or_one_arm_says_nothing_about_differences(tmp_path: Path) -> None:
@@ -88,7 +81,7 @@ def test_classifiers_are_judged_by_accuracy_and_then_by_loss(tmp_path: Path) -> 
         for seed, accuracy in enumerate((0.99, 0.98, 0.97)):
             noise = 0.001 * seed * (shift > 0)
             how = {"step_ms": 12 + seed + noise if shift else 10 + seed, "accuracy": accuracy - shift - noise}
-            make_run(tmp_path, norm=norm, seed=seed, kind="image_classification", **how)
+            make_run(tmp_path, norm=norm, seed=seed, **how)
     report = make_report([tmp_path])
     wanted = "rmsnorm is worse than layernorm: its validation accuracy is 5.10 percentage points lower"
     assert wanted in text_of(report)
@@ -112,37 +105,25 @@ def test_step_times_are_compared_by_their_ratio(tmp_path: Path) -> None:
 # ---- baselines
 
 
-@pytest.fixture
-def grid(tmp_path: Path) -> Path:
-    for norm in ("dyt", "layernorm"):
-        for placement in ("pre", "post"):
-            make_run(tmp_path, norm=norm, placement=placement)
-    return tmp_path
-
-
-def test_a_baseline_is_layernorm_and_pre_or_what_words_name(grid: Path) -> None:
+def test_a_baseline_is_layernorm_and_pre_or_what_words_name(tmp_path: Path) -> None:
+    for norm, placement in product(("dyt", "layernorm"), ("pre", "post")):
+        make_run(tmp_path, norm=norm, placement=placement)
     others = ["dyt · post", "dyt · pre", "layernorm · post"]
-    assert pairs(make_report([grid])) == [(name, "layernorm · pre") for name in others]
+    assert pairs(make_report([tmp_path])) == [(name, "layernorm · pre") for name in others]
     at_each_placement = [("dyt · post", "layernorm · post"), ("dyt · pre", "layernorm · pre")]
     for words in ("norm=layernorm", "layernorm"):
-        assert pairs(make_report([grid], baseline=words)) == at_each_placement
+        assert pairs(make_report([tmp_path], baseline=words)) == at_each_placement
     for words in ("dyt post", "dyt · post", "norm=dyt placement=post", "norm=dyt,placement=post"):
-        assert given_baseline(read_study([grid]), words) == {"norm": "dyt", "placement": "post"}
+        assert given_baseline(read_study([tmp_path]), words) == {"norm": "dyt", "placement": "post"}
 
 
 def test_a_baseline_may_be_the_name_of_an_arm_with_a_list(tmp_path: Path) -> None:
-    for norm in ("dyt", "layernorm"):
-        for betas in ([0.9, 0.95], [0.9, 0.99]):
-            make_run(tmp_path, norm=norm, settings={"optim.betas": betas})
+    for norm, betas in product(("dyt", "layernorm"), ([0.9, 0.95], [0.9, 0.99])):
+        make_run(tmp_path, norm=norm, settings={"optim.betas": betas})
     study = read_study([tmp_path, tmp_path])
     assert len(study.runs) == 4  # each once
     assert all(arm.has(given_baseline(study, arm.name)) for arm in study.arms)
     assert given_baseline(study, "betas=[0.9, 0.95] dyt") == given_baseline(study, "dyt · betas=[0.9, 0.95]")
-
-
-def test_a_misspelt_baseline_gets_did_you_mean(grid: Path) -> None:
-    with pytest.raises(UsageError, match=r"--baseline norm=layernom is no arm: did you mean norm=layernorm\?"):
-        make_report([grid], baseline="norm=layernom")
 
 
 # ---- learning rates
@@ -188,7 +169,6 @@ def test_time_to_target_is_that_of_the_first_evaluation_at_or_below_it(tmp_path:
     median = f"{max(times[:2]):.3g} s (2 of 3)"  # a run that never gets there counts as endless
     wanted = ["–", median, "not reached", "not reached (1 of 3)"]
     assert [row["time to 2.5 nats"] for row in table(report, "arms")] == wanted
-    assert "time to 1.23456 nats" in table(make_report([tmp_path], target=1.23456), "arms")[0]
 
 
 def test_loss_at_equal_time_is_taken_where_the_fastest_run_ends(tmp_path: Path) -> None:

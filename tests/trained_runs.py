@@ -8,6 +8,7 @@ from pathlib import Path
 
 import datasets
 import pytest
+from data_helpers import write_parquet
 
 from normbench.cli import main
 
@@ -26,14 +27,11 @@ CLASSES = ["card", "cash", "fees"]
 
 def write_questions(root: Path) -> None:
     """A copy of banking77 in the hub's layout, with questions that one word decides."""
-    folder = root / "legacy-datasets/banking77"
-    folder.mkdir(parents=True)
     features = {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=CLASSES)}
     for split, count in (("train", 60), ("test", 12)):
         labels = [row % 3 for row in range(count)]
         texts = [f"Where is my {CLASSES[label]} number {row % 7}?" for row, label in enumerate(labels)]
-        table = datasets.Dataset.from_dict({"text": texts, "label": labels}, features=datasets.Features(features))
-        table.to_parquet(str(folder / f"{split}-00000-of-00001.parquet"))
+        write_parquet(root / "legacy-datasets/banking77", {"text": texts, "label": labels}, features, split)
 
 
 @pytest.fixture(scope="session")
@@ -41,9 +39,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The run directories of a language model, an image classifier and a text classifier."""
     folder = tmp_path_factory.mktemp("trained")
     write_questions(folder / "hub")
-    more = {"texts": [f"data.root={folder / 'hub'}"]}
+    words = {**WORDS, "texts": [*WORDS["texts"], f"data.root={folder / 'hub'}"]}
     with contextlib.chdir(folder):
-        return {kind: folder / train([*words, *more.get(kind, [])]) for kind, words in WORDS.items()}
+        return {kind: folder / train(own) for kind, own in words.items()}
 
 
 def train(words: list[str]) -> str:
