@@ -5,42 +5,14 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 
-import numpy as np
 import pytest
+from color_vision import BLINDNESS, contrast, distance
 from made_runs import make_run, make_study
 from sketches import sketched
 
 from normbench.analysis.figures.style import DARK, EMPTY, FAINT, NORMS, OWN, colors_of, near
 
 PAGE, DARK_PAGE = "#ffffff", "#14171b"
-
-# What is left of linear RGB without one kind of cone: Machado, Oliveira and Fernandes 2009, table 1, severity 1.
-BLINDNESS = {
-    "none": np.eye(3),
-    "protanopia": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
-    "deuteranopia": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
-    "tritanopia": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]],
-}
-# From linear RGB to what cones see, and from the cube root of that to OKLab (Ottosson 2020).
-TO_CONES = [[0.412221, 0.536333, 0.051446], [0.211903, 0.680700, 0.107397], [0.088302, 0.281719, 0.629979]]
-TO_LAB = [[0.210454, 0.793618, -0.004072], [1.977998, -2.428592, 0.450594], [0.025904, 0.782772, -0.808676]]
-
-
-def linear(color: str) -> np.ndarray:
-    """Return `#rrggbb` as linear RGB (3,)."""
-    value = np.array([int(color[place : place + 2], 16) for place in (1, 3, 5)]) / 255
-    return np.where(value <= 0.04045, value / 12.92, ((value + 0.055) / 1.055) ** 2.4)
-
-
-def contrast(first: str, second: str) -> float:
-    """Return the contrast of two colours, from 1 to 21 (WCAG 2)."""
-    dark, light = sorted(float(linear(color) @ [0.2126, 0.7152, 0.0722]) for color in (first, second))
-    return (light + 0.05) / (dark + 0.05)
-
-
-def seen(color: str, blindness: str) -> np.ndarray:
-    """Return a colour in OKLab (3,), where equal distances look equal, as people with a colour blindness see it."""
-    return TO_LAB @ np.cbrt(TO_CONES @ np.clip(np.array(BLINDNESS[blindness]) @ linear(color), 0, 1))
 
 
 # ---- colours
@@ -72,11 +44,9 @@ def test_colours_stand_out_from_a_light_page_and_a_dark_one() -> None:
 
 @pytest.mark.parametrize("blindness", BLINDNESS)
 def test_norms_can_be_told_apart(blindness: str) -> None:
+    assert distance("#ffffff", "#000000", "none") == pytest.approx(100, abs=0.1)
     for colors in (list(NORMS.values()), [DARK[color] for color in NORMS.values()]):
-        places = [seen(color, blindness) for color in colors]
-        assert (
-            min(np.linalg.norm(a - b) for a, b in itertools.combinations(places, 2)) >= 0.045
-        )  # twice what is just seen
+        assert min(distance(a, b, blindness) for a, b in itertools.combinations(colors, 2)) >= 11
 
 
 # ---- what keeps them readable

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from normbench.data.batches import ContentData, generator
-from normbench.data.cache import Content
+from normbench.data.cache import SPLITS, Content
 from normbench.data.vocabulary import Tokens, recall
 from normbench.errors import UsageError
 from normbench.settings import Setting
@@ -63,11 +63,12 @@ class Text(TokenData):
     unit = "tokens"
 
     def __init__(self, content: Content, **options: Any) -> None:
-        super().__init__(content, dict(content.arrays), {}, **options)  # type: ignore[arg-type]  # named by split
-        split, tokens = min(self.examples.items(), key=lambda item: len(item[1]))
-        if len(tokens) <= self.context:
+        tokens = {split: content.arrays[split] for split in SPLITS if split in content.arrays}
+        super().__init__(content, tokens, {}, **options)
+        split, shortest = min(self.examples.items(), key=lambda item: len(item[1]))
+        if len(shortest) <= self.context:
             raise UsageError(
-                f"data.context={self.context:,} is too long for the {len(tokens):,} tokens of {content.name} ({split}):"
+                f"data.context={self.context:,} is too long for the {len(shortest):,} tokens of {content.name} ({split}):"
                 " use a shorter context or a longer text, or hold out other amounts"
             )
         self.task = LanguageModeling(vocabulary_size=len(self.vocabulary.symbols), context=self.context)
