@@ -68,8 +68,8 @@ class Text(TokenData):
         split, shortest = min(self.examples.items(), key=lambda item: len(item[1]))
         if len(shortest) <= self.context:
             raise UsageError(
-                f"data.context={self.context:,} is too long for the {len(shortest):,} tokens of {content.name} ({split}):"
-                " use a shorter context or a longer text, or hold out other amounts"
+                f"data.context={self.context:,} is too long for the {len(shortest):,} tokens of {content.name} "
+                f"({split}): use a shorter context or a longer text, or hold out other amounts"
             )
         self.task = LanguageModeling(vocabulary_size=len(self.vocabulary.symbols), context=self.context)
         # A window's length is left over, so that each epoch can cut elsewhere.
