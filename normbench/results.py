@@ -155,11 +155,12 @@ def run_directories(folder: str | os.PathLike[str]) -> dict[str, RunDirectory]:
     base = Path(os.path.expanduser(folder))
     if not base.is_dir():
         raise UsageError(f"{folder} is not a folder: give the folder of your runs, such as outputs")
-    paths = sorted(path.parent.relative_to(base) for path in base.rglob("status.json"))
-    kept = [path for path in paths if not re.search(r"\.old\d+$|(^|/)\.[^/]", str(path))]
+    paths = sorted(path.parent.relative_to(base) for path in base.rglob("config.yaml"))
+    found = {path: RunDirectory(base / path) for path in paths if not re.search(r"\.old\d+$|(^|/)\.[^/]", str(path))}
+    kept = {path: run for path, run in found.items() if run.status.exists() or run.summary.exists()}
     if not kept:
         raise UsageError(f"{folder} holds no runs: train something first, or give the folder of your runs")
-    return {str(path) if path.name else base.name: RunDirectory(base / path) for path in kept}
+    return {str(path) if path.name else base.name: run for path, run in kept.items()}
 
 
 def configuration(run: RunDirectory) -> Mapping[str, Any]:

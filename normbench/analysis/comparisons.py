@@ -139,6 +139,8 @@ def given_baseline(study: Study, words: str, flag: str = "--baseline ") -> Basel
     Raises:
         UsageError: no arm has them.
     """
+    if len(study.arms) == 1:
+        raise UsageError(f"{flag}{words} chooses among arms, and all these runs are of one: give other folders")
     known: dict[str, Baseline] = {arm.name: dict(arm.settings) for arm in study.arms}
     for key, value in ((key, value) for arm in study.arms for key, value in arm.settings.items()):
         names = (f"{key}=", f"{key.rpartition('.')[2]}=", "")

@@ -90,7 +90,7 @@ def evaluations_in_words(runs: Iterable[Run]) -> str:
         total = data.get("val_images", data.get("val_texts"))
         if limit is not None and (total is None or limit * run.config.get("data.eval_batch_size", 0) < total):
             counts.add(f"{limit:,}")
-    return f"{' or '.join(sorted(counts))} batches" if counts else ""
+    return f"{' or '.join(sorted(counts))} {'batch' if counts == {'1'} else 'batches'}" if counts else ""
 
 
 # ---- time

@@ -146,9 +146,9 @@ def read_run(directory: RunDirectory, name: str) -> Run:
     Raises:
         ValueError: what it must have is missing or damaged.
     """
-    status, sessions = whole(directory.status), whole(directory.environment)["sessions"]
-    summary = whole(directory.summary) if directory.summary.exists() or status["status"] in ENDED else {}
-    stands, logged = {**status, **summary}, read_recorded(directory.metrics)
+    status, sessions = read_json(directory.status) or {}, whole(directory.environment)["sessions"]
+    summary = whole(directory.summary) if directory.summary.exists() or status.get("status") in ENDED else {}
+    stands, logged = status | summary or whole(directory.status), read_recorded(directory.metrics)
     config = {**flat(configuration(directory)), **sessions[-1]["choices"]}
     if "seed" not in config:
         raise ValueError("config.yaml is missing or damaged")

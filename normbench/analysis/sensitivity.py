@@ -62,14 +62,14 @@ class Tried:
         return known(found)
 
 
-def tried_rates(study: Study) -> list[Tried]:
-    """Return every arm that was trained at several learning rates, where they vary in the study."""
+def tried_rates(study: Study, fewest: int = 2) -> list[Tried]:
+    """Return every arm that was trained at so many learning rates or more, where they vary in the study."""
     if LEARNING_RATE not in study.varied:
         return []
     found = []
     for family in rate_families(study) or (study.arms,):
         arms = [arm for arm in family if arm.settings[LEARNING_RATE] is not None]  # an optimizer may have none
-        if len(arms) > 1:
+        if len(arms) >= fewest:
             by_rate = {float(arm.settings[LEARNING_RATE]): arm for arm in arms}
             best = float(best_rate(arms).settings[LEARNING_RATE])
             found.append(Tried(without_rate(arms[0]), dict(sorted(by_rate.items())), best))

@@ -184,6 +184,8 @@ def watch(folder: Path) -> int:
     for runs in (SweepFolder(folder.with_name(folder.name + SUFFIX)), SweepFolder(folder)):
         if entries := runs.read_plans():  # the second one's are there when the first one's are over
             with closing(View(Console(), runs, entries)) as view:
+                if not any(one.over or one.state == "running" for one in view.read()):
+                    say(view.console, f"nobody is at work on the runs in {runs.path} now")
                 while len(view.over) < len(entries):
                     view.look()
                     time.sleep(LOOK_SECONDS)

@@ -62,9 +62,9 @@ class RunTask:
         except KeyboardInterrupt:
             return 128 + signal.SIGINT
         except HeldElsewhere:
-            return 0
+            return 128  # as if it had been stopped: no death
         except (Exception, SystemExit) as error:  # a fault of ours or of a user's class must not end the other runs
-            if not is_disk_full(error.__cause__):
+            if not (is_disk_full(error) or is_disk_full(error.__cause__)):
                 with suppress(OSError):
                     details = output.getvalue() + traceback.format_exc()
                     SweepFolder(run.directory.path.parent).note_failure(self.planned.run, explain(error), details)

@@ -89,9 +89,10 @@ def heat_map(arms: Sequence[Arm], metric: Metric, note: str) -> Figure | None:
         return None
     data.insert(0, "norm", [grid.words(arm, [key for key in varied if key != "placement"]) for arm in arms])
     data.insert(1, "placement", [grid.words(arm, ["placement"]) for arm in arms])
+    columns = data["placement"].unique()
     shown, more = first(data["norm"].unique(), MOST_ROWS, "rows")
     data = data[data["norm"].isin(shown)]
-    means = data.pivot(index="norm", columns="placement", values="mean")
+    means = data.pivot(index="norm", columns="placement", values="mean").reindex(shown, columns=[*columns])
     low, high = grid.near(data["mean"].dropna(), metric.lower_is_better)  # what is far worse has the end of the scale
     canvas = grid.blank(0.52 * len(means) + 0.75)
     axes = canvas.subplots()
@@ -145,7 +146,7 @@ def draw_against(
 
 def learning_rates(study: Study, metric: Metric) -> Figure | None:
     """Draw each arm over its learning rates; None where no arm has two, or none has finished."""
-    tried = tried_rates(study)
+    tried = tried_rates(study, fewest=1)
     rows = [
         {
             "arm": one.arm.name,
@@ -156,7 +157,7 @@ def learning_rates(study: Study, metric: Metric) -> Figure | None:
         for one in tried
         for rate, arm in one.by_rate.items()
     ]
-    if not any(row["finished"] for row in rows):
+    if not any(row["finished"] for row in rows) or all(len(one.by_rate) < 2 for one in tried):
         return None
     data, arms = pd.DataFrame(rows), [one.arm for one in tried]
     crosses = data["diverged"].any()
@@ -186,6 +187,7 @@ def step_time_against(arms: Sequence[Arm], metric: Metric, note: str) -> Figure 
         pane.step(
             front["step_ms"], front["mean"], where="post", color=INK, linewidth=1, linestyle=(0, (1, 2)), zorder=1
         )
+    data = data.rename(columns={"mean": "final", "low": "final_low", "high": "final_high"})
     name = f"step-time-{metric.tag.partition('/')[0]}"
     facts = {"metric": metric, "front": list(front["arm"]), "arms": shortened([arm.name for arm in arms])}
     return described(name, "step-time", canvas, data, note + more, **facts)
