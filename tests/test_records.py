@@ -108,6 +108,13 @@ def test_a_damaged_run_is_named_and_left_out(tmp_path: Path, file: str, content:
     assert study.damaged == (("bad", why),) and [run.seed for run in study.runs] == [0]
 
 
+def test_a_run_with_a_summary_needs_no_status(tmp_path: Path) -> None:
+    for seed, status in enumerate(("", '{"status": "fini')):
+        path = make_run(tmp_path, seed=seed) / "status.json"
+        path.write_text(status) if status else path.unlink()
+    assert [run.status for run in read_study([tmp_path]).runs] == ["finished", "finished"]
+
+
 @pytest.mark.parametrize(
     ("metrics", "lost"),
     [({"loss/val": None}, "loss/val"), ({"loss/val": 2.0, "loss/test": None}, "loss/test")],

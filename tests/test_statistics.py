@@ -93,6 +93,18 @@ def test_holm_by_hand() -> None:
     assert holm([0.6, 0.9]) == [1, 1] and holm([]) == [] and holm([None]) == [None]
 
 
+@pytest.mark.parametrize("case", range(30))
+def test_holm_rejects_what_its_step_down_rejects(case: int) -> None:
+    rng = np.random.default_rng(case)
+    family = (rng.random(rng.integers(1, 12)) ** 3).round(3)
+    corrected = np.array(holm(family.tolist()), dtype=float)
+    for alpha in (0.01, 0.05, 0.2):
+        # As in the paper: from the smallest p on, against alpha / (m − i); the first that stays ends it.
+        passed = np.sort(family) <= alpha / np.arange(family.size, 0, -1)
+        assert (corrected <= alpha + 1e-12).sum() == np.logical_and.accumulate(passed).sum()
+    assert (np.diff(corrected[np.argsort(family)]) >= 0).all()
+
+
 @pytest.mark.parametrize("lost", [math.nan, math.inf])
 def test_learning_rate_sensitivity_by_hand(lost: float) -> None:
     # From 4: losses 2, 1, diverged, 5 count as 2, 1, 4, 4, mean 11/4; less the best, 1.
