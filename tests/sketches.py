@@ -5,16 +5,16 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
-from normbench.analysis.comparisons import usual_baseline
+from normbench.analysis.comparisons import Baseline, usual_baseline
 from normbench.analysis.figures import draw_all
 from normbench.analysis.figures.style import Figure
 from normbench.analysis.records import read_study
 
 
-def sketched(folder: Path) -> dict[str, Figure]:
+def sketched(folder: Path, baseline: Baseline | None = None) -> dict[str, Figure]:
     """All figures of a study by name; none is rendered, which is most of the work."""
     study = read_study([folder])
-    return {figure.name: figure for figure in draw_all(study, usual_baseline(study))}
+    return {figure.name: figure for figure in draw_all(study, baseline or usual_baseline(study))}
 
 
 def chosen(figure: Figure, **having: str) -> list[dict[str, str]]:

@@ -52,7 +52,7 @@ def forest(comparisons: Sequence[Comparison], arms: Sequence[Arm], note: str) ->
     axes.grid(visible=False, axis="y")
     axes.spines["left"].set_visible(False)
     better, worse = ("better", "worse") if metric.lower_is_better else ("worse", "better")
-    axes.set_xlabel(f"← {better}   difference of the final {metric.words} ({metric.unit})   {worse} →")
+    axes.set_xlabel(f"difference of the final {metric.words} ({metric.unit})\n← {better}      {worse} →")
     canvas.tight_layout()
     facts = {"metric": metric, "baselines": baselines, "pairs": list(zip(names, numbers, strict=True))}
     return described("differences", "differences", canvas, data, note + more, **facts)
