@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from normbench.models import Transformer
 from normbench.placements import Parallel, Pre
-from normbench.types import Batch, Data, Model, Norm, NormFacts, Placement, Split, TextClassification
+from normbench.types import Batch, Data, LanguageModeling, Model, Norm, NormFacts, Placement, Split, TextClassification
 
 # ---- norms
 
@@ -139,9 +139,17 @@ Cut = placement(forward=lambda self, x, **context: Pre.forward(self, x, **contex
 Normless = placement(join=lambda self, x, f, norms, context: f.shortcut(x) + f(x, **context))
 Drawing = placement(join=draw)
 Negative = placement(branch_gain=-1.0)
+Boundless = placement(branch_gain=float("inf"))
 Doubled = placement(branch_norms=lambda self, *args: [Pre.branch_norms(self, *args) for _ in range(2)][-1])
 # Nothing is wrong with it: both branches beside one skip that has a gain.
 Strong = placement(Parallel, residual_gain=2.0, forward=lambda self, x, **more: Parallel.forward(self, x, **more) + x)
+
+
+class Siteless(Pre):
+    """Makes its norms without saying where they stand."""
+
+    def __init__(self, branches: Any, norm: Any, site: Any) -> None:
+        super().__init__(branches, lambda *args, site, **options: norm(*args, **options), site)
 
 
 class Hidden(Pre):
@@ -190,6 +198,19 @@ class OwnDraws(TwoLayers):
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
         self.shift = nn.Parameter(torch.tensor([random.gauss() for _ in range(12)]))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(inputs) + self.shift.sum()
+
+
+class OwnGenerator(TwoLayers):
+    """Draws from a generator that nobody seeds."""
+
+    generator = torch.Generator()
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self.shift = nn.Parameter(torch.randn(12, generator=self.generator))
 
     def forward(self, inputs: Tensor) -> Tensor:
         return super().forward(inputs) + self.shift.sum()
@@ -273,3 +294,14 @@ class PaddedInFront(Words):
     def train_batch(self, step: int) -> Batch:
         batch = super().train_batch(step)
         return batch._replace(mask=batch.mask.flip(1))  # type: ignore[union-attr]
+
+
+class PaddedText(Words):
+    kind = "language_model"
+
+    def __init__(self, *, seed: int) -> None:
+        self.task = LanguageModeling(vocabulary_size=5, context=4)
+
+    def train_batch(self, step: int) -> Batch:
+        batch = super().train_batch(step)
+        return batch._replace(targets=batch.inputs)

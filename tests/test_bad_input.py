@@ -71,6 +71,8 @@ VALUES = {
     f"{CNN} model.depth=4": "model.depth=4 is not a multiple of the 3 stages",
     "model=nano data=digits model.patch=3": "model.patch=3 does not tile images of 8 × 8 pixels",
     f"{CNN} data.batch_size=5000": "data.batch_size=5,000 is more than the 1,500 training images of digits",
+    f"{MLP} data.crop=100": "data.crop=100 leaves nothing of images of 8 × 8 pixels: use 0 to 7",
+    f"{MLP} data.cutout=8": "data.cutout=8 leaves nothing of images",
     f"{CNN} data.holdout=5000": "cannot be taken from the 1,500 training images",
     "norm=dyt norm.impl=torch": "torch has no operator for this norm",
     "optim=sgd optim.momentum=0": "SGD refuses its settings",

@@ -100,6 +100,8 @@ BROKEN: dict[str, dict[str, dict[str, str]]] = {
         "Shortcutless": dict.fromkeys(CHANGED_SHAPES, ""),
         "Normless": {"gradient in every parameter": "no finite gradient in norms."},
         "Negative": {"constructor": "branch_gain=-1"},
+        "Boundless": {"constructor": "branch_gain=inf"},
+        "Siteless": {"constructor": "made without site="},
         "Hidden": {"constructor": "put all branches in self.branches"},
         "Cut": {
             **dict.fromkeys((f"keeps {axes}" for axes in trials.AXES.values()), "to ["),
@@ -110,6 +112,7 @@ BROKEN: dict[str, dict[str, dict[str, str]]] = {
     },
     "model": {
         "OwnDraws": {"images: the seed decides the start": "draws from random"},
+        "OwnGenerator": {"images: the seed decides the start": "draws from elsewhere"},
         "Restless": {"images: evaluation is repeatable": "largest difference"},
         "OtherRoles": {"images: constructor": "and its blocks"},
         "Short": {"images: constructor": "the model's logits have the shape (2, 4)"},
@@ -125,6 +128,7 @@ BROKEN: dict[str, dict[str, dict[str, str]]] = {
         "Unlimited": {"batches fit the task": "eval_batches('val', 1): 4 batches"},
         "NamedBySeed": {"evaluation and fingerprint are the same each time": "stripes-0 becomes stripes-1"},
         "PaddedInFront": {"constructor and first batches": "pad behind the text"},
+        "PaddedText": {"constructor and first batches": "padding would count in the loss"},
         "NoTest": {"batches fit the task": "eval_batches('test', None): 0 batches"},
     },
 }
@@ -273,7 +277,16 @@ def test_a_part_that_cannot_be_used_fails_at_once(capsys: pytest.CaptureFixture[
 def test_data_of_ones_own_pass(capsys: pytest.CaptureFixture[str]) -> None:
     for words in (["mypkg.parts.Stripes", "batch_size=4"], ["--config-dir", f"{EXAMPLE}/conf", "data=stripes"]):
         status, out = run(capsys, *words)
-        assert (status, counts(out)) == (0, "7 passed, 0 failed, 0 not applicable, 0 measured")
+        assert (status, counts(out)) == (0, "7 passed, 0 failed, 0 not applicable, 1 measured")
+
+
+@pytest.mark.parametrize("patch", [5, 64])
+def test_patches_tile_the_images_that_a_model_is_tried_on(patch: int) -> None:
+    _, part = find_part(["model=vit_tiny", f"model.patch={patch}", "model.depth=1"])
+    row = run_check("constructor", part.contract()["images: constructor"], part)
+    assert row.result == "passed"
+    shown = takes_settings(part)
+    assert shown.startswith("normbench.models.Transformer(") and f"patch={patch}" in shown and "_partial_" not in shown
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from unittest.mock import Mock
 import datasets
 import numpy as np
 import pytest
-from data_helpers import IMAGES, LABELS, SMALL, TEXT, pets, write_images
+from data_helpers import IMAGES, LABELS, SMALL, TEXT, pets, plays, write_images, write_parquet
 
 import normbench.data
 from normbench.data import cache, digits, hub_images, pydocs
@@ -142,7 +142,7 @@ def labelled(*labels: int | None) -> Callable[[Path], Path]:
 BAD_IMAGES: dict[str, tuple[Callable[[Path], Path], str, str]] = {
     "truncated": (truncated, "image", "me/pets cannot be read .Could not open Parquet.*set data.root"),
     "no column": (labelled(1), "img", "it has no img, but image, label.: name"),
-    "missing label": (labelled(0, 1, 2, None), "image", "row 23 of me/pets has the label None: .* from 0 to 2"),
+    "missing label": (labelled(0, 1, 2, None), "image", "row 23 of me/pets has no label: .* from 0 to 2"),
     "no images": (labelled(1), "label", "21 of the 21 images .*row 0 of train: .*data.image_column"),
 }
 
@@ -158,10 +158,27 @@ def test_bad_images(
     assert not cache_folder.exists() or not list(cache_folder.iterdir())
 
 
-def test_labels_of_undeclared_classes_are_in_their_order(tmp_path: Path) -> None:
-    labels = {split: [10 * label + 5 for label in each] for split, each in LABELS.items()}
-    data = pets(write_images(tmp_path, SMALL, labels, classes=None))
-    assert data.classes == ("5", "15", "25") and data.labels["val"].tolist() == LABELS["test"]
+def test_classes_must_be_declared(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"column label of me/pets declares no classes: set data.label_column"):
+        pets(write_images(tmp_path, SMALL, LABELS, classes=None))
+
+
+@pytest.mark.parametrize("row", [None, 3])
+def test_rows_that_are_no_text(row: object, tmp_path: Path) -> None:
+    columns = {"text": [row] * 4}
+    for split in ("train", "validation", "test"):
+        write_parquet(tmp_path / "me/plays", columns, {"text": datasets.Value("int64")}, split)
+    with pytest.raises(UsageError, match=r"its text is not always text, set data.text_column"):
+        plays(tmp_path)
+
+
+def test_a_full_disk_while_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    full = RuntimeError("it broke")
+    full.__cause__ = OSError(errno.ENOSPC, "No space left on device")
+    for fault, expected in ((full, RunFailure), (MemoryError(), MemoryError)):
+        monkeypatch.setattr(datasets, "load_dataset", Mock(side_effect=fault))
+        with pytest.raises(expected):
+            hub_images(name="pets", hub_id="me/pets", **IMAGES)
 
 
 def test_no_network(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -229,7 +230,8 @@ def test_folders_that_cannot_be_trained_on(make: Callable[[Path], object], compl
     ("changes", "complaint"),
     [
         ({"image": None}, "has no column image: set data.image_column and the like to label"),
-        ({"label": ["a", "b", None, "a"] * 3}, "row 2 of .* has the label nan: each row needs one"),
+        ({"label": ["a", "b", None, "a"] * 3}, "row 2 of .* has no label: each row needs one"),
+        ({"image": [None] * 12}, r"12 of the 12 images of .* cannot be read \(row \d+: there is no image"),
         ({"part": ["train"] * 11 + ["valley"]}, "row 11 of .* has no split: write train, val or test"),
         ({"image": [f"no/{n}.png" for n in range(12)]}, r"12 of the 12 images of .* cannot be read \(no/"),
     ],
@@ -240,3 +242,24 @@ def test_tables_that_cannot_be_trained_on(tmp_path: Path, ending: str, changes: 
     table = write_table(tmp_path / f"table.{ending}", columns)
     with pytest.raises(UsageError, match=complaint):
         own(table, split_column="part" if "part" in changes else None)
+
+
+def test_other_columns_of_a_table_do_not_matter(tmp_path: Path) -> None:
+    """Neither a type that `datasets` does not know, nor a header that is repeated; labels may be categories."""
+    rows = rows_of(write_folder(tmp_path, 4))
+    expected = own(write_table(tmp_path / "plain.csv", rows)).fingerprint
+    pairs = pa.array([[("a", 1)]] * 12, pa.map_(pa.string(), pa.int64()))
+    table = pa.table(rows | {"pairs": pairs, "label": pa.array(rows["label"]).dictionary_encode()})
+    assert own(write_table(tmp_path / "odd.parquet", table)).fingerprint == expected
+    lines = [f"{image},{label},1,2" for image, label in zip(rows["image"], rows["label"], strict=True)]
+    (tmp_path / "repeated.csv").write_text("\n".join(["image,label,note,note", *lines]))
+    assert own(tmp_path / "repeated.csv").fingerprint == expected
+    with pytest.raises(UsageError, match=r"cannot be read .unhashable"):
+        own(tmp_path / "odd.parquet", label_column="pairs")
+
+
+def test_a_folder_whose_name_is_no_utf8(tmp_path: Path) -> None:
+    write_folder(tmp_path, 4)
+    os.rename(tmp_path / "cat", os.fsencode(tmp_path) + b"/\xff")
+    with pytest.raises(UsageError, match=r"cannot be read \('utf-8' codec"):
+        own(tmp_path)

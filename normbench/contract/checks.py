@@ -71,7 +71,9 @@ class Part:
 def takes_settings(part: Part) -> str:
     """The class has what every class of its kind has, and takes the settings."""
     part.factory()
-    return show(part.tree[part.section])
+    settings = part.tree[part.section]
+    shown = (f"{key}={show(value)}" for key, value in settings.items() if not key.startswith("_"))
+    return f"{settings['_target_']}({', '.join(shown)})"
 
 
 def check(part: Part) -> list[Row]:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from normbench.contract import trials
-from normbench.contract.checks import Check, Part, drawn_by, expect
+from normbench.contract.checks import Check, Fact, Part, drawn_by, expect
 from normbench.types import Batch, Data, Split
 
 
@@ -41,6 +41,7 @@ class DataPart(Part):
         return {
             "constructor and first batches": is_made,
             "seed and step decide a batch": batches_are_pure,
+            "another seed, other batches": seed_matters,
             "batches fit the task": batches_fit,
             "evaluation covers each example once": covers_once,
             "evaluation and fingerprint are the same each time": evaluation_repeats,
@@ -72,6 +73,11 @@ def batches_are_pure(part: DataPart) -> str:
     return f"steps {', '.join(f'{step:,}' for step in part.steps)}"
 
 
+def seed_matters(part: DataPart) -> Fact:
+    """Runs of several seeds differ in their batches too."""
+    return Fact(hashes([part.data.train_batch(0)]) != hashes([part.make(seed=1).train_batch(0)]))
+
+
 def check_batch(where: str, batch: Batch, data: Data) -> int:
     """Shapes, types and values of a batch are what the task says; return the number of its predictions."""
     task, (inputs, targets, mask) = data.task, batch
@@ -79,6 +85,7 @@ def check_batch(where: str, batch: Batch, data: Data) -> int:
     expect((mask is not None) == data.pads, f"{where} has {'no' if mask is None else 'a'} mask, and pads={data.pads}")
     tensors = {"inputs": (inputs, input_shape, task.input_dtype), "targets": (targets, target_shape, torch.int64)}
     if mask is not None:
+        expect(not task.causal, f"{where} has a mask: padding would count in the loss, cut the text into windows")
         tensors["mask"] = mask, input_shape, torch.bool
         in_front = not mask[:, 0].all() or (mask[:, 1:] & ~mask[:, :-1]).any()
         expect(not in_front, f"{where} has a row that begins with padding: pad behind the text, leave out empty ones")
@@ -91,8 +98,10 @@ def check_batch(where: str, batch: Batch, data: Data) -> int:
         limits["tokens"] = inputs, task.vocabulary_size  # type: ignore[attr-defined]  # as all of tokens
     for name, (tensor, count) in limits.items():
         low, high = int(tensor.min()), int(tensor.max())
-        cure = f"the task has {count}, so they go from 0 to {count - 1}"
-        expect(low >= 0 and high < count, f"{where} has {name} from {low} to {high}: {cure}")
+        expect(
+            low >= 0 and high < count,
+            f"{where} has {name} from {low} to {high}: the task has {count}, so they go from 0 to {count - 1}",
+        )
     return targets.numel()
 
 
@@ -135,8 +144,7 @@ def evaluation_repeats(part: DataPart) -> str:
     for limit in (None, 2):
         torch.manual_seed(12345)
         first, again = (hashes(data.eval_batches("val", limit)) for data in (part.data, other))
-        cure = "gives others with another seed: take the split in order"
-        expect(first == again, f"eval_batches('val', {limit}) {cure}")
+        expect(first == again, f"eval_batches('val', {limit}) gives others with another seed: take the split in order")
     expect(part.data.fingerprint == other.fingerprint, f"{part.data.fingerprint} becomes {other.fingerprint}")
     return f"fingerprint {other.fingerprint[:12]}"
 

@@ -14,11 +14,9 @@ from torch.nn import functional as F
 from normbench import build
 from normbench.contract import trials
 from normbench.contract.checks import Check, Part, difference, drawn_by, expect, expect_small
-from normbench.types import Model, Task
+from normbench.types import ImageClassification, Model, Task
 
-# Images that are large enough for most networks for small images to halve them as often as they do.
-IMAGES = replace(trials.IMAGES, image_shape=(3, 32, 32))
-TASKS: dict[str, Task] = {task.kind: task for task in (trials.TEXT, trials.TEXTS, IMAGES)}
+TASKS: dict[str, Task] = {task.kind: task for task in (trials.TEXT, trials.TEXTS, trials.IMAGES)}
 TOLERANCE = 1e-4  # of the largest logit, in float32
 
 
@@ -27,9 +25,15 @@ class ModelPart(Part):
 
     section = "model"
 
+    def task(self, kind: str) -> Task:
+        """Return a tiny task; patches tile its images, and most networks can halve them as often as they do."""
+        task, patch = TASKS[kind], self.tree["model"].get("patch")
+        side = -(-32 // patch) * patch if isinstance(patch, int) and 0 < patch <= 256 else 32
+        return replace(task, image_shape=(3, side, side)) if isinstance(task, ImageClassification) else task
+
     def make(self, kind: str) -> tuple[Model, dict[str, nn.Module], Any]:
         """Return the model with its starting weights, its norms, and data to learn."""
-        data, placement = trials.tiny_data(TASKS[kind]), "pre" if self.made_class.residual else "plain"
+        data, placement = trials.tiny_data(self.task(kind)), "pre" if self.made_class.residual else "plain"
         norm, placed = trials.sections("norm")["layernorm"], trials.sections("placement")[placement]
         return *build.make_model({**self.tree, "norm": norm, "placement": placed}, data.task, seed=0), data
 
@@ -60,8 +64,13 @@ def is_made(part: ModelPart, kind: str) -> str:
 
 def start_is_seeded(part: ModelPart, kind: str) -> None:
     """The same seed gives the same weights, by torch's random numbers, which are seeded where a model is made."""
-    drawn = drawn_by(lambda: part.make(kind))
-    expect(not drawn, f"draws from {drawn}: draw from torch, whose random numbers are seeded where a model is made")
+    starts: list[dict[str, Tensor]] = []
+    drawn = drawn_by(lambda: starts.extend(dict(part.make(kind)[0].named_parameters()) for _ in range(2)))
+    different = [name for name, weight in starts[0].items() if not torch.equal(weight, starts[1][name])]
+    expect(
+        not (drawn or different),
+        f"draws from {drawn or 'elsewhere'}: draw from torch, whose random numbers are seeded where a model is made",
+    )
 
 
 @torch.no_grad()
@@ -98,4 +107,4 @@ def ignores_padding(part: ModelPart, kind: str) -> str:
 def trains(part: ModelPart, kind: str, norm: str) -> str:
     """It builds, takes two steps, and has a gradient in every parameter, in each placement that goes with it."""
     tree = {**part.tree, "norm": trials.sections("norm")[norm]}
-    return trials.train_with_each("placement", tree, TASKS[kind], steps=2)
+    return trials.train_with_each("placement", tree, part.task(kind), steps=2)

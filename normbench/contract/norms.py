@@ -94,8 +94,6 @@ class NormPart(Part):
 
     def contract(self) -> dict[str, Check]:
         """Return the checks of a norm by name."""
-        crosses_samples = partial(large, measure=moved_by_others)
-        centers = partial(invariant, change=lambda w, x: x @ w.T + 3)
         return {
             "constructor": is_made,
             **{f"keeps {axes}": partial(keeps_shape, layout=layout) for layout, axes in trials.AXES.items()},
@@ -108,10 +106,10 @@ class NormPart(Part):
             "bfloat16 against float64": bfloat16_is_close,
             "draws random numbers": draws_random_numbers,
             "evaluation differs from training": partial(large, measure=between_modes),
-            "crosses samples in training": partial(declared, fact="crosses_samples", check=crosses_samples),
+            "crosses samples in training": partial(large, measure=moved_by_others, fact="crosses_samples"),
             "crosses samples in evaluation": partial(large, measure=partial(moved_by_others, training=False)),
             "sees later time steps": sees_future,
-            "centers: norm(x + c) = norm(x)": partial(declared, fact="centers", check=centers),
+            "centers: norm(x + c) = norm(x)": partial(invariant, change=lambda w, x: x @ w.T + 3, fact="centers"),
             **{f"invariant: {name}": partial(invariant, change=change) for name, change in INVARIANCES.items()},
             **{f"trains: {ground}": partial(trains, ground=ground) for ground in trials.GROUNDS},
         }
@@ -149,10 +147,10 @@ def small(part: NormPart, measure: Measure) -> str:
     return expect_small(max(measure(*case) for case in part.cases()), FLOAT32_ERROR)
 
 
-def large(part: NormPart, measure: Measure) -> Fact:
-    """Tell whether the largest of what is measured is more than rounding in float64."""
+def large(part: NormPart, measure: Measure, fact: str = "") -> str | Fact:
+    """Tell whether the largest of what is measured is more than rounding in float64, as this fact says, if given."""
     largest = max(measure(*case) for case in part.cases())
-    return Fact(largest > TOLERANCE, f"deviation {largest:.1e}")
+    return declared(part, fact, Fact(largest > TOLERANCE, f"deviation {largest:.1e}"))
 
 
 def float32_error(norm: nn.Module, x: Tensor) -> float:
@@ -239,11 +237,12 @@ def parameters_learn(part: NormPart) -> str:
 
 def copies_agree(part: NormPart) -> str:
     """A deepcopy, and a new norm with the state_dict, give the same as the norm after some training."""
-    differences = [
-        checks.between_copies(part.trained(layout), part.make(layout).double(), partial(run_both, x=part.input(layout)))
-        for layout in part.layouts
-    ]
-    return expect_small(max(differences))
+    return expect_small(
+        max(
+            checks.between_copies(part.trained(each), part.make(each).double(), partial(run_both, x=part.input(each)))
+            for each in part.layouts
+        )
+    )
 
 
 def bfloat16_is_close(part: NormPart) -> str:
@@ -281,20 +280,19 @@ def draws_random_numbers(part: NormPart) -> Fact:
     return Fact(bool(drawn), f"{drawn}: dropout behind it gets other masks than with other norms" if drawn else "")
 
 
-def invariant(part: NormPart, change: Change) -> Fact:
-    """Tell whether a change of W or x leaves norm(Wx) as it is, in training, before γ and β."""
+def invariant(part: NormPart, change: Change, fact: str = "") -> str | Fact:
+    """Tell whether a change of W or x leaves norm(Wx) as it is, in training, before γ and β, as this fact says."""
     generator = torch.Generator().manual_seed(0)
     w, x = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in ((part.width, 5), (6, 4, 5)))
     takes_eps = "eps" in inspect.signature(part.made_class).parameters
     norm = part.make("sequence", **({"eps": 1e-30} if takes_eps else {})).double()
     moved = difference(run_copy(norm, change(w, x)), run(norm, x @ w.T))
-    return Fact(moved < INVARIANT, f"deviation {moved:.1e}")
+    return declared(part, fact, Fact(moved < INVARIANT, f"deviation {moved:.1e}"))
 
 
-def declared(part: NormPart, fact: str, check: Callable[[NormPart], Fact]) -> str | Fact:
-    """What another check finds is what the norm's facts say, if it has any."""
-    found, said = check(part), getattr(part.facts, fact, None)
-    word = "yes" if found.holds else "no"
+def declared(part: NormPart, fact: str, found: Fact) -> str | Fact:
+    """What is found is what the norm's facts say, if it has any."""
+    said, word = getattr(part.facts, fact, None), "yes" if found.holds else "no"
     return found if said is None else expect(found.holds == said, f"{word} ({found.measured}), facts.{fact}={said}")
 
 
@@ -305,8 +303,10 @@ def sees_future(part: NormPart) -> str | Fact:
     word = "always" if later > TOLERANCE else "training" if in_training > TOLERANCE else "never"
     figure = f"{word} (deviation {in_training:.1e} in training, {later:.1e} in evaluation)"
     if part.facts is None:
-        cure = ": declare it as facts.sees_future, or train cannot warn of it"
-        return Fact(word != "never", figure + (cure if word != "never" else ""))
+        return Fact(
+            word != "never",
+            figure if word == "never" else f"{figure}: declare it as facts.sees_future, or train cannot warn of it",
+        )
     return expect(word == part.facts.sees_future, f"{figure}, facts.sees_future={part.facts.sees_future}")
 
 

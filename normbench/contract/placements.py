@@ -81,8 +81,13 @@ def is_made(part: PlacementPart) -> str:
         block, norms = part.make(*stubs)
         kept = list(block.branches.values()) == stubs and set(block.norms.modules()).issuperset(norms.values())
         expect(kept, "put all branches in self.branches, by role, and all norms in self.norms, each a ModuleDict")
+    # NormsBySite counts those that have no site, and begins the names of others with the block's
+    expect("norm" not in {name[:4] for name in norms}, "a norm is made without site=: give it site.at(role, slot)")
     gains = f"residual_gain={block.residual_gain:.4g}, branch_gain={block.branch_gain:.4g}"
-    expect(block.residual_gain > 0 and block.branch_gain > 0, f"{gains}: make them positive")
+    expect(
+        0 < block.residual_gain < torch.inf and 0 < block.branch_gain < torch.inf,
+        f"{gains}: make them positive numbers",
+    )
     return f"(branches, norm, site); norms at {', '.join(norms) or 'no site'}; {gains}"
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from normbench.data.cache import file_digest, logger
-from normbench.errors import UsageError
+from normbench.errors import RunFailure, UsageError, is_disk_full
 
 OTHERWISE = (
     "name a repository with these splits and columns, set data.root or NORMBENCH_DATA to a folder that holds copies in "
@@ -49,14 +49,18 @@ class Hub:
             raise UsageError(f"no copy of {self.hub_id} in data.root={self.root}: {OTHERWISE}")
         return [*([str(file.relative_to(folder)), file_digest(file)] for file in files), self.config]
 
-    def read(self, splits: Sequence[str], columns: Sequence[str]) -> tuple[Mapping[str, Any], dict[str, Any]]:
+    def read(
+        self, splits: Sequence[str], columns: Sequence[str], text: str = ""
+    ) -> tuple[Mapping[str, Any], dict[str, Any]]:
         """Return what each column declares itself to be, and lists of these columns' values by split and column.
 
         `datasets` is imported here: that takes over a second, and a cache hit needs it not. A local copy is streamed,
         so that it leaves no second copy in the cache of `datasets`.
 
         Raises:
-            UsageError: the repository cannot be reached or read, or a split or column is missing.
+            UsageError: the repository cannot be reached or read, a split or column is missing, or that of `text` holds
+                something else.
+            RunFailure: the disk is full.
         """
         import datasets
         import pyarrow
@@ -77,13 +81,22 @@ class Hub:
             for split in splits:
                 rows = loaded[split].select_columns(list(dict.fromkeys(columns))).with_format("arrow")
                 tables[split] = pyarrow.concat_tables(list(rows.iter(batch_size=4096))).to_pydict()
+                if not all(isinstance(row, str) for row in tables[split].get(text, ())):
+                    raise TypeError(f"its {text} is not always text, set data.text_column")
             return features, tables
+        except MemoryError:
+            raise
         except Exception as fault:  # YAML's, Arrow's, HTTP's and its own errors have no common class
-            raise UsageError(f"{self.hub_id} cannot be read ({reason(fault):.250}): {OTHERWISE}") from fault
+            error = RunFailure if any(map(is_disk_full, causes(fault))) else UsageError
+            raise error(f"{self.hub_id} cannot be read ({reason(fault):.250}): {OTHERWISE}") from fault
+
+
+def causes(fault: BaseException) -> list[BaseException]:
+    """Return an exception, and one after another what led to it."""
+    return [fault, *(causes(cause) if (cause := fault.__cause__ or fault.__context__) else ())]
 
 
 def reason(fault: BaseException) -> str:
     """Return the first line of what an exception says at its root."""
-    while cause := fault.__cause__ or fault.__context__:
-        fault = cause
-    return (str(fault).strip().splitlines() or [type(fault).__name__])[0].rstrip(".:")
+    root = causes(fault)[-1]
+    return (str(root).strip().splitlines() or [type(root).__name__])[0].rstrip(".:")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from io import BytesIO
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -39,6 +40,9 @@ class Images(ContentData):
             are used, by channel).
         crop, flip, cutout: see `moved` and `cut`.
         options: of ContentData.
+
+    Raises:
+        UsageError: a crop or a hole could take all of an image.
     """
 
     kind = "image_classification"
@@ -59,6 +63,11 @@ class Images(ContentData):
     ) -> None:
         super().__init__(content, content.by_split("images"), content.by_split("labels"), **options)
         channels, height, width = self.examples["train"].shape[1:]
+        if (most := max(crop, cutout)) >= min(height, width):
+            raise UsageError(
+                f"data.{'crop' if most == crop else 'cutout'}={most} leaves nothing of images of {height} × {width} "
+                f"pixels: use 0 to {min(height, width) - 1}"
+            )
         self.scaling, self.crop, self.flip, self.cutout = scaling, crop, flip, cutout
         self.classes = tuple(content.facts["classes"])
         self.task = ImageClassification(num_classes=len(self.classes), image_shape=(channels, height, width))
@@ -212,6 +221,8 @@ def decode_one(encoded: Any, size: int | None) -> UInt8[np.ndarray, "channels he
 
     if isinstance(encoded, Mapping):
         encoded = encoded["bytes"] or encoded["path"]
+    if not isinstance(encoded, bytes | str | Path):
+        raise ValueError("there is no image")
     file = BytesIO(encoded) if isinstance(encoded, bytes) else encoded
     with Image.open(file) as image:
         if image.mode.startswith(("I", "F")):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import hashlib
+import json
 import mmap
 import os
 import re
@@ -75,8 +76,11 @@ def load(path: Path, size: int | None, columns: Sequence[Any]) -> Decoded:
     import pandas as pd
 
     where, root = f"data.path={path}", path if path.is_dir() else path.parent
-    rows, feature = read_folder(path) if path.is_dir() else read_table(path, *columns)
-    rows["class"], known = labels_of(rows["label"].tolist(), feature, where)
+    try:
+        rows, declared = (read_folder(path), None) if path.is_dir() else read_table(path, *columns)
+        rows["class"], known = labels_of(rows["label"].tolist(), declared, where)
+    except (TypeError, UnicodeError) as fault:  # labels that are neither words nor numbers, names that are no UTF-8
+        raise UsageError(f"{where} cannot be read ({reason(fault)}): {WANTED}") from fault
     # A place among the others that depends on an image's name alone, or on its bytes where it has no name.
     known_by = (image if isinstance(image, bytes) else os.fsencode(str(image)) for image in rows["image"])
     rows["rank"] = [hashlib.sha256(identity).digest() for identity in known_by]
@@ -103,7 +107,7 @@ def load(path: Path, size: int | None, columns: Sequence[Any]) -> Decoded:
     return image_arrays(decode(files, where, size), rows["class"].to_numpy(), counts[counts > 0].to_dict(), known)
 
 
-def read_folder(path: Path) -> tuple[Any, None]:
+def read_folder(path: Path) -> Any:
     """Return images, labels and splits of a folder with a sub-folder a class, or with such folders `train` and `val`.
 
     Images count however deep they lie in their class's folder, names that begin with a dot do not.
@@ -120,36 +124,37 @@ def read_folder(path: Path) -> tuple[Any, None]:
         for file, split in zip(files, names, strict=True)
         if len(file.parts) > inside + 1 and (split or not inside)
     ]
-    return pd.DataFrame(rows, columns=["image", "label", "split"]), None
+    return pd.DataFrame(rows, columns=["image", "label", "split"])
 
 
 def read_table(path: Path, image_column: str, label_column: str, split_column: str | None) -> tuple[Any, Any]:
-    """Return images, labels and splits of a table, and what it declares the labels to be.
+    """Return images, labels and splits of a table, and the names of the classes if it declares them.
 
     Labels of a CSV file are numbers if all are whole numbers, written as Python writes them.
 
     Raises:
         UsageError: a row has no split.
     """
-    import datasets
     import pandas as pd
 
     columns = [column for column in (image_column, label_column, split_column) if column]
     table = table_of(path, columns)
     images, labels, *splits = (table[column].to_pylist() for column in columns)
-    images = [(image["bytes"] or image["path"]) if isinstance(image, dict) else image for image in images]
+    images = [(image["bytes"] or image["path"]) if isinstance(image, dict) else image or None for image in images]
     labels = [None if label == "" else label for label in labels]
     if path.suffix.lower() == ".csv" and all(re.fullmatch("0|[1-9][0-9]*", str(label)) for label in labels):
         labels = [int(label) for label in labels]
     parts = [SPLIT_NAMES.get(str(split).lower()) for split in splits[0]] if splits else None
     if parts and None in parts:
         raise UsageError(f"row {parts.index(None)} of data.path={path} has no split: write train, val or test")
-    feature = datasets.Features.from_arrow_schema(table.schema)[label_column]
-    return pd.DataFrame({"image": images, "label": labels, "split": parts}), feature
+    # as `datasets` writes it
+    features = json.loads((table.schema.metadata or {}).get(b"huggingface", "{}")).get("info", {}).get("features", {})
+    rows = pd.DataFrame({"image": images, "label": labels, "split": parts})
+    return rows, features.get(label_column, {}).get("names")
 
 
 def table_of(path: Path, columns: Sequence[str]) -> Any:
-    """Return what a CSV or Parquet file holds; these columns of a CSV file as text.
+    """Return these columns of a CSV or Parquet file; those of a CSV file as text, of several of one name the first.
 
     Raises:
         UsageError: it cannot be read, or lacks a column.
@@ -157,19 +162,19 @@ def table_of(path: Path, columns: Sequence[str]) -> Any:
     import pyarrow as pa
     from pyarrow import csv, parquet
 
-    where = f"data.path={path}"
+    where, is_csv, wanted = f"data.path={path}", path.suffix.lower() == ".csv", dict.fromkeys(columns, pa.string())
     try:
-        if path.suffix.lower() == ".csv":
-            options = csv.ConvertOptions(column_types=dict.fromkeys(columns, pa.string()))
-            table = csv.read_csv(path, convert_options=options)
-        else:
-            table = parquet.read_table(path)
+        known = csv.open_csv(path).schema.names if is_csv else parquet.read_schema(path).names
+        if missing := [column for column in columns if column not in known]:
+            raise UsageError(
+                f"{where} has no column {missing[0]}: set data.image_column and the like to {', '.join(known):.200}"
+            )
+        if is_csv:
+            options = csv.ConvertOptions(include_columns=[*wanted], column_types=wanted)
+            return csv.read_csv(path, convert_options=options)
+        return parquet.read_table(path, columns=[*wanted])
     except (OSError, pa.ArrowException) as fault:
         raise UsageError(f"{where} cannot be read ({reason(fault)}): {WANTED}") from fault
-    if missing := [column for column in columns if column not in table.column_names]:
-        known = ", ".join(table.column_names)
-        raise UsageError(f"{where} has no column {missing[0]}: set data.image_column and the like to {known:.200}")
-    return table
 
 
 def given(path: str | None, what: str) -> Path:

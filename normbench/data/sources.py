@@ -58,7 +58,7 @@ def hub_text(
     parts = {"train": ["train"], "val": list(val_splits), "test": list(test_splits or ())}
 
     def load() -> Decoded:
-        _, tables = hub.read([split for splits in parts.values() for split in splits], [text_column])
+        _, tables = hub.read([split for splits in parts.values() for split in splits], [text_column], text_column)
         texts = {}
         for part, splits in parts.items():
             if splits:
@@ -109,7 +109,7 @@ def hub_texts(
     hub = Hub(hub_id, revision, root, config)
 
     def load() -> Decoded:
-        texts, trained, labels, classes = labelled(hub, val_split, text_column, label_column)
+        texts, trained, labels, classes = labelled(hub, val_split, text_column, label_column, text_column)
         order = np.concatenate((np.random.RandomState(0).permutation(trained), np.arange(trained, len(texts))))
         used = trained - held_out(trained, holdout, "texts")
         parts = ["\n".join(texts[row] for row in sorted(part)) for part in np.split(order, [used, trained])]
@@ -152,30 +152,39 @@ def hub_images(
     return Images(decoded(name, "images", key, load, hub_id=hub_id), **options)
 
 
-def labelled(hub: Hub, val_split: str, column: str, label_column: str) -> tuple[list[Any], int, np.ndarray, list[str]]:
+def labelled(
+    hub: Hub, val_split: str, column: str, label_column: str, text: str = ""
+) -> tuple[list[Any], int, np.ndarray, list[str]]:
     """Return the rows of a column, of the split `train` and then of another, how many train, their labels and classes.
 
+    text: the column that must hold text, if one must.
+
     Raises:
-        UsageError: a row has no class.
+        UsageError: the label column declares no classes, or a row has none of them.
     """
-    features, tables = hub.read(["train", val_split], [column, label_column])
+    features, tables = hub.read(["train", val_split], [column, label_column], text)
+    if not (names := getattr(features[label_column], "names", None)):
+        raise UsageError(
+            f"column {label_column} of {hub.hub_id} declares no classes: set data.label_column, or declare it as "
+            "class_label under dataset_info in the copy's README.md"
+        )
     rows, labels = ([*tables["train"][each], *tables[val_split][each]] for each in (column, label_column))
-    return rows, len(tables["train"][column]), *labels_of(labels, features[label_column], hub.hub_id)
+    return rows, len(tables["train"][column]), *labels_of(labels, names, hub.hub_id)
 
 
-def labels_of(labels: Sequence[Any], feature: Any, where: str) -> tuple[np.ndarray, list[str]]:
-    """Return the index of each row's class, and the names of the classes: those of the feature, or the sorted labels.
+def labels_of(labels: Sequence[Any], declared: Sequence[str] | None, where: str) -> tuple[np.ndarray, list[str]]:
+    """Return the index of each row's class, and the names of the classes: those declared, or the sorted labels.
 
     Raises:
         UsageError: a row has no label, or one that is not declared.
     """
     import pandas as pd
 
-    declared = getattr(feature, "names", None)
     found = pd.Categorical(labels, categories=range(len(declared)) if declared else None)
     if (wrong := np.flatnonzero(found.codes < 0)).size:
         allowed = f", from 0 to {len(declared) - 1}" if declared else ""
-        raise UsageError(f"row {wrong[0]} of {where} has the label {labels[wrong[0]]}: each row needs one{allowed}")
+        said = "no label" if pd.isna(labels[wrong[0]]) else f"the label {labels[wrong[0]]}"
+        raise UsageError(f"row {wrong[0]} of {where} has {said}: each row needs one{allowed}")
     return found.codes.astype(np.int64), [str(name) for name in declared or found.categories]
 
 

@@ -139,8 +139,7 @@ class Probes:
     def attach(self, reading: Reading) -> Iterator[Any]:
         """Put hooks on norms, blocks and attention."""
         for name, norm in self.norms.items():
-            if "activations" in self.wanted or "tails" in self.wanted or reading.with_histograms:
-                yield norm.register_forward_hook(partial(quietly, reading.see_norm, name))
+            yield norm.register_forward_hook(partial(quietly, reading.see_norm, name))
             if (
                 "parameters" in self.wanted
                 and isinstance(norm, Norm)
@@ -148,12 +147,12 @@ class Probes:
             ):
                 yield norm.register_forward_pre_hook(partial(quietly, reading.see_running, name))
         for layer, block in self.blocks.items():
-            if "activations" in self.wanted or "geometry" in self.wanted:
-                yield block.register_forward_hook(partial(quietly, reading.see_stream, f"stream{layer}"))
+            yield block.register_forward_hook(partial(quietly, reading.see_stream, f"stream{layer}"))
             for role, branch in block.branches.items():
                 if "attention" in self.wanted and hasattr(branch, "attention_logits"):
-                    hook = partial(quietly, reading.see_attention, f"block{layer}.{role}")
-                    yield branch.register_forward_hook(hook, with_kwargs=True)
+                    yield branch.register_forward_hook(
+                        partial(quietly, reading.see_attention, f"block{layer}.{role}"), with_kwargs=True
+                    )
 
     @torch.no_grad()
     def read_parameters(self, reading: Reading) -> None:
