@@ -6,7 +6,7 @@ import hashlib
 import importlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache, partial, wraps
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -270,13 +270,11 @@ def rehearse(model: Model, norms: Mapping[str, nn.Module], data: Data, device: t
         given = f"inputs of {tuple(batch.inputs.shape)} and targets of {tuple(batch.targets.shape)}"
         raise ContractError(f"train_batch(0) has {given}: the task needs {expected[0]} and {expected[1]}")
     batch = batch.map(lambda tensor: tensor[:REHEARSED_EXAMPLES].to(device))
-    hooks = [norm.register_forward_hook(partial(check_output, site)) for site, norm in norms.items()]
-    try:
-        with buffers_kept(model), torch.random.fork_rng([device] if device.type == "cuda" else []):
-            logits = model.train()(*batch.arguments)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    generators = torch.random.fork_rng([device] if device.type == "cuda" else [])
+    with ExitStack() as stack, buffers_kept(model), generators:
+        for site, norm in norms.items():
+            stack.enter_context(norm.register_forward_hook(partial(check_output, site)))
+        logits = model.train()(*batch.arguments)
     shape = (*batch.targets.shape, data.task.num_classes)
     if logits.shape != shape:
         raise ContractError(

@@ -37,10 +37,8 @@ def main(argv: list[str] | None = None) -> int:
     except click.UsageError as error:
         path = error.ctx.command_path if error.ctx else "normbench"
         return complain(f"{error.format_message()} (see: {path} --help)", 2)
-    except UsageError as error:
-        return complain(str(error), 2)
-    except RunFailure as error:
-        return complain(str(error), 1)
+    except (UsageError, RunFailure) as error:
+        return complain(str(error), 2 if isinstance(error, UsageError) else 1)
     except KeyboardInterrupt:
         return complain("stopped", 130)
     except BrokenPipeError:  # the reader of our output has gone, as in `normbench list | head`
@@ -338,7 +336,10 @@ def completion(shell: str) -> None:
 
 
 @cli.command("help", context_settings={"ignore_unknown_options": True})
-@click.argument("words", nargs=-1, metavar="[COMMAND]", type=click.UNPROCESSED)
+@click.argument(
+    "words", nargs=-1, metavar="[COMMAND]", type=click.UNPROCESSED,
+    shell_complete=lambda ctx, param, word: cli.shell_complete(ctx.parent, word),
+)  # fmt: skip
 def show_help(words: tuple[str, ...]) -> int:
     """Show this page, or a command's."""
     return run([*words, "--help"])

@@ -215,11 +215,12 @@ def truncate_events(directory: Path, last_step: int) -> None:
 
 
 def truncate_metrics(path: Path, last_step: int) -> None:
-    """Drop what was logged after `last_step` (atomically), and a last line torn by a kill."""
-
+    """Drop what was logged after `last_step` (atomically), a last line torn by a kill, and all behind a damaged one."""
+    stay: list[bytes] = []
+    with suppress(FileNotFoundError, ValueError, KeyError, TypeError):
+        for line in path.read_bytes().splitlines(keepends=True):
+            stay += [line] if json.loads(line)["step"] <= last_step and line.endswith(b"\n") else []
     if path.exists():
-        lines = [line for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
-        stay = [line for line in lines if json.loads(line)["step"] <= last_step]
         write_atomically(path, lambda file: file.writelines(stay))
 
 

@@ -57,8 +57,12 @@ class RunDirectory:
             UsageError: it cannot be made or written to.
             OSError: the disk is full.
         """
-        self.check_creatable()
-        self.path.mkdir(parents=True, exist_ok=True)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except (FileNotFoundError, FileExistsError, NotADirectoryError, PermissionError) as error:
+            raise UsageError(
+                f"outputs={self.path.parent.parent} cannot be written ({error.strerror}): give another one"
+            ) from error
 
     def check_creatable(self) -> None:
         """Refuse a path where `create` would fail, without making anything.
@@ -114,11 +118,16 @@ class RunDirectory:
 
     def sessions(self) -> list[dict[str, Any]]:
         """Return the processes that have worked on the run, the first one first."""
-        return list((read_json(self.environment) or {}).get("sessions", []))
+        known = (read_json(self.environment) or {}).get("sessions")
+        return [
+            each
+            for each in (known if isinstance(known, list) else [])
+            if isinstance(each, dict) and isinstance(each.get("packages", {}), dict)
+        ]
 
     def begun_elsewhere(self, now: dict[str, Any]) -> str | None:
         """Return what decides about bits and is not as it was when the run was begun, in one line."""
-        first, here = ({**known["packages"], **known} for known in ([*self.sessions(), now][0], now))
+        first, here = ({**known.get("packages", {}), **known} for known in ([*self.sessions(), now][0], now))
         decisive = [*DECISIVE, *now["packages"]]
         changed = [f"{key} was {first.get(key)}, is {here[key]}" for key in decisive if first.get(key) != here[key]]
         if not changed:

@@ -209,7 +209,7 @@ def watch(places: Places) -> None:
     part(session.Session, prepare="preparation", finish="finish")
     ahead(loop, "to_device", lambda *_: "batch")
     ahead(types.Task, "totals", lambda *_, **__: "loss")
-    ahead(loop.Loop, "clip", lambda *_: "gradients")
+    ahead(loop.nn.utils, "clip_grad_norm_", lambda *_: "gradients")
     ahead(os, "replace", lambda source, target: f"rename to {final_name(target)}")
     ahead(os, "unlink", lambda path, **_: f"unlink {final_name(path)}")
     ahead(os, "fsync", lambda descriptor: f"fsync {final_name(os.readlink(f'/proc/self/fd/{descriptor}'))}")

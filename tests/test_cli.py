@@ -137,6 +137,8 @@ def test_pages_print_where_greek_letters_cannot() -> None:
         ("sweep", "sweep has nothing to vary"),
         ("list normm", "'normm' is not one of 'norm', 'placement'"),
         ("sample", "Missing argument 'RUN'"),
+        ("sample run --temperature=nan", "nan is not a number"),
+        ("report . --target=nan", "nan is not a number"),
         ("sample run --tokens=0", "0 is not in the range 1<=x<=1000000"),
         ("tensorboard", "train something first"),
         ("tensorboard .", "train something first"),
@@ -197,6 +199,10 @@ def test_show_gives_each_key_its_value_its_unit_and_what_is_allowed(capsys: pyte
     rows = shown(capsys, "norm._target_=own_norm.MyNorm")  # layernorm's settings are gone
     assert [path for path in rows if path.startswith("norm.")] == ["norm._target_"]
     assert shown(capsys, "norm=mine", "--config-dir", "mine")["norm.eps"] == "0.001"
+
+
+def test_show_keeps_a_dollar_sign(capsys: pytest.CaptureFixture[str]) -> None:
+    assert shown(capsys, "data=text", "data.path=a$b.txt")["data.path"].startswith("a$b.txt")
 
 
 def test_show_of_an_extended_run_is_its_own_configuration(capsys: pytest.CaptureFixture[str]) -> None:

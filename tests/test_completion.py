@@ -55,6 +55,9 @@ def test_commands_and_flags() -> None:
     assert {"--dry-run", "--cfg", "--config-dir"} <= answers("train", "--").keys()
     assert list(answers("train", "--cfg", "")) == ["job"]
     assert list(answers("completion", "z")) == ["zsh"]
+    assert list(answers("help", "tr")) == ["train"]
+    shell = SHELLS["bash"](cli, {}, "normbench", COMPLETE)
+    assert [item.type for item in shell.get_completions(["train"], "data.path=/tm")] == ["file"]
     assert list(answers("list", "")) == [*GROUPS, "refusals"]
     assert answers("nothing", "zzz") == {}
 

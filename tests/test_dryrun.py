@@ -14,6 +14,7 @@ import torch
 from support import refused
 
 from normbench.cli import main
+from normbench.training.checkpoint import write
 from normbench.training.clock import forget_peak, peak_memory
 from normbench.training.estimate import Estimate
 
@@ -73,10 +74,16 @@ def test_what_is_there_already_is_said(capsys: pytest.CaptureFixture[str]) -> No
     assert "going on" not in dry(capsys, *TINY, "rerun=true")[0]
     assert "going on from step 10" in dry(capsys, f"extend={run}", "trainer.steps=20")[0]
     (run / "summary.json").unlink()
-    (run / "status.json").write_text(json.dumps({"status": "interrupted", "step": 5}))
-    said, table = dry(capsys, *TINY, "trainer.eval_every=2")
+    (run / "status.json").write_text(json.dumps({"status": "interrupted", "step": 7}))
+    with open(run / "checkpoint.pt", "wb") as file:
+        write({"step": 5}, file)
+    said, table = dry(capsys, *TINY, "trainer.eval_every=2", "trainer.keep_checkpoint=best", "schedule.warmup=10")
+    assert table["state"] == "new" and table["disk, checkpoints"].endswith(" of the best weights")
+    assert "the run ends within its warm-up of 10 steps" in said
     assert "going on" not in said and numbers(table["time of an evaluation"])[1] == 4
-    assert "going on from step 5" in dry(capsys, *TINY)[0]
+    said, table = dry(capsys, *TINY)
+    assert "going on from step 5" in said and table["state"] == "interrupted"
+    assert dry(capsys, *TINY, "trainer.keep_checkpoint=none")[1]["disk, checkpoints"].endswith(", none stays")
 
 
 def test_a_run_that_diverges_at_once_is_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -142,6 +142,8 @@ def test_a_continued_run_has_every_step_once(tmp_path: Path, torn: int, last_ste
     killed = event_file(tmp_path)
     for path in (killed, tmp_path / "metrics.jsonl"):
         os.truncate(path, path.stat().st_size - torn)
+    with open(tmp_path / "metrics.jsonl", "a") as metrics:
+        metrics.write("\n[]\nno JSON\n")  # of a damaged disk
     truncate_events(tmp_path, last_step)
     truncate_metrics(tmp_path / "metrics.jsonl", last_step)
     assert event_file(tmp_path).name > killed.name  # TensorBoard goes through files in this order

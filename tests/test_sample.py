@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from torch import nn
 
 from normbench.cli import main
 from normbench.data.vocabulary import Bytes, Words
-from normbench.studies.sample import Wanted, classify, generate, prompt_tokens
+from normbench.studies.sample import Judged, Wanted, classify, draw_page, generate, prompt_tokens
 from normbench.types import Batch
 
 pytest_plugins = ["trained_runs"]
@@ -110,6 +111,18 @@ def test_the_page_of_an_image_classifier(runs: dict[str, Path], capsys: pytest.C
         red = (np.asarray(page.convert("RGB")) == (255, 0, 0)).all(2)
     assert red.any() == (wrong > 0)  # a mistake has a red frame
     Path(path).unlink()
+
+
+def test_a_page_keeps_the_shape_of_images_and_whole_names() -> None:
+    """Also names with dollar signs, which are no mathematics."""
+    names = ["a_long_name_that_ends_in_one", "a_long_name_that_ends_in_two", "$x_$ and $"]
+    examples = [Judged(label, label, -0.5, torch.zeros(1)) for label in range(3)]
+    page = draw_page("run_$x_$: 0 errors", examples, [np.zeros((1, 20, 60), np.uint8)] * 3, names)
+    page.savefig(io.BytesIO(), format="png")
+    (axes,) = page.axes
+    assert [text.get_text().replace("\n", "").partition("(")[0].strip() for text in axes.texts] == names
+    assert [image.get_extent()[1] - image.get_extent()[0] for image in axes.images] == pytest.approx([1, 1, 1])
+    assert [image.get_extent()[2] - image.get_extent()[3] for image in axes.images] == pytest.approx([1 / 3] * 3)
 
 
 def test_the_table_of_a_text_classifier(runs: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:

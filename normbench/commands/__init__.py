@@ -77,9 +77,16 @@ def later(module: str, function: str) -> Callable[..., Any]:
     return lambda *given: getattr(import_module(f"normbench.commands.{module}"), function)(*given)
 
 
+def not_nan(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+    """Refuse what no range does: nan is neither below nor above anything."""
+    if value != value:
+        raise click.BadParameter("nan is not a number.", ctx, param)
+    return value
+
+
 def flag(name: str, help: str, **more: Any) -> Callable[[Any], Any]:
     """Declare a flag; without a type or the name of its value it takes none."""
-    return click.option(f"--{name}", help=help, **more if more else {"is_flag": True})
+    return click.option(f"--{name}", help=help, **{"callback": not_nan} | more if more else {"is_flag": True})
 
 
 FOLDER = Folder(file_okay=False)

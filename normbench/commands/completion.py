@@ -22,6 +22,8 @@ from normbench.config.groups import (
 from normbench.config.schema import KEYS, OPEN_SECTIONS
 from normbench.settings import Setting
 
+PATHS = {"outputs": "dir", "extend": "dir", "data.root": "dir", "data.path": "file"}
+
 
 def complete_settings(context: Context, parameter: Parameter, current: str) -> list[CompletionItem]:
     """Complete `GROUP=OPTION` or `KEY=VALUE`: first names up to the `=` or the dot, then what stands behind it."""
@@ -33,6 +35,8 @@ def complete_settings(context: Context, parameter: Parameter, current: str) -> l
 
         groups, keys = GROUPS | SWEEP_GROUPS, KEYS | SWEEP_KEYS
     name, equals, value = current.partition("=")
+    if equals and name in PATHS:
+        return [CompletionItem(value, type=PATHS[name])]
     section, dot, _ = name.partition(".")
     if dot and section in OPEN_SECTIONS:
         option = chosen_options(context.params["words"], *folders)[section]
@@ -88,9 +92,11 @@ class Bash(Blanks, BashComplete):
 
 
 class Zsh(Blanks, ZshComplete):
-    """zsh adds no blank, and quotes nothing."""
+    """zsh adds no blank, quotes nothing, and completes a path behind `KEY=`."""
 
-    source_template = ZshComplete.source_template.replace(" -U", " -U -Q -S ''")
+    source_template = ZshComplete.source_template.replace(" -U", " -U -Q -S ''").replace(
+        "_path_files", "compset -P '*='; _path_files"
+    )
 
 
 class Fish(FishComplete):

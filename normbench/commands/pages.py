@@ -65,7 +65,8 @@ def train_page(formatter: HelpFormatter, words: Sequence[str], folders: Sequence
         formatter.write_paragraph()
         write_group(formatter, group, meaning + now, *folders)
     settings = settings_of(tree)
-    values = {path: show(lookup(tree, path)) for path in flat(tree)}
+    # what another key decides is left open
+    values = {path: show(lookup(tree, path)).partition("${")[0] for path in flat(tree)}
     for part in PARTS:
         own = [path for path in {**values, **settings} if path.startswith(f"{part}.") and "._" not in path]
         if own:
@@ -88,7 +89,7 @@ def sweep_page(formatter: HelpFormatter, words: Sequence[str], folders: Sequence
 
 def write_keys(formatter: HelpFormatter, paths: Iterable[str], settings: Mapping[str, Setting], values: Tree) -> None:
     """Write keys with their values, what they are, and what is allowed."""
-    known = [(f"{path}={values.get(path, '')}".partition("$")[0], settings.get(path, Setting())) for path in paths]
+    known = [(f"{path}={values.get(path, '')}", settings.get(path, Setting())) for path in paths]
     formatter.write_dl((name, f"{setting.doc} [{setting.allowed or 'anything'}]") for name, setting in known)
 
 

@@ -116,9 +116,10 @@ def compose(words: list[str]) -> tuple[DictConfig, dict[str, str]]:
 
 def finished(config: DictConfig, groups: dict[str, str], words: tuple[str, ...]) -> Config:
     """Return what was composed as a checked configuration."""
-    tree, closed = checked(adopted(plain(config), words))
-    for folder in ("outputs", "extend"):  # the shell leaves `~` alone behind a `=`
-        tree[folder] = tree[folder] and os.path.expanduser(tree[folder])
+    tree = adopted(plain(config), words)
+    # the shell leaves `~` alone behind a `=`
+    tree |= {key: os.path.expanduser(tree[key]) for key in ("outputs", "extend") if isinstance(tree.get(key), str)}
+    tree, closed = checked(tree)
     found = Config(tree, closed, choices(groups, tree, words), words)
     steps = closed.trainer.steps
     if steps and found.overridden("trainer.epochs") and not found.overridden("trainer.steps"):

@@ -24,6 +24,8 @@ from normbench.types import Data, NormFacts
 
 # What may be changed of a run that is extended; everything else is its parent's.
 EXTENSION_KEYS = ("extend", "trainer", "name", "outputs", "quiet", "rerun", "device")
+# ... and what of the trainer may not: a checkpoint has what belongs to it.
+FIXED_KEYS = ("trainer", "trainer.precision", "trainer.accumulate", "trainer.ema")
 
 
 @dataclass(frozen=True)
@@ -140,9 +142,10 @@ def extended(config: Config, parent: RunDirectory) -> Config:
         if path == "hydra.searchpath":  # where the parent's classes may be
             continue
         section, _, key = path.rpartition(".")
-        if (section or key) not in EXTENSION_KEYS:
+        if path in FIXED_KEYS or (section or key) not in EXTENSION_KEYS:
             raise UsageError(
-                f"{word} cannot be changed with extend=: leave it out, everything but trainer.* is the run's own"
+                f"{word} cannot be changed with extend=: leave it out, everything but trainer.* is the run's own, and "
+                "of that precision, accumulate and ema"
             )
         (lookup(tree, section) if section else tree)[key] = lookup(config.tree, path)
     tree |= {key: config.tree[key] for key in ("rerun", "quiet")}  # of this command, not of the parent's

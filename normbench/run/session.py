@@ -134,6 +134,8 @@ class Session:
             self.say(f"going on from step {start_step:,}")
         for words in filter(None, caveats(self.run).values()):
             self.say(f"warning: {words}")
+        if (warmup := loop.schedule.warmup_steps(steps)) >= steps:
+            self.say(f"note: the run ends within its warm-up of {warmup:,} steps (schedule.warmup)")
 
     # ---- how it ends
 
@@ -257,12 +259,13 @@ def caveats(run: Run) -> dict[str, str | None]:
     }
 
 
-def show_summary(run: Run, summary: Mapping[str, Any]) -> None:
-    """Show the closing tables, and how to see more; of a quiet run its directory."""
+def show_summary(run: Run, summary: Mapping[str, Any], *before: str | None) -> None:
+    """Show the closing tables behind other lines, and how to see more; of a quiet run its directory."""
     directory = run.directory.path
     if run.config.closed.quiet:
         print(directory)
         return
+    print(*(f"{line}\n" for line in before if line), sep="", end="")
     status = summary["status"] + (f" at step {summary['step']}: {summary['message']}" if summary["message"] else "")
     rows = {
         "status": status,

@@ -108,11 +108,8 @@ def make_directory(run: Run) -> None:
 
 def show_ended(run: Run, summary: dict[str, Any]) -> int:
     """Say that the run is done already, and show its summary."""
-    if not run.config.closed.quiet:
-        print(f"{run.directory.path} is {summary['status']} already: rerun=true makes it anew")
-        if elsewhere := run.directory.begun_elsewhere(describe_here(run)):
-            print(elsewhere)
-    show_summary(run, summary)
+    already = f"{run.directory.path} is {summary['status']} already: rerun=true makes it anew"
+    show_summary(run, summary, already, run.directory.begun_elsewhere(describe_here(run)))
     return 0
 
 
@@ -122,8 +119,8 @@ def show_ended(run: Run, summary: dict[str, Any]) -> int:
 def dry_run(session: Session) -> int:
     """Say what `train` would do, and what it would take; return the exit status. Nothing is written."""
     run = session.run
-    status = {} if run.config.closed.rerun else read_json(run.directory.status)
-    done = (status or (run.parent and run.parent.ended()) or {}).get("step", 0)
+    begun = not run.config.closed.rerun and (session.loop.checkpoints.load(session.say) or {}).get("step", 0)
+    done = begun or ((run.parent and run.parent.ended()) or {}).get("step", 0)
     session.announce(done)
     session.say("dry run: a few steps are measured, nothing is kept")
     try:
@@ -146,12 +143,17 @@ def measure(session: Session) -> Estimate:
 def measured(run: Run, found: Estimate, steps: int) -> dict[str, Scalar]:
     """Return what steps take of memory, time and disk; the time of writing checkpoints is not counted."""
     whose = "the whole process" if run.device.type == "cpu" else f"tensors on {run.device}"
+    state = (run.directory.ended() or read_json(run.directory.status) or {}).get("status", "new")
+    weights = {tensor.data_ptr(): tensor.nbytes for tensor in found.loop.model.state_dict().values()}
+    stay = {"best": f"2 stay, with {decimal(sum(weights.values()))} of the best weights", "none": "none stays"}
     evaluations = f"{found.evaluation:,.3g} s ({found.evaluations(steps):,} of them)"
     return {
+        "state": f"{state}; set aside and made anew" if run.config.closed.rerun and state != "new" else state,
         "memory, peak of a step": found.peak and f"{decimal(found.peak)} ({whose})",
         "time of a step": found.step_ms and f"{found.step_ms:,.3g} ms (median of {found.measured})",
         "time of a probed step": f"{found.probed_ms:,.3g} ms ({found.probed(steps):,} of the steps)",
         "time of an evaluation": f"{evaluations}, {found.last_evaluation:,.3g} s for the last",
         "time in all, about": str(timedelta(seconds=round(found.seconds(steps)))),
-        "disk, checkpoints": f"{decimal(found.checkpoint)} each: 2 stay, 3 while one is written",
+        "disk, checkpoints": f"{decimal(found.checkpoint)} each: 3 while one is written, "
+        + stay.get(run.config.closed.trainer.keep_checkpoint, "2 stay"),
     }

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from heapq import nlargest
 from pathlib import Path
+from textwrap import fill
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,12 +24,13 @@ from torch import Tensor, nn
 
 from normbench.errors import UsageError
 from normbench.results import TrainedRun, Which, load_model
+from normbench.rundir import write_atomically
 from normbench.types import Batch, Model
 
 Pixels = UInt8[np.ndarray, "channels height width"]
 
 COLUMNS = 10  # of a page of images
-SIDE = 1.4  # inches of the page that an image and its words have
+SIDE = 1.1  # inches of the page that the longer side of an image has; it is the unit of the axes
 
 
 @dataclass(frozen=True)
@@ -185,7 +187,7 @@ def show_images(run: TrainedRun, model: Model, data: Any, wanted: Wanted) -> Non
     page = draw_page(title, examples, [data.pixels(example.inputs[None])[0].numpy() for example in examples], classes)
     path = Path(os.path.expanduser(wanted.out)) if wanted.out else run.path / "samples.png"
     try:
-        page.savefig(path, format="png", bbox_inches="tight")
+        write_atomically(path, lambda file: page.savefig(file, format="png", bbox_inches="tight"))
     except OSError as error:
         raise UsageError(f"{path} cannot be written ({error.strerror}): give another file with --out") from error
     print(f"{title}\n{path}")
@@ -193,18 +195,27 @@ def show_images(run: TrainedRun, model: Model, data: Any, wanted: Wanted) -> Non
 
 def draw_page(title: str, examples: Sequence[Judged], images: Sequence[Pixels], classes: Sequence[str]) -> Figure:
     """Draw images in rows, each with what was predicted; mistakes have a red frame, and their class in red words."""
-    page = Figure(figsize=(SIDE * COLUMNS, SIDE * math.ceil(len(examples) / COLUMNS)))
+    columns = min(COLUMNS, len(examples))
+    high, wide = (side / max(images[0].shape[1:]) for side in images[0].shape[1:])
+    captions = [  # whole names, as two may begin alike
+        "\n".join(
+            fill(line, 20)
+            for line in (f"is {classes[label]}", f"{classes[guess]} ({abs(surprise):.0%})")[surprise <= 0 :]
+        )
+        for label, guess, surprise, _ in examples
+    ]
+    row = high + 0.15 + 0.12 * max(caption.count("\n") + 1 for caption in captions)
+    width, height = 1.25 * columns, row * math.ceil(len(examples) / columns)
+    page = Figure(figsize=(SIDE * width, SIDE * height))
     axes = page.add_axes((0, 0, 1, 1))
-    for place, (example, pixels) in enumerate(zip(examples, images, strict=True)):
-        wrong, guess = example.surprise > 0, f"{classes[example.predicted]:.10} ({abs(example.surprise):.0%})"
-        words, color = (f"is {classes[example.label]:.10}\n{guess}", "red") if wrong else (guess, "gray")
-        left, top = 1.25 * (place % COLUMNS), 1.4 * (place // COLUMNS)
-        axes.imshow(pixels.transpose(1, 2, 0), "gray", vmin=0, vmax=255, extent=(left, left + 1, top + 1, top))
-        axes.text(left, top + 1.04, words, color=color, fontsize="x-small", verticalalignment="top")
-        if wrong:
-            axes.add_patch(Rectangle((left, top), 1, 1, fill=False, edgecolor=color, linewidth=3))
-    axes.set(xlim=(-0.1, 1.25 * COLUMNS), ylim=(top + 1.4, -0.1))
-    axes.set_title(title, loc="left", fontsize="medium")
+    for place, (example, pixels, caption) in enumerate(zip(examples, images, captions, strict=True)):
+        left, top, color = 1.25 * (place % columns), row * (place // columns), "red" if example.surprise > 0 else "gray"
+        axes.imshow(pixels.transpose(1, 2, 0), "gray", vmin=0, vmax=255, extent=(left, left + wide, top + high, top))
+        axes.text(left, top + high + 0.04, caption, color=color, fontsize="x-small", va="top", parse_math=False)
+        if example.surprise > 0:
+            axes.add_patch(Rectangle((left, top), wide, high, fill=False, edgecolor=color, linewidth=3))
+    axes.set(xlim=(-0.1, width), ylim=(height, -0.1))
+    axes.set_title(title, loc="left", fontsize="medium", parse_math=False)
     axes.set_axis_off()
     return page
 

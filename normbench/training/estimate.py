@@ -67,7 +67,7 @@ def estimate(loop: Loop, folder: Path) -> Estimate:
     probed_ms = 1e3 * probed_step(loop)
     batches = list(islice(loop.data.eval_batches("val", loop.trainer.eval_batches), 2))
     begun = time.perf_counter()
-    loop.tagged("val", batches, loop.model)
+    loop.tagged("val", loop.model, batches)
     pace = (time.perf_counter() - begun) / predictions(batches)
     evaluation, last_evaluation = (
         pace * sum(predictions(batches) for _, _, batches in loop.judged(last)) for last in (False, True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -78,21 +78,19 @@ def first_nonfinite(model: nn.Module, batch: Batch, task: Task) -> str:
         if isinstance(output, Tensor) and not output.isfinite().all():
             bad.append(module)
 
-    handles = [module.register_forward_hook(hook) for module in names]
-    try:
-        with buffers_kept(model):  # behind the backward pass, which torch's batch_norm lets use the running statistics
-            loss = task.loss(model(*batch.arguments), batch.targets)
-            if bad:
-                return f"output of {names[bad[0]] or 'the model'}"
-            if not loss.isfinite():
-                return "the loss"
-            loss.backward()
+    # buffers are put back behind the backward pass, which torch's batch_norm lets use the running statistics
+    with ExitStack() as stack, buffers_kept(model):
+        stack.callback(model.zero_grad, set_to_none=True)
+        for module in names:
+            stack.enter_context(module.register_forward_hook(hook))
+        loss = task.loss(model(*batch.arguments), batch.targets)
+        if bad:
+            return f"output of {names[bad[0]] or 'the model'}"
+        if not loss.isfinite():
+            return "the loss"
+        loss.backward()
         for module in reversed(order):
             for name, parameter in module.named_parameters(names[module], recurse=False):
                 if parameter.grad is not None and not parameter.grad.isfinite().all():
                     return f"gradient of {name}"
         return GRADIENT_NORM
-    finally:
-        for handle in handles:
-            handle.remove()
-        model.zero_grad(set_to_none=True)

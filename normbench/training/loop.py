@@ -141,7 +141,7 @@ class Loop:
         begun = time.perf_counter()
         with self.probes.watch(histograms) if probed and not compiled else nullcontext(reading) as reading:
             loss = self.gradients(self.model if self.compiled is None else self.compiled, self.precision)
-        self.grad_norm = self.clip()
+        self.grad_norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.trainer.grad_clip or math.inf)
         if compiled and not self.compile_seconds:
             loss.item()  # waits for the device
             self.compile_seconds = time.perf_counter() - begun
@@ -169,10 +169,6 @@ class Loop:
         else:
             torch.manual_seed(seed)
         return to_device(self.data.train_batch(number), self.device)
-
-    def clip(self) -> Tensor:
-        """Scale the gradients down to the largest norm allowed; return the norm before."""
-        return nn.utils.clip_grad_norm_(self.model.parameters(), self.trainer.grad_clip or math.inf)
 
     def diverge(self, step: int) -> None:
         """End the run at a step (counted from 0) whose loss or gradient is not finite.
@@ -230,8 +226,7 @@ class Loop:
             "grad/norm": self.grad_norm.item(),
             "weight/norm": nn.utils.get_total_norm(list(self.model.parameters())).item(),
         }
-        step_ms = self.clock.recent()
-        if step_ms is not None:
+        if (step_ms := self.clock.recent()) is not None:
             values["time/step_ms"] = step_ms
             values[f"time/{self.data.task.unit}_per_second"] = 1e3 * self.units / step_ms
         self.loss_sum.zero_()
@@ -242,9 +237,8 @@ class Loop:
     def evaluate(self) -> None:
         """Record the validation loss; on the whole validation set at the last step."""
         self.check_guard()
-        values: dict[str, float] = {}
-        for tag, model, batches in self.judged(last=self.step == self.steps):
-            values |= self.tagged(tag, batches, model)
+        judged = (self.tagged(*each) for each in self.judged(last=self.step == self.steps))
+        values = {tag: value for shown in judged for tag, value in shown.items()}
         self.record(values)
         self.keep_best(values["loss/val"])
 
@@ -265,12 +259,12 @@ class Loop:
             return
         if self.step == self.steps and self.trainer.eval_batches is not None:
             batches = self.data.eval_batches("val", self.trainer.eval_batches)
-            loss = self.tagged("val", batches, self.model)["loss/val"]
+            loss = self.tagged("val", self.model, batches)["loss/val"]
         if loss < self.best_loss:
             self.best_loss = loss
             self.checkpoints.save_best({"step": self.step, "model": self.model.state_dict()})
 
-    def tagged(self, split: str, batches: Iterable[Batch], model: nn.Module) -> dict[str, float]:
+    def tagged(self, split: str, model: nn.Module, batches: Iterable[Batch]) -> dict[str, float]:
         """Return what the batches of a split show of a model, by tag."""
         with self.precision.autocast():
             results = evaluate(model, batches, self.data.task, self.device)
@@ -336,8 +330,7 @@ def evaluate(model: nn.Module, batches: Iterable[Batch], task: Task, device: tor
     count = 0
     for batch in batches:
         batch = to_device(batch, device)
-        logits = model(*batch.arguments)
-        loss, right = task.totals(logits, batch.targets)
+        loss, right = task.totals(model(*batch.arguments), batch.targets)
         sums[0] += loss
         sums[1] += right
         count += batch.targets.numel()

@@ -26,8 +26,7 @@ def parameter_groups(
     for parameter in model.parameters():
         if parameter.requires_grad:
             groups[decay_norms if id(parameter) in in_norms else parameter.ndim >= 2].append(parameter)
-    decays = {True: weight_decay, False: 0.0}
-    return [{"params": groups[key], "weight_decay": decays[key]} for key in groups if groups[key]]
+    return [{"params": groups[key], "weight_decay": weight_decay if key else 0.0} for key in groups if groups[key]]
 
 
 def make_optimizer(factory: Any, groups: list[dict[str, Any]], device: torch.device) -> torch.optim.Optimizer:
