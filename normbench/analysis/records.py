@@ -157,8 +157,20 @@ def read_run(directory: RunDirectory, name: str) -> Run:
     if stands["status"] == "finished":
         lost = [tag for tag in ("loss/val", "loss/test") if summary["metrics"].get(tag, 0.0) is None]
         stands |= {"status": "diverged", "message": f"its final {lost[0]} is not finite"} if lost else {}
-    standing = stands["status"], stands["step"], stands["steps"], stands["message"]
-    return Run(name, directory.path, *standing, config["seed"], config, summary, sessions, logged.curves, logged.torn)
+    return Run(
+        name,
+        directory.path,
+        status=stands["status"],
+        step=stands["step"],
+        steps=stands["steps"],
+        message=stands["message"],
+        seed=config["seed"],
+        config=config,
+        summary=summary,
+        sessions=sessions,
+        curves=logged.curves,
+        torn=logged.torn,
+    )
 
 
 def whole(path: Path) -> dict[str, Any]:
