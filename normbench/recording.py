@@ -91,7 +91,7 @@ class Recorder:
     def __init__(self, directory: Path, display: Display | None = None) -> None:
         self._display = display
         self._metrics = open(directory / "metrics.jsonl", "ab")  # noqa: SIM115 (closed by close)
-        self._events = open((event_files(directory) or [new_event_file(directory)])[-1], "ab")  # noqa: SIM115
+        self._events = open((event_files(directory) or [new_event_file(directory)])[-1], "ab")  # noqa: SIM115 (likewise)
         self._records = RecordWriter(self._events)
         self._described: set[str] = set()
         sync_directory(directory)

@@ -55,7 +55,7 @@ Half = norm(lambda self, x: x.half())
 Wider = norm(lambda self, x: x.mean(-1))
 Detached = norm(lambda self, x: x * self.factor(x).detach())
 GradMatters = norm(lambda self, x: Rms.forward(self, x) * (1 if torch.is_grad_enabled() else 2))
-Raising = norm(lambda self, x: x.no_such_thing())  # type: ignore[attr-defined]
+Raising = norm(lambda self, x: x.no_such_thing())  # type: ignore[attr-defined]  # on purpose
 NoNumber = norm(lambda self, x: x * float("nan") if x.ndim == 4 and x.dtype == torch.float32 else Rms.forward(self, x))
 Noisy = norm(lambda self, x: Rms.forward(self, x) * (1 + 0.1 * torch.rand(()).item() if self.training else 1))
 Centering = norm(lambda self, x: Rms.forward(self, x - x.mean(self.channel_dim, keepdim=True)))
@@ -162,7 +162,7 @@ class Hidden(Pre):
 
     def forward(self, x: Tensor, **context: Any) -> Tensor:
         for role, branch in self.branches.items():
-            x = self.join(x, branch, self.hidden[role], context)  # type: ignore[arg-type]
+            x = self.join(x, branch, self.hidden[role], context)  # type: ignore[arg-type]  # ModuleDict holds Modules
         return x
 
 
@@ -293,7 +293,7 @@ class NamedBySeed(Stripes):
 class PaddedInFront(Words):
     def train_batch(self, step: int) -> Batch:
         batch = super().train_batch(step)
-        return batch._replace(mask=batch.mask.flip(1))  # type: ignore[union-attr]
+        return batch._replace(mask=batch.mask.flip(1))  # type: ignore[union-attr]  # Words has one
 
 
 class PaddedText(Words):

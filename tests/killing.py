@@ -209,12 +209,12 @@ def watch(places: Places) -> None:
     part(session.Session, prepare="preparation", finish="finish")
     ahead(loop, "to_device", lambda *_: "batch")
     ahead(types.Task, "totals", lambda *_, **__: "loss")
-    ahead(loop.nn.utils, "clip_grad_norm_", lambda *_: "gradients")
+    ahead(loop.nn.utils, "clip_grads_with_norm_", lambda *_: "gradients")
     ahead(os, "replace", lambda source, target: f"rename to {final_name(target)}")
     ahead(os, "unlink", lambda path, **_: f"unlink {final_name(path)}")
     ahead(os, "fsync", lambda descriptor: f"fsync {final_name(os.readlink(f'/proc/self/fd/{descriptor}'))}")
     for module in (rundir, recording):
-        vars(module)["open"] = lambda path, mode: TracedFile(places, builtins.open(path, mode))  # noqa: SIM115
+        vars(module)["open"] = lambda path, mode: TracedFile(places, builtins.open(path, mode))  # noqa: SIM115 (its user closes it)
 
 
 def trace(owner: Any, name: str, context: Callable[..., AbstractContextManager[None]]) -> None:

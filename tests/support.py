@@ -13,7 +13,7 @@ from torch import nn
 from normbench.build import build_model
 from normbench.cli import main
 from normbench.config.groups import options, section_of
-from normbench.contract.trials import IMAGES, TEXT, TEXTS  # noqa: F401
+from normbench.contract.trials import IMAGES, TEXT, TEXTS  # noqa: F401 (for the tests)
 from normbench.models import Xavier, initialize
 from normbench.types import Batch, Model, Task
 

@@ -62,6 +62,7 @@ MEASURED = {  # invariances as in the papers; evaluation differs, crosses sample
     "norm=layernorm": "yes yes no yes no yes, no no",
     "norm=rmsnorm": "yes no no yes no yes, no no",
     "norm=prmsnorm": "yes no no yes no yes, no no",
+    "norm=groupnorm": "yes yes no yes no yes, no no",
     "norm=dyt": "no no no no no no, no no",
     "norm=none": "no no no no no no, no no",
 }

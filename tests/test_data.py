@@ -32,7 +32,7 @@ def test_hub_images_give_the_stored_pixels_and_labels(tmp_path: Path, shape: tup
     stored = random_images(*shape)
     data = pets(write_images(tmp_path, stored, LABELS), scaling="none")
     for split, part in (("train", "train"), ("val", "test")):
-        batches = list(data.eval_batches(split))  # type: ignore[arg-type]
+        batches = list(data.eval_batches(split))  # type: ignore[arg-type]  # str, not Literal
         inputs = torch.cat([batch.inputs for batch in batches])
         expected = torch.from_numpy(np.stack(stored[part])).reshape(-1, 6, 5, len(shape) * 2 - 3)
         assert inputs.dtype == torch.float32 and torch.equal(inputs, expected.permute(0, 3, 1, 2).float())

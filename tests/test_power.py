@@ -39,9 +39,9 @@ def test_seeds_needed_are_the_fewest_and_the_published_ones(effect: float, famil
 @pytest.mark.parametrize("family", [1, 35])
 @pytest.mark.parametrize("n", [2, 3, 30, 1_000])
 def test_power_is_the_mean_over_the_spreads_that_may_be_seen(n: int, family: int) -> None:
-    # P(|Z + δ| > c·S), S² = χ² / df: the mean of it over 20,000 quantiles of χ².
+    # P(|Z + δ| > c·S), S² = χ² / df: the mean of it over 200,000 quantiles of χ².
     critical = float(stats.t.isf(0.025 / family, n - 1))
-    spread = np.sqrt(special.chdtri(n - 1, (np.arange(20_000) + 0.5) / 20_000) / (n - 1))
+    spread = np.sqrt(special.chdtri(n - 1, (np.arange(200_000) + 0.5) / 200_000) / (n - 1))
     for noncentrality in (1e-7, 0.3, 2.0, 4.5, 60.0):
         both = special.ndtr(noncentrality - critical * spread) + special.ndtr(-noncentrality - critical * spread)
         found = paired_power(noncentrality / math.sqrt(n), 1.0, n, family=family)

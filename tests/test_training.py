@@ -133,7 +133,7 @@ def test_first_nonfinite_output_is_named() -> None:
     model, _ = build("batchnorm", model="cnn", task=IMAGES)
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
     with torch.no_grad():
-        model.blocks[1].branches["conv"].conv1.weight[0, 0, 0, 0] = math.nan  # type: ignore[union-attr,index]
+        model.blocks[1].branches["conv"].conv1.weight[0, 0, 0, 0] = math.nan  # type: ignore[union-attr,index]  # modules
     assert first_nonfinite(model, random_batch(IMAGES), IMAGES) == "output of blocks.1.branches.conv.conv1"
     assert all(torch.equal(buffer, before[name]) for name, buffer in model.named_buffers())
 

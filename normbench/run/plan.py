@@ -13,7 +13,7 @@ import torch
 import yaml
 
 from normbench import build
-from normbench.config.compose import Config
+from normbench.config.compose import SEARCH_PATH, Config
 from normbench.config.groups import Choices
 from normbench.config.schema import OPEN_SECTIONS, UNHASHED_KEYS, checked
 from normbench.errors import RunFailure, UsageError
@@ -137,10 +137,9 @@ def extended(config: Config, parent: RunDirectory) -> Config:
     if summary is None or summary["status"] != "finished":
         raise UsageError(f"extend={parent.path} is not the directory of a finished run: give one under outputs/")
     tree: dict[str, Any] = yaml.safe_load(parent.config.read_text("utf-8"))
-    for word in config.words:
+    # hydra.searchpath says where the parent's classes may be
+    for word in (word for word in config.words if not word.startswith(SEARCH_PATH)):
         path = word.lstrip("+~").partition("=")[0]
-        if path == "hydra.searchpath":  # where the parent's classes may be
-            continue
         section, _, key = path.rpartition(".")
         if path in FIXED_KEYS or (section or key) not in EXTENSION_KEYS:
             raise UsageError(

@@ -70,7 +70,7 @@ class Launcher:
         return jobs or self.jobs or gpus or max(1, cpu_count() // threads), threads
 
 
-class RunProcess(multiprocessing.get_context("forkserver").Process):  # type: ignore[misc]
+class RunProcess(multiprocessing.get_context("forkserver").Process):  # type: ignore[misc]  # a class, made by a call
     """Makes a run, which ends behind a checkpoint when the sweep does."""
 
     def __init__(self, task: Task) -> None:
@@ -85,7 +85,7 @@ class RunProcess(multiprocessing.get_context("forkserver").Process):  # type: ig
 
     def follow(self) -> None:
         """Wait for the end of the sweep's process, and end too."""
-        multiprocessing.parent_process().join()  # type: ignore[union-attr]
+        multiprocessing.parent_process().join()  # type: ignore[union-attr]  # there is one
         os.kill(os.getpid(), signal.SIGTERM)
 
     def done(self) -> bool:

@@ -78,7 +78,7 @@ def chosen(arm: Mapping[str, str], rates: Mapping[float, Sequence[float | None]]
     rates: with the final losses of their seeds. In the result, edge: of the rates that the best one lies on, if any.
     """
     curve: list[dict[str, Any]] = [
-        {"lr": lr, "losses": losses, "mean": None if None in losses else fmean(losses)}  # type: ignore[arg-type]
+        {"lr": lr, "losses": losses, "mean": None if None in losses else fmean(losses)}  # type: ignore[arg-type]  # none is None here
         for lr, losses in sorted(rates.items())
     ]
     usable = [point for point in curve if point["mean"] is not None]

@@ -141,7 +141,9 @@ class Loop:
         begun = time.perf_counter()
         with self.probes.watch(histograms) if probed and not compiled else nullcontext(reading) as reading:
             loss = self.gradients(self.model if self.compiled is None else self.compiled, self.precision)
-        self.grad_norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.trainer.grad_clip or math.inf)
+        self.grad_norm = nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
+        if self.trainer.grad_clip:
+            nn.utils.clip_grads_with_norm_(self.model.parameters(), self.trainer.grad_clip, self.grad_norm)
         if compiled and not self.compile_seconds:
             loss.item()  # waits for the device
             self.compile_seconds = time.perf_counter() - begun
