@@ -9,17 +9,23 @@ import os
 import platform
 import shlex
 import socket
+import stat
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
+from types import NoneType
 from typing import IO, Any, Literal
 
-from normbench.errors import HeldElsewhere, UsageError
+import yaml
 
+from normbench.errors import HeldElsewhere, UsageError
+from normbench.settings import printable
+
+Shape = Any  # a type, several, a list of one shape, or a mapping from keys to shapes
 Status = Literal["running", "interrupted", "finished", "diverged", "failed", "out_of_memory"]
 CHOICE_FILE = "lr_choice.json"  # beside the runs of a sweep: the learning rate that it has chosen for each arm
 ENDED: tuple[Status, ...] = ("finished", "diverged")
@@ -118,16 +124,16 @@ class RunDirectory:
 
     def sessions(self) -> list[dict[str, Any]]:
         """Return the processes that have worked on the run, the first one first."""
-        known = (read_json(self.environment) or {}).get("sessions")
-        return [
-            each
-            for each in (known if isinstance(known, list) else [])
-            if isinstance(each, dict) and isinstance(each.get("packages", {}), dict)
-        ]
+        known: list[dict[str, Any]] = (read_json(self.environment) or {"sessions": []})["sessions"]
+        return known
+
+    def configuration(self) -> dict[str, Any]:
+        """Return the resolved configuration; empty where it cannot be read."""
+        return read_yaml(self.config) or {}
 
     def begun_elsewhere(self, now: dict[str, Any]) -> str | None:
         """Return what decides about bits and is not as it was when the run was begun, in one line."""
-        first, here = ({**known.get("packages", {}), **known} for known in ([*self.sessions(), now][0], now))
+        first, here = ({**(known.get("packages") or {}), **known} for known in ([*self.sessions(), now][0], now))
         decisive = [*DECISIVE, *now["packages"]]
         changed = [f"{key} was {first.get(key)}, is {here[key]}" for key in decisive if first.get(key) != here[key]]
         if not changed:
@@ -156,13 +162,86 @@ def locked(file: IO[str], kind: int, pause: float = 0) -> bool:
 # ---- files that are either whole or not there
 
 
-def read_json(path: Path) -> dict[str, Any] | None:
-    """Return a JSON object, or None where the file is missing or damaged."""
-    try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return None
-    return content if isinstance(content, dict) else None
+NUMBER = (int, float, NoneType)
+STANDS = {"status": str, "step": int, "steps": int, "message": (str, NoneType)}
+OPEN = {"_target_": str}
+SESSION = {"choices": {str: str}, "command": str, "data": dict, "packages": (dict, NoneType), "task": {"kind": str}}
+
+# What the files of a run have at least, whoever has written them.
+SHAPES: dict[str, Shape] = {
+    "config.yaml": {"seed": int, "norm": OPEN, "placement": OPEN, "model": OPEN, "data": OPEN},
+    "environment.json": {"sessions": [SESSION]},
+    "status.json": STANDS,
+    "summary.json": {
+        **STANDS, "seed": int, "choices": {str: str}, "metrics": {str: NUMBER}, "step_time": {str: NUMBER},
+        "data": dict, "norm_facts": dict, "ledger": dict,
+    },
+    CHOICE_FILE: {"arms": [{"arm": {str: str}, "lr": NUMBER}]},
+}  # fmt: skip
+
+LARGEST = 1 << 24  # bytes of a file that is read as a whole
+DEEPEST = 20  # levels of what it holds
+
+
+def fits(content: Any, shape: Shape) -> bool:
+    """Tell whether content has a shape: a type, a list of one shape, or keys with shapes, where `str` is every key."""
+    if isinstance(shape, list):
+        return isinstance(content, list) and all(fits(item, shape[0]) for item in content)
+    if isinstance(shape, dict):
+        return isinstance(content, dict) and all(
+            all(fits(value, kind) for value in content.values()) if key is str else fits(content.get(key), kind)
+            for key, kind in shape.items()
+        )
+    return isinstance(content, shape)
+
+
+def read_text(path: Path) -> str:
+    """Return a file's text.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is no regular file, of an absurd size, or no UTF-8.
+    """
+    about = path.stat()
+    if not stat.S_ISREG(about.st_mode) or about.st_size > LARGEST:
+        raise ValueError(f"{path} is no file that is read as a whole")
+    return path.read_text("utf-8")
+
+
+def read_json(path: Path, shape: Shape | None = None) -> dict[str, Any] | None:
+    """Return a JSON object, or None where the file is missing, damaged, or has not the shape of its kind."""
+    with suppress(OSError, ValueError, RecursionError):
+        content = plain(json.loads(read_text(path)))
+        return content if fits(content, shape or SHAPES.get(path.name, {})) else None
+    return None
+
+
+def read_yaml(path: Path) -> dict[str, Any] | None:
+    """Return a YAML's mapping as `read_json` does; one with anchors would be larger than it looks."""
+    with suppress(OSError, ValueError, RecursionError, yaml.YAMLError):
+        text, loader = read_text(path), getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+        if "&" in text or len(text) > 10_000:  # libyaml's own depth has no bound
+            loader = yaml.SafeLoader
+            if any(isinstance(token, yaml.AnchorToken) for token in yaml.scan(text)):
+                return None
+        content = plain(yaml.load(text, loader))
+        return content if fits(content, SHAPES.get(path.name, {})) else None
+    return None
+
+
+def plain(content: Any, depth: int = 0) -> Any:
+    """Return content as JSON has it, without characters that steer a terminal.
+
+    Raises:
+        ValueError: it is nested too deep.
+    """
+    if depth > DEEPEST:
+        raise ValueError(f"nested deeper than {DEEPEST} levels")
+    if isinstance(content, dict):
+        return {printable(str(key)): plain(value, depth + 1) for key, value in content.items()}
+    if isinstance(content, list):
+        return [plain(item, depth + 1) for item in content]
+    return content if isinstance(content, bool | int | float | None) else printable(str(content))
 
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], object], keep: Path | None = None) -> None:

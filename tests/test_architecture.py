@@ -19,7 +19,7 @@ LEAVES = {"errors", "settings", "types"}
 # What else each part may import of ours, beside itself; and how many lines of code it may have.
 PARTS: dict[str, tuple[set[str], int]] = {
     "errors": (set(), 40),
-    "settings": ({"errors"}, 180),
+    "settings": ({"errors"}, 184),
     "types": (set(), 180),
     "rundir": (set(), 160),
     "config": (set(), 480),

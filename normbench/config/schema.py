@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
 
 from normbench.errors import UsageError
@@ -84,6 +85,12 @@ def closed_settings(section: type) -> dict[str, Setting]:
 OPEN_SECTIONS = ("norm", "placement", "model", "data", "optim", "schedule", "init")
 TARGET = Setting("what makes it: package.module.Class", types=(str,), required=True)
 
+# Where the classes of a run are whose code may run though somebody else has made it.
+TRUSTED = (
+    "normbench.norms.", "normbench.placements.", "normbench.models.", "normbench.data.",
+    "normbench.training.schedules.", "torch.nn.", "torch.optim.",
+)  # fmt: skip
+
 # The settings of the sections that are no class's, and all keys that are there whatever is chosen.
 CLOSED = {"trainer": closed_settings(TrainerConfig), "probes": closed_settings(ProbesConfig)}
 ROOT = closed_settings(TrainConfig)
@@ -128,15 +135,7 @@ def checked(tree: Tree) -> tuple[dict[str, Any], TrainConfig]:
     """
     result = checked_values("", tree, ROOT | dict.fromkeys(OPEN_SECTIONS, Setting(required=True)), "normbench train")
     for section in (*CLOSED, *OPEN_SECTIONS):
-        values = tree[section]
-        if not isinstance(values, Mapping):
-            raise UsageError(f"{section}={show(values)} is not allowed: it is a section, set its keys")
-        known = section_settings(section, values)
-        if known is None:  # anything; the learning rate is the schedule's, whatever the optimizer
-            known = dict.fromkeys(values, Setting()) | ({"lr": OPTIMIZER["lr"]} if section == "optim" else {})
-        if section in OPEN_SECTIONS:
-            known = {"_target_": TARGET, **known}
-        result[section] = checked_values(f"{section}.", values, known, values.get("_target_", section))
+        result[section] = checked_section(section, tree[section])
     parts = {"trainer": TrainerConfig(**result["trainer"]), "probes": ProbesConfig(**result["probes"])}
     closed = TrainConfig(**{name: result[name] for name in ROOT} | parts)
     check_words(closed)
@@ -144,17 +143,70 @@ def checked(tree: Tree) -> tuple[dict[str, Any], TrainConfig]:
     return result, closed
 
 
+def checked_section(section: str, values: Any) -> dict[str, Any]:
+    """Return the values of a section, each checked and in its own type.
+
+    Raises:
+        UsageError: an unknown or missing key, a wrong type, a value out of bounds.
+    """
+    if not isinstance(values, Mapping):
+        raise UsageError(f"{section}={show(values)} is not allowed: it is a section, set its keys")
+    known = section_settings(section, values)
+    if known is None:  # anything; the learning rate is the schedule's, whatever the optimizer
+        own = dict.fromkeys((name for name in values if not name.startswith("_")), Setting())
+        known = own | ({"lr": OPTIMIZER["lr"]} if section == "optim" else {})
+    if section in OPEN_SECTIONS:
+        known = {"_target_": TARGET, "_partial_": Setting(), **known}
+    return checked_values(f"{section}.", values, known, values.get("_target_", section))
+
+
+def check_trusted(tree: Tree, path: Path) -> None:
+    """Refuse a run that has other classes than normbench's and torch's: whoever loads it runs their code.
+
+    Raises:
+        UsageError: it has one.
+    """
+    for section in OPEN_SECTIONS:
+        target = str(tree[section].get("_target_"))
+        if not target.startswith(TRUSTED):
+            raise UsageError(
+                f"{path} has {section}._target_={target}, which is neither normbench's nor torch's, and loading it "
+                "runs its code: if you trust whoever made the run, add --trust (in Python trust=True)"
+            )
+
+
+def check_plain(path: str, value: Any) -> None:
+    """Refuse a value that would make something itself: only a section's own `_target_` does.
+
+    Raises:
+        UsageError: it holds a key that begins with `_`.
+    """
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            if str(name).startswith("_"):
+                raise UsageError(
+                    f"{path}.{name} is not allowed: settings are plain values, and only a section has a _target_, such "
+                    "as norm._target_=package.module.Class"
+                )
+            check_plain(f"{path}.{name}", inner)
+    for place, item in enumerate(value if isinstance(value, list) else ()):
+        check_plain(f"{path}.{place}", item)
+
+
 def checked_values(prefix: str, values: Tree, known: Mapping[str, Setting], where: str) -> dict[str, Any]:
-    """Return values, each checked and in its own type; those of Hydra begin with `_`."""
+    """Return values, each checked and in its own type."""
     for name, setting in known.items():
         if setting.required and name not in values:
             raise UsageError(f"{prefix}{name} is missing: {where} needs it, set {prefix}{name}=VALUE")
     for name in values:
-        if name not in known and not name.startswith("_"):
+        if name not in known:
+            allowed = [key for key in known if not key.startswith("_")]
             raise UsageError(
-                f"{prefix}{name} is not a setting of {where}: {nearest(name, known)}allowed are {', '.join(known)}"
+                f"{prefix}{name} is not a setting of {where}: {nearest(name, allowed)}allowed are {', '.join(allowed)}"
             )
-    return {name: known[name].check(prefix + name, value) if name in known else value for name, value in values.items()}
+        if prefix:
+            check_plain(prefix + name, values[name])
+    return {name: known[name].check(prefix + name, value) for name, value in values.items()}
 
 
 def is_foreign(section: Tree) -> bool:
