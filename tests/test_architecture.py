@@ -33,7 +33,7 @@ PARTS: dict[str, tuple[set[str], int]] = {
     "build": ({"config", "models", "training"}, 190),
     "run": ({"build", "config", "probes", "recording", "rundir", "training"}, 480),
     "results": ({"build", "config", "rundir", "training"}, 100),
-    "sweep": ({"build", "config", "run", "rundir"}, 780),
+    "sweep": ({"build", "config", "run", "rundir"}, 800),
     "analysis": ({"config", "results", "rundir"}, 1640),
     "contract": ({"build", "config", "training"}, 670),
     "studies": ({"results", "rundir"}, 150),
@@ -110,7 +110,7 @@ def test_a_part_keeps_its_budget(name: str) -> None:
 
 
 def test_the_house_stays_small() -> None:
-    assert sum(map(lines_of_code, MODULES)) <= 8500
+    assert sum(map(lines_of_code, MODULES)) <= 9500
     assert len(MODULES) <= 110
     assert len(list(PACKAGE.glob("*.py"))) <= 12
 
