@@ -33,7 +33,7 @@ PARTS: dict[str, tuple[set[str], int]] = {
     "build": ({"config", "models", "training"}, 190),
     "run": ({"build", "config", "probes", "recording", "rundir", "training"}, 480),
     "results": ({"build", "config", "rundir", "training"}, 100),
-    "sweep": ({"build", "config", "run", "rundir"}, 780),
+    "sweep": ({"build", "config", "run", "rundir"}, 800),
     "analysis": ({"config", "results", "rundir"}, 1830),
     "contract": ({"build", "config", "training"}, 670),
     "studies": ({"results", "rundir"}, 150),
