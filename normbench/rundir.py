@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -9,7 +10,6 @@ import os
 import platform
 import shlex
 import socket
-import stat
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -129,7 +129,7 @@ class RunDirectory:
 
     def configuration(self) -> dict[str, Any]:
         """Return the resolved configuration; empty where it cannot be read."""
-        return read_yaml(self.config) or {}
+        return read_object(self.config, parse_yaml) or {}
 
     def begun_elsewhere(self, now: dict[str, Any]) -> str | None:
         """Return what decides about bits and is not as it was when the run was begun, in one line."""
@@ -179,7 +179,8 @@ SHAPES: dict[str, Shape] = {
     CHOICE_FILE: {"arms": [{"arm": {str: str}, "lr": NUMBER}]},
 }  # fmt: skip
 
-LARGEST = 1 << 24  # bytes of a file that is read as a whole
+LARGEST = 1 << 24  # bytes of a JSON or YAML
+LONG = 10_000  # characters of a YAML that is not read in C: there no depth is an error, and too great a one a crash
 DEEPEST = 20  # levels of what it holds
 
 
@@ -195,38 +196,44 @@ def fits(content: Any, shape: Shape) -> bool:
     return isinstance(content, shape)
 
 
-def read_text(path: Path) -> str:
-    """Return a file's text.
+def read_bytes(path: Path) -> bytes:
+    """Return a file's content.
 
     Raises:
-        OSError: it cannot be read.
-        ValueError: it is no regular file, of an absurd size, or no UTF-8.
+        OSError: it cannot be read, or whoever reads it would wait for ever: it is a pipe or a device.
     """
-    about = path.stat()
-    if not stat.S_ISREG(about.st_mode) or about.st_size > LARGEST:
-        raise ValueError(f"{path} is no file that is read as a whole")
-    return path.read_text("utf-8")
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "no regular file", str(path))
+    return path.read_bytes()
 
 
 def read_json(path: Path, shape: Shape | None = None) -> dict[str, Any] | None:
     """Return a JSON object, or None where the file is missing, damaged, or has not the shape of its kind."""
-    with suppress(OSError, ValueError, RecursionError):
-        content = plain(json.loads(read_text(path)))
-        return content if fits(content, shape or SHAPES.get(path.name, {})) else None
-    return None
+    return read_object(path, json.loads, shape)
 
 
-def read_yaml(path: Path) -> dict[str, Any] | None:
-    """Return a YAML's mapping as `read_json` does; one with anchors would be larger than it looks."""
+def read_object(path: Path, parse: Callable[[str], Any], shape: Shape | None = None) -> dict[str, Any] | None:
+    """Return what a JSON or YAML holds, or None where it is missing, damaged, or has not the shape of its kind."""
     with suppress(OSError, ValueError, RecursionError, yaml.YAMLError):
-        text, loader = read_text(path), getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-        if "&" in text or len(text) > 10_000:  # libyaml's own depth has no bound
-            loader = yaml.SafeLoader
-            if any(isinstance(token, yaml.AnchorToken) for token in yaml.scan(text)):
-                return None
-        content = plain(yaml.load(text, loader))
-        return content if fits(content, SHAPES.get(path.name, {})) else None
+        if path.stat().st_size <= LARGEST:
+            content = plain(parse(read_bytes(path).decode()))
+            return content if fits(content, shape or SHAPES.get(path.name, {})) else None
     return None
+
+
+def parse_yaml(text: str) -> Any:
+    """Return what a YAML holds, read in C where that is installed.
+
+    Raises:
+        ValueError: it has anchors, with which a short text stands for any number of values.
+        YAMLError: it is none.
+    """
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    if "&" in text or len(text) > LONG:
+        loader = yaml.SafeLoader
+        if any(isinstance(token, yaml.AnchorToken) for token in yaml.scan(text)):
+            raise ValueError("a YAML with anchors")
+    return yaml.load(text, loader)
 
 
 def plain(content: Any, depth: int = 0) -> Any:

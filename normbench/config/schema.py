@@ -5,6 +5,7 @@ The YAMLs in `conf/` hold the values; here stands which are allowed.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -175,37 +176,22 @@ def check_trusted(tree: Tree, path: Path) -> None:
             )
 
 
-def check_plain(path: str, value: Any) -> None:
-    """Refuse a value that would make something itself: only a section's own `_target_` does.
-
-    Raises:
-        UsageError: it holds a key that begins with `_`.
-    """
-    if isinstance(value, Mapping):
-        for name, inner in value.items():
-            if str(name).startswith("_"):
-                raise UsageError(
-                    f"{path}.{name} is not allowed: settings are plain values, and only a section has a _target_, such "
-                    "as norm._target_=package.module.Class"
-                )
-            check_plain(f"{path}.{name}", inner)
-    for place, item in enumerate(value if isinstance(value, list) else ()):
-        check_plain(f"{path}.{place}", item)
-
-
 def checked_values(prefix: str, values: Tree, known: Mapping[str, Setting], where: str) -> dict[str, Any]:
     """Return values, each checked and in its own type."""
     for name, setting in known.items():
         if setting.required and name not in values:
             raise UsageError(f"{prefix}{name} is missing: {where} needs it, set {prefix}{name}=VALUE")
-    for name in values:
+    for name, value in values.items():
         if name not in known:
             allowed = [key for key in known if not key.startswith("_")]
             raise UsageError(
                 f"{prefix}{name} is not a setting of {where}: {nearest(name, allowed)}allowed are {', '.join(allowed)}"
             )
-        if prefix:
-            check_plain(prefix + name, values[name])
+        if prefix and isinstance(value, Mapping | list) and '"_target_": ' in json.dumps(value, default=str):
+            raise UsageError(
+                f"{prefix}{name} holds a _target_: settings are plain values, and a section alone has a class, such as "
+                "norm._target_=package.module.Class"
+            )
     return {name: known[name].check(prefix + name, value) for name, value in values.items()}
 
 
