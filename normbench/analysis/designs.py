@@ -41,18 +41,17 @@ class Contrast(Sample):
 
     kind: of effect, `change`, `slope`, `rate` (logarithm to base 2 of the largest that trains) or `sensitivity`.
     levels: of the factor, the usual one first, or all from low to high. own, other: the effects on the arm and on the
-    baseline. tried: how many seeds there are. corrected: p after Holm. family: over how many contrasts Holm corrects.
+    baseline. corrected: p after Holm. family: over how many contrasts Holm corrects.
     """
 
+    own: tuple[float, ...]
+    other: tuple[float, ...]
     kind: str
     factor: str
     levels: tuple[Any, ...]
     arm: Arm
     baseline: Arm
-    own: tuple[float, ...]
-    other: tuple[float, ...]
     metric: Metric
-    tried: int
     corrected: float | None = None
     family: int = 1
 
@@ -60,11 +59,6 @@ class Contrast(Sample):
     def real(self) -> bool:
         """Say whether it may be called a difference."""
         return self.corrected is not None and self.corrected < ALPHA
-
-    @property
-    def found(self) -> bool:
-        """Say whether a sentence is about it: a difference, or what may be one; the same in each seed is one, too."""
-        return self.p < ALPHA if self.p is not None else self.n > 1
 
     @property
     def sides(self) -> list[tuple[str, tuple[float, ...]]]:
@@ -84,9 +78,10 @@ class Contrast(Sample):
         last, name = Arm({self.factor: self.levels[-1]}).name, self.factor.rpartition(".")[2]
         return STEPS[self.kind].format(usual=in_words(self.levels[0]), last=last, factor=name)
 
-    def helps(self, effects: Sequence[float]) -> bool:
-        """Say whether effects are good on the whole."""
-        return sum(effects) != 0 and (sum(effects) < 0) == self.metric.lower_is_better
+    @property
+    def tried(self) -> int:
+        """Return how many seeds there are."""
+        return len({run.seed for arm in (self.arm, self.baseline) for run in arm.runs})
 
 
 def contrasts(study: Study, arms: Sequence[Arm], baseline: Baseline, metric: Metric) -> tuple[Contrast, ...]:
@@ -100,11 +95,11 @@ def contrasts(study: Study, arms: Sequence[Arm], baseline: Baseline, metric: Met
     return tuple(replace(one, corrected=p, family=family) for one, p in zip(found, corrected, strict=True))
 
 
-def contrast(own: Effects, other: Effects, **about: Any) -> Contrast:
-    """Return the contrast of two effects over the seeds that both have; about: what `Contrast` has beside."""
+def contrast(own: Effects, other: Effects, *about: Any) -> Contrast:
+    """Return the contrast of two effects over the seeds that both have; about: what it is of, as `Contrast` has it."""
     found = paired_difference(own, other)
-    about |= {name: tuple(side[seed] for seed in found.seeds) for name, side in (("own", own), ("other", other))}
-    return Contrast(found.values, found.resolution, found.seeds, **about)
+    first, second = (tuple(side[seed] for seed in found.seeds) for side in (own, other))
+    return Contrast(found.values, found.resolution, found.seeds, first, second, *about)
 
 
 # ---- two factors
@@ -112,47 +107,35 @@ def contrast(own: Effects, other: Effects, **about: Any) -> Contrast:
 
 @dataclass(frozen=True)
 class Crossing:
-    """Two factors of a study.
+    """A factor of a study, the subject, whose levels are arms, and another one.
 
-    levels: of the subject and of the factor. cells: a column for each pair of their places in `levels`, a row for each
+    levels: of the other factor. cells: a column for each pair of places in `arms` and in `levels`, a row for each
     setting of what else varies and each seed.
     """
 
     subject: str
     factor: str
-    levels: tuple[list[Any], list[Any]]
+    arms: list[Arm]
+    levels: list[Any]
     cells: pd.DataFrame
     metric: Metric
 
-    @property
-    def tried(self) -> int:
-        """Return how many seeds there are."""
-        return self.cells.index.get_level_values("seed").nunique()
-
-    def arm(self, place: int) -> Arm:
-        """Return a level of the subject as an arm, without runs."""
-        return Arm({self.subject: self.levels[0][place]})
-
     def contrasts(self, baseline: Baseline) -> list[Contrast]:
-        """Compare how each level of the subject takes to the factor, against how the baseline's does."""
-        keys = zip((self.subject, self.factor), self.levels, strict=True)
-        usual, start = (own.index(at) if (at := (USUAL | baseline).get(key)) in own else 0 for key, own in keys)
-        found, every = [], dict(enumerate(self.levels[1]))
-        for place in set(range(len(self.levels[0]))) - {usual}:
+        """Compare how each arm takes to the factor, against how the baseline's does."""
+        found, wanted, every = [], USUAL | baseline, dict(enumerate(self.levels))
+        usual = next(
+            (place for place, arm in enumerate(self.arms) if wanted.get(self.subject) in arm.settings.values()), 0
+        )
+        start = self.levels.index(wanted.get(self.factor)) if wanted.get(self.factor) in self.levels else 0
+        for place in set(range(len(self.arms))) - {usual}:
             shared = {key: level for key, level in every.items() if {(place, key), (usual, key)} <= {*self.cells}}
             for kind, weights in effects(shared, start):
-                sides = [
-                    sum(weight * self.cells[side, key] for key, weight in weights.items()) for side in (place, usual)
-                ]
-                both = pd.concat(sides, axis=1).dropna().groupby(level="seed").mean()
-                about = {
-                    "arm": self.arm(place),
-                    "baseline": self.arm(usual),
-                    "factor": self.factor,
-                    "metric": self.metric,
-                }
-                about |= {"kind": kind, "levels": tuple(every[key] for key in weights), "tried": self.tried}
-                found.append(contrast(*(both[side].to_dict() for side in both), **about))
+                sides = (
+                    sum(self.cells[arm, key] * weight for key, weight in weights.items()) for arm in (place, usual)
+                )
+                own, other = pd.concat(sides, axis=1).dropna().groupby(level="seed").mean().to_dict().values()
+                levels, pair = tuple(every[key] for key in weights), (self.arms[place], self.arms[usual])
+                found.append(contrast(own, other, kind, self.factor, levels, *pair, self.metric))
         return found
 
 
@@ -174,18 +157,20 @@ def crossings(arms: Sequence[Arm], metric: Metric) -> list[Crossing]:
     levels = {key: sorted({arm.settings.get(key) for arm in arms}, key=in_order) for key in arms[0].settings}
     keys = [key for key, values in levels.items() if len(values) > 1]
     rows = [
-        {
-            **{key: levels[key].index(arm.settings.get(key)) for key in keys},
-            "seed": run.seed,
-            "end": ending(run, metric),
-        }
+        (*(levels[key].index(arm.settings.get(key)) for key in keys), run.seed, ending(run, metric))
         for arm in arms
         for run in arm.runs
     ]
-    found = []
-    for pair in combinations(keys, 2):
-        cells = pd.DataFrame(rows).pivot_table("end", [*(key for key in keys if key not in pair), "seed"], [*pair])
-        found.append(Crossing(*pair, (levels[pair[0]], levels[pair[1]]), cells, metric))
+    ends, found = pd.DataFrame(rows, columns=[*keys, "seed", "end"]), []
+    for subject, factor in combinations(keys, 2):
+        with_it = ([arm for arm in arms if arm.settings.get(subject) == level] for level in levels[subject])
+        rest = [key for key in keys if key not in (subject, factor)]
+        cells = ends.pivot_table("end", [*rest, "seed"], [subject, factor])
+        own = [
+            Arm({subject: some[0].settings.get(subject)}, tuple(run for arm in some for run in arm.runs))
+            for some in with_it
+        ]
+        found.append(Crossing(subject, factor, own, levels[factor], cells, metric))
     return found
 
 
@@ -194,7 +179,7 @@ def ending(run: Run, metric: Metric) -> float:
 
     NaN where it has failed or not ended.
     """
-    worst = (run.session["data"].get("constant") or {}).get(f"{metric.tag.partition('/')[0]}/val")
+    worst = run.constant.get(f"{metric.tag.partition('/')[0]}/val")
     worst = NAN if worst is None or run.status not in ("finished", "diverged") else metric.scale * worst
     return float((np.fmin if metric.lower_is_better else np.fmax)(final(run, metric), worst))
 
@@ -207,11 +192,9 @@ def over_rates(study: Study, baseline: Baseline) -> list[Contrast]:
     tried, found = tried_rates(study), []
     for one, other in permutations(tried, 2):
         if other.arm.settings == {**one.arm.settings, **baseline} and [*other.by_rate] == [*one.by_rate]:
-            seeds = len({run.seed for arm in (*one.by_rate.values(), *other.by_rate.values()) for run in arm.runs})
-            about = {"arm": one.arm, "baseline": other.arm, "factor": LEARNING_RATE, "metric": loss_on("val")}
-            about |= {"levels": tuple(one.by_rate), "tried": seeds}
-            found.append(contrast(one.largest, other.largest, kind="rate", **about))
-            found.append(contrast(one.sensitivity, other.sensitivity, kind="sensitivity", **about))
+            about = LEARNING_RATE, tuple(one.by_rate), one.arm, other.arm, loss_on("val")
+            found.append(contrast(one.largest, other.largest, "rate", *about))
+            found.append(contrast(one.sensitivity, other.sensitivity, "sensitivity", *about))
     return found
 
 
@@ -220,9 +203,9 @@ def over_rates(study: Study, baseline: Baseline) -> list[Contrast]:
 
 def said(found: Sequence[Contrast]) -> list[str]:
     """Return what contrasts show, those of a kind together, the largest first; nothing where each has one seed."""
-    ordered = sorted((one for one in found if one.n > 1), key=lambda one: (not one.real, -abs(one.mean)))
-    sentences = list[str]()
+    several, sentences = [one for one in found if one.n > 1], list[str]()
+    shown = [one for one in several if one.p is None or one.p < ALPHA]
     for kind in STEPS:
-        shown = [one for one in ordered if one.found and one.kind == kind]
-        sentences += at_most(paragraphs("designs.jinja", "found", shown), MOST)
-    return [*sentences, *paragraphs("designs.jinja", "open", [one for one in ordered if not one.found])]
+        own = sorted((one for one in shown if one.kind == kind), key=lambda one: (not one.real, -abs(one.mean)))
+        sentences += at_most(paragraphs("designs.jinja", "found", own), MOST)
+    return [*sentences, *paragraphs("designs.jinja", "open", [one for one in several if one not in shown])]

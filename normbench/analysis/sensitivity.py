@@ -73,7 +73,10 @@ class Tried:
         """Return the base 2 logarithm of the largest rate at which each seed trains; of none, half the lowest rate."""
         return {
             seed: math.log2(
-                max((rate for rate, run in runs.items() if run.status == "finished"), default=min(runs) / 2)
+                max(
+                    (rate for rate, run in runs.items() if run.status == "finished" and run.trained is not False),
+                    default=min(runs) / 2,
+                )
             )
             for seed, runs in self.by_seed.items()
         }

@@ -192,27 +192,22 @@ def step_times_table(comparisons: Sequence[Comparison]) -> Table:
 def designs_table(found: Sequence[Contrast]) -> Table:
     """Say what factors do to arms, less what they do to their baselines."""
     rows = []
-    for one in found:
-        ratio, places = one.kind == "rate", wording.precision(one.mean, one.interval) if one.n else 0
-        sides = (sum(side) / one.n if one.n else NAN for side in (one.own, one.other))
-        own, other = (f"{2**side:.3g}" if ratio else fixed(side, places, sign=True) for side in sides)
-        difference = (
-            f"× {fixed(2**one.mean, 2)}" if ratio else f"{fixed(one.mean, places, sign=True)} {one.metric.unit}"
-        )
+    for one in (one for one in found if one.n):
+        ratio, places = one.kind == "rate", wording.precision(one.mean, one.interval)
+        own, other = (sum(side) / one.n for side in (one.own, one.other))
         row = {
             "what": one.step,
             "arm": one.arm.name,
             "baseline": one.baseline.name,
             "seeds": str(one.n) + (f" of {one.tried}" if one.n < one.tried else ""),
-            "for the arm": own,
-            "for the baseline": other,
-            "difference": difference if one.n else NONE,
+            "for the arm": f"{2**own:.3g}" if ratio else fixed(own, places, sign=True),
+            "for the baseline": f"{2**other:.3g}" if ratio else fixed(other, places, sign=True),
+            "difference": f"{2**one.mean:.2g} times" if ratio else f"{fixed(one.mean, places, True)} {one.metric.unit}",
             "95 % interval": span(one.interval and one.interval.powers, 2)
             if ratio
             else span(one.interval, places, True),
             "p": wording.chance(one.p),
             "p after Holm": NONE if one.family == 1 else wording.chance(one.corrected),
-            "Wilcoxon p": wording.chance(one.wilcoxon_p),
         }
         rows.append(row)
     marked = [place for place, one in enumerate(found) if one.real]

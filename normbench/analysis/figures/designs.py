@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -27,25 +28,28 @@ def interactions(arms: Sequence[Arm], metric: Metric, note: str) -> list[Figure]
 def draw_interaction(one: Crossing, metric: Metric, note: str) -> Figure:
     """Draw a line for each level of the subject over those of the factor, with t intervals."""
     subject, factor = (key.rpartition(".")[2] for key in (one.subject, one.factor))
-    arms = [one.arm(place) for place in range(len(one.levels[0]))]
     rows = []
     for place, level in one.cells.columns:
         seeds = known(one.cells[place, level].groupby(level="seed").mean())
         mean, interval = mean_interval(seeds, metric.bounds)
         low, high = interval or (mean, mean)
-        row = {"arm": arms[place].name, factor: one.levels[1][level], "place": level, "seeds": len(seeds)}
+        row = {"arm": one.arms[place].name, factor: one.levels[level], "place": level, "seeds": len(seeds)}
         rows.append({**row, "mean": mean, "low": low, "high": high})
     data = pd.DataFrame(rows)
-    panels = grid.panels_of(arms, set(data["arm"]))
+    panels = grid.panels_of(one.arms, set(data["arm"]))
     canvas, panes = grid.draw_grid(panels, factor, f"final {metric.words} ({metric.symbol})", markers=True)
     for (_, entries), pane in zip(panels, panes, strict=True):
         for shift, entry in zip(0.03 * (np.arange(len(entries)) - (len(entries) - 1) / 2), entries, strict=True):
-            own, look = data[data["arm"] == entry.arm.name], {"color": entry.color, "marker": entry.marker}
+            own = data[data["arm"] == entry.arm.name]
             reach = own["mean"] - own["low"], own["high"] - own["mean"]
-            pane.errorbar(
-                own["place"] + shift, own["mean"], reach, linestyle=entry.dash, mfc="none", elinewidth=1, **look
-            )
-        pane.set_xticks(range(len(one.levels[1])), [grid.plain(in_words(level), 20) for level in one.levels[1]])
+            look: dict[str, Any] = {
+                "color": entry.color,
+                "marker": entry.marker,
+                "linestyle": entry.dash,
+                "mfc": "none",
+            }
+            pane.errorbar(own["place"] + shift, own["mean"], reach, elinewidth=1, **look)
+        pane.set_xticks(range(len(one.levels)), [grid.plain(in_words(level), 20) for level in one.levels])
     more = grid.limit(panes[0], "y", data.set_index("arm")[["mean", "low", "high"]], metric)
     facts = {"metric": metric, "subject": subject, "factor": factor, "others": len(one.cells.index.names) > 1}
     return described(f"interaction-{subject}-{factor}", "interaction", canvas, data, note + more, **facts)
