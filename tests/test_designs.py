@@ -54,7 +54,7 @@ def test_an_interaction_is_a_difference_of_differences_by_seed() -> None:
     assert one.p == pytest.approx(stats.ttest_1samp(by_hand, 0).pvalue)
     (sentence,) = said([one])
     assert sentence.startswith("warmup=0.1 instead of 0 helps post 0.885 nats more than pre (95 %: 0.836 to 0.934; ")
-    assert "the validation loss of post falls by 1.2" in sentence
+    assert "the validation loss of post falls by 1.183, that of pre by 0.298." in sentence
     (row,) = designs_table([one]).rows
     assert row[:4] == ("warmup=0.1 instead of 0", "post", "pre", "5")
 
