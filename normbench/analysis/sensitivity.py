@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from normbench.analysis.comparisons import LEARNING_RATE, LOST, best_rate, rate_families, without_rate
+from normbench.analysis.comparisons import LOST, best_rate, rate_families, without_rate
 from normbench.analysis.measures import TRAINING_LOSS, Metric, final, finite, known, loss_on
-from normbench.analysis.records import Arm, Study
+from normbench.analysis.records import LEARNING_RATE, Arm, Study
 from normbench.analysis.statistics import learning_rate_sensitivity
 
 
@@ -44,13 +44,21 @@ class Tried:
 
     @property
     def lost(self) -> dict[float, int]:
-        """Return how many runs did not get through, by rate."""
-        return {rate: sum(run.status in LOST for run in arm.runs) for rate, arm in self.by_rate.items()}
+        """Return how many runs did not get through or did not train, by rate."""
+        return {
+            rate: sum(run.status in LOST or run.trained is False for run in arm.runs)
+            for rate, arm in self.by_rate.items()
+        }
 
     @property
     def sensitivity(self) -> list[float]:
-        """Return a value (nats) for each seed that has ended at every rate (Wortsman et al. 2023)."""
-        found = []
+        """Return a value (nats) for each seed that has ended at every rate (Wortsman et al. 2023).
+
+        There is none for an arm that does not train at its best rate: it takes every rate alike, and learns at none.
+        """
+        found: list[float | None] = []
+        if not self.by_rate[self.best].trained:
+            return []
         for seed in sorted({run.seed for arm in self.by_rate.values() for run in arm.runs}):
             runs = {
                 rate: run for rate, arm in self.by_rate.items() for run in arm.runs if run.seed == seed and run.ended
