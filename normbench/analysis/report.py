@@ -14,6 +14,7 @@ from normbench import __version__
 from normbench.analysis import tables
 from normbench.analysis.causes import next_steps, why
 from normbench.analysis.comparisons import Comparison, compare_all, contenders, given_baseline, partners, usual_baseline
+from normbench.analysis.designs import contrasts, said
 from normbench.analysis.fairness import Finding, findings
 from normbench.analysis.figures import draw_all
 from normbench.analysis.figures.style import Figure, dark_rules
@@ -80,10 +81,12 @@ def examine(
     arms, chosen = contenders(study, baseline)
     by = yardstick(study, partners(study, arms, baseline), target, metric)
     families = [compare_all(arms, baseline, metric) for metric in by.metrics]
+    crossed = contrasts(study, arms, baseline, by.primary)
     runs, blocks, compared_blocks = runs_frame(study, by), activations_frame(study.arms), activations_frame(arms)
     found = [
         tables.results_table(runs, study, by),
         *(tables.differences_table(family, primary=family is families[0]) for family in families if family),
+        tables.designs_table(crossed),
         tables.rates_table(tried_rates(study)),
         tables.costs_table(runs),
         tables.step_times_table(families[0]),
@@ -98,7 +101,7 @@ def examine(
         runs=runs,
         blocks=blocks,
         comparisons=families[0],
-        verdict=verdict(study, families[0], margin),
+        verdict=verdict(study, families[0], margin, said(crossed)),
         why=why(arms, compared_blocks, families[0]),
         next=next_steps(study, arms, compared_blocks, families[0], margin),
         findings=findings(study, chosen and not by.primary.tag.endswith("/test"), families[0], missing),

@@ -149,7 +149,9 @@ def paragraphs(template: str, macro: str, *about: Any) -> tuple[str, ...]:
     return tuple(" ".join(part.split()) for part in text.split("\n\n") if part.strip())
 
 
-def verdict(study: Study, comparisons: Sequence[Comparison], margin: float | None) -> list[tuple[str, str]]:
+def verdict(
+    study: Study, comparisons: Sequence[Comparison], margin: float | None, crossed: Sequence[str] = ()
+) -> list[tuple[str, str]]:
     """Return what did not train, what differs, where no difference was found, and what did not finish.
 
     Each sentence comes with the key of the table behind it.
@@ -157,6 +159,7 @@ def verdict(study: Study, comparisons: Sequence[Comparison], margin: float | Non
     arms = {arm.name: arm for one in comparisons for arm in (one.arm, one.baseline)}
     told = [
         ("arms", at_most(paragraphs("sentences.jinja", "stuck", [*arms.values()] or study.arms))),
+        ("designs", crossed),
         ("differences", compared_words(comparisons, margin)),
         ("arms", () if comparisons else paragraphs("sentences.jinja", "not_compared", len(study.arms))),
         ("costs", at_most(paragraphs("sentences.jinja", "diverged", study))),
@@ -178,7 +181,7 @@ def compared_words(comparisons: Sequence[Comparison], margin: float | None) -> l
     return said
 
 
-def at_most(texts: Sequence[str]) -> list[str]:
+def at_most(texts: Sequence[str], most: int = MOST) -> list[str]:
     """Return the first ones, and how many more there are."""
-    more = len(texts) - MOST
-    return [*texts[:MOST], f"{more} more of this kind are in the table."] if more > 0 else list(texts)
+    more = len(texts) - most
+    return [*texts[:most], f"{more} more of this kind are in the table."] if more > 0 else list(texts)

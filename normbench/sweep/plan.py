@@ -29,6 +29,7 @@ from normbench.config.compose import (
 from normbench.config.schema import is_foreign
 from normbench.errors import CombinationRefused, UsageError
 from normbench.run.plan import Run, prepare
+from normbench.rundir import fingerprint
 from normbench.settings import Tree, show
 from normbench.sweep.folder import Entry, arm_name
 from normbench.sweep.launchers import Launcher
@@ -186,6 +187,23 @@ class SweepPlan:
         for run in self.runs:
             found.setdefault(arm_name(run.arm), []).append(run)
         return found
+
+
+def balanced(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
+    """Order runs so that a slow drift of the machine falls on all arms alike, and a sweep cut short is balanced.
+
+    Seeds are outermost. Within one the arms come at random, the same at each start, and with the next seed in reverse:
+    where a machine grows steadily slower, random orders alone would give one of seven paired intervals of three seeds
+    that exclude 0.
+    """
+    places = {seed: place for place, seed in enumerate(dict.fromkeys(run.seed for run in runs))}
+
+    def position(run: PlannedRun) -> tuple[int, int]:
+        pair, second = divmod(places[run.seed], 2)
+        drawn = int(fingerprint({"arm": {**run.arm}, "pair": pair}), 16)
+        return places[run.seed], -drawn if second else drawn
+
+    return sorted(runs, key=position)
 
 
 @dataclass
