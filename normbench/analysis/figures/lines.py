@@ -130,7 +130,9 @@ def draw_bands(
         (f"{title} · step {kind:,}".removeprefix(" · ") if by_depth else title, entries, kind)
         for (title, entries), kind in product(panels, kinds)
     ]
-    canvas, panes = grid.draw_grid([cell[:2] for cell in cells], x, f"{word} ({unit})", len(kinds) if by_depth else 0)
+    canvas, panes = grid.draw_grid(
+        [cell[:2] for cell in cells], x, word + f" ({unit})" * bool(unit), len(kinds) if by_depth else 0
+    )
     data = pd.concat(bands, names=["arm", "step" if by_depth else "kind"]).droplevel(2).reset_index()
     diverged, top = data.iloc[:, 1] == "diverged", np.inf
     means = data[~diverged]
@@ -138,19 +140,36 @@ def draw_bands(
         _, top = panes[0].set_ylim(loss_limits(means))
     for (_, entries, kind), pane in zip(cells, panes, strict=True):
         for entry in entries:
-            if (band := bands.get((entry.arm.name, kind))) is not None:
-                marker = "o" if len(band) <= FEW else ""
-                pane.plot(band["x"], band["mean"], color=entry.color, linestyle=entry.dash, marker=marker, markersize=3)
+            if (band := bands.get((entry.arm.name, kind))) is not None and len(band):
+                last = band.iloc[-1]
+                gid = grid.gid_of(entry.arm, f"{last['mean']:.4g} ({last['low']:.4g} to {last['high']:.4g}) at the end")
+                some = None if len(band) <= FEW else (0.3 * entries.index(entry) / len(entries), 0.3)
+                line: dict[str, Any] = {
+                    "color": entry.color,
+                    "linestyle": entry.dash,
+                    "marker": entry.marker,
+                    "markevery": some,
+                }
+                pane.plot(band["x"], band["mean"], mfc="none", gid=gid, **line)
                 around = np.c_[np.r_[band["x"], band["x"][::-1]], np.r_[band["low"], band["high"][::-1]]]
-                pane.add_artist(Polygon(around, color=entry.color, alpha=0.18, linewidth=0))
+                pane.add_artist(Polygon(around, color=entry.color, alpha=0.18, linewidth=0, gid=gid))
                 pane.update_datalim(around)
             if (ends := bands.get((entry.arm.name, "diverged"))) is not None:
-                cross: dict[str, Any] = {"markersize": 7, "markeredgewidth": 2, "clip_on": False}
+                cross: dict[str, Any] = {"markersize": 6, "markeredgewidth": 1.5, "clip_on": False}
+                cross["gid"] = grid.gid_of(entry.arm, "diverged")
                 pane.plot(ends["x"], ends["mean"].clip(upper=top), "x", color=entry.color, **cross)
     if scale == "log":
         grid.log_scale(panes[0], "y")
+    if scale == "percent":
+        panes[0].yaxis.set_major_formatter(lambda value, _: f"{100 * value:g}")
+    if not canvas.legends:
+        last = means.groupby("arm")["mean"].last()
+        height = panes[0].get_position().height * canvas.get_figheight()
+        grid.label_ends(
+            panes[0], height, [(last[e.arm.name], e) for _, own, _ in cells for e in own if e.arm.name in last]
+        )
     if by_depth:
-        panes[0].locator_params(axis="x", integer=True)
+        panes[0].locator_params(axis="x", integer=True, min_n_ticks=2)
         data = data.rename(columns={"x": "block"})
     facts |= {"word": word, "about": about, "by": by, "x": x, "steps": kinds if by_depth else []}
     facts |= {"seeds": (means["runs"].min(), means["runs"].max()), "crosses": diverged.any()}
