@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from normbench.analysis.comparisons import Baseline, compare_all, contenders
+from normbench.analysis.figures.designs import interactions
 from normbench.analysis.figures.finals import forest, heat_map, learning_rates, step_time_against
 from normbench.analysis.figures.lines import QUANTITIES, draw_lines
 from normbench.analysis.figures.style import COLUMN, TOGETHER, UNDER_WAY, Figure, members, our_style
@@ -25,6 +26,7 @@ def draw_all(study: Study, baseline: Baseline, width: float = COLUMN) -> list[Fi
             forest(compare_all(arms, baseline, primary), arms, note),
             *(draw_lines(name, arms, along) for name in ["accuracy-val-steps"] if others),
             *(draw_lines(name, arms, along + judged) for name in losses),
+            *interactions(arms, primary, note),
             learning_rates(study, primary),
             heat_map(arms, primary, note),
             step_time_against(arms, primary, note),

@@ -153,34 +153,25 @@ def draw_against(
     panels, more = first(panels_of(arms, set(data["arm"])), grid.MOST_PANELS, "panels")
     named: Any = "points" if data["arm"].is_unique else "lines"
     canvas, panes = grid.draw_grid(panels, axis, f"final {metric.words} ({metric.symbol})", named=named)
-    low, high = grid.near(data[["mean", "low", "high"]].stack().dropna(), metric.lower_is_better)
-    beyond = data[(data["mean"] < low) | (data["mean"] > high)]
-    down = not metric.lower_is_better  # where the worse values are
-    lines = max(len(entries) for _, entries in panels) if crosses or len(beyond) else 0
-    pad = grid.ROOM * ((high - low) or 1)
-    panes[0].set_ylim(low - pad * (1 + lines * down), high + pad * (1 + lines * (not down)))
+    beyond, sentence = grid.limit(panes[0], data, metric, max(len(entries) for _, entries in panels), crosses)
     for (_, entries), pane in zip(panels, panes, strict=True):
+        across = pane.get_xaxis_transform()
         for place, entry in enumerate(entries):
             own, look = data[data["arm"] == entry.arm.name], {"color": entry.color, "marker": entry.marker}
             spans = own[x] - own.get(f"{x}_low", own[x]), own.get(f"{x}_high", own[x]) - own[x]
             reach = own["mean"] - own["low"], own["high"] - own["mean"]
             full, lost = own[own[filled] == "yes"], own.loc[own["diverged"] > 0, x] if crosses else []
-            height = 0.03 + place * grid.ROOM if down else 0.97 - place * grid.ROOM
-            edge: dict[str, Any] = {"color": entry.color, "transform": pane.get_xaxis_transform()}
             line = {"linestyle": entry.dash, "mfc": "none", "elinewidth": 0.8}
             drawn = [
                 *pane.errorbar(own[x], own["mean"], reach, spans, **line, **look).get_children(),
                 *pane.plot(full[x], full["mean"], markersize=5, linestyle="", **look),
-                *pane.plot(lost, [height] * len(lost), "x", **edge),
+                *pane.plot(lost, [0.97 - place * grid.ROOM] * len(lost), "x", color=entry.color, transform=across),
+                *[grid.arrow(pane, at, place, entry.color, metric) for at in own.loc[beyond, [x, "mean"]].to_numpy()],
             ]
-            for far in beyond[beyond["arm"] == entry.arm.name].itertuples():
-                words = f"{'↓' if down else '↑'} {far.mean:.{metric.decimals}f}"
-                drawn.append(pane.text(getattr(far, x), height, words, ha="center", va="center", fontsize=7, **edge))
             values = ", ".join(f"{value:.{metric.decimals}f}" for value in own["mean"])
             for artist in drawn:
                 artist.set_gid(grid.gid_of(entry.arm, values))
-    more += f" Beyond the axis, with an arrow: {shortened([*dict.fromkeys(beyond['arm'])])}." if len(beyond) else ""
-    return canvas, panes, more
+    return canvas, panes, more + sentence
 
 
 def learning_rates(study: Study, metric: Metric) -> Figure | None:
@@ -192,6 +183,7 @@ def learning_rates(study: Study, metric: Metric) -> Figure | None:
             "learning_rate": rate,
             **outcome(arm, metric),
             "best": "yes" if rate == one.best else "no",
+            "largest": 2 ** np.mean([*one.largest.values()]) if one.largest else np.nan,
         }
         for one in tried
         for rate, arm in one.by_rate.items()
@@ -201,6 +193,10 @@ def learning_rates(study: Study, metric: Metric) -> Figure | None:
     data, arms = pd.DataFrame(rows), [one.arm for one in tried]
     crosses = data["diverged"].any()
     canvas, panes, more = draw_against(arms, data, "learning_rate", "best", "learning rate", metric, crosses)
+    for (_, entries), pane in zip(grid.panels_of(arms, set(data["arm"])), panes, strict=False):
+        for place, entry in enumerate(entries):
+            largest = data.loc[data["arm"] == entry.arm.name, "largest"].iloc[0]
+            pane.plot(largest, 0.03 + 0.04 * place, "^", color=entry.color, transform=pane.get_xaxis_transform())
     grid.log_scale(panes[0], "x")
     facts = {"metric": metric, "crosses": crosses, "arms": shortened([arm.name for arm in arms])}
     return described("learning-rates", "learning-rates", canvas, data, more, **facts)

@@ -24,12 +24,14 @@ import numpy as np
 import pandas as pd
 from jinja2 import Template
 
-from normbench.analysis.records import Arm, Run, in_order
+from normbench.analysis.measures import Metric
+from normbench.analysis.records import Arm, Run, in_order, shortened
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Canvas
     from matplotlib.lines import Line2D
+    from matplotlib.text import Text
 
 FOLDER = Path(__file__).parent
 CAPTIONS = tomllib.loads((FOLDER / "captions.toml").read_text("utf-8"))
@@ -269,6 +271,28 @@ def near(values: Sequence[float], lower_is_better: bool = True) -> tuple[float, 
         badness = close
     best, worst = float(badness.min()), float(badness.max())
     return (best, worst) if lower_is_better else (-worst, -best)
+
+
+def limit(axes: Axes, drawn: pd.DataFrame, metric: Metric, lines: int, crosses: bool = False) -> tuple[Any, str]:
+    """Let axes show what is near; return which rows lie beyond, for `arrow`, and a sentence about them.
+
+    drawn: arm, mean, low, high. lines: rows of words at an edge where there are any. crosses: some at the upper edge.
+    """
+    low, high = near(drawn[["mean", "low", "high"]].stack().dropna().astype(float), metric.lower_is_better)
+    beyond = (drawn["mean"] < low) | (drawn["mean"] > high)
+    pad, up = ROOM * ((high - low) or 1), crosses or (beyond.any() and metric.lower_is_better)
+    down = beyond.any() and not metric.lower_is_better
+    axes.set_ylim(low - pad * (1 + lines * down), high + pad * (1 + lines * up))
+    names = shortened([*dict.fromkeys(drawn.loc[beyond, "arm"])])
+    return beyond, f" Beyond the axis, with an arrow: {names}." if beyond.any() else ""
+
+
+def arrow(axes: Axes, at: Sequence[float], place: int, color: str, metric: Metric) -> Text:
+    """Write at the edge where worse values are, in a row of its own, a value that lies beyond. at: x and the value."""
+    x, value = at
+    height, sign = (0.97 - place * ROOM, "↑") if metric.lower_is_better else (0.03 + place * ROOM, "↓")
+    how: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "color": color, "fontsize": 7}
+    return axes.text(x, height, f"{sign} {value:.{metric.decimals}f}", ha="center", va="center", **how)
 
 
 def plain(text: str, most: int = 44) -> str:
