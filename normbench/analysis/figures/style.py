@@ -58,6 +58,7 @@ ABOVE, BELOW, LEFT, RIGHT, TITLE = 0.26, 0.42, 0.62, 0.12, 0.28  # inches around
 LETTER, LINE = 0.067, 0.17  # inches of a letter, at most, and of a line of words
 LABELS = 8  # lines at most are named at their ends, each in so many letters; else there is a legend above
 LETTERS = 18
+STEPS = (1, 2, 3, 4, 5, 10)  # between ticks, by whatever power of ten
 
 FAR = 10  # median absolute deviations from the median: what is worse may stand outside of the axes
 ROOM = 0.06  # of what an axis shows, at its ends
@@ -221,7 +222,9 @@ def draw_grid(
         spare.remove()
     for place, ((title, _), pane) in enumerate(zip(panels, panes, strict=False)):
         pane.set_title(plain(title, int(5 + width / columns / LETTER)))
-        pane.locator_params(nbins=max(3, int(5 * width / columns / PAGE) + 3 * (columns == 1)), min_n_ticks=3)
+        pane.locator_params(
+            nbins=max(3, int(5 * width / columns / PAGE) + 3 * (columns == 1)), min_n_ticks=3, steps=STEPS
+        )
         pane.tick_params(labelbottom=place + columns >= len(panels))
         pane.xaxis.set_label_coords(0, 0)  # it has none, whose place would be sought
         pane.yaxis.set_label_coords(0, 0)
