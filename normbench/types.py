@@ -335,4 +335,7 @@ class Data(ABC):
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
-        """Return what the data are, for the record: name, sizes, classes or vocabulary, scaling, fingerprint."""
+        """Return what the data are, for the record: name, sizes, classes or vocabulary, scaling, fingerprint.
+
+        constant: the `loss/val` (nats) and `accuracy/val` of the best predictor that always says the same, where known.
+        """

@@ -20,7 +20,7 @@ from normbench.run.session import Session
 from normbench.run.train import limits_named, measure, notes_shown
 from normbench.rundir import CHOICE_FILE
 from normbench.sweep.folder import LOOK_SECONDS, Standing, SweepFolder, View, overall, say, show_arms, show_failures
-from normbench.sweep.plan import SWEEP_NAME, Planner, SweepPlan, exclude, read_grid
+from normbench.sweep.plan import SWEEP_NAME, Planner, SweepPlan, balanced, exclude, read_grid
 from normbench.sweep.tuning import SUFFIX, check_tunable, choose, said, tuned_grid, tuning_grid, write_choices
 from normbench.sweep.words import SweepConfig, read_settings
 from normbench.sweep.work import Execution, Stopped
@@ -136,7 +136,7 @@ class Sweep:
             share = f"{min(left, planner.jobs)} at a time with threads={planner.threads} each"
             say(self.console, f"{left} of {whole} runs to do, {share}, in {plan.folder}")
             with closing(view):
-                Execution(planner, folder, list(plan.runs)).finish(view.look)
+                Execution(planner, folder, balanced(plan.runs)).finish(view.look)
         standings = view.read()
         self.failed += [one for one in standings if one.state == "failed"]
         return standings
