@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
@@ -41,8 +42,7 @@ class Wandb(Logger):
         self, directory: Path, step: int, *, project: str = "normbench", entity: str | None = None,
         mode: Literal["online", "offline", "disabled"] | None = None,
     ) -> None:  # fmt: skip
-        import wandb
-
+        wandb: Any = import_module("wandb")
         folder, name = directory.parent.name, directory.name
         self.draw, settings = wandb.Histogram, wandb.Settings(console="off")
         self.run = wandb.init(
@@ -76,8 +76,7 @@ class MLflow(Logger):
     def __init__(
         self, directory: Path, step: int, *, experiment: str = "normbench", tracking_uri: str | None = None
     ) -> None:
-        import mlflow
-
+        mlflow: Any = import_module("mlflow")
         if tracking_uri:
             mlflow.set_tracking_uri(tracking_uri)
         self.client, place = mlflow.MlflowClient(), mlflow.set_experiment(experiment).experiment_id

@@ -14,6 +14,7 @@ from normbench import __version__
 from normbench.analysis import tables
 from normbench.analysis.causes import next_steps, why
 from normbench.analysis.comparisons import Baseline, Comparison, compare_all, contenders, given_baseline, usual_baseline
+from normbench.analysis.designs import contrasts, said
 from normbench.analysis.fairness import Finding, findings
 from normbench.analysis.figures import draw_all
 from normbench.analysis.figures.style import Figure, dark_rules
@@ -78,10 +79,12 @@ def examine(
     arms, chosen = contenders(study, baseline)
     by = yardstick(study, [arm for arm in arms if arm.has(baseline)], target)
     families = [compare_all(arms, baseline, metric) for metric in by.metrics]
+    crossed = contrasts(study, arms, baseline, by.primary)
     runs, blocks, compared_blocks = runs_frame(study, by), activations_frame(study.arms), activations_frame(arms)
     found = [
         tables.results_table(runs, study, by),
         *(tables.differences_table(family, primary=family is families[0]) for family in families if family),
+        tables.designs_table(crossed),
         tables.rates_table(tried_rates(study)),
         tables.costs_table(runs),
         tables.step_times_table(families[0]),
@@ -96,7 +99,7 @@ def examine(
         runs=runs,
         blocks=blocks,
         comparisons=families[0],
-        verdict=verdict(study, families[0], margin),
+        verdict=[*((sentence, "designs") for sentence in said(crossed)), *verdict(study, families[0], margin)],
         why=why(arms, compared_blocks, families[0]),
         next=next_steps(study, arms, compared_blocks, families[0], margin),
         findings=findings(study, chosen and by.primary.tag.endswith("/val"), families[0], missing),
