@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from normbench.analysis.comparisons import Baseline, compare_all, contenders
 from normbench.analysis.figures.designs import interactions
 from normbench.analysis.figures.finals import forest, heat_map, learning_rates, step_time_against
 from normbench.analysis.figures.lines import QUANTITIES, draw_lines
 from normbench.analysis.figures.style import TOGETHER, UNDER_WAY, Figure, members, our_style
-from normbench.analysis.measures import metrics_of
+from normbench.analysis.measures import Metric, metrics_of
 from normbench.analysis.records import Study, shortened
 
 
 @our_style()
-def draw_all(study: Study, baseline: Baseline) -> list[Figure]:
+def draw_all(study: Study, baseline: Baseline, metrics: Sequence[Metric] = ()) -> list[Figure]:
     """Draw every figure that a study can fill; baseline: with what the forest plot compares."""
     arms, chosen = contenders(study, baseline)
-    primary, *others = metrics_of(study)
+    primary, *others = metrics or metrics_of(study)
     note = " Each arm at its learning rate of the best mean validation loss." if chosen else ""
     unfinished = [arm.name for arm in arms if any(run.status in UNDER_WAY for run in members(arm))]
     along = note + (f" Not finished yet: {shortened(unfinished, TOGETHER)}." if unfinished else "")
