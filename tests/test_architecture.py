@@ -35,7 +35,7 @@ PARTS: dict[str, tuple[set[str], int]] = {
     "run": ({"build", "config", "probes", "recording", "rundir", "training"}, 480),
     "results": ({"build", "config", "rundir", "training"}, 100),
     "sweep": ({"build", "config", "run", "rundir"}, 940),
-    "analysis": ({"config", "results", "rundir"}, 2060),
+    "analysis": ({"config", "results", "rundir"}, 2200),
     "contract": ({"build", "config", "training"}, 670),
     "studies": ({"results", "rundir"}, 150),
     "commands": ({"analysis", "build", "config", "contract", "rundir", "run", "sweep"}, 360),

@@ -96,7 +96,12 @@ KEYS |= {f"{section}._target_": TARGET for section in OPEN_SECTIONS}
 
 # Of torch's optimizers, whose signatures say neither bounds nor meaning.
 OPTIMIZER = {
-    "lr": Setting("learning rate at its peak", above=0, high=1e3, types=(float,)),
+    "lr": Setting(
+        "peak learning rate: one for all norms, chosen for none; sweep.lr=auto gives each its own",
+        above=0,
+        high=1e3,
+        types=(float,),
+    ),
     "weight_decay": Setting("decay of matrices; norms and biases have none", low=0, high=10, types=(float,)),
     "momentum": Setting("SGD's momentum", low=0, below=1, types=(float,)),
     "nesterov": Setting("Nesterov's form of momentum", types=(bool,)),
