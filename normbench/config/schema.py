@@ -86,6 +86,7 @@ def closed_settings(section: type) -> dict[str, Setting]:
 
 # Sections that hold `_target_` and its arguments.
 OPEN_SECTIONS = ("norm", "placement", "model", "data", "optim", "schedule", "init")
+MANY = "logger"  # a section that holds any number of such sections
 TARGET = Setting("what makes it: package.module.Class", types=(str,), required=True)
 
 # Where the classes of a run are whose code may run though somebody else has made it.
@@ -118,7 +119,7 @@ OPTIMIZER = {
 
 # Keys that change what is kept or shown, never a number; they stay out of the run's hash.
 UNHASHED_KEYS = (
-    "name", "outputs", "quiet", "rerun", "extend", "device", "threads", "data.root", "data.path",
+    "name", "outputs", "quiet", "rerun", "extend", "device", "threads", "data.root", "data.path", MANY,
     "trainer.checkpoint_every", "trainer.keep_checkpoint",
 )  # fmt: skip
 
@@ -141,9 +142,10 @@ def checked(tree: Tree) -> tuple[dict[str, Any], TrainConfig]:
     Raises:
         UsageError: an unknown or missing key, a wrong type, a value out of bounds, sizes that do not fit each other.
     """
-    result = checked_values("", tree, ROOT | dict.fromkeys(OPEN_SECTIONS, Setting(required=True)), "normbench train")
-    for section in (*CLOSED, *OPEN_SECTIONS):
-        result[section] = checked_section(section, tree[section])
+    required = Setting(required=True)
+    result = checked_values("", tree, ROOT | dict.fromkeys((*OPEN_SECTIONS, MANY), required), "normbench train")
+    result |= {section: checked_section(section, tree[section]) for section in (*CLOSED, *OPEN_SECTIONS)}
+    result[MANY] = {name: checked_section(f"{MANY}.{name}", values) for name, values in tree[MANY].items()}
     parts = {"trainer": TrainerConfig(**result["trainer"]), "probes": ProbesConfig(**result["probes"])}
     closed = TrainConfig(**{name: result[name] for name in ROOT} | parts)
     check_words(closed)
@@ -152,18 +154,14 @@ def checked(tree: Tree) -> tuple[dict[str, Any], TrainConfig]:
 
 
 def checked_section(section: str, values: Any) -> dict[str, Any]:
-    """Return the values of a section, each checked and in its own type.
-
-    Raises:
-        UsageError: an unknown or missing key, a wrong type, a value out of bounds.
-    """
+    """Return a section, each value checked and in its own type."""
     if not isinstance(values, Mapping):
         raise UsageError(f"{section}={show(values)} is not allowed: it is a section, set its keys")
     known = section_settings(section, values)
     if known is None:  # anything; the learning rate is the schedule's, whatever the optimizer
         own = dict.fromkeys((name for name in values if not name.startswith("_")), Setting())
         known = own | ({"lr": OPTIMIZER["lr"]} if section == "optim" else {})
-    if section in OPEN_SECTIONS:
+    if section not in CLOSED:
         known = {"_target_": TARGET, "_partial_": Setting(), **known}
     return checked_values(f"{section}.", values, known, values.get("_target_", section))
 
@@ -181,6 +179,13 @@ def check_trusted(tree: Tree, path: Path) -> None:
                 f"{path} has {section}._target_={target}, which is neither normbench's nor torch's, and loading it "
                 "runs its code: if you trust whoever made the run, add --trust (in Python trust=True)"
             )
+
+
+def open_sections(tree: Tree) -> dict[str, Tree]:
+    """Return all sections that hold `_target_` and its arguments, by their paths."""
+    return {section: tree[section] for section in OPEN_SECTIONS} | {
+        f"{MANY}.{name}": tree[MANY][name] for name in tree[MANY]
+    }
 
 
 def checked_values(prefix: str, values: Tree, known: Mapping[str, Setting], where: str) -> dict[str, Any]:
