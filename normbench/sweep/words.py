@@ -33,7 +33,11 @@ class SweepConfig:
         Literal["auto"] | None,
         Setting("auto: choose each arm's learning rate on a tenth held out of the training data; null: as it is set"),
     ]
-    lr_grid: Annotated[list[float], Setting("learning rates that sweep.lr=auto tries", above=0, high=1e3)]
+    lr_grid: Annotated[
+        list[float],
+        Setting("learning rates that sweep.lr=auto tries: every other one first, then those beside the best, and up to "
+                "two beyond an end if the best lies there", above=0, high=1e3),
+    ]  # fmt: skip
     lr_seeds: Annotated[
         list[int], Setting("seeds of the runs that choose; never among those reported", low=0, high=2**62)
     ]
