@@ -117,7 +117,7 @@ def test_a_logarithmic_axis_has_three_ticks(values: tuple[float, float]) -> None
 def test_a_figure_is_as_wide_as_wanted(tmp_path: Path) -> None:
     make_study(tmp_path, {"layernorm": [2.0, 2.1], "rmsnorm": [2.05, 2.1]})
     study = read_study([tmp_path])
-    assert {figure.canvas.get_figwidth() for figure in draw_all(study, {"norm": "layernorm"}, 5.5)} == {5.5}
+    assert {figure.canvas.get_figwidth() for figure in draw_all(study, {"norm": "layernorm"}, width=5.5)} == {5.5}
 
 
 def test_nothing_is_cut_off(tmp_path: Path) -> None:

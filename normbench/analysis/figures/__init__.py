@@ -8,24 +8,13 @@ from normbench.analysis.comparisons import Baseline, compare_all, contenders
 from normbench.analysis.figures.designs import interactions
 from normbench.analysis.figures.finals import forest, heat_map, learning_rates, step_time_against
 from normbench.analysis.figures.lines import QUANTITIES, draw_lines
-<<<<<<< HEAD
 from normbench.analysis.figures.style import COLUMN, TOGETHER, UNDER_WAY, Figure, members, our_style
-from normbench.analysis.measures import metrics_of
-from normbench.analysis.records import Study, shortened
-
-
-def draw_all(study: Study, baseline: Baseline, width: float = COLUMN) -> list[Figure]:
-    """Draw every figure that a study can fill, width inches wide; baseline: with what the forest plot compares."""
-=======
-from normbench.analysis.figures.style import TOGETHER, UNDER_WAY, Figure, members, our_style
 from normbench.analysis.measures import Metric, metrics_of
 from normbench.analysis.records import Study, shortened
 
 
-@our_style()
-def draw_all(study: Study, baseline: Baseline, metrics: Sequence[Metric] = ()) -> list[Figure]:
-    """Draw every figure that a study can fill; baseline: with what the forest plot compares."""
->>>>>>> main
+def draw_all(study: Study, baseline: Baseline, metrics: Sequence[Metric] = (), width: float = COLUMN) -> list[Figure]:
+    """Draw every figure that a study can fill, width inches wide; baseline: with what the forest plot compares."""
     arms, chosen = contenders(study, baseline)
     primary, *others = metrics or metrics_of(study)
     note = " Each arm at its learning rate of the best mean validation loss." if chosen else ""
