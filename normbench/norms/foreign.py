@@ -89,9 +89,8 @@ def fit(norm: Any, x: Tensor) -> None:
                     return
         except Exception as error:  # of a class that takes another layout
             failures.append(error)
-    last, second = explain(failures[-1]), explain(failures[1])
     raise ContractError(
-        f"{norm.implementation} takes its features neither last ({last}) nor second ({second}): give it the form "
+        f"{norm.implementation} takes its features neither last nor second ({explain(failures[0])}): give it the form "
         "Norm(num_features, *, channel_dim=-1, site=None)"
     )
 
