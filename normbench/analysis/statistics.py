@@ -42,6 +42,11 @@ class Interval(NamedTuple):
         """Return the largest distance from 0 in it: max(|lower|, |upper|)."""
         return max(map(abs, self))
 
+    @property
+    def powers(self) -> Interval:
+        """Return that of ratios whose logarithms to base 2 it is of."""
+        return Interval(2.0**self.lower, 2.0**self.upper)
+
 
 @dataclass(frozen=True)
 class Sample:
@@ -98,6 +103,11 @@ class Sample:
             return None
         gamma = math.exp(float(special.gammaln(df / 2) - special.gammaln((df - 1) / 2)))
         return gamma / math.sqrt(df / 2) * self.mean / self.sd
+
+    @property
+    def skewed(self) -> bool:
+        """Say whether the values are skewed or have an outlier, by the test of Shapiro & Wilk (1965)."""
+        return self.n > 2 and self.sd > 0 and float(stats.shapiro(self.values).pvalue) < ALPHA
 
     @property
     def wilcoxon_p(self) -> float | None:

@@ -12,6 +12,7 @@ import pandas as pd
 
 from normbench.analysis import statistics, wording
 from normbench.analysis.comparisons import Comparison, by_seed
+from normbench.analysis.designs import Contrast
 from normbench.analysis.measures import IN_BLOCKS, NAN, Yardstick, evaluations_in_words, known
 from normbench.analysis.records import ASIDE, Arm, Run, Study
 from normbench.analysis.sensitivity import Tried
@@ -22,12 +23,14 @@ from normbench.errors import UsageError
 # What a difference is called in a word or two, by its verdict.
 FOUND = {"different": "{}", "possible": "perhaps {}", "constant": "spread not known", "same": "the same"}
 FOUND |= dict.fromkeys(("one_seed", "no_seed"), "too few seeds")
+FOUND |= {"untrained": "did not train", "flattered": "lost runs"}
 
 # Of a standard deviation of the paired differences: what is planned for where no difference is asked for.
 USUAL_SIZES = (0.5, 1.0, 2.0)
 
 # Columns of what did not finish: the statuses that each counts.
 BAD = {
+    "did not train": ["stuck"],
     "diverged": ["diverged"],
     "out of memory": ["out_of_memory"],
     "failed": ["failed"],
@@ -69,7 +72,7 @@ def made(key: str, title: str, rows: Any, heads: int = 1, marked: Collection[int
     frame = pd.DataFrame(rows)
     if len(names := set(frame.get("against", ()))) == 1:
         title, frame, heads = f"{title}, against {names.pop()}", frame.drop(columns="against"), 1
-    frame.columns = frame.columns.astype(str).str.rstrip()  # of two with one heading, one has a space until here
+    frame.columns = frame.columns.astype(str).str.rstrip(", ")  # of two with one heading, one has a space until here
     frame = frame.loc[:, (frame != NONE).any().to_numpy() | (np.arange(frame.shape[1]) < heads)]
     notes = wording.paragraphs("notes.jinja", key.partition("-")[0], {"columns": [*frame], **about})
     return Table(key, title, frame, notes, heads, marked)
@@ -93,9 +96,10 @@ def results_table(runs: pd.DataFrame, study: Study, by: Yardstick) -> Table:
         row[best] = fixed(finished["best"].mean(), by.primary.decimals)
         row["train–validation gap, nats"] = fixed(finished["gap"].mean(), 4, sign=True)
         row[f"loss at {duration(by.seconds)}, nats"] = fixed(finished[f"{by.timed}_at_equal_time"].mean(), 4)
-        if math.isfinite(by.target):
+        if (target := by.targets.get(str(name))) is not None:
             ended = own[own["status"].isin(["finished", "diverged"])]
-            row[f"time to {plain(by.target)} nats"] = time_to_target(ended["target_seconds"].fillna(math.inf))
+            which = "its target" if len({*by.targets.values()}) > 1 else f"{plain(target)} nats"
+            row[f"time to {which}"] = time_to_target(ended["target_seconds"].fillna(math.inf))
         rows.append(row)
     return made("arms", "Results of each arm", rows, by=by, evaluated=evaluations_in_words(study.runs))
 
@@ -109,10 +113,11 @@ def time_to_target(times: pd.Series) -> str:
 
 def costs_table(runs: pd.DataFrame) -> Table:
     """Say what the arms cost and how calm they were."""
+    ends = runs["status"].mask(runs["trained"].eq(False), "stuck")
     arms = runs.assign(
         memory=runs["peak_memory_bytes"] / 2**20,
         seconds=runs["training_seconds"].where(runs["status"] == "finished"),
-        **{words: runs["status"].isin(statuses) for words, statuses in BAD.items()},
+        **{words: ends.isin(statuses) for words, statuses in BAD.items()},
     ).groupby("arm", sort=False)
     columns = {
         "step time, ms": arms["step_median_ms"].median().map(significant),
@@ -158,12 +163,12 @@ def differences_table(comparisons: Sequence[Comparison], primary: bool = True) -
             "seeds": str(one.n) + (f" of {len(one.tried)}" if one.n < len(one.tried) else ""),
             f"difference, {metric.unit}": fixed(one.mean, places, sign=bool(one.mean)),
             "95 % interval": span(one.interval, places, sign=True),
-            "effect size": fixed(one.effect_size, 2, sign=True),
+            "effect size": wording.effect(one.effect_size),
             "p": wording.chance(one.p),
             "p after Holm": NONE if family == 1 else wording.chance(one.corrected),
-            "Wilcoxon p": wording.chance(one.wilcoxon_p),
+            "Wilcoxon p": wording.chance(one.ranked_p),
             "smallest to be shown": wording.bound(one.detectable),
-            "found": FOUND.get(one.verdict(), "not shown").format("better" if one.better else "worse"),
+            "found": FOUND.get(one.verdict(), "not shown").format(one.word.partition(" ")[0]),
         }
         rows.append(row)
     marked = [place for place, one in enumerate(comparisons) if one.real]
@@ -188,6 +193,33 @@ def step_times_table(comparisons: Sequence[Comparison]) -> Table:
     return made("step-times", "Ratios of step times", rows, heads=2)
 
 
+def designs_table(found: Sequence[Contrast]) -> Table:
+    """Say what factors do to arms, less what they do to their baselines."""
+    rows = []
+    for one in (one for one in found if one.n):
+        ratio, places = one.kind == "rate", wording.precision(one.mean, one.interval)
+        own, other = (sum(side) / one.n for side in (one.own, one.other))
+        row = {
+            "what": one.step,
+            "arm": one.arm.name,
+            "baseline": one.baseline.name,
+            "seeds": str(one.n) + (f" of {one.tried}" if one.n < one.tried else ""),
+            "for the arm": f"{2**own:.3g}" if ratio else fixed(own, places, sign=True),
+            "for the baseline": f"{2**other:.3g}" if ratio else fixed(other, places, sign=True),
+            "difference": f"{2**one.mean:.2g} times" if ratio else f"{fixed(one.mean, places, True)} {one.metric.unit}",
+            "95 % interval": span(one.interval and one.interval.powers, 2)
+            if ratio
+            else span(one.interval, places, True),
+            "p": wording.chance(one.p),
+            "p after Holm": NONE if one.family == 1 else wording.chance(one.corrected),
+        }
+        rows.append(row)
+    marked = [place for place, one in enumerate(found) if one.real]
+    return made(
+        "designs", "Crossed factors", rows, 3, marked, kinds={one.kind for one in found}, several=len(found) > 1
+    )
+
+
 # ---- learning rates, and runs that give no result
 
 
@@ -195,7 +227,7 @@ def rates_table(tried: Sequence[Tried]) -> Table:
     """Say how the arms take to the learning rate."""
     rows = []
     for one in tried:
-        sensitivity, interval = statistics.mean_interval(one.sensitivity, (0.0, math.inf))
+        sensitivity, interval = statistics.mean_interval([*one.sensitivity.values()], (0.0, math.inf))
         rows.append(
             {
                 "arm": one.arm.name,
@@ -204,7 +236,7 @@ def rates_table(tried: Sequence[Tried]) -> Table:
                 "loss there, nats": fixed(one.losses[one.best], 4),
                 "sensitivity, nats": fixed(sensitivity, 4),
                 "95 % interval": span(interval, 4),
-                "lost runs": ", ".join(f"{count} at {rate:g}" for rate, count in one.lost.items() if count) or "0",
+                "lost or did not train": ", ".join(f"{n} at {rate:g}" for rate, n in one.lost.items() if n) or "0",
             }
         )
     return made("rates", "Learning-rate sensitivity", rows)

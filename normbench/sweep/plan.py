@@ -43,7 +43,7 @@ SWEEP_NAME, TRAIN_NAME = "sweep", "train"
 MOST_RUNS = 100_000
 
 # What all runs of a sweep have in common.
-COMMON = ("name", "outputs", "device", "threads", "quiet", "rerun", "extend", "experiment")
+COMMON = ("name", "outputs", "device", "threads", "quiet", "rerun", "extend", "experiment", "logger")
 
 # Where an exclusion goes on to another setting; other commas are in a list.
 NEXT_SETTING = re.compile(r",\s*(?=[\w./@]+=)")
