@@ -283,8 +283,9 @@ MARGIN = "A difference that does not matter, in nats or percentage points; is a 
 @click.argument("folders", nargs=-1, required=True, type=FOLDER)
 @flag("out", "Where the report goes; by default report in the first FOLDER.", type=FOLDER)
 @flag("baseline", "The arm that others are compared with, by default layernorm and pre, or the first.", metavar="ARM")
-@flag("target", "The loss in nats whose time is asked; by default where the baseline ends.", type=float)
+@flag("target", "The loss in nats whose time is asked; by default where an arm's baseline ends.", type=float)
 @flag("margin", MARGIN, type=click.FloatRange(0))
+@flag("metric", "Any logged tag, to judge by it first: loss/val_ema, act/stream03/rms; or best.", metavar="TAG")
 def report(folders: tuple[Path, ...], **flags: Any) -> int:
     """Say which differences between runs are real, in one page.
 

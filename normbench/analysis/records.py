@@ -25,6 +25,7 @@ FIRST_KEYS = (
 )  # fmt: skip
 
 LEARNING_RATE = "optim.lr"
+PLAIN = {"None": "–", "True": "true", "False": "false"}  # what a reader sees of Python's words
 
 # Keys that tell no arms apart: the seed, where a run lies or runs, what is shown, kept or probed.
 ASIDE = (
@@ -112,7 +113,8 @@ class Arm:
     @property
     def name(self) -> str:
         """Name it, such as `rmsnorm · pre`: options by their words, other settings as `lr=0.001`."""
-        words = [str(v) if k in GROUPS else f"{k.rpartition('.')[2]}={v}" for k, v in self.settings.items()]
+        shown = {key: PLAIN.get(str(value), str(value)) for key, value in self.settings.items()}
+        words = [word if key in GROUPS else f"{key.rpartition('.')[2]}={word}" for key, word in shown.items()]
         return " · ".join(words) or "all runs"
 
     @property
