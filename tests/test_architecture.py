@@ -22,7 +22,7 @@ PARTS: dict[str, tuple[set[str], int]] = {
     "settings": ({"errors"}, 190),
     "types": (set(), 180),
     "rundir": (set(), 210),
-    "config": (set(), 520),
+    "config": (set(), 530),
     "recording": ({"rundir"}, 240),
     "loggers": ({"recording"}, 90),
     "norms": (set(), 470),
