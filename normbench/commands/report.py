@@ -13,6 +13,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from normbench.errors import RunFailure, UsageError, is_disk_full
+from normbench.rundir import fingerprint, read_json, write_json
 
 if TYPE_CHECKING:  # imports pandas, scipy and matplotlib: behind every mistake that the words alone show
     from normbench.analysis.report import Report
@@ -56,15 +57,20 @@ def missing_below(folders: Sequence[Path]) -> dict[str, str]:
 
 
 def report_of_sweep(folder: Path, quiet: bool) -> None:
-    """Write the report of a sweep's runs into their folder, and print its verdict; one newer than they are stays."""
-    page = folder / "report" / "report.html"
-    latest = max((path.stat().st_mtime_ns for path in folder.glob("*/s[tu]*.json")), default=0)  # summary and status
-    if page.exists() and page.stat().st_mtime_ns > latest:
+    """Write the report of a sweep's runs into their folder, and print its verdict; one of the same runs stays."""
+    page, note = folder / "report" / "report.html", folder / ".sweep" / "reported.json"
+    told = sorted(
+        [*folder.glob("*/s[tu]*.json"), *folder.glob(".sweep/failures/*.json")]
+    )  # summaries, statuses, failures
+    runs = {"runs": fingerprint({str(path.relative_to(folder)): read_json(path) for path in told})}
+    if page.exists() and read_json(note) == runs:
         if not quiet:
             print(page)
         return
     try:
         report([folder], quiet=quiet)
+        note.parent.mkdir(exist_ok=True)
+        write_json(note, runs)
     except UsageError as error:  # no run has ended, say: the sweep's own result stands
         print(f"no report: {error}")
 
