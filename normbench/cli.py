@@ -129,14 +129,15 @@ def train(words: tuple[str, ...], dry_run: bool, cfg: str, resolve: bool, info: 
 @SETTINGS
 @flag("dry-run", "Print the plan: arms, seeds, what is to do, done and failed, time and disk.")
 @flag("watch", "Show how far a sweep is that runs elsewhere.", metavar="FOLDER", type=FOLDER)
+@flag("resume", "Go on with the sweeps of FOLDER; words are given in place of theirs.", metavar="FOLDER", type=FOLDER)
 @CONFIG_DIR
 @HELP
-def sweep(words: tuple[str, ...], dry_run: bool, watch: Path | None) -> int:
+def sweep(words: tuple[str, ...], dry_run: bool, watch: Path | None, resume: Path | None) -> int:
     """Make many runs: resumable, side by side, here or on a cluster.
 
     Makes a run for each combination of several values, each as normbench train would with these words, in outputs/NAME
-    (by default outputs/sweep). The same command again makes only what is missing; runs that were stopped go on. Two
-    sweeps on one folder share the work. A run that fails stops no other; the exit status is 1.
+    (by default outputs/sweep). The same command again, or --resume, makes only what is missing; runs that were stopped
+    go on. Two of them share the work. A run that fails stops no other; the exit status is 1.
 
     \b
     Several values, in Hydra's grammar:
@@ -153,19 +154,23 @@ def sweep(words: tuple[str, ...], dry_run: bool, watch: Path | None) -> int:
       normbench sweep norm=layernorm,dyt seed=0,1,2 sweep.lr=auto
       normbench sweep norm=batchnorm,groupnorm model=cnn sweep.tie='data.batch_size=2,8,32;optim.lr=0.01,0.04,0.16'
       normbench sweep --watch outputs/sweep
+      normbench sweep --resume outputs/sweep 'seed=range(0,8)' sweep.extend=true
     """
     if watch:
         from normbench.sweep.conduct import watch as look_on
 
         return look_on(watch)
-    if not words:
+    if not words and not resume:
         raise UsageError("sweep has nothing to vary: give several values, such as norm=layernorm,rmsnorm seed=0,1,2")
     for word in words:
         if word.startswith(("rerun=", "extend=")) and not word.endswith(("=false", "=null")):
             raise UsageError(f"{word} is train's alone: give normbench train the words of the one run")
     from normbench.commands.report import report_of_sweep
+    from normbench.sweep.conduct import resume as go_on
     from normbench.sweep.conduct import sweep as make_runs
 
+    if resume:
+        return go_on(resume, words, dry_run, report_of_sweep)
     return make_runs(words, dry_run, report_of_sweep)
 
 

@@ -155,8 +155,8 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 # ---- settings of a class, read from its source
 
-# What a constructor is given by name beside its settings; what it is given by position has no default.
-GIVEN = {"channel_dim", "site", "seed"}
+# What a constructor is given beside its settings.
+GIVEN = {"num_features", "channel_dim", "site", "branches", "task", "norm", "placement", "params", "seed"}
 
 # What annotations are made of; everything else that they name is looked up in the sources.
 VOCABULARY = ("typing", "collections.abc", "types", "normbench.settings")
@@ -200,8 +200,11 @@ class Source(dict[str, Any]):
         for node in self.tree.body:
             if isinstance(node, ast.ImportFrom):
                 for alias in node.names:
-                    if (alias.asname or alias.name) == name:
-                        module = resolve_name("." * node.level + (node.module or ""), self.package)
+                    module = resolve_name("." * node.level + (node.module or ""), self.package)
+                    if alias.name == "*":
+                        with suppress(AttributeError, ImportError):
+                            return source_of(module)[name]
+                    elif (alias.asname or alias.name) == name:
                         known = vars(importlib.import_module(module)) if module in VOCABULARY else source_of(module)
                         return known[alias.name]
             elif isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
@@ -233,6 +236,9 @@ class Source(dict[str, Any]):
             words = [*arguments.args[len(arguments.args) - len(arguments.defaults) :], *arguments.kwonlyargs]
             defaults = [*arguments.defaults, *arguments.kw_defaults]
             taken = {word.arg: (word.annotation, default) for word, default in zip(words, defaults, strict=True)}
+            bare = arguments.args[isinstance(node, ast.ClassDef) : len(arguments.args) - len(arguments.defaults)]
+            if len(bare) < 3:  # one that is not set is given: of torch.nn.GroupNorm's groups and channels, say, either
+                taken |= {word.arg: (word.annotation, ...) for word in bare}
         else:  # the fields of a dataclass
             fields = [line for line in node.body if isinstance(line, ast.AnnAssign) and node.decorator_list]
             taken = {ast.unparse(field.target): (field.annotation, field.value) for field in fields}
