@@ -115,7 +115,7 @@ def test_a_logger_that_cannot_start_ends_in_a_sentence(tmp_path: Path) -> None:
 def record(logger: Logger, directory: Path, steps: range, ended: bool) -> None:
     """Record as a run does that goes on behind a checkpoint."""
     recorder = Recorder(directory, loggers=[logger])
-    recorder.begin({"norm": "rmsnorm", "optim.lr": 1e-3, "norm.groups": None}, "page")
+    recorder.begin({"norm": "rmsnorm", "optim.lr": 1e-3, "norm.groups": None}, ("norm",), "page")
     for step in steps:
         recorder.scalars(step, {"loss/train": step / 8, "weight/norm": float("nan")})
         recorder.histograms(step, {"act/final/in": ([1, 2], [0, 1, 2])})
