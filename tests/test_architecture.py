@@ -21,8 +21,8 @@ PARTS: dict[str, tuple[set[str], int]] = {
     "errors": (set(), 40),
     "settings": ({"errors"}, 190),
     "types": (set(), 180),
-    "rundir": (set(), 160),
-    "config": (set(), 500),
+    "rundir": (set(), 210),
+    "config": (set(), 530),
     "recording": ({"rundir"}, 240),
     "loggers": ({"recording"}, 90),
     "norms": (set(), 470),
@@ -33,7 +33,7 @@ PARTS: dict[str, tuple[set[str], int]] = {
     "training": ({"config", "probes", "recording", "rundir"}, 650),
     "build": ({"config", "models", "norms", "recording", "training"}, 225),
     "run": ({"build", "config", "probes", "recording", "rundir", "training"}, 480),
-    "results": ({"build", "config", "rundir", "training"}, 100),
+    "results": ({"build", "config", "rundir", "training"}, 105),
     "sweep": ({"build", "config", "run", "rundir"}, 970),
     "analysis": ({"config", "results", "rundir"}, 2200),
     "contract": ({"build", "config", "training"}, 670),
@@ -41,7 +41,7 @@ PARTS: dict[str, tuple[set[str], int]] = {
     "commands": ({"analysis", "build", "config", "contract", "results", "rundir", "run", "sweep"}, 430),
     "cli": ({"commands", "config", "recording", "run", "studies", "sweep"}, 215),
     "__main__": ({"cli"}, 5),
-    "__init__": ({"results"}, 30),
+    "__init__": ({"results"}, 31),
 }  # fmt: skip
 
 # Where Hydra may be imported, and of it only public names.
