@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import torch
-from hydra.utils import instantiate
 from torch import Tensor, nn
 
 from normbench.config.refusals import refusal
@@ -133,7 +132,7 @@ def factory(tree: Tree, section: str) -> Callable[..., Any]:
         UsageError: it cannot be imported, makes something else, or, when called, does not take what it is given.
     """
     found, _ = target(tree, section)
-    make: partial[Any] = instantiate({**tree[section], "_partial_": True, "_convert_": "all"})
+    make = partial(found, **{name: value for name, value in tree[section].items() if not name.startswith("_")})
     kind, given, _ = KINDS[section]
     where = f"{section}._target_={tree[section]['_target_']}"
 

@@ -89,6 +89,8 @@ def cli() -> None:
 
 # ---- the commands
 
+TRUST = "Let a run that is loaded have classes that are neither normbench's nor torch's: their code runs."
+
 
 @cli.command(page=later("pages", "train_page"))
 @SETTINGS
@@ -96,9 +98,10 @@ def cli() -> None:
 @flag("cfg", "Print the whole configuration and do nothing else.", type=click.Choice(["job"]))
 @flag("resolve", "With --cfg: fill in what refers to other keys.")
 @flag("info", "Print which files the configuration comes from, and do nothing else.", type=click.Choice(INFO))
+@flag("trust", TRUST)
 @CONFIG_DIR
 @HELP
-def train(words: tuple[str, ...], dry_run: bool, cfg: str, resolve: bool, info: str) -> int:
+def train(words: tuple[str, ...], dry_run: bool, cfg: str, resolve: bool, info: str, trust: bool) -> int:
     """Train one model and record it, or go on with a stopped run.
 
     The run is recorded in outputs/NAME/RUN, which normbench tensorboard shows. The same command goes on with a run
@@ -121,7 +124,7 @@ def train(words: tuple[str, ...], dry_run: bool, cfg: str, resolve: bool, info: 
     config = read(words)
     from normbench.run.train import start  # imports torch: behind every mistake that the configuration alone shows
 
-    return start(config, dry=dry_run)
+    return start(config, dry_run, trust)
 
 
 @cli.command(page=later("pages", "sweep_page"))
@@ -171,6 +174,19 @@ def sweep(words: tuple[str, ...], dry_run: bool, watch: Path | None, resume: Pat
     if resume:
         return go_on(resume, words, dry_run, report_of_sweep)
     return make_runs(words, dry_run, report_of_sweep)
+
+
+@cli.command()
+@click.argument("folder", type=FOLDER, default="outputs")
+def runs(folder: Path) -> int:
+    """List sweeps and runs: how they stand, and what goes on with them.
+
+    Lists what lies below FOLDER, by default outputs: a line for each sweep (or for each of its runs, where FOLDER is
+    the sweep's own) and each other run, the newest last; below them the commands that go on with what has not ended.
+    """
+    from normbench.commands.runs import show_runs
+
+    return show_runs(folder)
 
 
 @cli.command()
@@ -252,7 +268,8 @@ def tensorboard(words: tuple[str, ...]) -> int:
 @flag("which", "Which checkpoint.", type=click.Choice(["last", "best"]), default="last")
 @flag("device", "auto, cpu, cuda, cuda:N or mps.", default="auto")
 @flag("ema", "Use the moving average of the weights (of a run with trainer.ema).")
-def sample(run: str, **flags: Any) -> int:
+@flag("trust", TRUST)
+def sample(run: str, trust: bool, **flags: Any) -> int:
     """Show what a run's model has learned.
 
     A language model writes text; a classifier classifies the validation data, its mistakes first (images: on a page,
@@ -261,8 +278,9 @@ def sample(run: str, **flags: Any) -> int:
     from normbench.config.groups import find_own_classes
     from normbench.studies.sample import sample as show_samples
 
-    find_own_classes()
-    return show_samples(run, **flags)
+    if trust:
+        find_own_classes()
+    return show_samples(run, trust=trust, **flags)
 
 
 MARGIN = "A difference that does not matter, in nats or percentage points; is a difference within it?"
@@ -272,8 +290,9 @@ MARGIN = "A difference that does not matter, in nats or percentage points; is a 
 @click.argument("folders", nargs=-1, required=True, type=FOLDER)
 @flag("out", "Where the report goes; by default report in the first FOLDER.", type=FOLDER)
 @flag("baseline", "The arm that others are compared with, by default layernorm and pre, or the first.", metavar="ARM")
-@flag("target", "The loss in nats whose time is asked; by default where the baseline ends.", type=float)
+@flag("target", "The loss in nats whose time is asked; by default where an arm's baseline ends.", type=float)
 @flag("margin", MARGIN, type=click.FloatRange(0))
+@flag("metric", "Any logged tag, to judge by it first: loss/val_ema, act/stream03/rms; or best.", metavar="TAG")
 def report(folders: tuple[Path, ...], **flags: Any) -> int:
     """Say which differences between runs are real, in one page.
 

@@ -11,6 +11,7 @@ import builtins
 import importlib
 import json
 import math
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -27,6 +28,7 @@ from normbench.errors import UsageError
 Tree = Mapping[str, Any]
 
 ONE: dict[type, str] = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
+STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all control characters but tab and line feed
 MANY: dict[type, str] = {int: "integers", float: "numbers", str: "words"}
 
 
@@ -146,6 +148,11 @@ def show(value: Any) -> str:
     if isinstance(value, list):
         return f"[{','.join(map(show, value))}]"
     return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def printable(text: str) -> str:
+    """Return a text without the characters that steer a terminal, such as escape sequences."""
+    return STEERING.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -41,7 +41,7 @@ def write_arms(folder: Path) -> bool:
             "of"
         ) == made:
             continue
-        with suppress(UsageError, FileNotFoundError):  # no run has ended, say
+        with suppress(UsageError, OSError):  # no run has ended, or it is somebody else's folder
             study = read_study([place])
             shutil.rmtree(arms, ignore_errors=True)
             if len(study.runs) > len(study.arms) > 0:
@@ -55,7 +55,9 @@ def write_arms(folder: Path) -> bool:
 def write_study(study: Study, folder: Path) -> None:
     """Write the arms of a study; the Custom Scalars tab draws their bands above all else, as `arms` is sorted first."""
     charts = {
-        name: {"margin": {"series": [{"value": f"arm/{tag}", "lower": f"arm/{tag}/lower", "upper": f"arm/{tag}/upper"}]}}
+        name: {
+            "margin": {"series": [{"value": f"arm/{tag}", "lower": f"arm/{tag}/lower", "upper": f"arm/{tag}/upper"}]}
+        }
         for name, tag in BANDS.items()
         if any(tag in run.curves for run in study.runs)
     }

@@ -23,15 +23,15 @@ from normbench.training.estimate import Estimate, estimate
 from normbench.training.guard import Diverged
 
 
-def start(config: Config, dry: bool = False) -> int:
-    """Train what a configuration asks for, or say what that would take; return the exit status.
+def start(config: Config, dry: bool = False, trust: bool = False) -> int:
+    """Train what a configuration asks for, or say what that would take; return the exit status. trust: see `prepare`.
 
     Raises:
         UsageError: any mistake of the user's; nothing was written.
         RunFailure: the machine ended the run; the last good checkpoint is intact.
     """
     with limits_named(config.closed.outputs), notes_shown(config.closed.quiet):
-        run = prepare(config)
+        run = prepare(config, trust=trust)
     return train(run, dry)
 
 
