@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import resource
@@ -224,7 +225,7 @@ def test_tensorboard_is_started_on_a_folder_with_runs(
     run.mkdir(parents=True)
     for name in ("events.out.tfevents.1.x", "config.yaml", "status.json"):
         (run / name).touch()
-    started: list[Any] = []
+    started: list[argparse.Namespace] = []
     monkeypatch.setattr("tensorboard.program.TensorBoard.main", lambda self: started.append(self.flags) or 0)
     assert main(["tensorboard", *([] if folder == "outputs" else [folder]), *flags]) == 0
     assert (started[0].logdir, started[0].port) == (folder, 7007 if flags else None)
