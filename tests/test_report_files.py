@@ -113,7 +113,7 @@ def test_a_page_opens_with_question_answer_caveats_and_methods(written: Path) ->
     sections = [attrs["id"] for tag, attrs in page.tags if tag == "section" and "id" in attrs]
     assert sections[:3] == ["question", "verdict", "fairness"]  # why and next: where there is something to say
     words = " ".join(page.words.split())
-    assert "What does norm (layernorm, rmsnorm, " in words
+    assert "layernorm, rmsnorm) do to the final validation loss of the model nano on pydocs?" in words
     assert (
         "Held equal: 100 steps of 16 sequences of 64 tokens, at a learning rate of 0.001; 802,304 parameters;" in words
     )

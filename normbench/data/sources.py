@@ -204,13 +204,13 @@ def pydocs(*, name: Name = "pydocs", **options: Any) -> Text:
 
     def load() -> Decoded:
         ends = np.cumsum([len(page) for page in pages])
-        cut = 1 + int(np.searchsorted(ends, 0.9 * ends[-1]))
+        cut = 1 + int(np.abs(ends - 0.9 * ends[-1]).argmin())
         text = b"\n".join(pages[:cut])
         train = pages[:cut] + [page for page in pages[cut:] if repeats(page, text)]
         parts = {"train": train, "val": [page for page in pages if page not in train]}
         return {split: np.frombuffer(b"\n".join(part), np.uint8) for split, part in parts.items()}, {}
 
-    key = ["pydocs", "by page", hashlib.sha256(b"\n".join(pages)).hexdigest()]
+    key = ["pydocs", "whole pages", hashlib.sha256(b"\n".join(pages)).hexdigest()]
     return Text(decoded(name, "text", key, load), **options)
 
 
