@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,37 @@ def test_seeds_that_took_unlike_times_are_named_and_not_serious(tmp_path: Path) 
     assert times.text.endswith(": rmsnorm")
 
 
+def test_one_learning_rate_for_all_arms_is_the_first_to_be_unfair(tmp_path: Path) -> None:
+    for norm in ("layernorm", "rmsnorm"):
+        for seed in (0, 1):
+            command = f"normbench train norm={norm} seed={seed} optim.lr=0.001 +norm.note='a b' name=study threads=1"
+            make_run(tmp_path, norm=norm, seed=seed, session={"command": command}, ledger={"eps": len(norm)})
+    first, *_ = make_report([tmp_path]).findings
+    assert first.serious and first.text == (
+        "all arms ran at lr 0.001, which was chosen for none of them: choose one for each with normbench sweep "
+        "name=made-auto norm=layernorm,rmsnorm seed=0,1 '+norm.note=a b' threads=1 sweep.lr=auto"
+    )
+    make_run(tmp_path, norm="dyt", session={"command": "normbench train norm=dyt norm.alpha0=0.5"})
+    first, *_ = make_report([tmp_path]).findings
+    assert first.text.endswith("choose one for each with normbench sweep and sweep.lr=auto")  # no full grid
+
+
+def test_rates_that_a_sweep_chose_for_each_batch_size_are_cited(tmp_path: Path) -> None:
+    """The batch size is a factor, and no arm's best rate is its best batch size."""
+    arms = [("batchnorm", 4, 1e-3), ("batchnorm", 64, 3e-3), ("groupnorm", 4, 3e-3), ("groupnorm", 64, 3e-3)]
+    for (norm, size, lr), seed in product(arms, range(3)):
+        final = 2.0 + 0.01 * seed * len(norm) + (size == 4) * (0.3 if norm == "batchnorm" else 0.001 * seed)
+        make_run(tmp_path, norm=norm, lr=lr, seed=seed, settings={"data.batch_size": size}, final=final)
+    noted = [{"arm": {"norm": norm, "data.batch_size": str(size)}, "lr": lr, "edge": None} for norm, size, lr in arms]
+    (tmp_path / CHOICE_FILE).write_text(json.dumps({"arms": noted}))
+    report = make_report([tmp_path], baseline="norm=groupnorm")
+    assert report.study.varied == ("norm", "data.batch_size") and not report.chosen
+    pairs = [(one.arm.name, one.baseline.name) for one in report.comparisons]
+    assert pairs == [(f"batchnorm · batch_size={n}", f"groupnorm · batch_size={n}") for n in (4, 64)]
+    assert report.comparisons[0].real and report.comparisons[0].mean > 0.2
+    assert "chosen on data held out" in "".join(texts(tmp_path))
+
+
 def test_learning_rates_chosen_on_held_out_data_are_fair(tmp_path: Path) -> None:
     """As `sweep.lr=auto` notes them beside the runs."""
     make_run(tmp_path, norm="layernorm", lr=1e-3)
@@ -122,6 +154,7 @@ def test_learning_rates_chosen_on_held_out_data_are_fair(tmp_path: Path) -> None
     assert (edge.serious, fair.serious) == (True, False)
     assert edge.text.startswith("rmsnorm: the chosen learning rate is at the end of those tried")
     assert "chosen on data held out of the training data: 0.001 (layernorm); 0.003 (rmsnorm)" in fair.text
+    assert all("chosen for none" not in text and "runs that are reported" not in text for text in texts(tmp_path))
     make_run(tmp_path, norm="dyt", lr=0.5)  # not by the sweep
     (one,) = findings(read_study([tmp_path]))
     assert one.serious and "fair only if each was chosen for its arm" in one.text

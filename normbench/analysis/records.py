@@ -14,7 +14,7 @@ from typing import Any
 from normbench.analysis.curves import Curve, read_recorded
 from normbench.config.groups import GROUPS
 from normbench.errors import UsageError
-from normbench.results import configuration, flat, run_directories
+from normbench.results import flat, run_directories
 from normbench.rundir import ENDED, RunDirectory, read_json
 
 # Which of the keys that vary names an arm, where several tell the same runs apart: the first of these, then by name,
@@ -25,6 +25,7 @@ FIRST_KEYS = (
 )  # fmt: skip
 
 LEARNING_RATE = "optim.lr"
+PLAIN = {"None": "–", "True": "true", "False": "false"}  # what a reader sees of Python's words
 
 # Keys that tell no arms apart: the seed, where a run lies or runs, what is shown, kept or probed.
 ASIDE = (
@@ -112,7 +113,8 @@ class Arm:
     @property
     def name(self) -> str:
         """Name it, such as `rmsnorm · pre`: options by their words, other settings as `lr=0.001`."""
-        words = [str(v) if k in GROUPS else f"{k.rpartition('.')[2]}={v}" for k, v in self.settings.items()]
+        shown = {key: PLAIN.get(str(value), str(value)) for key, value in self.settings.items()}
+        words = [word if key in GROUPS else f"{key.rpartition('.')[2]}={word}" for key, word in shown.items()]
         return " · ".join(words) or "all runs"
 
     @property
@@ -200,7 +202,7 @@ def read_run(directory: RunDirectory, name: str) -> Run:
     status, sessions = read_json(directory.status) or {}, whole(directory.environment)["sessions"]
     summary = whole(directory.summary) if directory.summary.exists() or status.get("status") in ENDED else {}
     stands, logged = status | summary or whole(directory.status), read_recorded(directory.metrics)
-    config = {**flat(configuration(directory)), **sessions[-1]["choices"]}
+    config = {**flat(directory.configuration()), **sessions[-1]["choices"]}
     if "seed" not in config:
         raise ValueError("config.yaml is missing or damaged")
     if logged.damage and (summary or logged.curves):  # a run that has not ended may have no metrics yet

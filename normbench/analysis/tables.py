@@ -92,8 +92,8 @@ def results_table(runs: pd.DataFrame, study: Study, by: Yardstick) -> Table:
             mean, interval = statistics.mean_interval(values, metric.bounds)
             row[f"{metric.words}, {metric.symbol}"] = fixed(mean, metric.decimals)
             row["95 % interval" + " " * place] = span(interval, metric.decimals)
-        best = f"best validation {by.primary.tag.partition('/')[0]}, {by.primary.symbol}"
-        row[best] = fixed(finished["best"].mean(), by.primary.decimals)
+        best = f"best {by.on_way.words} during training, {by.on_way.symbol}"
+        row[best] = fixed(finished["best"].mean(), by.on_way.decimals)
         row["train–validation gap, nats"] = fixed(finished["gap"].mean(), 4, sign=True)
         row[f"loss at {duration(by.seconds)}, nats"] = fixed(finished[f"{by.timed}_at_equal_time"].mean(), 4)
         if (target := by.targets.get(str(name))) is not None:

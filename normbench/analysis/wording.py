@@ -13,7 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from normbench.analysis.comparisons import Comparison
 from normbench.analysis.measures import rounded_up
-from normbench.analysis.records import Run, Study, shortened
+from normbench.analysis.records import PLAIN, Run, Study, shortened
 from normbench.analysis.statistics import ALPHA, Interval, detectable_difference
 
 NONE = "–"
@@ -104,11 +104,9 @@ def duration(seconds: float) -> str:
 
 
 def in_words(value: Any) -> str:
-    """Write a setting: numbers short, yes and no for truths, a dash for none."""
-    if value is None or value == "None":
-        return NONE
-    if isinstance(value, bool):
-        return "yes" if value else "no"
+    """Write a setting: numbers short, a dash for none."""
+    if word := PLAIN.get(str(value)):
+        return word
     return f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
