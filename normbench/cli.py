@@ -178,6 +178,19 @@ def sweep(words: tuple[str, ...], dry_run: bool, watch: Path | None, resume: Pat
 
 
 @cli.command()
+@click.argument("folder", type=FOLDER, default="outputs")
+def runs(folder: Path) -> int:
+    """List sweeps and runs: how they stand, and what goes on with them.
+
+    Lists what lies below FOLDER, by default outputs: a line for each sweep (or for each of its runs, where FOLDER is
+    the sweep's own) and each other run, the newest last; below them the commands that go on with what has not ended.
+    """
+    from normbench.commands.runs import show_runs
+
+    return show_runs(folder)
+
+
+@cli.command()
 @SETTINGS
 @CONFIG_DIR
 def show(words: tuple[str, ...]) -> None:

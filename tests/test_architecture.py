@@ -38,7 +38,7 @@ PARTS: dict[str, tuple[set[str], int]] = {
     "analysis": ({"config", "results", "rundir"}, 2200),
     "contract": ({"build", "config", "training"}, 670),
     "studies": ({"results", "rundir"}, 150),
-    "commands": ({"analysis", "build", "config", "contract", "rundir", "run", "sweep"}, 430),
+    "commands": ({"analysis", "build", "config", "contract", "results", "rundir", "run", "sweep"}, 430),
     "cli": ({"commands", "config", "recording", "run", "studies", "sweep"}, 215),
     "__main__": ({"cli"}, 5),
     "__init__": ({"results"}, 31),
