@@ -142,6 +142,21 @@ def test_rates_that_a_sweep_chose_for_each_batch_size_are_cited(tmp_path: Path) 
     assert "chosen on data held out" in "".join(texts(tmp_path))
 
 
+@pytest.mark.parametrize("equal", [False, True])
+def test_what_goes_with_a_factor_is_fair_to_arms_that_share_its_value(tmp_path: Path, equal: bool) -> None:
+    """Two norms at two batch sizes, each with its own rate: so they are compared at one rate and number of steps."""
+    for norm, (size, lr, steps) in product(
+        ("batchnorm", "groupnorm"), ((4, 1e-3, 160), (16, 4e-3, 40 if equal else 160))
+    ):
+        data = {"steps_per_epoch": 320 // size}
+        make_run(tmp_path, norm=norm, lr=lr, steps=steps, settings={"data.batch_size": size}, data=data)
+    found = topics(tmp_path)
+    assert not {"settings", "unequal steps"} & {*found}
+    assert ("unequal samples" in found) is not equal
+    if not equal:
+        assert "in epochs: 2 (batchnorm · batch_size=4, " in found["unequal samples"]
+
+
 def test_learning_rates_chosen_on_held_out_data_are_fair(tmp_path: Path) -> None:
     """As `sweep.lr=auto` notes them beside the runs."""
     make_run(tmp_path, norm="layernorm", lr=1e-3)

@@ -56,13 +56,7 @@ def missing_below(folders: Sequence[Path]) -> dict[str, str]:
 
 
 def report_of_sweep(folder: Path, quiet: bool) -> None:
-    """Write the report of a sweep's runs into their folder, and print its verdict; one newer than they are stays."""
-    page = folder / "report" / "report.html"
-    latest = max((path.stat().st_mtime_ns for path in folder.glob("*/s[tu]*.json")), default=0)  # summary and status
-    if page.exists() and page.stat().st_mtime_ns > latest:
-        if not quiet:
-            print(page)
-        return
+    """Write the report of a sweep's runs into their folder, and print its verdict."""
     try:
         report([folder], quiet=quiet)
     except UsageError as error:  # no run has ended, say: the sweep's own result stands
