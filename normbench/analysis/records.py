@@ -6,8 +6,6 @@ import shlex
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -159,18 +157,29 @@ class Study:
         """Return all runs, arm by arm."""
         return [run for _, run in self.pairs]
 
+    @property
+    def plans(self) -> list[list[str]]:
+        """Return the words of each sweep that noted them beside the runs."""
+        folders = {run.path.parent for run in self.runs}
+        files = [file for folder in folders for file in folder.glob(".sweep/plans/*.json")]
+        return [(read_json(file) or {}).get("words", []) for file in files]
+
     def command(self, **changes: str | None) -> str:
-        """Return the words that make these runs as one sweep; empty where they are no full grid.
+        """Return the command of the sweep that made these runs, changed; empty where it was none, or several.
 
         changes: words that are set otherwise, or left out where they are None.
         """
-        each = [dict(word.partition("=")[::2] for word in shlex.split(run.session["command"])[2:]) for run in self.runs]
-        values = {key: [*dict.fromkeys(words.get(key) for words in each)] for words in each for key in words}
-        if None in chain(*values.values()) or prod(map(len, values.values())) > len(each):
-            return ""
-        known = {"name": [self.runs[0].config.get("name")], **values, **{key: [new] for key, new in changes.items()}}
-        words = [f"{key}={','.join(map(str, own))}" for key, own in known.items() if own != [None]]
-        return shlex.join(["normbench", "sweep", *words])
+        words, *others = self.plans or [[]]
+        kept = [word for word in words if word.lstrip("+~").partition("=")[0] not in changes]
+        new = [f"{key}={value}" for key, value in changes.items() if value is not None]
+        return shlex.join(["normbench", "sweep", *kept, *new]) if kept and not others else ""
+
+    def more_seeds(self, number: int) -> str:
+        """Return the command for so many seeds that no run has; only the word for them where no sweep made the runs."""
+        first = max(run.seed for run in self.runs) + 1
+        word = f"seed={first}" if number == 1 else f"seed=range({first},{first + number})"
+        sweep = ["normbench", "sweep", "--resume", str(self.runs[0].path.parent), word, "sweep.extend=true"]
+        return shlex.join(sweep) if self.plans else word
 
 
 def read_study(folders: Sequence[Path]) -> Study:
