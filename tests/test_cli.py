@@ -215,6 +215,7 @@ def test_show_of_an_extended_run_is_its_own_configuration(capsys: pytest.Capture
 # ---- tensorboard
 
 
+@pytest.mark.filterwarnings("ignore")  # of TensorBoard's own imports
 @pytest.mark.parametrize(
     ("folder", "flags"), [("outputs", []), ("outputs/train", ["--port", "7007"]), ("outputs", ["--port=7007"])]
 )

@@ -8,9 +8,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-from tensorboard import default, program
-from tensorboard_data_server import server_binary
-
 from normbench.analysis.arms import write_arms
 from normbench.errors import UsageError
 
@@ -36,6 +33,9 @@ def serve(folder: Path, flags: Sequence[str]) -> int:
     """
     if not any(folder.rglob("events.out.tfevents.*")):
         raise UsageError(f"{folder} is no folder of runs: train something first, or give the folder of your runs")
+    from tensorboard import default, program
+    from tensorboard_data_server import server_binary
+
     page = start_page("", write_arms(folder)).partition("#")[0]  # whoever asks for another tab gets it
 
     class Server(program.WerkzeugServer):
