@@ -57,7 +57,7 @@ def test_differences_are_the_paired_t_test_of_scipy_and_holm_by_hand(tmp_path: P
         assert one.mean == pytest.approx(np.mean(losses) - np.mean(LAYERNORM))
         assert (one.interval.lower, one.interval.upper) == pytest.approx((interval.low, interval.high))
         p[one.arm.name] = test.pvalue
-        shown = [row["smallest to be shown"] for row in table(report, "differences") if row["arm"] == one.arm.name]
+        shown = [row["minimum detectable effect"] for row in table(report, "differences") if row["arm"] == one.arm.name]
         assert shown == [f"{rounded_up(one.detectable, 2):g}"]
     assert dyt.corrected == pytest.approx(2 * p["dyt"])  # the smallest of two
     assert rmsnorm.corrected == pytest.approx(max(p["rmsnorm"], 2 * p["dyt"]))
@@ -170,7 +170,7 @@ def test_time_to_target_is_from_where_the_loss_stays_at_or_below_it(tmp_path: Pa
         assert seconds == pytest.approx(seconds_at(run, losses.steps[losses.values <= 2.5][:1])[0])
     assert math.isnan(times[2])
     median = f"{max(times[:2]):.3g} s (2 of 3)"  # a run that never gets there counts as endless
-    wanted = ["–", median, "not reached", "not reached (1 of 3)"]
+    wanted = [median, "not reached (1 of 3)", "not reached", "–"]
     assert [row["time to 2.5 nats"] for row in table(report, "arms")] == wanted
 
 

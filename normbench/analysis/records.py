@@ -143,6 +143,11 @@ class Study:
     damaged: tuple[tuple[str, str], ...] = ()
 
     @property
+    def task(self) -> str:
+        """Return the kind of task that its runs have."""
+        return self.runs[0].task
+
+    @property
     def pairs(self) -> list[tuple[Arm, Run]]:
         """Return all runs, arm by arm, each with its arm."""
         return [(arm, run) for arm in self.arms for run in arm.runs]
@@ -178,10 +183,23 @@ class Study:
 
 
 def read_study(folders: Sequence[Path]) -> Study:
-    """Read the runs below some folders; each counts once, though the folders may lie in one another.
+    """Read the runs below some folders, which have one task.
 
     Raises:
-        UsageError: a folder is not there or holds no runs, no run has ended, or the runs have different tasks.
+        UsageError: as `read_studies` has it, or the tasks differ.
+    """
+    study, *others = read_studies(folders)
+    if others:
+        tasks = ", ".join(one.task for one in (study, *others))
+        raise UsageError(f"the runs have different tasks ({tasks}): give the folders of one task, and a sweep a name=")
+    return study
+
+
+def read_studies(folders: Sequence[Path]) -> list[Study]:
+    """Read the runs below some folders, as a study for each task; each counts once, where folders lie in one another.
+
+    Raises:
+        UsageError: a folder is not there or holds no runs, or no run has ended.
     """
     found = {one.path.resolve(): (one, name) for folder in folders for name, one in run_directories(folder).items()}
     runs, damaged = [], []
@@ -190,16 +208,18 @@ def read_study(folders: Sequence[Path]) -> Study:
             runs.append(read_run(directory, name))
         except ValueError as error:
             damaged.append((name, str(error)))
-    if not any(run.ended for run in runs):
+    tasks = sorted({run.task for run in runs if run.ended})
+    if not tasks:
         why = ": {} is damaged, {}".format(*damaged[0]) if damaged else ""
         where = ", ".join(map(str, folders))
         raise UsageError(f"{where} holds no run that has ended{why}: wait for one, or give another folder")
-    if len(tasks := sorted({run.task for run in runs})) > 1:
-        raise UsageError(
-            f"the runs have different tasks ({', '.join(tasks)}): give the folders of one task, and a sweep a name="
-        )
+    return [study_of(folders, [run for run in runs if run.task == task], tuple(damaged)) for task in tasks]
+
+
+def study_of(folders: Sequence[Path], runs: Sequence[Run], damaged: tuple[tuple[str, str], ...]) -> Study:
+    """Return runs of one task as a study."""
     varied = varied_settings(runs)
-    return Study(tuple(folders), arms_of(runs, varied), varied, tuple(damaged))
+    return Study(tuple(folders), arms_of(runs, varied), varied, damaged)
 
 
 def read_run(directory: RunDirectory, name: str) -> Run:
