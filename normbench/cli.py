@@ -12,7 +12,6 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -204,6 +203,19 @@ def sweep(words: tuple[str, ...], dry_run: bool, watch: Path | None, resume: Pat
 
 
 @cli.command()
+@click.argument("folder", type=FOLDER, default="outputs")
+def runs(folder: Path) -> int:
+    """List sweeps and runs: how they stand, and what goes on with them.
+
+    Lists what lies below FOLDER, by default outputs: a line for each sweep (or for each of its runs, where FOLDER is
+    the sweep's own) and each other run, the newest last; below them the commands that go on with what has not ended.
+    """
+    from normbench.commands.runs import show_runs
+
+    return show_runs(folder)
+
+
+@cli.command()
 @SETTINGS
 @CONFIG_DIR
 def show(words: tuple[str, ...]) -> None:
@@ -256,23 +268,18 @@ def check(words: tuple[str, ...]) -> int:
 
 @cli.command(context_settings={"ignore_unknown_options": True})
 @click.argument("words", nargs=-1, metavar="[FOLDER] [FLAGS]", type=click.Path(file_okay=False))
-def tensorboard(words: tuple[str, ...]) -> None:
+def tensorboard(words: tuple[str, ...]) -> int:
     """Look at the runs under outputs/, or under FOLDER.
 
-    Becomes the real TensorBoard; flags, such as --port N, are its own.
+    Is the real TensorBoard, which goes on until Ctrl-C; flags, such as --port N, are its own. Where arms have several
+    seeds, it shows each arm as a run of its own first, the mean over its seeds.
     """
     folder, flags = Path("outputs"), list(words)
     if words and not words[0].startswith("-"):
         folder, flags = Path(words[0]), flags[1:]
-    if not any(folder.rglob("events.out.tfevents.*")):
-        raise UsageError(f"{folder} is no folder of runs: train something first, or give the folder of your runs")
-    from normbench.recording import start_page
+    from normbench.commands.tensorboard import serve
 
-    ports = [word.partition("=")[2] or after for word, after in pairwise([*flags, ""]) if word.startswith("--port")]
-    address = start_page(f"http://localhost:{[*ports, '6006'][0]}/")
-    print(f"once it serves, the losses are at {address}", flush=True)
-    # -P: no file in the current directory hides a module that TensorBoard imports
-    os.execv(sys.executable, [sys.executable, "-P", "-m", "tensorboard.main", f"--logdir={folder}", *flags])
+    return serve(folder, flags)
 
 
 @cli.command()
@@ -311,6 +318,7 @@ MARGIN = "A difference that does not matter, in nats or percentage points; is a 
 @flag("baseline", "The arm that others are compared with, by default layernorm and pre, or the first.", metavar="ARM")
 @flag("target", "The loss in nats whose time is asked; by default where an arm's baseline ends.", type=float)
 @flag("margin", MARGIN, type=click.FloatRange(0))
+@flag("width", "Of figures: column (3.5 inches, the default), page (7), or a number of inches.", default="column")
 @flag("metric", "Any logged tag, to judge by it first: loss/val_ema, act/stream03/rms; or best.", metavar="TAG")
 def report(folders: tuple[Path, ...], **flags: Any) -> int:
     """Say which differences between runs are real, in one page.
@@ -320,8 +328,9 @@ def report(folders: tuple[Path, ...], **flags: Any) -> int:
     differ in nothing but the seed are an arm; arms are compared seed by seed. In what --baseline does not name, such as
     --baseline norm=layernorm, each arm is compared with its like.
 
-    It writes report.html (one file, which opens offline), report.md, runs.csv, runs.parquet, and figures/ with SVG, PNG
-    and data of each figure.
+    It writes report.html (one file, which opens offline), report.md, report.tex (methods and tables for a paper),
+    runs.csv, runs.parquet, and figures/ with PDF, SVG, PNG and data of each figure. Runs of several tasks get a report
+    each, below one page.
 
     \b
     Examples:
