@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from math import prod
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 
 from normbench.analysis.curves import Curve, read_recorded
 from normbench.config.groups import GROUPS
+from normbench.config.schema import OPEN_SECTIONS
 from normbench.errors import UsageError
 from normbench.results import flat, run_directories
 from normbench.rundir import ENDED, RunDirectory, read_json
@@ -189,6 +190,7 @@ def read_study(folders: Sequence[Path]) -> Study:
         raise UsageError(
             f"the runs have different tasks ({', '.join(tasks)}): give the folders of one task, and a sweep a name="
         )
+    runs = told_apart(runs)
     varied = varied_settings(runs)
     return Study(tuple(folders), arms_of(runs, varied), varied, tuple(damaged))
 
@@ -238,6 +240,20 @@ def whole(path: Path) -> dict[str, Any]:
 
 
 # ---- arms
+
+
+def told_apart(runs: Sequence[Run]) -> list[Run]:
+    """Return the runs with classes of one name, other than ours, under their paths: `a.MyNorm` and `b.MyNorm`."""
+    chosen = [
+        {s: (run.config[s], str(run.config.get(f"{s}._target_"))) for s in OPEN_SECTIONS if s in run.config}
+        for run in runs
+    ]
+    shared = Counter((s, name) for s, (name, _) in {pair for each in chosen for pair in each.items()})
+    named = [
+        {s: path for s, (name, path) in each.items() if shared[s, name] > 1 and path[:10] != "normbench."}
+        for each in chosen
+    ]
+    return [replace(run, config={**run.config, **names}) for run, names in zip(runs, named, strict=True)]
 
 
 def varied_settings(runs: Sequence[Run]) -> tuple[str, ...]:
