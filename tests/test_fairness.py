@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_runs import make_run, make_study
+from made_runs import make_run, make_study, plan
 
 from normbench.analysis.fairness import RULES, findings, told
 from normbench.analysis.records import read_study
@@ -114,17 +114,16 @@ def test_seeds_that_took_unlike_times_are_named_and_not_serious(tmp_path: Path) 
 
 def test_one_learning_rate_for_all_arms_is_the_first_to_be_unfair(tmp_path: Path) -> None:
     for norm in ("layernorm", "rmsnorm"):
-        for seed in (0, 1):
-            command = f"normbench train norm={norm} seed={seed} optim.lr=0.001 +norm.note='a b' name=study threads=1"
-            make_run(tmp_path, norm=norm, seed=seed, session={"command": command}, ledger={"eps": len(norm)})
+        make_run(tmp_path, norm=norm, ledger={"eps": len(norm)})
+    plan(tmp_path, "norm=layernorm,rmsnorm", "optim.lr=0.001", "+norm.note=a b", "name=study")
     first, *_ = make_report([tmp_path]).findings
     assert first.serious and first.text == (
         "all arms ran at lr 0.001, which was chosen for none of them: choose one for each with normbench sweep "
-        "name=made-auto norm=layernorm,rmsnorm seed=0,1 '+norm.note=a b' threads=1 sweep.lr=auto"
+        "norm=layernorm,rmsnorm '+norm.note=a b' name=made-auto sweep.lr=auto"
     )
-    make_run(tmp_path, norm="dyt", session={"command": "normbench train norm=dyt norm.alpha0=0.5"})
+    plan(tmp_path, "norm=dyt")
     first, *_ = make_report([tmp_path]).findings
-    assert first.text.endswith("choose one for each with normbench sweep and sweep.lr=auto")  # no full grid
+    assert first.text.endswith("choose one for each with normbench sweep and sweep.lr=auto")  # two sweeps
 
 
 def test_rates_that_a_sweep_chose_for_each_batch_size_are_cited(tmp_path: Path) -> None:
@@ -141,6 +140,21 @@ def test_rates_that_a_sweep_chose_for_each_batch_size_are_cited(tmp_path: Path) 
     assert pairs == [(f"batchnorm · batch_size={n}", f"groupnorm · batch_size={n}") for n in (4, 64)]
     assert report.comparisons[0].real and report.comparisons[0].mean > 0.2
     assert "chosen on data held out" in "".join(texts(tmp_path))
+
+
+@pytest.mark.parametrize("equal", [False, True])
+def test_what_goes_with_a_factor_is_fair_to_arms_that_share_its_value(tmp_path: Path, equal: bool) -> None:
+    """Two norms at two batch sizes, each with its own rate: so they are compared at one rate and number of steps."""
+    for norm, (size, lr, steps) in product(
+        ("batchnorm", "groupnorm"), ((4, 1e-3, 160), (16, 4e-3, 40 if equal else 160))
+    ):
+        data = {"steps_per_epoch": 320 // size}
+        make_run(tmp_path, norm=norm, lr=lr, steps=steps, settings={"data.batch_size": size}, data=data)
+    found = topics(tmp_path)
+    assert not {"settings", "unequal steps"} & {*found}
+    assert ("unequal samples" in found) is not equal
+    if not equal:
+        assert "in epochs: 2 (batchnorm · batch_size=4, " in found["unequal samples"]
 
 
 def test_learning_rates_chosen_on_held_out_data_are_fair(tmp_path: Path) -> None:

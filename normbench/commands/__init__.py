@@ -57,6 +57,7 @@ def check_options(ctx: click.Context, param: click.Parameter, words: tuple[str, 
     """
     from normbench.config import GROUPS
     from normbench.config.groups import check_option
+    from normbench.config.schema import MANY
 
     folders = ctx.meta.get("folders", [])
     for group, equals, values in (word.partition("=") for word in words):
