@@ -32,7 +32,7 @@ PARTS: dict[str, tuple[set[str], int]] = {
     "probes": (set(), 200),
     "training": ({"config", "probes", "recording", "rundir"}, 650),
     "build": ({"config", "models", "norms", "recording", "training"}, 225),
-    "run": ({"build", "config", "probes", "recording", "rundir", "training"}, 480),
+    "run": ({"build", "config", "probes", "recording", "rundir", "training"}, 510),
     "results": ({"build", "config", "rundir", "training"}, 105),
     "sweep": ({"build", "config", "run", "rundir"}, 970),
     "analysis": ({"config", "results", "rundir"}, 2290),
