@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from made_runs import make_run, make_study
+from made_runs import make_run, make_study, plan
 from scipy import stats
 
 from normbench.analysis.comparisons import given_baseline
@@ -57,7 +57,7 @@ def test_differences_are_the_paired_t_test_of_scipy_and_holm_by_hand(tmp_path: P
         assert one.mean == pytest.approx(np.mean(losses) - np.mean(LAYERNORM))
         assert (one.interval.lower, one.interval.upper) == pytest.approx((interval.low, interval.high))
         p[one.arm.name] = test.pvalue
-        shown = [row["smallest to be shown"] for row in table(report, "differences") if row["arm"] == one.arm.name]
+        shown = [row["minimum detectable effect"] for row in table(report, "differences") if row["arm"] == one.arm.name]
         assert shown == [f"{rounded_up(one.detectable, 2):g}"]
     assert dyt.corrected == pytest.approx(2 * p["dyt"])  # the smallest of two
     assert rmsnorm.corrected == pytest.approx(max(p["rmsnorm"], 2 * p["dyt"]))
@@ -170,7 +170,7 @@ def test_time_to_target_is_from_where_the_loss_stays_at_or_below_it(tmp_path: Pa
         assert seconds == pytest.approx(seconds_at(run, losses.steps[losses.values <= 2.5][:1])[0])
     assert math.isnan(times[2])
     median = f"{max(times[:2]):.3g} s (2 of 3)"  # a run that never gets there counts as endless
-    wanted = ["–", median, "not reached", "not reached (1 of 3)"]
+    wanted = [median, "not reached (1 of 3)", "not reached", "–"]
     assert [row["time to 2.5 nats"] for row in table(report, "arms")] == wanted
 
 
@@ -216,10 +216,8 @@ def test_any_logged_tag_may_judge(tmp_path: Path, metric: str, words: str, unit:
 
 
 def test_the_next_step_is_a_command_with_as_many_seeds_as_are_needed(tmp_path: Path) -> None:
-    for norm, losses in (("layernorm", LAYERNORM), ("rmsnorm", SAME)):
-        for seed, final in enumerate(losses):
-            command = f"normbench train norm={norm} seed={seed} name=study"
-            make_run(tmp_path, norm=norm, seed=seed, final=final, session={"command": command})
+    make_study(tmp_path, {"layernorm": LAYERNORM, "rmsnorm": SAME})
+    plan(tmp_path, "norm=layernorm,rmsnorm", "seed=range(0,5)")
     report = make_report([tmp_path], margin=0.001)
     (said,) = report.next
     one = report.comparisons[0]
@@ -227,7 +225,7 @@ def test_the_next_step_is_a_command_with_as_many_seeds_as_are_needed(tmp_path: P
     assert said.startswith(
         f"{more} more seeds would show a difference of 0.001 nats four times in five: normbench sweep "
     )
-    assert f"'seed=range(5,{5 + more})'. To look again after each" in said
+    assert f"--resume {tmp_path} 'seed=range(5,{5 + more})' sweep.extend=true. To look again after each" in said
     assert make_report([tmp_path], margin=0.1).next == []
 
 
