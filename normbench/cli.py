@@ -11,7 +11,6 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -243,23 +242,18 @@ def check(words: tuple[str, ...]) -> int:
 
 @cli.command(context_settings={"ignore_unknown_options": True})
 @click.argument("words", nargs=-1, metavar="[FOLDER] [FLAGS]", type=click.Path(file_okay=False))
-def tensorboard(words: tuple[str, ...]) -> None:
+def tensorboard(words: tuple[str, ...]) -> int:
     """Look at the runs under outputs/, or under FOLDER.
 
-    Becomes the real TensorBoard; flags, such as --port N, are its own.
+    Is the real TensorBoard, which goes on until Ctrl-C; flags, such as --port N, are its own. Where arms have several
+    seeds, it shows each arm as a run of its own first, the mean over its seeds.
     """
     folder, flags = Path("outputs"), list(words)
     if words and not words[0].startswith("-"):
         folder, flags = Path(words[0]), flags[1:]
-    if not any(folder.rglob("events.out.tfevents.*")):
-        raise UsageError(f"{folder} is no folder of runs: train something first, or give the folder of your runs")
-    from normbench.recording import start_page
+    from normbench.commands.tensorboard import serve
 
-    ports = [word.partition("=")[2] or after for word, after in pairwise([*flags, ""]) if word.startswith("--port")]
-    address = start_page(f"http://localhost:{[*ports, '6006'][0]}/")
-    print(f"once it serves, the losses are at {address}", flush=True)
-    # -P: no file in the current directory hides a module that TensorBoard imports
-    os.execv(sys.executable, [sys.executable, "-P", "-m", "tensorboard.main", f"--logdir={folder}", *flags])
+    return serve(folder, flags)
 
 
 @cli.command()

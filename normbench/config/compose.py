@@ -43,12 +43,14 @@ class Config:
     """A run's configuration, every value checked and in its own type.
 
     tree: resolved, plain containers. closed: the part of it that is no class's. words: of the command line.
+    varied: the keys that the runs of its sweep differ in.
     """
 
     tree: dict[str, Any]
     closed: TrainConfig
     choices: Choices
     words: tuple[str, ...]
+    varied: tuple[str, ...] = ()
 
     def overridden(self, key: str) -> bool:
         """Tell whether the command line set this key, or one below it."""

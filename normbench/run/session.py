@@ -103,7 +103,8 @@ class Session:
         loop.recorder = Recorder(directory.path, display, loggers)
         self.announce(loop.step)
         chosen = {group: run.config.choices.groups[group] for group in ("norm", "placement", "model", "data")}
-        loop.recorder.begin({**chosen, "seed": self.settings.seed, **flat(run.config.tree)}, f"```yaml\n{config}```")
+        choices = {**chosen, "seed": self.settings.seed, **flat(run.config.tree)}
+        loop.recorder.begin(choices, run.config.varied or (*chosen, "seed"), f"```yaml\n{config}```")
         return loop.recorder
 
     def restore(self) -> None:

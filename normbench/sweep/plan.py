@@ -238,7 +238,7 @@ class Planner:
             if not self.threads:
                 self.share_out(config.tree)
             try:
-                run = self.prepare(config)
+                run = self.prepare(replace(config, varied=tuple(point.varied)))
             except CombinationRefused as refusal:
                 left_out[str(refusal)] += 1
                 continue
@@ -275,7 +275,7 @@ class Planner:
         """
         settings: dict[str, Any] = {"quiet": True, "threads": config.closed.threads or self.threads}
         words = config.words if config.closed.threads else changed(config.words, {"threads": str(self.threads)})
-        config = Config(config.tree | settings, replace(config.closed, **settings), config.choices, words)
+        config = replace(config, tree=config.tree | settings, closed=replace(config.closed, **settings), words=words)
         return prepare(config, self.data(config.tree), torch.device(self.devices[0]))
 
     def data(self, tree: Tree) -> Data:
