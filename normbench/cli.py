@@ -17,7 +17,7 @@ from typing import Any
 import click
 
 from normbench import __version__
-from normbench.commands import CONFIG_DIR, FOLDER, HELP, SETTINGS, Commands, flag, later
+from normbench.commands import CONFIG_DIR, FOLDER, HELP, MULTIRUN, SETTINGS, Commands, flag, later
 from normbench.config import GROUPS
 from normbench.errors import RunFailure, UsageError
 
@@ -100,6 +100,7 @@ TRUST = "Let a run that is loaded have classes that are neither normbench's nor 
 @flag("info", "Print which files the configuration comes from, and do nothing else.", type=click.Choice(INFO))
 @flag("trust", TRUST)
 @CONFIG_DIR
+@MULTIRUN
 @HELP
 def train(words: tuple[str, ...], dry_run: bool, cfg: str, resolve: bool, info: str, trust: bool) -> int:
     """Train one model and record it, or go on with a stopped run.
@@ -133,6 +134,7 @@ def train(words: tuple[str, ...], dry_run: bool, cfg: str, resolve: bool, info: 
 @flag("watch", "Show how far a sweep is that runs elsewhere.", metavar="FOLDER", type=FOLDER)
 @flag("resume", "Go on with the sweeps of FOLDER; words are given in place of theirs.", metavar="FOLDER", type=FOLDER)
 @CONFIG_DIR
+@MULTIRUN
 @HELP
 def sweep(words: tuple[str, ...], dry_run: bool, watch: Path | None, resume: Path | None) -> int:
     """Make many runs: resumable, side by side, here or on a cluster.

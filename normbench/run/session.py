@@ -14,6 +14,7 @@ import yaml
 from torch import nn
 
 from normbench import build, recording
+from normbench.config.groups import content, options
 from normbench.errors import RunFailure, is_disk_full, is_out_of_memory
 from normbench.probes import Probes
 from normbench.recording import Display, Recorder, show_table
@@ -136,6 +137,8 @@ class Session:
             f"{names['data']} · {steps:,} steps on {self.run.device}"
         )
         self.say(f"run directory: {self.directory.path}")
+        if "hydra" in (content("experiment", study) if (study := names["experiment"]) in options("experiment") else {}):
+            self.say(f"note: this is one run; normbench sweep experiment={study} makes all runs of the study")
         if start_step:
             self.say(f"going on from step {start_step:,}")
         for words in filter(None, caveats(self.run).values()):
