@@ -75,7 +75,8 @@ def steady(stream: Any, number: int) -> io.TextIOWrapper:
         os.dup2(os.open(os.devnull, os.O_WRONLY), number)
     raw = Outlet(number, "wb", closefd=False)
     kept = {name: getattr(stream, name) for name in ("encoding", "line_buffering", "write_through") if stream}
-    return io.TextIOWrapper(io.BufferedWriter(raw), errors="replace", **kept)
+    binary = raw if kept.get("write_through") else io.BufferedWriter(raw)  # as python -u asks
+    return io.TextIOWrapper(binary, errors="replace", **kept)
 
 
 def run(words: list[str]) -> int:
