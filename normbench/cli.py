@@ -151,6 +151,7 @@ def sweep(words: tuple[str, ...], dry_run: bool, watch: Path | None) -> int:
       normbench sweep 'norm=glob(*)' 'seed=range(0,5)' sweep.exclude='norm=batchnorm,placement=parallel' --dry-run
       normbench sweep experiment=smoke
       normbench sweep norm=layernorm,dyt seed=0,1,2 sweep.lr=auto
+      normbench sweep norm=batchnorm,groupnorm model=cnn sweep.tie='data.batch_size=2,8,32;optim.lr=0.01,0.04,0.16'
       normbench sweep --watch outputs/sweep
     """
     if watch:

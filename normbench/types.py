@@ -33,6 +33,7 @@ class Site:
     depth: number of blocks in the stack.
     branches: number of residual branches in the whole stack (DeepNorm's constants follow from it).
     slot: which norm of the branch this is, where it has several (`in`, `out`, `inner`).
+    causal: whether the model predicts each position from those before it, as a language model does.
     """
 
     role: str
@@ -40,6 +41,7 @@ class Site:
     depth: int = 1
     branches: int = 1
     slot: str = ""
+    causal: bool = False
 
     def at(self, role: str | None = None, slot: str = "") -> Site:
         """Return the same block with another role or slot."""
@@ -165,6 +167,9 @@ class Model(nn.Module):
     has_positions: ClassVar[bool] = True
 
     blocks: nn.ModuleList
+
+    def weights_drawn(self) -> None:
+        """Set what follows from the weights as they start; called once they are drawn."""
 
 
 class Task(ABC):
@@ -335,4 +340,7 @@ class Data(ABC):
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
-        """Return what the data are, for the record: name, sizes, classes or vocabulary, scaling, fingerprint."""
+        """Return what the data are, for the record: name, sizes, classes or vocabulary, scaling, fingerprint.
+
+        constant: the `loss/val` (nats) and `accuracy/val` of the best predictor that always says the same, where known.
+        """

@@ -22,19 +22,19 @@ PARTS: dict[str, tuple[set[str], int]] = {
     "settings": ({"errors"}, 180),
     "types": (set(), 180),
     "rundir": (set(), 160),
-    "config": (set(), 480),
+    "config": (set(), 500),
     "recording": ({"rundir"}, 200),
-    "norms": (set(), 380),
+    "norms": (set(), 390),
     "placements": (set(), 70),
-    "models": (set(), 490),
-    "data": (set(), 850),
+    "models": (set(), 510),
+    "data": (set(), 870),
     "probes": (set(), 200),
     "training": ({"config", "probes", "recording", "rundir"}, 650),
     "build": ({"config", "models", "training"}, 190),
     "run": ({"build", "config", "probes", "recording", "rundir", "training"}, 480),
     "results": ({"build", "config", "rundir", "training"}, 100),
-    "sweep": ({"build", "config", "run", "rundir"}, 780),
-    "analysis": ({"config", "results", "rundir"}, 1640),
+    "sweep": ({"build", "config", "run", "rundir"}, 940),
+    "analysis": ({"config", "results", "rundir"}, 2020),
     "contract": ({"build", "config", "training"}, 670),
     "studies": ({"results", "rundir"}, 150),
     "commands": ({"analysis", "build", "config", "contract", "rundir", "run", "sweep"}, 360),
@@ -110,7 +110,7 @@ def test_a_part_keeps_its_budget(name: str) -> None:
 
 
 def test_the_house_stays_small() -> None:
-    assert sum(map(lines_of_code, MODULES)) <= 8500
+    assert sum(map(lines_of_code, MODULES)) <= 9500
     assert len(MODULES) <= 110
     assert len(list(PACKAGE.glob("*.py"))) <= 12
 

@@ -83,7 +83,7 @@ VALUES = {
     "extend=nowhere": "extend=nowhere is not the directory of a finished run",
     "data=mnist data.root=nowhere": "no copy of ylecun/mnist in data.root=nowhere",
     # combinations
-    "model=cnn": "model=cnn with data=pydocs is refused: the model is not made for this kind of data",
+    "model=cnn data=pydocs": "model=cnn with data=pydocs is refused: the model is not made for this kind of data",
     "norm=instancenorm": "norm=instancenorm with data=pydocs is refused: its statistics run over time",
     f"{MLP} norm=instancenorm": "norm=instancenorm with model=mlp is refused",
     f"{CNN} placement=parallel": "placement=parallel with model=cnn is refused",

@@ -63,14 +63,17 @@ def test_evaluation_takes_every_target_once(tmp_path: Path, length: int) -> None
     assert tuple(batches[-1].inputs.shape) == (1, remainder) or (not remainder and batches[-1].inputs.shape[1] == 8)
 
 
-def test_limited_text_evaluation_spreads_over_the_split() -> None:
-    data = pydocs(**TEXT)
+@pytest.mark.parametrize("batch_size", [3, 7])
+def test_limited_text_evaluation_spreads_over_the_split(batch_size: int) -> None:
+    """The windows are the same whatever the training batch."""
+    data = pydocs(**TEXT | {"batch_size": batch_size})
     batches = list(data.eval_batches("val", limit=5))
-    assert [tuple(batch.inputs.shape) for batch in batches] == [(3, 8)] * 5
+    assert [tuple(batch.inputs.shape) for batch in batches] == [(4, 8)] * 5
     val = data.examples["val"]
-    expected = np.stack([val[start : start + 8] for start in (i * (len(val) - 9) // 14 for i in range(15))])
+    expected = np.stack([val[start : start + 8] for start in (i * (len(val) - 9) // 19 for i in range(20))])
     assert torch.equal(torch.cat([batch.inputs for batch in batches]), torch.from_numpy(expected.astype(np.int64)))
     assert torch.equal(batches[-1].targets[-1], torch.from_numpy(val[-8:].astype(np.int64)))
+    assert sum(len(batch.inputs) for batch in data.eval_batches("val", limit=10**6)) == (len(val) - 1) // 8
 
 
 # ---- images

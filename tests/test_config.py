@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 import pytest
 
 from normbench.config.compose import compose, initialized, plain, read, read_each
-from normbench.config.groups import GROUPS, NOTES, SWEEP_GROUPS, config_directory, options
+from normbench.config.groups import GROUPS, NOTES, SWEEP_GROUPS, chosen_options, config_directory, options
 from normbench.config.schema import KEYS, OPEN_SECTIONS, UNHASHED_KEYS, checked, section_settings
 from normbench.errors import UsageError
 from normbench.settings import Setting, either, nearest, setting_from, settings_of, show
@@ -256,6 +256,25 @@ def test_each_of_many_configurations_is_as_if_it_were_the_only_one() -> None:
 
 
 # ---- conf/
+
+
+@pytest.mark.parametrize(
+    ("line", "data"),
+    [
+        ("model=cnn", "digits"),
+        ("model=vit_tiny norm=rmsnorm", "digits"),
+        ("model=small", "pydocs"),
+        ("data=mnist model=cnn", "mnist"),
+        ("experiment=smoke", "pydocs"),
+        ("experiment=smoke model=cnn", "pydocs"),
+        ("experiment=norms_cnn model=resnet20 data=cifar10", "cifar10"),
+    ],
+)
+def test_a_model_has_data_of_its_kind_unless_others_are_chosen(line: str, data: str) -> None:
+    """In a run, and on help pages and for the Tab key, which do not ask Hydra."""
+    words = line.split()
+    assert read(words).choices.groups == chosen_options(words)
+    assert chosen_options(words)["data"] == data
 
 
 @pytest.mark.parametrize("words", ROWS, ids=" ".join)

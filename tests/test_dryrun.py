@@ -99,7 +99,7 @@ def test_it_refuses_what_train_refuses(words: list[str], capsys: pytest.CaptureF
 def test_the_time_by_hand() -> None:
     def seconds(every: int, histograms: int, step_ms: float | None, steps: int) -> float:
         probing = SimpleNamespace(every=every, histograms_every=histograms)
-        loop: Any = SimpleNamespace(compile_seconds=5, trainer=SimpleNamespace(eval_every=10), probing=probing)
+        loop: Any = SimpleNamespace(compile_seconds=5, eval_every=10, probing=probing)
         times = {"probed_ms": 110, "evaluation": 2, "last_evaluation": 7}
         return Estimate(loop, peak=None, step_ms=step_ms, measured=20, checkpoint=1, **times).seconds(steps)
 

@@ -50,7 +50,8 @@ WRITTEN = ("loss-val-steps", "norm-placement", "step-time-loss")  # of each kind
 
 def test_each_figure_has_its_words_and_its_files(figures: dict[str, Figure]) -> None:
     assert list(figures) == [
-        "loss-train-steps", "loss-val-steps", "loss-train-time", "loss-val-time", "norm-placement", "differences",
+        "loss-train-steps", "loss-val-steps", "loss-train-time", "loss-val-time",
+            "interaction-norm-placement", "norm-placement", "differences",
         "step-time-loss", "stream-rms-depth", "norm-output-rms-depth", "gradient-norm-depth", "stream-rms-steps",
         "gradient-norm-steps", "gamma-steps",
     ]  # fmt: skip

@@ -180,8 +180,8 @@ def test_rotary_products_depend_on_distance_alone() -> None:
 
 
 def test_embeddings() -> None:
-    """The scale starts at √width; tied embeddings are one parameter."""
-    scale = build(embedding_scale=True)[0].scale
+    """The learned scale starts at √width; tied embeddings are one parameter."""
+    scale = build(embedding_scale="learned")[0].scale
     assert isinstance(scale, nn.Parameter) and scale.item() == pytest.approx(4.0)
     tied, untied = (sum(p.numel() for p in build(tied=tied)[0].parameters()) for tied in (True, False))
     assert untied - tied == 17 * 16

@@ -59,10 +59,12 @@ LLAMA = [(64, 1.0, 1.0), (2047, 1.0, 1.0), (2048, 1.0, 0.5), (4096, 0.8, 0.2), (
 
 
 @pytest.mark.parametrize(("width", "attention", "others"), LLAMA)
-def test_llama_alpha0(width: int, attention: float, others: float) -> None:
-    norms = [DyT(width, alpha0="llama", bias=False, site=Site(role, 0)) for role in ("attention", "mlp", "final")]
+def test_published_alpha0(width: int, attention: float, others: float) -> None:
+    norms = [DyT(width, bias=False, site=Site(role, 0, causal=True)) for role in ("attention", "mlp", "final")]
     assert [norm.settings()["alpha0"] for norm in norms] == [attention, others, others]
     torch.testing.assert_close([norm.alpha.item() for norm in norms], [attention, others, others])
+    assert DyT(width).alpha0 == DyT(width, site=Site("attention", 0)).alpha0 == 0.5  # no language model
+    assert DyT(width, alpha0=0.7, site=Site("attention", 0, causal=True)).alpha0 == 0.7
 
 
 def test_saturation_counts_what_is_beyond_099() -> None:

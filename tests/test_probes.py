@@ -12,6 +12,7 @@ import torch
 from support import IMAGES, TEXT, TEXTS, build, random_batch
 from torch import nn
 
+from normbench.models import Normal
 from normbench.probes import Probes, Reading, statistics
 from normbench.types import Task
 
@@ -116,10 +117,10 @@ def test_attention_logits_are_those_that_torch_attends_by() -> None:
 
 
 def probed_step(
-    norm: str, placement: str = "pre", model: str = "nano", task: Task = TEXT, lr: float = 0.0
+    norm: str, placement: str = "pre", model: str = "nano", task: Task = TEXT, lr: float = 0.0, **settings: Any
 ) -> tuple[Any, ...]:
     """A model after a probed step: with its norms, its gradients, the reading, and what passed through each norm."""
-    made, norms = build(norm, placement, model, task)
+    made, norms = build(norm, placement, model, task, **settings)
     batch = random_batch(task)
     seen: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
     for name, module in norms.items():
@@ -157,6 +158,16 @@ def test_norms_streams_gradients_updates_and_attention_are_read() -> None:
     assert not any(module._forward_hooks for module in model.blocks.modules() if module not in norms.values())
 
 
+@pytest.mark.parametrize("task", [TEXT, TEXTS])
+@pytest.mark.parametrize(
+    "settings",
+    [{"width": 64}, {"width": 384}, {"position": "rotary"}, {"pool": "class_token"}, {"init": Normal(0.3, False, 0.1)}],
+)
+def test_the_stream_of_a_text_starts_at_a_root_mean_square_of_1(task: Task, settings: dict[str, Any]) -> None:
+    numbers = probed_step("dyt", task=task, **{"width": 128} | settings)[2].numbers()
+    assert numbers["act/block00.attention/rms_in"] == pytest.approx(1, abs=0.06)
+
+
 @pytest.mark.parametrize(("model", "placement"), [("mlp", "pre"), ("resnet50", "pre"), ("vgg", "plain")])
 def test_every_parameter_is_in_one_group(model: str, placement: str) -> None:
     """A block's norms are those in its branches too, and a placement may have parameters of its own."""
@@ -172,7 +183,7 @@ def test_every_parameter_is_in_one_group(model: str, placement: str) -> None:
 
 
 def test_norm_parameters_and_no_similarity_of_one_position() -> None:
-    numbers = probed_step("dyt", model="mlp", task=IMAGES)[2].numbers()
+    numbers = probed_step("dyt", model="mlp", task=IMAGES, lr=1.0)[2].numbers()  # those before the step
     assert numbers["norm/block01.linear/alpha"] == 0.5
     assert (numbers["norm/block01.linear/gamma_mean"], numbers["norm/block01.linear/beta_std"]) == (1.0, 0.0)
     assert 0 <= numbers["act/block01.linear/saturated_out"] <= 1

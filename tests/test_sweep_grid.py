@@ -9,6 +9,7 @@ from support import refused
 from tiny_sweeps import CNN, own_study, planned, varied
 
 from normbench.config.groups import config_directory, options
+from normbench.errors import UsageError
 from normbench.sweep.conduct import understand
 from normbench.sweep.plan import exclude, read_grid
 from normbench.sweep.words import read_settings
@@ -77,6 +78,49 @@ def test_exclusions_add_up() -> None:
     assert sum(left_out.values()) == 3
     with pytest.raises(ValueError, match=r"leaves out none of the runs that the words give: check its keys"):
         exclude(points, ["optim.betas=[0.9,0.99]", "norm=layernorm"])
+
+
+TIE = "data.batch_size=2,8;optim.lr=0.01,0.04"
+
+
+def test_tied_settings_vary_as_one(tmp_path: Path) -> None:
+    words = ["norm=rmsnorm,dyt", f"sweep.tie={TIE}", "sweep.tie='model.depth=2,4;model.width=range(8,10)'"]
+    found = varied(*words)
+    assert len(found) == 8
+    assert {(one["data.batch_size"], one["optim.lr"]) for one in found} == {("2", "0.01"), ("8", "0.04")}
+    assert {(one["model.depth"], one["model.width"]) for one in found} == {("2", "8"), ("4", "9")}
+    study = own_study(tmp_path, "name: mine", "norm: rmsnorm,dyt", f"sweep.tie: {TIE}")
+    assert len(varied(*study)) == 4
+    assert varied(*study, "sweep.tie=null") == [{"norm": "rmsnorm"}, {"norm": "dyt"}]
+    points, _ = read_grid(words[:2])
+    assert [point.words for point in exclude(points, ["norm=dyt,data.batch_size=2"])[0]] == [
+        (*(f"{key}={value}" for key, value in one.items()), "name=sweep")
+        for one in varied(*words[:2])
+        if (one["norm"], one["optim.lr"]) != ("dyt", "0.01")
+    ]
+
+
+def test_tied_batch_sizes_see_each_sample_as_often() -> None:
+    runs = understand([f"sweep.tie={TIE}", "model=cnn", "data=digits", "device=cpu", "threads=1"]).plan.runs
+    sizes = [run.prepared.config.tree["data"]["batch_size"] for run in runs]
+    assert runs[0].steps * sizes[0] == pytest.approx(runs[1].steps * sizes[1], rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["sweep.tie=seed=0,1;optim.lr=1,2,3"], "sweep.tie=seed=0,1;optim.lr=1,2,3 has 2 of seed, 3 of optim.lr: give"),
+        (["sweep.tie=optim.lr=1,2"], "sweep.tie=optim.lr=1,2 is not two settings or more with several values: write"),
+        (["sweep.tie=seed=0;optim.lr=1,2"], "sweep.tie=seed=0;optim.lr=1,2 is not two settings or more with several"),
+        (["seed=1", "sweep.tie=seed=0,1;optim.lr=1,2"], "seed is given beside sweep.tie=seed=0,1;optim.lr=1,2, which"),
+        ([f"sweep.tie={TIE}", "sweep.tie=seed=0,1;optim.lr=1,2"], "optim.lr is given beside sweep.tie=seed=0,1;optim."),
+        (["sweep.tie=seed=0,1;threads=1,2"], "threads=1,2 cannot vary within a sweep: give threads one value"),
+    ],
+)
+def test_a_tie_that_ties_nothing_is_refused(words: list[str], said: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        read_grid(words)
+    assert said in str(caught.value)
 
 
 def test_what_the_shell_has_taken_the_quotes_from_is_understood() -> None:

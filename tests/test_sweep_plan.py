@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from killing import Server
 from tiny_sweeps import CNN, LENGTHS, finished, own_study, planned, run_directories
@@ -20,7 +23,7 @@ from normbench.sweep import plan
 from normbench.sweep.conduct import understand
 from normbench.sweep.folder import SweepFolder
 from normbench.sweep.launchers import Here, Processes, Ray, Submitit
-from normbench.sweep.tuning import choose, chosen, said, tuned_grid, tuning_grid
+from normbench.sweep.tuning import choose, chosen, propose, said, tuned_grid, tuning_grid
 from normbench.sweep.work import Execution
 
 pytest_plugins = ["refusals", "run_fixtures"]
@@ -145,13 +148,57 @@ def test_the_lowest_mean_loss_is_chosen_and_divergence_is_infinitely_bad() -> No
     assert chosen(ARM, {0.1: [1.0]})["edge"] is None
     low, high = chosen(ARM, {0.1: [1.0], 1.0: [2.0]}), chosen(ARM, {0.1: [2.0], 1.0: [1.0]})
     assert (low["edge"], high["edge"]) == ("lowest", "highest")
-    assert said(low) == "rmsnorm: lr 0.1, the lowest of sweep.lr_grid: a wider grid may have a better one"
+    assert said(low) == "rmsnorm: lr 0.1, the lowest of those tried: a wider sweep.lr_grid may have a better one"
+
+
+GRID = [3.0e-4, 9.487e-4, 3.0e-3, 9.487e-3, 3.0e-2, 9.487e-2, 3.0e-1]
+
+
+def searched(loss: Callable[[float], float | None]) -> dict[float, float | None]:
+    """The rates that are tried of the default grid, and what they gave."""
+    found: dict[float, float | None] = {}
+    while new := propose(GRID, found):
+        found |= {rate: loss(rate) for rate in new}
+    return found
+
+
+def valley(rng: np.random.Generator, kind: str) -> Callable[[float], float | None]:
+    """A noisy curve of losses over the rate, unlike on both sides of the best one; it may diverge or level out."""
+    best, (left, right), spread = rng.uniform(-3.2, -1), rng.uniform((0.1, 0.2), (0.5, 2)), rng.choice([0.002, 0.03])
+    noise, diverges = dict(zip(GRID, rng.normal(0, spread, len(GRID)), strict=True)), best + rng.uniform(0.4, 1.5)
+
+    def loss(rate: float) -> float | None:
+        away = math.log10(rate) - best
+        curve = (right if away > 0 else left) * away**2 + noise.get(rate, 0)
+        return None if kind != "smooth" and best + away > diverges else min(curve, 0.6 if "flat" in kind else 9)
+
+    return loss
+
+
+@pytest.mark.parametrize("kind", ["smooth", "diverges", "flat and diverges"])
+def test_five_of_seven_rates_find_what_all_seven_do(kind: str) -> None:
+    rng, runs, same = np.random.default_rng(0), [], []
+    for loss in (valley(rng, kind) for _ in range(500)):
+        tried, every = searched(loss), {rate: loss(rate) for rate in GRID}
+        few, all_ = (chosen(ARM, {rate: [one] for rate, one in curve.items()})["lr"] for curve in (tried, every))
+        runs.append(len(tried))
+        same.append(few == all_ or all_ in (GRID[0], GRID[-1]))  # where it may lie beyond the grid
+    assert np.mean(same) > 0.99
+    assert np.mean(runs) < 5.1
+
+
+def test_the_search_ends_beyond_an_end_of_the_grid_or_where_nothing_trains() -> None:
+    assert [*searched(lambda rate: rate)] == [9.487e-4, 9.487e-3, 9.487e-2, 3e-4, 3e-3, 9.487e-5, 3e-5]
+    assert [*searched(lambda rate: -rate)][-3:] == [3e-1, 9.487e-1, 3.0]
+    assert [*searched(lambda rate: None)] == [9.487e-4, 9.487e-3, 9.487e-2, 3e-4, 9.487e-5, 3e-5]
+    assert min(searched(lambda rate: None if rate > 2e-4 else rate)) == 3e-5
+    assert (propose([0.1], {}), propose([0.1], {0.1: 1.0}), propose([10, 100], {100: 1.0})) == ([0.1], [], [10, 1000])
 
 
 def test_what_chooses_does_not_judge(here: Path) -> None:
     for module in ("own_one", "own_two"):  # arms whose classes share a name choose apart
         (here / f"{module}.py").write_text("from normbench.norms import RMSNorm\n\nclass My(RMSNorm):\n    pass\n")
-    words = ["norm._target_=own_one.My,own_two.My", "seed=0,1", "sweep.lr=auto", "sweep.lr_grid=1e-3,1e-2"]
+    words = ["norm._target_=own_one.My,own_two.My", "seed=0,1", "sweep.lr=auto", "sweep.lr_grid=1e-3,1e-2,1e-1"]
     sweep = planned(*words, "sweep.lr_seeds=7,8")
     assert list(sweep.plan.arms) == ["own_one.My", "own_two.My"]
     tuning = sweep.planner.plan(tuning_grid(sweep.plan, sweep.settings))
@@ -159,7 +206,7 @@ def test_what_chooses_does_not_judge(here: Path) -> None:
     assert tuning.folder == Path("outputs/sweep-lr")
     assert {(tree["data"]["holdout"], tree["name"]) for tree in trees} == {(0.1, "sweep-lr")}
     assert [(tree["norm"]["_target_"], tree["optim"]["lr"], tree["seed"]) for tree in trees] == [
-        (f"{module}.My", lr, seed) for module in ("own_one", "own_two") for lr in (1e-3, 1e-2) for seed in (7, 8)
+        (f"{module}.My", 1e-2, seed) for module in ("own_one", "own_two") for seed in (7, 8)
     ]
     assert [choice["arm"] for choice in choose(tuning)] == [runs[0].arm for runs in sweep.plan.arms.values()]
     choices = [{"name": name, "lr": lr} for name, lr in zip(sweep.plan.arms, (1, 2), strict=True)]
@@ -171,20 +218,21 @@ def test_what_chooses_does_not_judge(here: Path) -> None:
 
 def test_each_arm_is_reported_at_its_own_rate(server: Server, tmp_path: Path) -> None:
     words = ["sweep", "norm=rmsnorm,none", "seed=0", *CNN, *LENGTHS, "trainer.grad_clip=0", "launcher=local"]
-    words += ["sweep.lr=auto", "sweep.lr_grid=1e-2,1000", "sweep.report=false"]
+    words += ["sweep.lr=auto", "sweep.lr_grid=1e-3,1e-2,1000", "sweep.report=false"]
     output = finished(server, words, tmp_path)
-    assert "4 runs in outputs/sweep-lr choose learning rates on held out data" in output
+    for line in ("learning rates are chosen on held out data", "2 of 2 runs to do", "4 of 6 runs to do"):
+        assert line in output
     noted = json.loads((tmp_path / "outputs" / "sweep" / "lr_choice.json").read_text())
     assert (noted["seeds"], noted["holdout"], noted["runs"]) == ([1000], 0.1, "sweep-lr")
     by_arm = {arm["name"]: arm for arm in noted["arms"]}
     assert (by_arm["rmsnorm"]["lr"], by_arm["none"]["lr"]) == (1e-2, 1e-2)
-    assert by_arm["none"]["curve"][1]["mean"] is None  # it diverges without a norm, which is a result
-    assert "4/4 runs  1 diverged  none · optim.lr=1000 · seed 1000 diverged" in output
+    assert by_arm["none"]["curve"][2]["mean"] is None  # it diverges without a norm, which is a result
+    assert "6 runs  1 diverged  none · optim.lr=1000 · seed 1000 diverged" in output
     for path in run_directories(tmp_path).values():
         assert "  lr: 0.01\n" in (path / "config.yaml").read_text()
     assert len(run_directories(tmp_path)) == 2
     looked = finished(server, ["sweep", "--watch", "outputs/sweep"], tmp_path)
-    assert [line.split("  ")[0] for line in looked.splitlines()] == ["4/4 runs", "2/2 runs"]
+    assert [line.split("  ")[0] for line in looked.splitlines()] == ["6/6 runs", "2/2 runs"]
 
 
 # ---- --dry-run

@@ -216,14 +216,14 @@ def runs_frame(study: Study, by: Yardstick) -> pd.DataFrame:
     return frame.assign(**frame[mixed].map(str, na_action="ignore"))
 
 
-def activations_frame(study: Study) -> pd.DataFrame:
+def activations_frame(arms: Sequence[Arm]) -> pd.DataFrame:
     """Return what probes measured last in each block of each arm: the mean over the seeds that finished.
 
     Of the parts of a block, gradients add up to the norm of the whole; of all else it is the mean.
     """
     rows = [
         (place, arm.name, run.path, int(match[1]), name, float(curve.values[-1]))
-        for place, arm in enumerate(study.arms)
+        for place, arm in enumerate(arms)
         for run in arm.runs
         if run.status == "finished"
         for tag, curve in run.curves.items()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,11 @@ ASIDE = (
     "seed", "name", "outputs", "quiet", "rerun", "extend", "device", "threads", "data.root", "data.path", "experiment",
     "probes", "trainer.checkpoint_every", "trainer.keep_checkpoint",
 )  # fmt: skip
+
+
+# What a run has learned at the least, as a share of what a constant predictor loses: runs that are stuck end within 2 %
+# of it on either side, those that learn anything 20 % below.
+LEARNED = 0.05
 
 
 @dataclass(frozen=True)
@@ -66,6 +74,21 @@ class Run:
         return self.status in ENDED
 
     @property
+    def constant(self) -> Mapping[str, float]:
+        """Return what a predictor that always says the same reaches on its data; empty where that is not recorded."""
+        return dict(self.session.get("data", {}).get("constant") or {})
+
+    @property
+    def trained(self) -> bool | None:
+        """Say whether it is clearly better than a constant predictor, in loss or accuracy; None where nobody knows."""
+        ends, constant = self.metrics, self.constant
+        found = [(ends.get(tag), constant.get("loss/val")) for tag in ("loss/val", "loss/train")]
+        right, usual = ends.get("accuracy/val"), constant.get("accuracy/val")
+        found += [] if right is None or usual is None else [(1 - right, 1 - usual)]
+        known = [own < (1 - LEARNED) * reached for own, reached in found if own is not None and reached is not None]
+        return any(known) if known else None
+
+    @property
     def task(self) -> str:
         """Return its kind of task."""
         return str(self.session["task"]["kind"])
@@ -86,6 +109,16 @@ class Arm:
         """Name it, such as `rmsnorm · pre`: options by their words, other settings as `lr=0.001`."""
         words = [str(v) if k in GROUPS else f"{k.rpartition('.')[2]}={v}" for k, v in self.settings.items()]
         return " · ".join(words) or "all runs"
+
+    @property
+    def stuck(self) -> list[Run]:
+        """Return the runs that finished and did not train."""
+        return [run for run in self.runs if run.trained is False]
+
+    @property
+    def trained(self) -> bool:
+        """Say whether most of its runs trained, of those that finished."""
+        return 2 * len(self.stuck) < max(sum(run.status == "finished" for run in self.runs), 1)
 
     def has(self, settings: Mapping[str, Any]) -> bool:
         """Say whether it has all of these settings."""
@@ -113,6 +146,19 @@ class Study:
     def runs(self) -> list[Run]:
         """Return all runs, arm by arm."""
         return [run for _, run in self.pairs]
+
+    def command(self, **changes: str | None) -> str:
+        """Return the words that make these runs as one sweep; empty where they are no full grid.
+
+        changes: words that are set otherwise, or left out where they are None.
+        """
+        each = [dict(word.partition("=")[::2] for word in shlex.split(run.session["command"])[2:]) for run in self.runs]
+        values = {key: [*dict.fromkeys(words.get(key) for words in each)] for words in each for key in words}
+        if None in chain(*values.values()) or prod(map(len, values.values())) > len(each):
+            return ""
+        known = {"name": [self.runs[0].config.get("name")], **values, **{key: [new] for key, new in changes.items()}}
+        words = [f"{key}={','.join(map(str, own))}" for key, own in known.items() if own != [None]]
+        return shlex.join(["normbench", "sweep", *words])
 
 
 def read_study(folders: Sequence[Path]) -> Study:

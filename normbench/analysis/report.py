@@ -12,7 +12,9 @@ import pandas as pd
 
 from normbench import __version__
 from normbench.analysis import tables
+from normbench.analysis.causes import next_steps, why
 from normbench.analysis.comparisons import Baseline, Comparison, compare_all, contenders, given_baseline, usual_baseline
+from normbench.analysis.designs import contrasts, said
 from normbench.analysis.fairness import Finding, findings
 from normbench.analysis.figures import draw_all
 from normbench.analysis.figures.style import Figure, dark_rules
@@ -32,7 +34,7 @@ class Report:
 
     baseline: its settings, without runs. chosen: whether a learning rate was chosen for each arm. runs, blocks: of
     `runs_frame` and `activations_frame`. comparisons: in the primary metric. verdict: sentences, each with the key of
-    the table behind it.
+    the table behind it. why: what probes say of the cause. next: what to do now, and the commands for it.
     """
 
     study: Study
@@ -43,6 +45,8 @@ class Report:
     blocks: pd.DataFrame
     comparisons: tuple[Comparison, ...]
     verdict: list[tuple[str, str]]
+    why: list[str]
+    next: list[str]
     findings: tuple[Finding, ...]
     tables: list[Table]
 
@@ -75,10 +79,12 @@ def examine(
     arms, chosen = contenders(study, baseline)
     by = yardstick(study, [arm for arm in arms if arm.has(baseline)], target)
     families = [compare_all(arms, baseline, metric) for metric in by.metrics]
-    runs, blocks = runs_frame(study, by), activations_frame(study)
+    crossed = contrasts(study, arms, baseline, by.primary)
+    runs, blocks, compared_blocks = runs_frame(study, by), activations_frame(study.arms), activations_frame(arms)
     found = [
         tables.results_table(runs, study, by),
         *(tables.differences_table(family, primary=family is families[0]) for family in families if family),
+        tables.designs_table(crossed),
         tables.rates_table(tried_rates(study)),
         tables.costs_table(runs),
         tables.step_times_table(families[0]),
@@ -93,7 +99,9 @@ def examine(
         runs=runs,
         blocks=blocks,
         comparisons=families[0],
-        verdict=verdict(study, families[0], margin),
+        verdict=[*((sentence, "designs") for sentence in said(crossed)), *verdict(study, families[0], margin)],
+        why=why(arms, compared_blocks, families[0]),
+        next=next_steps(study, arms, compared_blocks, families[0], margin),
         findings=findings(study, chosen and by.primary.tag.endswith("/val"), families[0], missing),
         tables=[table for table in found if table.rows],
     )

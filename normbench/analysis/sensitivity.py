@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +12,7 @@ import numpy as np
 
 from normbench.analysis.comparisons import LEARNING_RATE, LOST, best_rate, rate_families, without_rate
 from normbench.analysis.measures import TRAINING_LOSS, Metric, final, finite, known, loss_on
-from normbench.analysis.records import Arm, Study
+from normbench.analysis.records import Arm, Run, Study
 from normbench.analysis.statistics import learning_rate_sensitivity
 
 
@@ -48,18 +50,36 @@ class Tried:
         return {rate: sum(run.status in LOST for run in arm.runs) for rate, arm in self.by_rate.items()}
 
     @property
-    def sensitivity(self) -> list[float]:
-        """Return a value (nats) for each seed that has ended at every rate (Wortsman et al. 2023)."""
-        found = []
-        for seed in sorted({run.seed for arm in self.by_rate.values() for run in arm.runs}):
-            runs = {
-                rate: run for rate, arm in self.by_rate.items() for run in arm.runs if run.seed == seed and run.ended
-            }
+    def by_seed(self) -> dict[int, dict[float, Run]]:
+        """Return the runs of each seed that has ended at every rate."""
+        found = defaultdict[int, dict[float, Run]](dict)
+        for rate, run in ((rate, run) for rate, arm in self.by_rate.items() for run in arm.runs if run.ended):
+            found[run.seed][rate] = run
+        return {seed: runs for seed, runs in found.items() if len(runs) == len(self.by_rate)}
+
+    @property
+    def sensitivity(self) -> dict[int, float]:
+        """Return a value (nats) for each seed (Wortsman et al. 2023)."""
+        found = dict[int, float]()
+        for seed, runs in self.by_seed.items():
             starts = [loss for run in runs.values() for loss in finite(run.curves.get(TRAINING_LOSS)).values[:1]]
-            if len(runs) == len(self.by_rate) and starts:
-                ends = {rate: final(run, loss_on("val")) for rate, run in runs.items()}
-                found.append(learning_rate_sensitivity(ends, float(np.mean(starts))))
-        return known(found)
+            ends = {rate: final(run, loss_on("val")) for rate, run in runs.items()}
+            score = learning_rate_sensitivity(ends, float(np.mean(starts))) if starts else None
+            found |= {} if score is None else {seed: score}
+        return found
+
+    @property
+    def largest(self) -> dict[int, float]:
+        """Return the base 2 logarithm of the largest rate at which each seed trains; of none, half the lowest rate."""
+        return {
+            seed: math.log2(
+                max(
+                    (rate for rate, run in runs.items() if run.status == "finished" and run.trained is not False),
+                    default=min(runs) / 2,
+                )
+            )
+            for seed, runs in self.by_seed.items()
+        }
 
 
 def tried_rates(study: Study, fewest: int = 2) -> list[Tried]:

@@ -42,6 +42,11 @@ class Interval(NamedTuple):
         """Return the largest distance from 0 in it: max(|lower|, |upper|)."""
         return max(map(abs, self))
 
+    @property
+    def powers(self) -> Interval:
+        """Return that of ratios whose logarithms to base 2 it is of."""
+        return Interval(2.0**self.lower, 2.0**self.upper)
+
 
 @dataclass(frozen=True)
 class Sample:

@@ -12,6 +12,7 @@ import pandas as pd
 
 from normbench.analysis import statistics, wording
 from normbench.analysis.comparisons import Comparison, by_seed
+from normbench.analysis.designs import Contrast
 from normbench.analysis.measures import IN_BLOCKS, NAN, Yardstick, evaluations_in_words, known
 from normbench.analysis.records import ASIDE, Arm, Run, Study
 from normbench.analysis.sensitivity import Tried
@@ -188,6 +189,33 @@ def step_times_table(comparisons: Sequence[Comparison]) -> Table:
     return made("step-times", "Ratios of step times", rows, heads=2)
 
 
+def designs_table(found: Sequence[Contrast]) -> Table:
+    """Say what factors do to arms, less what they do to their baselines."""
+    rows = []
+    for one in (one for one in found if one.n):
+        ratio, places = one.kind == "rate", wording.precision(one.mean, one.interval)
+        own, other = (sum(side) / one.n for side in (one.own, one.other))
+        row = {
+            "what": one.step,
+            "arm": one.arm.name,
+            "baseline": one.baseline.name,
+            "seeds": str(one.n) + (f" of {one.tried}" if one.n < one.tried else ""),
+            "for the arm": f"{2**own:.3g}" if ratio else fixed(own, places, sign=True),
+            "for the baseline": f"{2**other:.3g}" if ratio else fixed(other, places, sign=True),
+            "difference": f"{2**one.mean:.2g} times" if ratio else f"{fixed(one.mean, places, True)} {one.metric.unit}",
+            "95 % interval": span(one.interval and one.interval.powers, 2)
+            if ratio
+            else span(one.interval, places, True),
+            "p": wording.chance(one.p),
+            "p after Holm": NONE if one.family == 1 else wording.chance(one.corrected),
+        }
+        rows.append(row)
+    marked = [place for place, one in enumerate(found) if one.real]
+    return made(
+        "designs", "Crossed factors", rows, 3, marked, kinds={one.kind for one in found}, several=len(found) > 1
+    )
+
+
 # ---- learning rates, and runs that give no result
 
 
@@ -195,7 +223,7 @@ def rates_table(tried: Sequence[Tried]) -> Table:
     """Say how the arms take to the learning rate."""
     rows = []
     for one in tried:
-        sensitivity, interval = statistics.mean_interval(one.sensitivity, (0.0, math.inf))
+        sensitivity, interval = statistics.mean_interval([*one.sensitivity.values()], (0.0, math.inf))
         rows.append(
             {
                 "arm": one.arm.name,

@@ -165,7 +165,7 @@ def compared_words(comparisons: Sequence[Comparison], margin: float | None) -> l
     return said
 
 
-def at_most(texts: Sequence[str]) -> list[str]:
+def at_most(texts: Sequence[str], most: int = MOST) -> list[str]:
     """Return the first ones, and how many more there are."""
-    more = len(texts) - MOST
-    return [*texts[:MOST], f"{more} more of this kind are in the table."] if more > 0 else list(texts)
+    more = len(texts) - most
+    return [*texts[:most], f"{more} more of this kind are in the table."] if more > 0 else list(texts)

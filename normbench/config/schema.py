@@ -24,7 +24,9 @@ class TrainerConfig:
     ]
     grad_clip: Annotated[float, Setting("larger gradients are scaled down to this norm; 0: off", low=0, high=1e6)]
     log_every: Annotated[int, Setting("steps between logged training losses", "steps", low=1, high=10**9)]
-    eval_every: Annotated[int, Setting("steps between evaluations", "steps", low=1, high=10**9)]
+    eval_every: Annotated[
+        int | None, Setting("steps between evaluations; null: a tenth of the run", "steps", low=1, high=10**9)
+    ]
     eval_batches: Annotated[int | None, Setting("batches of an evaluation but the last; null: all", low=1, high=10**9)]
     eval_train: Annotated[bool, Setting("evaluate on as many batches of the training data too")]
     checkpoint_every: Annotated[int, Setting("steps between checkpoints", "steps", low=1, high=10**9)]

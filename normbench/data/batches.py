@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from typing import Annotated, Any, ClassVar
 
+import numpy as np
 import torch
 from jaxtyping import Int64
 from torch import Tensor
@@ -120,6 +122,16 @@ class ContentData(Data):
         for indices in (torch.arange(count) * total // count).tensor_split(-(-count // self.eval_batch_size)):
             yield self.batch(split, indices)
 
+    @cached_property
+    def constant(self) -> dict[str, float]:
+        """Return what the best predictor reaches on the validation data that always says the same, whatever it reads.
+
+        Its loss (nats) is the entropy of the classes' or tokens' frequencies, its accuracy the largest of these.
+        """
+        counts = np.bincount((self.labels or self.examples)["val"])
+        shares = counts[counts > 0] / counts.sum()
+        return {"loss/val": float(-(shares * np.log(shares)).sum()), "accuracy/val": float(shares.max())}
+
     def describe(self) -> dict[str, Any]:
         """Return what the data are, for the record; without local paths."""
         return {
@@ -128,5 +140,6 @@ class ContentData(Data):
             "kind": self.kind,
             **{f"{split}_{self.unit}": len(part) for split, part in self.examples.items()},
             "steps_per_epoch": self.steps_per_epoch,
+            "constant": self.constant,
             "fingerprint": self.fingerprint,
         }

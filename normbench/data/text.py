@@ -85,15 +85,15 @@ class Text(TokenData):
     def eval_batches(self, split: Split, limit: int | None = None) -> Iterator[Batch]:
         """Yield every target of the split once, the remainder as a last batch of one shorter window.
 
-        With `limit`: so many batches of `batch_size` windows, their starts spread evenly over the split.
+        With `limit`: so many batches of `eval_batch_size` windows, their starts spread evenly over the split, or as
+        many windows as all targets take if that is less. The size of a training batch changes nothing here.
         """
         tokens, size = self.examples[split], self.eval_batch_size
         count, remainder = divmod(len(tokens) - 1, self.context)
         starts = np.arange(count) * self.context
         if limit is not None:
-            size, remainder = self.batch_size, 0
-            last = len(tokens) - self.context - 1
-            starts = np.arange(limit * size) * last // max(1, limit * size - 1)
+            count, remainder, last = min(count, limit * size), 0, len(tokens) - self.context - 1
+            starts = np.arange(count) * last // max(1, count - 1)
         for place in range(0, len(starts), size):
             yield self.windows(tokens, starts[place : place + size], self.context)
         if remainder:

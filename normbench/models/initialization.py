@@ -4,6 +4,7 @@
 |---|---|
 | weight of a linear map or convolution | std of `init=` × one standard-normal draw |
 | embedding (tokens, positions, class token) | `init.embedding_std` × one standard-normal draw |
+| factor on a text's embedding | 1 / root mean square of what it multiplies, with `model.embedding_scale=unit` |
 | bias | 0 |
 | a branch's scaled weights | × the placement's gain (DeepNorm's β) |
 | a branch's output weights | × 1/√(residual branches), with `init.residual_scale` (GPT-2) |
@@ -92,3 +93,4 @@ def initialize(model: Model, init: Initialization, seed: int, norms: Iterable[nn
             weight.mul_(block.branch_gain)
         for weight in branch.output_weights() if init.residual_scale else ():
             weight.mul_(1.0 / math.sqrt(len(branches)))
+    model.weights_drawn()

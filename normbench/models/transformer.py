@@ -182,15 +182,18 @@ class Transformer(Model):
     position: `learned` or, for text, `rotary`. mlp: `swiglu`, or an activation such as `gelu`.
     tied: the output layer uses the token embedding. patch: side of an image patch in pixels.
     pool: `mean` or `class_token`, for a classifier. bias: in linear maps of the blocks.
-    embedding_scale: one learned scalar, starting at √width, on the embedding's output (DyT's LLaMA form).
+    embedding_scale: a factor on the sum of embedding and positions. `unit` lets a text's stream start at a root mean
+    square of 1, where norms without statistics work too, as √width does in Vaswani et al. 2017, §3.4; `learned` is one
+    learned scalar, starting at √width (DyT's LLaMA form).
 
-    data flow: inputs ─ stem ─(class token in front)─(× scale)─ + positions ─ dropout ─ blocks ─ final norm, if the
+    data flow: inputs ─ stem ─(class token in front)─ + positions ─ × scale ─ dropout ─ blocks ─ final norm, if the
     placement needs one ─ head. With a mask (False where a text is padded) nobody attends to padding.
     """
 
     kinds = frozenset({"language_model", "text_classification", "image_classification"})
     roles = ("attention", "mlp")
     rotation: Tensor | None
+    scale: Tensor
 
     def __init__(
         self,
@@ -208,7 +211,8 @@ class Transformer(Model):
         tied: Annotated[bool, Setting("the output layer uses the token embedding")],
         bias: Annotated[bool, Setting("biases in the linear maps of the blocks")],
         embedding_scale: Annotated[
-            bool, Setting("one learned scalar, from √width, on the embedding (DyT's LLaMA form)")
+            float | Literal["unit", "learned"],
+            Setting("factor on the embedding; unit: text starts at RMS 1; learned: from √width", above=0, high=1e6),
         ],
         patch: Annotated[int, Setting("side of an image patch", "pixels", low=1, high=10**4)],
         pool: Annotated[Literal["mean", "class_token"], Setting("what the class is read from")],
@@ -223,7 +227,11 @@ class Transformer(Model):
         read = "positions" if task.causal else pool
         self.class_token = nn.Embedding(1, width) if read == "class_token" else None
         length = self.stem.length + (read == "class_token")
-        self.scale = nn.Parameter(torch.tensor(width**0.5)) if embedding_scale else None
+        self.starts_at_unit = embedding_scale == "unit" and not isinstance(task, ImageClassification)
+        if embedding_scale == "learned":
+            self.scale = nn.Parameter(torch.tensor(width**0.5))
+        else:
+            self.register_buffer("scale", torch.tensor(1.0 if embedding_scale == "unit" else embedding_scale))
         self.positions = nn.Embedding(length, width) if position == "learned" else None
         self.register_buffer("rotation", rotary(length, size) if position == "rotary" else None, persistent=False)
         self.dropout = nn.Dropout(dropout)
@@ -231,11 +239,18 @@ class Transformer(Model):
         for layer in range(depth):
             attention = Attention(width, heads, causal=task.causal, bias=bias, dropout=dropout)
             feed_forward = SwiGLU(width, bias, dropout) if mlp == "swiglu" else MLP(width, mlp, bias, dropout)
-            site = Site("block", layer, depth, branches=2 * depth)
+            site = Site("block", layer, depth, branches=2 * depth, causal=task.causal)
             self.blocks.append(placement({"attention": attention, "mlp": feed_forward}, norm, site))
         needs_final_norm = self.blocks[-1].needs_final_norm
-        self.final_norm = norm(width, site=Site("final", depth=depth)) if needs_final_norm else nn.Identity()
+        self.final_norm = (
+            norm(width, site=Site("final", depth=depth, causal=task.causal)) if needs_final_norm else nn.Identity()
+        )
         self.head = Head(width, task.num_classes, read, tied and task.causal)
+
+    def weights_drawn(self) -> None:
+        if self.starts_at_unit:
+            summed = [module for module in (self.stem.embedding, self.positions) if isinstance(module, nn.Embedding)]
+            self.scale.copy_(torch.stack([module.weight.square().mean() for module in summed]).sum().rsqrt())
 
     def forward(self, inputs: Tensor, mask: Mask | None = None) -> Float[Tensor, "..."]:
         x = self.stem(inputs)
@@ -243,11 +258,9 @@ class Transformer(Model):
             x = torch.cat((self.class_token.weight.expand(x.shape[0], 1, -1), x), dim=1)
             mask = None if mask is None else F.pad(mask, (1, 0), value=True)
         time = x.shape[1]
-        if self.scale is not None:
-            x = x * self.scale
         if self.positions is not None:
             x = x + self.positions.weight[:time]
-        x = self.dropout(x)
+        x = self.dropout(x * self.scale)
         rotation = None if self.rotation is None else self.rotation[:, :time]
         attended = None if mask is None else mask[:, None, None, :]
         for block in self.blocks:

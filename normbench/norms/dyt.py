@@ -20,8 +20,9 @@ LLAMA_ALPHA0 = {1024: (1.0, 1.0), 2048: (1.0, 0.5), 4096: (0.8, 0.2), 5120: (0.6
 class DyT(AffineNorm):
     """Squashes each value by a tanh whose slope is learned; takes no statistics.
 
-    y = γ·tanh(αx)+β, with one learned α that starts at α₀ = `alpha0`; "llama" takes α₀ from the paper's table by width
-    and by `site.role` (without a site: as for all but attention). The paper's form for LLaMA has no β: `bias=False`.
+    y = γ·tanh(αx)+β, with one learned α that starts at α₀ = `alpha0`; "auto" takes α₀ in a language model from the
+    paper's table for LLaMA, by width and by `site.role`, and 0.5 elsewhere. The paper's form for LLaMA has no β:
+    `bias=False`.
 
     Shapes: `(batch, [time,] features)`, or `(batch, channels, height, width)` with channel_dim=1.
     Source: Zhu, Chen, He, LeCun & Liu 2025, section 4; α₀ for LLaMA: tables 11 and 12.
@@ -36,14 +37,15 @@ class DyT(AffineNorm):
         *,
         site: Site | None = None,
         alpha0: Annotated[
-            float | Literal["llama"], Setting("start of dyt's α; llama: the paper's table", above=0, high=1e3)
-        ] = 0.5,
+            float | Literal["auto"],
+            Setting("start of dyt's α; auto: 0.5, in a language model the paper's table", above=0, high=1e3),
+        ] = "auto",
         affine: Affine = True,
         bias: Bias = True,
         **place: Any,
     ) -> None:
         super().__init__(num_features, None, None, affine, bias, **place)
-        self.alpha0 = llama_alpha0(num_features, site) if alpha0 == "llama" else alpha0
+        self.alpha0 = published_alpha0(num_features, site) if alpha0 == "auto" else alpha0
         self.alpha = nn.Parameter(torch.full((1,), self.alpha0))
 
     def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
@@ -55,8 +57,10 @@ class DyT(AffineNorm):
         return (x.float() * self.alpha).abs().gt(math.atanh(0.99)).float().mean()
 
 
-def llama_alpha0(num_features: int, site: Site | None) -> float:
-    """Return α₀ from the row of the widest network that is not wider than this one, else from the first row."""
+def published_alpha0(num_features: int, site: Site | None) -> float:
+    """Return 0.5; in a language model the row of the widest LLaMA that is not wider than this one, else the first."""
+    if site is None or not site.causal:
+        return 0.5
     width = max((width for width in LLAMA_ALPHA0 if width <= num_features), default=min(LLAMA_ALPHA0))
     attention, others = LLAMA_ALPHA0[width]
-    return attention if site is not None and site.role == "attention" else others
+    return attention if site.role == "attention" else others

@@ -165,7 +165,7 @@ class Probes:
             for parameter_name, tensor in norm.named_parameters():
                 tag = f"norm/{name}/{SYMBOLS.get(parameter_name, parameter_name)}"
                 if tensor.numel() == 1:
-                    reading.scalars[tag] = tensor.detach().squeeze()
+                    reading.scalars[tag] = tensor.detach().clone().squeeze()  # the optimizer's step moves it
                 else:
                     reading.scalars[f"{tag}_mean"] = tensor.mean()
                     reading.scalars[f"{tag}_std"] = tensor.std(correction=0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -20,8 +20,17 @@ from normbench.run.session import Session
 from normbench.run.train import limits_named, measure, notes_shown
 from normbench.rundir import CHOICE_FILE
 from normbench.sweep.folder import LOOK_SECONDS, Standing, SweepFolder, View, overall, say, show_arms, show_failures
-from normbench.sweep.plan import SWEEP_NAME, Planner, SweepPlan, exclude, read_grid
-from normbench.sweep.tuning import SUFFIX, check_tunable, choose, said, tuned_grid, tuning_grid, write_choices
+from normbench.sweep.plan import SWEEP_NAME, Planner, SweepPlan, balanced, exclude, read_grid
+from normbench.sweep.tuning import (
+    SUFFIX,
+    check_tunable,
+    choose,
+    refinements,
+    said,
+    tuned_grid,
+    tuning_grid,
+    write_choices,
+)
 from normbench.sweep.words import SweepConfig, read_settings
 from normbench.sweep.work import Execution, Stopped
 
@@ -30,14 +39,16 @@ from normbench.sweep.work import Execution, Stopped
 class Sweep:
     """A sweep that is understood; nothing has been run or written.
 
-    plan: where learning rates are to be chosen, with those that are set in their place. failed: runs that have failed.
+    plan: where learning rates are to be chosen, with those that are set in their place. choices: of learning rates, so
+    far. failed: runs that have failed, by name.
     """
 
     settings: SweepConfig
     planner: Planner
     plan: SweepPlan
     console: Console = field(default_factory=Console)
-    failed: list[Standing] = field(default_factory=list)
+    choices: list[dict[str, Any]] = field(default_factory=list)
+    failed: dict[str, Standing] = field(default_factory=dict)
 
     # ---- --dry-run
 
@@ -45,29 +56,37 @@ class Sweep:
         """Say what would run; returns the exit status."""
         plan = self.plan
         if self.settings.lr:
-            tuning = self.planner.plan(tuning_grid(plan, self.settings))
             say(self.console, "runs that choose learning rates, and behind them those that are reported:")
-            if not self.show_one(tuning):
-                plan = self.reported(choose(tuning))
+            tuning = next((tuning for tuning in self.tunings() if self.to_do(tuning)), None)
+            if tuning:
+                self.show_one(tuning, 0 if self.choices else refinements(plan, self.settings))
+            else:
+                plan = self.reported(self.choices)
         self.show_one(plan)
         self.say_left_out()
         return 0
 
-    def show_one(self, plan: SweepPlan) -> int:
-        """Print a plan, and the time of one run times their number; returns how many runs are to do."""
+    def show_one(self, plan: SweepPlan, later: int = 0) -> None:
+        """Print a plan, and the time of one run times their number. later: runs that will follow from their results."""
         folder, first = SweepFolder(plan.folder), plan.runs[0]
         arms = {name: [folder.look(run) for run in runs] for name, runs in plan.arms.items()}
         show_arms(self.console, plan.folder, arms)
-        if number := sum(not one.over for standings in arms.values() for one in standings):
+        if number := self.to_do(plan):
             beside = min(number, self.planner.jobs)
+            whole = f"{number:,} runs" + (f" and {later:,} more beside the best rates" if later else "")
             try:
                 seconds = measure(Session(first.prepared)).seconds(first.steps)
-                whole, each = (timedelta(seconds=math.ceil(part)) for part in (seconds * number / beside, seconds))
-                line = f"about {whole} for {number:,} runs, {beside} at a time, each {each} as measured on a few steps"
+                parts = (seconds * (number + later) / beside, seconds)
+                total, each = (timedelta(seconds=math.ceil(part)) for part in parts)
+                line = f"about {total} for {whole}, {beside} at a time, each {each} as measured on a few steps"
             except Exception as error:  # of a user's class, as a run of the sweep would fail with, or it diverges
-                line = f"the time is not known: {first.run} fails ({explain(error)})"
+                line = f"the time of {whole} is not known: {first.run} fails ({explain(error)})"
             say(self.console, line)
-        return number
+
+    def to_do(self, plan: SweepPlan) -> int:
+        """Return how many runs of a plan are not over."""
+        folder = SweepFolder(plan.folder)
+        return sum(not folder.look(run).over for run in plan.runs)
 
     def say_left_out(self) -> None:
         """Say what is not run, and why."""
@@ -93,16 +112,21 @@ class Sweep:
             print(self.plan.folder)
         if self.settings.report:
             report(self.plan.folder, self.console.quiet)
-        return show_failures(self.failed)
+        return show_failures([*self.failed.values()])
 
     def tuned(self) -> SweepPlan:
         """Return the plan with each arm's own learning rate, which runs on held out data have chosen."""
-        tuning = self.planner.plan(tuning_grid(self.plan, self.settings))
-        say(self.console, f"{len(tuning.runs)} runs in {tuning.folder} choose learning rates on held out data")
-        self.finish(tuning)
-        choices = choose(tuning)
-        write_choices(self.plan.folder / CHOICE_FILE, choices, self.settings)
-        return self.reported(choices)
+        say(self.console, "learning rates are chosen on held out data: every other one first, then beside the best")
+        for tuning in self.tunings():
+            self.finish(tuning)
+        write_choices(self.plan.folder / CHOICE_FILE, self.choices, self.settings)
+        return self.reported(self.choices)
+
+    def tunings(self) -> Iterator[SweepPlan]:
+        """Yield the runs that choose learning rates, with more of them each time; each plan is over before the next."""
+        while points := tuning_grid(self.plan, self.settings, self.choices):
+            yield (tuning := self.planner.plan(points))
+            self.choices = choose(tuning)
 
     def reported(self, choices: Sequence[Mapping[str, Any]]) -> SweepPlan:
         """Return the runs that are reported, each with its learning rate.
@@ -113,7 +137,7 @@ class Sweep:
         for choice in choices:
             say(self.console, said(choice))
         if all(choice["lr"] is None for choice in choices):
-            show_failures(self.failed)
+            show_failures([*self.failed.values()])
             kind = RunFailure if self.failed else UsageError
             raise kind("sweep.lr=auto has found no learning rate for any arm: give others with sweep.lr_grid")
         return self.planner.plan(tuned_grid(self.plan, choices))
@@ -136,9 +160,9 @@ class Sweep:
             share = f"{min(left, planner.jobs)} at a time with threads={planner.threads} each"
             say(self.console, f"{left} of {whole} runs to do, {share}, in {plan.folder}")
             with closing(view):
-                Execution(planner, folder, list(plan.runs)).finish(view.look)
+                Execution(planner, folder, balanced(plan.runs)).finish(view.look)
         standings = view.read()
-        self.failed += [one for one in standings if one.state == "failed"]
+        self.failed |= {one.entry.run: one for one in standings if one.state == "failed"}
         return standings
 
 

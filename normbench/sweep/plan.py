@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections import Counter
+from collections import ChainMap, Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from hydra.core.global_hydra import GlobalHydra
-from hydra.core.override_parser.types import Override
 
 from normbench.build import make_data, resolve_device
 from normbench.config.compose import (
@@ -30,10 +29,11 @@ from normbench.config.compose import (
 from normbench.config.schema import is_foreign
 from normbench.errors import CombinationRefused, UsageError
 from normbench.run.plan import Run, prepare
+from normbench.rundir import fingerprint
 from normbench.settings import Tree, show
 from normbench.sweep.folder import Entry, arm_name
 from normbench.sweep.launchers import Launcher
-from normbench.sweep.words import EXCLUDE, is_own, key_of
+from normbench.sweep.words import EXCLUDE, REPEATED, TIE, is_own, key_of, read_settings
 from normbench.types import Data
 
 # The folder of a sweep that neither the words nor an experiment name, and that of `train`.
@@ -74,34 +74,63 @@ def read_grid(words: Sequence[str]) -> tuple[list[Point], list[str]]:
     own = [word for word in given if is_own(word)]
     merged = {} if name != TRAIN_NAME else {"name": f"name={SWEEP_NAME}"}
     merged |= {key_of(word): word for word in given if word not in own}
+    ties = read_settings(own)[0].tie or []
+    check_ties(ties, merged)
     with initialized(), translated():
-        loader = GlobalHydra.instance().config_loader()  # knows what glob() stands for
-        return product([replace(parsed(word), config_loader=loader) for word in merged.values()]), own
+        return product(merged.values(), [tie.split(";") for tie in ties]), own
 
 
 def words_of(key: str, value: Any) -> list[str]:
     """Return the words for one of a study's settings, which may hold Hydra's grammar; a list is several values."""
     values = value if isinstance(value, list) else [value]
-    return [f"{key}={item}" for item in values] if key == EXCLUDE else [f"{key}={','.join(map(show, values))}"]
+    return [f"{key}={item}" for item in values] if key in REPEATED else [f"{key}={','.join(map(show, values))}"]
 
 
-def product(overrides: Sequence[Override]) -> list[Point]:
-    """Return all combinations of what varies, in the order of the words, the last one changing first.
+def product(words: Iterable[str], ties: Sequence[Sequence[str]]) -> list[Point]:
+    """Return all combinations of what varies, in the order of the words, then of the ties, the last one changing first.
 
     Raises:
-        UsageError: what varies is what all runs share.
+        UsageError: what varies is what all runs share, or a tie has unlike numbers of values.
     """
-    fixed, varied = list[str](), dict[str, list[str]]()
-    for override in overrides:
-        word, key = text(override), key_of(text(override))
-        if not override.is_sweep_override():
-            fixed.append(word)
-        elif key in COMMON:
-            raise UsageError(f"{word} cannot vary within a sweep: give {key} one value, or start a sweep for each")
-        else:
-            varied[key] = list(override.sweep_string_iterator())
-    points = [dict(zip(varied, values, strict=True)) for values in itertools.product(*varied.values())]
+    words, several = [*words], [word for word in words if parsed(word).is_sweep_override()]
+    axes = [levels(words) for words in (*([word] for word in several), *ties)]
+    points = [dict(ChainMap(*reversed(point))) for point in itertools.product(*axes)]
+    fixed = [text(parsed(word)) for word in words if word not in several]
     return [Point((*(f"{key}={value}" for key, value in point.items()), *fixed), point) for point in points]
+
+
+def check_ties(ties: Iterable[str], merged: Iterable[str]) -> None:
+    """Refuse a tie of which a key is alone, has one value, or is given elsewhere too; merged: keys of other words.
+
+    Raises:
+        UsageError: with the reason.
+    """
+    taken = set(merged)
+    for tie in ties:
+        keys = [key_of(word) for word in tie.split(";")]
+        if len(keys) < 2 or not all(parsed(word).is_sweep_override() for word in tie.split(";")):
+            example = f"{TIE}='data.batch_size=2,8;optim.lr=0.025,0.1'"
+            raise UsageError(f"{TIE}={tie} is not two settings or more with several values: write it as {example}")
+        if twice := [key for place, key in enumerate(keys) if key in taken.union(keys[:place])]:
+            raise UsageError(f"{twice[0]} is given beside {TIE}={tie}, which sets it: leave it out there or here")
+        taken.update(keys)
+
+
+def levels(words: Sequence[str]) -> list[dict[str, str]]:
+    """Return the values of a setting that varies, or of several that vary together, one after the other.
+
+    Raises:
+        UsageError: all runs share it, or the settings have unlike numbers of values.
+    """
+    loader, found = GlobalHydra.instance().config_loader(), dict[str, list[str]]()  # knows what glob() stands for
+    for word in words:
+        if (key := key_of(word)) in COMMON:
+            raise UsageError(f"{word} cannot vary within a sweep: give {key} one value, or start a sweep for each")
+        found[key] = list(replace(parsed(word), config_loader=loader).sweep_string_iterator())
+    if len({*map(len, found.values())}) > 1:
+        counts = ", ".join(f"{len(values)} of {key}" for key, values in found.items())
+        raise UsageError(f"{TIE}={';'.join(words)} has {counts}: give each key the same number of values")
+    return [dict(zip(found, values, strict=True)) for values in zip(*found.values(), strict=True)]
 
 
 def exclude(points: Iterable[Point], exclusions: Iterable[str]) -> tuple[list[Point], Counter[str]]:
@@ -158,6 +187,23 @@ class SweepPlan:
         for run in self.runs:
             found.setdefault(arm_name(run.arm), []).append(run)
         return found
+
+
+def balanced(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
+    """Order runs so that a slow drift of the machine falls on all arms alike, and a sweep cut short is balanced.
+
+    Seeds are outermost. Within one the arms come at random, the same at each start, and with the next seed in reverse:
+    where a machine grows steadily slower, random orders alone would give one of seven paired intervals of three seeds
+    that exclude 0.
+    """
+    places = {seed: place for place, seed in enumerate(dict.fromkeys(run.seed for run in runs))}
+
+    def position(run: PlannedRun) -> tuple[int, int]:
+        pair, second = divmod(places[run.seed], 2)
+        drawn = int(fingerprint({"arm": {**run.arm}, "pair": pair}), 16)
+        return places[run.seed], -drawn if second else drawn
+
+    return sorted(runs, key=position)
 
 
 @dataclass

@@ -8,13 +8,15 @@ from statistics import fmean
 from typing import Any
 
 from normbench.errors import UsageError
-from normbench.rundir import write_json
+from normbench.rundir import read_json, write_json
 from normbench.sweep.folder import arm_name
 from normbench.sweep.plan import Point, SweepPlan, changed
-from normbench.sweep.words import SweepConfig, key_of
+from normbench.sweep.words import SWEEP_KEYS, SweepConfig, key_of
 
 HELD_OUT = 0.1  # of the training data
 RATE, HOLDOUT = "optim.lr", "data.holdout"
+BEYOND = 2  # rates that are tried beyond an end of the grid, where the best one lies there
+HIGHEST = SWEEP_KEYS["sweep.lr_grid"].high
 SUFFIX = "-lr"  # of the folder of the runs that choose
 
 
@@ -39,16 +41,56 @@ def check_tunable(plan: SweepPlan, settings: SweepConfig) -> None:
             )
 
 
-def tuning_grid(plan: SweepPlan, settings: SweepConfig) -> list[Point]:
-    """Return the runs that choose: each arm at each rate and seed of its own."""
+def propose(grid: Sequence[float], means: Mapping[float, float | None]) -> list[float]:
+    """Return the rates that are to be tried next: every other one of the grid first, then those beside the best one.
+
+    So an arm tries five of the seven rates of the default grid, and finds the same one where the loss has one valley.
+    Beyond an end of the grid its steps go on, BEYOND at the most. Where no rate is good, the next smaller one is tried.
+
+    Args:
+        means: of the final losses of those that were tried; None: a run diverged or failed.
+    """
+    if not means:
+        return [*(grid[1::2] or grid)]
+    rates, usable = ladder(grid), {rate: mean for rate, mean in means.items() if mean is not None}
+    place = rates.index(min(usable, key=usable.__getitem__) if usable else min(means))
+    beside = rates[max(0, place - 1) : place + 2 if usable else place]
+    return [rate for rate in beside if rate not in means]
+
+
+def refinements(plan: SweepPlan, settings: SweepConfig) -> int:
+    """Return how many runs the first ones will mostly ask for: two rates more for each arm, where there are as many."""
+    grid = sorted({*settings.lr_grid})
+    return len(plan.arms) * len(settings.lr_seeds) * min(2, len(grid) - len(propose(grid, {})))
+
+
+def ladder(grid: Sequence[float]) -> list[float]:
+    """Return a grid and BEYOND steps more at each end, as wide as the last one there; a single rate stays alone."""
+    if len(grid) < 2:
+        return [*grid]
+    steps = range(1, BEYOND + 1)
+    below, above = (
+        [float(f"{end * (end / inner) ** step:.4g}") for step in steps]
+        for end, inner in (grid[:2], (grid[-1], grid[-2]))
+    )
+    return [*below[::-1], *grid, *(rate for rate in above if rate <= HIGHEST)]
+
+
+def tuning_grid(plan: SweepPlan, settings: SweepConfig, choices: Sequence[Mapping[str, Any]] = ()) -> list[Point]:
+    """Return the runs that choose: each arm at the rates so far and those to be tried next; empty: nothing is next.
+
+    choices: as `choose` makes them of the runs so far.
+    """
     common = {HOLDOUT: f"{HELD_OUT}", "name": plan.folder.name + SUFFIX}
-    points = []
-    for first, *_ in plan.arms.values():
-        for lr in settings.lr_grid:
+    tried = {choice["name"]: {point["lr"]: point["mean"] for point in choice["curve"]} for choice in choices}
+    points, grid = list[Point](), sorted({float(f"{lr:.12g}") for lr in settings.lr_grid})
+    news = {name: propose(grid, tried.get(name, {})) for name in plan.arms}
+    for name, (first, *_) in plan.arms.items():
+        for lr in sorted({*tried.get(name, {}), *news[name]}):
             for seed in settings.lr_seeds:
                 varied = {RATE: f"{lr:.12g}", "seed": str(seed)}
                 points.append(Point(changed(first.words, {**varied, **common}), {**first.arm, **varied}))
-    return points
+    return points if any(news.values()) else []
 
 
 def tuned_grid(plan: SweepPlan, choices: Sequence[Mapping[str, Any]]) -> list[Point]:
@@ -75,7 +117,7 @@ def choose(tuning: SweepPlan) -> list[dict[str, Any]]:
 def chosen(arm: Mapping[str, str], rates: Mapping[float, Sequence[float | None]]) -> dict[str, Any]:
     """Choose one arm's rate; a rate is out of the question where a run diverged or failed, and its mean is None.
 
-    rates: with the final losses of their seeds. In the result, edge: of the rates that the best one lies on, if any.
+    rates: with the final losses of their seeds. In the result, edge: of those tried that the best one lies on, if any.
     """
     curve: list[dict[str, Any]] = [
         {"lr": lr, "losses": losses, "mean": None if None in losses else fmean(losses)}  # type: ignore[arg-type]  # none is None here
@@ -88,16 +130,18 @@ def chosen(arm: Mapping[str, str], rates: Mapping[float, Sequence[float | None]]
 
 
 def write_choices(path: Path, choices: Sequence[Mapping[str, Any]], settings: SweepConfig) -> None:
-    """Note what was chosen, and from what."""
+    """Note what was chosen, and from what, beside what was chosen for other arms."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    names = {choice["name"] for choice in choices}
+    others = [choice for choice in (read_json(path) or {}).get("arms", []) if choice["name"] not in names]
     how = "mean final validation loss on the tenth held out of the training data"
     seeds, runs = settings.lr_seeds, path.parent.name + SUFFIX
-    write_json(path, {"chosen_by": how, "holdout": HELD_OUT, "seeds": seeds, "runs": runs, "arms": choices})
+    write_json(path, {"chosen_by": how, "holdout": HELD_OUT, "seeds": seeds, "runs": runs, "arms": [*others, *choices]})
 
 
 def said(choice: Mapping[str, Any]) -> str:
-    """Say what was chosen for an arm; a rate on the edge of the grid may not be the best."""
+    """Say what was chosen for an arm; a rate on the edge of those tried may not be the best."""
     if choice["lr"] is None:
         return f"{choice['name']}: every learning rate diverged or failed; the arm is left out"
-    edge = f", the {choice['edge']} of sweep.lr_grid: a wider grid may have a better one" if choice["edge"] else ""
-    return f"{choice['name']}: lr {choice['lr']:g}{edge}"
+    edge = f", the {choice['edge']} of those tried: a wider sweep.lr_grid may have a better one"
+    return f"{choice['name']}: lr {choice['lr']:g}{edge if choice['edge'] else ''}"

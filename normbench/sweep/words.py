@@ -24,11 +24,20 @@ class SweepConfig:
         Setting("runs to leave out, each such as norm=batchnorm,placement=parallel; given again it adds more, null "
                 "empties it"),
     ]  # fmt: skip
+    tie: Annotated[
+        list[str] | None,
+        Setting("settings that vary together, as one, such as 'data.batch_size=2,8;optim.lr=0.025,0.1'; given again it "
+                "adds more, null empties it; trainer.epochs= keeps the number of samples equal over batch sizes"),
+    ]  # fmt: skip
     lr: Annotated[
         Literal["auto"] | None,
         Setting("auto: choose each arm's learning rate on a tenth held out of the training data; null: as it is set"),
     ]
-    lr_grid: Annotated[list[float], Setting("learning rates that sweep.lr=auto tries", above=0, high=1e3)]
+    lr_grid: Annotated[
+        list[float],
+        Setting("learning rates that sweep.lr=auto tries: every other one first, then those beside the best, and up to "
+                "two beyond an end if the best lies there", above=0, high=1e3),
+    ]  # fmt: skip
     lr_seeds: Annotated[
         list[int], Setting("seeds of the runs that choose; never among those reported", low=0, high=2**62)
     ]
@@ -40,7 +49,7 @@ class SweepConfig:
 SWEEP_KEYS = {
     f"sweep.{name}": setting_from(hint) for name, hint in get_type_hints(SweepConfig, include_extras=True).items()
 }
-EXCLUDE = "sweep.exclude"
+EXCLUDE, TIE = REPEATED = ("sweep.exclude", "sweep.tie")  # what may be given several times
 LISTS = ("sweep.lr_grid", "sweep.lr_seeds")
 
 
@@ -57,8 +66,8 @@ def key_of(word: str) -> str:
 def read_settings(words: Iterable[str]) -> tuple[SweepConfig, dict[str, Any]]:
     """Return what a sweep's own words set, and the section of its launcher.
 
-    Of words for the same key the last one counts, except for `sweep.exclude`: it may be given several times, and `null`
-    empties what stands before it. Lists need no brackets.
+    Of words for the same key the last one counts, except for those of `REPEATED`, which add up; `null` empties what
+    stands before it. Lists need no brackets.
 
     Raises:
         UsageError: an unknown key, a wrong type, a value out of bounds.
@@ -68,7 +77,7 @@ def read_settings(words: Iterable[str]) -> tuple[SweepConfig, dict[str, Any]]:
     from normbench.config.compose import value_of
 
     given = [(key_of(word), word.partition("=")[2]) for word in words]
-    launcher, excluded = dict(given).get("launcher", "joblib"), list[str]()
+    launcher, added = dict(given).get("launcher", "joblib"), {name: list[str]() for name in REPEATED}
     check_option("launcher", launcher)
     if launcher in ("submitit", "ray") and find_spec(launcher) is None:
         raise UsageError(f"launcher={launcher} is not installed: pip install 'normbench[{launcher}]'")
@@ -76,11 +85,12 @@ def read_settings(words: Iterable[str]) -> tuple[SweepConfig, dict[str, Any]]:
     config = OmegaConf.create({"sweep": root["sweep"], "launcher": section_of("launcher", launcher)})
     for name, text in given:
         value = value_of(f"[{text}]" if name in LISTS and not text.startswith("[") else text)
-        if name == EXCLUDE:
-            excluded = [*excluded, *(value if isinstance(value, list) else [value])] if value else []
+        if name in REPEATED:
+            added[name] = [*added[name], *(value if isinstance(value, list) else [value])] if value else []
         elif name != "launcher":
             OmegaConf.update(config, name, value)
-    config.sweep.exclude = excluded or None
+    for name, values in added.items():
+        OmegaConf.update(config, name, values or None)
     own = settings_of(config.launcher._target_) or {}
     known = {**SWEEP_KEYS, "launcher._target_": Setting(), **{f"launcher.{name}": own[name] for name in own}}
     tree: Any = OmegaConf.to_container(config)

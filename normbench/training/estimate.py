@@ -44,7 +44,7 @@ class Estimate:
 
     def evaluations(self, steps: int) -> int:
         """Return how many evaluations come before the last one."""
-        return max(0, steps - 1) // self.loop.trainer.eval_every
+        return max(0, steps - 1) // self.loop.eval_every
 
     def probed(self, steps: int) -> int:
         """Return how many steps are probed."""

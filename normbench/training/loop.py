@@ -63,6 +63,7 @@ class Loop:
 
     def __post_init__(self) -> None:
         self.trainer, self.probing = self.settings.trainer, self.settings.probes
+        self.eval_every = self.trainer.eval_every or math.ceil(self.steps / 10)
         self.clock = Clock(self.device)
         fused = all(group.get("fused") for group in self.optimizer.param_groups)
         # a scaled loss leaves out overflowing steps by itself, until its scale is lost
@@ -97,7 +98,7 @@ class Loop:
             if last or due(self.step, self.trainer.log_every):
                 self.log()
                 beat()
-            if last or self.step % self.trainer.eval_every == 0:
+            if last or self.step % self.eval_every == 0:
                 self.evaluate()
             if last or self.step % self.trainer.checkpoint_every == 0:
                 self.save()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from normbench.analysis.comparisons import Baseline, compare_all, contenders
+from normbench.analysis.figures.designs import interactions
 from normbench.analysis.figures.finals import forest, heat_map, learning_rates, step_time_against
 from normbench.analysis.figures.lines import QUANTITIES, draw_lines
 from normbench.analysis.figures.style import TOGETHER, UNDER_WAY, Figure, members, our_style
@@ -21,6 +22,7 @@ def draw_all(study: Study, baseline: Baseline) -> list[Figure]:
     judged = f" The arms are judged by the final {primary.words}, not by this loss." if others else ""
     figures = [
         *(draw_lines(name, arms, along + judged) for name in QUANTITIES if name.startswith("loss")),
+        *interactions(arms, primary, note),
         learning_rates(study, primary),
         heat_map(arms, primary, note),
         forest(compare_all(arms, baseline, primary), arms, note),

@@ -153,6 +153,7 @@ def learning_rates(study: Study, metric: Metric) -> Figure | None:
             "learning_rate": rate,
             **outcome(arm, metric),
             "best": "yes" if rate == one.best else "no",
+            "largest": 2 ** np.mean([*one.largest.values()]) if one.largest else np.nan,
         }
         for one in tried
         for rate, arm in one.by_rate.items()
@@ -162,6 +163,10 @@ def learning_rates(study: Study, metric: Metric) -> Figure | None:
     data, arms = pd.DataFrame(rows), [one.arm for one in tried]
     crosses = data["diverged"].any()
     canvas, panes, more = draw_against(arms, data, "learning_rate", "best", "learning rate", metric, crosses)
+    for (_, entries), pane in zip(grid.panels_of(arms, set(data["arm"])), panes, strict=False):
+        for place, entry in enumerate(entries):
+            largest = data.loc[data["arm"] == entry.arm.name, "largest"].iloc[0]
+            pane.plot(largest, 0.03 + 0.04 * place, "^", color=entry.color, transform=pane.get_xaxis_transform())
     grid.log_scale(panes[0], "x")
     facts = {"metric": metric, "crosses": crosses, "arms": shortened([arm.name for arm in arms])}
     return described("learning-rates", "learning-rates", canvas, data, more, **facts)

@@ -1,0 +1,101 @@
+"""Why arms differ or did not train, as far as probes tell, and what to do next; the words are in causes.jinja."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import pandas as pd
+
+from normbench.analysis.comparisons import Comparison
+from normbench.analysis.measures import NAN, TRAINING_LOSS, finite, known
+from normbench.analysis.records import Arm, Run, Study
+from normbench.analysis.statistics import seeds_needed
+from normbench.analysis.wording import paragraphs
+
+FIRST_NORM = {side: re.compile(rf"act/block0+(\.[^/]*)?/rms_{side}") for side in ("in", "out")}
+GRADIENT = re.compile("grad/norm")
+OPEN = ("possible", "constant", "unknown", "alike", "one_seed")  # verdicts that more seeds may change
+
+
+def why(arms: Sequence[Arm], blocks: pd.DataFrame, comparisons: Sequence[Comparison]) -> list[str]:
+    """Return what probes show of arms that did not train, and what goes along with differences that are real.
+
+    blocks: of `activations_frame`, over these arms.
+    """
+    seen = {arm.name: readings(arm, blocks) for arm in arms}
+    real = [one for one in comparisons if one.real]
+    stuck = [arm for arm in arms if not arm.trained]
+    return [*paragraphs("causes.jinja", "untrained", stuck, seen), *paragraphs("causes.jinja", "along", real, seen)]
+
+
+def next_steps(
+    study: Study, arms: Sequence[Arm], blocks: pd.DataFrame, comparisons: Sequence[Comparison], margin: float | None
+) -> list[str]:
+    """Return what to do now, with the commands for it. margin: the smallest difference that matters, where it is known.
+
+    Without one, it is half of what so many seeds can show.
+    """
+    stuck = {arm.name: readings(arm, blocks) for arm in arms if not arm.trained}
+    found = list(paragraphs("causes.jinja", "remedies", stuck))
+    ones = [one for one in comparisons if one.verdict(margin) in OPEN]
+    if sizes := known(one.detectable for one in ones):
+        n, size = min(one.n for one in ones), margin or float(f"{max(sizes) / 2:.1g}")
+        more = seeds_needed(size, max(one.sd for one in ones), family=ones[0].family) - n
+        if more > 0:
+            words = (more, size, ones[0].metric, study.command(seed=new_seeds(study, more)))
+            found += paragraphs("causes.jinja", "seeds", *words)
+    elif ones:
+        found += paragraphs("causes.jinja", "pilot", study.command(seed=new_seeds(study, 4)))
+    return found
+
+
+def new_seeds(study: Study, number: int) -> str:
+    """Return so many seeds that no run has, in Hydra's words."""
+    first = max(run.seed for run in study.runs) + 1
+    return str(first) if number == 1 else f"range({first},{first + number})"
+
+
+# ---- what the probes of an arm say
+
+
+def readings(arm: Arm, blocks: pd.DataFrame) -> dict[str, float]:
+    """Return means over an arm's finished runs; NaN for what was not probed.
+
+    entering, passed: root mean square of what enters and what leaves the first norm at the first probed step. gradient,
+    in_blocks: norm of all gradients and of those of the blocks, at the end. stream, first_gradient, last_gradient:
+    behind the last block, and of the first and the last one, at the end. saturated: share at the bound, of the block
+    with the most. fall: share of the training loss that was lost between the third and the last quarter of the run.
+    """
+    runs, own = [run for run in arm.runs if run.status == "finished"], blocks[blocks["arm"] == arm.name]
+    stream, gradients = ([*own[name]] or [NAN] for name in ("stream RMS", "gradient norm"))
+    return {
+        "entering": mean(probed(run, FIRST_NORM["in"], 0) for run in runs),
+        "passed": mean(probed(run, FIRST_NORM["out"], 0) for run in runs),
+        "gradient": mean(probed(run, GRADIENT, -1) for run in runs),
+        "in_blocks": math.hypot(*gradients),
+        "first_gradient": gradients[0],
+        "last_gradient": gradients[-1],
+        "stream": stream[-1],
+        "saturated": float(own["saturated"].max()) if len(own) else NAN,
+        "fall": mean(late_fall(run) for run in runs),
+    }
+
+
+def mean(values: Iterable[float]) -> float:
+    """Return the mean of those that are finite; NaN of none."""
+    return float(np.mean(found)) if (found := known(values)) else NAN
+
+
+def probed(run: Run, tag: re.Pattern[str], place: int) -> float:
+    """Return what a run's first tag of a form has at a place of its curve."""
+    curves = (finite(curve).values for name, curve in run.curves.items() if tag.fullmatch(name))
+    return next((float(values[place]) for values in curves if len(values)), NAN)
+
+
+def late_fall(run: Run) -> float:
+    """Return the share of a run's training loss that was lost between the third and the last quarter of its record."""
+    *_, third, last = np.array_split(finite(run.curves.get(TRAINING_LOSS)).values, 4)
+    return float(1 - last.mean() / third.mean()) if len(last) else NAN

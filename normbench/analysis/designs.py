@@ -1,0 +1,211 @@
+"""Studies that cross factors: what a setting does to an arm, less what it does to the baseline, seed by seed.
+
+Of a setting with words, or with two values, that is the change from its usual value to another (so their difference is
+an interaction, a difference of differences); of one with three numbers or more the slope per doubling; of the learning
+rate the largest at which an arm still trains, and how sensitive the arm is to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations, permutations
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from normbench.analysis.comparisons import LEARNING_RATE, USUAL, Baseline, corrected_over
+from normbench.analysis.measures import NAN, Metric, final, loss_on
+from normbench.analysis.records import Arm, Run, Study, in_order
+from normbench.analysis.sensitivity import tried_rates
+from normbench.analysis.statistics import ALPHA, Interval, Sample, paired_difference
+from normbench.analysis.wording import at_most, in_words, paragraphs
+
+# What is said to have an effect, by the kind of effect.
+STEPS = {
+    "change": "{last} instead of {usual}",
+    "slope": "Each doubling of {factor}",
+    "rate": "The largest learning rate that trains",
+    "sensitivity": "The sensitivity to the learning rate",
+}
+
+MOST = 4  # sentences of a kind
+
+Effects = Mapping[int, float]  # by seed
+
+
+@dataclass(frozen=True)
+class Contrast(Sample):
+    """The effect of a factor on an arm less that on its baseline, in each seed that has all it takes.
+
+    kind: of effect, `change`, `slope`, `rate` (logarithm to base 2 of the largest that trains) or `sensitivity`.
+    levels: of the factor, the usual one first, or all from low to high. own, other: the effects on the arm and on the
+    baseline. corrected: p after Holm. family: over how many contrasts Holm corrects.
+    """
+
+    own: tuple[float, ...]
+    other: tuple[float, ...]
+    kind: str
+    factor: str
+    levels: tuple[Any, ...]
+    arm: Arm
+    baseline: Arm
+    metric: Metric
+    corrected: float | None = None
+    family: int = 1
+
+    @property
+    def real(self) -> bool:
+        """Say whether it may be called a difference."""
+        return self.corrected is not None and self.corrected < ALPHA
+
+    @property
+    def sides(self) -> list[tuple[str, tuple[float, ...]]]:
+        """Return the names of arm and baseline, each with the effects on it, the one that gains more first."""
+        better = (self.mean > 0) == (self.kind == "rate" or not self.metric.lower_is_better)
+        return [(self.arm.name, self.own), (self.baseline.name, self.other)][:: 1 if better else -1]
+
+    @property
+    def gap(self) -> Interval | None:
+        """Return the interval of the difference as that of a size, from whichever side it is one."""
+        one = self.interval
+        return Interval(-one.upper, -one.lower) if one and self.mean < 0 else one
+
+    @property
+    def step(self) -> str:
+        """Name what has the effect, such as `warmup=0.1 instead of 0`."""
+        last, name = Arm({self.factor: self.levels[-1]}).name, self.factor.rpartition(".")[2]
+        return STEPS[self.kind].format(usual=in_words(self.levels[0]), last=last, factor=name)
+
+    @property
+    def tried(self) -> int:
+        """Return how many seeds there are."""
+        return len({run.seed for arm in (self.arm, self.baseline) for run in arm.runs})
+
+
+def contrasts(study: Study, arms: Sequence[Arm], baseline: Baseline, metric: Metric) -> tuple[Contrast, ...]:
+    """Return all contrasts of a study with two factors or more; p is corrected over all of them after Holm.
+
+    arms: those that are compared, each at its best learning rate where that was a choice.
+    """
+    crossed = [one for crossing in crossings(arms, metric) for one in crossing.contrasts(baseline)]
+    found = [*crossed, *over_rates(study, baseline)]
+    corrected, family = corrected_over(found)
+    return tuple(replace(one, corrected=p, family=family) for one, p in zip(found, corrected, strict=True))
+
+
+def contrast(own: Effects, other: Effects, *about: Any) -> Contrast:
+    """Return the contrast of two effects over the seeds that both have; about: what it is of, as `Contrast` has it."""
+    found = paired_difference(own, other)
+    first, second = (tuple(side[seed] for seed in found.seeds) for side in (own, other))
+    return Contrast(found.values, found.resolution, found.seeds, first, second, *about)
+
+
+# ---- two factors
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """A factor of a study, the subject, whose levels are arms, and another one.
+
+    levels: of the other factor. cells: a column for each pair of places in `arms` and in `levels`, a row for each
+    setting of what else varies and each seed.
+    """
+
+    subject: str
+    factor: str
+    arms: list[Arm]
+    levels: list[Any]
+    cells: pd.DataFrame
+    metric: Metric
+
+    def contrasts(self, baseline: Baseline) -> list[Contrast]:
+        """Compare how each arm takes to the factor, against how the baseline's does."""
+        found, wanted, every = [], USUAL | baseline, dict(enumerate(self.levels))
+        usual = next(
+            (place for place, arm in enumerate(self.arms) if wanted.get(self.subject) in arm.settings.values()), 0
+        )
+        start = self.levels.index(wanted.get(self.factor)) if wanted.get(self.factor) in self.levels else 0
+        for place in set(range(len(self.arms))) - {usual}:
+            shared = {key: level for key, level in every.items() if {(place, key), (usual, key)} <= {*self.cells}}
+            for kind, weights in effects(shared, start):
+                sides = (
+                    sum(self.cells[arm, key] * weight for key, weight in weights.items()) for arm in (place, usual)
+                )
+                own, other = pd.concat(sides, axis=1).dropna().groupby(level="seed").mean().to_dict().values()
+                levels, pair = tuple(every[key] for key in weights), (self.arms[place], self.arms[usual])
+                found.append(contrast(own, other, kind, self.factor, levels, *pair, self.metric))
+        return found
+
+
+def effects(levels: Mapping[int, Any], start: int) -> list[tuple[str, dict[int, float]]]:
+    """Return a factor's effects as weights of its levels, which have their places as keys.
+
+    That is the slope over the logarithm to base 2, by least squares, of three numbers above 0 or more; else the change
+    from the level at `start` to each other.
+    """
+    if len(levels) > 2 and all(type(level) in (int, float) and level > 0 for level in levels.values()):
+        x = np.log2([*levels.values()])
+        x -= x.mean()
+        return [("slope", dict(zip(levels, x / (x @ x), strict=True)))]
+    return [("change", {start: -1.0, key: 1.0}) for key in levels if key != start and start in levels]
+
+
+def crossings(arms: Sequence[Arm], metric: Metric) -> list[Crossing]:
+    """Return every two factors, with how the runs ended under both."""
+    levels = {key: sorted({arm.settings.get(key) for arm in arms}, key=in_order) for key in arms[0].settings}
+    keys = [key for key, values in levels.items() if len(values) > 1]
+    rows = [
+        (*(levels[key].index(arm.settings.get(key)) for key in keys), run.seed, ending(run, metric))
+        for arm in arms
+        for run in arm.runs
+    ]
+    ends, found = pd.DataFrame(rows, columns=[*keys, "seed", "end"]), []
+    for subject, factor in combinations(keys, 2):
+        with_it = ([arm for arm in arms if arm.settings.get(subject) == level] for level in levels[subject])
+        rest = [key for key in keys if key not in (subject, factor)]
+        cells = ends.pivot_table("end", [*rest, "seed"], [subject, factor])
+        own = [
+            Arm({subject: some[0].settings.get(subject)}, tuple(run for arm in some for run in arm.runs))
+            for some in with_it
+        ]
+        found.append(Crossing(subject, factor, own, levels[factor], cells, metric))
+    return found
+
+
+def ending(run: Run, metric: Metric) -> float:
+    """Return how a run ended, in the metric's unit: at worst as a constant predictor, which a diverged run counts as.
+
+    NaN where it has failed or not ended.
+    """
+    worst = run.constant.get(f"{metric.tag.partition('/')[0]}/val")
+    worst = NAN if worst is None or run.status not in ("finished", "diverged") else metric.scale * worst
+    return float((np.fmin if metric.lower_is_better else np.fmax)(final(run, metric), worst))
+
+
+# ---- learning rates
+
+
+def over_rates(study: Study, baseline: Baseline) -> list[Contrast]:
+    """Compare arms that were trained at the same learning rates: the largest that trains, and the sensitivity."""
+    tried, found = tried_rates(study), []
+    for one, other in permutations(tried, 2):
+        if other.arm.settings == {**one.arm.settings, **baseline} and [*other.by_rate] == [*one.by_rate]:
+            about = LEARNING_RATE, tuple(one.by_rate), one.arm, other.arm, loss_on("val")
+            found.append(contrast(one.largest, other.largest, "rate", *about))
+            found.append(contrast(one.sensitivity, other.sensitivity, "sensitivity", *about))
+    return found
+
+
+# ---- sentences
+
+
+def said(found: Sequence[Contrast]) -> list[str]:
+    """Return what contrasts show, those of a kind together, the largest first; nothing where each has one seed."""
+    several, sentences = [one for one in found if one.n > 1], list[str]()
+    shown = [one for one in several if one.p is None or one.p < ALPHA]
+    for kind in STEPS:
+        own = sorted((one for one in shown if one.kind == kind), key=lambda one: (not one.real, -abs(one.mean)))
+        sentences += at_most(paragraphs("designs.jinja", "found", own), MOST)
+    return [*sentences, *paragraphs("designs.jinja", "open", [one for one in several if one not in shown])]

@@ -1,0 +1,156 @@
+"""Studies that cross factors: what is found of results by seed that a test chooses, said and drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+from test_sentences import LOSS, arm
+
+from normbench.analysis.curves import Curve
+from normbench.analysis.designs import Contrast, contrasts, said
+from normbench.analysis.figures.designs import interactions
+from normbench.analysis.measures import Metric, accuracy_on
+from normbench.analysis.records import Arm, Study
+from normbench.analysis.statistics import holm
+from normbench.analysis.tables import designs_table
+
+NOISE = np.random.default_rng(0).normal(0, 0.02, (6, 6, 6, 5))  # of settings of three factors, and of five seeds
+Cells = Mapping[tuple[Any, ...], Sequence[float | str]]
+
+
+def study(cells: Cells, *keys: str, metric: Metric = LOSS, constant: Mapping[str, float] = {}) -> Study:
+    """Arms with results by seed; what a constant predictor reaches is recorded."""
+    arms = [arm(ends, metric, **dict(zip(keys, levels, strict=True))) for levels, ends in cells.items()]
+    sessions = ({"data": {"constant": constant}},)
+    told = (Arm(one.settings, tuple(replace(run, sessions=sessions) for run in one.runs)) for one in arms)
+    return Study((Path(),), tuple(told), keys)
+
+
+def found(made: Study, metric: Metric = LOSS, **baseline: Any) -> tuple[Contrast, ...]:
+    return contrasts(made, made.arms, baseline, metric)
+
+
+def warmed(gain: float = 0.9) -> dict[tuple[Any, ...], Sequence[float]]:
+    """Post and pre without and with warm-up, which lowers post's loss by so much more."""
+    means = {("pre", 0.0): 2.3, ("pre", 0.1): 2.0, ("post", 0.0): 2.4 + gain, ("post", 0.1): 2.1}
+    return {cell: mean + NOISE[0, 0, place] for place, (cell, mean) in enumerate(means.items())}
+
+
+# ---- two factors
+
+
+def test_an_interaction_is_a_difference_of_differences_by_seed() -> None:
+    cells = warmed()
+    (one,) = found(study(cells, "placement", "schedule.warmup"), placement="pre")
+    by_hand = cells["post", 0.1] - cells["post", 0.0] - (cells["pre", 0.1] - cells["pre", 0.0])
+    assert one.values == pytest.approx(by_hand)
+    assert one.p == pytest.approx(stats.ttest_1samp(by_hand, 0).pvalue)
+    (sentence,) = said([one])
+    assert sentence.startswith("warmup=0.1 instead of 0 helps post 0.885 nats more than pre (95 %: 0.836 to 0.934; ")
+    assert "the validation loss of post falls by 1.183, that of pre by 0.298." in sentence
+    (row,) = designs_table([one]).rows
+    assert row[:4] == ("warmup=0.1 instead of 0", "post", "pre", "5")
+
+
+def test_no_interaction_is_seldom_said_to_be_one() -> None:
+    random, alarms = np.random.default_rng(1), 0
+    for _ in range(200):
+        cells = {cell: random.normal(size=5) for cell in product(("pre", "post"), (0.0, 0.1))}
+        alarms += found(study(cells, "placement", "schedule.warmup"))[0].real
+    assert 2 <= alarms <= 20  # 10 are expected
+    (sentence,) = said(found(study(warmed(0.0), "placement", "schedule.warmup")))
+    assert sentence.startswith(
+        "warmup=0.1 instead of 0: no difference in its effect was found between pre and post; it"
+    )
+
+
+def test_what_harms_is_said_to_harm() -> None:
+    cells = {(norm, size): 2 + (norm == "dyt") * (size == "b") + (size == "b") / 2 + NOISE[1, 0, i]
+             for i, (norm, size) in enumerate(product(("layernorm", "dyt"), "ab"))}  # fmt: skip
+    (sentence,) = said(found(study(cells, "norm", "model"), norm="layernorm"))
+    assert sentence.startswith("b instead of a harms dyt 0.999")
+    assert " nats more than layernorm (95 %" in sentence
+
+
+def test_three_numbers_have_a_slope_per_doubling() -> None:
+    accuracy, sizes = accuracy_on("val"), (2, 8, 32)
+    cells = {(norm, size): 90 + (norm == "batchnorm") * (np.log2(size) - 5) + NOISE[2, i, j]
+             for i, norm in enumerate(("groupnorm", "batchnorm", "dyt")) for j, size in enumerate(sizes)}  # fmt: skip
+    made = study(cells, "norm", "data.batch_size", metric=accuracy)
+    two = found(made, accuracy, norm="groupnorm")
+    slopes = {norm: np.polyfit([1, 3, 5], [cells[norm, size] for size in sizes], 1)[0] for norm, _ in cells}
+    assert [one.arm.name for one in two] == ["batchnorm", "dyt"]
+    for one in two:
+        assert one.values == pytest.approx(slopes[one.arm.name] - slopes["groupnorm"])
+    assert [one.corrected for one in two] == holm([one.p for one in two])
+    first, second = said(two)
+    assert first.startswith("Each doubling of batch_size helps batchnorm ")
+    assert " percentage points more than groupnorm (95 %" in first
+    assert second.startswith("Each doubling of batch_size: no difference in its effect was found between groupnorm and")
+    (figure,) = interactions(made.arms, accuracy, "")
+    drawn = figure.data.set_index(["arm", "batch_size"])["mean"]
+    assert drawn["batchnorm", 8] == pytest.approx(np.mean(cells["batchnorm", 8]))
+
+
+def test_other_factors_are_averaged_and_what_is_not_there_is_left_out() -> None:
+    keys, every = ("norm", "placement", "model.depth"), product(("layernorm", "dyt"), ("pre", "post"), (2, 4))
+    cells = {cell: 2 + (cell[1:] == ("post", 4)) + NOISE[3, i % 6, i // 6] for i, cell in enumerate(every)}
+    del cells["dyt", "post", 4]
+    made = {(one.factor, one.arm.name): one for one in found(study(cells, *keys), norm="layernorm", placement="pre")}
+    assert made.keys() == {("placement", "dyt"), ("model.depth", "dyt"), ("model.depth", "post")}
+    assert made["model.depth", "post"].mean == pytest.approx(1, abs=0.1)  # of layernorm alone
+    by_hand = (
+        cells["dyt", "pre", 4] - cells["dyt", "pre", 2] - (cells["layernorm", "pre", 4] - cells["layernorm", "pre", 2])
+    )
+    assert made["model.depth", "dyt"].values == pytest.approx(by_hand)
+    assert not found(study({("dyt", 0.1): [1, 2], ("none", 0.2): [1, 2]}, "norm", "schedule.warmup"))
+
+
+def test_a_run_that_diverged_counts_as_a_constant_predictor() -> None:
+    cells: Cells = warmed() | {("post", 0.0): [9.0, "diverged", 3.2, "failed", 3.3]}
+    (one,) = found(study(cells, "placement", "schedule.warmup", constant={"loss/val": 3.5}), placement="pre")
+    assert one.seeds == (0, 1, 2, 4)
+    assert one.own == pytest.approx(np.array(cells["post", 0.1])[[0, 1, 2, 4]] - [3.5, 3.5, 3.2, 3.3])  # type: ignore[operator]  # numbers
+    assert "4 of 5 seeds" in said([one])[0]
+
+
+def test_one_factor_or_one_seed_gives_no_sentence() -> None:
+    assert not found(study({("dyt",): [1.0, 2.0], ("none",): [1.0, 2.0]}, "norm"))
+    assert not said(found(study({cell: ends[:1] for cell, ends in warmed().items()}, "placement", "schedule.warmup")))
+
+
+# ---- learning rates
+
+
+def tried(cells: Cells) -> Study:
+    """Norms at learning rates, with a loss of 4 at the start."""
+    made = study(cells, "norm", "optim.lr", constant={"loss/val": 3.3})
+    start = {"loss/train": Curve(np.array([1]), np.array([4.0]))}
+    arms = (Arm(one.settings, tuple(replace(run, curves=start) for run in one.runs)) for one in made.arms)
+    return replace(made, arms=tuple(arms))
+
+
+def test_the_largest_rate_that_trains_and_the_sensitivity_are_paired() -> None:
+    ends = {
+        "layernorm": ([2.0] * 4, [2.1, 2.2, 2.1, 2.2], [2.5] * 4),
+        "none": ([2.0] * 4, [3.3, 3.3, 2.4, 3.3], ["diverged"] * 4),
+    }
+    cells = {(norm, rate): own for norm, rows in ends.items() for rate, own in zip((0.01, 0.1, 1.0), rows, strict=True)}
+    rate, sensitivity = found(tried(cells), norm="layernorm")[-2:]
+    assert [2**own for own in rate.own] == pytest.approx([0.01, 0.01, 0.1, 0.01])
+    assert sensitivity.own == pytest.approx([(1.3 + 2) / 3, (1.3 + 2) / 3, (0.4 + 2) / 3, (1.3 + 2) / 3])
+    assert sensitivity.other == pytest.approx([0.6 / 3, 0.7 / 3, 0.6 / 3, 0.7 / 3])
+    first, second = said([rate, sensitivity])
+    assert first.startswith(
+        "layernorm trains up to lr 1 (the largest tried), none up to 0.01 to 0.1, at rates 56.2 times as"
+    )
+    assert second.startswith("none is 0.81 nats more sensitive to the learning rate than layernorm (95 %: ")
+    other = {(norm, at): own for (norm, at), own in cells.items() if (norm, at) != ("none", 0.1)}
+    assert not [one for one in found(tried(other), norm="layernorm") if one.kind == "rate"]  # other rates were tried
