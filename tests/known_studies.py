@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from made_runs import make_run
@@ -46,7 +45,7 @@ def never_trains(folder: Path) -> None:
     draw = losses(2)
     for seed in SEEDS:
         make_run(folder, norm="layernorm", seed=seed, final=draw(seed), probed=20, data=CONSTANT)
-        final = CONSTANT["constant_loss"] - 0.001 * draw(seed)
+        final = CONSTANT["constant"]["loss/val"] - 0.001 * draw(seed)
         make_run(folder, norm="dyt", seed=seed, final=final, probed=20, data=CONSTANT, stream=0.03, gradient=1e-5)
 
 
@@ -127,7 +126,7 @@ def cut_short(folder: Path) -> None:
         make_run(folder, norm="rmsnorm", seed=seed, final=draw(seed) - 0.08, status=state)
 
 
-CONSTANT: dict[str, Any] = {"constant_loss": 3.309}
+CONSTANT = {"constant": {"loss/val": 3.309}}
 
 STUDIES: dict[str, Callable[[Path], None]] = {
     "true_difference": true_difference,
