@@ -8,6 +8,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial, wraps
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -16,9 +17,10 @@ from hydra.utils import instantiate
 from torch import Tensor, nn
 
 from normbench.config.refusals import refusal
-from normbench.config.schema import OPEN_SECTIONS
-from normbench.errors import CombinationRefused, ContractError, UsageError, explain, place_of
+from normbench.config.schema import MANY, OPEN_SECTIONS
+from normbench.errors import CombinationRefused, ContractError, RunFailure, UsageError, explain, place_of
 from normbench.models import Initialization, initialize
+from normbench.recording import Logger
 from normbench.settings import Tree
 from normbench.training.guard import buffers_kept
 from normbench.training.schedules import Schedule
@@ -43,6 +45,7 @@ KINDS: dict[str, tuple[type, str, tuple[str, ...]]] = {
     "optim": (torch.optim.Optimizer, "(params)", ()),
     "schedule": (Schedule, "()", ()),
     "init": (Initialization, "()", ()),
+    "logger": (Logger, "(directory, step)", ()),
 }
 
 REHEARSED_EXAMPLES = 2  # enough for every statistic that a larger batch can give
@@ -251,6 +254,33 @@ def make_model(tree: Tree, task: Task, seed: int) -> tuple[Model, dict[str, nn.M
     model, norms = build_model(tree, task, seed)
     initialize(model, factory(tree, "init")(), seed, norms.values())
     return model, norms
+
+
+def loggers(tree: Tree) -> list[Callable[[Path, int], Logger]]:
+    """Return what makes each logger.
+
+    Raises:
+        UsageError: one is no logger, or needs a package that is not installed.
+    """
+    alone: list[Tree] = [{"logger": values} for values in tree[MANY].values()]
+    for each in alone:
+        if (package := target(each, "logger")[1].package) and find_spec(package) is None:  # type: ignore[attr-defined]
+            raise UsageError(f"logger={package} is not installed: pip install 'normbench[{package}]'")
+    return [factory(each, "logger") for each in alone]
+
+
+def make_loggers(tree: Tree, directory: Path, step: int) -> list[Logger]:
+    """Return the loggers of the run in a directory, which goes on behind a step.
+
+    Raises:
+        RunFailure: one of another library's cannot start.
+    """
+    try:
+        return [make(directory, step) for make in loggers(tree)]
+    except (OSError, UsageError):
+        raise
+    except Exception as error:
+        raise RunFailure(f"a logger cannot start ({explain(error)}): see its settings, or leave it out") from error
 
 
 # ---- one pass before anything is written, so that what does not fit leaves no run directory behind

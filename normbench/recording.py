@@ -1,4 +1,4 @@
-"""Where a run's numbers go: TensorBoard, `metrics.jsonl` and the console.
+"""Where a run's numbers go: `metrics.jsonl`, TensorBoard and other loggers, and the console.
 
 TensorBoard's own classes write and read its files; nothing here knows their format.
 """
@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 from urllib.parse import urlencode
 
 import numpy as np
@@ -78,49 +78,68 @@ REFRESH_PERIOD = 0.25  # seconds between two drawings of a live display, which t
 LINE_PERIOD = 10.0  # seconds, at most, between two lines where there is no terminal
 
 
-class Recorder:
-    """Appends a run's numbers to `metrics.jsonl` and to an event file of TensorBoard, and shows them.
+class Logger:
+    """A place for a run's numbers, beside which a run may have others; what it does not take it leaves out.
 
-    Each record is whole and with the operating system when the call returns, so no kill loses one. Steps do not
-    decrease from call to call. A full disk raises OSError (ENOSPC) from the call that writes, or at the latest from
-    `flush`; what it did not take stays buffered and goes out first when there is room again: no file is ever damaged in
-    its middle. No background thread takes time from the training or swallows an error. `truncate_metrics` and
-    `truncate_events` come first.
+    package: what it imports that normbench alone does not bring, if anything.
     """
 
-    def __init__(self, directory: Path, display: Display | None = None) -> None:
-        self._display = display
-        self._metrics = open(directory / "metrics.jsonl", "ab")  # noqa: SIM115 (closed by close)
-        self._events = open((event_files(directory) or [new_event_file(directory)])[-1], "ab")  # noqa: SIM115 (likewise)
-        self._records = RecordWriter(self._events)
-        self._described: set[str] = set()
-        sync_directory(directory)
+    package = ""
 
-    def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Take numbers of this step, by tag: `{"step": 10, "loss/train": 2.31, ...}` is what analysis reads."""
-        try:
-            self._metrics.write(json.dumps({"step": step, **finite(values)}, allow_nan=False).encode() + b"\n")
-            self._metrics.flush()
-        finally:
-            kind = scalar.create_summary_metadata(display_name="", description="")
-            self._add(step, kind, {tag: TensorProto(dtype=DT_FLOAT, float_val=[values[tag]]) for tag in values})
-        if self._display:
-            self._display.show(step, values)
-
-    def histograms(self, step: int, values: Mapping[str, Histogram]) -> None:
-        """Take histograms of this step; those with edges that are not finite TensorBoard cannot draw: left out."""
-        buckets = {
-            tag: make_tensor_proto(np.column_stack([edges[:-1], edges[1:], counts]).astype(np.float64))
-            for tag, (counts, edges) in values.items()
-            if np.isfinite(edges).all()
-        }
-        self._add(step, histogram.create_summary_metadata(display_name="", description=""), buckets)
+    def __init__(self, directory: Path, step: int) -> None:
+        """Open the record of the run in `directory`, which goes on behind `step`: what was logged later comes again."""
 
     def begin(self, choices: Mapping[str, Scalar], page: str) -> None:
-        """Take the choices that made the run, and a page on them for people; whenever it starts or goes on.
+        """Take the choices that made the run, and a page on them for people; whenever it starts or goes on."""
 
-        The HParams tab shows them beside the last value that `scalars` writes of METRICS.
-        """
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Take numbers of this step, by tag."""
+
+    def histograms(self, step: int, values: Mapping[str, Histogram]) -> None:
+        """Take histograms of this step, by tag."""
+
+    def flush(self) -> None:
+        """Return when everything so far is where it is kept."""
+
+    def close(self, ended: bool) -> None:
+        """Let go of all resources. ended: the run has ended as a result, and will not go on."""
+
+
+class Lines(Logger):
+    """Appends to `metrics.jsonl`, which analysis reads: `{"step": 10, "loss/train": 2.31, ...}`."""
+
+    def __init__(self, directory: Path, step: int) -> None:
+        self.file = open(self.path(directory), "ab")  # noqa: SIM115 (closed by close)
+
+    def path(self, directory: Path) -> Path:
+        """Return the file that it appends to."""
+        return directory / "metrics.jsonl"
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        self.file.write(json.dumps({"step": step, **finite(values)}, allow_nan=False).encode() + b"\n")
+        self.file.flush()
+
+    def flush(self) -> None:
+        self.file.flush()
+        os.fsync(self.file.fileno())
+
+    def close(self, ended: bool) -> None:
+        with self.file:  # which closes it also when the disk is full
+            self.flush()
+
+
+class TensorBoard(Lines):
+    """Appends to an event file of TensorBoard; its HParams tab shows the last value that `scalars` takes of METRICS."""
+
+    def __init__(self, directory: Path, step: int) -> None:
+        super().__init__(directory, step)
+        self.records = RecordWriter(self.file)
+        self.described: set[str] = set()
+
+    def path(self, directory: Path) -> Path:
+        return (event_files(directory) or [new_event_file(directory)])[-1]
+
+    def begin(self, choices: Mapping[str, Scalar], page: str) -> None:
         from torch.utils.tensorboard.summary import custom_scalars  # here, as torch takes seconds
 
         infos = [api_pb2.HParamInfo(name=name, differs=place < CHOICES_OPEN) for place, name in enumerate(choices)]
@@ -130,38 +149,87 @@ class Recorder:
         listed = Summary.Value(tag=metadata.EXPERIMENT_TAG, metadata=kind, tensor=metadata.NULL_TENSOR)
         chosen = {name: "null" if choice is None else choice for name, choice in choices.items()}
         layout = {key: {name: ("Multiline", [tags]) for name, tags in lines.items()} for key, lines in CHARTS.items()}
-        row = summary_v2.hparams_pb(chosen, trial_id=Path(self._events.name).parent.name)
+        row = summary_v2.hparams_pb(chosen, trial_id=Path(self.file.name).parent.name)
         summaries = text_pb("config", page), custom_scalars(layout), row
-        self._write(0, [listed, *(value for summary in summaries for value in summary.value)])
+        self.write(0, [listed, *(value for summary in summaries for value in summary.value)])
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        kind = scalar.create_summary_metadata(display_name="", description="")
+        self.add(step, kind, {tag: TensorProto(dtype=DT_FLOAT, float_val=[values[tag]]) for tag in values})
+
+    def histograms(self, step: int, values: Mapping[str, Histogram]) -> None:
+        """Take histograms of this step; those with edges that are not finite TensorBoard cannot draw: left out."""
+        buckets = {
+            tag: make_tensor_proto(np.column_stack([edges[:-1], edges[1:], counts]).astype(np.float64))
+            for tag, (counts, edges) in values.items()
+            if np.isfinite(edges).all()
+        }
+        self.add(step, histogram.create_summary_metadata(display_name="", description=""), buckets)
+
+    def add(self, step: int, kind: SummaryMetadata, tensors: Mapping[str, TensorProto]) -> None:
+        """Write what each tag holds, with its kind at its first step, which is enough and half of the bytes."""
+        kinds = {tag: None if tag in self.described else kind for tag in tensors}
+        self.write(step, [Summary.Value(tag=tag, metadata=kinds[tag], tensor=tensors[tag]) for tag in tensors])
+        self.described.update(tensors)
+
+    def write(self, step: int, values: list[Summary.Value]) -> None:
+        """Write values as one record."""
+        if not self.file.tell():
+            self.records.write(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
+        self.records.write(Event(step=step, wall_time=time.time(), summary=Summary(value=values)).SerializeToString())
+        self.records.flush()
+
+
+class Recorder:
+    """Hands a run's numbers to `metrics.jsonl`, to its loggers, by default TensorBoard, and to the display.
+
+    Each record of ours is whole and with the operating system when the call returns, so no kill loses one. Steps do not
+    decrease from call to call. A full disk raises OSError (ENOSPC) from the call that writes, or at the latest from
+    `flush`; what it did not take stays buffered and goes out first when there is room again: no file is ever damaged in
+    its middle. No background thread of ours takes time from the training or swallows an error. `truncate_metrics` and
+    `truncate_events` come first.
+    """
+
+    def __init__(
+        self, directory: Path, display: Display | None = None, loggers: Sequence[Logger] | None = None
+    ) -> None:
+        self.display, self.closed = display, False
+        self.loggers = [*([TensorBoard(directory, 0)] if loggers is None else loggers), Lines(directory, 0)]
+        sync_directory(directory)
+
+    def each(self, call: str, *given: Any) -> None:
+        """Call each logger, `metrics.jsonl` first, also when the disk is full for one of them."""
+        with ExitStack() as stack:
+            for logger in self.loggers:
+                stack.callback(getattr(logger, call), *given)
+
+    def begin(self, choices: Mapping[str, Scalar], page: str) -> None:
+        """Take the choices that made the run, and a page on them for people; whenever it starts or goes on."""
+        self.each("begin", choices, page)
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Take numbers of this step, by tag."""
+        self.each("scalars", step, values)
+        if self.display:
+            self.display.show(step, values)
+
+    def histograms(self, step: int, values: Mapping[str, Histogram]) -> None:
+        """Take histograms of this step, by tag."""
+        self.each("histograms", step, values)
 
     def flush(self) -> None:
         """Return when everything so far is on disk."""
-        for file in (self._metrics, self._events):
-            file.flush()
-            os.fsync(file.fileno())
+        self.each("flush")
 
-    def close(self) -> None:
-        """Flush and let go of all resources; a second call does nothing."""
-        if self._metrics.closed:
+    def close(self, ended: bool = False) -> None:
+        """Flush and let go of all resources; a second call does nothing. ended: the run will not go on."""
+        if self.closed:
             return
+        self.closed = True
         with ExitStack() as stack:
-            stack.enter_context(self._metrics)  # which closes it also when the disk is full
-            stack.enter_context(self._events)
-            if self._display and self._display.live.is_started:
-                self._display.stop()  # and leave the last state on the screen
-            self.flush()
-
-    def _add(self, step: int, kind: SummaryMetadata, tensors: Mapping[str, TensorProto]) -> None:
-        """Write what each tag holds, with its kind at its first step, which is enough and half of the bytes."""
-        kinds = {tag: None if tag in self._described else kind for tag in tensors}
-        self._write(step, [Summary.Value(tag=tag, metadata=kinds[tag], tensor=tensors[tag]) for tag in tensors])
-        self._described.update(tensors)
-
-    def _write(self, step: int, values: list[Summary.Value]) -> None:
-        if not self._events.tell():
-            self._records.write(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
-        self._records.write(Event(step=step, wall_time=time.time(), summary=Summary(value=values)).SerializeToString())
-        self._records.flush()
+            stack.callback(self.each, "close", ended)
+            if self.display and self.display.live.is_started:
+                self.display.stop()  # and leave the last state on the screen
 
 
 def finite(values: Mapping[str, float]) -> dict[str, float | None]:

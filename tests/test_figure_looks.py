@@ -5,12 +5,15 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 
+import numpy as np
 import pytest
 from color_vision import BLINDNESS, contrast, distance
 from made_runs import make_run, make_study
 from sketches import sketched
 
+from normbench.analysis.figures import draw_all, style
 from normbench.analysis.figures.style import DARK, EMPTY, FAINT, NORMS, OWN, colors_of, near
+from normbench.analysis.records import read_study
 
 PAGE, DARK_PAGE = "#ffffff", "#14171b"
 
@@ -59,7 +62,62 @@ def test_an_arm_far_off_does_not_squeeze_the_others(tmp_path: Path) -> None:
     assert near([90.0, 91.0, 90.5, 40.0], lower_is_better=False) == (90.0, 91.0)
     make_study(tmp_path, {"layernorm": [2.0, 2.1], "rmsnorm": [2.05, 2.1], "dyt": [2.1, 2.0], "none": [9.0, 9.1]})
     drawing = sketched(tmp_path)["step-time-loss"]
-    assert drawing.canvas.axes[0].get_ylim()[1] < 3 and drawing.caption.endswith(" Beyond the axis: none.")
+    assert drawing.canvas.axes[0].get_ylim()[1] < 3
+    assert drawing.caption.endswith(" Beyond the axis, with an arrow: none.")
+
+
+def test_a_value_out_of_range_is_at_the_edge_with_an_arrow_and_never_among_others(tmp_path: Path) -> None:
+    base, shifts = [2.5, 2.51, 2.49], {"rmsnorm": [-0.02, -0.021, -0.019], "dyt": [0.02, 0.022, 0.018]}
+    arms = {"layernorm": base, "none": [3.34, 3.35, 3.36]}
+    make_study(tmp_path, arms | {norm: np.add(base, by).tolist() for norm, by in shifts.items()})
+    figures = sketched(tmp_path)
+    (pane,) = figures["step-time-loss"].canvas.axes
+    (arrow,) = [text for text in pane.texts if text.get_text().startswith("↑")]
+    assert arrow.get_text() == "↑ 3.3500" and pane.get_ylim()[1] < 2.6  # where it would be is off the axis
+    drawn = [line.get_ydata() for line in pane.lines if line.get_transform() == pane.transData]
+    assert max(itertools.chain.from_iterable(drawn)) == pytest.approx(3.35)
+    close, whole = figures["differences"].canvas.axes
+    assert close.get_xlim()[1] < 0.1 and whole.get_xlim()[1] > 0.85
+    at_edge = [line.get_marker() for line in close.lines if line.get_transform() == close.get_yaxis_transform()]
+    assert at_edge == [">"] and "arrows to what is beyond" in figures["differences"].caption
+
+
+def test_arms_can_be_told_apart_in_grey(tmp_path: Path) -> None:
+    norms = ("layernorm", "rmsnorm", "dyt", "groupnorm", "batchnorm", "none")
+    make_study(tmp_path / "norms", {norm: [2.0, 2.1] for norm in norms})
+    for placement in ("pre", "post"):
+        make_study(tmp_path / "crossed", {norm: [2.0, 2.1] for norm in norms[:3]}, placement=placement)
+    for folder in ("norms", "crossed"):
+        study = read_study([tmp_path / folder])
+        entries = [entry for _, panel in style.panels_of(study.arms) for entry in panel]
+        assert len({(entry.dash, entry.marker) for entry in entries}) == 6
+        (pane,) = sketched(tmp_path / folder)["loss-val-steps"].canvas.axes
+        labels = [text for text in pane.texts if text.get_text() in {entry.label for entry in entries}]
+        assert len(labels) == 6 and not sketched(tmp_path / folder)["loss-val-steps"].canvas.legends
+        assert len({round(text.get_position()[1], 6) for text in labels}) == 6  # at ends, not over each other
+
+
+def test_a_norm_has_its_proper_name(tmp_path: Path) -> None:
+    for norm, cls in (("layernorm", "LayerNorm"), ("dyt", "DyT"), ("mine", "RMSNorm")):
+        make_run(tmp_path, norm=norm, settings={"norm._target_": f"normbench.norms.{cls}"})
+    (pane,) = sketched(tmp_path)["loss-val-steps"].canvas.axes
+    assert {text.get_text() for text in pane.texts} == {"LayerNorm", "DyT", "mine"}
+
+
+@pytest.mark.parametrize("values", [(0.2, 0.9), (0.98, 1.02), (3e-4, 3e-2), (1e-6, 10.0), (4.0, 6.0)])
+def test_a_logarithmic_axis_has_three_ticks(values: tuple[float, float]) -> None:
+    with style.our_style():
+        axes = style.blank(2).subplots()
+    axes.plot([0, 1], values)
+    style.log_scale(axes, "y")
+    low, high = axes.get_ylim()
+    assert sum(low <= tick <= high for tick in axes.get_yticks()) >= 3
+
+
+def test_a_figure_is_as_wide_as_wanted(tmp_path: Path) -> None:
+    make_study(tmp_path, {"layernorm": [2.0, 2.1], "rmsnorm": [2.05, 2.1]})
+    study = read_study([tmp_path])
+    assert {figure.canvas.get_figwidth() for figure in draw_all(study, {"norm": "layernorm"}, width=5.5)} == {5.5}
 
 
 def test_nothing_is_cut_off(tmp_path: Path) -> None:

@@ -50,17 +50,19 @@ WRITTEN = ("loss-val-steps", "norm-placement", "step-time-loss")  # of each kind
 
 def test_each_figure_has_its_words_and_its_files(figures: dict[str, Figure]) -> None:
     assert list(figures) == [
-        "loss-train-steps", "loss-val-steps", "loss-train-time", "loss-val-time",
-            "interaction-norm-placement", "norm-placement", "differences",
-        "step-time-loss", "stream-rms-depth", "norm-output-rms-depth", "gradient-norm-depth", "stream-rms-steps",
-        "gradient-norm-steps", "gamma-steps",
+        "differences", "loss-val-steps", "loss-train-steps", "loss-val-time", "loss-train-time",
+        "interaction-norm-placement", "norm-placement", "step-time-loss", "stream-rms-depth", "norm-output-rms-depth",
+        "gradient-norm-depth", "stream-rms-steps", "gradient-norm-steps", "gamma-steps",
     ]  # fmt: skip
     for figure in figures.values():
         assert figure.title and figure.caption.endswith(".") and figure.alt.endswith(".")
     for name in WRITTEN:
-        assert list(figures[name].files()) == [f"{name}.{suffix}" for suffix in ("svg", "png", "csv")]
-        with Image.open(io.BytesIO(figures[name].png)) as image:
-            assert image.width == 1400 and image.convert("RGB").getpixel((0, 0)) == (255, 255, 255)
+        files = figures[name].files()
+        assert list(files) == [f"{name}.{suffix}" for suffix in ("svg", "csv", "pdf", "png")]
+        with Image.open(io.BytesIO(files[f"{name}.png"])) as image:
+            assert image.width == 1050 and image.convert("RGB").getpixel((0, 0)) == (255, 255, 255)
+        (width,) = re.findall(rb"/MediaBox \[ 0 0 ([\d.]+) ", files[f"{name}.pdf"])
+        assert float(width) == 252  # points, 3.5 inches: a column
 
 
 def test_a_curve_is_the_mean_of_the_seeds_and_their_range(figures: dict[str, Figure]) -> None:
@@ -94,7 +96,7 @@ def test_final_values_are_means_paired_differences_and_a_front(figures: dict[str
     (cell,) = chosen(figures["norm-placement"], norm="rmsnorm", placement="post")
     assert [float(cell[key]) for key in ("runs", "finished", "diverged", "mean")] == pytest.approx([3, 2, 1, 2.115])
     means = chosen(figures["differences"], kind="mean", baseline="layernorm · pre")
-    assert [row["arm"] for row in means] == ["layernorm · post", "rmsnorm · post", "rmsnorm · pre"]
+    assert [row["arm"] for row in means] == ["layernorm · post", "rmsnorm · pre", "rmsnorm · post"]  # the best first
     seeds = [float(row["difference"]) for row in chosen(figures["differences"], kind="seed", arm="layernorm · post")]
     interval = stats.t.interval(0.95, 2, np.mean(seeds), stats.sem(seeds))
     assert seeds == pytest.approx([0, 0.02, 0.04])

@@ -139,7 +139,7 @@ def test_each_arm_is_compared_at_its_own_best_learning_rate(tmp_path: Path) -> N
     assert pairs(report) == [("dyt", "layernorm")]
     assert report.comparisons[0].mean == pytest.approx(-0.1)
     assert "learning rate" in [finding.topic for finding in report.findings]
-    rows = [(row["arm"], row["best rate"], row["lost runs"]) for row in table(report, "rates")]
+    rows = [(row["arm"], row["best rate"], row["lost or did not train"]) for row in table(report, "rates")]
     assert rows == [("dyt", "0.003", "2 at 0.01"), ("layernorm", "0.001", "0")]
     assert "dyt · lr=0.01 diverged in 2 of 3 runs." in text_of(report)
 

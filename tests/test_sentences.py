@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from normbench.analysis.comparisons import Comparison, best_rate, compare_all, contenders, usual_baseline
-from normbench.analysis.fairness import open_rates, survivors
+from normbench.analysis.fairness import open_rates
 from normbench.analysis.measures import Metric, accuracy_on, loss_on
 from normbench.analysis.records import Arm, Run, Study
 from normbench.analysis.tables import differences_table
-from normbench.analysis.wording import bound, chance, compared_words
+from normbench.analysis.wording import bound, chance, compared_words, paragraphs
 
 LOSS, ACCURACY = loss_on("val"), accuracy_on("val")
 BASE = [2.00, 2.10, 2.05, 1.98, 2.04]
@@ -41,6 +41,11 @@ def comparisons(
 
 def words(found: Sequence[Comparison], margin: float | None = None) -> str:
     return "\n".join(compared_words(found, margin))
+
+
+def unfair(found: Sequence[Comparison], macro: str) -> tuple[str, ...]:
+    """What is said to be unfair of comparisons."""
+    return paragraphs("fairness.jinja", macro, found)
 
 
 def shifted(*by: float) -> list[float]:
@@ -103,18 +108,23 @@ def test_a_difference_that_correction_alone_makes_uncertain_is_told_apart() -> N
 def test_survivors_are_said_to_be() -> None:
     better = [1.4 + 0.01 * more for more in range(5)]
     found = comparisons({"rmsnorm": ["diverged", "diverged", *better[2:]]})
-    text = words(found)
-    assert text.startswith("rmsnorm is better than layernorm: ") and "; 3 of 5 seeds, p " in text
-    assert text.endswith("), among the seeds that survived.")
-    (finding,) = survivors(found)
-    assert finding.serious and finding.text.startswith("rmsnorm: 2 of 5 runs diverged; arms are compared only on")
+    assert words(found) == (
+        "rmsnorm is not called better than layernorm, as it lost 2 of 5 seeds and layernorm none: on the 3 seeds that "
+        "survived in both, the validation loss of rmsnorm is 0.59 nats lower."
+    )
+    (text,) = unfair(found, "survivors")
+    assert text.startswith("rmsnorm: 2 of 5 runs diverged; arms are compared only on")
+    worse = [1.4, 1.41, 1.42, 1.43, 1.44]
+    found = comparisons({"rmsnorm": ["diverged", *BASE[1:]]}, ["failed", *worse[1:]])  # as many in both
+    assert words(found).startswith("rmsnorm is worse than layernorm: ") and "; 4 of 5 seeds, p " in words(found)
+    assert words(found).endswith("), among the seeds that survived.")
 
 
 def test_a_seed_that_was_lost_in_both_arms_counts_among_all_and_one_under_way_is_not_lost() -> None:
     found = comparisons({"rmsnorm": ["failed", *NEAR[1:]]}, ["diverged", *BASE[1:]])
     assert "among the seeds that survived (4 of 5 seeds, 95 %)" in words(found)
     found = comparisons({"rmsnorm": [*NEAR[:4], "running"]})
-    assert words(found).endswith("(4 of 5 seeds, 95 %).") and not list(survivors(found))
+    assert words(found).endswith("(4 of 5 seeds, 95 %).") and not unfair(found, "survivors")
 
 
 # ---- learning rates

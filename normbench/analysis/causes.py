@@ -15,8 +15,12 @@ from normbench.analysis.records import Arm, Run, Study
 from normbench.analysis.statistics import seeds_needed
 from normbench.analysis.wording import paragraphs
 
-FIRST_NORM = {side: re.compile(rf"act/block0+(\.[^/]*)?/rms_{side}") for side in ("in", "out")}
-GRADIENT = re.compile("grad/norm")
+# What is read of a run: a form of tags, of which the first one counts, and the place in its curve.
+READ = {
+    "entering": (re.compile(r"act/block0+(\.[^/]*)?/rms_in"), 0),
+    "passed": (re.compile(r"act/block0+(\.[^/]*)?/rms_out"), 0),
+    "gradient": (re.compile("grad/norm"), -1),
+}
 OPEN = ("possible", "constant", "unknown", "alike", "one_seed")  # verdicts that more seeds may change
 
 
@@ -72,9 +76,7 @@ def readings(arm: Arm, blocks: pd.DataFrame) -> dict[str, float]:
     runs, own = [run for run in arm.runs if run.status == "finished"], blocks[blocks["arm"] == arm.name]
     stream, gradients = ([*own[name]] or [NAN] for name in ("stream RMS", "gradient norm"))
     return {
-        "entering": mean(probed(run, FIRST_NORM["in"], 0) for run in runs),
-        "passed": mean(probed(run, FIRST_NORM["out"], 0) for run in runs),
-        "gradient": mean(probed(run, GRADIENT, -1) for run in runs),
+        **{name: mean(probed(run, *how) for run in runs) for name, how in READ.items()},
         "in_blocks": math.hypot(*gradients),
         "first_gradient": gradients[0],
         "last_gradient": gradients[-1],

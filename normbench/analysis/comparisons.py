@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from normbench.analysis.measures import Metric, final, known, loss_on
-from normbench.analysis.records import Arm, Run, Study, read_study, shortened
+from normbench.analysis.records import LEARNING_RATE, Arm, Run, Study, read_study, shortened
 from normbench.analysis.statistics import ALPHA, Sample, detectable_difference, holm, paired_difference
 from normbench.config.groups import GROUPS
 from normbench.errors import UsageError
 from normbench.settings import nearest
-
-LEARNING_RATE = "optim.lr"
 
 # One of the words that name an arm, as they stand in its name: a list in brackets is one, with its commas.
 WORD = re.compile(r"(?:\[[^\]]*\]|[^\s,·\[])+")
@@ -28,6 +27,8 @@ USUAL = {"norm": "layernorm", "placement": "pre"}
 
 LOST = ("diverged", "failed", "out_of_memory")  # what leaves a run without a result
 SETTLED = ("finished", "diverged", "out_of_memory")  # what a run ends as however often it is tried
+ENDS = ("finished", *LOST)
+FEWEST = 3  # seeds from which on it may be said that arms do not differ by more than so much
 
 # The settings that the arm on the other side of a comparison has; in all others it is like the arm itself.
 Baseline = dict[str, Any]
@@ -37,7 +38,8 @@ Baseline = dict[str, Any]
 class Comparison(Sample):
     """One arm less its baseline in a metric's unit, over the seeds that finished in both.
 
-    corrected: p after Holm. family: over how many comparisons Holm corrects.
+    corrected: p after Holm, and for learning rates that one of the two had more of. family: over how many comparisons
+    Holm corrects.
     """
 
     arm: Arm
@@ -63,26 +65,64 @@ class Comparison(Sample):
         return any(run.status in LOST and run.seed not in self.seeds for run in runs)
 
     @property
+    def lost(self) -> tuple[set[int], set[int]]:
+        """Return the seeds that the arm and the baseline lost, of those that have ended in both."""
+        ends = [{run.seed: run.status for run in arm.runs if run.status in ENDS} for arm in (self.arm, self.baseline)]
+        ours, theirs = ({seed for seed in ends[0].keys() & ends[1].keys() if own[seed] in LOST} for own in ends)
+        return ours, theirs
+
+    @property
+    def flattered(self) -> bool:
+        """Say whether the side that looks better has lost more runs: its best seeds alone are then compared."""
+        ours, theirs = map(len, self.lost)
+        return ours != theirs and self.better == (ours > theirs)
+
+    @property
+    def ranked_p(self) -> float | None:
+        """Return the p of the signed-rank test in which a lost run ranks behind all others."""
+        ours, theirs = self.lost
+        worst = math.inf if self.metric.lower_is_better else -math.inf
+        values = (*self.values, *[worst] * len(ours - theirs), *[-worst] * len(theirs - ours))
+        return replace(self, values=values).wilcoxon_p
+
+    @property
+    def trained(self) -> bool:
+        """Say whether both arms trained."""
+        return self.arm.trained and self.baseline.trained
+
+    @property
     def real(self) -> bool:
         """Say whether it may be called a difference."""
-        return self.corrected is not None and self.corrected < ALPHA
+        called = self.corrected is not None and self.corrected < ALPHA
+        return called and self.trained and not self.flattered
 
     @property
     def better(self) -> bool:
         """Say whether the arm's mean is the better one."""
         return (self.mean < 0) == self.metric.lower_is_better
 
+    @property
+    def word(self) -> str:
+        """Return what the arm is, compared with its baseline."""
+        return ("better than" if self.better else "worse than") if self.metric.judges else "different from"
+
     def verdict(self, margin: float | None = None) -> str:
         """Return what can be said of it: the name of a sentence in sentences.jinja.
 
         margin: in the metric's unit; differences within it do not matter.
         """
+        if not self.trained:
+            return "untrained"
         if self.n < 2:
             return "one_seed" if self.n else "no_seed"
+        if self.flattered and (self.p is None or self.p < ALPHA):
+            return "flattered"
         if self.interval is None or self.p is None:
             return "constant" if self.mean else "same"
         if self.p < ALPHA:
             return "different" if self.real else "possible"
+        if self.n < FEWEST:
+            return "unknown"
         if margin is not None and self.interval.reach <= margin:
             return "within"
         values = known(final(run, self.metric) for arm in (self.arm, self.baseline) for run in arm.runs)
@@ -99,17 +139,21 @@ def compare_all(arms: Sequence[Arm], baseline: Baseline, metric: Metric) -> tupl
         wanted = {**arm.settings, **baseline}
         pairs += [(arm, other) for other in arms if other.settings == wanted and other is not arm]
     found = [paired_difference(*(by_seed(arm.runs, lambda run: final(run, metric)) for arm in pair)) for pair in pairs]
-    corrected, family = corrected_over(found)
+    corrected, family = corrected_over(found, [1 + abs(arm.rates - other.rates) for arm, other in pairs])
     rows = zip(pairs, found, corrected, strict=True)
     return tuple(Comparison(one.values, one.resolution, one.seeds, *pair, metric, p, family) for pair, one, p in rows)
 
 
-def corrected_over(differences: Sequence[Sample]) -> tuple[list[float | None], int]:
+def corrected_over(differences: Sequence[Sample], choices: Iterable[int] = repeat(1)) -> tuple[list[float | None], int]:
     """Return the p values of a family after Holm, and how many count towards it.
 
-    Differences that are all the same have no p and count all the same: that they are is chance, too.
+    Differences that are all the same have no p and count all the same: that they are is chance, too. choices: among
+    how many tests each was chosen, with which its p is first multiplied (Bonferroni).
     """
-    counted = [(1.0 if one.p is None else one.p) if one.n > 1 else None for one in differences]
+    counted = [
+        (1.0 if one.p is None else min(1.0, one.p * number)) if one.n > 1 else None
+        for one, number in zip(differences, choices, strict=False)
+    ]
     corrected = [p if one.p is not None else None for one, p in zip(differences, holm(counted), strict=True)]
     return corrected, max(sum(p is not None for p in counted), 1)
 
@@ -211,7 +255,13 @@ def contenders(study: Study, baseline: Baseline) -> tuple[tuple[Arm, ...], bool]
     """
     if LEARNING_RATE in baseline or not (families := rate_families(study)):
         return study.arms, False
-    return tuple(without_rate(best_rate(family)) for family in families), True
+    return tuple(replace(without_rate(best_rate(family)), rates=len(family)) for family in families), True
+
+
+def partners(study: Study, arms: Sequence[Arm], baseline: Baseline) -> dict[str, Arm]:
+    """Return the arm with which each of a study is compared, by its name; arms: those that are compared."""
+    wanted = {arm.name: {**arm.settings, **baseline}.items() for arm in study.arms}
+    return {name: other for name, settings in wanted.items() for other in arms if other.settings.items() <= settings}
 
 
 def rate_families(study: Study) -> tuple[tuple[Arm, ...], ...]:

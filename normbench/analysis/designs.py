@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from normbench.analysis.comparisons import LEARNING_RATE, USUAL, Baseline, corrected_over
+from normbench.analysis.comparisons import USUAL, Baseline, corrected_over
 from normbench.analysis.measures import NAN, Metric, final, loss_on
-from normbench.analysis.records import Arm, Run, Study, in_order
+from normbench.analysis.records import LEARNING_RATE, Arm, Run, Study, in_order
 from normbench.analysis.sensitivity import tried_rates
 from normbench.analysis.statistics import ALPHA, Interval, Sample, paired_difference
 from normbench.analysis.wording import at_most, in_words, paragraphs

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import tomllib
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import filter as matching
 from typing import Any, NamedTuple
 
 from jinja2 import ChainableUndefined, Undefined
 
-from normbench.analysis.comparisons import LEARNING_RATE, LOST, Comparison, rate_families, settled_seeds, without_rate
-from normbench.analysis.records import Run, Study, candidates, shortened
-from normbench.analysis.wording import TEMPLATES, environment, in_words
+from normbench.analysis.comparisons import Comparison, number, rate_families, settled_seeds, without_rate
+from normbench.analysis.records import LEARNING_RATE, Run, Study, candidates, shortened
+from normbench.analysis.wording import TEMPLATES, environment, in_words, paragraphs
 from normbench.config.groups import GROUPS
 from normbench.rundir import CHOICE_FILE, read_json
 
 RULES = tomllib.loads((TEMPLATES / "fairness.toml").read_text("utf-8"))
+
+# What fairness.jinja says of comparisons, macro -> topic.
+SAID = {"survivors": "lost runs", "rates": "learning rate", "skewed": "skewed differences", "few": "few examples"}
 
 EACH_SESSION = """
 {% for arm, run in pairs %}{% for session in run.sessions %}
@@ -45,14 +47,16 @@ def findings(
     chosen: whether a learning rate was chosen for each arm on what is reported. comparisons: of its arms.
     missing: planned runs without a directory -> why, where they have failed.
     """
-    found = [Finding("damaged run", f"{name} is left out: {why}") for name, why in study.damaged]
-    for check in (rules, seeds, learning_rates, open_rates, settings, step_times):
+    found = [*learning_rates(study)]
+    found += [Finding("damaged run", f"{name} is left out: {why}") for name, why in study.damaged]
+    for check in (rules, seeds, open_rates, settings, step_times):
         found += check(study)
-    found += survivors(comparisons)
+    for said, topic in SAID.items():
+        found += [Finding(topic, text, said != "few") for text in paragraphs("fairness.jinja", said, comparisons)]
     if missing:
         names = shortened([f"{name} ({why})" if why else name for name, why in missing.items()], 3)
         found.append(Finding("missing runs", f"planned and not there (failed or not begun), {len(missing)}: {names}"))
-    if chosen:
+    if chosen and not all(choice_of(run) for run in study.runs):
         text = "the learning rate of each arm was chosen by the validation loss of the runs that are reported"
         found.append(Finding("learning rate", f"{text}, which favours arms with more rates to choose from"))
     return tuple(sorted(found, key=lambda finding: not finding.serious))
@@ -137,29 +141,21 @@ def step_times(study: Study) -> Iterator[Finding]:
         yield Finding("step times", f"{worst}, {text}: {shortened(unsteady, 6)}", serious=False)
 
 
-def survivors(comparisons: Sequence[Comparison]) -> Iterator[Finding]:
-    """Find arms that lost runs and are judged by those that are left."""
-    arms = {arm.name: arm for one in comparisons if one.n and one.survived for arm in (one.baseline, one.arm)}
-    losers = []
-    for name, arm in arms.items():
-        counts = Counter(run.status.replace("_", " ") for run in arm.runs if run.status in LOST)
-        losses = ", ".join(f"{number} of {len(arm.runs)} runs {how}" for how, number in counts.items())
-        losers += [f"{name}: {losses}"] if losses else []
-    if losers:
-        text = "arms are compared only on the seeds that survived in both, which flatters those that lose runs"
-        yield Finding("lost runs", f"{'; '.join(losers[:6])}; {text}")
-
-
 # ---- learning rates
 
 
 def learning_rates(study: Study) -> Iterator[Finding]:
     """Find learning rates that go along with what is compared: fair where each was chosen for its arm on other data."""
     found = arms_by_value((arm.name, run.config.get(LEARNING_RATE)) for arm, run in study.pairs)
-    if LEARNING_RATE in study.varied or len(found) < 2:
+    if LEARNING_RATE in study.varied or not found or len(study.arms) < 2:
         return
     choices = [(arm.name, choice_of(run)) for arm, run in study.pairs]
-    if all(choice for _, choice in choices):
+    if len(found) == 1 and not any(choice for _, choice in choices):
+        name = f"{study.runs[0].config.get('name')}-auto"
+        command = study.command(**{"name": name, LEARNING_RATE: None, "sweep.lr": "auto"})
+        text = f"all arms ran at lr {in_words(*found)}, which was chosen for none of them: choose one for each with "
+        yield Finding("learning rate", text + (command or "normbench sweep and sweep.lr=auto"))
+    elif all(choice for _, choice in choices):
         text = "the learning rate of each arm was chosen on data held out of the training data"
         yield from unequal("learning rate", text, found, serious=False)
         if names := arms_by_value((name, choice.get("edge") and True) for name, choice in choices).get(True):
@@ -173,8 +169,8 @@ def learning_rates(study: Study) -> Iterator[Finding]:
 def choice_of(run: Run) -> Mapping[str, Any]:
     """Return what a sweep with `sweep.lr=auto` has noted of the choice of a run's rate; nothing where it chose none."""
     for choice in (read_json(run.path.parent / CHOICE_FILE) or {}).get("arms", []):
-        chosen = {LEARNING_RATE: choice["lr"]} | {key: option for key, option in choice["arm"].items() if key in GROUPS}
-        if all(run.config.get(key) == value for key, value in chosen.items()):
+        settings = {**choice["arm"], LEARNING_RATE: choice["lr"]}
+        if all(number(str(run.config.get(key))) == number(str(value)) for key, value in settings.items()):
             return dict(choice)
     return {}
 

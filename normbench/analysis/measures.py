@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_UP, Context
 from typing import Any
@@ -15,11 +15,14 @@ import pandas as pd
 from normbench.analysis.curves import Curve
 from normbench.analysis.records import Arm, Run, Study
 from normbench.analysis.statistics import count_spikes
+from normbench.errors import UsageError
+from normbench.settings import nearest
 
 NAN = float("nan")
 TRAINING_LOSS, VALIDATION_LOSS = "loss/train", "loss/val"
 STEP_TIME = "time/step_ms"
-SPLITS = {"test": "test", "val": "validation", "train": "training"}
+SPLITS = {"test": "test", "val": "validation", "train": "training", "val_ema": "averaged weights' validation"}
+BEST = "best"  # the word for the best validation loss on the way
 
 # What probes measure in each block, by the tags that they log; the last one of a block is its number.
 IN_BLOCKS = {
@@ -36,6 +39,7 @@ class Metric:
 
     tag: as it is recorded. unit: of a difference. symbol: what stands behind a value; a difference of two shares is in
     points. scale: from what is recorded to the unit. decimals: of a value. bounds: between what values lie.
+    judges: whether lower or higher is better at all.
     """
 
     tag: str
@@ -45,12 +49,15 @@ class Metric:
     decimals: int = 4
     bounds: tuple[float, float] = (0.0, math.inf)
     lower_is_better: bool = True
+    judges: bool = True
 
     @property
     def words(self) -> str:
         """Name it, such as `validation loss`."""
         kind, _, split = self.tag.partition("/")
-        return f"{SPLITS[split]} {kind}"
+        if self.tag == BEST:
+            return "best validation loss during training"
+        return f"{SPLITS[split]} {kind}" if split in SPLITS else self.tag
 
 
 def loss_on(split: str) -> Metric:
@@ -71,15 +78,33 @@ def known(values: Iterable[float | None]) -> list[float]:
 def final(run: Run, metric: Metric) -> float:
     """Return the run's last value in the metric's unit; NaN for a run that did not finish."""
     value = run.metrics.get(metric.tag)
+    if run.status == "finished" and metric.tag not in run.metrics:  # what a summary does not repeat
+        values = finite(run.curves.get(VALIDATION_LOSS if metric.tag == BEST else metric.tag)).values.tolist()
+        value = min(values, default=None) if metric.tag == BEST else [None, *values][-1]
     return NAN if value is None else metric.scale * float(value)
 
 
-def metrics_of(study: Study) -> tuple[Metric, ...]:
-    """Choose by what a study is judged: test data where every run that finished has them; accuracy first of classes."""
+def metrics_of(study: Study, word: str | None = None) -> tuple[Metric, ...]:
+    """Choose by what a study is judged: test data where every run that finished has them; accuracy first of classes.
+
+    word: the tag that a person puts first, or `best`.
+
+    Raises:
+        UsageError: no run has logged it.
+    """
     finished = [run for run in study.runs if run.status == "finished"]
     split = "test" if finished and all("loss/test" in run.metrics for run in finished) else "val"
     accuracy = (accuracy_on(split),) if study.runs[0].task.endswith("classification") else ()
-    return (*accuracy, loss_on(split))
+    usual = (*accuracy, loss_on(split))
+    if word is None:
+        return usual
+    tags = {BEST, *(tag for run in finished for tag in (*run.metrics, *run.curves))}
+    if word not in tags:
+        raise UsageError(f"--metric={word} is not logged by these runs: {nearest(word, tags)}give a tag of TensorBoard")
+    kind, _, on = word.partition("/")
+    no_aim = Metric(word, "", "", bounds=(-math.inf, math.inf), judges=kind == "perplexity")
+    first = accuracy_on(on) if kind == "accuracy" else Metric(word) if kind in ("loss", BEST) else no_aim
+    return (first, *(metric for metric in usual if metric.tag != word))
 
 
 def evaluations_in_words(runs: Iterable[Run]) -> str:
@@ -126,6 +151,15 @@ def value_at(run: Run, tag: str, seconds: float) -> float:
     return float(np.interp(seconds, times, curve.values)) if within else NAN
 
 
+def stays_at(run: Run, target: float) -> int:
+    """Return the step from which on a finished run's validation loss stays at or below a target; 0: it does not."""
+    curve = run.curves.get(VALIDATION_LOSS)
+    if curve is None or run.status != "finished":
+        return 0
+    above = np.flatnonzero(~(curve.values <= target))
+    return int(next(iter(curve.steps[above[-1] + 1 if len(above) else 0 :]), 0))
+
+
 # ---- by what a study is judged
 
 
@@ -133,12 +167,13 @@ def value_at(run: Run, tag: str, seconds: float) -> float:
 class Yardstick:
     """By what the runs of a study are judged.
 
-    metrics: the primary one first. target: the loss (nats) whose time is asked. given: whether a person set it.
-    timed: the tag of the loss that is compared at equal times. seconds: that time, NaN where no run has one.
+    metrics: the primary one first. targets: the validation loss (nats) whose time is asked of each arm, by its name.
+    given: whether a person set it. timed: the tag of the loss that is compared at equal times. seconds: that time, NaN
+    where no run has one.
     """
 
     metrics: tuple[Metric, ...]
-    target: float
+    targets: Mapping[str, float]
     given: bool
     timed: str
     seconds: float
@@ -149,19 +184,21 @@ class Yardstick:
         return self.metrics[0]
 
 
-def yardstick(study: Study, baseline: Sequence[Arm], target: float | None = None) -> Yardstick:
-    """Choose by what to judge; without a given target, the loss at which the baseline ends.
+def yardstick(
+    study: Study, partners: Mapping[str, Arm], target: float | None = None, metric: str | None = None
+) -> Yardstick:
+    """Choose by what to judge; without a given target, the mean loss at which the partner of an arm ends.
 
-    baseline: the arms that others are compared with.
+    partners: by the name of each arm the one that it is compared with. metric: the primary one's tag.
     """
     finished = [run for run in study.runs if run.status == "finished"]
     seconds = min(known(seconds_at(run, run.step) for run in finished), default=NAN)
     often = all(math.isfinite(value_at(run, VALIDATION_LOSS, seconds)) for run in finished)
     timed = VALIDATION_LOSS if often else TRAINING_LOSS
-    curves = [finite(run.curves.get(timed)) for arm in baseline for run in arm.runs if run.status == "finished"]
-    ends = [float(curve.values[-1]) for curve in curves if len(curve.values)]
-    usual = rounded_up(sum(ends) / len(ends), 3) if ends else NAN
-    return Yardstick(metrics_of(study), usual if target is None else target, target is not None, timed, seconds)
+    ends = {name: known(final(run, loss_on("val")) for run in arm.runs) for name, arm in partners.items()}
+    usual = {name: rounded_up(sum(own) / len(own), 3) for name, own in ends.items() if own and partners[name].trained}
+    targets = usual if target is None else dict.fromkeys((arm.name for arm in study.arms), target)
+    return Yardstick(metrics_of(study, metric), targets, target is not None, timed, seconds)
 
 
 def rounded_up(value: float, digits: int) -> float:
@@ -175,15 +212,18 @@ def rounded_up(value: float, digits: int) -> float:
 def runs_frame(study: Study, by: Yardstick) -> pd.DataFrame:
     """Return a row for each run: what it is, and all that is measured of it; NaN where it has none.
 
-    best: the best validation loss (or accuracy, %) on the way, chosen on the validation data. gap: last validation loss
-    less last training loss (nats), the latter in eval mode where it was recorded.
+    trained: whether it is clearly better than a predictor that always says the same. best: the best validation loss (or
+    accuracy, %) on the way, chosen on the validation data. gap: last validation loss less last training loss (nats),
+    the latter in eval mode where it was recorded.
     """
-    rows, sign = [], 1 if by.primary.lower_is_better else -1
+    rows = []
+    on_way = accuracy_on("val") if by.primary.tag.startswith("accuracy") else loss_on("val")
+    sign = 1 if on_way.lower_is_better else -1
     for arm, run in study.pairs:
         logged, times = run.summary.get("metrics", {}), run.summary.get("step_time", {})
-        curve, timed = (finite(run.curves.get(tag)) for tag in (f"{by.primary.tag.partition('/')[0]}/val", by.timed))
+        curve, target = finite(run.curves.get(on_way.tag)), by.targets.get(arm.name, NAN)
         best, best_step = min(zip(sign * curve.values, curve.steps, strict=True), default=(NAN, 0))
-        reached = timed.steps[timed.values <= by.target][:1]  # the first record
+        reached = stays_at(run, target)
         training = loss_on("train_eval" if "loss/train_eval" in run.metrics else "train")
         spikes, judged = count_spikes(finite(run.curves.get(TRAINING_LOSS)).values)
         row = {
@@ -192,15 +232,17 @@ def runs_frame(study: Study, by: Yardstick) -> pd.DataFrame:
             **arm.settings,
             "seed": run.seed,
             "status": run.status,
+            "trained": run.trained,
             "step": run.step,
             "steps": run.steps,
             **{tag: value for tag, value in logged.items() if tag.partition("/")[0] in ("loss", "accuracy")},
-            "best": by.primary.scale * sign * float(best),
+            by.primary.tag: final(run, by.primary) / by.primary.scale,
+            "best": on_way.scale * sign * float(best),
             "best_step": int(best_step),
             "gap": final(run, loss_on("val")) - final(run, training),
             "training_seconds": float(seconds_at(run, run.step)),
-            "target": by.target,
-            "target_seconds": float(seconds_at(run, reached[0])) if len(reached) else NAN,
+            "target": target,
+            "target_seconds": float(seconds_at(run, reached)) if reached else NAN,
             f"{by.timed}_at_equal_time": value_at(run, by.timed, by.seconds) if run.status == "finished" else NAN,
             "step_median_ms": times.get("median_ms") or NAN,
             "step_p90_ms": times.get("p90_ms") or NAN,

@@ -17,21 +17,24 @@ from normbench.errors import UsageError
 from normbench.results import configuration, flat, run_directories
 from normbench.rundir import ENDED, RunDirectory, read_json
 
-# Which of the keys that vary names an arm, where several tell the same runs apart: the first of these, then by name.
+# Which of the keys that vary names an arm, where several tell the same runs apart: the first of these, then by name,
+# and last the learning rate: what goes along with another setting follows from it, and is not chosen.
 FIRST_KEYS = (
     "norm", "placement", "model", "data", "optim", "schedule", "init",
-    "optim.lr", "model.depth", "model.width", "model.heads", "model.context", "data.batch_size",
+    "model.depth", "model.width", "model.heads", "model.context", "data.batch_size",
 )  # fmt: skip
+
+LEARNING_RATE = "optim.lr"
 
 # Keys that tell no arms apart: the seed, where a run lies or runs, what is shown, kept or probed.
 ASIDE = (
     "seed", "name", "outputs", "quiet", "rerun", "extend", "device", "threads", "data.root", "data.path", "experiment",
-    "probes", "trainer.checkpoint_every", "trainer.keep_checkpoint",
+    "probes", "logger", "trainer.checkpoint_every", "trainer.keep_checkpoint",
 )  # fmt: skip
 
 
 # What a run has learned at the least, as a share of what a constant predictor loses: runs that are stuck end within 2 %
-# of it on either side, those that learn anything 20 % below.
+# of it on either side, and those that learn 20 % below; in between they have hardly begun.
 LEARNED = 0.05
 
 
@@ -98,11 +101,13 @@ class Run:
 class Arm:
     """The runs that differ in nothing but the seed.
 
-    settings: what varies in the study -> this arm's value. runs: by seed.
+    settings: what varies in the study -> this arm's value. runs: by seed. rates: among how many learning rates, on the
+    runs that are reported, that of these was chosen.
     """
 
     settings: Mapping[str, Any]
     runs: tuple[Run, ...] = ()
+    rates: int = 1
 
     @property
     def name(self) -> str:
@@ -248,8 +253,8 @@ def varied_settings(runs: Sequence[Run]) -> tuple[str, ...]:
 def candidates(runs: Sequence[Run]) -> list[str]:
     """Return the settings that could tell arms apart, in the order in which they are asked."""
     keys = {key for run in runs for key in run.config if not key.startswith("probes.")}
-    first = [key for key in FIRST_KEYS if key in keys]
-    return [*first, *sorted(keys.difference(first, ASIDE))]
+    first, last = ([key for key in some if key in keys] for some in (FIRST_KEYS, [LEARNING_RATE]))
+    return [*first, *sorted(keys.difference(first, last, ASIDE)), *last]
 
 
 def arms_of(runs: Sequence[Run], varied: Sequence[str]) -> tuple[Arm, ...]:

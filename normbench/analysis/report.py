@@ -13,7 +13,7 @@ import pandas as pd
 from normbench import __version__
 from normbench.analysis import tables
 from normbench.analysis.causes import next_steps, why
-from normbench.analysis.comparisons import Baseline, Comparison, compare_all, contenders, given_baseline, usual_baseline
+from normbench.analysis.comparisons import Comparison, compare_all, contenders, given_baseline, partners, usual_baseline
 from normbench.analysis.designs import contrasts, said
 from normbench.analysis.fairness import Finding, findings
 from normbench.analysis.figures import draw_all
@@ -65,19 +65,21 @@ def make_report(folders: Sequence[Path], *, baseline: str | None = None, **how: 
 
 def examine(
     study: Study,
-    baseline: Baseline,
+    baseline: dict[str, Any],
     *,
     target: float | None = None,
+    metric: str | None = None,
     margin: float | None = None,
     missing: Mapping[str, str] | None = None,
 ) -> Report:
     """Find out what a study says.
 
-    target: the loss (nats) whose time is asked. margin: a difference in the primary metric that does not matter.
+    target: the loss (nats) whose time is asked. metric: the tag by which arms are judged first. margin: a difference in
+    it that does not matter.
     missing: runs that were planned and have no directory -> why, where they have failed.
     """
     arms, chosen = contenders(study, baseline)
-    by = yardstick(study, [arm for arm in arms if arm.has(baseline)], target)
+    by = yardstick(study, partners(study, arms, baseline), target, metric)
     families = [compare_all(arms, baseline, metric) for metric in by.metrics]
     crossed = contrasts(study, arms, baseline, by.primary)
     runs, blocks, compared_blocks = runs_frame(study, by), activations_frame(study.arms), activations_frame(arms)
@@ -99,10 +101,10 @@ def examine(
         runs=runs,
         blocks=blocks,
         comparisons=families[0],
-        verdict=[*((sentence, "designs") for sentence in said(crossed)), *verdict(study, families[0], margin)],
+        verdict=verdict(study, families[0], margin, said(crossed)),
         why=why(arms, compared_blocks, families[0]),
         next=next_steps(study, arms, compared_blocks, families[0], margin),
-        findings=findings(study, chosen and by.primary.tag.endswith("/val"), families[0], missing),
+        findings=findings(study, chosen and not by.primary.tag.endswith("/test"), families[0], missing),
         tables=[table for table in found if table.rows],
     )
 
@@ -117,7 +119,7 @@ def save(report: Report, out: Path) -> Path:
         OSError: it cannot be written.
     """
     (out / "figures").mkdir(parents=True, exist_ok=True)
-    figures = draw_all(report.study, dict(report.baseline.settings))
+    figures = draw_all(report.study, dict(report.baseline.settings), report.by.metrics)
     files = {f"figures/{name}": content for figure in figures for name, content in figure.files().items()}
     files["runs.csv"] = report.runs.to_csv(index=False).encode()
     files["runs.parquet"] = report.runs.to_parquet(index=False)

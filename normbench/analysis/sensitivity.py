@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from normbench.analysis.comparisons import LEARNING_RATE, LOST, best_rate, rate_families, without_rate
+from normbench.analysis.comparisons import LOST, best_rate, rate_families, without_rate
 from normbench.analysis.measures import TRAINING_LOSS, Metric, final, finite, known, loss_on
-from normbench.analysis.records import Arm, Run, Study
+from normbench.analysis.records import LEARNING_RATE, Arm, Run, Study
 from normbench.analysis.statistics import learning_rate_sensitivity
 
 
@@ -46,8 +46,11 @@ class Tried:
 
     @property
     def lost(self) -> dict[float, int]:
-        """Return how many runs did not get through, by rate."""
-        return {rate: sum(run.status in LOST for run in arm.runs) for rate, arm in self.by_rate.items()}
+        """Return how many runs did not get through or did not train, by rate."""
+        return {
+            rate: sum(run.status in LOST or run.trained is False for run in arm.runs)
+            for rate, arm in self.by_rate.items()
+        }
 
     @property
     def by_seed(self) -> dict[int, dict[float, Run]]:
@@ -59,8 +62,13 @@ class Tried:
 
     @property
     def sensitivity(self) -> dict[int, float]:
-        """Return a value (nats) for each seed (Wortsman et al. 2023)."""
+        """Return a value (nats) for each seed (Wortsman et al. 2023).
+
+        There is none for an arm that does not train at its best rate: it takes every rate alike, and learns at none.
+        """
         found = dict[int, float]()
+        if not self.by_rate[self.best].trained:
+            return {}
         for seed, runs in self.by_seed.items():
             starts = [loss for run in runs.values() for loss in finite(run.curves.get(TRAINING_LOSS)).values[:1]]
             ends = {rate: final(run, loss_on("val")) for rate, run in runs.items()}

@@ -105,6 +105,11 @@ class Sample:
         return gamma / math.sqrt(df / 2) * self.mean / self.sd
 
     @property
+    def skewed(self) -> bool:
+        """Say whether the values are skewed or have an outlier, by the test of Shapiro & Wilk (1965)."""
+        return self.n > 2 and self.sd > 0 and float(stats.shapiro(self.values).pvalue) < ALPHA
+
+    @property
     def wilcoxon_p(self) -> float | None:
         """Return the two-sided p of the signed-rank test from six values on (Wilcoxon 1945), values of 0 left out.
 

@@ -23,12 +23,14 @@ from normbench.errors import UsageError
 # What a difference is called in a word or two, by its verdict.
 FOUND = {"different": "{}", "possible": "perhaps {}", "constant": "spread not known", "same": "the same"}
 FOUND |= dict.fromkeys(("one_seed", "no_seed"), "too few seeds")
+FOUND |= {"untrained": "did not train", "flattered": "lost runs"}
 
 # Of a standard deviation of the paired differences: what is planned for where no difference is asked for.
 USUAL_SIZES = (0.5, 1.0, 2.0)
 
 # Columns of what did not finish: the statuses that each counts.
 BAD = {
+    "did not train": ["stuck"],
     "diverged": ["diverged"],
     "out of memory": ["out_of_memory"],
     "failed": ["failed"],
@@ -70,7 +72,7 @@ def made(key: str, title: str, rows: Any, heads: int = 1, marked: Collection[int
     frame = pd.DataFrame(rows)
     if len(names := set(frame.get("against", ()))) == 1:
         title, frame, heads = f"{title}, against {names.pop()}", frame.drop(columns="against"), 1
-    frame.columns = frame.columns.astype(str).str.rstrip()  # of two with one heading, one has a space until here
+    frame.columns = frame.columns.astype(str).str.rstrip(", ")  # of two with one heading, one has a space until here
     frame = frame.loc[:, (frame != NONE).any().to_numpy() | (np.arange(frame.shape[1]) < heads)]
     notes = wording.paragraphs("notes.jinja", key.partition("-")[0], {"columns": [*frame], **about})
     return Table(key, title, frame, notes, heads, marked)
@@ -94,9 +96,10 @@ def results_table(runs: pd.DataFrame, study: Study, by: Yardstick) -> Table:
         row[best] = fixed(finished["best"].mean(), by.primary.decimals)
         row["train–validation gap, nats"] = fixed(finished["gap"].mean(), 4, sign=True)
         row[f"loss at {duration(by.seconds)}, nats"] = fixed(finished[f"{by.timed}_at_equal_time"].mean(), 4)
-        if math.isfinite(by.target):
+        if (target := by.targets.get(str(name))) is not None:
             ended = own[own["status"].isin(["finished", "diverged"])]
-            row[f"time to {plain(by.target)} nats"] = time_to_target(ended["target_seconds"].fillna(math.inf))
+            which = "its target" if len({*by.targets.values()}) > 1 else f"{plain(target)} nats"
+            row[f"time to {which}"] = time_to_target(ended["target_seconds"].fillna(math.inf))
         rows.append(row)
     return made("arms", "Results of each arm", rows, by=by, evaluated=evaluations_in_words(study.runs))
 
@@ -110,10 +113,11 @@ def time_to_target(times: pd.Series) -> str:
 
 def costs_table(runs: pd.DataFrame) -> Table:
     """Say what the arms cost and how calm they were."""
+    ends = runs["status"].mask(runs["trained"].eq(False), "stuck")
     arms = runs.assign(
         memory=runs["peak_memory_bytes"] / 2**20,
         seconds=runs["training_seconds"].where(runs["status"] == "finished"),
-        **{words: runs["status"].isin(statuses) for words, statuses in BAD.items()},
+        **{words: ends.isin(statuses) for words, statuses in BAD.items()},
     ).groupby("arm", sort=False)
     columns = {
         "step time, ms": arms["step_median_ms"].median().map(significant),
@@ -159,12 +163,12 @@ def differences_table(comparisons: Sequence[Comparison], primary: bool = True) -
             "seeds": str(one.n) + (f" of {len(one.tried)}" if one.n < len(one.tried) else ""),
             f"difference, {metric.unit}": fixed(one.mean, places, sign=bool(one.mean)),
             "95 % interval": span(one.interval, places, sign=True),
-            "effect size": fixed(one.effect_size, 2, sign=True),
+            "effect size": wording.effect(one.effect_size),
             "p": wording.chance(one.p),
             "p after Holm": NONE if family == 1 else wording.chance(one.corrected),
-            "Wilcoxon p": wording.chance(one.wilcoxon_p),
+            "Wilcoxon p": wording.chance(one.ranked_p),
             "smallest to be shown": wording.bound(one.detectable),
-            "found": FOUND.get(one.verdict(), "not shown").format("better" if one.better else "worse"),
+            "found": FOUND.get(one.verdict(), "not shown").format(one.word.partition(" ")[0]),
         }
         rows.append(row)
     marked = [place for place, one in enumerate(comparisons) if one.real]
@@ -232,7 +236,7 @@ def rates_table(tried: Sequence[Tried]) -> Table:
                 "loss there, nats": fixed(one.losses[one.best], 4),
                 "sensitivity, nats": fixed(sensitivity, 4),
                 "95 % interval": span(interval, 4),
-                "lost runs": ", ".join(f"{count} at {rate:g}" for rate, count in one.lost.items() if count) or "0",
+                "lost or did not train": ", ".join(f"{n} at {rate:g}" for rate, n in one.lost.items() if n) or "0",
             }
         )
     return made("rates", "Learning-rate sensitivity", rows)

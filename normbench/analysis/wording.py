@@ -18,6 +18,7 @@ from normbench.analysis.statistics import ALPHA, Interval, detectable_difference
 
 NONE = "–"
 LEAST_P = 0.001  # below it, how small is of no interest
+LARGEST_EFFECT = 10
 MOST = 8  # sentences of a kind; the table has the others
 UNITS = {"h": 3600.0, "min": 60.0}
 TEMPLATES = Path(__file__).parent / "templates"
@@ -26,7 +27,10 @@ TEMPLATES = Path(__file__).parent / "templates"
 MARKED = str.maketrans({mark: f"\\{mark}" for mark in "\\`*_{}[]#|~"} | {"<": "&lt;", ">": "&gt;", "&": "&amp;"})
 
 # What can be said of comparisons, in this order.
-KINDS = ("different", "possible", "constant", "same", "within", "unknown", "alike", "one_seed", "no_seed")
+KINDS = (
+    "untrained", "different", "flattered", "possible", "constant", "same", "within", "unknown", "alike", "one_seed",
+    "no_seed",
+)  # fmt: skip
 
 
 def fixed(value: float | None, digits: int, sign: bool = False) -> str:
@@ -75,6 +79,13 @@ def precision(mean: float, interval: Interval | None) -> int:
     places = min(places, decimals(mean, 4)) if mean else places
     clear = interval.lower * interval.upper > 0
     return max(places, decimals(min(abs(interval.lower), abs(interval.upper)), 1)) if clear else places
+
+
+def effect(size: float | None) -> str:
+    """Write an effect size; how large one is beyond 10 tells of the spread, and of nothing else."""
+    if size is None or abs(size) <= LARGEST_EFFECT:
+        return fixed(size, 2, sign=True)
+    return f"> {LARGEST_EFFECT}" if size > 0 else f"< −{LARGEST_EFFECT}"
 
 
 def span(interval: Interval | None, digits: int, sign: bool = False) -> str:
@@ -138,18 +149,23 @@ def paragraphs(template: str, macro: str, *about: Any) -> tuple[str, ...]:
     return tuple(" ".join(part.split()) for part in text.split("\n\n") if part.strip())
 
 
-def verdict(study: Study, comparisons: Sequence[Comparison], margin: float | None) -> list[tuple[str, str]]:
-    """Return what differs, where no difference was found, what cannot be said, and what did not finish.
+def verdict(
+    study: Study, comparisons: Sequence[Comparison], margin: float | None, crossed: Sequence[str] = ()
+) -> list[tuple[str, str]]:
+    """Return what did not train, what differs, where no difference was found, and what did not finish.
 
     Each sentence comes with the key of the table behind it.
     """
-    compared = compared_words(comparisons, margin) or paragraphs("sentences.jinja", "not_compared", len(study.arms))
-    told = {
-        "differences" if comparisons else "arms": compared,
-        "costs": at_most(paragraphs("sentences.jinja", "diverged", study)),
-        "lost": paragraphs("sentences.jinja", "lost", study),
-    }
-    return [(sentence, table) for table, sentences in told.items() for sentence in sentences]
+    arms = {arm.name: arm for one in comparisons for arm in (one.arm, one.baseline)}
+    told = [
+        ("arms", at_most(paragraphs("sentences.jinja", "stuck", [*arms.values()] or study.arms))),
+        ("designs", crossed),
+        ("differences", compared_words(comparisons, margin)),
+        ("arms", () if comparisons else paragraphs("sentences.jinja", "not_compared", len(study.arms))),
+        ("costs", at_most(paragraphs("sentences.jinja", "diverged", study))),
+        ("lost", paragraphs("sentences.jinja", "lost", study)),
+    ]
+    return [(sentence, table) for table, sentences in told for sentence in sentences]
 
 
 def compared_words(comparisons: Sequence[Comparison], margin: float | None) -> list[str]:

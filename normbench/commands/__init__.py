@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -60,8 +61,9 @@ def check_options(ctx: click.Context, param: click.Parameter, words: tuple[str, 
     folders = ctx.meta.get("folders", [])
     for group, equals, values in (word.partition("=") for word in words):
         if group.lstrip("+") in GROUPS and equals and "(" not in values and not ctx.resilient_parsing:
-            for option in values.split(","):
+            for option in values.strip("[]").split(","):
                 check_option(group.lstrip("+"), option.strip(" '\""), *folders)
+    words = tuple(re.sub(r"^(\+*logger=)([^\[(].*,.*)", r"\1[\2]", word) for word in words)  # all of them, in one run
     return (*words, *(f"hydra.searchpath=['file://{folder}']" for folder in folders))
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from click import HelpFormatter
 
 from normbench.config.groups import GROUPS, NOTES, SWEEP_GROUPS, chosen_tree, find_own_classes, options
-from normbench.config.schema import KEYS, OPEN_SECTIONS, section_settings
+from normbench.config.schema import KEYS, open_sections, section_settings
 from normbench.settings import Setting, Tree, flat, lookup, show
 
 PARTS = ("norm", "placement", "model", "data")
@@ -95,7 +95,7 @@ def write_keys(formatter: HelpFormatter, paths: Iterable[str], settings: Mapping
 
 def settings_of(tree: Tree) -> dict[str, Setting]:
     """Return what each key of a configuration may hold, by its path, as far as it is known."""
-    own = {section: section_settings(section, tree[section]) or {} for section in OPEN_SECTIONS}
+    own = {section: section_settings(section, values) or {} for section, values in open_sections(tree).items()}
     return KEYS | {f"{section}.{name}": known[name] for section, known in own.items() for name in known}
 
 

@@ -12,5 +12,6 @@ GROUPS = {
     "schedule": "the learning rate over time",
     "init": "how weights start",
     "probes": "what is measured inside",
+    "logger": "where numbers go beside metrics.jsonl; several as logger=[tensorboard,csv]",
     "experiment": "a whole setting with a published result",
 }

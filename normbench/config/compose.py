@@ -25,7 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from normbench.config import GROUPS
 from normbench.config.groups import Choices, chosen_options, config_directory, find_own_classes, options_with
-from normbench.config.schema import OPEN_SECTIONS, TrainConfig, checked, section_settings
+from normbench.config.schema import MANY, OPEN_SECTIONS, TrainConfig, checked, section_settings
 from normbench.errors import UsageError
 from normbench.settings import either, flat, nearest
 
@@ -131,7 +131,7 @@ def choices(groups: dict[str, str], tree: dict[str, Any], words: tuple[str, ...]
     """Return the option of each group, a class of the user's own by its name, and the words that name the run."""
     own = {group: str(tree[group]["_target_"]).rpartition(".")[2].lower() for group in OPEN_SECTIONS[:4]
            if is_overridden(f"{group}._target_", words)}  # fmt: skip
-    named, defaults = {**groups, **own}, chosen_options([])
+    named, defaults = {**groups, **own, MANY: ",".join(tree[MANY]) or "none"}, chosen_options([])
     others = [named[group] for group in NAMING_GROUPS if named[group] != defaults[group]]
     return Choices(named, (named["norm"], named["placement"], *others))
 
@@ -220,7 +220,9 @@ def apply(config: DictConfig, groups: dict[str, str], settings: Iterable[Overrid
 
 def takes(section: str, name: str, values: Any) -> bool:
     """Tell whether a class takes a setting that its YAML does not mention."""
-    if section not in OPEN_SECTIONS or not isinstance(values, DictConfig):
+    if section.startswith(f"{MANY}.") and name == "_target_":
+        return True  # one of the user's own, under a new name
+    if section.partition(".")[0] not in (*OPEN_SECTIONS, MANY) or not isinstance(values, DictConfig):
         return False
     known = section_settings(section, values)
     return known is None or name in known

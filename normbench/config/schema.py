@@ -84,6 +84,7 @@ def closed_settings(section: type) -> dict[str, Setting]:
 
 # Sections that hold `_target_` and its arguments.
 OPEN_SECTIONS = ("norm", "placement", "model", "data", "optim", "schedule", "init")
+MANY = "logger"  # a section that holds any number of such sections
 TARGET = Setting("what makes it: package.module.Class", types=(str,), required=True)
 
 # The settings of the sections that are no class's, and all keys that are there whatever is chosen.
@@ -95,7 +96,12 @@ KEYS |= {f"{section}._target_": TARGET for section in OPEN_SECTIONS}
 
 # Of torch's optimizers, whose signatures say neither bounds nor meaning.
 OPTIMIZER = {
-    "lr": Setting("learning rate at its peak", above=0, high=1e3, types=(float,)),
+    "lr": Setting(
+        "peak learning rate: one for all norms, chosen for none; sweep.lr=auto gives each its own",
+        above=0,
+        high=1e3,
+        types=(float,),
+    ),
     "weight_decay": Setting("decay of matrices; norms and biases have none", low=0, high=10, types=(float,)),
     "momentum": Setting("SGD's momentum", low=0, below=1, types=(float,)),
     "nesterov": Setting("Nesterov's form of momentum", types=(bool,)),
@@ -105,7 +111,7 @@ OPTIMIZER = {
 
 # Keys that change what is kept or shown, never a number; they stay out of the run's hash.
 UNHASHED_KEYS = (
-    "name", "outputs", "quiet", "rerun", "extend", "device", "threads", "data.root", "data.path",
+    "name", "outputs", "quiet", "rerun", "extend", "device", "threads", "data.root", "data.path", MANY,
     "trainer.checkpoint_every", "trainer.keep_checkpoint",
 )  # fmt: skip
 
@@ -128,22 +134,34 @@ def checked(tree: Tree) -> tuple[dict[str, Any], TrainConfig]:
     Raises:
         UsageError: an unknown or missing key, a wrong type, a value out of bounds, sizes that do not fit each other.
     """
-    result = checked_values("", tree, ROOT | dict.fromkeys(OPEN_SECTIONS, Setting(required=True)), "normbench train")
-    for section in (*CLOSED, *OPEN_SECTIONS):
-        values = tree[section]
-        if not isinstance(values, Mapping):
-            raise UsageError(f"{section}={show(values)} is not allowed: it is a section, set its keys")
-        known = section_settings(section, values)
-        if known is None:  # anything; the learning rate is the schedule's, whatever the optimizer
-            known = dict.fromkeys(values, Setting()) | ({"lr": OPTIMIZER["lr"]} if section == "optim" else {})
-        if section in OPEN_SECTIONS:
-            known = {"_target_": TARGET, **known}
-        result[section] = checked_values(f"{section}.", values, known, values.get("_target_", section))
+    required = Setting(required=True)
+    result = checked_values("", tree, ROOT | dict.fromkeys((*OPEN_SECTIONS, MANY), required), "normbench train")
+    result |= {section: checked_section(section, tree[section]) for section in (*CLOSED, *OPEN_SECTIONS)}
+    result[MANY] = {name: checked_section(f"{MANY}.{name}", values) for name, values in tree[MANY].items()}
     parts = {"trainer": TrainerConfig(**result["trainer"]), "probes": ProbesConfig(**result["probes"])}
     closed = TrainConfig(**{name: result[name] for name in ROOT} | parts)
     check_words(closed)
     check_sizes(*({} if is_foreign(result[name]) else result[name] for name in ("model", "norm", "data")))
     return result, closed
+
+
+def checked_section(section: str, values: Any) -> dict[str, Any]:
+    """Return a section, each value checked and in its own type."""
+    if not isinstance(values, Mapping):
+        raise UsageError(f"{section}={show(values)} is not allowed: it is a section, set its keys")
+    known = section_settings(section, values)
+    if known is None:  # anything; the learning rate is the schedule's, whatever the optimizer
+        known = dict.fromkeys(values, Setting()) | ({"lr": OPTIMIZER["lr"]} if section == "optim" else {})
+    if section not in CLOSED:
+        known = {"_target_": TARGET, **known}
+    return checked_values(f"{section}.", values, known, values.get("_target_", section))
+
+
+def open_sections(tree: Tree) -> dict[str, Tree]:
+    """Return all sections that hold `_target_` and its arguments, by their paths."""
+    return {section: tree[section] for section in OPEN_SECTIONS} | {
+        f"{MANY}.{name}": tree[MANY][name] for name in tree[MANY]
+    }
 
 
 def checked_values(prefix: str, values: Tree, known: Mapping[str, Setting], where: str) -> dict[str, Any]:

@@ -39,7 +39,7 @@ class PartialRMSNorm(AffineNorm):
         eps: Eps = 1e-5,
         affine: Affine = True,
         fraction: Annotated[
-            float, Setting("share of the features that pRMSNorm's statistic sees", above=0, high=1)
+            float, Setting("share of the features that pRMSNorm's statistic sees, at least 8 of them", above=0, high=1)
         ] = 0.0625,
         **place: Any,
     ) -> None:

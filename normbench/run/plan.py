@@ -15,7 +15,7 @@ import yaml
 from normbench import build
 from normbench.config.compose import SEARCH_PATH, Config
 from normbench.config.groups import Choices
-from normbench.config.schema import OPEN_SECTIONS, UNHASHED_KEYS, checked
+from normbench.config.schema import MANY, OPEN_SECTIONS, UNHASHED_KEYS, checked
 from normbench.errors import RunFailure, UsageError
 from normbench.rundir import RunDirectory, fingerprint
 from normbench.settings import Tree, lookup
@@ -23,7 +23,7 @@ from normbench.training.checkpoint import is_whole
 from normbench.types import Data, NormFacts
 
 # What may be changed of a run that is extended; everything else is its parent's.
-EXTENSION_KEYS = ("extend", "trainer", "name", "outputs", "quiet", "rerun", "device")
+EXTENSION_KEYS = ("extend", "trainer", "name", "outputs", "quiet", "rerun", "device", MANY)
 # ... and what of the trainer may not: a checkpoint has what belongs to it.
 FIXED_KEYS = ("trainer", "trainer.precision", "trainer.accumulate", "trainer.ema")
 
@@ -69,6 +69,7 @@ def prepare(config: Config, data: Data | None = None, device: torch.device | Non
         config = extended(config, parent)
     for section in OPEN_SECTIONS:
         build.target(config.tree, section)
+    build.loggers(config.tree)
     facts = build.check_combination(config.tree, config.choices.groups)
     device = device or build.resolve_device(config.closed.device)
     data = data or build.make_data(config.tree, config.closed.seed)
@@ -137,17 +138,17 @@ def extended(config: Config, parent: RunDirectory) -> Config:
     if summary is None or summary["status"] != "finished":
         raise UsageError(f"extend={parent.path} is not the directory of a finished run: give one under outputs/")
     tree: dict[str, Any] = yaml.safe_load(parent.config.read_text("utf-8"))
+    tree |= {key: config.tree[key] for key in ("rerun", "quiet", MANY)}  # of this command, not of the parent's
     # hydra.searchpath says where the parent's classes may be
     for word in (word for word in config.words if not word.startswith(SEARCH_PATH)):
         path = word.lstrip("+~").partition("=")[0]
         section, _, key = path.rpartition(".")
-        if path in FIXED_KEYS or (section or key) not in EXTENSION_KEYS:
+        if path in FIXED_KEYS or path.partition(".")[0] not in EXTENSION_KEYS:
             raise UsageError(
                 f"{word} cannot be changed with extend=: leave it out, everything but trainer.* is the run's own, and "
                 "of that precision, accumulate and ema"
             )
         (lookup(tree, section) if section else tree)[key] = lookup(config.tree, path)
-    tree |= {key: config.tree[key] for key in ("rerun", "quiet")}  # of this command, not of the parent's
     if config.overridden("trainer.epochs") and not config.overridden("trainer.steps"):
         tree["trainer"]["steps"] = None
     words = parent.path.name.rsplit("-", 2)[0].split("-")

@@ -95,7 +95,8 @@ class Session:
         recording.truncate_metrics(directory.metrics, loop.step)
         recording.truncate_events(directory.path, loop.step)
         display = None if self.settings.quiet else Display(run.steps, run.data.task.unit, loop.step)
-        loop.recorder = Recorder(directory.path, display)
+        loggers = build.make_loggers(run.config.tree, directory.path, loop.step)
+        loop.recorder = Recorder(directory.path, display, loggers)
         self.announce(loop.step)
         chosen = {group: run.config.choices.groups[group] for group in ("norm", "placement", "model", "data")}
         loop.recorder.begin({**chosen, "seed": self.settings.seed, **flat(run.config.tree)}, f"```yaml\n{config}```")
@@ -142,7 +143,7 @@ class Session:
     def finish(self, status: Status, step: int, message: str) -> int:
         """Write the summary; a result, whether finished or diverged."""
         summary = self.summarize() | {"status": status, "step": step, "message": message}
-        self.loop.recorder.close()
+        self.loop.recorder.close(ended=True)
         write_json(self.directory.summary, summary)
         settle(self.run, summary)
         show_summary(self.run, summary)

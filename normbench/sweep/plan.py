@@ -40,7 +40,7 @@ from normbench.types import Data
 SWEEP_NAME, TRAIN_NAME = "sweep", "train"
 
 # What all runs of a sweep have in common.
-COMMON = ("name", "outputs", "device", "threads", "quiet", "rerun", "extend", "experiment")
+COMMON = ("name", "outputs", "device", "threads", "quiet", "rerun", "extend", "experiment", "logger")
 
 # Where an exclusion goes on to another setting; other commas are in a list.
 NEXT_SETTING = re.compile(r",\s*(?=[\w./@]+=)")

@@ -13,7 +13,7 @@ import torch
 
 
 class Clock:
-    """Durations of training steps in milliseconds.
+    """Durations of training steps in milliseconds, from taking the batch out of memory to the optimizer's step.
 
     On CUDA events take the time, which cost no wait until they are read; Apple's GPU is waited for at each mark.
     The first `warmup` steps of a process count for nothing: caches, allocators and lazily chosen kernels.

@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from normbench.analysis.comparisons import Baseline, compare_all, contenders
 from normbench.analysis.figures.designs import interactions
 from normbench.analysis.figures.finals import forest, heat_map, learning_rates, step_time_against
 from normbench.analysis.figures.lines import QUANTITIES, draw_lines
-from normbench.analysis.figures.style import TOGETHER, UNDER_WAY, Figure, members, our_style
-from normbench.analysis.measures import metrics_of
+from normbench.analysis.figures.style import COLUMN, TOGETHER, UNDER_WAY, Figure, members, our_style
+from normbench.analysis.measures import Metric, metrics_of
 from normbench.analysis.records import Study, shortened
 
 
-@our_style()
-def draw_all(study: Study, baseline: Baseline) -> list[Figure]:
-    """Draw every figure that a study can fill; baseline: with what the forest plot compares."""
+def draw_all(study: Study, baseline: Baseline, metrics: Sequence[Metric] = (), width: float = COLUMN) -> list[Figure]:
+    """Draw every figure that a study can fill, width inches wide; baseline: with what the forest plot compares."""
     arms, chosen = contenders(study, baseline)
-    primary, *others = metrics_of(study)
+    primary, *others = metrics or metrics_of(study)
     note = " Each arm at its learning rate of the best mean validation loss." if chosen else ""
     unfinished = [arm.name for arm in arms if any(run.status in UNDER_WAY for run in members(arm))]
     along = note + (f" Not finished yet: {shortened(unfinished, TOGETHER)}." if unfinished else "")
     judged = f" The arms are judged by the final {primary.words}, not by this loss." if others else ""
-    figures = [
-        *(draw_lines(name, arms, along + judged) for name in QUANTITIES if name.startswith("loss")),
-        *interactions(arms, primary, note),
-        learning_rates(study, primary),
-        heat_map(arms, primary, note),
-        forest(compare_all(arms, baseline, primary), arms, note),
-        step_time_against(arms, primary, note),
-        *(draw_lines(name, arms, along) for name in QUANTITIES if not name.startswith("loss")),
-    ]
+    losses = [name for name in QUANTITIES if name.startswith("loss")]
+    insides = [name for name in QUANTITIES if not name.startswith(("loss", "accuracy"))]
+    with our_style(width):
+        figures = [
+            forest(compare_all(arms, baseline, primary), arms, note),
+            *(draw_lines(name, arms, along) for name in ["accuracy-val-steps"] if others),
+            *(draw_lines(name, arms, along + judged) for name in losses),
+            *interactions(arms, primary, note),
+            learning_rates(study, primary),
+            heat_map(arms, primary, note),
+            step_time_against(arms, primary, note),
+            *(draw_lines(name, arms, along) for name in insides),
+        ]
     return [figure for figure in figures if figure]

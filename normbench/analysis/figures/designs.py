@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from normbench.analysis.designs import Crossing, crossings
@@ -37,9 +36,11 @@ def draw_interaction(one: Crossing, metric: Metric, note: str) -> Figure:
         rows.append({**row, "mean": mean, "low": low, "high": high})
     data = pd.DataFrame(rows)
     panels = grid.panels_of(one.arms, set(data["arm"]))
-    canvas, panes = grid.draw_grid(panels, factor, f"final {metric.words} ({metric.symbol})", markers=True)
+    canvas, panes = grid.draw_grid(panels, factor, f"final {metric.words} ({metric.symbol})", named="lines")
+    beyond, more = grid.limit(panes[0], data, metric, max(len(entries) for _, entries in panels))
     for (_, entries), pane in zip(panels, panes, strict=True):
-        for shift, entry in zip(0.03 * (np.arange(len(entries)) - (len(entries) - 1) / 2), entries, strict=True):
+        for place, entry in enumerate(entries):
+            shift = 0.03 * (place - (len(entries) - 1) / 2)
             own = data[data["arm"] == entry.arm.name]
             reach = own["mean"] - own["low"], own["high"] - own["mean"]
             look: dict[str, Any] = {
@@ -48,8 +49,11 @@ def draw_interaction(one: Crossing, metric: Metric, note: str) -> Figure:
                 "linestyle": entry.dash,
                 "mfc": "none",
             }
-            pane.errorbar(own["place"] + shift, own["mean"], reach, elinewidth=1, **look)
+            drawn = pane.errorbar(own["place"] + shift, own["mean"], reach, elinewidth=1, **look).get_children()
+            for at in own.loc[beyond, ["place", "mean"]].to_numpy():
+                drawn += (grid.arrow(pane, at, place, entry.color, metric),)
+            for artist in drawn:
+                artist.set_gid(grid.gid_of(entry.arm, ""))
         pane.set_xticks(range(len(one.levels)), [grid.plain(in_words(level), 20) for level in one.levels])
-    more = grid.limit(panes[0], "y", data.set_index("arm")[["mean", "low", "high"]], metric)
     facts = {"metric": metric, "subject": subject, "factor": factor, "others": len(one.cells.index.names) > 1}
     return described(f"interaction-{subject}-{factor}", "interaction", canvas, data, note + more, **facts)

@@ -14,6 +14,7 @@ from normbench.analysis.figures.style import EMPTY, INK, Entry, Figure, describe
 from normbench.analysis.measures import Metric, known
 from normbench.analysis.records import Arm, Study, shortened
 from normbench.analysis.sensitivity import outcome, tried_rates
+from normbench.analysis.wording import fixed, precision, span
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,43 +31,65 @@ def forest(comparisons: Sequence[Comparison], arms: Sequence[Arm], note: str) ->
     drawn, more = first([one for one in comparisons if one.n > 1], MOST_ROWS, "rows")
     if not drawn:
         return None
+    drawn = sorted(drawn, key=lambda one: one.mean if one.metric.lower_is_better else -one.mean)
     metric = drawn[0].metric
     looks = {entry.arm.name: entry for _, entries in panels_of(arms) for entry in entries}
     baselines = list(dict.fromkeys(one.baseline.name for one in drawn))
     names = [one.arm.name + (f" − {one.baseline.name}" if len(baselines) > 1 else "") for one in drawn]
-    numbers = [f"{one.mean:+.3g}  n = {one.n}".replace("-", "−") for one in drawn]
-    canvas = grid.blank((0.3 if len(drawn) <= 20 else 0.24) * len(drawn) + 1.1)
-    axes = canvas.subplots()
-    axes.axvline(0, color=INK, linewidth=1)
-    rows: list[dict[str, Any]] = []
-    for place, one in enumerate(drawn):
-        rows += draw_difference(axes, place, one, looks[one.arm.name])
-        axes.text(1.02, place, numbers[place], transform=axes.get_yaxis_transform(), va="center", fontsize=9)
-    data = pd.DataFrame(rows, dtype=object)
-    reach = data.set_index("arm")[["difference", "low", "high"]]
-    reach.loc["0"] = 0.0
-    more += grid.limit(axes, "x", reach, metric)
-    axes.set_yticks(range(len(drawn)), [plain(name) for name in names])
-    axes.set_ylim(len(drawn) - 0.2, -0.5)  # dots of the last row stand below it
-    axes.tick_params(axis="y", length=0, pad=8)
-    axes.grid(visible=False, axis="y")
-    axes.spines["left"].set_visible(False)
+    numbers = [f"{fixed(one.mean, precision(one.mean, one.interval), sign=True)}  n = {one.n}" for one in drawn]
+    data = pd.DataFrame([row for one in drawn for row in rows_of(one)], dtype=object)
+    reach = pd.Series([0.0, *data[["difference", "low", "high"]].stack().dropna()], dtype=float)
+    close, whole = grid.near(reach, metric.lower_is_better), (reach.min(), reach.max())
+    ranges = [whole] if close == whole else [close, whole]
+    canvas = grid.blank(0.36 * len(drawn) + 0.72)
+    width, height = canvas.get_size_inches()
+    room = {"left": 0.1 / width, "right": 1 - 0.1 / width, "top": 1 - 0.2 / height, "bottom": 0.5 / height}
+    panes = canvas.subplots(1, len(ranges), sharey=True, squeeze=False, gridspec_kw={**room, "wspace": 0.12})[0]
+    for axes, (low, high), title in zip(panes, ranges, ("near zero", "all"), strict=False):
+        axes.set_title(title if len(ranges) > 1 else "", fontsize=7.5)
+        axes.vlines([0] * len(drawn), np.arange(len(drawn)) - 0.12, np.arange(len(drawn)) + 0.46, INK, linewidth=0.8)
+        pad = grid.ROOM * ((high - low) or 1)
+        axes.set_xlim(low - pad, high + pad)
+        axes.locator_params(axis="x", nbins=6 // len(ranges) + 1, min_n_ticks=3)
+        for place, one in enumerate(drawn):
+            draw_difference(axes, place, one, looks[one.arm.name])
+    for place, (one, number) in enumerate(zip(drawn, numbers, strict=True)):
+        how = {"va": "center", "fontsize": 7.5, "gid": grid.gid_of(one.arm, "")}
+        name = grid.words(one.arm, [*one.arm.settings]) + names[place].removeprefix(one.arm.name)
+        panes[0].text(0, place - 0.3, plain(name), transform=panes[0].get_yaxis_transform(), **how)
+        panes[-1].text(1, place - 0.3, number, transform=panes[-1].get_yaxis_transform(), ha="right", **how)
+    panes[0].set(ylim=(len(drawn) - 0.4, -0.5), yticks=[])  # dots of the last row stand below it
+    for axes in panes:
+        axes.spines["left"].set_visible(False)
+        axes.tick_params(axis="y", length=0)
     better, worse = ("better", "worse") if metric.lower_is_better else ("worse", "better")
-    axes.set_xlabel(f"difference of the final {metric.words} ({metric.unit})\n← {better}      {worse} →")
-    canvas.tight_layout()
+    canvas.supxlabel(
+        f"difference of the final {metric.words} ({metric.unit})\n← {better}      {worse} →", fontsize=8, y=0.01
+    )
     facts = {"metric": metric, "baselines": baselines, "pairs": list(zip(names, numbers, strict=True))}
-    return described("differences", "differences", canvas, data, note + more, **facts)
+    return described("differences", "differences", canvas, data, note + more, **facts, panes=len(ranges))
 
 
-def draw_difference(axes: Axes, place: int, one: Comparison, entry: Entry) -> list[dict[str, Any]]:
-    """Draw one comparison: the mean, the interval, and below it each seed at its own height; return its data."""
+def draw_difference(axes: Axes, place: int, one: Comparison, entry: Entry) -> None:
+    """Draw one comparison: mean, interval, below it each seed at its own height; an arrow to a mean beyond."""
+    low, high = axes.get_xlim()
+    heights = place + 0.2 + min(0.06, 0.24 / one.n) * np.arange(one.n)
+    places = precision(one.mean, one.interval)
+    value = f"{fixed(one.mean, places, True)} ({span(one.interval, places, True)})"
+    look: dict[str, Any] = {"color": entry.color, "gid": grid.gid_of(one.arm, value)}
+    axes.plot(one.values, heights, ".", markersize=3, markeredgewidth=0, **look)
+    if one.interval:
+        axes.plot(one.interval, [place, place], linewidth=1.6, solid_capstyle="butt", **look)
+    if not low <= one.mean <= high:
+        arrow, edge = (">", 1) if one.mean > high else ("<", 0)
+        axes.plot(edge, place, arrow, transform=axes.get_yaxis_transform(), clip_on=False, markersize=6, **look)
+    axes.plot(one.mean, place, entry.marker, markersize=5.5, mfc=entry.color if one.real else "none", **look)
+
+
+def rows_of(one: Comparison) -> list[dict[str, Any]]:
+    """Return what is drawn of a comparison: its mean, and each seed."""
     both = {"arm": one.arm.name, "baseline": one.baseline.name}
     low, high = (one.interval.lower, one.interval.upper) if one.interval else (np.nan, np.nan)
-    heights = place + 0.22 + min(0.06, 0.24 / one.n) * np.arange(one.n)
-    axes.plot(one.values, heights, ".", color=entry.color, markersize=4, markeredgewidth=0)
-    axes.plot([low, high], [place, place], color=entry.color, linewidth=2, solid_capstyle="butt")
-    face = entry.color if one.real else "none"
-    axes.plot(one.mean, place, entry.marker, markersize=7, color=entry.color, markerfacecolor=face)
     mean = {"kind": "mean", "seed": None, "difference": one.mean, "low": low, "high": high}
     seeds = [
         {**both, "kind": "seed", "seed": seed, "difference": value}
@@ -94,18 +117,19 @@ def heat_map(arms: Sequence[Arm], metric: Metric, note: str) -> Figure | None:
     data = data[data["norm"].isin(shown)]
     means = data.pivot(index="norm", columns="placement", values="mean").reindex(shown, columns=[*columns])
     low, high = grid.near(data["mean"].dropna(), metric.lower_is_better)  # what is far worse has the end of the scale
-    canvas = grid.blank(0.52 * len(means) + 0.75)
+    canvas = grid.blank(0.4 * len(means) + 0.45)
+    small = 8 if len(columns) <= 4 else 6
     axes = canvas.subplots()
     axes.set_facecolor(EMPTY)
     mesh = axes.pcolormesh(means, cmap="viridis" if metric.lower_is_better else "viridis_r", vmin=low, vmax=high)
     for cell in data.itertuples():
         bright = mesh.to_rgba(np.array(cell.mean))[1] > 0.5  # green grows with the brightness
         text, ink = (f"{cell.mean:.{metric.decimals}f}", BLACK if bright else PALE) if cell.finished else ("–", INK)
-        text += f"\n{cell.diverged}/{cell.runs} diverged" if cell.diverged else ""
+        text += f"\n× {cell.diverged}/{cell.runs}" if cell.diverged else ""
         x, y = means.columns.get_loc(cell.placement) + 0.5, means.index.get_loc(cell.norm) + 0.5
-        axes.text(x, y, text, color=ink, ha="center", va="center", linespacing=1.4)
-    axes.set_xticks(np.arange(means.shape[1]) + 0.5, [plain(name, 20) for name in means.columns])
-    axes.set_yticks(np.arange(means.shape[0]) + 0.5, [plain(name) for name in means.index])
+        axes.text(x, y, text, color=ink, ha="center", va="center", linespacing=1.3, fontsize=small)
+    axes.set_xticks(np.arange(means.shape[1]) + 0.5, [plain(name, 40 // len(columns)) for name in means.columns])
+    axes.set_yticks(np.arange(means.shape[0]) + 0.5, [plain(name, 24) for name in means.index])
     axes.tick_params(length=0, labeltop=True, labelbottom=False)
     axes.invert_yaxis()
     axes.grid(visible=False)
@@ -127,21 +151,27 @@ def draw_against(
     in a row for each arm, where runs diverged.
     """
     panels, more = first(panels_of(arms, set(data["arm"])), grid.MOST_PANELS, "panels")
-    canvas, panes = grid.draw_grid(panels, axis, f"final {metric.words} ({metric.symbol})", markers=True)
+    named: Any = "points" if data["arm"].is_unique else "lines"
+    canvas, panes = grid.draw_grid(panels, axis, f"final {metric.words} ({metric.symbol})", named=named)
+    beyond, sentence = grid.limit(panes[0], data, metric, max(len(entries) for _, entries in panels), crosses)
     for (_, entries), pane in zip(panels, panes, strict=True):
+        across = pane.get_xaxis_transform()
         for place, entry in enumerate(entries):
             own, look = data[data["arm"] == entry.arm.name], {"color": entry.color, "marker": entry.marker}
             spans = own[x] - own.get(f"{x}_low", own[x]), own.get(f"{x}_high", own[x]) - own[x]
             reach = own["mean"] - own["low"], own["high"] - own["mean"]
-            pane.errorbar(own[x], own["mean"], reach, spans, linestyle=entry.dash, mfc="none", elinewidth=1, **look)
-            full = own[own[filled] == "yes"]
-            pane.plot(full[x], full["mean"], entry.marker, color=entry.color, markersize=7)
-            lost = own.loc[own["diverged"] > 0, x] if crosses else []
-            heights = [0.97 - place * grid.ROOM] * len(lost)
-            pane.plot(lost, heights, "x", color=entry.color, transform=pane.get_xaxis_transform())
-    lines = max(len(entries) for _, entries in panels) if crosses else 0
-    more += grid.limit(panes[0], "y", data.set_index("arm")[["mean", "low", "high"]], metric, lines)
-    return canvas, panes, more
+            full, lost = own[own[filled] == "yes"], own.loc[own["diverged"] > 0, x] if crosses else []
+            line = {"linestyle": entry.dash, "mfc": "none", "elinewidth": 0.8}
+            drawn = [
+                *pane.errorbar(own[x], own["mean"], reach, spans, **line, **look).get_children(),
+                *pane.plot(full[x], full["mean"], markersize=5, linestyle="", **look),
+                *pane.plot(lost, [0.97 - place * grid.ROOM] * len(lost), "x", color=entry.color, transform=across),
+                *[grid.arrow(pane, at, place, entry.color, metric) for at in own.loc[beyond, [x, "mean"]].to_numpy()],
+            ]
+            values = ", ".join(f"{value:.{metric.decimals}f}" for value in own["mean"])
+            for artist in drawn:
+                artist.set_gid(grid.gid_of(entry.arm, values))
+    return canvas, panes, more + sentence
 
 
 def learning_rates(study: Study, metric: Metric) -> Figure | None:

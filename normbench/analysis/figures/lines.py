@@ -7,16 +7,19 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 from itertools import product
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from normbench.analysis.curves import Curve
 from normbench.analysis.figures import style as grid
-from normbench.analysis.figures.style import CAPTIONS, Figure, Panel, described, members
+from normbench.analysis.figures.style import CAPTIONS, Entry, Figure, Panel, described, members
 from normbench.analysis.measures import evaluations_in_words, seconds_at
 from normbench.analysis.records import Arm, Run, shortened
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 POINTS = 200  # of a band, at most; longer curves are averaged over neighbours
 FEW = 12  # points of a line at most have a dot each
@@ -121,8 +124,6 @@ def draw_bands(
     **facts: Any,
 ) -> Figure:
     """Draw means as lines and the seeds' ranges around them; of losses, crosses where runs diverged."""
-    from matplotlib.patches import Polygon
-
     _, word, unit, scale, about = QUANTITIES[name]
     by, x = CAPTIONS["axes"][name.rpartition("-")[2]]
     by_depth = by == "depth"
@@ -130,7 +131,9 @@ def draw_bands(
         (f"{title} · step {kind:,}".removeprefix(" · ") if by_depth else title, entries, kind)
         for (title, entries), kind in product(panels, kinds)
     ]
-    canvas, panes = grid.draw_grid([cell[:2] for cell in cells], x, f"{word} ({unit})", len(kinds) if by_depth else 0)
+    canvas, panes = grid.draw_grid(
+        [cell[:2] for cell in cells], x, word + f" ({unit})" * bool(unit), len(kinds) if by_depth else 0
+    )
     data = pd.concat(bands, names=["arm", "step" if by_depth else "kind"]).droplevel(2).reset_index()
     diverged, top = data.iloc[:, 1] == "diverged", np.inf
     means = data[~diverged]
@@ -138,23 +141,42 @@ def draw_bands(
         _, top = panes[0].set_ylim(loss_limits(means))
     for (_, entries, kind), pane in zip(cells, panes, strict=True):
         for entry in entries:
-            if (band := bands.get((entry.arm.name, kind))) is not None:
-                marker = "o" if len(band) <= FEW else ""
-                pane.plot(band["x"], band["mean"], color=entry.color, linestyle=entry.dash, marker=marker, markersize=3)
-                around = np.c_[np.r_[band["x"], band["x"][::-1]], np.r_[band["low"], band["high"][::-1]]]
-                pane.add_artist(Polygon(around, color=entry.color, alpha=0.18, linewidth=0))
-                pane.update_datalim(around)
+            if (band := bands.get((entry.arm.name, kind))) is not None and len(band):
+                draw_band(pane, band, entry, entries.index(entry) / len(entries))
             if (ends := bands.get((entry.arm.name, "diverged"))) is not None:
-                cross: dict[str, Any] = {"markersize": 7, "markeredgewidth": 2, "clip_on": False}
+                cross: dict[str, Any] = {"markersize": 6, "markeredgewidth": 1.5, "clip_on": False}
+                cross["gid"] = grid.gid_of(entry.arm, "diverged")
                 pane.plot(ends["x"], ends["mean"].clip(upper=top), "x", color=entry.color, **cross)
     if scale == "log":
         grid.log_scale(panes[0], "y")
+    if scale == "percent":
+        panes[0].yaxis.set_major_formatter(lambda value, _: f"{100 * value:g}")
+    if not canvas.legends:
+        last = means.groupby("arm")["mean"].last()
+        height = panes[0].get_position().height * canvas.get_figheight()
+        grid.label_ends(
+            panes[0], height, [(last[e.arm.name], e) for _, own, _ in cells for e in own if e.arm.name in last]
+        )
     if by_depth:
-        panes[0].locator_params(axis="x", integer=True)
+        panes[0].locator_params(axis="x", integer=True, min_n_ticks=2)
         data = data.rename(columns={"x": "block"})
     facts |= {"word": word, "about": about, "by": by, "x": x, "steps": kinds if by_depth else []}
     facts |= {"seeds": (means["runs"].min(), means["runs"].max()), "crosses": diverged.any()}
     return described(name, "lines", canvas, data, cut=means["high"].max() > top, **facts)
+
+
+def draw_band(pane: Axes, band: pd.DataFrame, entry: Entry, shift: float) -> None:
+    """Draw an arm's mean as a line and the seeds' range around it; shift: of its markers, a share of their distance."""
+    from matplotlib.patches import Polygon
+
+    last = band.iloc[-1]
+    gid = grid.gid_of(entry.arm, f"{last['mean']:.4g} ({last['low']:.4g} to {last['high']:.4g}) at the end")
+    some = None if len(band) <= FEW else (0.3 * shift, 0.3)
+    line: dict[str, Any] = {"linestyle": entry.dash, "marker": entry.marker, "mfc": "none", "markevery": some}
+    pane.plot(band["x"], band["mean"], color=entry.color, gid=gid, **line)
+    around = np.c_[np.r_[band["x"], band["x"][::-1]], np.r_[band["low"], band["high"][::-1]]]
+    pane.add_artist(Polygon(around, color=entry.color, alpha=0.18, linewidth=0, gid=gid))
+    pane.update_datalim(around)
 
 
 def loss_limits(means: pd.DataFrame) -> tuple[float, float]:

@@ -1,0 +1,114 @@
+"""Further loggers of a run: a table as CSV, Weights & Biases, MLflow. Their packages are imported when one is made."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal
+
+from normbench.recording import Histogram, Logger, Scalar
+
+SEND_SECONDS = 5.0  # between two calls of MLflow's store, each of which takes some 50 ms of the training's time
+AT_ONCE = {"metrics": 1000, "params": 100}  # as many as it takes in a call
+
+
+class Csv(Logger):
+    """Writes `metrics.csv`, a row for each logged step, from `metrics.jsonl` whenever the run stops or ends."""
+
+    def __init__(self, directory: Path, step: int) -> None:
+        self.directory = directory
+
+    def close(self, ended: bool) -> None:
+        import pandas as pd
+
+        logged = pd.read_json(self.directory / "metrics.jsonl", lines=True, precise_float=True)
+        logged.groupby("step").first().to_csv(self.directory / "metrics.csv")
+
+
+class Wandb(Logger):
+    """Sends to Weights & Biases, where WANDB_* variables say the rest.
+
+    A run has the id FOLDER-RUN. One that goes on is resumed, and W&B ignores the steps that it has already, which are
+    the same; one that begins anew replaces it. Offline, each time is a folder of its own under `wandb` in the run's
+    directory, which `wandb sync` puts together. mode: by default WANDB_MODE, or online.
+    """
+
+    package = "wandb"
+
+    def __init__(
+        self, directory: Path, step: int, *, project: str = "normbench", entity: str | None = None,
+        mode: Literal["online", "offline", "disabled"] | None = None,
+    ) -> None:  # fmt: skip
+        wandb: Any = import_module("wandb")
+        folder, name = directory.parent.name, directory.name
+        self.draw, settings = wandb.Histogram, wandb.Settings(console="off")
+        self.run = wandb.init(
+            id=f"{folder}-{name}", name=name, group=folder, project=project, entity=entity, mode=mode,
+            dir=directory.absolute(), resume="allow" if step else None, reinit="create_new", settings=settings,
+        )  # fmt: skip
+
+    def begin(self, choices: Mapping[str, Scalar], page: str) -> None:
+        self.run.config.update(dict(choices), allow_val_change=True)
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        self.run.log(dict(values), step=step)
+
+    def histograms(self, step: int, values: Mapping[str, Histogram]) -> None:
+        self.run.log({tag: self.draw(np_histogram=each) for tag, each in values.items()}, step=step)
+
+    def close(self, ended: bool) -> None:
+        self.run.finish(exit_code=0 if ended else 1)
+
+
+class MLflow(Logger):
+    """Sends to MLflow, every few seconds and at checkpoints; no histograms. MLFLOW_* variables say the rest.
+
+    A run has the tag `normbench`, FOLDER/RUN. One that goes on is the same run there, and steps that it has already,
+    which are the same, are not sent again; one that begins anew replaces it. tracking_uri: by default
+    MLFLOW_TRACKING_URI, or mlflow.db in the current folder.
+    """
+
+    package = "mlflow"
+
+    def __init__(
+        self, directory: Path, step: int, *, experiment: str = "normbench", tracking_uri: str | None = None
+    ) -> None:
+        mlflow: Any = import_module("mlflow")
+        if tracking_uri:
+            mlflow.set_tracking_uri(tracking_uri)
+        self.client, place = mlflow.MlflowClient(), mlflow.set_experiment(experiment).experiment_id
+        name = f"{directory.parent.name}/{directory.name}"
+        known = [run.info.run_id for run in self.client.search_runs([place], f"tags.normbench = '{name}'")]
+        for old in () if step else known:
+            self.client.delete_run(old)
+        self.resumed, made = bool(step and known), self.client.create_run
+        self.id = known[0] if self.resumed else made(place, None, {"normbench": name}, directory.name).info.run_id
+        self.client.update_run(self.id, "RUNNING")
+        self.entities, self.waiting, self.sent = mlflow.entities, list[Any](), 0.0
+        self.steps = cache(lambda tag: {each.step for each in self.client.get_metric_history(self.id, tag)})
+
+    def begin(self, choices: Mapping[str, Scalar], page: str) -> None:
+        if not self.resumed:
+            self.send("params", [self.entities.Param(name, str(choice)) for name, choice in choices.items()])
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        now, new = int(time.time() * 1e3), [tag for tag in values if not self.resumed or step not in self.steps(tag)]
+        self.waiting += [self.entities.Metric(tag, values[tag], now, step) for tag in new]
+        if time.monotonic() - self.sent > SEND_SECONDS:
+            self.flush()
+
+    def flush(self) -> None:
+        self.send("metrics", self.waiting)
+        self.waiting, self.sent = [], time.monotonic()
+
+    def send(self, kind: str, rows: list[Any]) -> None:
+        """Send rows, as many at once as MLflow takes."""
+        for first in range(0, len(rows), AT_ONCE[kind]):
+            self.client.log_batch(self.id, **{kind: rows[first : first + AT_ONCE[kind]]})
+
+    def close(self, ended: bool) -> None:
+        self.flush()
+        self.client.set_terminated(self.id, "FINISHED" if ended else "KILLED")
