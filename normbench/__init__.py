@@ -25,11 +25,13 @@ def load(
     which: Literal["last", "best"] = "last",
     ema: bool = False,
     device: str | torch.device = "cpu",
+    trust: bool = False,
 ) -> Model:
     """The model of a run with its trained weights, in evaluation mode.
 
     It is built from the run's own config.yaml; the data are not needed. A class of your own must be importable, as it
-    was when the run was made.
+    was when the run was made, and is used with `trust=True` alone: whoever made the run directory has named the class,
+    and its code runs.
 
         model = normbench.load("outputs/train/rmsnorm-pre-s0-3f2a9c1b")
         logits = model(torch.zeros(1, 64, dtype=torch.int64))  # (batch, time) -> (batch, time, vocabulary)
@@ -40,13 +42,14 @@ def load(
             (of a run with trainer.keep_checkpoint=best).
         ema: the moving average of the weights instead (of a run with trainer.ema).
         device: `cpu`, `cuda`, `cuda:N`, `mps`, or `auto`: a GPU where there is one.
+        trust: whether the run may have classes that are neither normbench's nor torch's.
 
     Raises:
         UsageError: a ValueError: no run, no such weights, or they do not fit this version.
     """
     from normbench import results
 
-    return results.load_model(results.TrainedRun(run_directory), which=which, ema=ema, device=device)
+    return results.load_model(results.TrainedRun(run_directory, trust), which=which, ema=ema, device=device)
 
 
 @overload

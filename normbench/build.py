@@ -6,20 +6,20 @@ import hashlib
 import importlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache, partial, wraps
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_type_hints
 
 import torch
-from hydra.utils import instantiate
 from torch import Tensor, nn
 
 from normbench.config.refusals import refusal
 from normbench.config.schema import MANY, OPEN_SECTIONS
 from normbench.errors import CombinationRefused, ContractError, RunFailure, UsageError, explain, place_of
 from normbench.models import Initialization, initialize
+from normbench.norms.foreign import fitted, measured, takes_place
 from normbench.recording import Logger
 from normbench.settings import Tree
 from normbench.training.guard import buffers_kept
@@ -132,9 +132,12 @@ def factory(tree: Tree, section: str) -> Callable[..., Any]:
         UsageError: it cannot be imported, makes something else, or, when called, does not take what it is given.
     """
     found, _ = target(tree, section)
-    make: partial[Any] = instantiate({**tree[section], "_partial_": True, "_convert_": "all"})
+    make = partial(found, **{name: value for name, value in tree[section].items() if not name.startswith("_")})
     kind, given, _ = KINDS[section]
     where = f"{section}._target_={tree[section]['_target_']}"
+
+    if section == "norm" and not takes_place(found):
+        make = partial(fitted, make)
 
     @wraps(found, assigned=())
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -164,11 +167,15 @@ def own_code(tree: Tree) -> dict[str, str]:
 
 
 def norm_facts(tree: Tree) -> NormFacts:
-    """Return what the chosen norm declares about itself under the chosen options."""
-    _, norm = target(tree, "norm")
-    if not (hasattr(norm, "facts_for") and hasattr(norm, "facts")):
-        return NormFacts(statistics_over="unknown", centers=False)
-    return norm.facts_for(**{key: value for key, value in tree["norm"].items() if not key.startswith("_")})
+    """Return what the chosen norm declares about itself under the chosen options; what is measured, of another's."""
+    found, norm = target(tree, "norm")
+    if hasattr(norm, "facts_for") and hasattr(norm, "facts"):
+        return norm.facts_for(**{key: value for key, value in tree["norm"].items() if not key.startswith("_")})
+    width = tree["model"].get("width")
+    if not takes_place(found) and isinstance(width, int):
+        with seeded("facts"), suppress(Exception):  # what makes it fail is said when the model is built
+            return measured(factory(tree, "norm")(width), width)
+    return NormFacts(statistics_over="unknown", centers=False)
 
 
 def check_combination(tree: Tree, names: Mapping[str, str]) -> NormFacts:

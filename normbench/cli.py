@@ -90,6 +90,8 @@ def cli() -> None:
 
 # ---- the commands
 
+TRUST = "Let a run that is loaded have classes that are neither normbench's nor torch's: their code runs."
+
 
 @cli.command(page=later("pages", "train_page"))
 @SETTINGS
@@ -97,9 +99,10 @@ def cli() -> None:
 @flag("cfg", "Print the whole configuration and do nothing else.", type=click.Choice(["job"]))
 @flag("resolve", "With --cfg: fill in what refers to other keys.")
 @flag("info", "Print which files the configuration comes from, and do nothing else.", type=click.Choice(INFO))
+@flag("trust", TRUST)
 @CONFIG_DIR
 @HELP
-def train(words: tuple[str, ...], dry_run: bool, cfg: str, resolve: bool, info: str) -> int:
+def train(words: tuple[str, ...], dry_run: bool, cfg: str, resolve: bool, info: str, trust: bool) -> int:
     """Train one model and record it, or go on with a stopped run.
 
     The run is recorded in outputs/NAME/RUN, which normbench tensorboard shows. The same command goes on with a run
@@ -122,21 +125,22 @@ def train(words: tuple[str, ...], dry_run: bool, cfg: str, resolve: bool, info: 
     config = read(words)
     from normbench.run.train import start  # imports torch: behind every mistake that the configuration alone shows
 
-    return start(config, dry=dry_run)
+    return start(config, dry_run, trust)
 
 
 @cli.command(page=later("pages", "sweep_page"))
 @SETTINGS
 @flag("dry-run", "Print the plan: arms, seeds, what is to do, done and failed, time and disk.")
 @flag("watch", "Show how far a sweep is that runs elsewhere.", metavar="FOLDER", type=FOLDER)
+@flag("resume", "Go on with the sweeps of FOLDER; words are given in place of theirs.", metavar="FOLDER", type=FOLDER)
 @CONFIG_DIR
 @HELP
-def sweep(words: tuple[str, ...], dry_run: bool, watch: Path | None) -> int:
+def sweep(words: tuple[str, ...], dry_run: bool, watch: Path | None, resume: Path | None) -> int:
     """Make many runs: resumable, side by side, here or on a cluster.
 
     Makes a run for each combination of several values, each as normbench train would with these words, in outputs/NAME
-    (by default outputs/sweep). The same command again makes only what is missing; runs that were stopped go on. Two
-    sweeps on one folder share the work. A run that fails stops no other; the exit status is 1.
+    (by default outputs/sweep). The same command again, or --resume, makes only what is missing; runs that were stopped
+    go on. Two of them share the work. A run that fails stops no other; the exit status is 1.
 
     \b
     Several values, in Hydra's grammar:
@@ -153,19 +157,23 @@ def sweep(words: tuple[str, ...], dry_run: bool, watch: Path | None) -> int:
       normbench sweep norm=layernorm,dyt seed=0,1,2 sweep.lr=auto
       normbench sweep norm=batchnorm,groupnorm model=cnn sweep.tie='data.batch_size=2,8,32;optim.lr=0.01,0.04,0.16'
       normbench sweep --watch outputs/sweep
+      normbench sweep --resume outputs/sweep 'seed=range(0,8)' sweep.extend=true
     """
     if watch:
         from normbench.sweep.conduct import watch as look_on
 
         return look_on(watch)
-    if not words:
+    if not words and not resume:
         raise UsageError("sweep has nothing to vary: give several values, such as norm=layernorm,rmsnorm seed=0,1,2")
     for word in words:
         if word.startswith(("rerun=", "extend=")) and not word.endswith(("=false", "=null")):
             raise UsageError(f"{word} is train's alone: give normbench train the words of the one run")
     from normbench.commands.report import report_of_sweep
+    from normbench.sweep.conduct import resume as go_on
     from normbench.sweep.conduct import sweep as make_runs
 
+    if resume:
+        return go_on(resume, words, dry_run, report_of_sweep)
     return make_runs(words, dry_run, report_of_sweep)
 
 
@@ -253,7 +261,8 @@ def tensorboard(words: tuple[str, ...]) -> None:
 @flag("which", "Which checkpoint.", type=click.Choice(["last", "best"]), default="last")
 @flag("device", "auto, cpu, cuda, cuda:N or mps.", default="auto")
 @flag("ema", "Use the moving average of the weights (of a run with trainer.ema).")
-def sample(run: str, **flags: Any) -> int:
+@flag("trust", TRUST)
+def sample(run: str, trust: bool, **flags: Any) -> int:
     """Show what a run's model has learned.
 
     A language model writes text; a classifier classifies the validation data, its mistakes first (images: on a page,
@@ -262,8 +271,9 @@ def sample(run: str, **flags: Any) -> int:
     from normbench.config.groups import find_own_classes
     from normbench.studies.sample import sample as show_samples
 
-    find_own_classes()
-    return show_samples(run, **flags)
+    if trust:
+        find_own_classes()
+    return show_samples(run, trust=trust, **flags)
 
 
 MARGIN = "A difference that does not matter, in nats or percentage points; is a difference within it?"

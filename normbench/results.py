@@ -6,15 +6,13 @@ import json
 import os
 import re
 import warnings
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import yaml
-
 from normbench.config.groups import GROUPS
-from normbench.errors import UsageError
+from normbench.config.schema import check_trusted, checked_section
+from normbench.errors import UsageError, explain
 from normbench.rundir import RunDirectory, read_json
 from normbench.settings import flat
 
@@ -26,6 +24,8 @@ if TYPE_CHECKING:
 
 Which = Literal["last", "best"]
 
+LOADED = ("norm", "placement", "model", "data")  # the sections that make what is loaded
+
 # What a summary tells that has its place among the columns already: the rest of it follows behind them.
 PLACED = {"status", "step", "steps", "seed", "choices", "metrics", "data"}
 
@@ -34,17 +34,22 @@ PLACED = {"status", "step", "steps", "seed", "choices", "metrics", "data"}
 
 
 class TrainedRun(RunDirectory):
-    """A run directory with the configuration that made it.
+    """A run directory with the configuration that made it, every value checked.
+
+    trust: whether it may have classes that are neither normbench's nor torch's, whose code runs.
 
     Raises:
-        UsageError: the directory is not there, or holds no run.
+        UsageError: the directory is not there, holds no run, or one with such classes.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], trust: bool = False) -> None:
         super().__init__(Path(os.path.expanduser(path)))
-        self.tree = configuration(self)
-        if not {"model", "norm", "placement", "data", "seed"} <= self.tree.keys():
+        self.tree, self.trust = self.configuration(), trust
+        if not self.tree:
             raise UsageError(f"{path} holds no run: give the directory of one, outputs/NAME/RUN, not a folder above")
+        if not trust:
+            check_trusted(self.tree, self.path)
+        self.tree |= {section: checked_section(section, self.tree[section]) for section in LOADED}
 
     def data(self) -> Data:
         """Return the data, decoded or from their cache; where their folder has gone, from that of NORMBENCH_DATA.
@@ -88,9 +93,15 @@ def load_model(
         )
     if ema and state.get("average") is None:
         raise UsageError(f"{run.path} has no averaged weights: the last ones of a run with trainer.ema=0.999 have them")
-    model, _ = build.build_model(run.tree, run.task(), run.tree["seed"])
-    model.load_state_dict(state["average"]["model"] if ema else state["model"])
-    return model.to(build.resolve_device(str(device))).eval()
+    target = build.resolve_device(str(device))
+    try:
+        model, _ = build.build_model(run.tree, run.task(), run.tree["seed"])
+        model.load_state_dict(state["average"]["model"] if ema else state["model"])
+    except (LookupError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+        if isinstance(error, UsageError) or run.trust:  # whose author needs the line
+            raise
+        raise UsageError(f"{run.path} cannot be loaded ({explain(error)}): its files do not fit each other") from error
+    return model.to(target).eval()
 
 
 # ---- tables of runs
@@ -114,7 +125,7 @@ def load_runs(folder: str | os.PathLike[str]) -> pd.DataFrame:
             **{key: stands.get(key) for key in ("status", "step", "steps")},
             "heartbeat": status.get("heartbeat"),
             **{group: None if chosen[group] == "None" else chosen[group] for group in GROUPS if group in chosen},
-            **flat(configuration(run)),
+            **flat(run.configuration()),
             **summary.get("metrics", {}),
             **flat({key: value for key, value in summary.items() if key not in PLACED}),
         }
@@ -161,12 +172,3 @@ def run_directories(folder: str | os.PathLike[str]) -> dict[str, RunDirectory]:
     if not kept:
         raise UsageError(f"{folder} holds no runs: train something first, or give the folder of your runs")
     return {str(path) if path.name else base.name: run for path, run in kept.items()}
-
-
-def configuration(run: RunDirectory) -> Mapping[str, Any]:
-    """Return a run's resolved configuration; empty where it cannot be read."""
-    try:
-        tree = yaml.load(run.config.read_text("utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except (OSError, ValueError, yaml.YAMLError):
-        return {}
-    return tree if isinstance(tree, dict) else {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -12,14 +13,19 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
+from types import NoneType
 from typing import IO, Any, Literal
 
-from normbench.errors import HeldElsewhere, UsageError
+import yaml
 
+from normbench.errors import HeldElsewhere, UsageError
+from normbench.settings import printable
+
+Shape = Any  # a type, several, a list of one shape, or a mapping from keys to shapes
 Status = Literal["running", "interrupted", "finished", "diverged", "failed", "out_of_memory"]
 CHOICE_FILE = "lr_choice.json"  # beside the runs of a sweep: the learning rate that it has chosen for each arm
 ENDED: tuple[Status, ...] = ("finished", "diverged")
@@ -118,16 +124,16 @@ class RunDirectory:
 
     def sessions(self) -> list[dict[str, Any]]:
         """Return the processes that have worked on the run, the first one first."""
-        known = (read_json(self.environment) or {}).get("sessions")
-        return [
-            each
-            for each in (known if isinstance(known, list) else [])
-            if isinstance(each, dict) and isinstance(each.get("packages", {}), dict)
-        ]
+        known: list[dict[str, Any]] = (read_json(self.environment) or {"sessions": []})["sessions"]
+        return known
+
+    def configuration(self) -> dict[str, Any]:
+        """Return the resolved configuration; empty where it cannot be read."""
+        return read_object(self.config, parse_yaml) or {}
 
     def begun_elsewhere(self, now: dict[str, Any]) -> str | None:
         """Return what decides about bits and is not as it was when the run was begun, in one line."""
-        first, here = ({**known.get("packages", {}), **known} for known in ([*self.sessions(), now][0], now))
+        first, here = ({**(known.get("packages") or {}), **known} for known in ([*self.sessions(), now][0], now))
         decisive = [*DECISIVE, *now["packages"]]
         changed = [f"{key} was {first.get(key)}, is {here[key]}" for key in decisive if first.get(key) != here[key]]
         if not changed:
@@ -156,13 +162,93 @@ def locked(file: IO[str], kind: int, pause: float = 0) -> bool:
 # ---- files that are either whole or not there
 
 
-def read_json(path: Path) -> dict[str, Any] | None:
-    """Return a JSON object, or None where the file is missing or damaged."""
-    try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return None
-    return content if isinstance(content, dict) else None
+NUMBER = (int, float, NoneType)
+STANDS = {"status": str, "step": int, "steps": int, "message": (str, NoneType)}
+OPEN = {"_target_": str}
+SESSION = {"choices": {str: str}, "command": str, "data": dict, "packages": (dict, NoneType), "task": {"kind": str}}
+
+# What the files of a run have at least, whoever has written them.
+SHAPES: dict[str, Shape] = {
+    "config.yaml": {"seed": int, "norm": OPEN, "placement": OPEN, "model": OPEN, "data": OPEN},
+    "environment.json": {"sessions": [SESSION]},
+    "status.json": STANDS,
+    "summary.json": {
+        **STANDS, "seed": int, "choices": {str: str}, "metrics": {str: NUMBER}, "step_time": {str: NUMBER},
+        "data": dict, "norm_facts": dict, "ledger": dict,
+    },
+    CHOICE_FILE: {"arms": [{"arm": {str: str}, "lr": NUMBER}]},
+}  # fmt: skip
+
+LARGEST = 1 << 24  # bytes of a JSON or YAML
+LONG = 10_000  # characters of a YAML that is not read in C: there no depth is an error, and too great a one a crash
+DEEPEST = 20  # levels of what it holds
+
+
+def fits(content: Any, shape: Shape) -> bool:
+    """Tell whether content has a shape: a type, a list of one shape, or keys with shapes, where `str` is every key."""
+    if isinstance(shape, list):
+        return isinstance(content, list) and all(fits(item, shape[0]) for item in content)
+    if isinstance(shape, dict):
+        return isinstance(content, dict) and all(
+            all(fits(value, kind) for value in content.values()) if key is str else fits(content.get(key), kind)
+            for key, kind in shape.items()
+        )
+    return isinstance(content, shape)
+
+
+def read_bytes(path: Path) -> bytes:
+    """Return a file's content.
+
+    Raises:
+        OSError: it cannot be read, or whoever reads it would wait for ever: it is a pipe or a device.
+    """
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "no regular file", str(path))
+    return path.read_bytes()
+
+
+def read_json(path: Path, shape: Shape | None = None) -> dict[str, Any] | None:
+    """Return a JSON object, or None where the file is missing, damaged, or has not the shape of its kind."""
+    return read_object(path, json.loads, shape)
+
+
+def read_object(path: Path, parse: Callable[[str], Any], shape: Shape | None = None) -> dict[str, Any] | None:
+    """Return what a JSON or YAML holds, or None where it is missing, damaged, or has not the shape of its kind."""
+    with suppress(OSError, ValueError, RecursionError, yaml.YAMLError):
+        if path.stat().st_size <= LARGEST:
+            content = plain(parse(read_bytes(path).decode()))
+            return content if fits(content, shape or SHAPES.get(path.name, {})) else None
+    return None
+
+
+def parse_yaml(text: str) -> Any:
+    """Return what a YAML holds, read in C where that is installed.
+
+    Raises:
+        ValueError: it has anchors, with which a short text stands for any number of values.
+        YAMLError: it is none.
+    """
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    if "&" in text or len(text) > LONG:
+        loader = yaml.SafeLoader
+        if any(isinstance(token, yaml.AnchorToken) for token in yaml.scan(text)):
+            raise ValueError("a YAML with anchors")
+    return yaml.load(text, loader)
+
+
+def plain(content: Any, depth: int = 0) -> Any:
+    """Return content as JSON has it, without characters that steer a terminal.
+
+    Raises:
+        ValueError: it is nested too deep.
+    """
+    if depth > DEEPEST:
+        raise ValueError(f"nested deeper than {DEEPEST} levels")
+    if isinstance(content, dict):
+        return {printable(str(key)): plain(value, depth + 1) for key, value in content.items()}
+    if isinstance(content, list):
+        return [plain(item, depth + 1) for item in content]
+    return content if isinstance(content, bool | int | float | None) else printable(str(content))
 
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], object], keep: Path | None = None) -> None:

@@ -11,6 +11,7 @@ import builtins
 import importlib
 import json
 import math
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -27,6 +28,7 @@ from normbench.errors import UsageError
 Tree = Mapping[str, Any]
 
 ONE: dict[type, str] = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
+STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all control characters but tab and line feed
 MANY: dict[type, str] = {int: "integers", float: "numbers", str: "words"}
 
 
@@ -148,6 +150,11 @@ def show(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
+def printable(text: str) -> str:
+    """Return a text without the characters that steer a terminal, such as escape sequences."""
+    return STEERING.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return `did you mean X? ` for the known word that is most like one; else nothing."""
     return "".join(f"did you mean {close}? " for close in get_close_matches(word, known, n=1))
@@ -155,8 +162,8 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 # ---- settings of a class, read from its source
 
-# What a constructor is given by name beside its settings; what it is given by position has no default.
-GIVEN = {"channel_dim", "site", "seed"}
+# What a constructor is given beside its settings.
+GIVEN = {"num_features", "channel_dim", "site", "branches", "task", "norm", "placement", "params", "seed"}
 
 # What annotations are made of; everything else that they name is looked up in the sources.
 VOCABULARY = ("typing", "collections.abc", "types", "normbench.settings")
@@ -200,8 +207,11 @@ class Source(dict[str, Any]):
         for node in self.tree.body:
             if isinstance(node, ast.ImportFrom):
                 for alias in node.names:
-                    if (alias.asname or alias.name) == name:
-                        module = resolve_name("." * node.level + (node.module or ""), self.package)
+                    module = resolve_name("." * node.level + (node.module or ""), self.package)
+                    if alias.name == "*":
+                        with suppress(AttributeError, ImportError):
+                            return source_of(module)[name]
+                    elif (alias.asname or alias.name) == name:
                         known = vars(importlib.import_module(module)) if module in VOCABULARY else source_of(module)
                         return known[alias.name]
             elif isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
@@ -233,6 +243,9 @@ class Source(dict[str, Any]):
             words = [*arguments.args[len(arguments.args) - len(arguments.defaults) :], *arguments.kwonlyargs]
             defaults = [*arguments.defaults, *arguments.kw_defaults]
             taken = {word.arg: (word.annotation, default) for word, default in zip(words, defaults, strict=True)}
+            bare = arguments.args[isinstance(node, ast.ClassDef) : len(arguments.args) - len(arguments.defaults)]
+            if len(bare) < 3:  # one that is not set is given: of torch.nn.GroupNorm's groups and channels, say, either
+                taken |= {word.arg: (word.annotation, ...) for word in bare}
         else:  # the fields of a dataclass
             fields = [line for line in node.body if isinstance(line, ast.AnnAssign) and node.decorator_list]
             taken = {ast.unparse(field.target): (field.annotation, field.value) for field in fields}

@@ -26,7 +26,7 @@ def here(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("NORMBENCH_DATA", raising=False)
     monkeypatch.setattr(sys, "path", list(sys.path))
 
-    def trained(self: session.Session) -> int:
+    def trained(self: session.Session, stop: object) -> int:
         raise AssertionError("it came to training")
 
     monkeypatch.setattr(session.Session, "train", trained)

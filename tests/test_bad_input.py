@@ -92,7 +92,6 @@ VALUES = {
     # what a _target_ names
     "norm._target_=no_such.Norm": "norm._target_=no_such.Norm cannot be imported (No module named 'no_such')",
     "norm._target_=math.sqrt": "norm._target_=math.sqrt makes no Module",
-    "norm._target_=torch.nn.LayerNorm": "must take (num_features, *, channel_dim=-1, site=None)",
     "placement._target_=torch.nn.Linear": "makes no Placement: give package.module.Class of a class derived from",
     "optim._target_=os.system": "makes no Optimizer",
 }  # fmt: skip

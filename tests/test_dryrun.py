@@ -74,7 +74,7 @@ def test_what_is_there_already_is_said(capsys: pytest.CaptureFixture[str]) -> No
     assert "going on" not in dry(capsys, *TINY, "rerun=true")[0]
     assert "going on from step 10" in dry(capsys, f"extend={run}", "trainer.steps=20")[0]
     (run / "summary.json").unlink()
-    (run / "status.json").write_text(json.dumps({"status": "interrupted", "step": 7}))
+    (run / "status.json").write_text(json.dumps({"status": "interrupted", "step": 7, "steps": 10}))
     with open(run / "checkpoint.pt", "wb") as file:
         write({"step": 5}, file)
     said, table = dry(capsys, *TINY, "trainer.eval_every=2", "trainer.keep_checkpoint=best", "schedule.warmup=10")

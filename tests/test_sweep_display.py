@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from made_runs import end_run
 from rich.console import Console
 
 from normbench.rundir import RunDirectory
@@ -34,9 +34,7 @@ def folder(tmp_path: Path) -> Iterator[SweepFolder]:
 
 
 def end(folder: SweepFolder, name: str, status: str, step: int, loss: float) -> None:
-    directory = RunDirectory(folder.path / f"{name}-s0")
-    directory.create()
-    directory.summary.write_text(json.dumps({"status": status, "step": step, "metrics": {"loss/val": loss}}))
+    end_run(RunDirectory(folder.path / f"{name}-s0"), status, step, loss)
 
 
 def shown(folder: SweepFolder, terminal: bool = False, quiet: bool = False) -> View:

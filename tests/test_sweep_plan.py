@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from killing import Server
+from made_runs import end_run
 from tiny_sweeps import CNN, LENGTHS, finished, own_study, planned, run_directories
 
 from normbench.cli import main
 from normbench.config.compose import read, read_each
 from normbench.errors import UsageError
 from normbench.run.plan import prepare
-from normbench.rundir import write_json
 from normbench.sweep import plan
 from normbench.sweep.conduct import understand
 from normbench.sweep.folder import SweepFolder
@@ -242,8 +242,7 @@ def test_each_arm_is_reported_at_its_own_rate(server: Server, tmp_path: Path) ->
 def test_a_dry_run_counts_what_is_to_do(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["norm=rmsnorm", "placement=pre,plain", "seed=range(0,4)", "sweep.jobs=8"]
     finished, failed = (run.prepared.directory for run in planned(*words).plan.runs[:2])
-    finished.create()
-    write_json(finished.summary, {"status": "finished", "step": 4, "steps": 4, "metrics": {"loss/val": 1.0}})
+    end_run(finished, "finished", 4, 1.0)
     SweepFolder(failed.path.parent).note_failure(failed.path.name, "as it must")
     assert main(["sweep", *words, *CNN, "trainer.steps=4", "device=cpu", "threads=1", "--dry-run"]) == 0
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]

@@ -85,12 +85,32 @@ def test_all_runs_end_with_the_sweep_behind_checkpoints(start: Start, tmp_path: 
     assert "Traceback" not in output
     if number is not signal.SIGKILL:
         assert status == 128 + number, output
-        assert output.splitlines()[-1].startswith(f"stopped by {number.name}: the same command goes on")
+        assert output.splitlines()[-1].startswith(f"stopped by {number.name}; go on, each run from its checkpoint: ")
+        assert "stopping: waiting for 2 runs to write a checkpoint; Ctrl-C again kills what is left" in output
     for path, pid in processes.items():
         assert poll(lambda pid=pid: not Path(f"/proc/{pid}").exists())
         stands = read_json(path / "status.json")
         assert (stands["status"], stands["message"][:3]) == ("interrupted", "SIG")
         assert (path / "checkpoint.pt").exists()
+
+
+def test_another_ctrl_c_kills_runs_that_hang(start: Start, tmp_path: Path) -> None:
+    """Such as one that waits for ever between two steps: it writes no checkpoint."""
+    words = [*own_words(tmp_path, "Hangs", launcher="joblib"), "seed=0"]
+    sweep = start(words, tmp_path)
+    wait_for_runs(sweep, tmp_path, 1)
+    (path,) = run_directories(tmp_path).values()
+    pid = read_json(path / "status.json")["pid"]
+    for line in sweep.stdout or ():  # it says what it waits for
+        if "runs to do" in line:
+            sweep.send_signal(signal.SIGINT)
+        if line.startswith("stopping: waiting for 1 run"):
+            os.killpg(sweep.pid, signal.SIGINT)
+            break
+    status, output = ended(sweep)
+    assert status == 130, output
+    assert "Traceback" not in output
+    assert poll(lambda: not Path(f"/proc/{pid}").exists())
 
 
 def test_a_process_that_dies_takes_no_other_run_with_it(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -10,14 +12,17 @@ import pytest
 from killing import Server, Trap
 from run_records import read_json, read_record
 from tiny_runs import fill, slow
-from tiny_sweeps import assert_as, finished, own_words, run_directories, sessions, statuses, sweep_words
+from tiny_sweeps import assert_as, finished, own_words, planned, run_directories, sessions, statuses, sweep_words
 
 from normbench.cli import main
+from normbench.errors import UsageError
+from normbench.sweep import conduct
 from normbench.sweep.folder import SweepFolder
 
-pytest_plugins = ["run_fixtures"]
+pytest_plugins = ["refusals", "run_fixtures"]
 
 ONE = sweep_words("norm=rmsnorm")
+MORE = "more seeds or arms: normbench sweep --resume outputs/sweep KEY=VALUES sweep.extend=true"
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +31,7 @@ def whole(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("whole")
     output = finished(server, sweep_words(), folder)
     assert "4 of 4 runs to do, 1 at a time with threads=1 each, in outputs/sweep" in output
-    assert output.splitlines()[-1] == "4/4 runs in outputs/sweep"
+    assert output.splitlines()[-2:] == ["4/4 runs in outputs/sweep", MORE]
     return folder
 
 
@@ -47,16 +52,16 @@ def test_the_same_command_again_does_nothing(
 ) -> None:
     monkeypatch.chdir(whole)
     before = {path: path.stat().st_mtime_ns for path in whole.rglob("*") if path.is_file()}
-    for more, said in (("quiet=false", "4/4 runs in outputs/sweep\n"), ("quiet=true", "outputs/sweep\n")):
+    for more, said in (("quiet=false", f"4/4 runs in outputs/sweep\n{MORE}\n"), ("quiet=true", "outputs/sweep\n")):
         assert main(sweep_words(more)) == 0
         assert capsys.readouterr().out == said
     assert {path: path.stat().st_mtime_ns for path in whole.rglob("*") if path.is_file()} == before
 
 
-MORE = [("preparation > begin", 2), ("finish > rename to summary.json", 1), ("finish > fsync summary.json", 3)]
+PLACES = [("preparation > begin", 2), ("finish > rename to summary.json", 1), ("finish > fsync summary.json", 3)]
 
 
-@pytest.mark.parametrize(("place", "nth"), [("training > gradients", 16), *slow(*MORE)])
+@pytest.mark.parametrize(("place", "nth"), [("training > gradients", 16), *slow(*PLACES)])
 def test_a_killed_sweep_goes_on(server: Server, whole: Path, tmp_path: Path, place: str, nth: int) -> None:
     child = server.start(sweep_words(), tmp_path, Trap(place, nth))
     assert child.wait() == -signal.SIGKILL, child.output
@@ -72,12 +77,13 @@ def test_ctrl_c_stops_behind_a_checkpoint(server: Server, whole: Path, tmp_path:
     child = server.start(sweep_words(), tmp_path, Trap("training > gradients", 17, (signal.SIGINT,)))
     assert child.wait() == 130, child.output
     lines = child.output.splitlines()
-    assert lines[-1] == "stopped by SIGINT: the same command goes on, each run from its checkpoint"
+    command = "normbench sweep --resume outputs/sweep"
+    assert lines[-1] == f"stopped by SIGINT; go on, each run from its checkpoint: {command}"
     assert lines[-2].startswith("1/4 runs")
     assert "Traceback" not in child.output
     interrupted = [path for path in run_directories(tmp_path).values() if not (path / "summary.json").exists()]
     assert [read_json(path / "status.json")["status"] for path in interrupted] == ["interrupted"]
-    finished(server, sweep_words(), tmp_path)
+    finished(server, command.split()[1:], tmp_path)
     assert_as(whole, tmp_path)
 
 
@@ -90,7 +96,7 @@ def test_two_sweeps_share_the_work(server: Server, whole: Path, tmp_path: Path) 
     dead.kill(signal.SIGKILL)
     for child in children:
         assert child.wait() == 0, child.output
-        assert child.output.splitlines()[-1] == "4/4 runs in outputs/sweep"
+        assert child.output.splitlines()[-2] == "4/4 runs in outputs/sweep"
     assert sorted(len(sessions(path)) for path in run_directories(tmp_path).values()) == [1, 1, 1, 2]
     assert_as(whole, tmp_path)
 
@@ -119,6 +125,68 @@ def test_a_failing_run_stops_no_other(server: Server, tmp_path: Path) -> None:
     assert set(statuses(own).values()) == {"finished"}
 
 
+def test_whatever_a_class_raises_or_waits_for_concerns_its_run_alone(server: Server, tmp_path: Path) -> None:
+    words = own_words(tmp_path, "Interrupts", "Leaves", "Hangs", "Fine")
+    child = server.start([*words, "sweep.timeout=0.1"], tmp_path)
+    assert child.wait() == 1, child.output
+    assert statuses(tmp_path)["fine"] == "finished"  # of the others the first one has begun at least
+    assert "4/4 runs  3 failed" in child.output
+    for said in (
+        "raised KeyboardInterrupt, and nobody",
+        "GeneratorExit",
+        "longer than sweep.timeout=0.1 minutes, and was",
+    ):
+        assert said in child.output
+    assert "Traceback" not in child.output
+    (tmp_path / "mended").touch()
+    finished(server, ["sweep", "--resume", "outputs/sweep", "sweep.retry_failed=true"], tmp_path)
+    assert set(statuses(tmp_path).values()) == {"finished"}
+
+
+# ---- other words for a folder
+
+
+def noted(folder: Path, *words: str) -> None:
+    """Note a sweep of these words as started there."""
+    sweep = planned(*words)
+    sweep.folder.write_plan(() if sweep.settings.lr else sweep.plan.runs, sweep.words, sweep.asked)
+
+
+REFUSED = {
+    "norm=rmsnorm seed=0,1 optim.lr=0.01": "optim.lr: not given there, 0.01 here",
+    "norm=rmsnorm seed=0,1,2": "seed: 0,1 there, 0,1,2 here): sweep.extend=true adds 1 to its 2 runs, and name= gives",
+    "norm=rmsnorm seed=0,1 sweep.lr=auto": "sweep.lr: not given there, auto here",
+}
+MEANT = ["norm=rmsnorm seed=0,1 sweep.jobs=2", "norm=rmsnorm seed=1", "norm=dyt seed=0,1 sweep.extend=true",
+         "norm=rmsnorm,dyt seed=0,1 name=another"]  # fmt: skip
+
+
+@pytest.mark.usefixtures("here")
+def test_runs_are_added_to_those_of_another_sweep_only_where_that_is_meant() -> None:
+    noted(Path(), "norm=rmsnorm", "seed=0,1")
+    for words, said in REFUSED.items():
+        with pytest.raises(UsageError, match=re.escape(said)):
+            planned(*words.split()).check_folder()
+    for words in MEANT:
+        planned(*words.split()).check_folder()
+    noted(Path(), "norm=rmsnorm", "seed=0,1,2")
+    planned("norm=rmsnorm", "seed=0,1,2").check_folder()
+    with pytest.raises(UsageError, match=r"\(its words make other runs now, since a default, the data or the code"):
+        replace(planned("norm=rmsnorm", "seed=0,1,2"), plan=planned("norm=dyt", "seed=0").plan).check_folder()
+
+
+@pytest.mark.usefixtures("here")
+def test_going_on_takes_the_words_that_lie_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[tuple[str, ...]] = []
+    monkeypatch.setattr(conduct, "sweep", lambda words, *_: given.append(words) or 0)
+    for words in (["norm=rmsnorm", "seed=0"], ["norm=rmsnorm", "seed=0,1", "sweep.jobs=3"], ["norm=dyt", "seed=0"]):
+        noted(Path(), *words)
+    assert main(["sweep", "--resume", "outputs/sweep", "sweep.jobs=1"]) == 0
+    assert [words[:2] for words in given] == [("norm=rmsnorm", "seed=0,1"), ("norm=dyt", "seed=0")]
+    assert {words[-3:] for words in given} == {("sweep.jobs=1", "name='sweep'", "outputs='outputs'")}
+    assert main(["sweep", "--resume", "nowhere"]) == 2
+
+
 @pytest.mark.slow
 def test_a_full_disk_ends_the_sweep_and_the_same_command_goes_on(server: Server, small_disk: Path) -> None:
     child = server.start(ONE, small_disk, Trap("preparation > begin", 1, (signal.SIGSTOP,)))
@@ -129,7 +197,7 @@ def test_a_full_disk_ends_the_sweep_and_the_same_command_goes_on(server: Server,
     assert "the disk is full (outputs=outputs): what was checkpointed is intact" in child.output.splitlines()[-1]
     assert "Traceback" not in child.output
     filler.unlink()
-    assert finished(server, ONE, small_disk).splitlines()[-1] == "2/2 runs in outputs/sweep"
+    assert finished(server, ONE, small_disk).splitlines()[-2] == "2/2 runs in outputs/sweep"
 
 
 # ---- the report

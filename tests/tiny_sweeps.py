@@ -18,7 +18,7 @@ TINY = [*CNN, *LENGTHS, "sweep.report=false"]
 
 # Norms that a user may have written, in a file beside the command.
 OWN_NORMS = """
-import os, signal
+import os, signal, time
 from pathlib import Path
 from normbench.norms import RMSNorm
 
@@ -41,6 +41,18 @@ class Boom(Counted):
 class Exits(Counted):
     def end(self):
         raise SystemExit(3)
+
+class Interrupts(Counted):
+    def end(self):
+        raise KeyboardInterrupt
+
+class Leaves(Counted):
+    def end(self):
+        raise GeneratorExit
+
+class Hangs(Counted):
+    def end(self):
+        time.sleep(1000)
 
 class Killer(Counted):
     def end(self):

@@ -14,7 +14,7 @@ from typing import Any
 from normbench.analysis.curves import Curve, read_recorded
 from normbench.config.groups import GROUPS
 from normbench.errors import UsageError
-from normbench.results import configuration, flat, run_directories
+from normbench.results import flat, run_directories
 from normbench.rundir import ENDED, RunDirectory, read_json
 
 # Which of the keys that vary names an arm, where several tell the same runs apart: the first of these, then by name,
@@ -200,7 +200,7 @@ def read_run(directory: RunDirectory, name: str) -> Run:
     status, sessions = read_json(directory.status) or {}, whole(directory.environment)["sessions"]
     summary = whole(directory.summary) if directory.summary.exists() or status.get("status") in ENDED else {}
     stands, logged = status | summary or whole(directory.status), read_recorded(directory.metrics)
-    config = {**flat(configuration(directory)), **sessions[-1]["choices"]}
+    config = {**flat(directory.configuration()), **sessions[-1]["choices"]}
     if "seed" not in config:
         raise ValueError("config.yaml is missing or damaged")
     if logged.damage and (summary or logged.curves):  # a run that has not ended may have no metrics yet

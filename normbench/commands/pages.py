@@ -108,7 +108,7 @@ def show_page(formatter: HelpFormatter, words: Sequence[str]) -> None:
         from normbench.run.plan import extended
         from normbench.rundir import RunDirectory
 
-        config = extended(config, RunDirectory(Path(config.closed.extend)))
+        config = extended(config, RunDirectory(Path(config.closed.extend)), trust=False)
     chosen = {group: option.replace("None", "null") for group, option in config.choices.groups.items()}
     formatter.write_dl(
         (f"{group}={chosen[group]}", f"{meaning} [normbench list {group}]") for group, meaning in GROUPS.items()

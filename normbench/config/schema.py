@@ -5,9 +5,11 @@ The YAMLs in `conf/` hold the values; here stands which are allowed.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
 
 from normbench.errors import UsageError
@@ -87,6 +89,12 @@ OPEN_SECTIONS = ("norm", "placement", "model", "data", "optim", "schedule", "ini
 MANY = "logger"  # a section that holds any number of such sections
 TARGET = Setting("what makes it: package.module.Class", types=(str,), required=True)
 
+# Where the classes of a run are whose code may run though somebody else has made it.
+TRUSTED = (
+    "normbench.norms.", "normbench.placements.", "normbench.models.", "normbench.data.",
+    "normbench.training.schedules.", "torch.nn.", "torch.optim.",
+)  # fmt: skip
+
 # The settings of the sections that are no class's, and all keys that are there whatever is chosen.
 CLOSED = {"trainer": closed_settings(TrainerConfig), "probes": closed_settings(ProbesConfig)}
 ROOT = closed_settings(TrainConfig)
@@ -151,10 +159,26 @@ def checked_section(section: str, values: Any) -> dict[str, Any]:
         raise UsageError(f"{section}={show(values)} is not allowed: it is a section, set its keys")
     known = section_settings(section, values)
     if known is None:  # anything; the learning rate is the schedule's, whatever the optimizer
-        known = dict.fromkeys(values, Setting()) | ({"lr": OPTIMIZER["lr"]} if section == "optim" else {})
+        own = dict.fromkeys((name for name in values if not name.startswith("_")), Setting())
+        known = own | ({"lr": OPTIMIZER["lr"]} if section == "optim" else {})
     if section not in CLOSED:
-        known = {"_target_": TARGET, **known}
+        known = {"_target_": TARGET, "_partial_": Setting(), **known}
     return checked_values(f"{section}.", values, known, values.get("_target_", section))
+
+
+def check_trusted(tree: Tree, path: Path) -> None:
+    """Refuse a run that has other classes than normbench's and torch's: whoever loads it runs their code.
+
+    Raises:
+        UsageError: it has one.
+    """
+    for section in OPEN_SECTIONS:
+        target = str(tree[section].get("_target_"))
+        if not target.startswith(TRUSTED):
+            raise UsageError(
+                f"{path} has {section}._target_={target}, which is neither normbench's nor torch's, and loading it "
+                "runs its code: if you trust whoever made the run, add --trust (in Python trust=True)"
+            )
 
 
 def open_sections(tree: Tree) -> dict[str, Tree]:
@@ -165,16 +189,22 @@ def open_sections(tree: Tree) -> dict[str, Tree]:
 
 
 def checked_values(prefix: str, values: Tree, known: Mapping[str, Setting], where: str) -> dict[str, Any]:
-    """Return values, each checked and in its own type; those of Hydra begin with `_`."""
+    """Return values, each checked and in its own type."""
     for name, setting in known.items():
         if setting.required and name not in values:
             raise UsageError(f"{prefix}{name} is missing: {where} needs it, set {prefix}{name}=VALUE")
-    for name in values:
-        if name not in known and not name.startswith("_"):
+    for name, value in values.items():
+        if name not in known:
+            allowed = [key for key in known if not key.startswith("_")]
             raise UsageError(
-                f"{prefix}{name} is not a setting of {where}: {nearest(name, known)}allowed are {', '.join(known)}"
+                f"{prefix}{name} is not a setting of {where}: {nearest(name, allowed)}allowed are {', '.join(allowed)}"
             )
-    return {name: known[name].check(prefix + name, value) if name in known else value for name, value in values.items()}
+        if prefix and isinstance(value, Mapping | list) and '"_target_": ' in json.dumps(value, default=str):
+            raise UsageError(
+                f"{prefix}{name} holds a _target_: settings are plain values, and a section alone has a class, such as "
+                "norm._target_=package.module.Class"
+            )
+    return {name: known[name].check(prefix + name, value) for name, value in values.items()}
 
 
 def is_foreign(section: Tree) -> bool:

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 
 from normbench import build
 from normbench.config.compose import SEARCH_PATH, Config
 from normbench.config.groups import Choices
-from normbench.config.schema import MANY, OPEN_SECTIONS, UNHASHED_KEYS, checked
+from normbench.config.schema import MANY, OPEN_SECTIONS, UNHASHED_KEYS, check_trusted, checked
 from normbench.errors import RunFailure, UsageError
 from normbench.rundir import RunDirectory, fingerprint
 from normbench.settings import Tree, lookup
@@ -52,13 +51,14 @@ class Run:
         return {name: value for name, value in vars(self).items() if name != "data"}
 
 
-def prepare(config: Config, data: Data | None = None, device: torch.device | None = None) -> Run:
+def prepare(config: Config, data: Data | None = None, device: torch.device | None = None, trust: bool = False) -> Run:
     """Decide everything about a run, the name of its directory included.
 
     Args:
         config: as `normbench.config.compose.read` gives it.
         data: of another run with the same section `data` and seed.
         device: of the machine that will make it, where that is not this one.
+        trust: whether a run that is extended may have classes that are neither normbench's nor torch's.
 
     Raises:
         UsageError: any mistake that shows before the model is built.
@@ -66,7 +66,7 @@ def prepare(config: Config, data: Data | None = None, device: torch.device | Non
     parent = None
     if config.tree["extend"] is not None:
         parent = RunDirectory(Path(config.tree["extend"]))
-        config = extended(config, parent)
+        config = extended(config, parent, trust)
     for section in OPEN_SECTIONS:
         build.target(config.tree, section)
     build.loggers(config.tree)
@@ -128,7 +128,7 @@ def check_unchanged(run: Run) -> None:
 # ---- a run that extends another
 
 
-def extended(config: Config, parent: RunDirectory) -> Config:
+def extended(config: Config, parent: RunDirectory, trust: bool) -> Config:
     """Return the parent's configuration with what an extension may change, and the parent's choices.
 
     Raises:
@@ -137,7 +137,10 @@ def extended(config: Config, parent: RunDirectory) -> Config:
     summary = parent.ended()
     if summary is None or summary["status"] != "finished":
         raise UsageError(f"extend={parent.path} is not the directory of a finished run: give one under outputs/")
-    tree: dict[str, Any] = yaml.safe_load(parent.config.read_text("utf-8"))
+    if not (tree := parent.configuration()):
+        raise UsageError(f"{parent.config} is damaged: make that run anew with rerun=true")
+    if not trust:
+        check_trusted(tree, parent.path)
     tree |= {key: config.tree[key] for key in ("rerun", "quiet", MANY)}  # of this command, not of the parent's
     # hydra.searchpath says where the parent's classes may be
     for word in (word for word in config.words if not word.startswith(SEARCH_PATH)):

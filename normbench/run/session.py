@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from types import FrameType
 from typing import Any
@@ -63,17 +63,21 @@ class Session:
             steps=run.steps,
         )
 
-    def train(self) -> int:
-        """Train to an end of any kind; return the exit status. A failure is noted, and raised again."""
+    def train(self, stop: Sequence[int]) -> int:
+        """Train to an end of any kind; return the exit status. A failure is noted, and raised again.
+
+        stop: signals that have come, as `stop_signals` notes them.
+        """
         try:
-            with stop_signals() as stop, closing(self.prepare()):
+            with closing(self.prepare()):
                 try:
                     complete = self.loop.run(stop, self.beat)
                 except Diverged as result:
                     return self.finish("diverged", result.step, result.reason)
                 return self.finish("finished", self.loop.step, "") if complete else self.interrupted(stop[0])
         except BaseException as error:
-            goes_on = isinstance(error, KeyboardInterrupt) or is_disk_full(error)  # with the same command
+            stopped = isinstance(error, KeyboardInterrupt) and stop  # by the user, not by a class that raises it
+            goes_on = stopped or is_disk_full(error)  # with the same command
             failed: Status = "out_of_memory" if is_out_of_memory(error) else "failed"
             self.write_status("interrupted" if goes_on else failed, str(error))
             raise

@@ -17,21 +17,21 @@ from normbench.config.compose import Config
 from normbench.errors import RunFailure, is_disk_full, is_out_of_memory
 from normbench.recording import Recorder, Scalar, show_table
 from normbench.run.plan import Run, prepare
-from normbench.run.session import Session, describe_here, settle, show_summary
+from normbench.run.session import Session, describe_here, settle, show_summary, stop_signals
 from normbench.rundir import read_json
 from normbench.training.estimate import Estimate, estimate
 from normbench.training.guard import Diverged
 
 
-def start(config: Config, dry: bool = False) -> int:
-    """Train what a configuration asks for, or say what that would take; return the exit status.
+def start(config: Config, dry: bool = False, trust: bool = False) -> int:
+    """Train what a configuration asks for, or say what that would take; return the exit status. trust: see `prepare`.
 
     Raises:
         UsageError: any mistake of the user's; nothing was written.
         RunFailure: the machine ended the run; the last good checkpoint is intact.
     """
     with limits_named(config.closed.outputs), notes_shown(config.closed.quiet):
-        run = prepare(config)
+        run = prepare(config, trust=trust)
     return train(run, dry)
 
 
@@ -50,14 +50,27 @@ def train(run: Run, dry: bool = False) -> int:
                     settle(run, summary)
             return show_ended(run, summary)
         run.directory.check_creatable()
-        session = Session(run)
-        if dry:
-            return dry_run(session)
-        make_directory(run)
-        with run.directory.held():
-            if summary := run.directory.ended():  # another process was faster
-                return show_ended(run, summary)
-            return session.train()
+        return dry_run(Session(run)) if dry else make(run)
+
+
+def make(run: Run) -> int:
+    """Make a run, or go on with it; return the exit status.
+
+    Raises:
+        RunFailure: among others, a class raises KeyboardInterrupt, and nobody has stopped the run.
+    """
+    with stop_signals() as stop:
+        try:
+            session = Session(run)
+            make_directory(run)
+            with run.directory.held():
+                if summary := run.directory.ended():  # another process was faster
+                    return show_ended(run, summary)
+                return session.train(stop)
+        except KeyboardInterrupt as error:
+            if stop:
+                raise
+            raise RunFailure("a class of the run raised KeyboardInterrupt, and nobody stopped it") from error
 
 
 @contextmanager

@@ -52,14 +52,17 @@ class Wanted:
 
 
 def sample(
-    path: str | os.PathLike[str], *, which: Which = "last", ema: bool = False, device: str = "auto", **wanted: Any
-) -> int:
-    """Show what a run's model has learned, as its task has it; return the exit status. wanted: fields of `Wanted`.
+    path: str | os.PathLike[str], *, which: Which = "last", ema: bool = False, device: str = "auto",
+    trust: bool = False, **wanted: Any,
+) -> int:  # fmt: skip
+    """Show what a run's model has learned, as its task has it; return the exit status.
+
+    trust: as `TrainedRun` has it. wanted: fields of `Wanted`.
 
     Raises:
         UsageError: the run has no such model, or its data have changed.
     """
-    run = TrainedRun(path)
+    run = TrainedRun(path, trust)
     model = load_model(run, which=which, ema=ema, device=device)
     data = run.data()
     if (before := run.task()) != data.task:

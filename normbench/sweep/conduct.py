@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,9 @@ from normbench.build import imported
 from normbench.errors import RunFailure, UsageError, explain
 from normbench.run.session import Session
 from normbench.run.train import limits_named, measure, notes_shown
-from normbench.rundir import CHOICE_FILE
+from normbench.rundir import CHOICE_FILE, fingerprint
 from normbench.sweep.folder import LOOK_SECONDS, Standing, SweepFolder, View, overall, say, show_arms, show_failures
-from normbench.sweep.plan import SWEEP_NAME, Planner, SweepPlan, balanced, exclude, read_grid
+from normbench.sweep.plan import SWEEP_NAME, Planner, SweepPlan, balanced, changed, exclude, read_grid
 from normbench.sweep.tuning import (
     SUFFIX,
     check_tunable,
@@ -31,7 +32,7 @@ from normbench.sweep.tuning import (
     tuning_grid,
     write_choices,
 )
-from normbench.sweep.words import SweepConfig, read_settings
+from normbench.sweep.words import HOW, ONCE, SweepConfig, key_of, read_settings
 from normbench.sweep.work import Execution, Stopped
 
 
@@ -39,16 +40,43 @@ from normbench.sweep.work import Execution, Stopped
 class Sweep:
     """A sweep that is understood; nothing has been run or written.
 
-    plan: where learning rates are to be chosen, with those that are set in their place. choices: of learning rates, so
-    far. failed: runs that have failed, by name.
+    words: that it is made of. plan: where learning rates are to be chosen, with those that are set in their place.
+    choices: of learning rates, so far. failed: runs that have failed, by name.
     """
 
+    words: Sequence[str]
     settings: SweepConfig
     planner: Planner
     plan: SweepPlan
     console: Console = field(default_factory=Console)
     choices: list[dict[str, Any]] = field(default_factory=list)
     failed: dict[str, Standing] = field(default_factory=dict)
+
+    @property
+    def folder(self) -> SweepFolder:
+        """The folder of the runs that are reported."""
+        return SweepFolder(self.plan.folder)
+
+    @property
+    def asked(self) -> list[str]:
+        """Return the names of the runs that the words ask for; where rates are to be chosen they say from which."""
+        tuning = fingerprint({"rates": self.settings.lr_grid, "seeds": self.settings.lr_seeds})
+        return [run.run + (f" lr {tuning}" if self.settings.lr else "") for run in self.plan.runs]
+
+    def check_folder(self) -> None:
+        """Refuse to add runs to those of another sweep, unless that is meant.
+
+        Raises:
+            UsageError: with the difference.
+        """
+        notes = self.folder.read_notes()
+        there = {name for note in notes for name in note["asked"]}
+        if there and (new := {*self.asked} - there) and not self.settings.extend:
+            differing = difference(notes[-1]["words"], self.words)
+            raise UsageError(
+                f"{self.plan.folder} has the runs of another sweep ({differing}): sweep.extend=true adds {len(new):,} "
+                f"to its {len(there):,} runs, and name= gives these a folder of their own"
+            )
 
     # ---- --dry-run
 
@@ -103,16 +131,20 @@ class Sweep:
         self.console.quiet = self.planner.quiet
         self.say_left_out()
         try:
-            standings = self.finish(self.tuned() if self.settings.lr else self.plan)
+            words = [word for word in self.words if key_of(word) not in ONCE]
+            if self.settings.lr:
+                self.folder.write_plan((), words, self.asked)
+            standings = self.finish(self.tuned() if self.settings.lr else self.plan, words, self.asked)
         except Stopped as stop:
-            say(Console(), f"stopped by {stop}: the same command goes on, each run from its checkpoint")
+            say(Console(), f"stopped by {stop}; go on, each run from its checkpoint: {self.folder.command}")
             return 128 + signal.Signals[str(stop)]
         say(self.console, f"{overall(standings)} in {self.plan.folder}")
+        say(self.console, f"more seeds or arms: {self.folder.command} KEY=VALUES sweep.extend=true")
         if self.console.quiet:
             print(self.plan.folder)
         if self.settings.report:
             report(self.plan.folder, self.console.quiet)
-        return show_failures([*self.failed.values()])
+        return show_failures([*self.failed.values()], self.folder.command)
 
     def tuned(self) -> SweepPlan:
         """Return the plan with each arm's own learning rate, which runs on held out data have chosen."""
@@ -137,13 +169,15 @@ class Sweep:
         for choice in choices:
             say(self.console, said(choice))
         if all(choice["lr"] is None for choice in choices):
-            show_failures([*self.failed.values()])
+            show_failures([*self.failed.values()], self.folder.command)
             kind = RunFailure if self.failed else UsageError
             raise kind("sweep.lr=auto has found no learning rate for any arm: give others with sweep.lr_grid")
         return self.planner.plan(tuned_grid(self.plan, choices))
 
-    def finish(self, plan: SweepPlan) -> list[Standing]:
+    def finish(self, plan: SweepPlan, words: Sequence[str] = (), asked: Iterable[str] = ()) -> list[Standing]:
         """Make the runs of a plan, and show how far they are; returns how they stand in the end.
+
+        words, asked: as `write_plan` notes them.
 
         Raises:
             UsageError: the folder cannot be made.
@@ -156,11 +190,13 @@ class Sweep:
                 folder.forget_failure(run.run)
         view = View(self.console, folder, plan.runs)
         if left := whole - len(view.over):
-            folder.write_plan(plan.runs)
+            folder.write_plan(plan.runs, words, asked)
             share = f"{min(left, planner.jobs)} at a time with threads={planner.threads} each"
             say(self.console, f"{left} of {whole} runs to do, {share}, in {plan.folder}")
             with closing(view):
-                Execution(planner, folder, balanced(plan.runs)).finish(view.look)
+                Execution(planner, folder, balanced(plan.runs), self.settings.timeout).finish(
+                    view.look, partial(say, self.console)
+                )
         standings = view.read()
         self.failed |= {one.entry.run: one for one in standings if one.state == "failed"}
         return standings
@@ -181,7 +217,7 @@ def understand(words: Sequence[str]) -> Sweep:
         plan = planner.plan(kept, excluded)
     if settings.lr:
         check_tunable(plan, settings)
-    return Sweep(settings, planner, plan)
+    return Sweep(words, settings, planner, plan)
 
 
 def sweep(words: Sequence[str], dry_run: bool, report: Callable[[Path, bool], None]) -> int:
@@ -192,6 +228,7 @@ def sweep(words: Sequence[str], dry_run: bool, report: Callable[[Path, bool], No
         RunFailure: the launcher starts nothing.
     """
     understood = understand(words)
+    understood.check_folder()
     understood.plan.runs[0].prepared.directory.check_creatable()
     if dry_run:
         return understood.show()
@@ -199,21 +236,68 @@ def sweep(words: Sequence[str], dry_run: bool, report: Callable[[Path, bool], No
         return understood.run(report)
 
 
+def difference(before: Sequence[str], now: Sequence[str]) -> str:
+    """Say in which of the words that decide about runs two sweeps differ."""
+    said = [{key_of(word): word.partition("=")[2] for word in words} for words in (before, now)]
+    keys = [key for key in {**said[0], **said[1]} if key.partition(".")[0] not in HOW and key not in HOW]
+    pairs = [(key, *(each.get(key, "not given") for each in said)) for key in keys]
+    parts = [f"{key}: {there} there, {here} here" for key, there, here in pairs if there != here]
+    return "; ".join(parts) or "its words make other runs now, since a default, the data or the code of a class changed"
+
+
+def resume(folder: Path, words: Sequence[str], dry_run: bool, report: Callable[[Path, bool], None]) -> int:
+    """Go on with the sweeps that were started on a folder; returns the exit status.
+
+    words: in place of some of theirs, or beside them.
+
+    Raises:
+        UsageError: there is none, or what `sweep` raises.
+        RunFailure: the launcher starts nothing.
+    """
+    noted = [note for note in SweepFolder(folder).read_notes() if note["words"]]
+    noted = [note for note in noted if not any({*note["asked"]} < {*other["asked"]} for other in noted)]
+    if not noted:
+        raise UsageError(
+            f"{folder} holds no sweep that can go on: give the folder of one, such as outputs/{SWEEP_NAME}"
+        )
+    place = {"name": f"'{folder.absolute().name}'", "outputs": f"'{folder.parent}'"}
+    more = {key_of(word): word.partition("=")[2] for word in words} | place
+    statuses = [0]
+    for number, note in enumerate(noted, start=1):
+        last = number == len(noted)
+        statuses.append(sweep(changed(note["words"], more), dry_run, report if last else lambda *_: None))
+        if statuses[-1] >= 128:  # stopped by a signal
+            break
+    return max(statuses)
+
+
+def watch_over(runs: SweepFolder, command: str) -> dict[str, Standing]:
+    """Show how far the runs of a folder are until they are over; returns how they stand. command: goes on with them."""
+    entries = runs.read_plans()
+    with closing(View(Console(), runs, entries)) as view:
+        if not any(one.over or one.state == "running" for one in view.read()):
+            say(view.console, f"nobody is at work on the runs in {runs.path} now; go on: {command}")
+        while len(view.over) < len(entries):
+            view.look()
+            time.sleep(LOOK_SECONDS)
+    return view.over
+
+
 def watch(folder: Path) -> int:
     """Show how far the sweeps of a folder are, which run elsewhere, until they are over; returns the exit status.
 
     Where learning rates are being chosen, those runs come first.
     """
-    standings = list[Standing]()
-    for runs in (SweepFolder(folder.with_name(folder.name + SUFFIX)), SweepFolder(folder)):
-        if entries := runs.read_plans():  # the second one's are there when the first one's are over
-            with closing(View(Console(), runs, entries)) as view:
-                if not any(one.over or one.state == "running" for one in view.read()):
-                    say(view.console, f"nobody is at work on the runs in {runs.path} now")
-                while len(view.over) < len(entries):
-                    view.look()
-                    time.sleep(LOOK_SECONDS)
-            standings += view.over.values()
-    if not standings:
+    reported, over = SweepFolder(folder), dict[str, Standing]()
+    places = (SweepFolder(folder.with_name(folder.name + SUFFIX)), reported)
+    while True:
+        left = [runs for runs in places if {entry.run for entry in runs.read_plans()} - over.keys()]
+        if left:
+            over |= watch_over(left[0], reported.command)
+        elif all(note["runs"] for note in reported.read_notes()):
+            break
+        else:  # those that are reported are not known before learning rates are chosen
+            time.sleep(LOOK_SECONDS)
+    if not over:
         raise UsageError(f"{folder} holds no sweep: give the folder of one, such as outputs/{SWEEP_NAME}")
-    return show_failures([one for one in standings if one.state == "failed"])
+    return show_failures([one for one in over.values() if one.state == "failed"], reported.command)

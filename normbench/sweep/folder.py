@@ -5,6 +5,7 @@ On a terminal it is shown live, elsewhere in lines.
 
 from __future__ import annotations
 
+import json
 import math
 import shlex
 import time
@@ -13,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import timedelta
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -64,17 +65,37 @@ class SweepFolder:
         self.path, self.notes = path, path / ".sweep"
         self.plans, self.failures = self.notes / "plans", self.notes / "failures"
 
-    def write_plan(self, entries: Iterable[Entry]) -> None:
-        """Note which runs a sweep makes, for whoever looks on; the same runs are the same file."""
+    @property
+    def command(self) -> str:
+        """The command that goes on with the sweeps of the folder."""
+        return shlex.join(["normbench", "sweep", "--resume", str(self.path)])
+
+    def write_plan(self, entries: Iterable[Entry], words: Sequence[str] = (), asked: Iterable[str] = ()) -> None:
+        """Note which runs a sweep makes, for whoever looks on or goes on; the same runs are the same file.
+
+        Args:
+            entries: none: those that are noted already, if any.
+            words: of the sweep.
+            asked: names of the runs that the words ask for, where learning rates are still to be chosen.
+        """
         runs = [{item.name: getattr(entry, item.name) for item in fields(Entry)} for entry in entries]
-        self.plans.mkdir(parents=True, exist_ok=True)
-        name = fingerprint({"runs": sorted(run["run"] for run in runs)})
-        write_json(self.plans / f"{name}.json", {"runs": runs})
+        names = sorted(asked or (run["run"] for run in runs))
+        path = self.plans / f"{fingerprint({'runs': names})}.json"
+        known = read_json(path) or {}
+        noted = {"words": [*words], "asked": names, "runs": runs or known.get("runs", [])}
+        if json.loads(json.dumps(noted)) != known:
+            self.plans.mkdir(parents=True, exist_ok=True)
+            write_json(path, noted)
+
+    def read_notes(self) -> list[dict[str, Any]]:
+        """Return what is noted of each sweep that was started on this folder, the last one last."""
+        files = sorted(self.plans.glob("*.json"), key=lambda path: path.stat().st_mtime)
+        noted = [{"words": [], "runs": [], **(read_json(path) or {})} for path in files]
+        return [{"asked": [run["run"] for run in note["runs"]], **note} for note in noted]
 
     def read_plans(self) -> list[Entry]:
         """Return the runs of all sweeps that were started on this folder, each once."""
-        files = sorted(self.plans.glob("*.json"), key=lambda path: path.stat().st_mtime)
-        runs = [run for path in files for run in (read_json(path) or {}).get("runs", [])]
+        runs = [run for note in self.read_notes() for run in note["runs"]]
         return list({run["run"]: Entry(**run) for run in runs}.values())
 
     def missing(self) -> dict[str, str]:
@@ -214,8 +235,11 @@ def show_arms(console: Console, folder: Path, arms: Mapping[str, Sequence[Standi
     console.print(table)
 
 
-def show_failures(failed: Sequence[Standing]) -> int:
-    """Print which runs have failed and why, if any, and the command that repeats each; returns the exit status."""
+def show_failures(failed: Sequence[Standing], command: str) -> int:
+    """Print which runs have failed and why, if any, and the command that repeats each; returns the exit status.
+
+    command: goes on with all.
+    """
     console, table = Console(), Table("failed run", "cause", box=SIMPLE_HEAD, pad_edge=False)
     for one in failed:
         table.add_row(Text(one.entry.run), Text(one.cause))
@@ -223,5 +247,5 @@ def show_failures(failed: Sequence[Standing]) -> int:
         console.print(table)
         for one in failed:
             say(console, shlex.join(["normbench", "train", *one.entry.words]))
-        say(console, "sweep.retry_failed=true tries them again; the commands above repeat one each")
+        say(console, f"these repeat one each; all are tried again by: {command} sweep.retry_failed=true")
     return 1 if failed else 0

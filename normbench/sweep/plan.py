@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import re
 from collections import ChainMap, Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -38,6 +39,8 @@ from normbench.types import Data
 
 # The folder of a sweep that neither the words nor an experiment name, and that of `train`.
 SWEEP_NAME, TRAIN_NAME = "sweep", "train"
+
+MOST_RUNS = 100_000
 
 # What all runs of a sweep have in common.
 COMMON = ("name", "outputs", "device", "threads", "quiet", "rerun", "extend", "experiment", "logger")
@@ -90,10 +93,13 @@ def product(words: Iterable[str], ties: Sequence[Sequence[str]]) -> list[Point]:
     """Return all combinations of what varies, in the order of the words, then of the ties, the last one changing first.
 
     Raises:
-        UsageError: what varies is what all runs share, or a tie has unlike numbers of values.
+        UsageError: what varies is what all runs share, a tie has unlike numbers of values, or there are too many runs.
     """
     words, several = [*words], [word for word in words if parsed(word).is_sweep_override()]
     axes = [levels(words) for words in (*([word] for word in several), *ties)]
+    if (number := math.prod(map(len, axes))) > MOST_RUNS:
+        counts = " × ".join(f"{len(axis):,} of {' and '.join(axis[0])}" for axis in axes)
+        raise UsageError(f"more than {MOST_RUNS:,} runs ({number:,}: {counts}) are no sweep: give fewer values")
     points = [dict(ChainMap(*reversed(point))) for point in itertools.product(*axes)]
     fixed = [text(parsed(word)) for word in words if word not in several]
     return [Point((*(f"{key}={value}" for key, value in point.items()), *fixed), point) for point in points]
@@ -126,7 +132,8 @@ def levels(words: Sequence[str]) -> list[dict[str, str]]:
     for word in words:
         if (key := key_of(word)) in COMMON:
             raise UsageError(f"{word} cannot vary within a sweep: give {key} one value, or start a sweep for each")
-        found[key] = list(replace(parsed(word), config_loader=loader).sweep_string_iterator())
+        values = replace(parsed(word), config_loader=loader).sweep_string_iterator()
+        found[key] = [*itertools.islice(values, MOST_RUNS + 1)]
     if len({*map(len, found.values())}) > 1:
         counts = ", ".join(f"{len(values)} of {key}" for key, values in found.items())
         raise UsageError(f"{TIE}={';'.join(words)} has {counts}: give each key the same number of values")

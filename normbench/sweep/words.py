@@ -41,7 +41,13 @@ class SweepConfig:
     lr_seeds: Annotated[
         list[int], Setting("seeds of the runs that choose; never among those reported", low=0, high=2**62)
     ]
+    extend: Annotated[
+        bool, Setting("add runs, of more seeds or arms say, to those that another sweep made in the folder")
+    ]
     retry_failed: Annotated[bool, Setting("try runs again that have failed")]
+    timeout: Annotated[
+        float | None, Setting("end a run that takes longer, which has then failed; null: none is", "minutes", above=0)
+    ]
     jobs: Annotated[int | None, Setting("runs at a time; null: one for each core, or GPU", "runs", low=1, high=4096)]
     report: Annotated[bool, Setting("write the report of the runs at the end")]
 
@@ -51,6 +57,8 @@ SWEEP_KEYS = {
 }
 EXCLUDE, TIE = REPEATED = ("sweep.exclude", "sweep.tie")  # what may be given several times
 LISTS = ("sweep.lr_grid", "sweep.lr_seeds")
+ONCE = ("sweep.extend", "sweep.retry_failed")  # of one command, not of those that go on
+HOW = (*ONCE, "sweep.timeout", "sweep.jobs", "sweep.report", "launcher", "quiet", "name", "outputs")  # not which runs
 
 
 def is_own(word: str) -> bool:

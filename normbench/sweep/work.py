@@ -12,10 +12,11 @@ import signal
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -43,12 +44,13 @@ class Stopped(Exception):
 class RunTask:
     """Makes one run, wherever a launcher has brought it; a failure is noted, whatever it is.
 
-    here: where relative paths begin.
+    here: where relative paths begin. timeout: minutes after which it has failed.
     """
 
     planned: PlannedRun
     device: str
     here: Path
+    timeout: float | None = None
 
     def __call__(self) -> int:
         os.chdir(self.here)
@@ -56,14 +58,14 @@ class RunTask:
         run = replace(self.planned.prepared, device=torch.device(self.device))
         output = io.StringIO()
         try:
-            with redirect_stdout(output), redirect_stderr(output):
+            with redirect_stdout(output), redirect_stderr(output), time_limit(self.timeout):
                 check_unchanged(run)
                 return train(run)
         except KeyboardInterrupt:
             return 128 + signal.SIGINT
         except HeldElsewhere:
             return 128  # as if it had been stopped: no death
-        except (Exception, SystemExit) as error:  # a fault of ours or of a user's class must not end the other runs
+        except BaseException as error:  # a fault of ours or of a user's class must not end the other runs
             if not (is_disk_full(error) or is_disk_full(error.__cause__)):
                 with suppress(OSError):
                     details = output.getvalue() + traceback.format_exc()
@@ -78,21 +80,48 @@ class RunTask:
         return submitit.helpers.DelayedSubmission(self)
 
 
+@contextmanager
+def time_limit(minutes: float | None) -> Iterator[None]:
+    """End what takes longer, whatever it waits for.
+
+    Raises:
+        RunFailure: it takes longer.
+    """
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise RunFailure(f"it took longer than sweep.timeout={minutes:g} minutes, and was ended")
+
+    if minutes is None:
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, 60 * minutes)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
 @dataclass
 class Execution:
     """One sweep at work.
 
-    waiting: runs that are not known to be over. at_work: those that were started. deaths: of a run's processes.
+    waiting: runs that are not known to be over. timeout: minutes that each may take. at_work: those that were started.
+    deaths: of a run's processes.
     """
 
     planner: Planner
     folder: SweepFolder
     waiting: list[PlannedRun]
+    timeout: float | None = None
     at_work: dict[Any, RunTask] = field(default_factory=dict)
     deaths: Counter[str] = field(default_factory=Counter)
 
-    def finish(self, look: Callable[[], None]) -> None:
-        """Make all runs that are not over, and wait for those that others make; calls `look` again and again.
+    def finish(self, look: Callable[[], None], tell: Callable[[str], None]) -> None:
+        """Make all runs that are not over, and wait for those that others make.
+
+        Calls `look` again and again, and `tell` with what a person who has stopped it waits for.
 
         Raises:
             Stopped: by a signal.
@@ -110,11 +139,23 @@ class Execution:
                     for job in [job for job in self.at_work if job.done()]:
                         self.settle(job, self.at_work.pop(job).planned)
             except BaseException:
-                for job in self.at_work:
-                    job.cancel()
-                while not all(job.done() for job in self.at_work):  # behind checkpoints
-                    time.sleep(TICK)
+                self.stop(tell)
                 raise
+
+    def stop(self, tell: Callable[[str], None]) -> None:
+        """End all runs at work behind checkpoints, or at once after another Ctrl-C."""
+        try:
+            for job in self.at_work:
+                job.cancel()
+            if number := sum(not job.done() for job in self.at_work):
+                runs = "1 run" if number == 1 else f"{number} runs"
+                tell(f"stopping: waiting for {runs} to write a checkpoint; Ctrl-C again kills what is left")
+            while not all(job.done() for job in self.at_work):
+                time.sleep(TICK)
+        except KeyboardInterrupt:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            for job in self.at_work:
+                getattr(job, "kill", job.cancel)()
 
     def start(self) -> bool:
         """Start as many runs as have a place and are free; returns whether there are any.
@@ -130,7 +171,7 @@ class Execution:
             if (standing := self.folder.look(run)).state != "running":
                 self.waiting.remove(run)
                 if not standing.over:
-                    tasks.append(RunTask(run, min(planner.devices, key=used.count), Path.cwd()))
+                    tasks.append(RunTask(run, min(planner.devices, key=used.count), Path.cwd(), self.timeout))
         try:
             started = planner.launcher.start(tasks, planner.jobs, self.folder.notes.absolute()) if tasks else []
         except Exception as error:  # whatever a launcher raises
@@ -153,7 +194,7 @@ class Execution:
         if (standing := self.folder.look(run)).over:
             return
         self.waiting.append(run)
-        self.deaths[run.run] += standing.state != "running" and status < 128
+        self.deaths[run.run] += standing.state != "running" and status not in (128, 128 + signal.SIGTERM)
         if self.deaths[run.run] == TRIES:
             cause = f"its process ended without a word, twice ({how or status}); where memory is short, give it more"
             self.folder.note_failure(run.run, cause)

@@ -1,0 +1,126 @@
+"""Norms of others, `Norm(features, ...)`: fitted to a model's layout, and measured, as they declare nothing."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from normbench.errors import ContractError, explain
+from normbench.types import Norm, NormFacts, Site
+
+# The positions of what a norm is tried on, by channel_dim: no size is likely to be a number of features.
+POSITIONS: dict[int, tuple[int, ...]] = {-1: (97,), 1: (11, 13)}
+
+
+class Fitted(Norm):
+    """What a norm of another library gets beside its own class, so that its parameters and buffers keep their names.
+
+    features_axis: where its class has the features, -1 or 1. input_axes: how many its class takes; behind the features
+    stand the positions along as many axes as they have, or along one.
+    """
+
+    eps_place = cast_order = "as its class has it"
+    recorded = ("features_axis", "input_axes")
+
+    features_axis: int
+    input_axes: int
+
+    def forward(self, x: Tensor) -> Tensor:
+        moved = x.movedim(self.channel_dim, self.features_axis)
+        shape: tuple[int, ...] = moved.shape
+        if self.features_axis == 1 and moved.ndim != self.input_axes:
+            shape = (*shape[:2], -1, *[1] * (self.input_axes - 3))
+        found: Tensor = super().forward(moved.reshape(shape))
+        return found.reshape(moved.shape).movedim(self.features_axis, self.channel_dim)
+
+
+def takes_place(found: Any) -> bool:
+    """Tell whether a class, or a function that makes a norm, is told its place by `channel_dim`, as ours are."""
+    makers = found.__mro__ if isinstance(found, type) else (found,)
+    return any("channel_dim" in inspect.signature(maker).parameters for maker in makers)
+
+
+def fitted(make: Callable[..., Any], num_features: int, *, channel_dim: int = -1, site: Site | None = None) -> Any:
+    """Make a norm of another library, whose one argument without a value is the number of features, and fit it.
+
+    Raises:
+        ContractError: several arguments have no value, or it cannot be made or fitted.
+    """
+    try:
+        parameters = inspect.signature(make).parameters.values()
+        given = {each.name: each.default for each in parameters if "VAR" not in each.kind.name}
+        without = [name for name, value in given.items() if value is inspect.Parameter.empty]
+        norm = make(**dict.fromkeys(without, num_features))
+    except (TypeError, ValueError) as error:
+        raise ContractError(f"the norm refuses {num_features} features or a setting ({error}): change these") from error
+    if len(without) > 1:
+        cure = " or ".join(f"norm.{name}=VALUE" for name in without)
+        raise ContractError(f"the norm needs {' and '.join(without)}, one for the number of features: set {cure}")
+    kind = type(norm)
+    norm.__class__ = type(kind.__name__, (Fitted, kind), {"__module__": kind.__module__})
+    norm.channel_dim, norm.eps = channel_dim, getattr(norm, "eps", given.get("eps"))
+    norm.implementation = f"{kind.__module__}.{kind.__name__}"
+    fit(norm, torch.randn(2, *POSITIONS[channel_dim], num_features).movedim(-1, channel_dim))
+    return norm
+
+
+def fit(norm: Any, x: Tensor) -> None:
+    """Find where a norm has its features: last, if it normalizes each position alone then; or second; or else last.
+
+    Raises:
+        ContractError: it takes an input of this shape in no way.
+    """
+    position = tuple(slice(None) if axis == norm.channel_dim % x.ndim else slice(1) for axis in range(x.ndim))
+    failures = []
+    layouts = [(-1, x.ndim), *((1, axes) for axes in (x.ndim, 3, 4, 5)), (-1, x.ndim)]
+    for number, (norm.features_axis, norm.input_axes) in enumerate(layouts):
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", UserWarning)  # of a size that does not fit
+                if not depends(norm, x, position) or number:
+                    return
+        except Exception as error:  # of a class that takes another layout
+            failures.append(error)
+    raise ContractError(
+        f"{norm.implementation} takes its features neither last nor second ({explain(failures[0])}): give it the form "
+        "Norm(num_features, *, channel_dim=-1, site=None)"
+    )
+
+
+@torch.no_grad()
+def depends(norm: nn.Module, x: Tensor, here: Any) -> bool:
+    """Tell whether the output somewhere depends on the input elsewhere."""
+    other = 100 * x.flip(0) + 1
+    other[here] = x[here]
+    return not torch.allclose(run(norm, other)[here], run(norm, x)[here], rtol=1e-3, atol=1e-4)
+
+
+def run(norm: nn.Module, x: Tensor) -> Tensor:
+    """Return the output, and leave running statistics as they are."""
+    found: Tensor = copy.deepcopy(norm)(x)
+    return found
+
+
+@torch.no_grad()
+def measured(norm: nn.Module, num_features: int) -> NormFacts:
+    """Measure what a norm of sequences depends on."""
+    x = torch.randn(2, *POSITIONS[-1], num_features)
+    in_training, later = (depends(norm.train(mode), x, (slice(None), slice(3))) for mode in (True, False))
+    facts = NormFacts(
+        statistics_over="unknown",
+        centers=torch.allclose(run(norm.train(), x + 3), run(norm, x), rtol=1e-3, atol=1e-4),
+        crosses_samples=depends(norm, x, slice(1)),
+        sees_future="always" if later else "training" if in_training else "never",
+    )
+    with suppress(Exception):
+        run(norm, x[:, 0])
+        return facts
+    return replace(facts, needs_positions=True)

@@ -1,0 +1,149 @@
+"""A run directory from somebody else runs no code, whatever its files hold, and what cannot be read is said."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from pydoc import locate
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from made_runs import make_run
+
+import normbench
+from normbench.cli import main
+from normbench.config.compose import read
+from normbench.errors import UsageError
+from normbench.run.plan import prepare
+from normbench.studies.sample import sample
+
+pytest_plugins = ["trained_runs"]
+
+
+class Bomb:
+    """Leaves a mark where it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.mark,)
+
+
+@pytest.fixture
+def mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What is there once code has run; the current directory has what loads such code."""
+    here, mark = tmp_path / "here", tmp_path / "mark"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.delitem(sys.modules, "hostile", raising=False)
+    code = f"import pathlib\npathlib.Path({str(mark)!r}).touch()\n"
+    (here / "hostile.py").write_text(f"{code}from torch import nn\nclass Norm(nn.Identity): pass\n")
+    (here / "hubconf.py").write_text(f"{code}def model(): pass\n")
+    (here / "bomb.pkl").write_bytes(pickle.dumps(Bomb(mark)))
+    np.save(here / "bomb.npy", np.array([Bomb(mark)], dtype=object), allow_pickle=True)
+    return mark
+
+
+def calls(mark: Path) -> dict[str, dict[str, Any]]:
+    """Return what would leave the mark: a callable, and what it is called with."""
+    return {
+        "os.system": {"command": f"touch {mark}"},
+        "os.mknod": {"path": str(mark)},
+        "subprocess.check_call": {"args": ["touch", str(mark)]},
+        "subprocess.getoutput": {"cmd": f"touch {mark}"},
+        "pathlib.Path.write_text": {"_args_": [mark, "x"]},
+        "pathlib.Path.touch": {"_args_": [mark]},
+        "builtins.eval": {"_args_": [f"open({str(mark)!r}, 'w').close()"]},
+        "shutil.copy": {"src": "bomb.pkl", "dst": str(mark)},
+        "runpy.run_path": {"path_name": "hostile.py"},
+        "importlib.import_module": {"name": "hostile"},
+        "hostile.Norm": {},
+        "pandas.read_pickle": {"filepath_or_buffer": "bomb.pkl"},
+        "numpy.load": {"file": "bomb.npy", "allow_pickle": True},
+        "torch.serialization._legacy_load": {},
+        "torch.hub.load": {"repo_or_dir": ".", "model": "model", "source": "local"},
+        "normbench.training.checkpoint.np.load": {"file": "bomb.npy", "allow_pickle": True},
+    }
+
+
+CALLS = list(calls(Path("mark")))
+SECTIONS = ("norm", "placement", "model", "data", "optim", "schedule", "init")
+
+
+@pytest.mark.parametrize("name", [name for name in CALLS if not name.startswith(("torch.ser", "normbench."))])
+def test_what_is_called_here_would_run(mark: Path, name: str) -> None:
+    given = calls(mark)[name]
+    sys.path.append(str(Path.cwd()))
+    made: Any = locate(name)
+    made(*given.pop("_args_", []), **given)
+    assert mark.exists()
+
+
+def said(command: Callable[[], object]) -> str:
+    """Return with which sentence a command is refused."""
+    with pytest.raises(UsageError) as error:
+        command()
+    return str(error.value)
+
+
+def hostile(known: dict[str, Any], section: str, call: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Return configurations in which a section is a call, or has one among its settings, however deep."""
+    for values in (call, {"_target_": call["_target_"]}, {"_args_": [call]}, {"eps": call}, {"own": [{"deep": call}]}):
+        yield {**known, section: {**known[section], **values}}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_run_of_somebody_else_runs_no_code(runs: dict[str, Path], mark: Path, name: str) -> None:
+    run = Path(shutil.copytree(runs["text"], "run"))
+    known = yaml.safe_load((run / "config.yaml").read_text())
+    call = {"_target_": name, **calls(mark)[name]}
+    call["_args_"] = [str(arg) for arg in call.pop("_args_", [])]
+    extension = read([f"extend={run}", "trainer.steps=30"])
+    for section in SECTIONS:
+        for tree in hostile(known, section, call):
+            (run / "config.yaml").write_text(yaml.safe_dump(tree))
+            said(lambda: prepare(extension))
+            if section in SECTIONS[:4]:
+                said(lambda: normbench.load(run))
+                said(lambda: sample(run))
+            assert not mark.exists()
+
+
+def test_runs_of_somebody_else_are_reported_and_run_no_code(mark: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number, (name, given) in enumerate(calls(mark).items()):
+        run = make_run(Path("runs"), seed=number % 4, norm=("layernorm", "rmsnorm")[number % 2], name=f"run{number}")
+        known = yaml.safe_load((run / "config.yaml").read_text())
+        call = {"_target_": name, **given, "_args_": ["${oc.env:HOME}"]}
+        (run / "config.yaml").write_text(yaml.safe_dump({**known, "norm": {**known["norm"], "eps": call}}))
+    assert len(normbench.load_runs("runs")) == len(CALLS)
+    for words in (["report", "runs"], ["compare", "rmsnorm", "layernorm", "--in", "runs"]):
+        assert main(words) in (0, 2)
+    assert "Traceback" not in capsys.readouterr().err
+    assert not mark.exists()
+
+
+def test_who_trusts_a_run_loads_a_class_of_its_own(runs: dict[str, Path], mark: Path) -> None:
+    run = Path(shutil.copytree(runs["text"], "run"))
+    known = yaml.safe_load((run / "config.yaml").read_text())
+    (run / "config.yaml").write_text(yaml.safe_dump({**known, "norm": {"_target_": "hostile.Norm"}}))
+    sentence = "has norm._target_=hostile.Norm, which is neither normbench's nor torch's, and loading it runs its code"
+    assert f"run {sentence}: if you trust" in said(lambda: normbench.load(run))
+    assert main(["sample", str(run)]) == main(["train", f"extend={run}", "trainer.steps=30"]) == 2
+    assert not mark.exists()
+    with pytest.raises(RuntimeError, match="Unexpected key"):  # the model is built, of that class
+        main(["sample", str(run), "--trust"])
+    assert mark.exists()
+
+
+def test_no_setting_makes_something(capsys: pytest.CaptureFixture[str]) -> None:
+    word = "data.nested={deep:[{_target_:os.getcwd}]}"
+    assert main(["train", "data._target_=own.Data", word]) == 2
+    assert "data.nested holds a _target_: settings are plain values" in capsys.readouterr().err
