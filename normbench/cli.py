@@ -178,6 +178,19 @@ def sweep(words: tuple[str, ...], dry_run: bool, watch: Path | None, resume: Pat
 
 
 @cli.command()
+@click.argument("folder", type=FOLDER, default="outputs")
+def runs(folder: Path) -> int:
+    """List sweeps and runs: how they stand, and what goes on with them.
+
+    Lists what lies below FOLDER, by default outputs: a line for each sweep (or for each of its runs, where FOLDER is
+    the sweep's own) and each other run, the newest last; below them the commands that go on with what has not ended.
+    """
+    from normbench.commands.runs import show_runs
+
+    return show_runs(folder)
+
+
+@cli.command()
 @SETTINGS
 @CONFIG_DIR
 def show(words: tuple[str, ...]) -> None:
@@ -283,8 +296,10 @@ MARGIN = "A difference that does not matter, in nats or percentage points; is a 
 @click.argument("folders", nargs=-1, required=True, type=FOLDER)
 @flag("out", "Where the report goes; by default report in the first FOLDER.", type=FOLDER)
 @flag("baseline", "The arm that others are compared with, by default layernorm and pre, or the first.", metavar="ARM")
-@flag("target", "The loss in nats whose time is asked; by default where the baseline ends.", type=float)
+@flag("target", "The loss in nats whose time is asked; by default where an arm's baseline ends.", type=float)
 @flag("margin", MARGIN, type=click.FloatRange(0))
+@flag("width", "Of figures: column (3.5 inches, the default), page (7), or a number of inches.", default="column")
+@flag("metric", "Any logged tag, to judge by it first: loss/val_ema, act/stream03/rms; or best.", metavar="TAG")
 def report(folders: tuple[Path, ...], **flags: Any) -> int:
     """Say which differences between runs are real, in one page.
 
@@ -293,8 +308,9 @@ def report(folders: tuple[Path, ...], **flags: Any) -> int:
     differ in nothing but the seed are an arm; arms are compared seed by seed. In what --baseline does not name, such as
     --baseline norm=layernorm, each arm is compared with its like.
 
-    It writes report.html (one file, which opens offline), report.md, runs.csv, runs.parquet, and figures/ with SVG, PNG
-    and data of each figure.
+    It writes report.html (one file, which opens offline), report.md, report.tex (methods and tables for a paper),
+    runs.csv, runs.parquet, and figures/ with PDF, SVG, PNG and data of each figure. Runs of several tasks get a report
+    each, below one page.
 
     \b
     Examples:

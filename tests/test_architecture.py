@@ -19,27 +19,13 @@ LEAVES = {"errors", "settings", "types"}
 # What else each part may import of ours, beside itself; and how many lines of code it may have.
 PARTS: dict[str, tuple[set[str], int]] = {
     "errors": (set(), 40),
-<<<<<<< HEAD
-    "settings": ({"errors"}, 184),
-=======
     "settings": ({"errors"}, 190),
->>>>>>> main
     "types": (set(), 180),
-<<<<<<< HEAD
     "rundir": (set(), 210),
-    "config": (set(), 510),
-    "recording": ({"rundir"}, 200),
-=======
-    "rundir": (set(), 160),
-    "config": (set(), 500),
+    "config": (set(), 530),
     "recording": ({"rundir"}, 240),
     "loggers": ({"recording"}, 90),
-<<<<<<< HEAD
->>>>>>> main
-    "norms": (set(), 390),
-=======
     "norms": (set(), 470),
->>>>>>> main
     "placements": (set(), 70),
     "models": (set(), 510),
     "data": (set(), 870),
@@ -47,23 +33,13 @@ PARTS: dict[str, tuple[set[str], int]] = {
     "training": ({"config", "probes", "recording", "rundir"}, 650),
     "build": ({"config", "models", "norms", "recording", "training"}, 225),
     "run": ({"build", "config", "probes", "recording", "rundir", "training"}, 480),
-<<<<<<< HEAD
     "results": ({"build", "config", "rundir", "training"}, 105),
-    "sweep": ({"build", "config", "run", "rundir"}, 940),
-    "analysis": ({"config", "results", "rundir"}, 2200),
-    "contract": ({"build", "config", "training"}, 670),
-    "studies": ({"results", "rundir"}, 150),
-    "commands": ({"analysis", "build", "config", "contract", "rundir", "run", "sweep"}, 360),
-    "cli": ({"commands", "config", "recording", "run", "studies", "sweep"}, 200),
-=======
-    "results": ({"build", "config", "rundir", "training"}, 100),
     "sweep": ({"build", "config", "run", "rundir"}, 970),
-    "analysis": ({"config", "results", "rundir"}, 2200),
+    "analysis": ({"config", "results", "rundir"}, 2290),
     "contract": ({"build", "config", "training"}, 670),
     "studies": ({"results", "rundir"}, 150),
-    "commands": ({"analysis", "build", "config", "contract", "rundir", "run", "sweep"}, 430),
+    "commands": ({"analysis", "build", "config", "contract", "results", "rundir", "run", "sweep"}, 445),
     "cli": ({"commands", "config", "recording", "run", "studies", "sweep"}, 215),
->>>>>>> main
     "__main__": ({"cli"}, 5),
     "__init__": ({"results"}, 31),
 }  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +21,7 @@ from normbench.training.estimate import Estimate
 
 TINY = ["model.depth=1", "model.width=16", "model.heads=2", "model.context=16", "data.eval_batch_size=512",
         "trainer.steps=10", "trainer.eval_batches=2", "threads=1", "device=cpu"]  # fmt: skip
-CNN = ["model=cnn", "model.width=4", "norm=batchnorm", "data=digits", "trainer.steps=8", "threads=1", "device=cpu"]
+CNN = ["model=cnn", "model.width=4", "norm=batchnorm", "data=digits", "trainer.steps=25", "threads=1", "device=cpu"]
 
 
 @pytest.fixture(autouse=True)
@@ -54,8 +55,14 @@ def numbers(text: str) -> list[float]:
     return [float(number.replace(",", "")) for number in re.findall(r"\d[\d,]*\.?\d*", text)]
 
 
-@pytest.mark.parametrize("words", [[*TINY, "trainer.ema=0.9", "trainer.accumulate=2"], CNN])
-def test_it_says_what_the_run_then_takes(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("words", "evaluated"),
+    [([*TINY, "trainer.ema=0.9", "trainer.accumulate=2"], range(1, 11)), (CNN, [*range(3, 25, 3), 25])],
+)
+def test_it_says_what_the_run_then_takes(
+    words: list[str], evaluated: Sequence[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of the evaluations there are about ten, whatever the run's length."""
     said, table = dry(capsys, *words)
     assert main(["train", *words, "quiet=true"]) == 0
     (run,) = Path("outputs/train").iterdir()
@@ -65,6 +72,9 @@ def test_it_says_what_the_run_then_takes(words: list[str], capsys: pytest.Captur
         (run / "checkpoint.pt").stat().st_size / 1e3, rel=0.1
     )
     assert numbers(table["memory, peak of a step"])[0] > 100  # MB: torch alone
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "loss/val" in line] == [*evaluated]
+    assert numbers(table["time of an evaluation"])[1] == len(evaluated) - 1
 
 
 def test_what_is_there_already_is_said(capsys: pytest.CaptureFixture[str]) -> None:

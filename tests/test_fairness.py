@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
-from made_runs import make_run, make_study
+from made_runs import make_run, make_study, plan
 
 from normbench.analysis.fairness import RULES, findings, told
 from normbench.analysis.records import read_study
@@ -111,6 +112,51 @@ def test_seeds_that_took_unlike_times_are_named_and_not_serious(tmp_path: Path) 
     assert times.text.endswith(": rmsnorm")
 
 
+def test_one_learning_rate_for_all_arms_is_the_first_to_be_unfair(tmp_path: Path) -> None:
+    for norm in ("layernorm", "rmsnorm"):
+        make_run(tmp_path, norm=norm, ledger={"eps": len(norm)})
+    plan(tmp_path, "norm=layernorm,rmsnorm", "optim.lr=0.001", "+norm.note=a b", "name=study")
+    first, *_ = make_report([tmp_path]).findings
+    assert first.serious and first.text == (
+        "all arms ran at lr 0.001, which was chosen for none of them: choose one for each with normbench sweep "
+        "norm=layernorm,rmsnorm '+norm.note=a b' name=made-auto sweep.lr=auto"
+    )
+    plan(tmp_path, "norm=dyt")
+    first, *_ = make_report([tmp_path]).findings
+    assert first.text.endswith("choose one for each with normbench sweep and sweep.lr=auto")  # two sweeps
+
+
+def test_rates_that_a_sweep_chose_for_each_batch_size_are_cited(tmp_path: Path) -> None:
+    """The batch size is a factor, and no arm's best rate is its best batch size."""
+    arms = [("batchnorm", 4, 1e-3), ("batchnorm", 64, 3e-3), ("groupnorm", 4, 3e-3), ("groupnorm", 64, 3e-3)]
+    for (norm, size, lr), seed in product(arms, range(3)):
+        final = 2.0 + 0.01 * seed * len(norm) + (size == 4) * (0.3 if norm == "batchnorm" else 0.001 * seed)
+        make_run(tmp_path, norm=norm, lr=lr, seed=seed, settings={"data.batch_size": size}, final=final)
+    noted = [{"arm": {"norm": norm, "data.batch_size": str(size)}, "lr": lr, "edge": None} for norm, size, lr in arms]
+    (tmp_path / CHOICE_FILE).write_text(json.dumps({"arms": noted}))
+    report = make_report([tmp_path], baseline="norm=groupnorm")
+    assert report.study.varied == ("norm", "data.batch_size") and not report.chosen
+    pairs = [(one.arm.name, one.baseline.name) for one in report.comparisons]
+    assert pairs == [(f"batchnorm · batch_size={n}", f"groupnorm · batch_size={n}") for n in (4, 64)]
+    assert report.comparisons[0].real and report.comparisons[0].mean > 0.2
+    assert "chosen on data held out" in "".join(texts(tmp_path))
+
+
+@pytest.mark.parametrize("equal", [False, True])
+def test_what_goes_with_a_factor_is_fair_to_arms_that_share_its_value(tmp_path: Path, equal: bool) -> None:
+    """Two norms at two batch sizes, each with its own rate: so they are compared at one rate and number of steps."""
+    for norm, (size, lr, steps) in product(
+        ("batchnorm", "groupnorm"), ((4, 1e-3, 160), (16, 4e-3, 40 if equal else 160))
+    ):
+        data = {"steps_per_epoch": 320 // size}
+        make_run(tmp_path, norm=norm, lr=lr, steps=steps, settings={"data.batch_size": size}, data=data)
+    found = topics(tmp_path)
+    assert not {"settings", "unequal steps"} & {*found}
+    assert ("unequal samples" in found) is not equal
+    if not equal:
+        assert "in epochs: 2 (batchnorm · batch_size=4, " in found["unequal samples"]
+
+
 def test_learning_rates_chosen_on_held_out_data_are_fair(tmp_path: Path) -> None:
     """As `sweep.lr=auto` notes them beside the runs."""
     make_run(tmp_path, norm="layernorm", lr=1e-3)
@@ -122,6 +168,7 @@ def test_learning_rates_chosen_on_held_out_data_are_fair(tmp_path: Path) -> None
     assert (edge.serious, fair.serious) == (True, False)
     assert edge.text.startswith("rmsnorm: the chosen learning rate is at the end of those tried")
     assert "chosen on data held out of the training data: 0.001 (layernorm); 0.003 (rmsnorm)" in fair.text
+    assert all("chosen for none" not in text and "runs that are reported" not in text for text in texts(tmp_path))
     make_run(tmp_path, norm="dyt", lr=0.5)  # not by the sweep
     (one,) = findings(read_study([tmp_path]))
     assert one.serious and "fair only if each was chosen for its arm" in one.text

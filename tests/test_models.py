@@ -183,6 +183,8 @@ def test_embeddings() -> None:
     """The learned scale starts at √width; tied embeddings are one parameter."""
     scale = build(embedding_scale="learned")[0].scale
     assert isinstance(scale, nn.Parameter) and scale.item() == pytest.approx(4.0)
+    as_it_is, images = build(embedding_scale=1.0)[0].scale, build(task=IMAGES)[0].scale
+    assert as_it_is.item() == images.item() == 1 and not isinstance(as_it_is, nn.Parameter)
     tied, untied = (sum(p.numel() for p in build(tied=tied)[0].parameters()) for tied in (True, False))
     assert untied - tied == 17 * 16
 

@@ -33,6 +33,8 @@ def test_arms_differ_in_what_varies_and_have_a_run_for_each_seed(tmp_path: Path)
     [
         ([{"lr": 1e-3}, {"lr": 3e-3}], ["lr=0.001", "lr=0.003"]),
         ([{"norm": "dyt"}, {"norm": "rmsnorm", "lr": 3e-3}], ["dyt", "rmsnorm"]),  # the rate follows from the norm
+        ([{"settings": {"data.batch_size": n}, "lr": n / 1e3} for n in (2, 32)], ["batch_size=2", "batch_size=32"]),
+        ([{"settings": {"norm.eps": eps}} for eps in (None, 1e-5)], ["eps=–", "eps=1e-05"]),
         ([{}, {"seed": 1, "settings": {"threads": 2, "name": "other", "probes.every": 7}}], ["all runs"]),
         ([{"name": "run"}, {"name": "run.old1"}], ["all runs"]),
     ],

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import math
 from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
-from made_runs import make_run, make_study
+from made_runs import make_run, make_study, plan
 from scipy import stats
 
 from normbench.analysis.comparisons import given_baseline
 from normbench.analysis.measures import rounded_up, seconds_at
 from normbench.analysis.records import Run, read_study
 from normbench.analysis.report import Report, make_report
+from normbench.analysis.statistics import seeds_needed
+from normbench.errors import UsageError
 
 LAYERNORM = [2.00, 2.10, 2.05, 1.98, 2.04]
 SAME = [2.003, 2.098, 2.051, 1.979, 2.041]  # the same but for a few thousandths
@@ -54,7 +57,7 @@ def test_differences_are_the_paired_t_test_of_scipy_and_holm_by_hand(tmp_path: P
         assert one.mean == pytest.approx(np.mean(losses) - np.mean(LAYERNORM))
         assert (one.interval.lower, one.interval.upper) == pytest.approx((interval.low, interval.high))
         p[one.arm.name] = test.pvalue
-        shown = [row["smallest to be shown"] for row in table(report, "differences") if row["arm"] == one.arm.name]
+        shown = [row["minimum detectable effect"] for row in table(report, "differences") if row["arm"] == one.arm.name]
         assert shown == [f"{rounded_up(one.detectable, 2):g}"]
     assert dyt.corrected == pytest.approx(2 * p["dyt"])  # the smallest of two
     assert rmsnorm.corrected == pytest.approx(max(p["rmsnorm"], 2 * p["dyt"]))
@@ -157,7 +160,7 @@ def test_training_time_is_step_time_times_steps(tmp_path: Path) -> None:
     assert seconds_at(run, np.array([10]))[0] == pytest.approx(10 * times.values[0] / 1e3)
 
 
-def test_time_to_target_is_that_of_the_first_evaluation_at_or_below_it(tmp_path: Path) -> None:
+def test_time_to_target_is_from_where_the_loss_stays_at_or_below_it(tmp_path: Path) -> None:
     make_study(tmp_path, {"layernorm": [2.0, 2.1, 3.0], "rmsnorm": [2.0, 3.0, 3.0], "prmsnorm": [3.0]})
     make_run(tmp_path, norm="dyt", status="running")
     report = make_report([tmp_path], target=2.5)
@@ -167,8 +170,63 @@ def test_time_to_target_is_that_of_the_first_evaluation_at_or_below_it(tmp_path:
         assert seconds == pytest.approx(seconds_at(run, losses.steps[losses.values <= 2.5][:1])[0])
     assert math.isnan(times[2])
     median = f"{max(times[:2]):.3g} s (2 of 3)"  # a run that never gets there counts as endless
-    wanted = ["–", median, "not reached", "not reached (1 of 3)"]
+    wanted = [median, "not reached (1 of 3)", "not reached", "–"]
     assert [row["time to 2.5 nats"] for row in table(report, "arms")] == wanted
+
+
+def test_a_loss_that_comes_back_has_not_reached_its_target(tmp_path: Path) -> None:
+    """The target of each pair is where its own baseline ends on average."""
+    for placement, shift in (("pre", 0.0), ("post", 0.5)):
+        for seed, final in enumerate((2.0, 2.1)):
+            make_run(tmp_path, placement=placement, seed=seed, final=final + shift)
+            path = make_run(tmp_path, norm="rmsnorm", placement=placement, seed=seed, final=1.9 + shift)
+            lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+            for line in lines:  # one evaluation is below the target, and the next one is not
+                line |= {"loss/val": 1.0 if line["step"] == 20 else line["loss/val"]} if "loss/val" in line else {}
+            (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    report = make_report([tmp_path], baseline="norm=layernorm")
+    targets = report.runs.groupby("placement")["target"].unique()
+    assert {name: own.tolist() for name, own in targets.items()} == {"post": [2.55], "pre": [2.05]}
+    for _, row in report.runs[report.runs["norm"] == "rmsnorm"].iterrows():
+        (run,) = [run for run in report.study.runs if run.name == row["run"]]
+        losses = run.curves["loss/val"]
+        step = losses.steps[losses.values <= row["target"]][1]
+        assert losses.values[0] == 1.0 and row["target_seconds"] == pytest.approx(seconds_at(run, step))
+
+
+@pytest.mark.parametrize(
+    ("metric", "words", "unit"),
+    [
+        ("best", "best validation loss during training", "nats"),
+        ("loss/train", "training loss", "nats"),
+        ("act/stream03/rms", "act/stream03/rms", ""),
+    ],
+)
+def test_any_logged_tag_may_judge(tmp_path: Path, metric: str, words: str, unit: str) -> None:
+    make_study(tmp_path, {"layernorm": LAYERNORM, "dyt": WORSE}, probed=20)
+    report = make_report([tmp_path], metric=metric)
+    primary = report.comparisons[0].metric
+    assert (primary.words, primary.unit) == (words, unit) and report.tables[0].frame.columns[2].startswith(words)
+    wanted = (
+        "end with the same act/stream03/rms in each" if unit == "" else f"dyt is worse than layernorm: its {words} is"
+    )
+    assert wanted in text_of(report)
+    with pytest.raises(UsageError, match=r"--metric=act/stream03/rsm is .*: did you mean act/stream03/rms\? "):
+        make_report([tmp_path], metric="act/stream03/rsm")
+
+
+def test_the_next_step_is_a_command_with_as_many_seeds_as_are_needed(tmp_path: Path) -> None:
+    make_study(tmp_path, {"layernorm": LAYERNORM, "rmsnorm": SAME})
+    plan(tmp_path, "norm=layernorm,rmsnorm", "seed=range(0,5)")
+    report = make_report([tmp_path], margin=0.001)
+    (said,) = report.next
+    one = report.comparisons[0]
+    more = seeds_needed(0.001, one.sd) - 5
+    assert said.startswith(
+        f"{more} more seeds would show a difference of 0.001 nats four times in five: normbench sweep "
+    )
+    assert f"--resume {tmp_path} 'seed=range(5,{5 + more})' sweep.extend=true. To look again after each" in said
+    assert make_report([tmp_path], margin=0.1).next == []
 
 
 def test_loss_at_equal_time_is_taken_where_the_fastest_run_ends(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import re
 import subprocess
 import sys
@@ -52,7 +54,11 @@ class Page(HTMLParser):
 
 def test_the_page_is_whole_in_itself_and_its_links_lead_somewhere(written: Path) -> None:
     tags = Page(written).tags
-    assert not [tag for tag, _ in tags if tag in ("script", "iframe", "object", "embed")]
+    assert not [tag for tag, _ in tags if tag in ("iframe", "object", "embed")]
+    (script,) = re.findall(r"<script>(.*?)</script>", (written / "report.html").read_text("utf-8"), re.DOTALL)
+    (allowed,) = [attrs["content"] or "" for _, attrs in tags if attrs.get("http-equiv")]
+    hashed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"script-src 'sha256-{hashed}'" in allowed  # and no other
     assert all((attrs["href"] or "").startswith("data:") for tag, attrs in tags if tag == "link")
     addresses = [attrs[name] or "" for _, attrs in tags for name in ("src", "srcset") if name in attrs]
     assert all(address.startswith("data:") for address in addresses)
@@ -90,7 +96,7 @@ def test_every_figure_is_in_the_page_and_beside_it_with_its_data(written: Path) 
     tags = Page(written).tags
     drawn = sum(tag == "svg" for tag, _ in tags)
     assert drawn == len(figures) > 0
-    assert all(path.with_suffix(suffix).is_file() for path in figures for suffix in (".png", ".csv"))
+    assert all(path.with_suffix(suffix).is_file() for path in figures for suffix in (".png", ".csv", ".pdf"))
 
 
 def test_the_markdown_has_whole_tables(written: Path) -> None:
@@ -100,6 +106,61 @@ def test_the_markdown_has_whole_tables(written: Path) -> None:
     start = next(n for n, line in enumerate(lines) if line.startswith("| arm | n |"))
     cells = [len(re.findall(r"(?<!\\)\|", line)) for line in lines[start : start + 4]]
     assert len(set(cells)) == 1 and set(lines[start + 1]) <= set("|-: ")
+
+
+def test_a_page_opens_with_question_answer_caveats_and_methods(written: Path) -> None:
+    page = Page(written)
+    sections = [attrs["id"] for tag, attrs in page.tags if tag == "section" and "id" in attrs]
+    assert sections[:3] == ["question", "verdict", "fairness"]  # why and next: where there is something to say
+    words = " ".join(page.words.split())
+    assert "layernorm, rmsnorm) do to the final validation loss of the model nano on pydocs?" in words
+    assert (
+        "Held equal: 100 steps of 16 sequences of 64 tokens, at a learning rate of 0.001; 802,304 parameters;" in words
+    )
+    assert "Model: GPT (depth 4, width 128); 802,304 parameters. Data: pydocs (100,000 training tokens, " in words
+    assert "with AdamW (lr 0.001, betas [0.9, 0.99]) and the schedule Cosine (warmup 0.05, final 0.1)" in words
+    assert "was trained with 4 seeds (0, 1, 2, 3); 6 of 8 runs finished." in words
+    assert not re.search(r"\b(None|True|False|nan)\b", words.partition("All runs")[0])
+
+
+def test_tables_and_methods_for_latex_are_escaped(written: Path) -> None:
+    text = (written / "report.tex").read_text("utf-8")
+    assert text.count(r"\toprule") == text.count(r"\bottomrule") == text.count(r"\end{table}") > 2
+    assert "$<$script$>$" in text and r"95 \% interval" in text and "−" not in text
+    rows = [line for line in text.splitlines() if line.endswith(r"\\")]
+    assert rows and not [row for row in rows if re.search(r"(?<!\\)[%#_]", row)]
+
+
+def test_a_report_removes_what_it_once_drew_and_nothing_else(tmp_path: Path) -> None:
+    make_study(tmp_path, {"layernorm": [2.0, 2.1], "rmsnorm": [2.0, 2.11]})
+    figures = tmp_path / "report/figures"
+    figures.mkdir(parents=True)
+    old, killed = figures / "alpha-steps.svg", [figures / ".differences.svg.7.tmp", tmp_path / "report/.runs.csv.7.tmp"]
+    mine, other = figures / "mine.pdf", tmp_path / "report/notes.txt"
+    for path in (old, mine, other, *killed):
+        path.write_text("")
+    (tmp_path / "report/manifest.json").write_text('["../../victim.txt", "/etc/hostname"]')
+    save(make_report([tmp_path]), tmp_path / "report")
+    assert mine.exists() and other.exists()
+    assert not [path for path in (old, *killed) if path.exists()]
+
+
+def test_tasks_have_a_report_each_below_one_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for norm in ("layernorm", "rmsnorm"):
+        for seed in range(2):
+            make_run(tmp_path, norm=norm, seed=seed, final=2 + 0.1 * seed)
+            make_run(tmp_path, norm=norm, seed=seed, accuracy=0.9 + 0.01 * seed)
+    assert main(["report", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert "image classification" in printed and "language model" in printed
+    page = Page(tmp_path / "report")
+    links = [attrs["href"] for tag, attrs in page.tags if tag == "a"]
+    assert links == ["image_classification/report.html", "language_model/report.html"]
+    for link in links:
+        assert (tmp_path / "report" / str(link)).is_file() and "same validation" in page.words
+    assert main(["compare", "rmsnorm", "layernorm", "--in", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert "same validation accuracy" in printed and "same validation loss" in printed
 
 
 # ---- the command
@@ -125,6 +186,7 @@ def test_the_command_prints_the_verdict_what_is_unfair_and_the_page_without_torc
         ("runs none", "none is not a folder"),
         ("runs --baseline layernom", "--baseline layernom is no arm: did you mean layernorm?"),
         ("runs --out file", "give another folder with --out"),
+        ("runs --width wide", "--width wide is no width: give column (3.5 inches), page (7), or 3 to 20 inches"),
         ("empty", "holds no runs: "),
         ("damaged", "holds no run that has ended: run is damaged, metrics.jsonl cannot be read"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from normbench.analysis.fairness import open_rates
 from normbench.analysis.measures import Metric, accuracy_on, loss_on
 from normbench.analysis.records import Arm, Run, Study
 from normbench.analysis.tables import differences_table
-from normbench.analysis.wording import bound, chance, compared_words, paragraphs
+from normbench.analysis.wording import bound, chance, compared_words, effect, paragraphs
 
 LOSS, ACCURACY = loss_on("val"), accuracy_on("val")
 BASE = [2.00, 2.10, 2.05, 1.98, 2.04]
@@ -71,6 +72,7 @@ WITHIN = shifted(0.001, 0.0011, 0.0009, 0.00105, 0.00095)
         (NEAR, BASE, None, "dyt and layernorm do not differ by more than 0.0029 nats (5 seeds, 95 %)."),
         (NEAR, BASE, 0.01, "dyt and layernorm are the same within the margin of 0.01 nats: they do not differ by"),
         (NEAR, BASE, 0.001, "dyt and layernorm: no difference was found, but they may differ by up to 0.0029 nats (5"),
+        ([2.001, 2.102], BASE[:2], 1.0, "dyt and layernorm: too few seeds to tell; they may differ by up to 0.0"),
         ([2.05, 2.06], [2.0, 2.1], None, "dyt and layernorm: too few seeds to tell; they may differ by up to 0."),
         ([2.0], [1.5], None, "With one seed for each arm nothing can be said about differences: add at least 2 seeds."),
         ([2.0], BASE, None, "dyt: one seed has finished both there and in the baseline, so nothing can be said: add"),
@@ -169,6 +171,41 @@ def test_a_rate_is_chosen_by_fewest_losses_then_over_the_seeds_that_all_have_end
 def test_the_usual_baseline_is_what_is_there_of_it(cells: list[str], wanted: dict[str, str]) -> None:
     arms = tuple(arm([2.0], **dict(zip(("norm", "placement"), cell.split(), strict=True))) for cell in cells)
     assert usual_baseline(Study((), arms, ("norm", "placement"))) == wanted
+
+
+def test_small_validation_sets_say_their_own_uncertainty() -> None:
+    """Of 297 digits one image is 0.34 points; the standard error of 98 % of them is √(0.98·0.02 / 297) = 0.8 points."""
+    found = comparisons({"rmsnorm": [98.0, 98.3]}, [98.0, 98.3], ACCURACY)
+    found[0].baseline.runs[0].sessions[0]["data"] = {"val_images": 297}
+    (text,) = unfair(found, "few")
+    assert text.startswith("297 examples judge, one of which is 0.34 points: on as many others an accuracy of 98.0 %")
+    assert "by about 0.8 points (binomial standard error)" in text
+    found[0].baseline.runs[0].sessions[0]["data"] = {"val_images": 50_000}
+    assert not unfair(found, "few") and not unfair(comparisons({"rmsnorm": BASE}), "few")
+
+
+def test_an_outlier_is_warned_of_with_the_test_of_ranks_beside() -> None:
+    base = [2.0 + 0.01 * seed for seed in range(6)]
+    ours = [loss + more for loss, more in zip(base, (0.01, 0.012, 0.009, 0.011, 0.01, 0.5), strict=True)]
+    (text,) = unfair(comparisons({"rmsnorm": ours}, base), "skewed")
+    assert text.startswith("rmsnorm and layernorm: the differences by seed are skewed or have an outlier")
+    assert text.endswith("the test of signed ranks gives p = 0.031")
+    (text,) = unfair(comparisons({"rmsnorm": ours[1:]}, base[1:]), "skewed")
+    assert text.endswith("the test of signed ranks needs 6 seeds or more")
+
+
+def test_an_arm_with_more_rates_to_choose_from_is_named_and_its_p_corrected() -> None:
+    layernorm, dyt = arm(BASE, norm="layernorm"), replace(arm(WORSE, norm="dyt"), rates=4)
+    found = compare_all([layernorm, dyt], {"norm": "layernorm"}, LOSS)
+    assert found[0].p is not None and found[0].corrected == pytest.approx(4 * found[0].p)
+    assert unfair(found, "rates") == (
+        "dyt had 4 learning rates to choose from and layernorm 1, so p is multiplied by 4",
+    )
+    assert unfair(comparisons({"dyt": WORSE}), "rates") == ()
+
+
+def test_effect_sizes_are_capped() -> None:
+    assert [effect(size) for size in (None, 1.234, 10.5, -412.0)] == ["–", "+1.23", "> 10", "< −10"]
 
 
 def test_p_is_not_rounded_over_the_level_and_bounds_have_no_exponent() -> None:

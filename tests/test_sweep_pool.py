@@ -94,6 +94,14 @@ def test_all_runs_end_with_the_sweep_behind_checkpoints(start: Start, tmp_path: 
         assert (path / "checkpoint.pt").exists()
 
 
+def test_ctrl_c_while_processes_start_stops_in_order(start: Start, tmp_path: Path) -> None:
+    sweep = start(LONG, tmp_path)
+    assert next(line for line in sweep.stdout or () if "runs to do" in line)
+    os.killpg(sweep.pid, signal.SIGINT)
+    status, output = ended(sweep)
+    assert (status, "Traceback" in output) == (130, False), output
+
+
 def test_another_ctrl_c_kills_runs_that_hang(start: Start, tmp_path: Path) -> None:
     """Such as one that waits for ever between two steps: it writes no checkpoint."""
     words = [*own_words(tmp_path, "Hangs", launcher="joblib"), "seed=0"]

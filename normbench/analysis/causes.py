@@ -49,17 +49,10 @@ def next_steps(
         n, size = min(one.n for one in ones), margin or float(f"{max(sizes) / 2:.1g}")
         more = seeds_needed(size, max(one.sd for one in ones), family=ones[0].family) - n
         if more > 0:
-            words = (more, size, ones[0].metric, study.command(seed=new_seeds(study, more)))
-            found += paragraphs("causes.jinja", "seeds", *words)
+            found += paragraphs("causes.jinja", "seeds", more, size, ones[0].metric, study.more_seeds(more))
     elif ones:
-        found += paragraphs("causes.jinja", "pilot", study.command(seed=new_seeds(study, 4)))
+        found += paragraphs("causes.jinja", "pilot", study.more_seeds(4))
     return found
-
-
-def new_seeds(study: Study, number: int) -> str:
-    """Return so many seeds that no run has, in Hydra's words."""
-    first = max(run.seed for run in study.runs) + 1
-    return str(first) if number == 1 else f"range({first},{first + number})"
 
 
 # ---- what the probes of an arm say

@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from normbench.analysis.measures import Metric, final, known, loss_on
-from normbench.analysis.records import LEARNING_RATE, Arm, Run, Study, read_study, shortened
+from normbench.analysis.records import LEARNING_RATE, Arm, Run, Study, read_studies, shortened
 from normbench.analysis.statistics import ALPHA, Sample, detectable_difference, holm, paired_difference
 from normbench.config.groups import GROUPS
 from normbench.errors import UsageError
@@ -213,18 +213,34 @@ def number(text: str) -> str:
 # ---- two arms
 
 
-def read_pair(first: str, second: str, folder: Path) -> Study:
-    """Read the two arms that words name: folders of runs, or arms of the runs below `folder`.
+def read_pairs(first: str, second: str, folder: Path) -> list[Study]:
+    """Read the two arms that words name, for each task that has both: folders of runs, or arms of runs below `folder`.
+
+    Raises:
+        UsageError: in no task; why, of the first one.
+    """
+    are_folders = all(Path(word).is_dir() for word in (first, second))
+    found, errors = [], []
+    for study in read_studies([Path(first), Path(second)] if are_folders else [folder]):
+        try:
+            found.append(pair_of(study, first, second, None if are_folders else folder))
+        except UsageError as error:
+            errors.append(error)
+    if not found:
+        raise errors[0]
+    return found
+
+
+def pair_of(study: Study, first: str, second: str, folder: Path | None) -> Study:
+    """Return the two arms of a study that words name. folder: where they are; none: the words are folders.
 
     Raises:
         UsageError: a word names no arm or several, or both name the same.
     """
     words, arms = (first, second), []
-    are_folders = all(Path(word).is_dir() for word in words)
-    study = read_study([Path(word) for word in words] if are_folders else [folder])
     for word in words:
-        wanted = {} if are_folders else given_baseline(study, word, flag="")
-        inside = Path(word if are_folders else folder)
+        wanted = given_baseline(study, word, flag="") if folder else {}
+        inside = folder or Path(word)
         found = [arm for arm in arms_in(study, inside) if arm.has(wanted)]
         if len(found) != 1:
             names = shortened([arm.name for arm in found])

@@ -32,11 +32,24 @@ FEWEST_STEPS = 10  # steps that a median must be of at least
 
 
 class Finding(NamedTuple):
-    """One fact. topic: a word or two. text: the sentence. serious: whether it may decide who wins."""
+    """One fact.
+
+    topic: a word or two. text: the sentence. serious: whether it may decide who wins. between: value -> names of arms,
+    where it matters between an arm and its baseline alone.
+    """
 
     topic: str
     text: str
     serious: bool = True
+    between: Mapping[Any, Sequence[str]] = {}
+
+    def concerns(self, comparisons: Sequence[Comparison]) -> bool:
+        """Say whether there is an arm that differs in it from its baseline."""
+        pairs = [
+            [{value for value, names in self.between.items() if arm.name in names} for arm in (one.arm, one.baseline)]
+            for one in comparisons
+        ]
+        return not self.between or not pairs or any(own != other or len(own) != 1 for own, other in pairs)
 
 
 def findings(
@@ -59,7 +72,8 @@ def findings(
     if chosen and not all(choice_of(run) for run in study.runs):
         text = "the learning rate of each arm was chosen by the validation loss of the runs that are reported"
         found.append(Finding("learning rate", f"{text}, which favours arms with more rates to choose from"))
-    return tuple(sorted(found, key=lambda finding: not finding.serious))
+    own = [finding for finding in found if finding.concerns(comparisons)]
+    return tuple(sorted(own, key=lambda finding: not finding.serious))
 
 
 # ---- what all runs should have in common, and what none should have
@@ -87,7 +101,8 @@ def rules(study: Study) -> Iterator[Finding]:
     """Find what fairness.toml names."""
     for rule in RULES["same"]:
         if not any(matching(study.varied, pattern) for pattern in rule.get("unless", [])):
-            yield from unequal(rule["topic"], rule["sentence"], told(study, rule["reads"]), not rule.get("minor"))
+            for one in unequal(rule["topic"], rule["sentence"], told(study, rule["reads"]), not rule.get("minor")):
+                yield one._replace(between={}) if rule.get("everywhere") else one
     for rule in RULES["never"]:
         if names := told(study, f"true if {rule['reads']} else none").get(True):
             yield Finding(rule["topic"], f"{shortened(names, 6)}: {rule['sentence']}", not rule.get("minor"))
@@ -97,7 +112,7 @@ def unequal(topic: str, words: str, found: Mapping[Any, Sequence[str]], serious:
     """Say who has which values, where there are several, such as `100 (layernorm); 200 (rmsnorm, dyt)`."""
     if len(found) > 1:
         values = "; ".join(f"{in_words(value)} ({shortened(names, 4)})" for value, names in found.items())
-        yield Finding(topic, f"{words}: {values}", serious)
+        yield Finding(topic, f"{words}: {values}", serious, found)
 
 
 def settings(study: Study) -> Iterator[Finding]:

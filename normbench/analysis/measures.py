@@ -183,6 +183,11 @@ class Yardstick:
         """Return what the verdict speaks of."""
         return self.metrics[0]
 
+    @property
+    def on_way(self) -> Metric:
+        """Return what evaluations during training tell of it."""
+        return accuracy_on("val") if self.primary.tag.startswith("accuracy") else loss_on("val")
+
 
 def yardstick(
     study: Study, partners: Mapping[str, Arm], target: float | None = None, metric: str | None = None
@@ -216,12 +221,10 @@ def runs_frame(study: Study, by: Yardstick) -> pd.DataFrame:
     accuracy, %) on the way, chosen on the validation data. gap: last validation loss less last training loss (nats),
     the latter in eval mode where it was recorded.
     """
-    rows = []
-    on_way = accuracy_on("val") if by.primary.tag.startswith("accuracy") else loss_on("val")
-    sign = 1 if on_way.lower_is_better else -1
+    rows, sign = [], 1 if by.on_way.lower_is_better else -1
     for arm, run in study.pairs:
         logged, times = run.summary.get("metrics", {}), run.summary.get("step_time", {})
-        curve, target = finite(run.curves.get(on_way.tag)), by.targets.get(arm.name, NAN)
+        curve, target = finite(run.curves.get(by.on_way.tag)), by.targets.get(arm.name, NAN)
         best, best_step = min(zip(sign * curve.values, curve.steps, strict=True), default=(NAN, 0))
         reached = stays_at(run, target)
         training = loss_on("train_eval" if "loss/train_eval" in run.metrics else "train")
@@ -237,7 +240,7 @@ def runs_frame(study: Study, by: Yardstick) -> pd.DataFrame:
             "steps": run.steps,
             **{tag: value for tag, value in logged.items() if tag.partition("/")[0] in ("loss", "accuracy")},
             by.primary.tag: final(run, by.primary) / by.primary.scale,
-            "best": on_way.scale * sign * float(best),
+            "best": by.on_way.scale * sign * float(best),
             "best_step": int(best_step),
             "gap": final(run, loss_on("val")) - final(run, training),
             "training_seconds": float(seconds_at(run, run.step)),

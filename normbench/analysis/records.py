@@ -6,8 +6,6 @@ import shlex
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +23,7 @@ FIRST_KEYS = (
 )  # fmt: skip
 
 LEARNING_RATE = "optim.lr"
+PLAIN = {"None": "–", "True": "true", "False": "false"}  # what a reader sees of Python's words
 
 # Keys that tell no arms apart: the seed, where a run lies or runs, what is shown, kept or probed.
 ASIDE = (
@@ -112,7 +111,8 @@ class Arm:
     @property
     def name(self) -> str:
         """Name it, such as `rmsnorm · pre`: options by their words, other settings as `lr=0.001`."""
-        words = [str(v) if k in GROUPS else f"{k.rpartition('.')[2]}={v}" for k, v in self.settings.items()]
+        shown = {key: PLAIN.get(str(value), str(value)) for key, value in self.settings.items()}
+        words = [word if key in GROUPS else f"{key.rpartition('.')[2]}={word}" for key, word in shown.items()]
         return " · ".join(words) or "all runs"
 
     @property
@@ -143,6 +143,11 @@ class Study:
     damaged: tuple[tuple[str, str], ...] = ()
 
     @property
+    def task(self) -> str:
+        """Return the kind of task that its runs have."""
+        return self.runs[0].task
+
+    @property
     def pairs(self) -> list[tuple[Arm, Run]]:
         """Return all runs, arm by arm, each with its arm."""
         return [(arm, run) for arm in self.arms for run in arm.runs]
@@ -152,25 +157,49 @@ class Study:
         """Return all runs, arm by arm."""
         return [run for _, run in self.pairs]
 
+    @property
+    def plans(self) -> list[list[str]]:
+        """Return the words of each sweep that noted them beside the runs."""
+        folders = {run.path.parent for run in self.runs}
+        files = [file for folder in folders for file in folder.glob(".sweep/plans/*.json")]
+        return [(read_json(file) or {}).get("words", []) for file in files]
+
     def command(self, **changes: str | None) -> str:
-        """Return the words that make these runs as one sweep; empty where they are no full grid.
+        """Return the command of the sweep that made these runs, changed; empty where it was none, or several.
 
         changes: words that are set otherwise, or left out where they are None.
         """
-        each = [dict(word.partition("=")[::2] for word in shlex.split(run.session["command"])[2:]) for run in self.runs]
-        values = {key: [*dict.fromkeys(words.get(key) for words in each)] for words in each for key in words}
-        if None in chain(*values.values()) or prod(map(len, values.values())) > len(each):
-            return ""
-        known = {"name": [self.runs[0].config.get("name")], **values, **{key: [new] for key, new in changes.items()}}
-        words = [f"{key}={','.join(map(str, own))}" for key, own in known.items() if own != [None]]
-        return shlex.join(["normbench", "sweep", *words])
+        words, *others = self.plans or [[]]
+        kept = [word for word in words if word.lstrip("+~").partition("=")[0] not in changes]
+        new = [f"{key}={value}" for key, value in changes.items() if value is not None]
+        return shlex.join(["normbench", "sweep", *kept, *new]) if kept and not others else ""
+
+    def more_seeds(self, number: int) -> str:
+        """Return the command for so many seeds that no run has; only the word for them where no sweep made the runs."""
+        first = max(run.seed for run in self.runs) + 1
+        word = f"seed={first}" if number == 1 else f"seed=range({first},{first + number})"
+        sweep = ["normbench", "sweep", "--resume", str(self.runs[0].path.parent), word, "sweep.extend=true"]
+        return shlex.join(sweep) if self.plans else word
 
 
 def read_study(folders: Sequence[Path]) -> Study:
-    """Read the runs below some folders; each counts once, though the folders may lie in one another.
+    """Read the runs below some folders, which have one task.
 
     Raises:
-        UsageError: a folder is not there or holds no runs, no run has ended, or the runs have different tasks.
+        UsageError: as `read_studies` has it, or the tasks differ.
+    """
+    study, *others = read_studies(folders)
+    if others:
+        tasks = ", ".join(one.task for one in (study, *others))
+        raise UsageError(f"the runs have different tasks ({tasks}): give the folders of one task, and a sweep a name=")
+    return study
+
+
+def read_studies(folders: Sequence[Path]) -> list[Study]:
+    """Read the runs below some folders, as a study for each task; each counts once, where folders lie in one another.
+
+    Raises:
+        UsageError: a folder is not there or holds no runs, or no run has ended.
     """
     found = {one.path.resolve(): (one, name) for folder in folders for name, one in run_directories(folder).items()}
     runs, damaged = [], []
@@ -179,16 +208,18 @@ def read_study(folders: Sequence[Path]) -> Study:
             runs.append(read_run(directory, name))
         except ValueError as error:
             damaged.append((name, str(error)))
-    if not any(run.ended for run in runs):
+    tasks = sorted({run.task for run in runs if run.ended})
+    if not tasks:
         why = ": {} is damaged, {}".format(*damaged[0]) if damaged else ""
         where = ", ".join(map(str, folders))
         raise UsageError(f"{where} holds no run that has ended{why}: wait for one, or give another folder")
-    if len(tasks := sorted({run.task for run in runs})) > 1:
-        raise UsageError(
-            f"the runs have different tasks ({', '.join(tasks)}): give the folders of one task, and a sweep a name="
-        )
+    return [study_of(folders, [run for run in runs if run.task == task], tuple(damaged)) for task in tasks]
+
+
+def study_of(folders: Sequence[Path], runs: Sequence[Run], damaged: tuple[tuple[str, str], ...]) -> Study:
+    """Return runs of one task as a study."""
     varied = varied_settings(runs)
-    return Study(tuple(folders), arms_of(runs, varied), varied, tuple(damaged))
+    return Study(tuple(folders), arms_of(runs, varied), varied, damaged)
 
 
 def read_run(directory: RunDirectory, name: str) -> Run:

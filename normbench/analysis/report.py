@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +19,12 @@ from normbench.analysis.comparisons import Comparison, compare_all, contenders, 
 from normbench.analysis.designs import contrasts, said
 from normbench.analysis.fairness import Finding, findings
 from normbench.analysis.figures import draw_all
-from normbench.analysis.figures.style import Figure, dark_rules
+from normbench.analysis.figures.style import COLUMN, KINDS, Figure, dark_rules
 from normbench.analysis.measures import Yardstick, activations_frame, runs_frame, yardstick
-from normbench.analysis.records import Arm, Study, read_study, shortened
+from normbench.analysis.records import Arm, Study, read_studies, read_study, shortened
 from normbench.analysis.sensitivity import tried_rates
 from normbench.analysis.tables import Table
-from normbench.analysis.wording import environment, paragraphs, verdict
+from normbench.analysis.wording import TEMPLATES, environment, paragraphs, verdict
 from normbench.rundir import write_bytes
 
 MOST_ROWS = 200  # of the table of all runs, which the CSV has too
@@ -52,14 +54,27 @@ class Report:
 
 
 def make_report(folders: Sequence[Path], *, baseline: str | None = None, **how: Any) -> Report:
-    """Find out what the runs below some folders say.
+    """Find out what the runs below some folders say, which have one task.
 
     baseline: words of an arm, such as `norm=layernorm`. how: as `examine` has it.
 
     Raises:
         UsageError: a folder is not there, no run has ended, the tasks differ, or the baseline is no arm.
     """
-    study = read_study(folders)
+    return report_of(read_study(folders), baseline, **how)
+
+
+def make_reports(folders: Sequence[Path], *, baseline: str | None = None, **how: Any) -> list[Report]:
+    """Find out what the runs below some folders say, task by task.
+
+    Raises:
+        UsageError: a folder is not there, no run has ended, or the baseline is no arm of some task.
+    """
+    return [report_of(study, baseline, **how) for study in read_studies(folders)]
+
+
+def report_of(study: Study, baseline: str | None, **how: Any) -> Report:
+    """Find out what a study says, against a baseline in words."""
     return examine(study, given_baseline(study, baseline) if baseline else usual_baseline(study), **how)
 
 
@@ -112,20 +127,35 @@ def examine(
 # ---- the files
 
 
-def save(report: Report, out: Path) -> Path:
-    """Draw the figures and write everything; returns the page.
+def save_all(reports: Sequence[Report], out: Path, width: float = COLUMN) -> Path:
+    """Write reports, of several tasks each in a folder of its own below a page that leads to them; return the page."""
+    if len(reports) == 1:
+        return save(reports[0], out, width)
+    parts = [(save(report, out / report.study.task, width).relative_to(out), report) for report in reports]
+    write_bytes(out / "report.html", page_of("parts.html", title_of(reports[0].study), parts=parts).encode())
+    return out / "report.html"
+
+
+def save(report: Report, out: Path, width: float = COLUMN) -> Path:
+    """Draw the figures, width inches wide, and write everything; return the page.
+
+    Figures that an older report had and this one has not are removed, and what a killed one left half written.
 
     Raises:
         OSError: it cannot be written.
     """
-    (out / "figures").mkdir(parents=True, exist_ok=True)
-    figures = draw_all(report.study, dict(report.baseline.settings), report.by.metrics)
+    folder = out / "figures"
+    folder.mkdir(parents=True, exist_ok=True)
+    figures = draw_all(report.study, dict(report.baseline.settings), report.by.metrics, width)
     files = {f"figures/{name}": content for figure in figures for name, content in figure.files().items()}
+    stale = [path for path in folder.iterdir() if path.stem.startswith(KINDS) and f"figures/{path.name}" not in files]
+    for path in (*stale, *out.glob(".*.tmp"), *folder.glob(".*.tmp")):
+        path.unlink()
     files["runs.csv"] = report.runs.to_csv(index=False).encode()
     files["runs.parquet"] = report.runs.to_parquet(index=False)
     if len(report.blocks):
         files["activations.csv"] = report.blocks.to_csv(index=False).encode()
-    for name in ("report.md", "report.html"):  # the page is the last one, so that all it links to is there
+    for name in ("report.tex", "report.md", "report.html"):  # the page is last, so that all it links to is there
         files[name] = rendered(name, report, figures).encode()
     for name, content in files.items():
         write_bytes(out / name, content)
@@ -133,21 +163,31 @@ def save(report: Report, out: Path) -> Path:
 
 
 def rendered(template: str, report: Report, figures: Sequence[Figure]) -> str:
-    """Return the page, in which is all that is drawn, or the text, in GitHub's Markdown."""
+    """Return the page, in which is all that is drawn, the text, in GitHub's Markdown, or the tables for LaTeX."""
     facts = (fact.partition(": ") for fact in paragraphs("facts.jinja", "facts", report))
-    return (
-        environment()
-        .get_template(template)
-        .render(
-            report=report,
-            title=shortened([folder.resolve().name for folder in report.study.folders], 3),
-            lead="".join(paragraphs("facts.jinja", "lead", report.study)),
-            facts={name: text for name, _, text in facts if text},
-            titles={table.key: table.title for table in report.tables},
-            version=__version__,
-            figures=figures,
-            moment=datetime.now(UTC),
-            dark=dark_rules(".drawing"),
-            runs=report.runs.to_dict("records") if len(report.runs) <= MOST_ROWS else [],
-        )
+    return page_of(
+        template,
+        title_of(report.study),
+        report=report,
+        lead="".join(paragraphs("facts.jinja", "lead", report.study)),
+        question=paragraphs("facts.jinja", "question", report),
+        methods=" ".join(paragraphs("facts.jinja", "methods", report, __version__)),
+        command=report.study.command(),
+        facts={name: text for name, _, text in facts if text},
+        titles={table.key: table.title for table in report.tables},
+        figures=figures,
+        runs=report.runs.to_dict("records") if len(report.runs) <= MOST_ROWS else [],
     )
+
+
+def title_of(study: Study) -> str:
+    """Name a study by its folders."""
+    return shortened([folder.resolve().name for folder in study.folders], 3)
+
+
+def page_of(template: str, title: str, **about: Any) -> str:
+    """Return a template, filled. Of scripts, the page allows the one that it has, by its hash."""
+    script = (TEMPLATES / "report.js").read_text("utf-8")
+    hashed = b64encode(sha256(script.encode()).digest()).decode()
+    made = {"version": __version__, "moment": datetime.now(UTC), "dark": dark_rules(".drawing")}
+    return environment().get_template(template).render(title=title, script=script, hash=hashed, **made, **about)

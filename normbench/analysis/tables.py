@@ -57,6 +57,15 @@ class Table:
         """Return the cells, row by row."""
         return list(self.frame.itertuples(index=False, name=None))
 
+    @property
+    def latex(self) -> str:
+        """Return it for LaTeX, with the lines of booktabs."""
+        tex = wording.tex
+        words = self.frame.map(tex).rename(columns=tex)
+        sides = "l" * self.heads + "r" * (len(self.frame.columns) - self.heads)
+        how = {"caption": tex(self.title), "label": f"tab:{self.key}", "position": "htbp"}
+        return words.to_latex(index=False, escape=False, column_format=sides, **how)
+
     def transposed(self) -> Table:
         """Return the table with a column for each row: for few rows and many measures."""
         first, *_ = self.frame.columns
@@ -83,7 +92,7 @@ def made(key: str, title: str, rows: Any, heads: int = 1, marked: Collection[int
 
 def results_table(runs: pd.DataFrame, study: Study, by: Yardstick) -> Table:
     """Say how well the arms ended. runs: as `runs_frame` has them."""
-    rows = []
+    rows, badness = [], []
     for name, own in runs.groupby("arm", sort=False):
         finished = own[own["status"] == "finished"]
         row = {"arm": name, "n": f"{len(finished)} of {len(own)}" if len(finished) < len(own) else str(len(own))}
@@ -92,8 +101,8 @@ def results_table(runs: pd.DataFrame, study: Study, by: Yardstick) -> Table:
             mean, interval = statistics.mean_interval(values, metric.bounds)
             row[f"{metric.words}, {metric.symbol}"] = fixed(mean, metric.decimals)
             row["95 % interval" + " " * place] = span(interval, metric.decimals)
-        best = f"best validation {by.primary.tag.partition('/')[0]}, {by.primary.symbol}"
-        row[best] = fixed(finished["best"].mean(), by.primary.decimals)
+        best = f"best {by.on_way.words} during training, {by.on_way.symbol}"
+        row[best] = fixed(finished["best"].mean(), by.on_way.decimals)
         row["train–validation gap, nats"] = fixed(finished["gap"].mean(), 4, sign=True)
         row[f"loss at {duration(by.seconds)}, nats"] = fixed(finished[f"{by.timed}_at_equal_time"].mean(), 4)
         if (target := by.targets.get(str(name))) is not None:
@@ -101,6 +110,9 @@ def results_table(runs: pd.DataFrame, study: Study, by: Yardstick) -> Table:
             which = "its target" if len({*by.targets.values()}) > 1 else f"{plain(target)} nats"
             row[f"time to {which}"] = time_to_target(ended["target_seconds"].fillna(math.inf))
         rows.append(row)
+        mean = finished[by.primary.tag].mean() if by.primary.tag in finished else math.nan
+        badness.append(math.inf if math.isnan(mean) else mean if by.primary.lower_is_better else -mean)
+    rows = [rows[place] for place in np.argsort(badness, kind="stable")]
     return made("arms", "Results of each arm", rows, by=by, evaluated=evaluations_in_words(study.runs))
 
 
@@ -121,7 +133,7 @@ def costs_table(runs: pd.DataFrame) -> Table:
     ).groupby("arm", sort=False)
     columns = {
         "step time, ms": arms["step_median_ms"].median().map(significant),
-        "p90, ms": arms["step_p90_ms"].median().map(significant),
+        "90th percentile, ms": arms["step_p90_ms"].median().map(significant),
         "steps timed": arms["steps_timed"].sum().map("{:,.0f}".format),
         "training time": arms["seconds"].mean().map(duration),
         "peak memory, MiB": arms["memory"].median().map(significant),
@@ -153,6 +165,8 @@ def activations_table(blocks: pd.DataFrame) -> Table:
 def differences_table(comparisons: Sequence[Comparison], primary: bool = True) -> Table:
     """Compare each arm with its baseline. primary: whether the verdict speaks of this table."""
     metric, family = comparisons[0].metric, comparisons[0].family
+    sign = 1 if metric.lower_is_better else -1
+    comparisons = sorted(comparisons, key=lambda one: sign * one.mean if one.n else math.inf)
     key = "differences" if primary else f"differences-{metric.tag.partition('/')[0]}"
     title, rows = f"Differences in {metric.words}", []
     for one in comparisons:
@@ -167,7 +181,7 @@ def differences_table(comparisons: Sequence[Comparison], primary: bool = True) -
             "p": wording.chance(one.p),
             "p after Holm": NONE if family == 1 else wording.chance(one.corrected),
             "Wilcoxon p": wording.chance(one.ranked_p),
-            "smallest to be shown": wording.bound(one.detectable),
+            "minimum detectable effect": wording.bound(one.detectable),
             "found": FOUND.get(one.verdict(), "not shown").format(one.word.partition(" ")[0]),
         }
         rows.append(row)

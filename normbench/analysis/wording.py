@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+import shlex
 from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal
 from functools import cache
@@ -10,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
 
 from normbench.analysis.comparisons import Comparison
 from normbench.analysis.measures import rounded_up
-from normbench.analysis.records import Run, Study, shortened
+from normbench.analysis.records import PLAIN, Run, Study, shortened
 from normbench.analysis.statistics import ALPHA, Interval, detectable_difference
 
 NONE = "–"
@@ -25,6 +28,14 @@ TEMPLATES = Path(__file__).parent / "templates"
 
 # What Markdown, or HTML in it, would take for its own.
 MARKED = str.maketrans({mark: f"\\{mark}" for mark in "\\`*_{}[]#|~"} | {"<": "&lt;", ">": "&gt;", "&": "&amp;"})
+
+# What LaTeX would take for its own, or does not know.
+TEX = str.maketrans({mark: f"\\{mark}" for mark in "&%$#_{}"} | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}"})
+TEX |= str.maketrans({"^": r"\textasciicircum{}", "−": "$-$", "→": r"$\to$", "·": r"$\cdot$", "×": r"$\times$"})
+TEX |= str.maketrans({"<": "$<$", ">": "$>$", "α": r"$\alpha$", "γ": r"$\gamma$"})
+
+# A command in a sentence, without the full stop behind it.
+COMMAND = re.compile(r"normbench (sweep|train)( [\w.@+-]+=\S*[^\s.])+")
 
 # What can be said of comparisons, in this order.
 KINDS = (
@@ -104,11 +115,9 @@ def duration(seconds: float) -> str:
 
 
 def in_words(value: Any) -> str:
-    """Write a setting: numbers short, yes and no for truths, a dash for none."""
-    if value is None or value == "None":
-        return NONE
-    if isinstance(value, bool):
-        return "yes" if value else "no"
+    """Write a setting: numbers short, a dash for none."""
+    if word := PLAIN.get(str(value)):
+        return word
     return f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
@@ -123,6 +132,29 @@ def every(runs: Iterable[Run], read: Callable[[Run], str]) -> str:
     return shortened([text for text in found if text], 4)
 
 
+def part(run: Run, group: str, without: Iterable[str] = ()) -> str:
+    """Write what stands for a group in a run: its class, and all of its settings but those that vary, or are off."""
+    own = {key.partition(".")[2]: value for key, value in run.config.items() if key.startswith(f"{group}.")}
+    name = str(own.get("_target_", run.config.get(group, ""))).rpartition(".")[2]
+    shown = [
+        f"{key.replace('_', ' ')} {in_words(value)}"
+        for key, value in own.items()
+        if not key.startswith("_") and value not in (None, False) and f"{group}.{key}" not in without
+    ]
+    return f"{name} ({', '.join(shown)})" if shown else name
+
+
+def given(runs: Sequence[Run], aside: Iterable[str] = ("seed", "name", "outputs", "threads", "quiet")) -> list[str]:
+    """Return the settings that a person has given and that all runs have, as words of a command."""
+    first, *others = (shlex.split(str(run.session.get("command")))[2:] for run in runs)
+    return [word for word in first if word.partition("=")[0] not in aside and all(word in own for own in others)]
+
+
+def tex(text: Any) -> str:
+    """Write words for LaTeX."""
+    return str(text).translate(TEX)
+
+
 # ---- sentences
 
 
@@ -131,7 +163,7 @@ def environment() -> Environment:
     """Return the templates; in the page every word is escaped, in the text those behind the filter `md`."""
     found = Environment(
         loader=FileSystemLoader(TEMPLATES),
-        autoescape=lambda name: name == "report.html",
+        autoescape=lambda name: name is not None and name.endswith(".html"),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -139,6 +171,9 @@ def environment() -> Environment:
     )
     writers = [bound, chance, count, detectable_difference, duration, every, fixed, plain, precision]
     found.globals |= {writer.__name__: writer for writer in [*writers, shortened, span]}
+    found.globals |= {"given": given, "in_words": in_words}
+    found.filters |= {"part": part, "tex": tex}
+    found.filters["code"] = lambda text: Markup(COMMAND.sub(r"<code>\g<0></code>", str(escape(text))))
     found.filters["md"] = lambda text: " ".join(str(text).split()).translate(MARKED)
     return found
 

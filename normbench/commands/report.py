@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,30 +20,42 @@ if TYPE_CHECKING:  # imports pandas, scipy and matplotlib: behind every mistake 
     from normbench.analysis.tables import Table
 
 
-def report(folders: Sequence[Path], out: Path | None = None, quiet: bool = False, **how: Any) -> int:
+WIDTHS = {"column": 3.5, "page": 7.0}  # inches
+
+
+def report(
+    folders: Sequence[Path], out: Path | None = None, quiet: bool = False, width: str = "column", **how: Any
+) -> int:
     """Write the report of the runs below some folders, and print its verdict; return the exit status.
 
-    out: where it goes, by default `report` in the first folder. quiet: print nothing. how: as `make_report` has it.
+    out: where it goes, by default `report` in the first folder. quiet: print nothing. width: of figures, a word or
+    inches. how: as `make_reports` has it.
 
     Raises:
-        UsageError: no such folder, what `make_report` raises, or `out` cannot be written.
+        UsageError: no such folder, what `make_reports` raises, no such width, or `out` cannot be written.
         RunFailure: the disk is full.
     """
+    inches = WIDTHS.get(width) or (float(width) if re.fullmatch(r"\d+(\.\d+)?", width) else 0.0)
+    if not 3 <= inches <= 20:
+        raise UsageError(f"--width {width} is no width: give column (3.5 inches), page (7), or 3 to 20 inches")
     gc.disable()  # a million logged numbers hold no circles, and to look for some takes a tenth of the time
     out = out or folders[0] / "report"
     with Console(stderr=True, quiet=quiet).status("reading the runs") as status:
-        from normbench.analysis.report import make_report, save
+        from normbench.analysis.report import make_reports, save_all
 
-        made = make_report(folders, missing=missing_below(folders), **how)
-        status.update(f"drawing {len(made.runs):,} runs")
+        made = make_reports(folders, missing=missing_below(folders), **how)
+        status.update(f"drawing {sum(len(one.runs) for one in made):,} runs")
         try:
-            page = save(made, out)
+            page = save_all(made, out, inches)
         except OSError as error:
             if is_disk_full(error):
                 raise RunFailure(f"the disk is full: {out} is not whole, free some space and try again") from error
             raise UsageError(f"{out} cannot be written ({error.strerror}): give another folder with --out") from error
     if not quiet:
-        print_verdict(made)
+        for one in made:
+            if len(made) > 1:
+                console().rule(one.study.task.replace("_", " "))
+            print_verdict(one)
         print(f"\n{page}")
     return 0
 
@@ -56,13 +69,7 @@ def missing_below(folders: Sequence[Path]) -> dict[str, str]:
 
 
 def report_of_sweep(folder: Path, quiet: bool) -> None:
-    """Write the report of a sweep's runs into their folder, and print its verdict; one newer than they are stays."""
-    page = folder / "report" / "report.html"
-    latest = max((path.stat().st_mtime_ns for path in folder.glob("*/s[tu]*.json")), default=0)  # summary and status
-    if page.exists() and page.stat().st_mtime_ns > latest:
-        if not quiet:
-            print(page)
-        return
+    """Write the report of a sweep's runs into their folder, and print its verdict."""
     try:
         report([folder], quiet=quiet)
     except UsageError as error:  # no run has ended, say: the sweep's own result stands
@@ -80,16 +87,19 @@ def compare(first: str, second: str, folder: Path, margin: float | None, plan: b
     from normbench.analysis import comparisons, tables
     from normbench.analysis.report import examine
 
-    study = comparisons.read_pair(first, second, folder)
-    found = examine(study, dict(study.arms[1].settings), margin=margin)
-    if plan:
-        print_table(tables.plan(found.comparisons[0], difference))
-        return 0
-    print_table(tables.settings_table(*study.arms))
-    for table in found.tables:
-        if table.key.startswith(("arms", "differences", "step-times")):
-            print_table(table.transposed())
-    print_verdict(found)
+    studies = comparisons.read_pairs(first, second, folder)
+    for study in studies:
+        found = examine(study, dict(study.arms[1].settings), margin=margin)
+        if len(studies) > 1:
+            console().rule(study.task.replace("_", " "))
+        if plan:
+            print_table(tables.plan(found.comparisons[0], difference))
+            continue
+        print_table(tables.settings_table(*study.arms))
+        for table in found.tables:
+            if table.key.startswith(("arms", "differences", "step-times")):
+                print_table(table.transposed())
+        print_verdict(found)
     return 0
 
 

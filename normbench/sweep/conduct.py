@@ -242,7 +242,7 @@ def difference(before: Sequence[str], now: Sequence[str]) -> str:
     keys = [key for key in {**said[0], **said[1]} if key.partition(".")[0] not in HOW and key not in HOW]
     pairs = [(key, *(each.get(key, "not given") for each in said)) for key in keys]
     parts = [f"{key}: {there} there, {here} here" for key, there, here in pairs if there != here]
-    return "; ".join(parts) or "its words make other runs now, since a default, the data or the code of a class changed"
+    return "; ".join(parts) or "its words make other runs now: a default, the device, the data or a class has changed"
 
 
 def resume(folder: Path, words: Sequence[str], dry_run: bool, report: Callable[[Path, bool], None]) -> int:

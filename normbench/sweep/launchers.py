@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -104,6 +105,7 @@ class Processes(Launcher):
 
     def start(self, tasks: Sequence[Task], jobs: int, notes: Path) -> Sequence[Any]:
         multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOADED)
+        resource_tracker.ensure_running()  # else the server starts it, and it lets the signals through again
         before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # a signal to all must not end the server
         processes = [RunProcess(task) for task in tasks]
         for process in processes:

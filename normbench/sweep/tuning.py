@@ -68,12 +68,10 @@ def ladder(grid: Sequence[float]) -> list[float]:
     """Return a grid and BEYOND steps more at each end, as wide as the last one there; a single rate stays alone."""
     if len(grid) < 2:
         return [*grid]
-    steps = range(1, BEYOND + 1)
-    below, above = (
-        [float(f"{end * (end / inner) ** step:.4g}") for step in steps]
-        for end, inner in (grid[:2], (grid[-1], grid[-2]))
-    )
-    return [*below[::-1], *grid, *(rate for rate in above if rate <= HIGHEST)]
+    lower, higher = grid[0] / grid[1], grid[-1] / grid[-2]
+    below = [float(f"{grid[0] * lower**step:.4g}") for step in range(BEYOND, 0, -1)]
+    above = [float(f"{grid[-1] * higher**step:.4g}") for step in range(1, BEYOND + 1)]
+    return [*below, *grid, *(rate for rate in above if rate <= HIGHEST)]
 
 
 def tuning_grid(plan: SweepPlan, settings: SweepConfig, choices: Sequence[Mapping[str, Any]] = ()) -> list[Point]:

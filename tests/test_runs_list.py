@@ -1,0 +1,90 @@
+"""`normbench runs`: sweeps and runs in any state, and the commands that go on with them."""
+
+from __future__ import annotations
+
+import fcntl
+import re
+import resource
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from made_runs import make_run
+from support import refused
+
+from normbench.cli import main
+from normbench.sweep.folder import Entry, SweepFolder
+
+
+def listed(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[dict[str, list[str]], list[str]]:
+    """Return the cells of each line by its name, and the commands below."""
+    assert main(["runs", *words]) == 0
+    table, *commands = re.split(r"\n(?=normbench )", capsys.readouterr().out)
+    rows = [re.split(r"  +", line.strip()) for line in table.splitlines() if re.search(r"\d:\d\d", line)]
+    return {name: cells for name, *cells in rows}, [command.strip() for command in commands]
+
+
+@pytest.fixture
+def outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+    return tmp_path / "outputs"
+
+
+def test_each_run_says_how_it_stands_and_what_goes_on(outputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train = outputs / "train"
+    for status in ("finished", "diverged", "failed", "interrupted"):
+        make_run(train, name=status, status=status, session={"command": f"normbench train name={status}"})
+    make_run(train, name="killed", status="running", session={"command": "normbench train name='killed'"})
+    held = make_run(train, name="held", status="running")
+    make_run(train, name="held.old1")
+    with open(held / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        lines, commands = listed(capsys)
+    assert {name: cells[:2] for name, cells in lines.items()} == {
+        "train/finished": ["finished", "100/100"],
+        "train/diverged": ["diverged", "50/100"],
+        "train/failed": ["failed", "50/100"],
+        "train/interrupted": ["interrupted", "50/100"],
+        "train/killed": ["interrupted", "50/100"],
+        "train/held": ["running", "50/100"],
+    }
+    assert lines["train/finished"][2:] == ["0:00", "2.0000"]
+    assert sorted(commands) == [f"normbench train name={word}" for word in ("'killed'", "failed", "interrupted")]
+
+
+def test_a_sweep_is_a_line_and_its_own_folder_lists_its_runs(outputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("done", "sweep"):
+        folder = SweepFolder(outputs / name)
+        runs = [make_run(folder.path, seed=seed, name=f"r{seed}").name for seed in (0, 1)]
+        more = ["r2", "r3"] if name == "sweep" else []
+        folder.write_plan([Entry(run, {"norm": "layernorm"}, int(run[1]), 100, []) for run in [*runs, *more]])
+    folder.note_failure("r3", "boom")
+    lines, commands = listed(capsys)
+    assert {name: cells[0] for name, cells in lines.items()} == {"done": "finished", "sweep": "waiting"}
+    assert lines["sweep"][1:3] == ["3/4 runs", "1 failed"]
+    assert commands == [f"normbench sweep --resume {outputs.name}/sweep"]
+    lines, commands = listed(capsys, "outputs/sweep")
+    states = {"r0": "finished", "r1": "finished", "r2": "waiting", "r3": "failed"}
+    assert {name: cells[0] for name, cells in lines.items()} == states
+    assert commands == ["normbench sweep --resume outputs/sweep"]
+
+
+def test_a_folder_without_runs_is_refused(outputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "outputs is not a folder" in refused(["runs"], capsys)
+    outputs.mkdir()
+    assert "outputs holds no runs: train something first" in refused(["runs"], capsys)
+
+
+def test_a_thousand_runs_are_listed_within_a_second(outputs: Path) -> None:
+    """Without the second that torch takes."""
+    run = make_run(outputs / "train", name="r")
+    for number in range(1000):
+        shutil.copytree(run, run.with_name(f"r{number}"), ignore=shutil.ignore_patterns("metrics.jsonl"))
+    code = "import sys; from normbench.cli import main; main(['runs']); assert 'torch' not in sys.modules"
+    begun = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.stderr, done.stdout.count("100/100")) == ("", 1001)
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - begun < 1.5

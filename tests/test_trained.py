@@ -1,0 +1,132 @@
+"""Whether a run has trained at all, against what a constant predictor reaches, and what a report makes of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from made_runs import make_run
+from scipy import stats
+
+from normbench.analysis.records import Run, read_study
+from normbench.analysis.report import Report, make_report
+from normbench.analysis.sensitivity import tried_rates
+from normbench.data.own import text_file
+from normbench.data.sources import digits
+from normbench.types import Data
+
+CONSTANT = {"constant": {"loss/val": 3.337, "accuracy/val": 0.149}}
+STUCK, LEARNED = [3.349, 3.347, 3.348], [2.51, 2.54, 2.53]
+
+
+def text_of(report: Report) -> str:
+    return "\n".join(sentence for sentence, _ in report.verdict)
+
+
+def make_arms(folder: Path, arms: dict[str, list[float]], **everywhere: Any) -> Report:
+    """The report of runs that know what a constant predictor reaches."""
+    for norm, finals in arms.items():
+        for seed, final in enumerate(finals):
+            make_run(folder, norm=norm, seed=seed, final=final, data=CONSTANT, **everywhere)
+    return make_report([folder])
+
+
+def test_data_say_what_a_constant_predictor_reaches(tmp_path: Path) -> None:
+    data: Data = digits(batch_size=32, eval_batch_size=100, seed=0)
+    labels = torch.cat([batch.targets for batch in data.eval_batches("val")])
+    shares = labels.bincount() / len(labels)
+    loss, right = data.task.totals(shares.log().expand(len(labels), -1), labels)
+    wanted = {"loss/val": loss.item() / len(labels), "accuracy/val": right.item() / len(labels)}
+    assert data.describe()["constant"] == pytest.approx(wanted, rel=1e-5)
+    tokens = "to be or not to be" * 50
+    path = tmp_path / "own.txt"
+    path.write_text(tokens)
+    text: Data = text_file(path=str(path), context=4, batch_size=2, eval_batch_size=2, seed=0)
+    held = np.bincount(np.frombuffer(tokens.encode()[-90:], np.uint8))
+    assert text.describe()["constant"] == pytest.approx(
+        {"loss/val": stats.entropy(held), "accuracy/val": held.max() / 90}
+    )
+
+
+@pytest.mark.parametrize(
+    ("metrics", "constant", "trained"),
+    [
+        ({"loss/val": 3.349, "loss/train": 3.30, "accuracy/val": 0.149}, CONSTANT["constant"], False),
+        ({"loss/val": 3.349}, CONSTANT["constant"], False),
+        ({"loss/val": 2.5}, CONSTANT["constant"], True),
+        ({"loss/val": 9.0, "loss/train": 0.1}, CONSTANT["constant"], True),  # by heart
+        ({"loss/val": 9.0, "accuracy/val": 0.4}, CONSTANT["constant"], True),  # too sure of itself
+        ({"loss/val": 3.349}, None, None),
+        ({}, CONSTANT["constant"], None),
+    ],
+)
+def test_a_run_has_trained_where_it_is_clearly_better_than_a_constant(
+    metrics: dict[str, float], constant: Any, trained: bool | None
+) -> None:
+    sessions = ({"data": {"constant": constant}},)
+    run = Run("", Path(), "finished", 1, 1, "", 0, {}, {"metrics": metrics}, sessions, {}, "")
+    assert run.trained is trained
+
+
+def test_an_arm_that_did_not_train_is_said_to_be_and_not_worse(tmp_path: Path) -> None:
+    report = make_arms(tmp_path, {"layernorm": LEARNED, "dyt": STUCK})
+    first, second = text_of(report).splitlines()
+    assert first == (
+        "dyt did not train: its validation loss ends at 3.349 nats, and a predictor that always says the same reaches "
+        "3.337."
+    )
+    assert second.startswith("dyt and layernorm are not compared: dyt did not train, which is why its validation loss")
+    assert "0.821 nats higher" in second and not report.comparisons[0].real
+    cells = {table.key: table.frame.set_index("arm") for table in report.tables if "arm" in table.frame}
+    assert cells["costs"].loc["dyt", "did not train"] == "3 of 3"
+    assert cells["differences"].loc["dyt", "found"] == "did not train"
+    assert report.runs.groupby("arm")["trained"].sum().to_dict() == {"dyt": 0, "layernorm": 3}
+
+
+def test_two_arms_that_did_not_train_are_not_compared(tmp_path: Path) -> None:
+    report = make_arms(tmp_path, {"layernorm": [3.341, 3.342, 3.343], "dyt": STUCK})
+    assert text_of(report).endswith("dyt and layernorm are not compared: neither of them trained.")
+
+
+def test_an_arm_of_which_one_run_did_not_train_is_compared(tmp_path: Path) -> None:
+    report = make_arms(tmp_path, {"layernorm": LEARNED, "dyt": [3.349, 2.6, 2.61]})
+    assert text_of(report).startswith("dyt did not train in 1 of 3 runs: ") and "are not compared" not in text_of(
+        report
+    )
+
+
+def test_an_arm_that_trains_at_no_rate_is_not_the_least_sensitive(tmp_path: Path) -> None:
+    for norm, losses in (("layernorm", (2.5, 2.6)), ("dyt", (3.349, 3.3495))):
+        for lr, final in zip((1e-3, 3e-3), losses, strict=True):
+            make_run(tmp_path, norm=norm, lr=lr, final=final, data=CONSTANT)
+    dyt, layernorm = tried_rates(read_study([tmp_path]))
+    assert not dyt.sensitivity and layernorm.sensitivity
+    assert dyt.lost == {1e-3: 1, 3e-3: 1}
+
+
+# ---- why, and what next
+
+
+def test_the_probes_say_why_an_arm_did_not_train(tmp_path: Path) -> None:
+    """A stream that is too small for a bounded norm, and later at its bound, so that no gradient gets through."""
+    for norm, finals in (("layernorm", LEARNED), ("dyt", STUCK)):
+        for seed, final in enumerate(finals):
+            path = make_run(tmp_path, norm=norm, seed=seed, final=final, data=CONSTANT, probed=20)
+            if norm == "dyt":
+                begun = {"step": 0, "act/block00.attention/rms_in": 0.028, "act/block00.attention/rms_out": 0.014}
+                ended = {"step": 101, "grad/norm": 0.4} | {f"act/block{n:02}.mlp/saturated_out": 0.95 for n in range(4)}
+                ended |= {f"grad/block{n:02}.mlp/norm": 1e-6 for n in range(4)}
+                file = path / "metrics.jsonl"
+                file.write_text(f"{json.dumps(begun)}\n{file.read_text()}{json.dumps(ended)}\n")
+    report = make_report([tmp_path])
+    (why,) = report.why
+    assert why.startswith(
+        "dyt did not train: the stream enters the first norm with RMS 0.028, where its bounded function"
+    )
+    assert "passes on values of RMS 0.014" in why and "up to 95 % of what enters" in why
+    assert "gradients vanish: their norm is 2e-06 in all blocks together, and 0.4 outside of them" in why
+    assert report.next[0].startswith("To make dyt train, try model.embedding_scale=true or a larger norm.alpha0")
