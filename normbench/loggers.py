@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -50,7 +50,7 @@ class Wandb(Logger):
             dir=directory.absolute(), resume="allow" if step else None, reinit="create_new", settings=settings,
         )  # fmt: skip
 
-    def begin(self, choices: Mapping[str, Scalar], page: str) -> None:
+    def begin(self, choices: Mapping[str, Scalar], varied: Collection[str], page: str) -> None:
         self.run.config.update(dict(choices), allow_val_change=True)
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
@@ -90,7 +90,7 @@ class MLflow(Logger):
         self.entities, self.waiting, self.sent = mlflow.entities, list[Any](), 0.0
         self.steps = cache(lambda tag: {each.step for each in self.client.get_metric_history(self.id, tag)})
 
-    def begin(self, choices: Mapping[str, Scalar], page: str) -> None:
+    def begin(self, choices: Mapping[str, Scalar], varied: Collection[str], page: str) -> None:
         if not self.resumed:
             self.send("params", [self.entities.Param(name, str(choice)) for name, choice in choices.items()])
 

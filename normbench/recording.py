@@ -11,14 +11,14 @@ import math
 import os
 import socket
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import IO, Any
-from urllib.parse import urlencode
 
 import numpy as np
+from google.protobuf.json_format import ParseDict
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
@@ -30,6 +30,8 @@ from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
 from tensorboard.compat.proto.tensor_pb2 import TensorProto
 from tensorboard.compat.proto.types_pb2 import DT_FLOAT
 from tensorboard.compat.tensorflow_stub import pywrap_tensorflow
+from tensorboard.plugins.custom_scalar import metadata as custom_scalar
+from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 from tensorboard.plugins.histogram import metadata as histogram
 from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2, summary_v2
 from tensorboard.plugins.scalar import metadata as scalar
@@ -37,7 +39,7 @@ from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.summary.writer.record_writer import RecordWriter
 from tensorboard.util.tensor_util import make_tensor_proto
 
-from normbench.rundir import sync_directory, write_atomically
+from normbench.rundir import keep_damaged, read_bytes, sync_directory, write_atomically
 
 # TensorBoard takes the checksum of a record byte by byte in Python: 2 ms for a probed step, where this takes 10 µs.
 with suppress(ImportError):
@@ -46,6 +48,7 @@ with suppress(ImportError):
 Scalar = bool | int | float | str | None
 Histogram = tuple[Sequence[float], Sequence[float]]  # counts of values, and the edges between them: one more
 
+UNREADABLE = math.inf
 EVENTS = "events.out.tfevents."  # how the names of event files begin
 
 # Custom Scalars tab: category -> chart -> regular expression of the tags that it overlays
@@ -69,10 +72,7 @@ CHARTS = {
         "update-to-weight ratio": r"^update/.*/ratio$",
     },
 }
-METRICS = ("loss/val", "loss/train", "accuracy/val", "perplexity/val", "time/step_ms")  # columns of the HParams tab
-CHOICES_OPEN = 5  # how many choices it opens with: those marked as differing
-PINNED = ("loss/val", "loss/train")  # Time Series tab: charts above all others, which are in alphabetical order
-ARM = r"^(.*?)(?:-s\d+-[0-9a-f]{8})?$"  # runs whose names match in the bracket, all but seed and hash, share a color
+METRICS = ("loss/val", "accuracy/val", "loss/train", "perplexity/val", "time/step_ms")  # columns of the HParams tab
 
 REFRESH_PERIOD = 0.25  # seconds between two drawings of a live display, which take some ms of the training's time
 LINE_PERIOD = 10.0  # seconds, at most, between two lines where there is no terminal
@@ -89,8 +89,11 @@ class Logger:
     def __init__(self, directory: Path, step: int) -> None:
         """Open the record of the run in `directory`, which goes on behind `step`: what was logged later comes again."""
 
-    def begin(self, choices: Mapping[str, Scalar], page: str) -> None:
-        """Take the choices that made the run, and a page on them for people; whenever it starts or goes on."""
+    def begin(self, choices: Mapping[str, Scalar], varied: Collection[str], page: str) -> None:
+        """Take the choices that made the run, which of them vary between runs, and a page on them for people.
+
+        It is called whenever the run starts or goes on.
+        """
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Take numbers of this step, by tag."""
@@ -139,19 +142,27 @@ class TensorBoard(Lines):
     def path(self, directory: Path) -> Path:
         return (event_files(directory) or [new_event_file(directory)])[-1]
 
-    def begin(self, choices: Mapping[str, Scalar], page: str) -> None:
-        from torch.utils.tensorboard.summary import custom_scalars  # here, as torch takes seconds
-
-        infos = [api_pb2.HParamInfo(name=name, differs=place < CHOICES_OPEN) for place, name in enumerate(choices)]
+    def begin(self, choices: Mapping[str, Scalar], varied: Collection[str], page: str) -> None:
+        infos = [api_pb2.HParamInfo(name=name, differs=name in varied) for name in choices]
         columns = [api_pb2.MetricInfo(name=api_pb2.MetricName(tag=tag)) for tag in METRICS]
         experiment = api_pb2.Experiment(hparam_infos=infos, metric_infos=columns)
         kind = metadata.create_summary_metadata(plugin_data_pb2.HParamsPluginData(experiment=experiment))
         listed = Summary.Value(tag=metadata.EXPERIMENT_TAG, metadata=kind, tensor=metadata.NULL_TENSOR)
         chosen = {name: "null" if choice is None else choice for name, choice in choices.items()}
-        layout = {key: {name: ("Multiline", [tags]) for name, tags in lines.items()} for key, lines in CHARTS.items()}
         row = summary_v2.hparams_pb(chosen, trial_id=Path(self.file.name).parent.name)
-        summaries = text_pb("config", page), custom_scalars(layout), row
-        self.write(0, [listed, *(value for summary in summaries for value in summary.value)])
+        self.write(0, [listed, *text_pb("config", page).value, *row.value])
+        self.draw({
+            title: {name: {"multiline": {"tag": [tags]}} for name, tags in charts.items()}
+            for title, charts in CHARTS.items()
+        })  # fmt: skip
+
+    def draw(self, charts: Mapping[str, Mapping[str, Any]]) -> None:
+        """Write what the Custom Scalars tab draws: category -> chart -> its lines."""
+        categories = [{"title": title, "chart": [{"title": name, **lines[name]} for name in lines]}
+                      for title, lines in charts.items()]  # fmt: skip
+        layout = make_tensor_proto(ParseDict({"category": categories}, Layout()).SerializeToString())
+        kind = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name=custom_scalar.PLUGIN_NAME))
+        self.write(0, [Summary.Value(tag=custom_scalar.CONFIG_SUMMARY_TAG, metadata=kind, tensor=layout)])
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         kind = scalar.create_summary_metadata(display_name="", description="")
@@ -203,9 +214,9 @@ class Recorder:
             for logger in self.loggers:
                 stack.callback(getattr(logger, call), *given)
 
-    def begin(self, choices: Mapping[str, Scalar], page: str) -> None:
-        """Take the choices that made the run, and a page on them for people; whenever it starts or goes on."""
-        self.each("begin", choices, page)
+    def begin(self, choices: Mapping[str, Scalar], varied: Collection[str], page: str) -> None:
+        """Take what `Logger.begin` does."""
+        self.each("begin", choices, varied, page)
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Take numbers of this step, by tag."""
@@ -237,13 +248,6 @@ def finite(values: Mapping[str, float]) -> dict[str, float | None]:
     return {tag: value if math.isfinite(value) else None for tag, value in values.items()}
 
 
-def start_page(address: str) -> str:
-    """Return where a TensorBoard at this address shows the losses on top, as they are, and an arm in one color."""
-    cards = json.dumps([{"plugin": "scalars", "tag": tag} for tag in PINNED])
-    opened = {"pinnedCards": cards, "smoothing": 0, "runColorGroup": f"regex:{ARM}"}
-    return f"{address}?{urlencode(opened)}#timeseries"
-
-
 # ---- continuation
 
 
@@ -258,38 +262,58 @@ def new_event_file(directory: Path) -> Path:
     return directory / f"{EVENTS}{max([int(time.time()), *later]):010d}.{socket.gethostname()}.{os.getpid()}"
 
 
-def truncate_events(directory: Path, last_step: int) -> None:
+def truncate_events(directory: Path, last_step: int) -> str:
     """Replace the event file by one with the steps up to `last_step` (atomically), read as far as it is not damaged.
 
     Layout, texts and hyperparameters are dropped: whoever goes on writes them anew. The new file has a new name, from
     which an open TensorBoard sees that it has to read anew. A kill in here may leave both: the newer one is whole.
+    One that ends before the numbers of metrics.jsonl is damaged: it stays too, and what is returned says so.
     """
-    old = event_files(directory)
+    old, said, read = event_files(directory), "", [0]
     if not old:
-        return
+        return said
 
     def write(file: IO[bytes]) -> None:
         records = RecordWriter(file)
         for record in RawEventFileLoader(str(old[-1])).Load():
             event = Event.FromString(record)
+            read.append(event.step)
             plugins = {value.metadata.plugin_data.plugin_name for value in event.summary.value}
             if event.step <= last_step and not plugins & {"text", "hparams", "custom_scalars"}:
                 records.write(record)
 
     write_atomically(new_event_file(directory), write)
+    logged = [step for step, _ in logged_lines(directory / "metrics.jsonl") if step <= last_step]
+    if max(read) < max(logged, default=0):
+        said = keep_damaged(old[-1], "events")  # under a name that TensorBoard does not read
     for path in old:
         path.unlink()
     sync_directory(directory)
+    return said
 
 
-def truncate_metrics(path: Path, last_step: int) -> None:
-    """Drop what was logged after `last_step` (atomically), a last line torn by a kill, and all behind a damaged one."""
-    stay: list[bytes] = []
-    with suppress(FileNotFoundError, ValueError, KeyError, TypeError):
-        for line in path.read_bytes().splitlines(keepends=True):
-            stay += [line] if json.loads(line)["step"] <= last_step and line.endswith(b"\n") else []
-    if path.exists():
-        write_atomically(path, lambda file: file.writelines(stay))
+def truncate_metrics(path: Path, last_step: int) -> str:
+    """Drop what was logged after `last_step` (atomically), and a last line torn by a kill.
+
+    Other lines that cannot be read are dropped too: then the file stays beside it, and what is returned says so.
+    """
+    lines = logged_lines(path)
+    said = keep_damaged(path) if any(step == UNREADABLE for step, _ in lines[:-1]) else ""
+    if lines:
+        write_atomically(path, lambda file: file.writelines(line for step, line in lines if step <= last_step))
+    return said
+
+
+def logged_lines(path: Path) -> list[tuple[float, bytes]]:
+    """Return the lines of a metrics.jsonl, each with its step; UNREADABLE, behind all steps, where it has none."""
+
+    def step_of(line: bytes) -> float:
+        with suppress(ValueError, KeyError, TypeError, RecursionError):
+            return float(json.loads(line)["step"]) if line.endswith(b"\n") else UNREADABLE
+        return UNREADABLE
+
+    lines = read_bytes(path).splitlines(keepends=True) if path.exists() else []
+    return [(step_of(line), line) for line in lines if line.strip()]
 
 
 # ---- the console

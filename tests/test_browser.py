@@ -20,7 +20,7 @@ from PIL import Image
 from tensorboard import program
 
 from normbench.cli import main
-from normbench.recording import start_page
+from normbench.commands.tensorboard import start_page
 
 pytestmark = [*needs_browser, pytest.mark.filterwarnings("ignore")]  # of TensorBoard, here in this process
 

@@ -172,3 +172,11 @@ def test_learning_rates_chosen_on_held_out_data_are_fair(tmp_path: Path) -> None
     make_run(tmp_path, norm="dyt", lr=0.5)  # not by the sweep
     (one,) = findings(read_study([tmp_path]))
     assert one.serious and "fair only if each was chosen for its arm" in one.text
+
+
+def test_one_rate_that_was_chosen_for_every_arm_is_cited_too(tmp_path: Path) -> None:
+    make_study(tmp_path, {"layernorm": [2.0], "rmsnorm": [2.0]})
+    noted = [{"arm": {"norm": norm}, "lr": 1e-3, "edge": None} for norm in ("layernorm", "rmsnorm")]
+    (tmp_path / CHOICE_FILE).write_text(json.dumps({"arms": noted}))
+    (one,) = findings(read_study([tmp_path]))
+    assert not one.serious and one.text.endswith("held out of the training data: 0.001 (layernorm, rmsnorm)")

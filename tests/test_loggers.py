@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -114,7 +115,7 @@ def test_a_logger_that_cannot_start_ends_in_a_sentence(tmp_path: Path) -> None:
 def record(logger: Logger, directory: Path, steps: range, ended: bool) -> None:
     """Record as a run does that goes on behind a checkpoint."""
     recorder = Recorder(directory, loggers=[logger])
-    recorder.begin({"norm": "rmsnorm", "optim.lr": 1e-3, "norm.groups": None}, "page")
+    recorder.begin({"norm": "rmsnorm", "optim.lr": 1e-3, "norm.groups": None}, ("norm",), "page")
     for step in steps:
         recorder.scalars(step, {"loss/train": step / 8, "weight/norm": float("nan")})
         recorder.histograms(step, {"act/final/in": ([1, 2], [0, 1, 2])})
@@ -157,7 +158,10 @@ def test_a_run_is_one_run_of_wandb_however_often_it_goes_on(run: Path) -> None:
         record(Wandb(run, steps.start - 1, mode="offline"), run, steps, ended)
     files = sorted(run.glob("wandb/offline-run-*/*.wandb"), key=lambda path: path.stat().st_mtime_ns)
     for path, steps, status in zip(files, (range(1, 26), range(21, 31)), (1, 0), strict=True):
-        records = list(wandb_records(path))
+        records, deadline = list(wandb_records(path)), time.monotonic() + 30
+        while not any(each.HasField("exit") for each in records) and time.monotonic() < deadline:
+            time.sleep(0.1)  # a process of W&B's own writes it, perhaps behind `finish`
+            records = list(wandb_records(path))
         (known,) = (each.run for each in records if each.HasField("run"))
         assert (known.run_id, known.run_group, known.project) == (f"study-{run.name}", "study", "normbench")
         logged = [{item.key or item.nested_key[0]: item.value_json for item in each.history.item} for each in records]

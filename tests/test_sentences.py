@@ -76,7 +76,7 @@ WITHIN = shifted(0.001, 0.0011, 0.0009, 0.00105, 0.00095)
         ([2.05, 2.06], [2.0, 2.1], None, "dyt and layernorm: too few seeds to tell; they may differ by up to 0."),
         ([2.0], [1.5], None, "With one seed for each arm nothing can be said about differences: add at least 2 seeds."),
         ([2.0], BASE, None, "dyt: one seed has finished both there and in the baseline, so nothing can be said: add"),
-        (["failed", 2.0], [2.0], None, "dyt: no seed has finished both there and in the baseline, so nothing can be"),
+        (["failed", 2.0], [2.0], None, "dyt: no seed has a result both there and in the baseline, so nothing can be"),
     ],
 )
 def test_each_result_has_its_sentence(
@@ -202,6 +202,8 @@ def test_an_arm_with_more_rates_to_choose_from_is_named_and_its_p_corrected() ->
         "dyt had 4 learning rates to choose from and layernorm 1, so p is multiplied by 4",
     )
     assert unfair(comparisons({"dyt": WORSE}), "rates") == ()
+    many = compare_all([layernorm, replace(dyt, rates=100_000)], {"norm": "layernorm"}, LOSS)
+    assert "not certain after correction for more learning rates (p = 0." in words(many)
 
 
 def test_effect_sizes_are_capped() -> None:

@@ -231,6 +231,8 @@ def test_each_arm_is_reported_at_its_own_rate(server: Server, tmp_path: Path) ->
     for path in run_directories(tmp_path).values():
         assert "  lr: 0.01\n" in (path / "config.yaml").read_text()
     assert len(run_directories(tmp_path)) == 2
+    again = finished(server, ["sweep", "--resume", "outputs/sweep"], tmp_path)
+    assert again.splitlines()[-2] == "2/2 runs in outputs/sweep"
     looked = finished(server, ["sweep", "--watch", "outputs/sweep"], tmp_path)
     assert [line.split("  ")[0] for line in looked.splitlines()] == ["6/6 runs", "2/2 runs"]
 

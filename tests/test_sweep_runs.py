@@ -184,6 +184,10 @@ def test_going_on_takes_the_words_that_lie_there(monkeypatch: pytest.MonkeyPatch
     assert main(["sweep", "--resume", "outputs/sweep", "sweep.jobs=1"]) == 0
     assert [words[:2] for words in given] == [("norm=rmsnorm", "seed=0,1"), ("norm=dyt", "seed=0")]
     assert {words[-3:] for words in given} == {("sweep.jobs=1", "name='sweep'", "outputs='outputs'")}
+    given.clear()  # seeds in place of those of several sweeps are one sweep more
+    noted(Path(), "norm=rmsnorm", "seed=2")
+    assert main(["sweep", "--resume", "outputs/sweep", "sweep.jobs=1", "norm=dyt", "seed=3", "sweep.extend=true"]) == 0
+    assert len(given) == 1
     assert main(["sweep", "--resume", "nowhere"]) == 2
 
 

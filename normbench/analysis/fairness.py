@@ -108,9 +108,11 @@ def rules(study: Study) -> Iterator[Finding]:
             yield Finding(rule["topic"], f"{shortened(names, 6)}: {rule['sentence']}", not rule.get("minor"))
 
 
-def unequal(topic: str, words: str, found: Mapping[Any, Sequence[str]], serious: bool = True) -> Iterator[Finding]:
-    """Say who has which values, where there are several, such as `100 (layernorm); 200 (rmsnorm, dyt)`."""
-    if len(found) > 1:
+def unequal(
+    topic: str, words: str, found: Mapping[Any, Sequence[str]], serious: bool = True, fewest: int = 2
+) -> Iterator[Finding]:
+    """Say who has which values, where there are so many, such as `100 (layernorm); 200 (rmsnorm, dyt)`."""
+    if len(found) >= fewest:
         values = "; ".join(f"{in_words(value)} ({shortened(names, 4)})" for value, names in found.items())
         yield Finding(topic, f"{words}: {values}", serious, found)
 
@@ -172,7 +174,7 @@ def learning_rates(study: Study) -> Iterator[Finding]:
         yield Finding("learning rate", text + (command or "normbench sweep and sweep.lr=auto"))
     elif all(choice for _, choice in choices):
         text = "the learning rate of each arm was chosen on data held out of the training data"
-        yield from unequal("learning rate", text, found, serious=False)
+        yield from unequal("learning rate", text, found, serious=False, fewest=1)
         if names := arms_by_value((name, choice.get("edge") and True) for name, choice in choices).get(True):
             text = "the chosen learning rate is at the end of those tried, so a wider grid may have a better one"
             yield Finding("learning rate", f"{shortened(names, 6)}: {text}")

@@ -179,7 +179,7 @@ def differences_table(comparisons: Sequence[Comparison], primary: bool = True) -
             "95 % interval": span(one.interval, places, sign=True),
             "effect size": wording.effect(one.effect_size),
             "p": wording.chance(one.p),
-            "p after Holm": NONE if family == 1 else wording.chance(one.corrected),
+            "p after Holm": NONE if family == 1 and one.corrected == one.p else wording.chance(one.corrected),
             "Wilcoxon p": wording.chance(one.ranked_p),
             "minimum detectable effect": wording.bound(one.detectable),
             "found": FOUND.get(one.verdict(), "not shown").format(one.word.partition(" ")[0]),

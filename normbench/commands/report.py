@@ -69,8 +69,11 @@ def missing_below(folders: Sequence[Path]) -> dict[str, str]:
 
 
 def report_of_sweep(folder: Path, quiet: bool) -> None:
-    """Write the report of a sweep's runs into their folder, and print its verdict."""
+    """Write the report of a sweep's runs into their folder, and print its verdict; and their arms, for TensorBoard."""
+    from normbench.analysis.arms import write_arms
+
     try:
+        write_arms(folder)
         report([folder], quiet=quiet)
     except UsageError as error:  # no run has ended, say: the sweep's own result stands
         print(f"no report: {error}")

@@ -37,18 +37,28 @@ SHARED = {"model": ("context",), "data": ("context",), "optim": ("lr",)}
 
 SEARCH_PATH = "hydra.searchpath"
 
+# Words that others have for it, or that are a sweep's.
+GOES_ON = "the command of a run that was stopped goes on with it, and normbench sweep --resume FOLDER with a sweep"
+ELSEWHERE = {
+    **dict.fromkeys(("resume", "ckpt_path", "resume_from_checkpoint"), GOES_ON),
+    **dict.fromkeys(("sweep", "launcher"), "start it with normbench sweep, which makes many runs"),
+    **dict.fromkeys(("trainer.accelerator", "trainer.devices", "gpus"), "use device=cpu, cuda or cuda:N"),
+}
+
 
 @dataclass(frozen=True)
 class Config:
     """A run's configuration, every value checked and in its own type.
 
     tree: resolved, plain containers. closed: the part of it that is no class's. words: of the command line.
+    varied: the keys that the runs of its sweep differ in.
     """
 
     tree: dict[str, Any]
     closed: TrainConfig
     choices: Choices
     words: tuple[str, ...]
+    varied: tuple[str, ...] = ()
 
     def overridden(self, key: str) -> bool:
         """Tell whether the command line set this key, or one below it."""
@@ -171,7 +181,7 @@ def parsed(word: str) -> Override:
         UsageError: it is not in Hydra's grammar.
     """
     key, equals, value = word.partition("=")
-    with suppress(HydraException, ValueError):
+    with suppress(HydraException, ValueError, RecursionError):
         override = OverridesParser.create().parse_override(word.lstrip("+"))
         if override.key_or_group:
             return override
@@ -235,6 +245,8 @@ def unknown(key: str, config: DictConfig, groups: dict[str, str]) -> str:
         return (
             f"{key} is not a setting of {section}={groups[section]}: leave it out, or choose {section}={either(having)}"
         )
+    if told := ELSEWHERE.get(key) or ELSEWHERE.get(key.partition(".")[0]):
+        return f"{key} is no key of a run: {told}"
     known = [*flat(plain(config)), *GROUPS]
     full = [path for path in known if path.endswith(f".{key}")]
     meant = f"did you mean {either(full[:2])}? " if full else nearest(key, known)
@@ -273,7 +285,9 @@ def translated() -> Iterator[None]:
     """
     try:
         yield
-    except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
+    except UsageError:
+        raise
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError, RecursionError, ValueError) as error:
         said = " ".join(str(error).split())
         raise UsageError(f"{said.rstrip('.')}: check the keys and their values with normbench show") from error
 

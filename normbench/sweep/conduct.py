@@ -262,13 +262,13 @@ def resume(folder: Path, words: Sequence[str], dry_run: bool, report: Callable[[
         )
     place = {"name": f"'{folder.absolute().name}'", "outputs": f"'{folder.parent}'"}
     more = {key_of(word): word.partition("=")[2] for word in words} | place
-    statuses = [0]
-    for number, note in enumerate(noted, start=1):
-        last = number == len(noted)
-        statuses.append(sweep(changed(note["words"], more), dry_run, report if last else lambda *_: None))
-        if statuses[-1] >= 128:  # stopped by a signal
+    commands, status = [*dict.fromkeys(changed(note["words"], more) for note in noted)], 0
+    for command in commands:
+        last = command == commands[-1]
+        status = max(status, sweep(command, dry_run, report if last else lambda *_: None))
+        if status >= 128:  # stopped by a signal
             break
-    return max(statuses)
+    return status
 
 
 def watch_over(runs: SweepFolder, command: str) -> dict[str, Standing]:
@@ -289,7 +289,7 @@ def watch(folder: Path) -> int:
     Where learning rates are being chosen, those runs come first.
     """
     reported, over = SweepFolder(folder), dict[str, Standing]()
-    places = (SweepFolder(folder.with_name(folder.name + SUFFIX)), reported)
+    places = (SweepFolder(Path(f"{folder}{SUFFIX}")), reported)
     while True:
         left = [runs for runs in places if {entry.run for entry in runs.read_plans()} - over.keys()]
         if left:

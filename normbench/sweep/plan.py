@@ -97,9 +97,9 @@ def product(words: Iterable[str], ties: Sequence[Sequence[str]]) -> list[Point]:
     """
     words, several = [*words], [word for word in words if parsed(word).is_sweep_override()]
     axes = [levels(words) for words in (*([word] for word in several), *ties)]
-    if (number := math.prod(map(len, axes))) > MOST_RUNS:
-        counts = " × ".join(f"{len(axis):,} of {' and '.join(axis[0])}" for axis in axes)
-        raise UsageError(f"more than {MOST_RUNS:,} runs ({number:,}: {counts}) are no sweep: give fewer values")
+    if math.prod(map(len, axes)) > MOST_RUNS:
+        keys = " × ".join(" and ".join(axis[0]) for axis in axes)
+        raise UsageError(f"a sweep over {keys} has more than {MOST_RUNS:,} runs, which is the most: give fewer values")
     points = [dict(ChainMap(*reversed(point))) for point in itertools.product(*axes)]
     fixed = [text(parsed(word)) for word in words if word not in several]
     return [Point((*(f"{key}={value}" for key, value in point.items()), *fixed), point) for point in points]
@@ -238,7 +238,7 @@ class Planner:
             if not self.threads:
                 self.share_out(config.tree)
             try:
-                run = self.prepare(config)
+                run = self.prepare(replace(config, varied=tuple(point.varied)))
             except CombinationRefused as refusal:
                 left_out[str(refusal)] += 1
                 continue
@@ -275,7 +275,7 @@ class Planner:
         """
         settings: dict[str, Any] = {"quiet": True, "threads": config.closed.threads or self.threads}
         words = config.words if config.closed.threads else changed(config.words, {"threads": str(self.threads)})
-        config = Config(config.tree | settings, replace(config.closed, **settings), config.choices, words)
+        config = replace(config, tree=config.tree | settings, closed=replace(config.closed, **settings), words=words)
         return prepare(config, self.data(config.tree), torch.device(self.devices[0]))
 
     def data(self, tree: Tree) -> Data:

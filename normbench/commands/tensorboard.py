@@ -1,0 +1,59 @@
+"""`normbench tensorboard`: TensorBoard itself, with a start page of ours and without its noise."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+from normbench.analysis.arms import write_arms
+from normbench.errors import UsageError
+
+PINNED = ("loss/val", "loss/train")  # Time Series tab: charts above all others, which are in alphabetical order
+ARM = r"^(.*?)(?:-s\d+-[0-9a-f]{8})?$"  # runs whose names match in the bracket, all but seed and hash, share a color
+
+
+def start_page(address: str, arms: bool = False) -> str:
+    """Return where a TensorBoard at this address shows the losses on top, as they are, and an arm in one color.
+
+    arms: show only those that are there as runs of their own, until its filter of runs is emptied.
+    """
+    cards = json.dumps([{"plugin": "scalars", "tag": tag} for tag in PINNED])
+    opened = {"pinnedCards": cards, "smoothing": 0, "runColorGroup": f"regex:{ARM}"}
+    return f"{address}?{urlencode(opened | ({'runFilter': '(^|/)arms/'} if arms else {}))}#timeseries"
+
+
+def serve(folder: Path, flags: Sequence[str]) -> int:
+    """Be TensorBoard for the runs below a folder, until Ctrl-C; return the exit status.
+
+    Raises:
+        UsageError: nothing is there to be shown.
+    """
+    if not any(folder.rglob("events.out.tfevents.*")):
+        raise UsageError(f"{folder} is no folder of runs: train something first, or give the folder of your runs")
+    from tensorboard import default, program
+    from tensorboard_data_server import server_binary
+
+    page = start_page("", write_arms(folder)).partition("#")[0]  # whoever asks for another tab gets it
+
+    class Server(program.WerkzeugServer):
+        """Answers as TensorBoard, and opens on our page."""
+
+        def __init__(self, wsgi_app: Callable[..., Iterable[bytes]], flags: Any) -> None:
+            def answer(request: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+                if request["PATH_INFO"] != "/" or request["QUERY_STRING"]:
+                    return wsgi_app(request, start)
+                start("302 Found", [("Location", page)])
+                return []
+
+            super().__init__(answer, flags)
+
+        def print_serving_message(self) -> None:
+            print(self.get_url(), flush=True)
+
+    board = program.TensorBoard(default.get_plugins(), server_class=program.with_port_scanning(Server))
+    fast = "true" if server_binary() else "false"  # left open, TensorBoard says in four lines which it was
+    board.configure(["tensorboard", f"--logdir={folder}", f"--load_fast={fast}", *flags])
+    return int(board.main())

@@ -1,0 +1,78 @@
+"""TensorBoard on a sweep: each arm is a run of its own, the mean of its seeds with a band, written where runs lie."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from made_runs import make_run
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
+from tensorboard.util.tensor_util import make_ndarray
+
+from normbench.analysis.arms import write_arms
+from normbench.analysis.records import read_run
+from normbench.results import run_directories
+
+
+def series(folder: Path, tag: str) -> dict[int, float]:
+    """What TensorBoard reads under a tag."""
+    read = EventAccumulator(str(folder), size_guidance={"tensors": 0}).Reload()
+    return {event.step: make_ndarray(event.tensor_proto).item() for event in read.Tensors(tag)}
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Path:
+    """Two arms of three seeds."""
+    for norm in ("layernorm", "rmsnorm"):
+        for seed, final in enumerate((2.0, 2.3, 1.9)):
+            make_run(tmp_path / "study", norm=norm, seed=seed, final=final)
+    return tmp_path / "study"
+
+
+def written(study: Path) -> dict[Path, int]:
+    return {path: path.stat().st_ino for path in study.rglob("arms/*/events*")}
+
+
+def test_an_arm_is_the_mean_of_its_seeds_with_a_band(study: Path) -> None:
+    assert write_arms(study)
+    runs = [read_run(run, name) for name, run in run_directories(study).items() if name.startswith("rmsnorm")]
+    assert len(runs) == 3
+    losses = np.stack([run.curves["loss/val"].values for run in runs])
+    mean, spread = losses.mean(axis=0), losses.std(axis=0, ddof=1)
+    wanted: dict[str, Any] = {"loss/val": mean, "arm/loss/val": mean}
+    wanted |= {"arm/loss/val/lower": mean - spread, "arm/loss/val/upper": mean + spread}
+    for tag, values in wanted.items():
+        found = series(study / "arms" / "rmsnorm", tag)
+        assert list(found) == runs[0].curves["loss/val"].steps.tolist(), tag
+        np.testing.assert_allclose(list(found.values()), values, rtol=1e-6)
+    read = EventAccumulator(str(study / "arms" / "rmsnorm"), size_guidance={"tensors": 0}).Reload()
+    (event,) = read.Tensors("custom_scalars__config__")
+    (category,) = Layout.FromString(make_ndarray(event.tensor_proto).item()).category
+    tags = {getattr(each, name) for chart in category.chart for each in chart.margin.series
+            for name in ("value", "lower", "upper")}  # fmt: skip
+    assert {"arm/loss/val", "arm/loss/val/lower"} <= tags <= {*read.Tags()["tensors"]}
+
+
+def test_arms_are_written_anew_only_where_runs_have_changed_and_are_no_runs(study: Path) -> None:
+    names = set(run_directories(study))
+    write_arms(study)
+    first = written(study)
+    assert write_arms(study.parent) and written(study) == first and set(run_directories(study)) == names
+    make_run(study, norm="dyt", seed=0)
+    make_run(study, norm="dyt", seed=1)
+    assert write_arms(study) and {path.parent.name for path in written(study)} == {"layernorm", "rmsnorm", "dyt"}
+
+
+def test_a_folder_of_the_user_s_own_named_arms_stays_and_one_seed_needs_no_arms(tmp_path: Path) -> None:
+    for norm in ("layernorm", "rmsnorm"):
+        make_run(tmp_path / "one", norm=norm)
+    assert not write_arms(tmp_path / "one") and not (tmp_path / "one" / "arms").exists()
+    make_run(tmp_path / "one", norm="layernorm", seed=1)
+    own = tmp_path / "one" / "arms" / "mine.txt"
+    own.parent.mkdir()
+    own.write_text("mine")
+    assert not write_arms(tmp_path / "one")
+    assert list(own.parent.iterdir()) == [own]
