@@ -155,4 +155,15 @@ if __name__ == "__main__":
     for name, study in made(Path(sys.argv[1])):
         report = make_report([study])
         save(report, study / "report")
-        print(f"# {name}", *(sentence for sentence, _ in report.verdict), "why:", *report.why, "caveats:", *(f.text for f in report.findings), "next:", *report.next, "", sep="\n")
+        print(
+            f"# {name}",
+            *(sentence for sentence, _ in report.verdict),
+            "why:",
+            *report.why,
+            "caveats:",
+            *(f.text for f in report.findings),
+            "next:",
+            *report.next,
+            "",
+            sep="\n",
+        )
