@@ -38,6 +38,20 @@ UNKNOWN = {
     "norm=groupnorm",
 }
 
+# ---- words of other tools, and what is no option
+
+OTHERS = {
+    "resume=true": "resume is no key of a run: the command of a run that was stopped goes on with it",
+    "ckpt_path=last.ckpt": "ckpt_path is no key of a run: the command of a run that was stopped",
+    "trainer.devices=2": "use device=cpu, cuda or cuda:N",
+    "hydra/launcher=joblib": "launcher is no key of a run: start it with normbench sweep",
+    "sweep.lr=auto": "sweep.lr is no key of a run: start it with normbench sweep",
+    "-m norm=rmsnorm,dyt": "takes no -m: for many runs give normbench sweep the same words",
+    "norm=torch.nn.LayerNorm": "norm=torch.nn.LayerNorm is no option: norm._target_=package.module.Class takes a class",
+    "data=notes.txt": "data=text data.path=notes.txt takes your own text, data=images data.path=notes.txt images",
+    "data=./folder": "data=images data.path=./folder images",
+}
+
 # ---- the grammar of the command line
 
 GRAMMAR = {
@@ -45,7 +59,7 @@ GRAMMAR = {
     "=3": "=3 cannot be read",
     "norm=": "norm= is unknown: allowed are batchnorm",
     "norm=[rmsnorm,layernorm]": "norm=[rmsnorm is unknown",
-    "norm=../norm/rmsnorm": "norm=../norm/rmsnorm is unknown",  # it would name the run's directory
+    "norm=../norm/rmsnorm": "norm=../norm/rmsnorm is no option",  # it would name the run's directory
     "norm=rmsnorm,layernorm": "norm=rmsnorm,layernorm gives several values, which only a sweep takes",
     "seed=[1": "seed=[1 cannot be read: write KEY=VALUE without blanks, and quote a value",
     "outputs=~/x": "as in \"outputs='~/x'\"",
@@ -96,7 +110,7 @@ VALUES = {
     "optim._target_=os.system": "makes no Optimizer",
 }  # fmt: skip
 
-MISTAKES = UNKNOWN | GRAMMAR | VALUES
+MISTAKES = UNKNOWN | OTHERS | GRAMMAR | VALUES
 
 
 @pytest.mark.parametrize("line", MISTAKES)

@@ -94,7 +94,7 @@ def test_three_numbers_have_a_slope_per_doubling() -> None:
     assert first.startswith("Each doubling of batch_size helps batchnorm ")
     assert " percentage points more than groupnorm (95 %" in first
     assert second.startswith("Each doubling of batch_size: no difference in its effect was found between groupnorm and")
-    (figure,) = interactions(made.arms, accuracy, "")
+    (figure,) = interactions(made.arms, {"norm": "groupnorm"}, accuracy, "")
     drawn = figure.data.set_index(["arm", "batch_size"])["mean"]
     assert drawn["batchnorm", 8] == pytest.approx(np.mean(cells["batchnorm", 8]))
 

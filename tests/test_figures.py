@@ -50,8 +50,9 @@ WRITTEN = ("loss-val-steps", "norm-placement", "step-time-loss")  # of each kind
 
 def test_each_figure_has_its_words_and_its_files(figures: dict[str, Figure]) -> None:
     assert list(figures) == [
-        "differences", "loss-val-steps", "loss-train-steps", "loss-val-time", "loss-train-time",
-        "interaction-norm-placement", "norm-placement", "step-time-loss", "stream-rms-depth", "norm-output-rms-depth",
+        "interaction-norm-placement", "differences", "loss-val-steps", "loss-train-steps", "loss-val-time",
+        "loss-train-time",
+        "norm-placement", "step-time-loss", "stream-rms-depth", "norm-output-rms-depth",
         "gradient-norm-depth", "stream-rms-steps", "gradient-norm-steps", "gamma-steps",
     ]  # fmt: skip
     for figure in figures.values():

@@ -28,6 +28,15 @@ def test_arms_differ_in_what_varies_and_have_a_run_for_each_seed(tmp_path: Path)
     ]
 
 
+def test_two_classes_of_one_name_are_two_arms(tmp_path: Path) -> None:
+    for target in ("a.LayerNorm", "b.LayerNorm", "normbench.norms.LayerNorm"):
+        for seed in (0, 1):
+            make_run(tmp_path, seed=seed, settings={"norm._target_": target}, name=f"{target}-{seed}")
+    study = read_study([tmp_path])
+    assert study.varied == ("norm",)
+    assert {arm.name: len(arm.runs) for arm in study.arms} == {"a.LayerNorm": 2, "b.LayerNorm": 2, "layernorm": 2}
+
+
 @pytest.mark.parametrize(
     ("settings", "names"),
     [

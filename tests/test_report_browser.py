@@ -59,7 +59,28 @@ def test_the_page_is_whole_at_each_width(browser: Any, report: Path, size: str, 
     assert len(drawings) == len(list((report.parent / "figures").glob("*.svg")))
     assert all(width > 250 and height > 100 and shown for width, height, shown in drawings)
     assert ask(browser, "contrast()") >= 4.5  # AA
-    assert ask(browser, "(document.querySelector('details').open = true, outside())") == []
+    assert all(width <= SIZES[size][0] for width, _, _ in drawings)
+    assert ask(browser, "drawings().filter(([width]) => width > 500).length") == 0  # side by side on a desk
+    assert ask(browser, "(document.querySelectorAll('details').forEach(one => one.open = true), outside())") == []
+
+
+def test_arms_are_switched_and_tables_sorted(browser: Any, report: Path) -> None:
+    opened(browser, report, "desk")
+    parts = "[...document.querySelectorAll('[data-arm]')]"
+    shown = f"{parts}.filter(part => getComputedStyle(part).display !== 'none').length"
+    before = ask(browser, shown)
+    titles = "[...document.querySelectorAll('[data-arm] > title')].map(one => one.textContent)"
+    assert any("rmsnorm · pre 2.1" in title for title in ask(browser, titles))
+    ask(browser, "document.querySelector('.switches button').click()")
+    assert 0 < ask(browser, shown) < before
+    ask(browser, "document.querySelector('.switches button').click()")
+    assert ask(browser, shown) == before
+    column = "[...document.querySelectorAll('#arms tbody tr')].map(row => parseFloat(row.cells[2].textContent))"
+    ask(browser, "document.querySelectorAll('#arms thead th')[2].click()")
+    up = ask(browser, column)
+    ask(browser, "document.querySelectorAll('#arms thead th')[2].click()")
+    assert up == sorted(up) and ask(browser, column) == up[::-1]
+    assert browser.get_log("browser") == []
 
 
 def test_it_prints(browser: Any, report: Path) -> None:

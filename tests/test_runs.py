@@ -90,6 +90,22 @@ def test_batches_are_paired_across_norms(tmp_path: Path, monkeypatch: pytest.Mon
         assert all(torch.equal(a, b) for a, b in zip(seen[0], other, strict=True))
 
 
+def test_an_equal_run_with_other_threads_is_named_before_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["train", "model=mlp", "model.width=8", "trainer.steps=2", "device=cpu"]
+    told = []
+    for more in (["threads=2"], ["threads=1"], ["threads=1"], ["threads=1", "seed=1"]):
+        assert main([*words, *more]) == 0
+        told.append([line for line in capsys.readouterr().out.splitlines() if line.startswith("note: ")])
+    (first,) = [
+        path for path in tmp_path.glob("outputs/train/*-s0-*") if "threads=2" in (path / "environment.json").read_text()
+    ]
+    note = f"note: {first.relative_to(tmp_path)} is this run with threads=2, which shows it; here it is made anew"
+    assert told == [[], [note], [], []]
+
+
 def test_golden_curve(tmp_path: Path) -> None:
     """A loss curve that an earlier version gave: a change of it must be meant. (digits are the same everywhere.)"""
     words = ["model=mlp", "model.width=32", "data=digits", "norm=layernorm", "threads=1", "device=cpu", "quiet=true"]

@@ -8,6 +8,7 @@ import pytest
 from support import refused
 from tiny_sweeps import CNN, own_study, planned, varied
 
+from normbench.cli import main
 from normbench.config.groups import config_directory, options
 from normbench.errors import UsageError
 from normbench.sweep.conduct import understand
@@ -50,6 +51,15 @@ def test_an_experiment_holds_a_whole_study_and_the_command_line_wins(tmp_path: P
     assert (sweep.plan.folder, sweep.settings.jobs) == (Path("outputs/mine"), 3)
     assert [(run.arm["norm"], run.seed) for run in sweep.plan.runs] == [("rmsnorm", 0), ("rmsnorm", 1), ("dyt", 0)]
     assert {run.prepared.config.tree["optim"]["lr"] for run in sweep.plan.runs} == {0.01}
+
+
+def test_words_of_hydra_for_a_sweep_mean_what_they_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked: list[tuple[str, ...]] = []
+    monkeypatch.setattr("normbench.sweep.conduct.sweep", lambda words, *rest: asked.append(words) or 0)
+    for words in (["-m", "norm=rmsnorm,dyt"], ["norm=rmsnorm,dyt", "hydra/launcher=joblib", "--multirun"]):
+        assert main(["sweep", *words]) == 0
+    assert asked == [("norm=rmsnorm,dyt",), ("norm=rmsnorm,dyt", "launcher=joblib")]
 
 
 def test_a_list_of_a_study_is_several_values(tmp_path: Path) -> None:
@@ -146,8 +156,8 @@ MISTAKES = {
     "data.holdout=0.2 sweep.lr=auto": "what chooses must not judge: choose data with data.holdout, and leave it at 0",
     "--watch nowhere": "nowhere holds no sweep",
     "--resume nowhere": "nowhere holds no sweep that can go on: give the folder of one",
-    "norm=rmsnorm,dyt seed=range(0,60000)": "more than 100,000 runs (120,000: 2 of norm × 60,000 of seed) are no sweep",
-    "seed=range(0,1000000000000)": "more than 100,000 runs",
+    "norm=rmsnorm,dyt seed=range(0,60000)": "a sweep over norm × seed has more than 100,000 runs, which is the most",
+    "seed=range(0,1000000000000)": "a sweep over seed has more than 100,000 runs",
 }
 
 

@@ -48,7 +48,7 @@ class Contrast(Sample):
     other: tuple[float, ...]
     kind: str
     factor: str
-    levels: tuple[Any, ...]
+    levels: Sequence[Any]
     arm: Arm
     baseline: Arm
     metric: Metric
@@ -89,7 +89,7 @@ def contrasts(study: Study, arms: Sequence[Arm], baseline: Baseline, metric: Met
 
     arms: those that are compared, each at its best learning rate where that was a choice.
     """
-    crossed = [one for crossing in crossings(arms, metric) for one in crossing.contrasts(baseline)]
+    crossed = [one for crossing in crossings(arms, baseline, metric) for one in crossing.contrasts()]
     found = [*crossed, *over_rates(study, baseline)]
     corrected, family = corrected_over(found)
     return tuple(replace(one, corrected=p, family=family) for one, p in zip(found, corrected, strict=True))
@@ -109,8 +109,8 @@ def contrast(own: Effects, other: Effects, *about: Any) -> Contrast:
 class Crossing:
     """A factor of a study, the subject, whose levels are arms, and another one.
 
-    levels: of the other factor. cells: a column for each pair of places in `arms` and in `levels`, a row for each
-    setting of what else varies and each seed.
+    arms: the baseline first. levels: of the other factor, the usual one first. cells: a column for each pair of places
+    in `arms` and in `levels`, a row for each setting of what else varies and each seed.
     """
 
     subject: str
@@ -120,42 +120,39 @@ class Crossing:
     cells: pd.DataFrame
     metric: Metric
 
-    def contrasts(self, baseline: Baseline) -> list[Contrast]:
-        """Compare how each arm takes to the factor, against how the baseline's does."""
-        found, wanted, every = [], USUAL | baseline, dict(enumerate(self.levels))
-        usual = next(
-            (place for place, arm in enumerate(self.arms) if wanted.get(self.subject) in arm.settings.values()), 0
-        )
-        start = self.levels.index(wanted.get(self.factor)) if wanted.get(self.factor) in self.levels else 0
-        for place in set(range(len(self.arms))) - {usual}:
-            shared = {key: level for key, level in every.items() if {(place, key), (usual, key)} <= {*self.cells}}
-            for kind, weights in effects(shared, start):
-                sides = (
-                    sum(self.cells[arm, key] * weight for key, weight in weights.items()) for arm in (place, usual)
-                )
+    def contrasts(self) -> list[Contrast]:
+        """Compare how each arm takes to the factor, against how the baseline does."""
+        found = []
+        for place in range(1, len(self.arms)):
+            shared = [key for key in range(len(self.levels)) if {(place, key), (0, key)} <= {*self.cells}]
+            for kind, weights in effects({key: self.levels[key] for key in shared}):
+                sides = (sum(self.cells[arm, key] * weights[key] for key in weights) for arm in (place, 0))
                 own, other = pd.concat(sides, axis=1).dropna().groupby(level="seed").mean().to_dict().values()
-                levels, pair = tuple(every[key] for key in weights), (self.arms[place], self.arms[usual])
-                found.append(contrast(own, other, kind, self.factor, levels, *pair, self.metric))
+                about = kind, self.factor, [self.levels[key] for key in weights], self.arms[place], self.arms[0]
+                found.append(contrast(own, other, *about, self.metric))
         return found
 
 
-def effects(levels: Mapping[int, Any], start: int) -> list[tuple[str, dict[int, float]]]:
+def effects(levels: Mapping[int, Any]) -> list[tuple[str, dict[int, float]]]:
     """Return a factor's effects as weights of its levels, which have their places as keys.
 
     That is the slope over the logarithm to base 2, by least squares, of three numbers above 0 or more; else the change
-    from the level at `start` to each other.
+    from the first level to each other.
     """
     if len(levels) > 2 and all(type(level) in (int, float) and level > 0 for level in levels.values()):
         x = np.log2([*levels.values()])
         x -= x.mean()
         return [("slope", dict(zip(levels, x / (x @ x), strict=True)))]
-    return [("change", {start: -1.0, key: 1.0}) for key in levels if key != start and start in levels]
+    return [("change", {min(levels): -1.0, key: 1.0}) for key in levels if key > min(levels)]
 
 
-def crossings(arms: Sequence[Arm], metric: Metric) -> list[Crossing]:
+def crossings(arms: Sequence[Arm], baseline: Baseline, metric: Metric) -> list[Crossing]:
     """Return every two factors, with how the runs ended under both."""
-    levels = {key: sorted({arm.settings.get(key) for arm in arms}, key=in_order) for key in arms[0].settings}
-    keys = [key for key, values in levels.items() if len(values) > 1]
+    levels = {
+        key: sorted({arm.settings.get(key) for arm in arms}, key=lambda value: (value != usual, in_order(value)))
+        for key, usual in {**dict.fromkeys(arms[0].settings), **USUAL, **baseline}.items()
+    }
+    keys = [key for key in arms[0].settings if len(levels[key]) > 1]
     rows = [
         (*(levels[key].index(arm.settings.get(key)) for key in keys), run.seed, ending(run, metric))
         for arm in arms
@@ -163,14 +160,11 @@ def crossings(arms: Sequence[Arm], metric: Metric) -> list[Crossing]:
     ]
     ends, found = pd.DataFrame(rows, columns=[*keys, "seed", "end"]), []
     for subject, factor in combinations(keys, 2):
-        with_it = ([arm for arm in arms if arm.settings.get(subject) == level] for level in levels[subject])
+        own = [{subject: level} for level in levels[subject]]
+        gathered = [Arm(one, tuple(run for arm in arms if arm.has(one) for run in arm.runs)) for one in own]
         rest = [key for key in keys if key not in (subject, factor)]
         cells = ends.pivot_table("end", [*rest, "seed"], [subject, factor])
-        own = [
-            Arm({subject: some[0].settings.get(subject)}, tuple(run for arm in some for run in arm.runs))
-            for some in with_it
-        ]
-        found.append(Crossing(subject, factor, own, levels[factor], cells, metric))
+        found.append(Crossing(subject, factor, gathered, levels[factor], cells, metric))
     return found
 
 
@@ -192,7 +186,7 @@ def over_rates(study: Study, baseline: Baseline) -> list[Contrast]:
     tried, found = tried_rates(study), []
     for one, other in permutations(tried, 2):
         if other.arm.settings == {**one.arm.settings, **baseline} and [*other.by_rate] == [*one.by_rate]:
-            about = LEARNING_RATE, tuple(one.by_rate), one.arm, other.arm, loss_on("val")
+            about = LEARNING_RATE, [*one.by_rate], one.arm, other.arm, loss_on("val")
             found.append(contrast(one.largest, other.largest, "rate", *about))
             found.append(contrast(one.sensitivity, other.sensitivity, "sensitivity", *about))
     return found

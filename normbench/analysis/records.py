@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import shlex
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from normbench.analysis.curves import Curve, read_recorded
 from normbench.config.groups import GROUPS
+from normbench.config.schema import OPEN_SECTIONS
 from normbench.errors import UsageError
 from normbench.results import flat, run_directories
 from normbench.rundir import ENDED, RunDirectory, read_json
@@ -218,6 +219,7 @@ def read_studies(folders: Sequence[Path]) -> list[Study]:
 
 def study_of(folders: Sequence[Path], runs: Sequence[Run], damaged: tuple[tuple[str, str], ...]) -> Study:
     """Return runs of one task as a study."""
+    runs = told_apart(runs)
     varied = varied_settings(runs)
     return Study(tuple(folders), arms_of(runs, varied), varied, damaged)
 
@@ -267,6 +269,20 @@ def whole(path: Path) -> dict[str, Any]:
 
 
 # ---- arms
+
+
+def told_apart(runs: Sequence[Run]) -> list[Run]:
+    """Return the runs with classes of one name, other than ours, under their paths: `a.MyNorm` and `b.MyNorm`."""
+    chosen = [
+        {s: (run.config[s], str(run.config.get(f"{s}._target_"))) for s in OPEN_SECTIONS if s in run.config}
+        for run in runs
+    ]
+    shared = Counter((s, name) for s, (name, _) in {pair for each in chosen for pair in each.items()})
+    named = [
+        {s: path for s, (name, path) in each.items() if shared[s, name] > 1 and path[:10] != "normbench."}
+        for each in chosen
+    ]
+    return [replace(run, config={**run.config, **names}) for run, names in zip(runs, named, strict=True)]
 
 
 def varied_settings(runs: Sequence[Run]) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from importlib import import_module
@@ -57,21 +58,30 @@ def check_options(ctx: click.Context, param: click.Parameter, words: tuple[str, 
     """
     from normbench.config import GROUPS
     from normbench.config.groups import check_option
+    from normbench.config.schema import MANY
 
     folders = ctx.meta.get("folders", [])
     for group, equals, values in (word.partition("=") for word in words):
         if group.lstrip("+") in GROUPS and equals and "(" not in values and not ctx.resilient_parsing:
-            for option in values.strip("[]").split(","):
+            several = values.strip("[]") if group.lstrip("+") == MANY else values
+            for option in several.split(","):
                 check_option(group.lstrip("+"), option.strip(" '\""), *folders)
     words = tuple(re.sub(r"^(\+*logger=)([^\[(].*,.*)", r"\1[\2]", word) for word in words)  # all of them, in one run
+    words = tuple(re.sub(r"^\+*hydra/launcher=", "launcher=", word) for word in words)
     return (*words, *(f"hydra.searchpath=['file://{folder}']" for folder in folders))
+
+
+def refuse_multirun(ctx: click.Context, param: click.Parameter, given: bool) -> None:
+    """Refuse Hydra's `-m` where one run is made; a sweep is what it asks for."""
+    if given and ctx.info_name != "sweep":
+        raise UsageError(f"normbench {ctx.info_name} takes no -m: for many runs give normbench sweep the same words")
 
 
 class Folder(click.Path):
     """A folder; `~` is the home folder, also behind a `=`, where the shell leaves it alone."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        return Path(value).expanduser()
+        return Path(os.path.expanduser(value))
 
 
 def later(module: str, function: str) -> Callable[..., Any]:
@@ -103,4 +113,5 @@ CONFIG_DIR = flag(
     "config-dir", "Look for options in DIR/norm/NAME.yaml, ... too.", metavar="DIR", type=FOLDER, is_eager=True,
     expose_value=False, callback=find_options,
 )  # fmt: skip
+MULTIRUN = click.option("-m", "--multirun", is_flag=True, hidden=True, expose_value=False, callback=refuse_multirun)
 HELP = click.help_option("-h", "--help", is_eager=False)

@@ -37,6 +37,14 @@ SHARED = {"model": ("context",), "data": ("context",), "optim": ("lr",)}
 
 SEARCH_PATH = "hydra.searchpath"
 
+# Words that others have for it, or that are a sweep's.
+GOES_ON = "the command of a run that was stopped goes on with it, and normbench sweep --resume FOLDER with a sweep"
+ELSEWHERE = {
+    **dict.fromkeys(("resume", "ckpt_path", "resume_from_checkpoint"), GOES_ON),
+    **dict.fromkeys(("sweep", "launcher"), "start it with normbench sweep, which makes many runs"),
+    **dict.fromkeys(("trainer.accelerator", "trainer.devices", "gpus"), "use device=cpu, cuda or cuda:N"),
+}
+
 
 @dataclass(frozen=True)
 class Config:
@@ -173,7 +181,7 @@ def parsed(word: str) -> Override:
         UsageError: it is not in Hydra's grammar.
     """
     key, equals, value = word.partition("=")
-    with suppress(HydraException, ValueError):
+    with suppress(HydraException, ValueError, RecursionError):
         override = OverridesParser.create().parse_override(word.lstrip("+"))
         if override.key_or_group:
             return override
@@ -237,6 +245,8 @@ def unknown(key: str, config: DictConfig, groups: dict[str, str]) -> str:
         return (
             f"{key} is not a setting of {section}={groups[section]}: leave it out, or choose {section}={either(having)}"
         )
+    if told := ELSEWHERE.get(key) or ELSEWHERE.get(key.partition(".")[0]):
+        return f"{key} is no key of a run: {told}"
     known = [*flat(plain(config)), *GROUPS]
     full = [path for path in known if path.endswith(f".{key}")]
     meant = f"did you mean {either(full[:2])}? " if full else nearest(key, known)
@@ -275,7 +285,9 @@ def translated() -> Iterator[None]:
     """
     try:
         yield
-    except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
+    except UsageError:
+        raise
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError, RecursionError, ValueError) as error:
         said = " ".join(str(error).split())
         raise UsageError(f"{said.rstrip('.')}: check the keys and their values with normbench show") from error
 

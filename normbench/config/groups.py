@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from normbench.config import GROUPS
+from normbench.config.schema import OPEN_SECTIONS
 from normbench.errors import UsageError
 from normbench.settings import Setting, nearest, settings_of
 
@@ -24,6 +25,7 @@ SWEEP_GROUPS = {"launcher": "where the runs of a sweep are started"}
 NOTES = {
     "placement": "Words differ: x + N(f(x)), sometimes called post-norm, is post_inside here; x + attention(N(x)) + "
     "mlp(N(x)), sometimes called pre-norm, is parallel.",
+    "norm": "Other norms, such as your own, torch's, timm's and transformers': norm._target_=package.module.Class.",
     "data": "Where none is chosen, CNNs, MLPs and vit_tiny learn digits, and other models pydocs.",
 }
 
@@ -68,7 +70,9 @@ def own_folder(folder: Path) -> Path:
 def options(group: str, *more: Path) -> dict[str, str]:
     """Return the options of a group and their one lines, from `conf/` and further folders."""
     folders = [directory / group for directory in (config_directory(), *more)]
-    return {path.stem: first_comment(path) for folder in folders for path in sorted(folder.glob("*.yaml"))}
+    return {
+        path.stem: first_comment(path) for folder in folders for path in sorted(folder.glob("*.yaml")) if path.is_file()
+    }
 
 
 @cache
@@ -85,8 +89,13 @@ def check_option(group: str, option: str, *more: Path) -> None:
         UsageError: with those that there are.
     """
     known = options(group, *more)
-    if option not in known:
-        raise UsageError(f"{group}={option} is unknown: {nearest(option, known)}allowed are {', '.join(known)}")
+    if option in known:
+        return
+    if re.search(r"[./]", option) and group in OPEN_SECTIONS:
+        files = f"data=text data.path={option} takes your own text, data=images data.path={option} images, and "
+        own = f"{files if group == 'data' else ''}{group}._target_=package.module.Class takes a class"
+        raise UsageError(f"{group}={option} is no option: {own}")
+    raise UsageError(f"{group}={option} is unknown: {nearest(option, known)}allowed are {', '.join(known)}")
 
 
 def read_yaml(path: Path) -> Any:
@@ -97,7 +106,7 @@ def read_yaml(path: Path) -> Any:
     """
     try:
         return yaml.load(path.read_text("utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"{path} is no YAML ({' '.join(str(error).split())}): mend it") from error
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from normbench.errors import ContractError, explain
-from normbench.types import Norm, NormFacts, Site
+from normbench.types import Norm, NormFacts, Site, When
 
 # The positions of what a norm is tried on, by channel_dim: no size is likely to be a number of features.
 POSITIONS: dict[int, tuple[int, ...]] = {-1: (97,), 1: (11, 13)}
@@ -35,9 +35,8 @@ class Fitted(Norm):
 
     def forward(self, x: Tensor) -> Tensor:
         moved = x.movedim(self.channel_dim, self.features_axis)
-        shape: tuple[int, ...] = moved.shape
-        if self.features_axis == 1 and moved.ndim != self.input_axes:
-            shape = (*shape[:2], -1, *[1] * (self.input_axes - 3))
+        as_it_is = self.features_axis == -1 or moved.ndim == self.input_axes
+        shape = moved.shape if as_it_is else (*moved.shape[:2], -1, *[1] * (self.input_axes - 3))
         found: Tensor = super().forward(moved.reshape(shape))
         return found.reshape(moved.shape).movedim(self.features_axis, self.channel_dim)
 
@@ -51,8 +50,10 @@ def takes_place(found: Any) -> bool:
 def fitted(make: Callable[..., Any], num_features: int, *, channel_dim: int = -1, site: Site | None = None) -> Any:
     """Make a norm of another library, whose one argument without a value is the number of features, and fit it.
 
+    Its features are last, if it normalizes each position alone then; or second; or else last.
+
     Raises:
-        ContractError: several arguments have no value, or it cannot be made or fitted.
+        ContractError: several arguments have no value, or it cannot be made or takes no such input.
     """
     try:
         parameters = inspect.signature(make).parameters.values()
@@ -67,60 +68,45 @@ def fitted(make: Callable[..., Any], num_features: int, *, channel_dim: int = -1
     kind = type(norm)
     norm.__class__ = type(kind.__name__, (Fitted, kind), {"__module__": kind.__module__})
     norm.channel_dim, norm.eps = channel_dim, getattr(norm, "eps", given.get("eps"))
-    norm.implementation = f"{kind.__module__}.{kind.__name__}"
-    fit(norm, torch.randn(2, *POSITIONS[channel_dim], num_features).movedim(-1, channel_dim))
-    return norm
-
-
-def fit(norm: Any, x: Tensor) -> None:
-    """Find where a norm has its features: last, if it normalizes each position alone then; or second; or else last.
-
-    Raises:
-        ContractError: it takes an input of this shape in no way.
-    """
-    position = tuple(slice(None) if axis == norm.channel_dim % x.ndim else slice(1) for axis in range(x.ndim))
-    failures = []
+    norm.implementation, why = f"{kind.__module__}.{kind.__name__}", ""
+    x = torch.randn(2, *POSITIONS[channel_dim], num_features).movedim(-1, channel_dim)
+    position = tuple(slice(None if axis == channel_dim % x.ndim else 1) for axis in range(x.ndim))
     layouts = [(-1, x.ndim), *((1, axes) for axes in (x.ndim, 3, 4, 5)), (-1, x.ndim)]
     for number, (norm.features_axis, norm.input_axes) in enumerate(layouts):
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("error", UserWarning)  # of a size that does not fit
                 if not depends(norm, x, position) or number:
-                    return
+                    return norm
         except Exception as error:  # of a class that takes another layout
-            failures.append(error)
+            why = explain(error)
     raise ContractError(
-        f"{norm.implementation} takes its features neither last nor second ({explain(failures[0])}): give it the form "
+        f"{norm.implementation} takes its features neither last nor second ({why}): give it the form "
         "Norm(num_features, *, channel_dim=-1, site=None)"
     )
 
 
 @torch.no_grad()
+def agree(norm: nn.Module, x: Tensor, other: Tensor, here: Any = ...) -> bool:
+    """Tell whether the outputs for two inputs are alike somewhere; running statistics stay as they are."""
+    first, second = (copy.deepcopy(norm)(each)[here] for each in (x, other))
+    return torch.allclose(first, second, rtol=1e-3, atol=1e-4)
+
+
 def depends(norm: nn.Module, x: Tensor, here: Any) -> bool:
     """Tell whether the output somewhere depends on the input elsewhere."""
     other = 100 * x.flip(0) + 1
     other[here] = x[here]
-    return not torch.allclose(run(norm, other)[here], run(norm, x)[here], rtol=1e-3, atol=1e-4)
+    return not agree(norm, x, other, here)
 
 
-def run(norm: nn.Module, x: Tensor) -> Tensor:
-    """Return the output, and leave running statistics as they are."""
-    found: Tensor = copy.deepcopy(norm)(x)
-    return found
-
-
-@torch.no_grad()
 def measured(norm: nn.Module, num_features: int) -> NormFacts:
     """Measure what a norm of sequences depends on."""
     x = torch.randn(2, *POSITIONS[-1], num_features)
     in_training, later = (depends(norm.train(mode), x, (slice(None), slice(3))) for mode in (True, False))
-    facts = NormFacts(
-        statistics_over="unknown",
-        centers=torch.allclose(run(norm.train(), x + 3), run(norm, x), rtol=1e-3, atol=1e-4),
-        crosses_samples=depends(norm, x, slice(1)),
-        sees_future="always" if later else "training" if in_training else "never",
-    )
+    sees: When = "always" if later else "training" if in_training else "never"
+    facts = NormFacts("unknown", agree(norm.train(), x, x + 3), depends(norm, x, slice(1)), sees)
     with suppress(Exception):
-        run(norm, x[:, 0])
+        agree(norm, x[:, 0], x[:, 0])
         return facts
     return replace(facts, needs_positions=True)

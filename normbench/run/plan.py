@@ -102,6 +102,20 @@ def directory_of(
     return RunDirectory(Path(tree["outputs"]) / tree["name"] / name)
 
 
+def same_elsewhere(run: Run) -> str | None:
+    """Say which run that has ended differs from a new one in threads or device only."""
+    place, content = run.directory.path, fingerprint(without(run.config.tree, UNHASHED_KEYS))
+    for path in sorted(place.parent.glob(f"{place.name.rpartition('-')[0]}-????????")):
+        there = RunDirectory(path)
+        if there.ended() and fingerprint(without(there.configuration(), UNHASHED_KEYS)) == content:
+            known, here = there.sessions()[-1], {"threads": run.threads, "device": run.device.type}
+            if other := [
+                f"{key}={known.get(key)}" for key in here if str(known.get(key)).partition(":")[0] != str(here[key])
+            ]:
+                return f"{path} is this run with {' '.join(other)}, which shows it; here it is made anew"
+    return None
+
+
 def without(tree: Tree, paths: tuple[str, ...], prefix: str = "") -> dict[str, Any]:
     """Return the tree less some dotted paths."""
     return {

@@ -14,6 +14,7 @@ import yaml
 from torch import nn
 
 from normbench import build, recording
+from normbench.config.groups import content, options
 from normbench.errors import RunFailure, is_disk_full, is_out_of_memory
 from normbench.probes import Probes
 from normbench.recording import Display, Recorder, show_table
@@ -96,8 +97,9 @@ class Session:
         if elsewhere := directory.begun_elsewhere(here):
             self.say(elsewhere)
         write_json(directory.environment, {"sessions": [*directory.sessions(), here]})
-        recording.truncate_metrics(directory.metrics, loop.step)
-        recording.truncate_events(directory.path, loop.step)
+        damaged = recording.truncate_events(directory.path, loop.step)
+        for said in filter(None, (damaged, recording.truncate_metrics(directory.metrics, loop.step))):
+            self.say(f"warning: {said}")
         display = None if self.settings.quiet else Display(run.steps, run.data.task.unit, loop.step)
         loggers = build.make_loggers(run.config.tree, directory.path, loop.step)
         loop.recorder = Recorder(directory.path, display, loggers)
@@ -136,6 +138,8 @@ class Session:
             f"{names['data']} · {steps:,} steps on {self.run.device}"
         )
         self.say(f"run directory: {self.directory.path}")
+        if "hydra" in (content("experiment", study) if (study := names["experiment"]) in options("experiment") else {}):
+            self.say(f"note: this is one run; normbench sweep experiment={study} makes all runs of the study")
         if start_step:
             self.say(f"going on from step {start_step:,}")
         for words in filter(None, caveats(self.run).values()):
@@ -210,7 +214,7 @@ def prepare_torch(run: Run) -> None:
 
 @contextmanager
 def stop_signals() -> Iterator[list[int]]:
-    """While this lasts, the first SIGINT or SIGTERM is only noted in the list; a second SIGINT stops at once."""
+    """While this lasts, the first SIGINT, SIGTERM or SIGHUP is only noted; a second SIGINT stops at once."""
     noted: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
@@ -218,7 +222,8 @@ def stop_signals() -> Iterator[list[int]]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
     with ExitStack() as stack:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        hangup = [signal.SIGHUP] * (signal.getsignal(signal.SIGHUP) != signal.SIG_IGN)  # which nohup lets pass
+        for number in (signal.SIGINT, signal.SIGTERM, *hangup):
             stack.callback(signal.signal, number, signal.signal(number, note))
         yield noted
 

@@ -16,7 +16,7 @@ from rich.filesize import decimal
 from normbench.config.compose import Config
 from normbench.errors import RunFailure, is_disk_full, is_out_of_memory
 from normbench.recording import Recorder, Scalar, show_table
-from normbench.run.plan import Run, prepare
+from normbench.run.plan import Run, prepare, same_elsewhere
 from normbench.run.session import Session, describe_here, settle, show_summary, stop_signals
 from normbench.rundir import read_json
 from normbench.training.estimate import Estimate, estimate
@@ -50,6 +50,8 @@ def train(run: Run, dry: bool = False) -> int:
                     settle(run, summary)
             return show_ended(run, summary)
         run.directory.check_creatable()
+        if not (closed.quiet or run.directory.config.exists()) and (same := same_elsewhere(run)):
+            print(f"note: {same}")
         return dry_run(Session(run)) if dry else make(run)
 
 

@@ -5,7 +5,6 @@ On a terminal it is shown live, elsewhere in lines.
 
 from __future__ import annotations
 
-import json
 import math
 import shlex
 import time
@@ -81,11 +80,9 @@ class SweepFolder:
         runs = [{item.name: getattr(entry, item.name) for item in fields(Entry)} for entry in entries]
         names = sorted(asked or (run["run"] for run in runs))
         path = self.plans / f"{fingerprint({'runs': names})}.json"
-        known = read_json(path) or {}
-        noted = {"words": [*words], "asked": names, "runs": runs or known.get("runs", [])}
-        if json.loads(json.dumps(noted)) != known:
-            self.plans.mkdir(parents=True, exist_ok=True)
-            write_json(path, noted)
+        known = (read_json(path) or {}).get("runs", [])
+        self.plans.mkdir(parents=True, exist_ok=True)
+        write_json(path, {"words": [*words], "asked": names, "runs": runs or known})
 
     def read_notes(self) -> list[dict[str, Any]]:
         """Return what is noted of each sweep that was started on this folder, the last one last."""

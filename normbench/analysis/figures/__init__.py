@@ -25,10 +25,10 @@ def draw_all(study: Study, baseline: Baseline, metrics: Sequence[Metric] = (), w
     insides = [name for name in QUANTITIES if not name.startswith(("loss", "accuracy"))]
     with our_style(width):
         figures = [
+            *interactions(arms, baseline, primary, note),
             forest(compare_all(arms, baseline, primary), arms, note),
             *(draw_lines(name, arms, along) for name in ["accuracy-val-steps"] if others),
             *(draw_lines(name, arms, along + judged) for name in losses),
-            *interactions(arms, primary, note),
             learning_rates(study, primary),
             heat_map(arms, primary, note),
             step_time_against(arms, primary, note),

@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from normbench.analysis.comparisons import Baseline
 from normbench.analysis.designs import Crossing, crossings
 from normbench.analysis.figures import style as grid
 from normbench.analysis.figures.style import Figure, described
@@ -18,9 +19,9 @@ from normbench.analysis.wording import in_words
 MOST = 3  # figures
 
 
-def interactions(arms: Sequence[Arm], metric: Metric, note: str) -> list[Figure]:
+def interactions(arms: Sequence[Arm], baseline: Baseline, metric: Metric, note: str) -> list[Figure]:
     """Draw a figure for each two factors that are crossed."""
-    drawn = [one for one in crossings(arms, metric) if len(one.cells.columns) > 3]
+    drawn = [one for one in crossings(arms, baseline, metric) if len(one.cells.columns) > 3]
     return [draw_interaction(one, metric, note) for one in drawn[:MOST]]
 
 
