@@ -5,6 +5,7 @@ Nothing heavy is imported before it is needed: a command imports what it runs wh
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import shutil
@@ -20,6 +21,7 @@ from normbench import __version__
 from normbench.commands import CONFIG_DIR, FOLDER, HELP, MULTIRUN, SETTINGS, Commands, flag, later
 from normbench.config import GROUPS
 from normbench.errors import RunFailure, UsageError
+from normbench.settings import printable
 
 INFO = ("all", "config", "defaults", "defaults-tree", "searchpath")  # what Hydra tells
 COMPLETE = "_NORMBENCH_COMPLETE"  # where a shell's completion script says what it asks
@@ -27,8 +29,9 @@ COMPLETE = "_NORMBENCH_COMPLETE"  # where a shell's completion script says what 
 
 def main(argv: list[str] | None = None) -> int:
     """Return the exit status: 0 done, 1 the machine ended it, 2 the user's mistake, 130 Ctrl-C."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal without Greek letters shows ? for them
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        if getattr(sys, name) is getattr(sys, f"__{name}__"):
+            setattr(sys, name, steady(getattr(sys, name), number))
     try:
         status = run(sys.argv[1:] if argv is None else argv)
         sys.stdout.flush()
@@ -40,15 +43,38 @@ def main(argv: list[str] | None = None) -> int:
         return complain(str(error), 2 if isinstance(error, UsageError) else 1)
     except KeyboardInterrupt:
         return complain("stopped", 130)
-    except BrokenPipeError:  # the reader of our output has gone, as in `normbench list | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left to write goes nowhere
-        return 0
+    except OSError as error:
+        if error.filename is None:
+            raise
+        return complain(f"{error.filename!s:.200} cannot be used ({error.strerror}): give another path", 2)
 
 
 def complain(text: str, status: int) -> int:
     """Print one line on stderr; return the exit status."""
-    print(f"normbench: {' '.join(text.split())}", file=sys.stderr)
+    print(f"normbench: {printable(' '.join(text.split()))}", file=sys.stderr)
     return status
+
+
+class Outlet(io.FileIO):
+    """A standard stream; once its reader or terminal has gone, as in `normbench list | head`, it leads nowhere."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno not in (errno.EPIPE, errno.EIO):
+                raise
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
+            return len(data)
+
+
+def steady(stream: Any, number: int) -> io.TextIOWrapper:
+    """Return a standard stream that raises no error: not without its reader, nor for letters that it does not have."""
+    if stream is None:  # closed, as by >&-
+        os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+    raw = Outlet(number, "wb", closefd=False)
+    encoding, by_line = getattr(stream, "encoding", "utf-8"), number == 2 or raw.isatty()
+    return io.TextIOWrapper(io.BufferedWriter(raw), encoding, "replace", line_buffering=by_line)
 
 
 def run(words: list[str]) -> int:

@@ -39,7 +39,7 @@ from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.summary.writer.record_writer import RecordWriter
 from tensorboard.util.tensor_util import make_tensor_proto
 
-from normbench.rundir import sync_directory, write_atomically
+from normbench.rundir import keep_damaged, read_bytes, sync_directory, write_atomically
 
 # TensorBoard takes the checksum of a record byte by byte in Python: 2 ms for a probed step, where this takes 10 µs.
 with suppress(ImportError):
@@ -48,6 +48,7 @@ with suppress(ImportError):
 Scalar = bool | int | float | str | None
 Histogram = tuple[Sequence[float], Sequence[float]]  # counts of values, and the edges between them: one more
 
+UNREADABLE = math.inf
 EVENTS = "events.out.tfevents."  # how the names of event files begin
 
 # Custom Scalars tab: category -> chart -> regular expression of the tags that it overlays
@@ -261,38 +262,58 @@ def new_event_file(directory: Path) -> Path:
     return directory / f"{EVENTS}{max([int(time.time()), *later]):010d}.{socket.gethostname()}.{os.getpid()}"
 
 
-def truncate_events(directory: Path, last_step: int) -> None:
+def truncate_events(directory: Path, last_step: int) -> str:
     """Replace the event file by one with the steps up to `last_step` (atomically), read as far as it is not damaged.
 
     Layout, texts and hyperparameters are dropped: whoever goes on writes them anew. The new file has a new name, from
     which an open TensorBoard sees that it has to read anew. A kill in here may leave both: the newer one is whole.
+    One that ends before the numbers of metrics.jsonl is damaged: it stays too, and what is returned says so.
     """
-    old = event_files(directory)
+    old, said, read = event_files(directory), "", [0]
     if not old:
-        return
+        return said
 
     def write(file: IO[bytes]) -> None:
         records = RecordWriter(file)
         for record in RawEventFileLoader(str(old[-1])).Load():
             event = Event.FromString(record)
+            read.append(event.step)
             plugins = {value.metadata.plugin_data.plugin_name for value in event.summary.value}
             if event.step <= last_step and not plugins & {"text", "hparams", "custom_scalars"}:
                 records.write(record)
 
     write_atomically(new_event_file(directory), write)
+    logged = [step for step, _ in logged_lines(directory / "metrics.jsonl") if step <= last_step]
+    if max(read) < max(logged, default=0):
+        said = keep_damaged(old[-1], "events")  # under a name that TensorBoard does not read
     for path in old:
         path.unlink()
     sync_directory(directory)
+    return said
 
 
-def truncate_metrics(path: Path, last_step: int) -> None:
-    """Drop what was logged after `last_step` (atomically), a last line torn by a kill, and all behind a damaged one."""
-    stay: list[bytes] = []
-    with suppress(FileNotFoundError, ValueError, KeyError, TypeError):
-        for line in path.read_bytes().splitlines(keepends=True):
-            stay += [line] if json.loads(line)["step"] <= last_step and line.endswith(b"\n") else []
-    if path.exists():
-        write_atomically(path, lambda file: file.writelines(stay))
+def truncate_metrics(path: Path, last_step: int) -> str:
+    """Drop what was logged after `last_step` (atomically), and a last line torn by a kill.
+
+    Other lines that cannot be read are dropped too: then the file stays beside it, and what is returned says so.
+    """
+    lines = logged_lines(path)
+    said = keep_damaged(path) if any(step == UNREADABLE for step, _ in lines[:-1]) else ""
+    if lines:
+        write_atomically(path, lambda file: file.writelines(line for step, line in lines if step <= last_step))
+    return said
+
+
+def logged_lines(path: Path) -> list[tuple[float, bytes]]:
+    """Return the lines of a metrics.jsonl, each with its step; UNREADABLE, behind all steps, where it has none."""
+
+    def step_of(line: bytes) -> float:
+        with suppress(ValueError, KeyError, TypeError, RecursionError):
+            return float(json.loads(line)["step"]) if line.endswith(b"\n") else UNREADABLE
+        return UNREADABLE
+
+    lines = read_bytes(path).splitlines(keepends=True) if path.exists() else []
+    return [(step_of(line), line) for line in lines if line.strip()]
 
 
 # ---- the console

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from normbench.config.groups import GROUPS
 from normbench.config.schema import check_trusted, checked_section
 from normbench.errors import UsageError, explain
-from normbench.rundir import RunDirectory, read_json
+from normbench.rundir import RunDirectory, read_bytes, read_json
 from normbench.settings import flat
 
 if TYPE_CHECKING:
@@ -146,11 +146,11 @@ def load_metrics(folder: str | os.PathLike[str]) -> pd.DataFrame:
 
     found: list[tuple[Any, ...]] = []
     for name, run in run_directories(folder).items():
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            for line in run.metrics.read_text("utf-8").splitlines():
+        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            for line in read_bytes(run.metrics).splitlines():
                 entry = json.loads(line)
-                step = entry.pop("step")
-                found += [(name, step, tag, value) for tag, value in entry.items()]
+                step = int(entry.pop("step"))
+                found += [(name, step, tag, None if value is None else float(value)) for tag, value in entry.items()]
     frame = pd.DataFrame(found, columns=["run", "step", "tag", "value"])
     return frame.astype({"run": "category", "step": "int64", "tag": "category", "value": "float64"})
 

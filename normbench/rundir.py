@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from importlib.metadata import version
+from itertools import count
 from pathlib import Path
 from types import NoneType
 from typing import IO, Any, Literal
@@ -110,11 +111,7 @@ class RunDirectory:
 
     def set_aside(self) -> Path:
         """Rename the directory, to make the run anew; returns where the old one is now."""
-        number = 1
-        while (aside := self.path.with_name(f"{self.path.name}.old{number}")).exists():
-            number += 1
-        self.path.rename(aside)
-        return aside
+        return self.path.rename(unused(self.path.with_name(f"{self.path.name}.old")))
 
     def write_status(self, status: Status, step: int, steps: int, message: str = "") -> None:
         """Write how the run stands (atomically)."""
@@ -180,7 +177,7 @@ SHAPES: dict[str, Shape] = {
 }  # fmt: skip
 
 LARGEST = 1 << 24  # bytes of a JSON or YAML
-LONG = 10_000  # characters of a YAML that is not read in C: there no depth is an error, and too great a one a crash
+LONG = 10_000  # characters of a YAML whose depth is looked at first: to libyaml a great one is a crash
 DEEPEST = 20  # levels of what it holds
 
 
@@ -225,14 +222,15 @@ def parse_yaml(text: str) -> Any:
     """Return what a YAML holds, read in C where that is installed.
 
     Raises:
-        ValueError: it has anchors, with which a short text stands for any number of values.
+        ValueError: it has anchors, with which a short text stands for any number of values, or is nested too deep.
         YAMLError: it is none.
     """
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    if "&" in text or len(text) > LONG:
-        loader = yaml.SafeLoader
-        if any(isinstance(token, yaml.AnchorToken) for token in yaml.scan(text)):
-            raise ValueError("a YAML with anchors")
+    depth = 0
+    for event in yaml.parse(text, loader) if "&" in text or len(text) > LONG else ():
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > DEEPEST or getattr(event, "anchor", None):
+            raise ValueError("a YAML with anchors, or nested too deep")
     return yaml.load(text, loader)
 
 
@@ -277,6 +275,18 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object], keep: Pat
 def write_bytes(path: Path, content: bytes) -> None:
     """Write a file's whole content, atomically."""
     write_atomically(path, lambda file: file.write(content))
+
+
+def unused(path: Path) -> Path:
+    """Return the first of PATH1, PATH2, ... that is not there."""
+    return next(free for number in count(1) if not (free := path.with_name(f"{path.name}{number}")).exists())
+
+
+def keep_damaged(path: Path, name: str = "") -> str:
+    """Keep a damaged file beside what takes its place; return a sentence that says so. name: to keep it under."""
+    kept = unused(path.with_name(f"{name or path.name}.damaged"))
+    write_bytes(kept, read_bytes(path))
+    return f"{path.name} is damaged: what can be read of it stays, and the file as it was is {kept}"
 
 
 def sync_directory(directory: Path) -> None:

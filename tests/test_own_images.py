@@ -203,7 +203,7 @@ def test_whatever_is_wrong_with_a_file_it_is_an_image_or_named(kind: str) -> Non
 
 
 FOLDERS: dict[str, tuple[Callable[[Path], object], str]] = {
-    "nowhere": (lambda folder: None, "does not exist: give"),
+    "nowhere": (lambda folder: None, "is no file or folder: give"),
     "no folder": (Path.touch, "cannot be read .*: give a folder"),
     "one class": (lambda folder: write_folder(folder, 4, ("cat",)), "has too few images: give two classes"),
     "one image": (lambda folder: write_folder(folder, 1), "has too few images of the class (cat|dog|owl): give two"),

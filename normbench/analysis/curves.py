@@ -10,6 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
+from normbench.rundir import read_bytes
+
 
 @dataclass(frozen=True)
 class Curve:
@@ -38,7 +40,7 @@ class Recorded:
 def read_recorded(path: Path) -> Recorded:
     """Return what a metrics.jsonl holds; empty lines are nothing."""
     try:
-        lines = [line for line in path.read_bytes().split(b"\n") if line.strip()]
+        lines = [line for line in read_bytes(path).split(b"\n") if line.strip()]
     except OSError as error:
         return Recorded({}, damage=f"metrics.jsonl cannot be read ({error.strerror})")
     try:
@@ -51,7 +53,7 @@ def read_recorded(path: Path) -> Recorded:
     return Recorded(curves_of(lines[:good]), damage=damage)
 
 
-UNREADABLE = (ValueError, TypeError, KeyError, OverflowError, AttributeError)
+UNREADABLE = (ValueError, TypeError, KeyError, OverflowError, AttributeError, RecursionError)
 
 
 def readable(line: bytes) -> bool:

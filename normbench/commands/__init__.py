@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from importlib import import_module
@@ -80,7 +81,7 @@ class Folder(click.Path):
     """A folder; `~` is the home folder, also behind a `=`, where the shell leaves it alone."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        return Path(value).expanduser()
+        return Path(os.path.expanduser(value))
 
 
 def later(module: str, function: str) -> Callable[..., Any]:

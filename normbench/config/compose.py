@@ -181,7 +181,7 @@ def parsed(word: str) -> Override:
         UsageError: it is not in Hydra's grammar.
     """
     key, equals, value = word.partition("=")
-    with suppress(HydraException, ValueError):
+    with suppress(HydraException, ValueError, RecursionError):
         override = OverridesParser.create().parse_override(word.lstrip("+"))
         if override.key_or_group:
             return override
@@ -285,7 +285,9 @@ def translated() -> Iterator[None]:
     """
     try:
         yield
-    except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
+    except UsageError:
+        raise
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError, RecursionError, ValueError) as error:
         said = " ".join(str(error).split())
         raise UsageError(f"{said.rstrip('.')}: check the keys and their values with normbench show") from error
 

@@ -70,7 +70,9 @@ def own_folder(folder: Path) -> Path:
 def options(group: str, *more: Path) -> dict[str, str]:
     """Return the options of a group and their one lines, from `conf/` and further folders."""
     folders = [directory / group for directory in (config_directory(), *more)]
-    return {path.stem: first_comment(path) for folder in folders for path in sorted(folder.glob("*.yaml"))}
+    return {
+        path.stem: first_comment(path) for folder in folders for path in sorted(folder.glob("*.yaml")) if path.is_file()
+    }
 
 
 @cache
@@ -104,7 +106,7 @@ def read_yaml(path: Path) -> Any:
     """
     try:
         return yaml.load(path.read_text("utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"{path} is no YAML ({' '.join(str(error).split())}): mend it") from error
 
 

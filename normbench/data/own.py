@@ -184,8 +184,8 @@ def given(path: str | None, what: str) -> Path:
         UsageError: it names none.
     """
     place = Path(os.path.expanduser(path or ""))
-    if not path or not os.path.exists(place):
-        raise UsageError(f"data.path={path or 'null':.200} does not exist: {what}")
+    if not path or not (place.is_file() or place.is_dir()):
+        raise UsageError(f"data.path={path or 'null':.200} is no file or folder: {what}")
     return place
 
 

@@ -97,8 +97,9 @@ class Session:
         if elsewhere := directory.begun_elsewhere(here):
             self.say(elsewhere)
         write_json(directory.environment, {"sessions": [*directory.sessions(), here]})
-        recording.truncate_metrics(directory.metrics, loop.step)
-        recording.truncate_events(directory.path, loop.step)
+        damaged = recording.truncate_events(directory.path, loop.step)
+        for said in filter(None, (damaged, recording.truncate_metrics(directory.metrics, loop.step))):
+            self.say(f"warning: {said}")
         display = None if self.settings.quiet else Display(run.steps, run.data.task.unit, loop.step)
         loggers = build.make_loggers(run.config.tree, directory.path, loop.step)
         loop.recorder = Recorder(directory.path, display, loggers)
@@ -213,7 +214,7 @@ def prepare_torch(run: Run) -> None:
 
 @contextmanager
 def stop_signals() -> Iterator[list[int]]:
-    """While this lasts, the first SIGINT or SIGTERM is only noted in the list; a second SIGINT stops at once."""
+    """While this lasts, the first SIGINT, SIGTERM or SIGHUP is only noted; a second SIGINT stops at once."""
     noted: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
@@ -221,7 +222,8 @@ def stop_signals() -> Iterator[list[int]]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
     with ExitStack() as stack:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        hangup = [signal.SIGHUP] * (signal.getsignal(signal.SIGHUP) != signal.SIG_IGN)  # which nohup lets pass
+        for number in (signal.SIGINT, signal.SIGTERM, *hangup):
             stack.callback(signal.signal, number, signal.signal(number, note))
         yield noted
 

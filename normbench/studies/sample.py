@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from normbench.errors import UsageError
 from normbench.results import TrainedRun, Which, load_model
 from normbench.rundir import write_atomically
+from normbench.settings import printable
 from normbench.types import Batch, Model
 
 Pixels = UInt8[np.ndarray, "channels height width"]
@@ -79,7 +80,7 @@ def show_text(run: TrainedRun, model: Model, data: Any, wanted: Wanted) -> None:
     start = prompt_tokens(wanted.prompt, data.encode)
     if not len(start):
         start = data.encode("\n")
-    print(data.decode(generate(model, start, data.task.context, wanted)))
+    print(printable(data.decode(generate(model, start, data.task.context, wanted))))
 
 
 def prompt_tokens(prompt: str, encode: Callable[[str], Any]) -> Any:

@@ -289,7 +289,7 @@ def watch(folder: Path) -> int:
     Where learning rates are being chosen, those runs come first.
     """
     reported, over = SweepFolder(folder), dict[str, Standing]()
-    places = (SweepFolder(folder.with_name(folder.name + SUFFIX)), reported)
+    places = (SweepFolder(Path(f"{folder}{SUFFIX}")), reported)
     while True:
         left = [runs for runs in places if {entry.run for entry in runs.read_plans()} - over.keys()]
         if left:
