@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 PATIENCE = 120.0  # seconds for anything
-PRELOADED = ["pytest", "torch._dynamo", "torch.utils.tensorboard", "normbench.cli", "normbench.run.train"]
+PRELOADED = ["pytest", "torch._dynamo", "normbench.cli", "normbench.run.train"]
 PRELOADED += ["normbench.config.compose", "normbench.data", "normbench.norms", "normbench.placements"]
 
 

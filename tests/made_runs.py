@@ -43,6 +43,8 @@ def make_run(
     session: Mapping[str, Any] = {},
     data: Mapping[str, Any] = {},
     probed: int = 0,
+    stream: float = 1.0,
+    gradient: float = 0.1,
     name: str | None = None,
 ) -> Path:
     """Make one run's directory below a folder.
@@ -70,7 +72,7 @@ def make_run(
         if step % eval_every == 0 or step == steps:
             share = {} if accuracy is None else {"accuracy/val": accuracy * step / steps}
             lines.append({"step": step, "loss/val": float(curve[step]), **share})
-    lines += [probes(step) for step in range(probed, reached + 1, probed)] if probed else []
+    lines += [probes(step, stream, gradient) for step in range(probed, reached + 1, probed)] if probed else []
     lines.sort(key=lambda line: line["step"])
     (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     choices = {**summed["choices"], "norm": norm, "placement": placement, "data": told["name"]}
@@ -125,11 +127,12 @@ def logged(
             yield {**line, **time, "weight/norm": 90.0}
 
 
-def probes(step: int) -> dict[str, Any]:
-    """Return a line of the probes."""
+def probes(step: int, stream: float, gradient: float) -> dict[str, Any]:
+    """Return a line of the probes. stream: its RMS at the first block. gradient: its norm there."""
     line: dict[str, Any] = {"step": step}
     for block in range(4):
         site = f"block{block:02}.mlp"
-        line |= {f"act/{site}/rms_in": 1.0 + block, f"act/{site}/rms_out": 1.0, f"grad/{site}/norm": 0.1 / (1 + block)}
-        line |= {f"act/stream{block:02}/rms": 1.0 + block, f"norm/{site}/gamma_mean": 1.0 + step / 1e4}
+        line |= {f"act/{site}/rms_in": stream * (1 + block), f"act/{site}/rms_out": 1.0}
+        line |= {f"grad/{site}/norm": gradient / (1 + block), f"act/stream{block:02}/rms": stream * (1 + block)}
+        line |= {f"norm/{site}/gamma_mean": 1.0 + step / 1e4}
     return line

@@ -156,8 +156,8 @@ MISTAKES = {
     "data.holdout=0.2 sweep.lr=auto": "what chooses must not judge: choose data with data.holdout, and leave it at 0",
     "--watch nowhere": "nowhere holds no sweep",
     "--resume nowhere": "nowhere holds no sweep that can go on: give the folder of one",
-    "norm=rmsnorm,dyt seed=range(0,60000)": "more than 100,000 runs (120,000: 2 of norm × 60,000 of seed) are no sweep",
-    "seed=range(0,1000000000000)": "more than 100,000 runs",
+    "norm=rmsnorm,dyt seed=range(0,60000)": "a sweep over norm × seed has more than 100,000 runs, which is the most",
+    "seed=range(0,1000000000000)": "a sweep over seed has more than 100,000 runs",
 }
 
 

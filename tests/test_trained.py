@@ -77,8 +77,8 @@ def test_an_arm_that_did_not_train_is_said_to_be_and_not_worse(tmp_path: Path) -
     report = make_arms(tmp_path, {"layernorm": LEARNED, "dyt": STUCK})
     first, second = text_of(report).splitlines()
     assert first == (
-        "dyt did not train: its validation loss ends at 3.349 nats, and a predictor that always says the same reaches "
-        "3.337."
+        "dyt did not train: its validation loss ends at 3.348 nats on average, and a predictor that always says the same "
+        "reaches 3.337."
     )
     assert second.startswith("dyt and layernorm are not compared: dyt did not train, which is why its validation loss")
     assert "0.821 nats higher" in second and not report.comparisons[0].real
@@ -131,4 +131,4 @@ def test_the_probes_say_why_an_arm_did_not_train(tmp_path: Path) -> None:
     )
     assert "passes on values of RMS 0.014" in why and "up to 95 % of what enters" in why
     assert "gradients vanish: their norm is 2e-06 in all blocks together, and 0.4 outside of them" in why
-    assert report.next[0].startswith("To make dyt train, try model.embedding_scale=true or a larger norm.alpha0")
+    assert report.next[0].startswith("To make dyt train, try model.embedding_scale=unit or a larger norm.alpha0")

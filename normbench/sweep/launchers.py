@@ -29,7 +29,7 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 # All that a run imports sooner or later.
 PRELOADED = [
-    "torch._dynamo", "torch.utils.tensorboard", "normbench.data", "normbench.models", "normbench.norms",
+    "torch._dynamo", "normbench.data", "normbench.models", "normbench.norms",
     "normbench.placements", "normbench.sweep.work",
 ]  # fmt: skip
 

@@ -97,9 +97,9 @@ def product(words: Iterable[str], ties: Sequence[Sequence[str]]) -> list[Point]:
     """
     words, several = [*words], [word for word in words if parsed(word).is_sweep_override()]
     axes = [levels(words) for words in (*([word] for word in several), *ties)]
-    if (number := math.prod(map(len, axes))) > MOST_RUNS:
-        counts = " × ".join(f"{len(axis):,} of {' and '.join(axis[0])}" for axis in axes)
-        raise UsageError(f"more than {MOST_RUNS:,} runs ({number:,}: {counts}) are no sweep: give fewer values")
+    if math.prod(map(len, axes)) > MOST_RUNS:
+        keys = " × ".join(" and ".join(axis[0]) for axis in axes)
+        raise UsageError(f"a sweep over {keys} has more than {MOST_RUNS:,} runs, which is the most: give fewer values")
     points = [dict(ChainMap(*reversed(point))) for point in itertools.product(*axes)]
     fixed = [text(parsed(word)) for word in words if word not in several]
     return [Point((*(f"{key}={value}" for key, value in point.items()), *fixed), point) for point in points]
