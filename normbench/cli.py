@@ -51,6 +51,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def complain(text: str, status: int) -> int:
     """Print one line on stderr; return the exit status."""
+    sys.stdout.flush()
     print(f"normbench: {printable(' '.join(text.split()))}", file=sys.stderr)
     return status
 
@@ -73,8 +74,9 @@ def steady(stream: Any, number: int) -> io.TextIOWrapper:
     if stream is None:  # closed, as by >&-
         os.dup2(os.open(os.devnull, os.O_WRONLY), number)
     raw = Outlet(number, "wb", closefd=False)
-    encoding, by_line = getattr(stream, "encoding", "utf-8"), number == 2 or raw.isatty()
-    return io.TextIOWrapper(io.BufferedWriter(raw), encoding, "replace", line_buffering=by_line)
+    kept = {name: getattr(stream, name) for name in ("encoding", "line_buffering", "write_through") if stream}
+    binary = raw if kept.get("write_through") else io.BufferedWriter(raw)  # as python -u asks
+    return io.TextIOWrapper(binary, errors="replace", **kept)
 
 
 def run(words: list[str]) -> int:
