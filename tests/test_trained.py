@@ -77,8 +77,8 @@ def test_an_arm_that_did_not_train_is_said_to_be_and_not_worse(tmp_path: Path) -
     report = make_arms(tmp_path, {"layernorm": LEARNED, "dyt": STUCK})
     first, second = text_of(report).splitlines()
     assert first == (
-        "dyt did not train: its validation loss ends at 3.348 nats on average, and a predictor that always says the same "
-        "reaches 3.337."
+        "dyt did not train: its validation loss ends at 3.348 nats on average, and a predictor that always says the "
+        "same reaches 3.337."
     )
     assert second.startswith("dyt and layernorm are not compared: dyt did not train, which is why its validation loss")
     assert "0.821 nats higher" in second and not report.comparisons[0].real
