@@ -117,7 +117,7 @@ def cli() -> None:
 
 # ---- the commands
 
-TRUST = "Let a run that is loaded have classes that are neither normbench's nor torch's: their code runs."
+TRUST = "Let a loaded run, or a sweep that goes on, have classes that are not normbench's or torch's: their code runs."
 
 
 @cli.command(page=later("pages", "train_page"))
@@ -161,10 +161,11 @@ def train(words: tuple[str, ...], dry_run: bool, cfg: str, resolve: bool, info: 
 @flag("dry-run", "Print the plan: arms, seeds, what is to do, done and failed, time and disk.")
 @flag("watch", "Show how far a sweep is that runs elsewhere.", metavar="FOLDER", type=FOLDER)
 @flag("resume", "Go on with the sweeps of FOLDER; words are given in place of theirs.", metavar="FOLDER", type=FOLDER)
+@flag("trust", TRUST)
 @CONFIG_DIR
 @MULTIRUN
 @HELP
-def sweep(words: tuple[str, ...], dry_run: bool, watch: Path | None, resume: Path | None) -> int:
+def sweep(words: tuple[str, ...], dry_run: bool, watch: Path | None, resume: Path | None, trust: bool) -> int:
     """Make many runs: resumable, side by side, here or on a cluster.
 
     Makes a run for each combination of several values, each as normbench train would with these words, in outputs/NAME
@@ -202,7 +203,7 @@ def sweep(words: tuple[str, ...], dry_run: bool, watch: Path | None, resume: Pat
     from normbench.sweep.conduct import sweep as make_runs
 
     if resume:
-        return go_on(resume, words, dry_run, report_of_sweep)
+        return go_on(resume, words, dry_run, report_of_sweep, trust)
     return make_runs(words, dry_run, report_of_sweep)
 
 

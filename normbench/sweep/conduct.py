@@ -246,13 +246,15 @@ def difference(before: Sequence[str], now: Sequence[str]) -> str:
     return "; ".join(parts) or "its words make other runs now: a default, the device, the data or a class has changed"
 
 
-def resume(folder: Path, words: Sequence[str], dry_run: bool, report: Callable[[Path, bool], None]) -> int:
+def resume(
+    folder: Path, words: Sequence[str], dry_run: bool, report: Callable[[Path, bool], None], trust: bool = False
+) -> int:
     """Go on with the sweeps that were started on a folder; returns the exit status.
 
-    words: in place of some of theirs, or beside them.
+    words: in place of some of theirs, or beside them. trust: whether theirs may name classes of anybody's.
 
     Raises:
-        UsageError: there is none, or what `sweep` raises.
+        UsageError: there is none, one has such classes and no trust, or what `sweep` raises.
         RunFailure: the launcher starts nothing.
     """
     noted = [note for note in SweepFolder(folder).read_notes() if note["words"]]
@@ -260,6 +262,10 @@ def resume(folder: Path, words: Sequence[str], dry_run: bool, report: Callable[[
     if not noted:
         raise UsageError(
             f"{folder} holds no sweep that can go on: give the folder of one, such as outputs/{SWEEP_NAME}"
+        )
+    if not trust and (foreign := SweepFolder(folder).foreign):
+        raise UsageError(
+            f"{folder} has {foreign[0]}, whose code runs: if you trust whoever made the sweep, add --trust"
         )
     place = {"name": folder.absolute().name, "outputs": str(folder.parent)}
     place = {key: path if re.fullmatch(r"[a-z./][\w./-]*", path) else f"'{path}'" for key, path in place.items()}

@@ -23,6 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from normbench.config.groups import GROUPS
+from normbench.config.schema import TRUSTED
 from normbench.errors import HeldElsewhere
 from normbench.rundir import RunDirectory, fingerprint, read_json, write_json
 
@@ -72,7 +73,19 @@ class SweepFolder:
     @property
     def command(self) -> str:
         """The command that goes on with the sweeps of the folder."""
-        return shlex.join(["normbench", "sweep", "--resume", str(self.path)])
+        trust = ["--trust"] * bool(self.foreign)
+        return shlex.join(["normbench", "sweep", "--resume", str(self.path), *trust])
+
+    @property
+    def foreign(self) -> list[str]:
+        """The words of its sweeps that name classes which are neither ours nor torch's, or where such may be."""
+        words = [word for note in self.read_notes() for word in note["words"]]
+        values = [word.partition("=")[2].split(",") for word in words]
+        return [
+            word
+            for word, own in zip(words, values, strict=True)
+            if word.startswith("hydra.") or ("_target_=" in word and not all(one.startswith(TRUSTED) for one in own))
+        ]
 
     def write_plan(self, entries: Iterable[Entry], words: Sequence[str] = (), asked: Iterable[str] = ()) -> None:
         """Note which runs a sweep makes, for whoever looks on or goes on; the same runs are the same file.
