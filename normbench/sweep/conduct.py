@@ -303,7 +303,9 @@ def watch(folder: Path) -> int:
                     time.sleep(LOOK_SECONDS)
             over |= view.over
         time.sleep(LOOK_SECONDS * busy)
-    if {entry.run for runs in places for entry in runs.read_plans()} <= over.keys() and reported.is_decided():
+    if all(note["runs"] for note in reported.read_notes()) and not any(
+        entry.run not in over for runs in places for entry in runs.read_plans()
+    ):
         say_done(console, reported, [over[entry.run] for entry in reported.read_plans()])
     else:
         say(console, f"nobody is at work on the runs in {folder} now; go on: {reported.command}")
