@@ -51,6 +51,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def complain(text: str, status: int) -> int:
     """Print one line on stderr; return the exit status."""
+    sys.stdout.flush()
     print(f"normbench: {printable(' '.join(text.split()))}", file=sys.stderr)
     return status
 
@@ -73,8 +74,9 @@ def steady(stream: Any, number: int) -> io.TextIOWrapper:
     if stream is None:  # closed, as by >&-
         os.dup2(os.open(os.devnull, os.O_WRONLY), number)
     raw = Outlet(number, "wb", closefd=False)
-    encoding, by_line = getattr(stream, "encoding", "utf-8"), number == 2 or raw.isatty()
-    return io.TextIOWrapper(io.BufferedWriter(raw), encoding, "replace", line_buffering=by_line)
+    kept = {name: getattr(stream, name) for name in ("encoding", "line_buffering", "write_through") if stream}
+    binary = raw if kept.get("write_through") else io.BufferedWriter(raw)  # as python -u asks
+    return io.TextIOWrapper(binary, errors="replace", **kept)
 
 
 def run(words: list[str]) -> int:
@@ -115,7 +117,7 @@ def cli() -> None:
 
 # ---- the commands
 
-TRUST = "Let a run that is loaded have classes that are neither normbench's nor torch's: their code runs."
+TRUST = "Let a loaded run, or a sweep that goes on, have classes that are not normbench's or torch's: their code runs."
 
 
 @cli.command(page=later("pages", "train_page"))
@@ -159,10 +161,11 @@ def train(words: tuple[str, ...], dry_run: bool, cfg: str, resolve: bool, info: 
 @flag("dry-run", "Print the plan: arms, seeds, what is to do, done and failed, time and disk.")
 @flag("watch", "Show how far a sweep is that runs elsewhere.", metavar="FOLDER", type=FOLDER)
 @flag("resume", "Go on with the sweeps of FOLDER; words are given in place of theirs.", metavar="FOLDER", type=FOLDER)
+@flag("trust", TRUST)
 @CONFIG_DIR
 @MULTIRUN
 @HELP
-def sweep(words: tuple[str, ...], dry_run: bool, watch: Path | None, resume: Path | None) -> int:
+def sweep(words: tuple[str, ...], dry_run: bool, watch: Path | None, resume: Path | None, trust: bool) -> int:
     """Make many runs: resumable, side by side, here or on a cluster.
 
     Makes a run for each combination of several values, each as normbench train would with these words, in outputs/NAME
@@ -200,7 +203,7 @@ def sweep(words: tuple[str, ...], dry_run: bool, watch: Path | None, resume: Pat
     from normbench.sweep.conduct import sweep as make_runs
 
     if resume:
-        return go_on(resume, words, dry_run, report_of_sweep)
+        return go_on(resume, words, dry_run, report_of_sweep, trust)
     return make_runs(words, dry_run, report_of_sweep)
 
 

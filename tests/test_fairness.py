@@ -180,3 +180,12 @@ def test_one_rate_that_was_chosen_for_every_arm_is_cited_too(tmp_path: Path) -> 
     (tmp_path / CHOICE_FILE).write_text(json.dumps({"arms": noted}))
     (one,) = findings(read_study([tmp_path]))
     assert not one.serious and one.text.endswith("held out of the training data: 0.001 (layernorm, rmsnorm)")
+
+
+def test_a_summary_that_contradicts_what_was_logged_is_named(tmp_path: Path) -> None:
+    make_study(tmp_path, {"layernorm": [2.0, 2.1], "rmsnorm": [2.0, 2.1]})
+    assert "damaged record" not in topics(tmp_path)
+    changed = next(tmp_path.glob("rmsnorm-pre-s1-*"))
+    file = changed / "summary.json"
+    file.write_text(file.read_text().replace('"loss/val": 2.1', '"loss/val": 1.5'))
+    assert topics(tmp_path)["damaged record"].startswith(f"{changed.name}: summary.json has other final metrics")

@@ -21,6 +21,7 @@ from normbench.config.compose import read
 from normbench.errors import UsageError
 from normbench.run.plan import prepare
 from normbench.studies.sample import sample
+from normbench.sweep.folder import SweepFolder
 
 pytest_plugins = ["trained_runs"]
 
@@ -128,6 +129,14 @@ def test_runs_of_somebody_else_are_reported_and_run_no_code(mark: Path, capsys: 
         assert main(words) in (0, 2)
     assert "Traceback" not in capsys.readouterr().err
     assert not mark.exists()
+
+
+def test_a_sweep_of_somebody_else_goes_on_with_trust_alone(mark: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["norm=layernorm", "norm._target_=normbench.norms.DyT,hostile.Norm"], ["hydra.searchpath=[here]"]):
+        SweepFolder(mark.parent / "sweep").write_plan([], words, [words[0]])
+    assert main(["sweep", "--resume", str(mark.parent / "sweep"), "--dry-run"]) == 2
+    assert "if you trust whoever made the sweep, add --trust" in capsys.readouterr().err
+    assert not mark.exists() and SweepFolder(mark.parent / "sweep").command.endswith("sweep --trust")
 
 
 def test_who_trusts_a_run_loads_a_class_of_its_own(runs: dict[str, Path], mark: Path) -> None:

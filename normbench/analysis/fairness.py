@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from jinja2 import ChainableUndefined, Undefined
 
 from normbench.analysis.comparisons import Comparison, number, rate_families, settled_seeds, without_rate
+from normbench.analysis.measures import finite
 from normbench.analysis.records import LEARNING_RATE, Run, Study, candidates, shortened
 from normbench.analysis.wording import TEMPLATES, environment, in_words, paragraphs
 from normbench.config.groups import GROUPS
@@ -62,7 +63,7 @@ def findings(
     """
     found = [*learning_rates(study)]
     found += [Finding("damaged run", f"{name} is left out: {why}") for name, why in study.damaged]
-    for check in (rules, seeds, open_rates, settings, step_times):
+    for check in (contradictions, rules, seeds, open_rates, settings, step_times):
         found += check(study)
     for said, topic in SAID.items():
         found += [Finding(topic, text, said != "few") for text in paragraphs("fairness.jinja", said, comparisons)]
@@ -74,6 +75,16 @@ def findings(
         found.append(Finding("learning rate", f"{text}, which favours arms with more rates to choose from"))
     own = [finding for finding in found if finding.concerns(comparisons)]
     return tuple(sorted(own, key=lambda finding: not finding.serious))
+
+
+def contradictions(study: Study) -> Iterator[Finding]:
+    """Find runs whose summary has other final metrics than they have logged."""
+    finals = ((run, value, run.curves.get(tag)) for run in study.runs for tag, value in run.metrics.items())
+    logged = [(run.name, value, finite(curve).values[-1:]) for run, value, curve in finals if value is not None]
+    wrong = dict.fromkeys(name for name, value, last in logged if len(last) and last[0] != value)
+    if wrong:
+        text = "summary.json has other final metrics than those logged last in metrics.jsonl"
+        yield Finding("damaged record", f"{shortened([*wrong], 6)}: {text}")
 
 
 # ---- what all runs should have in common, and what none should have

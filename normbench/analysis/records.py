@@ -250,7 +250,7 @@ def read_run(directory: RunDirectory, name: str) -> Run:
         status=stands["status"],
         step=stands["step"],
         steps=stands["steps"],
-        message=stands["message"],
+        message=stands.get("message") or "",
         seed=config["seed"],
         config=config,
         summary=summary,
