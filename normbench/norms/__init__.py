@@ -7,5 +7,4 @@ from normbench.norms.groupnorm import GroupNorm
 from normbench.norms.instancenorm import InstanceNorm
 from normbench.norms.layernorm import LayerNorm
 from normbench.norms.none import NoNorm
-from normbench.norms.prmsnorm import PartialRMSNorm
-from normbench.norms.rmsnorm import RMSNorm
+from normbench.norms.rmsnorm import PartialRMSNorm, RMSNorm
