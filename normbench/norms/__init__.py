@@ -1,4 +1,4 @@
-"""The normalizations, one file each; `conf/norm/` is their registry."""
+"""The normalizations, a file for each formula; `conf/norm/` is their registry."""
 # ruff: noqa: F401 (imported for those who name them, conf/norm above all)
 
 from normbench.norms.batchnorm import BatchNorm
