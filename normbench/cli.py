@@ -117,7 +117,7 @@ def cli() -> None:
 
 # ---- the commands
 
-TRUST = "Let a loaded run, or a sweep that goes on, have classes that are neither normbench's nor torch's: their code runs."
+TRUST = "Let a loaded run, or a sweep that goes on, have classes that are not normbench's or torch's: their code runs."
 
 
 @cli.command(page=later("pages", "train_page"))
