@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping
-from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
@@ -12,7 +11,6 @@ from typing import Any, Literal
 from normbench.recording import Histogram, Logger, Scalar
 
 SEND_SECONDS = 5.0  # between two calls of MLflow's store, each of which takes some 50 ms of the training's time
-AT_ONCE = {"metrics": 1000, "params": 100}  # as many as it takes in a call
 
 
 class Csv(Logger):
@@ -66,9 +64,9 @@ class Wandb(Logger):
 class MLflow(Logger):
     """Sends to MLflow, every few seconds and at checkpoints; no histograms. MLFLOW_* variables say the rest.
 
-    A run has the tag `normbench`, FOLDER/RUN. One that goes on is the same run there, and steps that it has already,
-    which are the same, are not sent again; one that begins anew replaces it. tracking_uri: by default
-    MLFLOW_TRACKING_URI, or mlflow.db in the current folder.
+    A run has the tag `normbench`, FOLDER/RUN. One that goes on is the same run there, where steps that are made again
+    come again, with the same numbers; one that begins anew replaces it. tracking_uri: by default MLFLOW_TRACKING_URI,
+    or mlflow.db in the current folder.
     """
 
     package = "mlflow"
@@ -88,26 +86,21 @@ class MLflow(Logger):
         self.id = known[0] if self.resumed else made(place, None, {"normbench": name}, directory.name).info.run_id
         self.client.update_run(self.id, "RUNNING")
         self.entities, self.waiting, self.sent = mlflow.entities, list[Any](), 0.0
-        self.steps = cache(lambda tag: {each.step for each in self.client.get_metric_history(self.id, tag)})
 
     def begin(self, choices: Mapping[str, Scalar], varied: Collection[str], page: str) -> None:
         if not self.resumed:
-            self.send("params", [self.entities.Param(name, str(choice)) for name, choice in choices.items()])
+            params = [self.entities.Param(name, str(choice)) for name, choice in choices.items()]
+            self.client.log_batch(self.id, params=params)
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        now, new = int(time.time() * 1e3), [tag for tag in values if not self.resumed or step not in self.steps(tag)]
-        self.waiting += [self.entities.Metric(tag, values[tag], now, step) for tag in new]
+        now = int(time.time() * 1e3)
+        self.waiting += [self.entities.Metric(tag, value, now, step) for tag, value in values.items()]
         if time.monotonic() - self.sent > SEND_SECONDS:
             self.flush()
 
     def flush(self) -> None:
-        self.send("metrics", self.waiting)
+        self.client.log_batch(self.id, self.waiting)
         self.waiting, self.sent = [], time.monotonic()
-
-    def send(self, kind: str, rows: list[Any]) -> None:
-        """Send rows, as many at once as MLflow takes."""
-        for first in range(0, len(rows), AT_ONCE[kind]):
-            self.client.log_batch(self.id, **{kind: rows[first : first + AT_ONCE[kind]]})
 
     def close(self, ended: bool) -> None:
         self.flush()

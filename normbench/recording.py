@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import logging
 import math
 import os
 import socket
@@ -39,6 +40,7 @@ from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.summary.writer.record_writer import RecordWriter
 from tensorboard.util.tensor_util import make_tensor_proto
 
+from normbench.errors import explain
 from normbench.rundir import keep_damaged, read_bytes, sync_directory, write_atomically
 
 # TensorBoard takes the checksum of a record byte by byte in Python: 2 ms for a probed step, where this takes 10 µs.
@@ -197,8 +199,8 @@ class Recorder:
     Each record of ours is whole and with the operating system when the call returns, so no kill loses one. Steps do not
     decrease from call to call. A full disk raises OSError (ENOSPC) from the call that writes, or at the latest from
     `flush`; what it did not take stays buffered and goes out first when there is room again: no file is ever damaged in
-    its middle. No background thread of ours takes time from the training or swallows an error. `truncate_metrics` and
-    `truncate_events` come first.
+    its middle. No background thread of ours takes time from the training or swallows an error. What another logger
+    raises ends that logger, not the run. `truncate_metrics` and `truncate_events` come first.
     """
 
     def __init__(
@@ -212,7 +214,18 @@ class Recorder:
         """Call each logger, `metrics.jsonl` first, also when the disk is full for one of them."""
         with ExitStack() as stack:
             for logger in self.loggers:
-                stack.callback(getattr(logger, call), *given)
+                stack.callback(self.hand, logger, call, given)
+
+    def hand(self, logger: Logger, call: str, given: Sequence[Any]) -> None:
+        """Call a logger; one that keeps a copy alone, and fails, is left out from then on."""
+        try:
+            getattr(logger, call)(*given)
+        except Exception as error:
+            if isinstance(logger, Lines):
+                raise
+            self.loggers.remove(logger)
+            said = f"{type(logger).__name__} has failed and takes no more numbers of this run, which metrics.jsonl has"
+            logging.getLogger("normbench").warning("warning: %s all: %s", said, explain(error))
 
     def begin(self, choices: Mapping[str, Scalar], varied: Collection[str], page: str) -> None:
         """Take what `Logger.begin` does."""

@@ -107,7 +107,7 @@ def make_study(
 def plan(folder: Path, *words: str) -> None:
     """Note the words of a sweep beside its runs, as it does."""
     (folder / ".sweep/plans").mkdir(parents=True, exist_ok=True)
-    write(folder / f".sweep/plans/{fingerprint({'words': [*words]})}.json", {"words": words, "runs": []})
+    write(folder / f".sweep/plans/{fingerprint({'words': [*words]})}.json", {"words": words, "asked": [], "runs": []})
 
 
 def write(path: Path, content: Any) -> None:

@@ -46,6 +46,8 @@ OTHERS = {
     "trainer.devices=2": "use device=cpu, cuda or cuda:N",
     "hydra/launcher=joblib": "launcher is no key of a run: start it with normbench sweep",
     "sweep.lr=auto": "sweep.lr is no key of a run: start it with normbench sweep",
+    "logger.wandb.mode=offline": "logger.wandb.mode is a setting of logger=wandb, which is not chosen: add it",
+    "logger=range(0,9)": "logger=range(0 is unknown: allowed are csv",
     "-m norm=rmsnorm,dyt": "takes no -m: for many runs give normbench sweep the same words",
     "norm=torch.nn.LayerNorm": "norm=torch.nn.LayerNorm is no option: norm._target_=package.module.Class takes a class",
     "data=notes.txt": "data=text data.path=notes.txt takes your own text, data=images data.path=notes.txt images",

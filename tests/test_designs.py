@@ -14,8 +14,9 @@ from scipy import stats
 from test_sentences import LOSS, arm
 
 from normbench.analysis.curves import Curve
-from normbench.analysis.designs import Contrast, contrasts, said
-from normbench.analysis.figures.designs import interactions
+from normbench.analysis.designs import Contrast, contrasts
+from normbench.analysis.designs import said as said_by_kind
+from normbench.analysis.figures.finals import interactions
 from normbench.analysis.measures import Metric, accuracy_on
 from normbench.analysis.records import Arm, Study
 from normbench.analysis.statistics import holm
@@ -35,6 +36,10 @@ def study(cells: Cells, *keys: str, metric: Metric = LOSS, constant: Mapping[str
 
 def found(made: Study, metric: Metric = LOSS, **baseline: Any) -> tuple[Contrast, ...]:
     return contrasts(made, made.arms, baseline, metric)
+
+
+def said(ones: Sequence[Contrast]) -> list[str]:
+    return [text for kind in said_by_kind(ones) for text in kind]
 
 
 def warmed(gain: float = 0.9) -> dict[tuple[Any, ...], Sequence[float]]:

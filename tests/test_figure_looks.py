@@ -12,7 +12,7 @@ from made_runs import make_run, make_study
 from sketches import sketched
 
 from normbench.analysis.figures import draw_all, style
-from normbench.analysis.figures.style import DARK, EMPTY, FAINT, NORMS, OWN, colors_of, near
+from normbench.analysis.figures.style import DARK, FAINT, NORMS, OWN, colors_of, near
 from normbench.analysis.records import read_study
 
 PAGE, DARK_PAGE = "#ffffff", "#14171b"
@@ -39,7 +39,7 @@ def test_a_persons_own_norms_share_no_colour_with_ours_or_each_other() -> None:
 
 def test_colours_stand_out_from_a_light_page_and_a_dark_one() -> None:
     for light, dark in DARK.items():
-        if light not in (FAINT, EMPTY):
+        if light != FAINT:
             assert contrast(light, PAGE) >= 3, light
             assert contrast(dark, DARK_PAGE) >= 3, dark
     assert set(NORMS.values()) <= set(DARK)
@@ -97,11 +97,19 @@ def test_arms_can_be_told_apart_in_grey(tmp_path: Path) -> None:
         assert len({round(text.get_position()[1], 6) for text in labels}) == 6  # at ends, not over each other
 
 
+def test_a_loss_far_above_the_others_is_named_at_the_edge_of_its_figure(tmp_path: Path) -> None:
+    make_study(tmp_path, {"layernorm": [2.0, 2.1], "rmsnorm": [2.05, 2.1], "dyt": [2.1, 2.0], "none": [9.0, 9.1]})
+    figure = sketched(tmp_path)["loss-val-steps"]
+    (pane,) = figure.canvas.axes
+    assert pane.get_ylim()[1] < 4.5 and "Above the axis, with an arrow: none." in figure.caption
+    assert [text.get_text() for text in pane.texts if "↑" in text.get_text()] == ["no norm ↑"]
+
+
 def test_a_norm_has_its_proper_name(tmp_path: Path) -> None:
-    for norm, cls in (("layernorm", "LayerNorm"), ("dyt", "DyT"), ("mine", "RMSNorm")):
+    for norm, cls in (("layernorm", "LayerNorm"), ("dyt", "DyT"), ("mine", "RMSNorm"), ("prmsnorm", "PartialRMSNorm")):
         make_run(tmp_path, norm=norm, settings={"norm._target_": f"normbench.norms.{cls}"})
     (pane,) = sketched(tmp_path)["loss-val-steps"].canvas.axes
-    assert {text.get_text() for text in pane.texts} == {"LayerNorm", "DyT", "mine"}
+    assert {text.get_text() for text in pane.texts} == {"LayerNorm", "DyT", "mine", "pRMSNorm"}
 
 
 @pytest.mark.parametrize("values", [(0.2, 0.9), (0.98, 1.02), (3e-4, 3e-2), (1e-6, 10.0), (4.0, 6.0)])
@@ -125,7 +133,7 @@ def test_nothing_is_cut_off(tmp_path: Path) -> None:
         name, final = f"{norm[:9]}-{placement}-{seed}", 2 + 0.1 * seed * (placement == "post")
         make_run(tmp_path, norm=norm, placement=placement, seed=seed, name=name, final=final, probed=20)
     figures = sketched(tmp_path, {"placement": "pre"})
-    for name in ("loss-val-steps", "norm-placement", "step-time-loss", "gradient-norm-depth", "differences"):
+    for name in ("loss-val-steps", "interaction-norm-placement", "gradient-norm-depth", "differences"):
         canvas = figures[name].canvas
         canvas.draw_without_rendering()
         words, page = canvas.get_tightbbox(), canvas.bbox_inches

@@ -45,14 +45,14 @@ def figures(grid: Path) -> dict[str, Figure]:
     return sketched(grid)
 
 
-WRITTEN = ("loss-val-steps", "norm-placement", "step-time-loss")  # of each kind one, rendered
+WRITTEN = ("loss-val-steps", "interaction-norm-placement", "step-time-loss")  # of each kind one, rendered
 
 
 def test_each_figure_has_its_words_and_its_files(figures: dict[str, Figure]) -> None:
     assert list(figures) == [
         "interaction-norm-placement", "differences", "loss-val-steps", "loss-train-steps", "loss-val-time",
         "loss-train-time",
-        "norm-placement", "step-time-loss", "stream-rms-depth", "norm-output-rms-depth",
+        "step-time-loss", "stream-rms-depth", "norm-output-rms-depth",
         "gradient-norm-depth", "stream-rms-steps", "gradient-norm-steps", "gamma-steps",
     ]  # fmt: skip
     for figure in figures.values():
@@ -94,8 +94,8 @@ def test_seeds_of_unlike_speed_are_joined_at_equal_times() -> None:
 
 
 def test_final_values_are_means_paired_differences_and_a_front(figures: dict[str, Figure]) -> None:
-    (cell,) = chosen(figures["norm-placement"], norm="rmsnorm", placement="post")
-    assert [float(cell[key]) for key in ("runs", "finished", "diverged", "mean")] == pytest.approx([3, 2, 1, 2.115])
+    (cell,) = chosen(figures["interaction-norm-placement"], arm="rmsnorm", placement="post")
+    assert [float(cell[key]) for key in ("seeds", "mean")] == pytest.approx([2, 2.115])
     means = chosen(figures["differences"], kind="mean", baseline="layernorm · pre")
     assert [row["arm"] for row in means] == ["layernorm · post", "rmsnorm · pre", "rmsnorm · post"]  # the best first
     seeds = [float(row["difference"]) for row in chosen(figures["differences"], kind="seed", arm="layernorm · post")]
@@ -187,7 +187,7 @@ def test_what_varies_need_not_be_a_norm(tmp_path: Path) -> None:
     for depth, seed in itertools.product((2, 4, 8), range(2)):
         make_run(tmp_path, seed=seed, final=2 + depth / 100, settings={"model.depth": depth})
     figures = sketched(tmp_path)
-    assert "loss-val-steps" in figures and "norm-placement" not in figures
+    assert "loss-val-steps" in figures and "interaction-norm-placement" not in figures
     colors = set(re.findall(r"stroke: (#[0-9a-f]{6})", figures["loss-val-steps"].svg)) & set(DARK)
     assert len(colors - {"#3b424a", "#c9ced4"}) == 3
 

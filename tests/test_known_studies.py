@@ -9,6 +9,7 @@ import pytest
 from known_studies import STUDIES
 
 from normbench.analysis.report import Report, make_report
+from normbench.analysis.wording import paragraphs
 
 BETTER = r"is (better|worse) than"
 
@@ -71,6 +72,9 @@ def test_batch_size_is_a_factor_though_the_rate_follows_it(answer: Report) -> No
     assert float(effect) == pytest.approx(16.7, abs=1.0)
     assert "groupnorm · batch_size=2 is better than batchnorm · batch_size=2" in words
     assert not re.search(r"batch_size=32 is", words)
+    _, held = paragraphs("facts.jinja", "question", answer)
+    assert "learning rate" not in held.partition(".")[0]
+    assert "Goes with data.batch_size: a learning rate of 0.0000625, 0.001." in held
 
 
 @study("interaction")

@@ -112,6 +112,18 @@ def test_a_logger_that_cannot_start_ends_in_a_sentence(tmp_path: Path) -> None:
         build.make_loggers(tree, tmp_path, 0)
 
 
+def test_a_logger_that_fails_is_left_out_from_then_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Failing(Listing):
+        def scalars(self, step: int, values: Any) -> None:
+            raise ConnectionError("no server")
+
+    record(Failing(tmp_path, 0), tmp_path, range(1, 4), ended=True)
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 3
+    (said,) = caplog.messages
+    assert said.startswith("warning: Failing has failed and takes no more numbers of this run, which metrics.jsonl has")
+    assert "ConnectionError: no server" in said
+
+
 def record(logger: Logger, directory: Path, steps: range, ended: bool) -> None:
     """Record as a run does that goes on behind a checkpoint."""
     recorder = Recorder(directory, loggers=[logger])
@@ -148,7 +160,8 @@ def test_a_run_is_one_run_of_mlflow_however_often_it_goes_on(run: Path) -> None:
     assert (found.info.run_name, found.info.status) == (run.name, "FINISHED")
     assert found.data.params == {"norm": "rmsnorm", "optim.lr": "0.001", "norm.groups": "None"}
     logged = client.get_metric_history(found.info.run_id, "loss/train")
-    assert [(each.step, each.value) for each in logged] == [(step, step / 8) for step in range(1, 31)]
+    assert {each.step: each.value for each in logged} == {step: step / 8 for step in range(1, 31)}
+    assert len(logged) == 35  # steps 21 to 25 were made twice, and the first run was replaced
 
 
 @OTHERS

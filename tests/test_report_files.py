@@ -115,7 +115,8 @@ def test_a_page_opens_with_question_answer_caveats_and_methods(written: Path) ->
     words = " ".join(page.words.split())
     assert "layernorm, rmsnorm) do to the final validation loss of the model nano on pydocs?" in words
     assert (
-        "Held equal: 100 steps of 16 sequences of 64 tokens, at a learning rate of 0.001; 802,304 parameters;" in words
+        "Held equal: 100 steps; batches of 16 sequences of 64 tokens; a learning rate of 0.001; 802,304 parameters;"
+        in words
     )
     assert "Model: GPT (depth 4, width 128); 802,304 parameters. Data: pydocs (100,000 training tokens, " in words
     assert "with AdamW (lr 0.001, betas [0.9, 0.99]) and the schedule Cosine (warmup 0.05, final 0.1)" in words

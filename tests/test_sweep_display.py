@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 from made_runs import end_run
 from rich.console import Console
+from support import refused
 
+from normbench.cli import main
 from normbench.rundir import RunDirectory
 from normbench.sweep.folder import Entry, SweepFolder, View, overall, steps_done
 
@@ -76,6 +78,28 @@ def test_plans_of_several_sweeps_are_one_list(folder: SweepFolder) -> None:
     entries = folder.read_plans()
     folder.write_plan([replace(entries[0], run="more-s0"), entries[1]])
     assert [entry.run for entry in folder.read_plans()] == [*(f"{name}-s0" for name in NAMES), "more-s0"]
+
+
+def test_whoever_looks_on_does_not_wait_where_nobody_is_at_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No learning rate was found, so that runs which are reported never come."""
+    folder, tuning = SweepFolder(tmp_path / "a"), SweepFolder(tmp_path / "a-lr")
+    folder.write_plan((), ["seed=0", "sweep.lr=auto"], ["r0 lr"])
+    tuning.write_plan([Entry("t0", {}, 1000, 4, [])])
+    tuning.note_failure("t0", "boom")
+    assert main(["sweep", "--watch", str(folder.path)]) == 1
+    assert f"nobody is at work on the runs in {folder.path} now; go on: {folder.command}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("content", ['{"runs": [5]}', "[]", '{"words": [], "asked": [], "runs": [{"run": 5}]}'])
+def test_a_plan_of_another_shape_is_none(content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = SweepFolder(tmp_path)
+    folder.plans.mkdir(parents=True)
+    (folder.plans / "x.json").write_text(content)
+    assert folder.read_plans() == []
+    for word in ("--watch", "--resume"):
+        assert f"{tmp_path} holds no sweep" in refused(["sweep", word, str(tmp_path)], capsys)
 
 
 def test_a_log_gets_a_line_when_a_run_ends(folder: SweepFolder) -> None:

@@ -61,6 +61,7 @@ def test_data_say_what_a_constant_predictor_reaches(tmp_path: Path) -> None:
         ({"loss/val": 2.5}, CONSTANT["constant"], True),
         ({"loss/val": 9.0, "loss/train": 0.1}, CONSTANT["constant"], True),  # by heart
         ({"loss/val": 9.0, "accuracy/val": 0.4}, CONSTANT["constant"], True),  # too sure of itself
+        ({"loss/val": 4.0, "accuracy/val": 0.25}, CONSTANT["constant"], False),  # a class more by chance
         ({"loss/val": 3.349}, None, None),
         ({}, CONSTANT["constant"], None),
     ],
@@ -87,6 +88,14 @@ def test_an_arm_that_did_not_train_is_said_to_be_and_not_worse(tmp_path: Path) -
     assert cells["differences"].loc["dyt", "found"] == "did not train"
     assert paragraphs("facts.jinja", "lead", report.study)[0].endswith("6 runs: 6 finished (3 of them did not train)")
     assert report.runs.groupby("arm")["trained"].sum().to_dict() == {"dyt": 0, "layernorm": 3}
+
+
+def test_many_arms_that_did_not_train_have_one_sentence(tmp_path: Path) -> None:
+    report = make_arms(tmp_path, {"layernorm": LEARNED} | dict.fromkeys(("dyt", "none", "batchnorm"), STUCK))
+    assert text_of(report) == (
+        "3 of 4 arms did not train, and are not compared (batchnorm, dyt, none): their validation losses end at 3.347 "
+        "to 3.349 nats, and a predictor that always says the same reaches 3.337."
+    )
 
 
 def test_two_arms_that_did_not_train_are_not_compared(tmp_path: Path) -> None:

@@ -16,49 +16,41 @@ from normbench.analysis.records import Study, read_study
 from normbench.errors import UsageError
 from normbench.recording import TensorBoard
 from normbench.results import run_directories
-from normbench.rundir import fingerprint, read_json, write_json
+from normbench.rundir import RunDirectory
 
-ARMS = "arms"  # the folder of the arms, beside the runs
+ARMS, MARK = "arms", ".normbench"  # the folder of the arms, beside the runs, and the file that says whose it is
 
-# Custom Scalars tab: chart -> tag, under `arm/` with `/lower` and `/upper` beside it
+# Custom Scalars tab: chart -> tag, whose lines are `arm/TAG/value`, `/lower` and `/upper`
 BANDS = {"gradient norm": "grad/norm", "training loss": "loss/train", "validation accuracy": "accuracy/val",
          "validation loss": "loss/val"}  # fmt: skip
 
 
 def write_arms(folder: Path) -> bool:
-    """Write the arms of each folder of runs below one, where they have not been written of these runs as they are.
+    """Write the arms of each folder of runs below one; returns whether there are any, with several seeds.
 
-    Returns whether there are any. They lie in `arms`, which is ours alone where it holds `made.json`.
-
-    Raises:
-        UsageError: the folder holds no runs.
+    They lie in `arms`, which is ours alone where it is marked so.
     """
-    places = {run.path.parent for run in run_directories(folder).values()}
-    for place in places:
-        arms, runs = place / ARMS, sorted(place.glob("*/metrics.jsonl"))
-        made = fingerprint({str(path): path.stat().st_size for path in runs})
-        if (arms.exists() and not (arms / "made.json").exists()) or (read_json(arms / "made.json") or {}).get(
-            "of"
-        ) == made:
-            continue
-        with suppress(UsageError, OSError):  # no run has ended, or it is somebody else's folder
+    runs, written = dict[str, RunDirectory](), False
+    with suppress(UsageError):  # of something else, which TensorBoard may show
+        runs = run_directories(folder)
+    for place in {run.path.parent for run in runs.values()}:
+        arms = place / ARMS
+        with suppress(UsageError, OSError):  # no run has ended, or the folder cannot be written
             study = read_study([place])
-            shutil.rmtree(arms, ignore_errors=True)
-            if len(study.runs) > len(study.arms) > 0:
+            if len(study.runs) > len(study.arms) > 0 and (not arms.exists() or (arms / MARK).exists()):
+                shutil.rmtree(arms, ignore_errors=True)
                 arms.mkdir()
-                write_json(arms / "made.json", {})
+                (arms / MARK).touch()
                 write_study(study, arms)
-                write_json(arms / "made.json", {"of": made})
-    return any((place / ARMS / "made.json").exists() for place in places)
+                written = True
+    return written
 
 
 def write_study(study: Study, folder: Path) -> None:
     """Write the arms of a study; the Custom Scalars tab draws their bands above all else, as `arms` is sorted first."""
     charts = {
-        name: {
-            "margin": {"series": [{"value": f"arm/{tag}", "lower": f"arm/{tag}/lower", "upper": f"arm/{tag}/upper"}]}
-        }
-        for name, tag in BANDS.items()
+        title: {"margin": {"series": [{line: f"arm/{tag}/{line}" for line in ("value", "lower", "upper")}]}}
+        for title, tag in BANDS.items()
         if any(tag in run.curves for run in study.runs)
     }
     for arm in study.arms:
@@ -66,8 +58,8 @@ def write_study(study: Study, folder: Path) -> None:
         logged: dict[int, dict[str, float]] = defaultdict(dict)
         for tag in {tag: None for run in arm.runs for tag in run.curves}:
             steps, mean, spread = over_seeds([run.curves[tag] for run in arm.runs if tag in run.curves])
-            band = {f"arm/{tag}": mean, f"arm/{tag}/lower": mean - spread, f"arm/{tag}/upper": mean + spread}
-            for name, values in {tag: mean, **(band if tag in BANDS.values() else {})}.items():
+            band = {"value": mean, "lower": mean - spread, "upper": mean + spread} if tag in BANDS.values() else {}
+            for name, values in {tag: mean, **{f"arm/{tag}/{line}": band[line] for line in band}}.items():
                 for step, value in zip(steps.tolist(), values.tolist(), strict=True):
                     logged[step][name] = value
         board = TensorBoard(path, 0)

@@ -10,8 +10,9 @@ import numpy as np
 import pandas as pd
 
 from normbench.analysis.comparisons import Comparison
+from normbench.analysis.fairness import choice_of, own_rates
 from normbench.analysis.measures import NAN, TRAINING_LOSS, finite, known
-from normbench.analysis.records import Arm, Run, Study
+from normbench.analysis.records import LEARNING_RATE, Arm, Run, Study
 from normbench.analysis.statistics import seeds_needed
 from normbench.analysis.wording import paragraphs
 
@@ -52,6 +53,12 @@ def next_steps(
             found += paragraphs("causes.jinja", "seeds", more, size, ones[0].metric, study.more_seeds(more))
     elif ones:
         found += paragraphs("causes.jinja", "pilot", study.more_seeds(4))
+    if comparisons and not found:
+        chosen = LEARNING_RATE in study.varied or all(choice_of(run) for run in study.runs)
+        longer = study.command(
+            name=f"{study.runs[0].config.get('name')}-longer", **{"trainer.steps": f"{2 * study.runs[0].steps}"}
+        )
+        found += paragraphs("causes.jinja", "decided", "" if chosen else own_rates(study), longer)
     return found
 
 

@@ -35,8 +35,8 @@ Baseline = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Comparison(Sample):
-    """One arm less its baseline in a metric's unit, over the seeds that finished in both.
+class Compared(Sample):
+    """What is found of an arm less what is found of its baseline, seed by seed.
 
     corrected: p after Holm, and for learning rates that one of the two had more of. family: over how many comparisons
     Holm corrects.
@@ -45,18 +45,28 @@ class Comparison(Sample):
     arm: Arm
     baseline: Arm
     metric: Metric
-    corrected: float | None
-    family: int
-
-    @property
-    def detectable(self) -> float | None:
-        """Return the smallest difference that would have been found four times in five, Holm included."""
-        return detectable_difference(self.n, self.sd, family=self.family) if self.sd else None
+    corrected: float | None = None
+    family: int = 1
 
     @property
     def tried(self) -> set[int]:
         """Return all seeds of either arm."""
         return {run.seed for arm in (self.arm, self.baseline) for run in arm.runs}
+
+    @property
+    def real(self) -> bool:
+        """Say whether it may be called a difference."""
+        return self.corrected is not None and self.corrected < ALPHA
+
+
+@dataclass(frozen=True)
+class Comparison(Compared):
+    """One arm less its baseline in a metric's unit, over the seeds that finished in both."""
+
+    @property
+    def detectable(self) -> float | None:
+        """Return the smallest difference that would have been found four times in five, Holm included."""
+        return detectable_difference(self.n, self.sd, family=self.family) if self.sd else None
 
     @property
     def survived(self) -> bool:
@@ -93,8 +103,7 @@ class Comparison(Sample):
     @property
     def real(self) -> bool:
         """Say whether it may be called a difference."""
-        called = self.corrected is not None and self.corrected < ALPHA
-        return called and self.trained and not self.flattered
+        return super().real and self.trained and not self.flattered
 
     @property
     def better(self) -> bool:

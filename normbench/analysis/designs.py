@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from normbench.analysis.comparisons import USUAL, Baseline, corrected_over
+from normbench.analysis.comparisons import USUAL, Baseline, Compared, corrected_over
 from normbench.analysis.measures import NAN, Metric, final, loss_on
 from normbench.analysis.records import LEARNING_RATE, Arm, Run, Study, in_order
 from normbench.analysis.sensitivity import tried_rates
-from normbench.analysis.statistics import ALPHA, Interval, Sample, paired_difference
-from normbench.analysis.wording import at_most, in_words, paragraphs
+from normbench.analysis.statistics import ALPHA, Interval, paired_difference
+from normbench.analysis.wording import in_words, paragraphs
 
 # What is said to have an effect, by the kind of effect.
 STEPS = {
@@ -30,35 +30,23 @@ STEPS = {
     "sensitivity": "The sensitivity to the learning rate",
 }
 
-MOST = 4  # sentences of a kind
-
 Effects = Mapping[int, float]  # by seed
 
 
 @dataclass(frozen=True)
-class Contrast(Sample):
+class Contrast(Compared):
     """The effect of a factor on an arm less that on its baseline, in each seed that has all it takes.
 
     kind: of effect, `change`, `slope`, `rate` (logarithm to base 2 of the largest that trains) or `sensitivity`.
     levels: of the factor, the usual one first, or all from low to high. own, other: the effects on the arm and on the
-    baseline. corrected: p after Holm. family: over how many contrasts Holm corrects.
+    baseline.
     """
 
-    own: tuple[float, ...]
-    other: tuple[float, ...]
-    kind: str
-    factor: str
-    levels: Sequence[Any]
-    arm: Arm
-    baseline: Arm
-    metric: Metric
-    corrected: float | None = None
-    family: int = 1
-
-    @property
-    def real(self) -> bool:
-        """Say whether it may be called a difference."""
-        return self.corrected is not None and self.corrected < ALPHA
+    own: tuple[float, ...] = ()
+    other: tuple[float, ...] = ()
+    kind: str = ""
+    factor: str = ""
+    levels: Sequence[Any] = ()
 
     @property
     def sides(self) -> list[tuple[str, tuple[float, ...]]]:
@@ -79,9 +67,16 @@ class Contrast(Sample):
         return STEPS[self.kind].format(usual=in_words(self.levels[0]), last=last, factor=name)
 
     @property
-    def tried(self) -> int:
-        """Return how many seeds there are."""
-        return len({run.seed for arm in (self.arm, self.baseline) for run in arm.runs})
+    def stuck(self) -> list[str]:
+        """Name the arms that did not train at a level of the factor, where the effect's size in nats says little."""
+        cells = [
+            Arm(
+                {**side.settings, self.factor: level}, tuple(r for r in side.runs if r.config.get(self.factor) == level)
+            )
+            for side in (self.arm, self.baseline)
+            for level in self.levels
+        ]
+        return [cell.name for cell in cells if not cell.trained]
 
 
 def contrasts(study: Study, arms: Sequence[Arm], baseline: Baseline, metric: Metric) -> tuple[Contrast, ...]:
@@ -95,11 +90,11 @@ def contrasts(study: Study, arms: Sequence[Arm], baseline: Baseline, metric: Met
     return tuple(replace(one, corrected=p, family=family) for one, p in zip(found, corrected, strict=True))
 
 
-def contrast(own: Effects, other: Effects, *about: Any) -> Contrast:
+def contrast(own: Effects, other: Effects, arm: Arm, baseline: Arm, metric: Metric, **about: Any) -> Contrast:
     """Return the contrast of two effects over the seeds that both have; about: what it is of, as `Contrast` has it."""
     found = paired_difference(own, other)
-    first, second = (tuple(side[seed] for seed in found.seeds) for side in (own, other))
-    return Contrast(found.values, found.resolution, found.seeds, first, second, *about)
+    about |= {"own": tuple(own[seed] for seed in found.seeds), "other": tuple(other[seed] for seed in found.seeds)}
+    return Contrast(found.values, found.resolution, found.seeds, arm, baseline, metric, **about)
 
 
 # ---- two factors
@@ -128,8 +123,8 @@ class Crossing:
             for kind, weights in effects({key: self.levels[key] for key in shared}):
                 sides = (sum(self.cells[arm, key] * weights[key] for key in weights) for arm in (place, 0))
                 own, other = pd.concat(sides, axis=1).dropna().groupby(level="seed").mean().to_dict().values()
-                about = kind, self.factor, [self.levels[key] for key in weights], self.arms[place], self.arms[0]
-                found.append(contrast(own, other, *about, self.metric))
+                levels, arms = [self.levels[key] for key in weights], (self.arms[place], self.arms[0])
+                found.append(contrast(own, other, *arms, self.metric, kind=kind, factor=self.factor, levels=levels))
         return found
 
 
@@ -186,20 +181,21 @@ def over_rates(study: Study, baseline: Baseline) -> list[Contrast]:
     tried, found = tried_rates(study), []
     for one, other in permutations(tried, 2):
         if other.arm.settings == {**one.arm.settings, **baseline} and [*other.by_rate] == [*one.by_rate]:
-            about = LEARNING_RATE, [*one.by_rate], one.arm, other.arm, loss_on("val")
-            found.append(contrast(one.largest, other.largest, "rate", *about))
-            found.append(contrast(one.sensitivity, other.sensitivity, "sensitivity", *about))
+            sides = {"rate": (one.largest, other.largest), "sensitivity": (one.sensitivity, other.sensitivity)}
+            for kind, own in sides.items():
+                about: dict[str, Any] = {"kind": kind, "factor": LEARNING_RATE, "levels": [*one.by_rate]}
+                found.append(contrast(*own, one.arm, other.arm, loss_on("val"), **about))
     return found
 
 
 # ---- sentences
 
 
-def said(found: Sequence[Contrast]) -> list[str]:
-    """Return what contrasts show, those of a kind together, the largest first; nothing where each has one seed."""
-    several, sentences = [one for one in found if one.n > 1], list[str]()
+def said(found: Sequence[Contrast]) -> list[tuple[str, ...]]:
+    """Return what contrasts show, kind by kind, the largest first, and last where none was found; not of one seed."""
+    several = sorted(
+        (one for one in found if one.n > 1), key=lambda one: (not one.real, bool(one.stuck), -abs(one.mean))
+    )
     shown = [one for one in several if one.p is None or one.p < ALPHA]
-    for kind in STEPS:
-        own = sorted((one for one in shown if one.kind == kind), key=lambda one: (not one.real, -abs(one.mean)))
-        sentences += at_most(paragraphs("designs.jinja", "found", own), MOST)
-    return [*sentences, *paragraphs("designs.jinja", "open", [one for one in several if one not in shown])]
+    kinds = [paragraphs("designs.jinja", "found", [one for one in shown if one.kind == kind]) for kind in STEPS]
+    return [*kinds, paragraphs("designs.jinja", "open", [one for one in several if one not in shown])]

@@ -179,10 +179,9 @@ def learning_rates(study: Study) -> Iterator[Finding]:
         return
     choices = [(arm.name, choice_of(run)) for arm, run in study.pairs]
     if len(found) == 1 and not any(choice for _, choice in choices):
-        name = f"{study.runs[0].config.get('name')}-auto"
-        command = study.command(**{"name": name, LEARNING_RATE: None, "sweep.lr": "auto"})
         text = f"all arms ran at lr {in_words(*found)}, which was chosen for none of them: choose one for each with "
-        yield Finding("learning rate", text + (command or "normbench sweep and sweep.lr=auto"))
+        crossed = any(key.startswith(("optim", "schedule")) for key in study.varied)  # what is asked is about rates
+        yield Finding("learning rate", text + own_rates(study), serious=not crossed)
     elif all(choice for _, choice in choices):
         text = "the learning rate of each arm was chosen on data held out of the training data"
         yield from unequal("learning rate", text, found, serious=False, fewest=1)
@@ -192,6 +191,13 @@ def learning_rates(study: Study) -> Iterator[Finding]:
     elif "optim" not in study.varied or LEARNING_RATE in asked_for(study):
         text = f"the arms differ in {LEARNING_RATE} too, which is fair only if each was chosen for its arm"
         yield from unequal("settings", text, found)
+
+
+def own_rates(study: Study) -> str:
+    """Return the command that chooses a learning rate for each arm."""
+    name = f"{study.runs[0].config.get('name')}-auto"
+    command = study.command(**{"name": name, LEARNING_RATE: None, "sweep.lr": "auto"})
+    return command or "normbench sweep and sweep.lr=auto"
 
 
 def choice_of(run: Run) -> Mapping[str, Any]:

@@ -37,6 +37,9 @@ ASIDE = (
 # of it on either side, and those that learn 20 % below; in between they have hardly begun.
 LEARNED = 0.05
 
+# Of errors alone it must be more: a network whose loss is no better is right in a class or two of ten by chance.
+LEARNED_RIGHT = 0.25
+
 
 @dataclass(frozen=True)
 class Run:
@@ -85,10 +88,10 @@ class Run:
     def trained(self) -> bool | None:
         """Say whether it is clearly better than a constant predictor, in loss or accuracy; None where nobody knows."""
         ends, constant = self.metrics, self.constant
-        found = [(ends.get(tag), constant.get("loss/val")) for tag in ("loss/val", "loss/train")]
+        losses = [(ends.get(tag), constant.get("loss/val")) for tag in ("loss/val", "loss/train")]
+        known = [own < (1 - LEARNED) * usual for own, usual in losses if own is not None and usual is not None]
         right, usual = ends.get("accuracy/val"), constant.get("accuracy/val")
-        found += [] if right is None or usual is None else [(1 - right, 1 - usual)]
-        known = [own < (1 - LEARNED) * reached for own, reached in found if own is not None and reached is not None]
+        known += [] if right is None or usual is None else [1 - right < (1 - LEARNED_RIGHT) * (1 - usual)]
         return any(known) if known else None
 
     @property

@@ -217,7 +217,7 @@ def designs_table(found: Sequence[Contrast]) -> Table:
             "what": one.step,
             "arm": one.arm.name,
             "baseline": one.baseline.name,
-            "seeds": str(one.n) + (f" of {one.tried}" if one.n < one.tried else ""),
+            "seeds": str(one.n) + (f" of {len(one.tried)}" if one.n < len(one.tried) else ""),
             "for the arm": f"{2**own:.3g}" if ratio else fixed(own, places, sign=True),
             "for the baseline": f"{2**other:.3g}" if ratio else fixed(other, places, sign=True),
             "difference": f"{2**one.mean:.2g} times" if ratio else f"{fixed(one.mean, places, True)} {one.metric.unit}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import shlex
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal
 from functools import cache
@@ -22,7 +23,8 @@ from normbench.analysis.statistics import ALPHA, Interval, detectable_difference
 NONE = "–"
 LEAST_P = 0.001  # below it, how small is of no interest
 LARGEST_EFFECT = 10
-MOST = 8  # sentences of a kind; the table has the others
+MOST = 8  # sentences of an answer; the tables have the others
+FEW = 3  # comparisons in which nothing was found have a sentence each
 UNITS = {"h": 3600.0, "min": 60.0}
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -37,11 +39,10 @@ TEX |= str.maketrans({"<": "$<$", ">": "$>$", "α": r"$\alpha$", "γ": r"$\gamma
 # A command in a sentence, without the full stop behind it.
 COMMAND = re.compile(r"normbench (sweep|train)( [\w.@+-]+=\S*[^\s.])+")
 
-# What can be said of comparisons, in this order.
-KINDS = (
-    "untrained", "different", "flattered", "possible", "constant", "same", "within", "unknown", "alike", "one_seed",
-    "no_seed",
-)  # fmt: skip
+# What can be said of comparisons, in this order: of a difference, of none, and nothing.
+FOUND = ("different", "flattered", "possible", "constant", "untrained")
+ALIKE = ("same", "within", "unknown", "alike")
+UNKNOWN = ("one_seed", "no_seed")
 
 
 def fixed(value: float | None, digits: int, sign: bool = False) -> str:
@@ -150,6 +151,13 @@ def given(runs: Sequence[Run], aside: Iterable[str] = ("seed", "name", "outputs"
     return [word for word in first if word.partition("=")[0] not in aside and all(word in own for own in others)]
 
 
+def goes_with(study: Study, read: Callable[[Run], str]) -> str:
+    """Name the settings that vary and tell what is read of runs, such as `data.batch_size`; none where all agree."""
+    values = {key: {(str(run.config.get(key)), read(run).strip()) for run in study.runs} for key in study.varied}
+    telling = [key for key, found in values.items() if len(found) == len({value for value, _ in found})]
+    return "" if len({read(run).strip() for run in study.runs}) < 2 else ", ".join(telling or study.varied)
+
+
 def tex(text: Any) -> str:
     """Write words for LaTeX."""
     return str(text).translate(TEX)
@@ -171,7 +179,7 @@ def environment() -> Environment:
     )
     writers = [bound, chance, count, detectable_difference, duration, every, fixed, plain, precision]
     found.globals |= {writer.__name__: writer for writer in [*writers, shortened, span]}
-    found.globals |= {"given": given, "in_words": in_words}
+    found.globals |= {"given": given, "goes_with": goes_with, "in_words": in_words}
     found.filters |= {"part": part, "tex": tex}
     found.filters["code"] = lambda text: Markup(COMMAND.sub(r"<code>\g<0></code>", str(escape(text))))
     found.filters["md"] = lambda text: " ".join(str(text).split()).translate(MARKED)
@@ -185,38 +193,44 @@ def paragraphs(template: str, macro: str, *about: Any) -> tuple[str, ...]:
 
 
 def verdict(
-    study: Study, comparisons: Sequence[Comparison], margin: float | None, crossed: Sequence[str] = ()
+    study: Study, comparisons: Sequence[Comparison], margin: float | None, crossed: Sequence[Sequence[str]] = ()
 ) -> list[tuple[str, str]]:
     """Return what did not train, what differs, where no difference was found, and what did not finish.
 
-    Each sentence comes with the key of the table behind it.
+    Each sentence comes with the key of the table behind it. crossed: of contrasts, kind by kind, the last where none
+    was found. Of many the largest of each kind are told, and how many more there are.
     """
     arms = {arm.name: arm for one in comparisons for arm in (one.arm, one.baseline)}
+    *found, nothing = compared_words(comparisons, margin)
     told = [
-        ("arms", at_most(paragraphs("sentences.jinja", "stuck", [*arms.values()] or study.arms))),
-        ("designs", crossed),
-        ("differences", compared_words(comparisons, margin)),
+        ("arms", paragraphs("sentences.jinja", "stuck", [*arms.values()] or study.arms)),
+        *(("designs", kind) for kind in crossed[:-1]),
+        *(("differences", kind) for kind in found),
+        *(("designs", kind) for kind in crossed[-1:]),
+        ("differences", nothing),
         ("arms", () if comparisons else paragraphs("sentences.jinja", "not_compared", len(study.arms))),
-        ("costs", at_most(paragraphs("sentences.jinja", "diverged", study))),
+        ("costs", paragraphs("sentences.jinja", "diverged", study)),
         ("lost", paragraphs("sentences.jinja", "lost", study)),
     ]
-    return [(sentence, table) for table, sentences in told for sentence in sentences]
+    by_rank = sorted((rank, place) for place, (_, kind) in enumerate(told) for rank in range(len(kind)))
+    most = Counter(place for rank, place in by_rank if (rank, place) in by_rank[:MOST] or not rank)
+    return [(text, table) for place, (table, kind) in enumerate(told) for text in at_most(kind, most[place])]
 
 
-def compared_words(comparisons: Sequence[Comparison], margin: float | None) -> list[str]:
-    """Say what the comparisons show, those of a kind together, the largest difference first.
+def compared_words(comparisons: Sequence[Comparison], margin: float | None) -> list[tuple[str, ...]]:
+    """Say what the comparisons show, kind by kind, the largest difference first, and last where nothing was found.
 
     margin: in the metric's unit; differences within it do not matter.
     """
     ordered = sorted(comparisons, key=lambda one: -abs(one.mean) if one.n > 1 else 0.0)
-    said: list[str] = []
-    for kind in KINDS:
-        ones = [one for one in ordered if one.verdict(margin) == kind]
-        said += at_most(paragraphs("sentences.jinja", kind, ones, margin, comparisons))
-    return said
+    ones = {kind: [one for one in ordered if one.verdict(margin) == kind] for kind in (*FOUND, *ALIKE, *UNKNOWN)}
+    if len(none := [one for kind in ALIKE for one in ones[kind]]) > FEW:
+        ones = {kind: own for kind, own in ones.items() if kind not in ALIKE} | {"alike_all": none}
+    said = {kind: paragraphs("sentences.jinja", kind, own, margin, comparisons) for kind, own in ones.items()}
+    return [*(said.pop(kind) for kind in FOUND), sum(said.values(), ())]
 
 
-def at_most(texts: Sequence[str], most: int = MOST) -> list[str]:
-    """Return the first ones, and how many more there are."""
-    more = len(texts) - most
-    return [*texts[:most], f"{more} more of this kind are in the table."] if more > 0 else list(texts)
+def at_most(texts: Sequence[str], most: int) -> list[str]:
+    """Return the first ones, the last of which says how many more there are."""
+    more = f" {len(texts) - most} more of this kind {'is' if len(texts) - most == 1 else 'are'} in the table."
+    return [*texts[: most - 1], texts[most - 1] + more] if most < len(texts) else list(texts)

@@ -61,11 +61,11 @@ def check_options(ctx: click.Context, param: click.Parameter, words: tuple[str, 
     from normbench.config.schema import MANY
 
     folders = ctx.meta.get("folders", [])
-    for group, equals, values in (word.partition("=") for word in words):
-        if group.lstrip("+") in GROUPS and equals and "(" not in values and not ctx.resilient_parsing:
-            several = values.strip("[]") if group.lstrip("+") == MANY else values
-            for option in several.split(","):
-                check_option(group.lstrip("+"), option.strip(" '\""), *folders)
+    for word in words:
+        group, equals, values = word.lstrip("+").partition("=")
+        if group in GROUPS and equals and (group == MANY or "(" not in values) and not ctx.resilient_parsing:
+            for option in (values.strip("[]") if group == MANY else values).split(","):
+                check_option(group, option.strip(" '\""), *folders)
     words = tuple(re.sub(r"^(\+*logger=)([^\[(].*,.*)", r"\1[\2]", word) for word in words)  # all of them, in one run
     words = tuple(re.sub(r"^\+*hydra/launcher=", "launcher=", word) for word in words)
     return (*words, *(f"hydra.searchpath=['file://{folder}']" for folder in folders))

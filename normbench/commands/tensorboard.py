@@ -13,16 +13,19 @@ from normbench.errors import UsageError
 
 PINNED = ("loss/val", "loss/train")  # Time Series tab: charts above all others, which are in alphabetical order
 ARM = r"^(.*?)(?:-s\d+-[0-9a-f]{8})?$"  # runs whose names match in the bracket, all but seed and hash, share a color
+ARMS = "(^|/)arms/"  # the names of arms that are there as runs of their own
 
 
 def start_page(address: str, arms: bool = False) -> str:
     """Return where a TensorBoard at this address shows the losses on top, as they are, and an arm in one color.
 
-    arms: show only those that are there as runs of their own, until its filter of runs is emptied.
+    arms: show only those that are there as runs of their own, in all tabs, until their filter of runs is emptied.
     """
     cards = json.dumps([{"plugin": "scalars", "tag": tag} for tag in PINNED])
     opened = {"pinnedCards": cards, "smoothing": 0, "runColorGroup": f"regex:{ARM}"}
-    return f"{address}?{urlencode(opened | ({'runFilter': '(^|/)arms/'} if arms else {}))}#timeseries"
+    if not arms:
+        return f"{address}?{urlencode(opened)}#timeseries"
+    return f"{address}?{urlencode({**opened, 'runFilter': ARMS})}#timeseries&{urlencode({'regexInput': ARMS})}"
 
 
 def serve(folder: Path, flags: Sequence[str]) -> int:
@@ -36,7 +39,7 @@ def serve(folder: Path, flags: Sequence[str]) -> int:
     from tensorboard import default, program
     from tensorboard_data_server import server_binary
 
-    page = start_page("", write_arms(folder)).partition("#")[0]  # whoever asks for another tab gets it
+    page = start_page("", write_arms(folder))
 
     class Server(program.WerkzeugServer):
         """Answers as TensorBoard, and opens on our page."""

@@ -24,7 +24,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from normbench.config import GROUPS
-from normbench.config.groups import Choices, chosen_options, config_directory, find_own_classes, options_with
+from normbench.config.groups import Choices, chosen_options, config_directory, find_own_classes, options, options_with
 from normbench.config.schema import MANY, OPEN_SECTIONS, TrainConfig, checked, section_settings
 from normbench.errors import UsageError
 from normbench.settings import either, flat, nearest
@@ -245,6 +245,9 @@ def unknown(key: str, config: DictConfig, groups: dict[str, str]) -> str:
         return (
             f"{key} is not a setting of {section}={groups[section]}: leave it out, or choose {section}={either(having)}"
         )
+    group, _, option = section.partition(".")
+    if group == MANY and option in options(group) and option not in groups[group]:
+        return f"{key} is a setting of {group}={option}, which is not chosen: add it, several as {group}=[csv,{option}]"
     if told := ELSEWHERE.get(key) or ELSEWHERE.get(key.partition(".")[0]):
         return f"{key} is no key of a run: {told}"
     known = [*flat(plain(config)), *GROUPS]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,7 +21,7 @@ from normbench.errors import RunFailure, UsageError, explain
 from normbench.run.session import Session
 from normbench.run.train import limits_named, measure, notes_shown
 from normbench.rundir import CHOICE_FILE, fingerprint
-from normbench.sweep.folder import LOOK_SECONDS, Standing, SweepFolder, View, overall, say, show_arms, show_failures
+from normbench.sweep.folder import LOOK_SECONDS, Standing, SweepFolder, View, say, say_done, show_arms, show_failures
 from normbench.sweep.plan import SWEEP_NAME, Planner, SweepPlan, balanced, changed, exclude, read_grid
 from normbench.sweep.tuning import (
     SUFFIX,
@@ -132,14 +133,14 @@ class Sweep:
         self.say_left_out()
         try:
             words = [word for word in self.words if key_of(word) not in ONCE]
-            if self.settings.lr:
-                self.folder.write_plan((), words, self.asked)
-            standings = self.finish(self.tuned() if self.settings.lr else self.plan, words, self.asked)
+            with self.folder.worked_on():
+                if self.settings.lr:
+                    self.folder.write_plan((), words, self.asked)
+                standings = self.finish(self.tuned() if self.settings.lr else self.plan, words, self.asked)
         except Stopped as stop:
             say(Console(), f"stopped by {stop}; go on, each run from its checkpoint: {self.folder.command}")
             return 128 + signal.Signals[str(stop)]
-        say(self.console, f"{overall(standings)} in {self.plan.folder}")
-        say(self.console, f"more seeds or arms: {self.folder.command} KEY=VALUES sweep.extend=true")
+        say_done(self.console, self.folder, standings)
         if self.console.quiet:
             print(self.plan.folder)
         if self.settings.report:
@@ -266,7 +267,8 @@ def resume(
         raise UsageError(
             f"{folder} has {foreign[0]}, whose code runs: if you trust whoever made the sweep, add --trust"
         )
-    place = {"name": f"'{folder.absolute().name}'", "outputs": f"'{folder.parent}'"}
+    place = {"name": folder.absolute().name, "outputs": str(folder.parent)}
+    place = {key: path if re.fullmatch(r"[a-z./][\w./-]*", path) else f"'{path}'" for key, path in place.items()}
     more = {key_of(word): word.partition("=")[2] for word in words} | place
     commands, status = [*dict.fromkeys(changed(note["words"], more) for note in noted)], 0
     for command in commands:
@@ -277,33 +279,32 @@ def resume(
     return status
 
 
-def watch_over(runs: SweepFolder, command: str) -> dict[str, Standing]:
-    """Show how far the runs of a folder are until they are over; returns how they stand. command: goes on with them."""
-    entries = runs.read_plans()
-    with closing(View(Console(), runs, entries)) as view:
-        if not any(one.over or one.state == "running" for one in view.read()):
-            say(view.console, f"nobody is at work on the runs in {runs.path} now; go on: {command}")
-        while len(view.over) < len(entries):
-            view.look()
-            time.sleep(LOOK_SECONDS)
-    return view.over
-
-
 def watch(folder: Path) -> int:
-    """Show how far the sweeps of a folder are, which run elsewhere, until they are over; returns the exit status.
+    """Show how far the sweeps of a folder are, as long as somebody is at work on them; returns the exit status.
 
     Where learning rates are being chosen, those runs come first.
+
+    Raises:
+        UsageError: there is no sweep.
     """
-    reported, over = SweepFolder(folder), dict[str, Standing]()
+    reported, console, over, busy = SweepFolder(folder), Console(), dict[str, Standing](), True
     places = (SweepFolder(Path(f"{folder}{SUFFIX}")), reported)
-    while True:
-        left = [runs for runs in places if {entry.run for entry in runs.read_plans()} - over.keys()]
-        if left:
-            over |= watch_over(left[0], reported.command)
-        elif all(note["runs"] for note in reported.read_notes()):
-            break
-        else:  # those that are reported are not known before learning rates are chosen
-            time.sleep(LOOK_SECONDS)
-    if not over:
+    if not reported.read_notes():
         raise UsageError(f"{folder} holds no sweep: give the folder of one, such as outputs/{SWEEP_NAME}")
+    while busy:
+        busy = reported.is_worked_on()  # asked first: what has been done until then is seen
+        for runs in places:
+            entries = runs.read_plans()
+            if {entry.run for entry in entries} <= over.keys():
+                continue
+            with closing(View(console, runs, entries)) as view:
+                while len(view.over) < len(entries) and (busy := reported.is_worked_on() or view.at_work()):
+                    view.look()
+                    time.sleep(LOOK_SECONDS)
+            over |= view.over
+        time.sleep(LOOK_SECONDS * busy)
+    if {entry.run for runs in places for entry in runs.read_plans()} <= over.keys() and reported.is_decided():
+        say_done(console, reported, [over[entry.run] for entry in reported.read_plans()])
+    else:
+        say(console, f"nobody is at work on the runs in {folder} now; go on: {reported.command}")
     return show_failures([one for one in over.values() if one.state == "failed"], reported.command)

@@ -9,8 +9,9 @@ import math
 import shlex
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
@@ -23,10 +24,14 @@ from rich.text import Text
 
 from normbench.config.groups import GROUPS
 from normbench.config.schema import TRUSTED
+from normbench.errors import HeldElsewhere
 from normbench.rundir import RunDirectory, fingerprint, read_json, write_json
 
 LOOK_SECONDS = 1.0
 LINE_SECONDS = 60.0  # at most, between two lines of a log
+
+ENTRY = {"run": str, "arm": {str: str}, "seed": int, "steps": int, "words": [str]}
+PLAN = {"words": [str], "asked": [str], "runs": [ENTRY]}
 
 
 @dataclass(frozen=True)
@@ -90,23 +95,39 @@ class SweepFolder:
             words: of the sweep.
             asked: names of the runs that the words ask for, where learning rates are still to be chosen.
         """
-        runs = [{item.name: getattr(entry, item.name) for item in fields(Entry)} for entry in entries]
+        runs = [{name: getattr(entry, name) for name in ENTRY} for entry in entries]
         names = sorted(asked or (run["run"] for run in runs))
         path = self.plans / f"{fingerprint({'runs': names})}.json"
-        known = (read_json(path) or {}).get("runs", [])
+        known = (read_json(path, PLAN) or {"runs": []})["runs"]
         self.plans.mkdir(parents=True, exist_ok=True)
         write_json(path, {"words": [*words], "asked": names, "runs": runs or known})
 
     def read_notes(self) -> list[dict[str, Any]]:
         """Return what is noted of each sweep that was started on this folder, the last one last."""
         files = sorted(self.plans.glob("*.json"), key=lambda path: path.stat().st_mtime)
-        noted = [{"words": [], "runs": [], **(read_json(path) or {})} for path in files]
-        return [{"asked": [run["run"] for run in note["runs"]], **note} for note in noted]
+        return [note for path in files if (note := read_json(path, PLAN))]
+
+    def is_decided(self) -> bool:
+        """Tell whether the runs of all sweeps are noted; before learning rates are chosen they are not."""
+        return all(note["runs"] for note in self.read_notes())
 
     def read_plans(self) -> list[Entry]:
         """Return the runs of all sweeps that were started on this folder, each once."""
         runs = [run for note in self.read_notes() for run in note["runs"]]
-        return list({run["run"]: Entry(**run) for run in runs}.values())
+        return list({run["run"]: Entry(*(run[name] for name in ENTRY)) for run in runs}.values())
+
+    @contextmanager
+    def worked_on(self) -> Iterator[None]:
+        """Let others know that a sweep is at work on the folder, while this lasts."""
+        with ExitStack() as stack:
+            with suppress(HeldElsewhere, OSError):  # another sweep lets them know already
+                self.path.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(RunDirectory(self.path).held())
+            yield
+
+    def is_worked_on(self) -> bool:
+        """Tell whether a sweep is at work on the folder."""
+        return RunDirectory(self.path).is_held()
 
     def missing(self) -> dict[str, str]:
         """Return the planned runs that have no directory -> why they have failed; empty: not begun."""
@@ -172,6 +193,10 @@ class View:
         self.over |= {one.entry.run: one for one in standings if one.over}
         return standings
 
+    def at_work(self) -> bool:
+        """Tell whether a process is at work on a run."""
+        return any(one.state == "running" for one in self.read())
+
     def look(self, again: bool = False) -> None:
         """Show how the runs stand, at most once a second, or again at once."""
         if (now := time.monotonic()) - self.looked < LOOK_SECONDS and not again:
@@ -221,6 +246,12 @@ def said(standing: Standing) -> str:
     done = standing.state if standing.over else f"{standing.step:,}/{entry.steps:,}"
     loss = "" if standing.loss is None else f" loss {standing.loss:.4f}"
     return f"{arm_name(entry.arm)} · seed {entry.seed} {done}{loss}"
+
+
+def say_done(console: Console, folder: SweepFolder, standings: Sequence[Standing]) -> None:
+    """Say that a sweep is over, and how to go on."""
+    say(console, f"{overall(standings)} in {folder.path}")
+    say(console, f"more seeds or arms: {folder.command} KEY=VALUES sweep.extend=true")
 
 
 def say(console: Console, line: str) -> None:

@@ -1,4 +1,4 @@
-"""How arms ended: paired differences, norms × placements, against the learning rate, and against step time."""
+"""How arms ended: paired differences, and over crossed factors, learning rates and step time."""
 
 from __future__ import annotations
 
@@ -8,20 +8,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from normbench.analysis.comparisons import Comparison
+from normbench.analysis.comparisons import Baseline, Comparison
+from normbench.analysis.designs import Crossing, crossings
 from normbench.analysis.figures import style as grid
-from normbench.analysis.figures.style import EMPTY, INK, Entry, Figure, described, first, panels_of, plain
+from normbench.analysis.figures.style import INK, Entry, Figure, described, first, panels_of, plain
 from normbench.analysis.measures import Metric, known
 from normbench.analysis.records import Arm, Study, shortened
 from normbench.analysis.sensitivity import outcome, tried_rates
-from normbench.analysis.wording import fixed, precision, span
+from normbench.analysis.statistics import mean_interval
+from normbench.analysis.wording import fixed, in_words, precision, span
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Canvas
 
-MOST_ROWS = 40  # of the forest plot and the table
-PALE, BLACK = "#fbfbfc", "#0e1216"  # words in the table's cells, on a dark page too
+MOST_ROWS = 40  # of the forest plot
+MOST_CROSSINGS = 3
 
 # ---- differences from the baseline, paired by seed
 
@@ -98,57 +100,16 @@ def rows_of(one: Comparison) -> list[dict[str, Any]]:
     return [both | mean | {"corrected_p": one.corrected}, *seeds]
 
 
-# ---- norms × placements
-
-
-def heat_map(arms: Sequence[Arm], metric: Metric, note: str) -> Figure | None:
-    """Draw a table: a column for each placement, a row for each norm and what else varies; the better, the darker.
-
-    None where norms or placements do not vary, or none has finished.
-    """
-    varied = grid.varied_among(arms)
-    data = pd.DataFrame([outcome(arm, metric) for arm in arms])
-    if not {"norm", "placement"} <= set(varied) or not data["finished"].any():
-        return None
-    data.insert(0, "norm", [grid.words(arm, [key for key in varied if key != "placement"]) for arm in arms])
-    data.insert(1, "placement", [grid.words(arm, ["placement"]) for arm in arms])
-    columns = data["placement"].unique()
-    shown, more = first(data["norm"].unique(), MOST_ROWS, "rows")
-    data = data[data["norm"].isin(shown)]
-    means = data.pivot(index="norm", columns="placement", values="mean").reindex(shown, columns=[*columns])
-    low, high = grid.near(data["mean"].dropna(), metric.lower_is_better)  # what is far worse has the end of the scale
-    canvas = grid.blank(0.4 * len(means) + 0.45)
-    small = 8 if len(columns) <= 4 else 6
-    axes = canvas.subplots()
-    axes.set_facecolor(EMPTY)
-    mesh = axes.pcolormesh(means, cmap="viridis" if metric.lower_is_better else "viridis_r", vmin=low, vmax=high)
-    for cell in data.itertuples():
-        bright = mesh.to_rgba(np.array(cell.mean))[1] > 0.5  # green grows with the brightness
-        text, ink = (f"{cell.mean:.{metric.decimals}f}", BLACK if bright else PALE) if cell.finished else ("–", INK)
-        text += f"\n× {cell.diverged}/{cell.runs}" if cell.diverged else ""
-        x, y = means.columns.get_loc(cell.placement) + 0.5, means.index.get_loc(cell.norm) + 0.5
-        axes.text(x, y, text, color=ink, ha="center", va="center", linespacing=1.3, fontsize=small)
-    axes.set_xticks(np.arange(means.shape[1]) + 0.5, [plain(name, 40 // len(columns)) for name in means.columns])
-    axes.set_yticks(np.arange(means.shape[0]) + 0.5, [plain(name, 24) for name in means.index])
-    axes.tick_params(length=0, labeltop=True, labelbottom=False)
-    axes.invert_yaxis()
-    axes.grid(visible=False)
-    axes.spines[:].set_visible(False)
-    canvas.tight_layout()
-    facts = {"metric": metric, "lost": data["diverged"].any()}
-    return described("norm-placement", "norm-placement", canvas, data, note + more, **facts)
-
-
-# ---- against the learning rate, and against step time
+# ---- over crossed factors, learning rates and step time
 
 
 def draw_against(
-    arms: Sequence[Arm], data: pd.DataFrame, x: str, filled: str, axis: str, metric: Metric, crosses: bool = False
+    arms: Sequence[Arm], data: pd.DataFrame, x: str, axis: str, metric: Metric, crosses: bool = False, apart: float = 0
 ) -> tuple[Canvas, list[Axes], str]:
-    """Draw how arms ended along an axis, with lines from the lowest seed to the highest; return panels and a note.
+    """Draw how arms ended along an axis, with lines from low to high; return panels and a note.
 
-    x, filled: the columns of data with places on the axis, and whether a marker is filled. crosses: at the upper edge
-    in a row for each arm, where runs diverged.
+    x: the column of data with places on the axis; markers are filled where `filled` is yes. crosses: at the upper edge
+    in a row for each arm, where runs diverged. apart: how far arms at the same place stand from each other.
     """
     panels, more = first(panels_of(arms, set(data["arm"])), grid.MOST_PANELS, "panels")
     named: Any = "points" if data["arm"].is_unique else "lines"
@@ -158,20 +119,46 @@ def draw_against(
         across = pane.get_xaxis_transform()
         for place, entry in enumerate(entries):
             own, look = data[data["arm"] == entry.arm.name], {"color": entry.color, "marker": entry.marker}
+            at = own[x] + apart * (place - (len(entries) - 1) / 2)
             spans = own[x] - own.get(f"{x}_low", own[x]), own.get(f"{x}_high", own[x]) - own[x]
             reach = own["mean"] - own["low"], own["high"] - own["mean"]
-            full, lost = own[own[filled] == "yes"], own.loc[own["diverged"] > 0, x] if crosses else []
+            full, lost = own["filled"] == "yes", own.loc[own["diverged"] > 0, x] if crosses else []
             line = {"linestyle": entry.dash, "mfc": "none", "elinewidth": 0.8}
             drawn = [
-                *pane.errorbar(own[x], own["mean"], reach, spans, **line, **look).get_children(),
-                *pane.plot(full[x], full["mean"], markersize=5, linestyle="", **look),
+                *pane.errorbar(at, own["mean"], reach, spans, **line, **look).get_children(),
+                *pane.plot(at[full], own.loc[full, "mean"], markersize=5, linestyle="", **look),
                 *pane.plot(lost, [0.97 - place * grid.ROOM] * len(lost), "x", color=entry.color, transform=across),
-                *[grid.arrow(pane, at, place, entry.color, metric) for at in own.loc[beyond, [x, "mean"]].to_numpy()],
+                *[grid.arrow(pane, far, place, entry.color, metric) for far in own.loc[beyond, [x, "mean"]].to_numpy()],
             ]
             values = ", ".join(f"{value:.{metric.decimals}f}" for value in own["mean"])
             for artist in drawn:
                 artist.set_gid(grid.gid_of(entry.arm, values))
     return canvas, panes, more + sentence
+
+
+def interactions(arms: Sequence[Arm], baseline: Baseline, metric: Metric, note: str) -> list[Figure]:
+    """Draw a figure for each two factors that are crossed: a line for each level of one over those of the other."""
+    drawn = [one for one in crossings(arms, baseline, metric) if len(one.cells.columns) > 3]
+    return [draw_interaction(one, metric, note) for one in drawn[:MOST_CROSSINGS]]
+
+
+def draw_interaction(one: Crossing, metric: Metric, note: str) -> Figure:
+    """Draw the means over the seeds with t intervals."""
+    subject, factor = (key.rpartition(".")[2] for key in (one.subject, one.factor))
+    rows = []
+    for place, level in one.cells.columns:
+        seeds = known(one.cells[place, level].groupby(level="seed").mean())
+        mean, interval = mean_interval(seeds, metric.bounds)
+        low, high = interval or (mean, mean)
+        row = {"arm": one.arms[place].name, factor: one.levels[level], "place": level, "seeds": len(seeds)}
+        rows.append({**row, "filled": "no", "mean": mean, "low": low, "high": high})
+    data = pd.DataFrame(rows)
+    canvas, panes, more = draw_against(one.arms, data, "place", factor, metric, apart=0.03)
+    for pane in panes:
+        pane.set_xticks(range(len(one.levels)), [plain(in_words(level), 20) for level in one.levels])
+    facts = {"metric": metric, "subject": subject, "factor": factor, "others": len(one.cells.index.names) > 1}
+    data = data.drop(columns=["filled", "place"])
+    return described(f"interaction-{subject}-{factor}", "interaction", canvas, data, note + more, **facts)
 
 
 def learning_rates(study: Study, metric: Metric) -> Figure | None:
@@ -182,7 +169,7 @@ def learning_rates(study: Study, metric: Metric) -> Figure | None:
             "arm": one.arm.name,
             "learning_rate": rate,
             **outcome(arm, metric),
-            "best": "yes" if rate == one.best else "no",
+            "filled": "yes" if rate == one.best else "no",
             "largest": 2 ** np.mean([*one.largest.values()]) if one.largest else np.nan,
         }
         for one in tried
@@ -192,12 +179,17 @@ def learning_rates(study: Study, metric: Metric) -> Figure | None:
         return None
     data, arms = pd.DataFrame(rows), [one.arm for one in tried]
     crosses = data["diverged"].any()
-    canvas, panes, more = draw_against(arms, data, "learning_rate", "best", "learning rate", metric, crosses)
+    canvas, panes, more = draw_against(arms, data, "learning_rate", "learning rate", metric, crosses)
+    row = 7 / 72 / (panes[0].get_position().height * canvas.get_figheight())  # a marker is 5 points high
+    low, high = panes[0].get_ylim()
+    panes[0].set_ylim(low - row * len(arms) * (high - low), high)
     for (_, entries), pane in zip(grid.panels_of(arms, set(data["arm"])), panes, strict=False):
         for place, entry in enumerate(entries):
             largest = data.loc[data["arm"] == entry.arm.name, "largest"].iloc[0]
-            pane.plot(largest, 0.03 + 0.04 * place, "^", color=entry.color, transform=pane.get_xaxis_transform())
+            look: dict[str, Any] = {"color": entry.color, "gid": grid.gid_of(entry.arm, "the largest rate that trains")}
+            pane.plot(largest, row * (place + 0.5), "^", transform=pane.get_xaxis_transform(), **look)
     grid.log_scale(panes[0], "x")
+    data = data.rename(columns={"filled": "best"})
     facts = {"metric": metric, "crosses": crosses, "arms": shortened([arm.name for arm in arms])}
     return described("learning-rates", "learning-rates", canvas, data, more, **facts)
 
@@ -216,13 +208,13 @@ def step_time_against(arms: Sequence[Arm], metric: Metric, note: str) -> Figure 
     ordered = data.assign(badness=badness).sort_values(["step_ms", "badness"])
     # those for which no other is at least as fast and better
     front = ordered[ordered["badness"] < ordered["badness"].cummin().shift(fill_value=np.inf)]
-    data["on_front"] = np.where(data["arm"].isin(front["arm"]), "yes", "no")
-    canvas, panes, more = draw_against(arms, data, "step_ms", "on_front", "step time (ms)", metric)
+    data["filled"] = np.where(data["arm"].isin(front["arm"]), "yes", "no")
+    canvas, panes, more = draw_against(arms, data, "step_ms", "step time (ms)", metric)
     for pane in panes:
         pane.step(
             front["step_ms"], front["mean"], where="post", color=INK, linewidth=1, linestyle=(0, (1, 2)), zorder=1
         )
-    data = data.rename(columns={"mean": "final", "low": "final_low", "high": "final_high"})
+    data = data.rename(columns={"mean": "final", "low": "final_low", "high": "final_high", "filled": "on_front"})
     name = f"step-time-{metric.tag.partition('/')[0]}"
     facts = {"metric": metric, "front": list(front["arm"]), "arms": shortened([arm.name for arm in arms])}
     return described(name, "step-time", canvas, data, note + more, **facts)

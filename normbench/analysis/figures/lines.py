@@ -137,32 +137,32 @@ def draw_bands(
     data = pd.concat(bands, names=["arm", "step" if by_depth else "kind"]).droplevel(2).reset_index()
     diverged, top = data.iloc[:, 1] == "diverged", np.inf
     means = data[~diverged]
+    ends = means.groupby("arm")["mean"].last()
     if name.startswith("loss"):
-        _, top = panes[0].set_ylim(loss_limits(means))
+        _, top = panes[0].set_ylim(loss_limits(means, ends))
     for (_, entries, kind), pane in zip(cells, panes, strict=True):
         for entry in entries:
             if (band := bands.get((entry.arm.name, kind))) is not None and len(band):
                 draw_band(pane, band, entry, entries.index(entry) / len(entries))
-            if (ends := bands.get((entry.arm.name, "diverged"))) is not None:
+            if (lost := bands.get((entry.arm.name, "diverged"))) is not None:
                 cross: dict[str, Any] = {"markersize": 6, "markeredgewidth": 1.5, "clip_on": False}
                 cross["gid"] = grid.gid_of(entry.arm, "diverged")
-                pane.plot(ends["x"], ends["mean"].clip(upper=top), "x", color=entry.color, **cross)
+                pane.plot(lost["x"], lost["mean"].clip(upper=top), "x", color=entry.color, **cross)
     if scale == "log":
         grid.log_scale(panes[0], "y")
     if scale == "percent":
         panes[0].yaxis.set_major_formatter(lambda value, _: f"{100 * value:g}")
     if not canvas.legends:
-        last = means.groupby("arm")["mean"].last()
         height = panes[0].get_position().height * canvas.get_figheight()
         grid.label_ends(
-            panes[0], height, [(last[e.arm.name], e) for _, own, _ in cells for e in own if e.arm.name in last]
+            panes[0], height, [(ends[e.arm.name], e) for _, own, _ in cells for e in own if e.arm.name in ends]
         )
     if by_depth:
         panes[0].locator_params(axis="x", integer=True, min_n_ticks=2)
         data = data.rename(columns={"x": "block"})
     facts |= {"word": word, "about": about, "by": by, "x": x, "steps": kinds if by_depth else []}
     facts |= {"seeds": (means["runs"].min(), means["runs"].max()), "crosses": diverged.any()}
-    return described(name, "lines", canvas, data, cut=means["high"].max() > top, **facts)
+    return described(name, "lines", canvas, data, cut=means["high"].max() > top, far=[*ends.index[ends > top]], **facts)
 
 
 def draw_band(pane: Axes, band: pd.DataFrame, entry: Entry, shift: float) -> None:
@@ -179,9 +179,10 @@ def draw_band(pane: Axes, band: pd.DataFrame, entry: Entry, shift: float) -> Non
     pane.update_datalim(around)
 
 
-def loss_limits(means: pd.DataFrame) -> tuple[float, float]:
-    """Return what the axis shows: all but the first tenth of training, where every loss falls from the same height."""
-    late = means[means["x"] >= 0.1 * means["x"].max()]
+def loss_limits(means: pd.DataFrame, ends: pd.Series) -> tuple[float, float]:
+    """Return what the axis shows: not the first tenth of training, where all fall, nor arms that end far above."""
+    close = means[means["arm"].isin(ends.index[ends <= grid.near(ends)[1]])]
+    late = close[close["x"] >= 0.1 * means["x"].max()]
     bottom, top = means["low"].min(), min(late["high"].max(), means.groupby("arm")["mean"].first().max())
     pad = 0.05 * (top - bottom) or 0.05
     return bottom - pad, top + pad

@@ -39,7 +39,7 @@ KINDS = (*CAPTIONS["quantities"], *(kind for kind in CAPTIONS if kind not in ("l
 PALETTE = tomllib.loads((FOLDER / "palette.toml").read_text("utf-8"))
 COLORS = PALETTE["colors"]
 DARK: Mapping[str, str] = dict(pair for colors in COLORS.values() for pair in colors.values())
-INK, FAINT, EMPTY = (light for light, _ in COLORS["page"].values())
+INK, FAINT = (light for light, _ in COLORS["page"].values())
 NORMS: Mapping[str, str] = {name: light for name, (light, _) in COLORS["norms"].items()}
 OWN, SEQUENCE = ([light for light, _ in COLORS[part].values()] for part in ("own", "sequence"))
 
@@ -172,10 +172,11 @@ def words(arm: Arm, keys: Sequence[str]) -> str:
 
 
 def proper(arm: Arm, key: str) -> Any:
-    """Return what an arm has in a setting; of a norm that is called as its class in small letters, the class's name."""
+    """Return what an arm has in a setting; of a norm its proper name, or that of a class in other letters."""
     value, config = arm.settings[key], arm.runs[0].config if arm.runs else {}
-    name = str(config.get("norm._target_", "")).rpartition(".")[2]
-    return name if key == "norm" and name.casefold() == str(value).casefold() else value
+    name = PALETTE["names"].get(value) or str(config.get("norm._target_", "")).rpartition(".")[2]
+    own = value in PALETTE["names"] or name.casefold() == str(value).casefold()
+    return name if key == "norm" and own else value
 
 
 def members(arm: Arm) -> list[Run]:
@@ -247,18 +248,19 @@ def sample(entry: Entry, line: bool = True, **place: Any) -> Line2D:
 
 
 def label_ends(axes: Axes, height: float, ends: Sequence[tuple[float, Entry]]) -> None:
-    """Write on the right of axes which lines end there: in their order, and not over each other.
+    """Write on the right of axes which lines end there, or with an arrow beyond: in their order, not over each other.
 
     height: of the axes, in inches. ends: the value at which each line ends.
     """
-    ordered = sorted(ends, key=lambda end: end[0])
+    ordered, (low, high) = sorted(ends, key=lambda end: end[0]), axes.get_ylim()
     heights = axes.transAxes.inverted().transform(axes.transData.transform([(0, end) for end, _ in ordered]))[:, 1]
     gaps = LINE / height * np.arange(len(ordered))
     places = np.maximum.accumulate(heights.clip(0, 1) - gaps) + gaps
-    for place, (_, entry) in zip(places - max(places[-1] - 1, 0), ordered, strict=True):
+    for place, (end, entry) in zip(places - max(places[-1] - 1, 0), ordered, strict=True):
+        far = " ↑" if end > high else " ↓" if end < low else ""
         how: dict[str, Any] = {"transform": axes.transAxes, "gid": gid_of(entry.arm, "")}
         axes.add_artist(sample(entry, xdata=[1.02, 1.11], ydata=[place] * 2, markevery=[1], clip_on=False, **how))
-        axes.text(1.14, place, plain(entry.label), va="center", **how)
+        axes.text(1.14, place, plain(entry.label) + far, va="center", **how)
 
 
 def gid_of(arm: Arm, value: str) -> str:
@@ -299,7 +301,7 @@ def arrow(axes: Axes, at: Sequence[float], place: int, color: str, metric: Metri
     return axes.text(x, height, f"{sign} {value:.{metric.decimals}f}", ha="center", va="center", **how)
 
 
-def plain(text: str, most: int = 44) -> str:
+def plain(text: str, most: int = 42) -> str:
     """Return words without the middle of long ones."""
     return text if len(text) <= most else f"{text[: most // 2]}…{text[1 - most // 2 :]}"
 
