@@ -22,7 +22,7 @@ Momentum = Annotated[
 ]
 Tracks = Annotated[bool, Setting("evaluate with running statistics of the training batches")]
 Impl = Annotated[
-    Literal["auto", "torch", "eager"], Setting("which code runs: torch's operator, the formula, or the faster")
+    Literal["auto", "torch", "eager"], Setting("which code runs: torch's operator, the formula (eager), or the faster")
 ]
 NO_OPERATOR = "norm.impl=torch: torch has no operator for this norm with these settings, set norm.impl to auto or eager"
 
