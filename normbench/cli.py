@@ -277,7 +277,8 @@ def tensorboard(words: tuple[str, ...]) -> int:
     """Show the runs under outputs, or FOLDER, in TensorBoard.
 
     Starts the real TensorBoard, which runs until Ctrl-C and takes its own flags, such as --port N. Where arms have
-    several seeds, each arm is shown first, as a run of its own: the mean over its seeds.
+    several seeds, the arms are shown, each as a run of its own, the mean over its seeds; empty the filter of runs to
+    see the runs themselves.
     """
     folder, flags = Path("outputs"), list(words)
     if words and not words[0].startswith("-"):
@@ -337,7 +338,7 @@ def report(folders: tuple[Path, ...], **flags: Any) -> int:
 
     It writes report.html (one file, which opens offline), report.md, report.tex (methods and tables for a paper),
     runs.csv, runs.parquet, and figures/ with PDF, SVG, PNG and data of each figure. Runs of several tasks get a report
-    each, below one page.
+    each, and a page that links them.
 
     \b
     Examples:
