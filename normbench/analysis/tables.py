@@ -80,7 +80,7 @@ def made(key: str, title: str, rows: Any, heads: int = 1, marked: Collection[int
     """
     frame = pd.DataFrame(rows)
     if len(names := set(frame.get("against", ()))) == 1:
-        title, frame, heads = f"{title}, against {names.pop()}", frame.drop(columns="against"), 1
+        title, frame, heads = f"{title}, against {names.pop()}", frame.drop(columns="against"), heads - 1
     frame.columns = frame.columns.astype(str).str.rstrip(", ")  # of two with one heading, one has a space until here
     frame = frame.loc[:, (frame != NONE).any().to_numpy() | (np.arange(frame.shape[1]) < heads)]
     notes = wording.paragraphs("notes.jinja", key.partition("-")[0], {"columns": [*frame], **about})
