@@ -24,17 +24,7 @@ from normbench.recording import Logger
 from normbench.settings import Tree
 from normbench.training.guard import buffers_kept
 from normbench.training.schedules import Schedule
-from normbench.types import (
-    Branch,
-    Data,
-    Model,
-    NormFactory,
-    NormFacts,
-    Placement,
-    Site,
-    Task,
-    stable_seed,
-)
+from normbench.types import Branch, Data, Model, NormFactory, NormFacts, Placement, Site, Task, stable_seed
 
 # What each section makes, how it is called beside its settings, and its attributes that are read before it is made.
 KINDS: dict[str, tuple[type, str, tuple[str, ...]]] = {
@@ -226,9 +216,7 @@ class NormsBySite:
         if not hasattr(norm, "channel_dim"):  # a user's own need not keep it, and probes take statistics by channel
             norm.channel_dim = channel_dim  # type: ignore[assignment]  # torch's modules may hold numbers
         if name in self.made:
-            raise ContractError(
-                f"two norms stand at {name}: give each norm of a branch a slot of its own, as in site.at('mlp', 'out')"
-            )
+            raise ContractError(f"two norms stand at {name}: give each norm its slot, as in site.at('mlp', 'out')")
         self.made[name] = norm
         return norm
 
@@ -314,9 +302,8 @@ def rehearse(model: Model, norms: Mapping[str, nn.Module], data: Data, device: t
         logits = model.train()(*batch.arguments)
     shape = (*batch.targets.shape, data.task.num_classes)
     if logits.shape != shape:
-        raise ContractError(
-            f"the model's logits have the shape {tuple(logits.shape)}, and the data need {shape}: change its forward"
-        )
+        found = tuple(logits.shape)
+        raise ContractError(f"the model's logits have the shape {found}, and the data need {shape}: change its forward")
 
 
 def check_output(site: str, norm: nn.Module, inputs: tuple[Tensor, ...], output: Any) -> None:
@@ -324,11 +311,7 @@ def check_output(site: str, norm: nn.Module, inputs: tuple[Tensor, ...], output:
     x, name = inputs[0], type(norm).__name__
     if getattr(output, "shape", None) != x.shape:
         what = f"the shape {tuple(output.shape)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
-        raise ContractError(
-            f"{name} returns {what} for an input of {tuple(x.shape)} at {site}: a norm keeps its input's shape"
-        )
+        raise ContractError(f"{name} returns {what} for an input of {tuple(x.shape)} at {site}: a norm keeps the shape")
     if output.dtype != x.dtype and not torch.is_autocast_enabled(x.device.type):
-        raise ContractError(
-            f"{name} returns {output.dtype} for an input of {x.dtype} at {site}: a norm keeps its input's dtype, end "
-            "its forward with .to(x.dtype)"
-        )
+        cure = "a norm keeps the dtype, end its forward with .to(x.dtype)"
+        raise ContractError(f"{name} returns {output.dtype} for an input of {x.dtype} at {site}: {cure}")

@@ -160,7 +160,7 @@ def train(words: tuple[str, ...], dry_run: bool, cfg: str, resolve: bool, info: 
 @SETTINGS
 @flag("dry-run", "Print the plan: arms, seeds, what is to do, done and failed, time and disk.")
 @flag("watch", "Show how far a sweep is that runs elsewhere.", metavar="FOLDER", type=FOLDER)
-@flag("resume", "Go on with the sweeps of FOLDER; words are given in place of theirs.", metavar="FOLDER", type=FOLDER)
+@flag("resume", "Go on with the sweeps of FOLDER; words given replace theirs.", metavar="FOLDER", type=FOLDER)
 @flag("trust", TRUST)
 @CONFIG_DIR
 @MULTIRUN
@@ -170,7 +170,7 @@ def sweep(words: tuple[str, ...], dry_run: bool, watch: Path | None, resume: Pat
 
     Makes a run for each combination of several values, each as normbench train would with these words, in outputs/NAME
     (by default outputs/sweep). The same command again, or --resume, makes only what is missing; runs that were stopped
-    go on. Two of them share the work. A run that fails stops no other; the exit status is 1.
+    go on. Two such commands at once share the work. A run that fails stops no other; the exit status is then 1.
 
     \b
     Several values, in Hydra's grammar:
@@ -210,7 +210,7 @@ def sweep(words: tuple[str, ...], dry_run: bool, watch: Path | None, resume: Pat
 @cli.command()
 @click.argument("folder", type=FOLDER, default="outputs")
 def runs(folder: Path) -> int:
-    """List sweeps and runs: how they stand, and what goes on with them.
+    """List sweeps and runs, how far they are, and the commands that go on with them.
 
     Lists what lies below FOLDER, by default outputs: a line for each sweep (or for each of its runs, where FOLDER is
     the sweep's own) and each other run, the newest last; below them the commands that go on with what has not ended.
@@ -250,7 +250,7 @@ def print_page(write: Callable[..., None], words: Sequence[str]) -> None:
 @SETTINGS
 @CONFIG_DIR
 def check(words: tuple[str, ...]) -> int:
-    """Check whether a part keeps its contract, your own or ours.
+    """Check whether a part, your own or ours, does what it must.
 
     Checks a norm, placement, model or data set: the contract of its kind, and that it trains with everything it can
     meet, on tiny tasks. It is an option, such as norm=mynorm, with settings as normbench train takes them, or a class,
@@ -274,10 +274,10 @@ def check(words: tuple[str, ...]) -> int:
 @cli.command(context_settings={"ignore_unknown_options": True})
 @click.argument("words", nargs=-1, metavar="[FOLDER] [FLAGS]", type=click.Path(file_okay=False))
 def tensorboard(words: tuple[str, ...]) -> int:
-    """Look at the runs under outputs/, or under FOLDER.
+    """Show the runs under outputs, or FOLDER, in TensorBoard.
 
-    Is the real TensorBoard, which goes on until Ctrl-C; flags, such as --port N, are its own. Where arms have several
-    seeds, it shows each arm as a run of its own first, the mean over its seeds.
+    Starts the real TensorBoard, which runs until Ctrl-C and takes its own flags, such as --port N. Where arms have
+    several seeds, each arm is shown first, as a run of its own: the mean over its seeds.
     """
     folder, flags = Path("outputs"), list(words)
     if words and not words[0].startswith("-"):
@@ -290,9 +290,9 @@ def tensorboard(words: tuple[str, ...]) -> int:
 @cli.command()
 @click.argument("run", type=click.Path(file_okay=False))
 @flag("prompt", "Text to go on from; by default a line's start.", default="")
-@flag("tokens", "How many tokens follow it.", type=click.IntRange(1, 10**6), default=200)
+@flag("tokens", "How many tokens to write.", type=click.IntRange(1, 10**6), default=200)
 @flag("temperature", "Divides the logits; 0: the likeliest token.", type=click.FloatRange(0, 100), default=0.8)
-@flag("top-k", "Draw from so many of the likeliest tokens.", type=click.IntRange(1, 10**7))
+@flag("top-k", "Draw from this many of the likeliest tokens only.", type=click.IntRange(1, 10**7))
 @flag("seed", "Seeds the draws.", type=click.IntRange(0, 2**63 - 1), default=0)
 @flag("count", "How many examples; by default 60 images or 20 texts.", type=click.IntRange(1, 10**4))
 @flag("out", "Where the page of images goes; by default samples.png in RUN.", type=click.Path())
@@ -314,17 +314,19 @@ def sample(run: str, trust: bool, **flags: Any) -> int:
     return show_samples(run, trust=trust, **flags)
 
 
-MARGIN = "A difference that does not matter, in nats or percentage points; is a difference within it?"
+MARGIN = "A difference that does not matter, in nats or percentage points: are arms the same within it?"
 
 
 @cli.command()
 @click.argument("folders", nargs=-1, required=True, type=FOLDER)
 @flag("out", "Where the report goes; by default report in the first FOLDER.", type=FOLDER)
 @flag("baseline", "The arm that others are compared with, by default layernorm and pre, or the first.", metavar="ARM")
-@flag("target", "The loss in nats whose time is asked; by default where an arm's baseline ends.", type=float)
+@flag(
+    "target", "The loss, in nats, that arms take a time to reach; by default where an arm's baseline ends.", type=float
+)
 @flag("margin", MARGIN, type=click.FloatRange(0))
-@flag("width", "Of figures: column (3.5 inches, the default), page (7), or a number of inches.", default="column")
-@flag("metric", "Any logged tag, to judge by it first: loss/val_ema, act/stream03/rms; or best.", metavar="TAG")
+@flag("width", "Width of the figures: column (3.5 inches), page (7), or a number of inches.", default="column")
+@flag("metric", "Judge by this logged tag first, such as loss/val_ema or act/stream03/rms; or by best.", metavar="TAG")
 def report(folders: tuple[Path, ...], **flags: Any) -> int:
     """Say which differences between runs are real, in one page.
 
@@ -353,8 +355,8 @@ def report(folders: tuple[Path, ...], **flags: Any) -> int:
 @click.argument("b", type=click.Path(file_okay=False))
 @flag("in", "Where arms are looked for.", metavar="FOLDER", type=FOLDER, default="outputs")
 @flag("margin", MARGIN, type=click.FloatRange(0))
-@flag("plan", "From the spread of the runs that are there, how many seeds a difference needs to be found.")
-@flag("difference", "With --plan: the difference that is to be found.", type=click.FloatRange(0, min_open=True))
+@flag("plan", "Say how many seeds it takes to find a difference, from the spread of the runs that are there.")
+@flag("difference", "With --plan: the difference to be found.", type=click.FloatRange(0, min_open=True))
 def compare(a: str, b: str, **flags: Any) -> int:
     """Compare two arms side by side.
 
@@ -375,7 +377,7 @@ def compare(a: str, b: str, **flags: Any) -> int:
 @cli.command()
 @click.argument("shell", metavar="bash|zsh|fish", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print the script with which a shell completes our words.
+    """Print the script with which a shell completes commands, options, keys and values.
 
     \b
     source <(normbench completion bash)

@@ -12,6 +12,7 @@ import math
 import os
 import socket
 import time
+import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from datetime import timedelta
@@ -54,26 +55,7 @@ UNREADABLE = math.inf
 EVENTS = "events.out.tfevents."  # how the names of event files begin
 
 # Custom Scalars tab: category -> chart -> regular expression of the tags that it overlays
-CHARTS = {
-    "training": {
-        "loss": r"^loss/(train|train_eval|val|val_ema|test)$",
-        "accuracy": r"^accuracy/(train_eval|val|val_ema|test)$",
-        "gradient norm": r"^grad/norm$",
-    },
-    "depth": {
-        "residual stream RMS by depth": r"^act/stream.*/rms$",
-        "RMS of norm outputs": r"^act/.*/rms_out$",
-        "gradient norm by block": r"^grad/.*/norm$",
-        "α and mean γ of the norms": r"^norm/.*/(alpha|gamma_mean)$",
-    },
-    "speed": {"step time": r"^time/step_ms$", "throughput": r"^time/.*_per_second$"},
-    "with probes=full": {
-        "effective rank of the stream": r"^act/stream.*/effective_rank$",
-        "token similarity of the stream": r"^act/stream.*/token_similarity$",
-        "entropy of attention": r"^attention/.*/entropy$",
-        "update-to-weight ratio": r"^update/.*/ratio$",
-    },
-}
+CHARTS = tomllib.loads(Path(__file__).with_name("charts.toml").read_text("utf-8"))
 METRICS = ("loss/val", "accuracy/val", "loss/train", "perplexity/val", "time/step_ms")  # columns of the HParams tab
 
 REFRESH_PERIOD = 0.25  # seconds between two drawings of a live display, which take some ms of the training's time

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from normbench.config.groups import GROUPS
-from normbench.config.schema import check_trusted, checked_section
+from normbench.config.schema import check_trusted, checked_section, stored
 from normbench.errors import UsageError, explain
 from normbench.rundir import RunDirectory, read_bytes, read_json
 from normbench.settings import flat
@@ -49,7 +49,8 @@ class TrainedRun(RunDirectory):
             raise UsageError(f"{path} holds no run: give the directory of one, outputs/NAME/RUN, not a folder above")
         if not trust:
             check_trusted(self.tree, self.path)
-        self.tree |= {section: checked_section(section, self.tree[section]) for section in LOADED}
+        with stored(self.config):
+            self.tree |= {section: checked_section(section, self.tree[section]) for section in LOADED}
 
     def data(self) -> Data:
         """Return the data, decoded or from their cache; where their folder has gone, from that of NORMBENCH_DATA.

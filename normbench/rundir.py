@@ -64,12 +64,8 @@ class RunDirectory:
             UsageError: it cannot be made or written to.
             OSError: the disk is full.
         """
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-        except (FileNotFoundError, FileExistsError, NotADirectoryError, PermissionError) as error:
-            raise UsageError(
-                f"outputs={self.path.parent.parent} cannot be written ({error.strerror}): give another one"
-            ) from error
+        self.check_creatable()
+        self.path.mkdir(parents=True, exist_ok=True)
 
     def check_creatable(self) -> None:
         """Refuse a path where `create` would fail, without making anything.

@@ -22,7 +22,7 @@ PARTS: dict[str, tuple[set[str], int]] = {
     "settings": ({"errors"}, 190),
     "types": (set(), 180),
     "rundir": (set(), 215),
-    "config": (set(), 545),
+    "config": (set(), 555),
     "recording": ({"rundir"}, 260),
     "loggers": ({"recording"}, 90),
     "norms": (set(), 470),

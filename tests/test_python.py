@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from support import refused
 
 import normbench
 from normbench.data import digits, pydocs
@@ -95,6 +97,18 @@ def test_what_a_run_does_not_have_is_said(runs: dict[str, Path], options: dict, 
 def test_what_is_no_run_is_said(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="holds no run"):
         normbench.load(tmp_path / "nowhere")
+
+
+def test_a_run_of_another_version_is_named(
+    runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = moved(runs["text"], tmp_path)
+    config = copy / "config.yaml"
+    config.write_text(config.read_text().replace("embedding_scale: unit", "embedding_scale: false"))
+    sentence = f"{config} is of another version of normbench, or was edited (model.embedding_scale=false is not allowed"
+    with pytest.raises(UsageError, match=re.escape(sentence)):
+        normbench.load(copy)
+    assert sentence in refused(["train", f"extend={copy}", "trainer.steps=100"], capsys)
 
 
 # ---- load_runs

@@ -47,7 +47,10 @@ def small(words: list[str]) -> list[str]:
         return [*words, "trainer.steps=6"]
     if words[0] == "train":
         return [*words, *SHORT, *([] if "model=" in " ".join(words) else ["model.depth=1"])]
-    return [*words, *SHORT, "launcher=local"] if "experiment=smoke" in words else words
+    if "--dry-run" not in words and {"experiment=smoke", "name=first"} & {*words}:
+        few = ["sweep.lr_grid=[1e-3]", "seed=0,1"] if "sweep.lr=auto" in words else []
+        return [*words, *SHORT, "launcher=local", *few]
+    return words
 
 
 @pytest.mark.slow
@@ -74,11 +77,11 @@ def serves(words: list[str]) -> None:
     line = [sys.executable, "-m", "normbench", *words, "--port=0"]
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     with subprocess.Popen(line, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as server:
-        assert any("http://localhost:" in text and "TensorBoard 2" in text for text in server.stdout or ())
+        assert any("http://localhost:" in text for text in server.stdout or ())
         server.terminate()
 
 
-@pytest.mark.parametrize("group", ["norm", "placement", "model", "data"])
+@pytest.mark.parametrize("group", ["norm", "placement", "model", "data", "experiment", "logger"])
 def test_the_tables_are_complete(group: str) -> None:
     """Each option stands in its table, and nothing else does."""
     tables = [after.split("\n\n")[0] for after in TEXT.split(f"| `{group}=` |")[1:]]

@@ -45,6 +45,7 @@ def test_two_classes_of_one_name_are_two_arms(tmp_path: Path) -> None:
         ([{"settings": {"data.batch_size": n}, "lr": n / 1e3} for n in (2, 32)], ["batch_size=2", "batch_size=32"]),
         ([{"settings": {"norm.eps": eps}} for eps in (None, 1e-5)], ["eps=–", "eps=1e-05"]),
         ([{}, {"seed": 1, "settings": {"threads": 2, "name": "other", "probes.every": 7}}], ["all runs"]),
+        ([{}, {"seed": 1, "settings": {"logger.csv._target_": "normbench.loggers.Csv"}}], ["all runs"]),
         ([{"name": "run"}, {"name": "run.old1"}], ["all runs"]),
     ],
 )

@@ -60,7 +60,7 @@ def test_a_sweep_is_a_line_and_its_own_folder_lists_its_runs(outputs: Path, caps
         folder = SweepFolder(outputs / name)
         runs = [make_run(folder.path, seed=seed, name=f"r{seed}").name for seed in (0, 1)]
         more = ["r2", "r3"] if name == "sweep" else []
-        folder.write_plan([Entry(run, {"norm": "layernorm"}, int(run[1]), 100, []) for run in [*runs, *more]])
+        folder.write_plan([Entry(run, {"norm": "layernorm"}, int(run[1]), 100, []) for run in [*runs, *more]], ["w"])
     folder.note_failure("r3", "boom")
     lines, commands = listed(capsys)
     assert {name: cells[0] for name, cells in lines.items()} == {"done": "finished", "sweep": "waiting"}
@@ -69,6 +69,16 @@ def test_a_sweep_is_a_line_and_its_own_folder_lists_its_runs(outputs: Path, caps
     lines, commands = listed(capsys, "outputs/sweep")
     assert {name: cells[0] for name, cells in lines.items()} == {".": "waiting", "r0": "finished", "r1": "finished"}
     assert commands == ["normbench sweep --resume outputs/sweep"]
+
+
+def test_a_sweep_that_still_chooses_learning_rates_goes_on_by_its_own_command(
+    outputs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    SweepFolder(outputs / "a").write_plan((), ["sweep.lr=auto"], ["r lr"])
+    SweepFolder(outputs / "a-lr").write_plan([Entry("t", {}, 1000, 4, [])])
+    lines, commands = listed(capsys)
+    assert {name: cells[0] for name, cells in lines.items()} == {"a": "waiting", "a-lr": "waiting"}
+    assert commands == ["normbench sweep --resume outputs/a"]
 
 
 def test_a_folder_without_runs_is_refused(outputs: Path, capsys: pytest.CaptureFixture[str]) -> None:

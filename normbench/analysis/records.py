@@ -297,7 +297,7 @@ def varied_settings(runs: Sequence[Run]) -> tuple[str, ...]:
 
 def candidates(runs: Sequence[Run]) -> list[str]:
     """Return the settings that could tell arms apart, in the order in which they are asked."""
-    keys = {key for run in runs for key in run.config if not key.startswith("probes.")}
+    keys = {key for run in runs for key in run.config if not key.startswith(("probes.", "logger."))}
     first, last = ([key for key in some if key in keys] for some in (FIRST_KEYS, [LEARNING_RATE]))
     return [*first, *sorted(keys.difference(first, last, ASIDE)), *last]
 

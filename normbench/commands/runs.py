@@ -32,27 +32,28 @@ def show_runs(folder: Path) -> int:
         runs = run_directories(folder)
     lines = [line_of_sweep(str(path.relative_to(folder)), SweepFolder(path)) for path in sweeps]
     lines += [line_of_run(*one) for one in runs.items() if one[1].path.parent not in sweeps - {folder}]
-    console, table = (
-        Console(),
-        Table("run", "state", "progress", "hours since", "loss", box=SIMPLE_HEAD, pad_edge=False),
-    )
+    console, commands = Console(), dict[str, None]()
+    table = Table("run", "state", "progress", "hours since", "loss", box=SIMPLE_HEAD, pad_edge=False)
     table.columns[0].overflow = "fold"
-    for changed, *shown, loss, _ in sorted(lines):
+    for changed, *shown, loss, command in sorted(lines):
         age = timedelta(minutes=(time.time() - changed) // 60)
         table.add_row(*map(Text, (*shown, str(age)[:-3], loss)))
+        commands[command] = None
     console.print(table)
-    for command in dict.fromkeys(command for *_, command in sorted(lines) if command):
+    for command in filter(None, commands):
         say(console, command)
     return 0
 
 
 def line_of_sweep(name: str, sweep: SweepFolder) -> Line:
     """Return a sweep's line."""
-    standings = [sweep.look(entry) for entry in sweep.read_plans()]
-    states = {one.state for one in standings}
+    standings, notes = [sweep.look(entry) for entry in sweep.read_plans()], sweep.read_notes()
+    states = {one.state for one in standings} | {"waiting" for note in notes if not note["runs"]}
     state = next((one for one in ("running", "waiting", "failed") if one in states), "finished")
-    command = sweep.command if state in ("waiting", "failed") else ""
-    return last_change(sweep.path, sweep.notes), name, state, overall(standings), "", command
+    goes_on = state in ("waiting", "failed") and any(
+        note["words"] for note in notes
+    )  # runs that choose rates have none
+    return last_change(sweep.path, sweep.notes), name, state, overall(standings), "", sweep.command if goes_on else ""
 
 
 def line_of_run(name: str, run: RunDirectory) -> Line:

@@ -13,5 +13,5 @@ GROUPS = {
     "init": "how weights start",
     "probes": "what is measured inside",
     "logger": "where numbers go beside metrics.jsonl; several as logger=[tensorboard,csv]",
-    "experiment": "a whole setting with a published result",
+    "experiment": "a study, for normbench sweep, or a whole setting with a published result",
 }

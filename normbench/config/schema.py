@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
@@ -164,6 +165,17 @@ def checked_section(section: str, values: Any) -> dict[str, Any]:
     if section not in CLOSED:
         known = {"_target_": TARGET, "_partial_": Setting(), **known}
     return checked_values(f"{section}.", values, known, values.get("_target_", section))
+
+
+@contextmanager
+def stored(path: Path) -> Iterator[None]:
+    """Say of a value refused inside that it stands in a run's configuration, which another version may have written."""
+    try:
+        yield
+    except UsageError as error:
+        raise UsageError(
+            f"{path} is of another version of normbench, or was edited ({error}): make that run anew"
+        ) from error
 
 
 def check_trusted(tree: Tree, path: Path) -> None:

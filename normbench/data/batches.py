@@ -18,7 +18,7 @@ from normbench.types import Batch, Data, Split, stable_seed
 
 Name = Annotated[str, Setting("what the records call the data set")]
 Holdout = Annotated[
-    float, Setting("share (< 1) or number (≥ 1) of the last training examples to judge by", low=0, high=1e12)
+    float, Setting("share (< 1) or number (≥ 1) of the last training examples held out to judge", low=0, high=1e12)
 ]
 
 

@@ -166,9 +166,8 @@ def table_of(path: Path, columns: Sequence[str]) -> Any:
     try:
         known = csv.open_csv(path).schema.names if is_csv else parquet.read_schema(path).names
         if missing := [column for column in columns if column not in known]:
-            raise UsageError(
-                f"{where} has no column {missing[0]}: set data.image_column and the like to {', '.join(known):.200}"
-            )
+            cure = f"set data.image_column and the like to {', '.join(known):.200}"
+            raise UsageError(f"{where} has no column {missing[0]}: {cure}")
         if is_csv:
             options = csv.ConvertOptions(include_columns=[*wanted], column_types=wanted)
             return csv.read_csv(path, convert_options=options)
@@ -222,9 +221,7 @@ def text_file(*, name: Name = "text", path: OwnPath, **options: Any) -> Text:
         # Pages that were once touched do not stay in the process.
         mapped.base.madvise(mmap.MADV_DONTNEED)  # type: ignore[union-attr]  # it is an mmap.mmap
         if stamp(place) != identity:
-            raise RunFailure(
-                f"data.path={path} changed while the run read it: put it back, or make a run on the new text"
-            )
+            raise RunFailure(f"data.path={path} changed while the run read it: put it back, or train on the new text")
 
     cut = len(mapped) - min(len(mapped) // 10, 1_000_000)  # more of validation costs time and tells nothing more
     arrays = {"train": mapped[:cut], "val": mapped[cut:]}

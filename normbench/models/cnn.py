@@ -136,35 +136,48 @@ class PooledConvBranch(PlainConvBranch):
 class ConvStack(BlockStack):
     """A stem, stages of blocks, and a linear head on the mean over pixels.
 
-    channels: behind the stem. widths, blocks, strides: channels of each stage, its number of blocks, and the stride of
-    its first block, or, `pooled`, of its last.
+    width: channels of the first stage. stages: each stage's channels in multiples of `width` × `expansion`. blocks: of
+    each stage. strides: of each stage's first block, or, `pooled`, of its last one. Without residuals there is no stem.
     """
 
     roles = ("conv",)
     channel_dim = 1
     pooled: ClassVar[bool] = False
+    expansion: ClassVar[int] = 1
 
     def __init__(
         self,
-        stem: nn.Module,
-        channels: int,
-        widths: list[int],
-        blocks: list[int],
-        strides: list[int],
-        *task_and_factories: Any,
+        task: ImageClassification,
+        *factories: Any,
+        width: Width,
+        stages: Stages,
+        blocks: Annotated[list[int], Setting("blocks of each stage", low=1, high=1_000)],
+        strides: Strides,
         norm_order: NormOrder,
     ) -> None:
         for name, numbers in (("blocks", blocks), ("strides", strides)):
-            if len(numbers) != len(widths):
-                raise UsageError(f"model.{name} has {len(numbers)} numbers for {len(widths)} stages: give as many")
+            if len(numbers) != len(stages):
+                raise UsageError(f"model.{name} has {len(numbers)} numbers for {len(stages)} stages: give as many")
+        stem: nn.Module = nn.Identity()
+        channels, *sides = task.image_shape
+        if self.residual:
+            stem, first = self.make_stem(channels, max(sides), width, strides[0])
+            channels, strides = width, [first, *strides[1:]]
         shapes = []
-        for out, count, stride in zip(widths, blocks, strides, strict=True):
+        for factor, count, stride in zip(stages, blocks, strides, strict=True):
             for index in range(count):
-                shrinks = index == (count - 1 if self.pooled else 0)
+                out, shrinks = width * factor * self.expansion, index == (count - 1 if self.pooled else 0)
                 shapes.append(((channels, out), stride if shrinks else 1))
                 channels = out
-        super().__init__(stem, shapes, *task_and_factories, activation="relu", norm_order=norm_order)
+        super().__init__(stem, shapes, task, *factories, activation="relu", norm_order=norm_order)
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # not in torch's stubs
+
+    def make_stem(self, channels: int, side: int, width: int, stride: int) -> tuple[nn.Module, int]:
+        """Return the stem for images of this longest side, and the stride that it leaves to the first stage."""
+        if side <= LARGEST_SMALL:
+            return nn.Conv2d(channels, width, 3, padding=1, bias=False), stride
+        convolution = nn.Conv2d(channels, width, 7, stride=2, padding=3, bias=False)
+        return nn.Sequential(convolution, nn.MaxPool2d(3, stride=2, padding=1)), stride
 
     def forward(self, inputs: Image) -> Float[Tensor, "batch classes"]:
         return self.head(self.features(inputs.contiguous(memory_format=torch.channels_last)).mean(dim=(2, 3)))
@@ -181,25 +194,15 @@ class ConvNet(ConvStack):
     branch: ClassVar[Callable[..., Branch]] = ConvBranch
 
     def __init__(
-        self,
-        task: ImageClassification,
-        *factories: Any,
-        depth: Depth,
-        width: Width,
-        stages: Stages,
-        strides: Strides,
-        **order: Any,
+        self, *given: Any, depth: Depth, width: Width, stages: Stages, strides: Strides, norm_order: NormOrder
     ) -> None:
         if depth % len(stages):
             raise UsageError(f"model.depth={depth} is not a multiple of the {len(stages)} stages: change model.depth")
-        channels = task.image_shape[0]
-        stem: nn.Module = nn.Identity()
-        if self.residual:
-            stem = nn.Conv2d(channels, width, 3, stride=strides[0], padding=1, bias=False)
-            channels, strides = width, [1, *strides[1:]]
         blocks = [depth // len(stages)] * len(stages)
-        widths = [width * factor for factor in stages]
-        super().__init__(stem, channels, widths, blocks, strides, task, *factories, **order)
+        super().__init__(*given, width=width, stages=stages, blocks=blocks, strides=strides, norm_order=norm_order)
+
+    def make_stem(self, channels: int, side: int, width: int, stride: int) -> tuple[nn.Module, int]:
+        return nn.Conv2d(channels, width, 3, stride=stride, padding=1, bias=False), 1
 
 
 class PlainConvNet(ConvNet):
@@ -209,34 +212,7 @@ class PlainConvNet(ConvNet):
     branch = PlainConvBranch
 
 
-class StagedNet(ConvStack):
-    """What ResNets and VGGs share. expansion: factor on the channels of every stage."""
-
-    expansion: ClassVar[int] = 1
-
-    def __init__(
-        self,
-        task: ImageClassification,
-        *factories: Any,
-        width: Width,
-        stages: Stages,
-        blocks: Annotated[list[int], Setting("blocks of each stage", low=1, high=1_000)],
-        strides: Strides,
-        **order: Any,
-    ) -> None:
-        channels, *sides = task.image_shape
-        stem: nn.Module = nn.Identity()
-        if self.residual and max(sides) <= LARGEST_SMALL:
-            stem = nn.Conv2d(channels, width, 3, padding=1, bias=False)
-        elif self.residual:
-            convolution = nn.Conv2d(channels, width, 7, stride=2, padding=3, bias=False)
-            stem = nn.Sequential(convolution, nn.MaxPool2d(3, stride=2, padding=1))
-        widths = [width * factor * self.expansion for factor in stages]
-        before = width if self.residual else channels
-        super().__init__(stem, before, widths, blocks, strides, task, *factories, **order)
-
-
-class ResNet(StagedNet):
+class ResNet(ConvStack):
     """A ResNet of two convolutions a block (He et al. 2016a, table 1, 18 and 34 layers) with v2's order inside.
 
     width: channels of the first stage. stages: each stage's channels in multiples of `width`. blocks: of each stage.
@@ -258,7 +234,7 @@ class BottleneckResNet(ResNet):
     expansion = 4
 
 
-class VGG(StagedNet):
+class VGG(ConvStack):
     """A VGG (Simonyan & Zisserman 2015, table 1) with one linear layer as head; takes `placement=plain` only.
 
     width: channels of the first stage. stages: each stage's channels in multiples of `width`. blocks: convolutions of

@@ -241,10 +241,8 @@ class Transformer(Model):
             feed_forward = SwiGLU(width, bias, dropout) if mlp == "swiglu" else MLP(width, mlp, bias, dropout)
             site = Site("block", layer, depth, branches=2 * depth, causal=task.causal)
             self.blocks.append(placement({"attention": attention, "mlp": feed_forward}, norm, site))
-        needs_final_norm = self.blocks[-1].needs_final_norm
-        self.final_norm = (
-            norm(width, site=Site("final", depth=depth, causal=task.causal)) if needs_final_norm else nn.Identity()
-        )
+        final = Site("final", depth=depth, causal=task.causal)
+        self.final_norm = norm(width, site=final) if self.blocks[-1].needs_final_norm else nn.Identity()
         self.head = Head(width, task.num_classes, read, tied and task.causal)
 
     def weights_drawn(self) -> None:

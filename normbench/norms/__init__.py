@@ -1,4 +1,4 @@
-"""The normalizations, one file each; `conf/norm/` is their registry."""
+"""The normalizations, a file for each formula; `conf/norm/` is their registry."""
 # ruff: noqa: F401 (imported for those who name them, conf/norm above all)
 
 from normbench.norms.batchnorm import BatchNorm
@@ -7,5 +7,4 @@ from normbench.norms.groupnorm import GroupNorm
 from normbench.norms.instancenorm import InstanceNorm
 from normbench.norms.layernorm import LayerNorm
 from normbench.norms.none import NoNorm
-from normbench.norms.prmsnorm import PartialRMSNorm
-from normbench.norms.rmsnorm import RMSNorm
+from normbench.norms.rmsnorm import PartialRMSNorm, RMSNorm

@@ -17,13 +17,9 @@ from normbench.types import Norm, Site
 Eps = Annotated[float, Setting("added to the variance or mean square, inside the root", low=0, high=1)]
 Affine = Annotated[bool, Setting("learned γ (and β)")]
 Bias = Annotated[bool, Setting("learned β, where there is a γ")]
-Momentum = Annotated[
-    float | None, Setting("batchnorm's share of the batch in running statistics; null: cumulative", above=0, high=1)
-]
+Momentum = Annotated[float | None, Setting("share of a batch in running statistics; null: cumulative", above=0, high=1)]
 Tracks = Annotated[bool, Setting("evaluate with running statistics of the training batches")]
-Impl = Annotated[
-    Literal["auto", "torch", "eager"], Setting("which code runs: torch's operator, the formula, or the faster")
-]
+Impl = Annotated[Literal["auto", "torch", "eager"], Setting("what runs: the faster, torch's operator, or the formula")]
 NO_OPERATOR = "norm.impl=torch: torch has no operator for this norm with these settings, set norm.impl to auto or eager"
 
 

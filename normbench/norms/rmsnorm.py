@@ -1,15 +1,20 @@
-"""Root mean square normalization."""
+"""Root mean square normalization, of all features or by the first few."""
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from fractions import Fraction
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from normbench.norms.common import Affine, AffineNorm, Eps, scale_and_shift
+from normbench.settings import Setting
 from normbench.types import NormFacts
+
+FEWEST = 8  # features that the statistic sees; the paper's networks have 500 and more
 
 
 class RMSNorm(AffineNorm):
@@ -32,4 +37,41 @@ class RMSNorm(AffineNorm):
             y = F.rms_norm(x.movedim(self.channel_dim, -1), (self.num_features,), weight, self.eps)
             return y.movedim(-1, self.channel_dim)
         mean_square = x.square().mean(self.channel_dim, keepdim=True)
+        return scale_and_shift(x * torch.rsqrt(mean_square + self.eps), weight, bias, self.channel_dim)
+
+
+class PartialRMSNorm(AffineNorm):
+    """Divides the features of each position by the root mean square of the first few.
+
+    y = γ·x/√(ms(x₁..x_k)+ε), with k = ⌈p·d⌉ of the d features and p = `fraction`.
+
+    Shapes: `(batch, [time,] features)`, or `(batch, channels, height, width)` with channel_dim=1, where a position is a
+    pixel and its features the channels.
+    k is at least 8 (or all features): below 128 features 6.25 % would be a handful or a single one, which is no
+    statistic. `settings()` records it.
+    Source: Zhang & Sennrich 2019, section 5 (their code takes ⌊p·d⌋).
+    """
+
+    facts = NormFacts(statistics_over="the first features of one position", centers=False)
+
+    recorded = ("fraction", "k")
+
+    def __init__(
+        self,
+        num_features: int,
+        *,
+        eps: Eps = 1e-5,
+        affine: Affine = True,
+        fraction: Annotated[
+            float, Setting("share of the features that pRMSNorm's statistic sees, at least 8 of them", above=0, high=1)
+        ] = 0.0625,
+        **place: Any,
+    ) -> None:
+        super().__init__(num_features, None, eps, affine, bias=False, **place)
+        self.fraction = fraction
+        # exact in decimal: in binary 0.07 * 100 is more than 7
+        self.k = min(max(math.ceil(Fraction(str(fraction)) * num_features), FEWEST), num_features)
+
+    def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        mean_square = x.narrow(self.channel_dim, 0, self.k).square().mean(self.channel_dim, keepdim=True)
         return scale_and_shift(x * torch.rsqrt(mean_square + self.eps), weight, bias, self.channel_dim)

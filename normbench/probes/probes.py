@@ -109,7 +109,7 @@ class Probes:
     def __init__(self, model: Model, norms: Mapping[str, nn.Module], wanted: Collection[str]) -> None:
         self.blocks: dict[str, Any] = {f"{layer:02d}": block for layer, block in enumerate(model.blocks)}
         self.norms, self.wanted = norms, wanted
-        self.groups = parameter_groups(model, self.blocks, norms.values())
+        self.groups = by_place(model, self.blocks, norms.values())
 
     @contextmanager
     def watch(self, histograms: bool = False) -> Iterator[Reading]:
@@ -140,11 +140,8 @@ class Probes:
         """Put hooks on norms, blocks and attention."""
         for name, norm in self.norms.items():
             yield norm.register_forward_hook(partial(quietly, reading.see_norm, name))
-            if (
-                "parameters" in self.wanted
-                and isinstance(norm, Norm)
-                and getattr(norm, "running_mean", None) is not None
-            ):
+            tracks = isinstance(norm, Norm) and getattr(norm, "running_mean", None) is not None
+            if tracks and "parameters" in self.wanted:
                 yield norm.register_forward_pre_hook(partial(quietly, reading.see_running, name))
         for layer, block in self.blocks.items():
             yield block.register_forward_hook(partial(quietly, reading.see_stream, f"stream{layer}"))
@@ -171,9 +168,7 @@ class Probes:
                     reading.scalars[f"{tag}_std"] = tensor.std(correction=0)
 
 
-def parameter_groups(
-    model: Model, blocks: Mapping[str, Any], norms: Iterable[nn.Module]
-) -> dict[str, list[nn.Parameter]]:
+def by_place(model: Model, blocks: Mapping[str, Any], norms: Iterable[nn.Module]) -> dict[str, list[nn.Parameter]]:
     """Return the parameters by where they are, each in one group.
 
     Each branch of a block without its norms (`block03.mlp`), all norms of the block (`block03.norms`), what else the

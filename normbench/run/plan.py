@@ -14,7 +14,7 @@ import torch
 from normbench import build
 from normbench.config.compose import SEARCH_PATH, Config
 from normbench.config.groups import Choices
-from normbench.config.schema import MANY, OPEN_SECTIONS, UNHASHED_KEYS, check_trusted, checked
+from normbench.config.schema import MANY, OPEN_SECTIONS, UNHASHED_KEYS, check_trusted, checked, stored
 from normbench.errors import RunFailure, UsageError
 from normbench.rundir import RunDirectory, fingerprint
 from normbench.settings import Tree, lookup
@@ -169,7 +169,8 @@ def extended(config: Config, parent: RunDirectory, trust: bool) -> Config:
     if config.overridden("trainer.epochs") and not config.overridden("trainer.steps"):
         tree["trainer"]["steps"] = None
     words = parent.path.name.rsplit("-", 2)[0].split("-")
-    tree, closed = checked(tree)
+    with stored(parent.config):
+        tree, closed = checked(tree)
     return Config(tree, closed, Choices(summary["choices"], tuple(words)), config.words)
 
 

@@ -94,9 +94,7 @@ def prompt_tokens(prompt: str, encode: Callable[[str], Any]) -> Any:
 
 
 @torch.no_grad()
-def generate(
-    model: nn.Module, prompt: Int64[Tensor, " time"], context: int, wanted: Wanted
-) -> Int64[Tensor, " longer"]:
+def generate(model: nn.Module, prompt: Int64[Tensor, " time"], context: int, wanted: Wanted) -> Int64[Tensor, " more"]:
     """Return the prompt and `wanted.tokens` more tokens, each drawn from what the model expects behind those before it.
 
     Args:

@@ -21,18 +21,9 @@ from normbench.errors import RunFailure, UsageError, explain
 from normbench.run.session import Session
 from normbench.run.train import limits_named, measure, notes_shown
 from normbench.rundir import CHOICE_FILE, fingerprint
+from normbench.sweep import tuning
 from normbench.sweep.folder import LOOK_SECONDS, Standing, SweepFolder, View, say, say_done, show_arms, show_failures
 from normbench.sweep.plan import SWEEP_NAME, Planner, SweepPlan, balanced, changed, exclude, read_grid
-from normbench.sweep.tuning import (
-    SUFFIX,
-    check_tunable,
-    choose,
-    refinements,
-    said,
-    tuned_grid,
-    tuning_grid,
-    write_choices,
-)
 from normbench.sweep.words import HOW, ONCE, SweepConfig, key_of, read_settings
 from normbench.sweep.work import Execution, Stopped
 
@@ -61,8 +52,8 @@ class Sweep:
     @property
     def asked(self) -> list[str]:
         """Return the names of the runs that the words ask for; where rates are to be chosen they say from which."""
-        tuning = fingerprint({"rates": self.settings.lr_grid, "seeds": self.settings.lr_seeds})
-        return [run.run + (f" lr {tuning}" if self.settings.lr else "") for run in self.plan.runs]
+        rates = fingerprint({"rates": self.settings.lr_grid, "seeds": self.settings.lr_seeds})
+        return [run.run + (f" lr {rates}" if self.settings.lr else "") for run in self.plan.runs]
 
     def check_folder(self) -> None:
         """Refuse to add runs to those of another sweep, unless that is meant.
@@ -86,9 +77,9 @@ class Sweep:
         plan = self.plan
         if self.settings.lr:
             say(self.console, "runs that choose learning rates, and behind them those that are reported:")
-            tuning = next((tuning for tuning in self.tunings() if self.to_do(tuning)), None)
-            if tuning:
-                self.show_one(tuning, 0 if self.choices else refinements(plan, self.settings))
+            choosing = next((each for each in self.tunings() if self.to_do(each)), None)
+            if choosing:
+                self.show_one(choosing, 0 if self.choices else tuning.refinements(plan, self.settings))
             else:
                 plan = self.reported(self.choices)
         self.show_one(plan)
@@ -150,16 +141,16 @@ class Sweep:
     def tuned(self) -> SweepPlan:
         """Return the plan with each arm's own learning rate, which runs on held out data have chosen."""
         say(self.console, "learning rates are chosen on held out data: every other one first, then beside the best")
-        for tuning in self.tunings():
-            self.finish(tuning)
-        write_choices(self.plan.folder / CHOICE_FILE, self.choices, self.settings)
+        for choosing in self.tunings():
+            self.finish(choosing)
+        tuning.write_choices(self.plan.folder / CHOICE_FILE, self.choices, self.settings)
         return self.reported(self.choices)
 
     def tunings(self) -> Iterator[SweepPlan]:
         """Yield the runs that choose learning rates, with more of them each time; each plan is over before the next."""
-        while points := tuning_grid(self.plan, self.settings, self.choices):
-            yield (tuning := self.planner.plan(points))
-            self.choices = choose(tuning)
+        while points := tuning.tuning_grid(self.plan, self.settings, self.choices):
+            yield (choosing := self.planner.plan(points))
+            self.choices = tuning.choose(choosing)
 
     def reported(self, choices: Sequence[Mapping[str, Any]]) -> SweepPlan:
         """Return the runs that are reported, each with its learning rate.
@@ -168,12 +159,12 @@ class Sweep:
             UsageError, RunFailure: no rate is good.
         """
         for choice in choices:
-            say(self.console, said(choice))
+            say(self.console, tuning.said(choice))
         if all(choice["lr"] is None for choice in choices):
             show_failures([*self.failed.values()], self.folder.command)
             kind = RunFailure if self.failed else UsageError
             raise kind("sweep.lr=auto has found no learning rate for any arm: give others with sweep.lr_grid")
-        return self.planner.plan(tuned_grid(self.plan, choices))
+        return self.planner.plan(tuning.tuned_grid(self.plan, choices))
 
     def finish(self, plan: SweepPlan, words: Sequence[str] = (), asked: Iterable[str] = ()) -> list[Standing]:
         """Make the runs of a plan, and show how far they are; returns how they stand in the end.
@@ -217,7 +208,7 @@ def understand(words: Sequence[str]) -> Sweep:
     with Console().status(f"planning {len(kept):,} runs"), notes_shown("quiet=true" in words):
         plan = planner.plan(kept, excluded)
     if settings.lr:
-        check_tunable(plan, settings)
+        tuning.check_tunable(plan, settings)
     return Sweep(words, settings, planner, plan)
 
 
@@ -288,7 +279,7 @@ def watch(folder: Path) -> int:
         UsageError: there is no sweep.
     """
     reported, console, over, busy = SweepFolder(folder), Console(), dict[str, Standing](), True
-    places = (SweepFolder(Path(f"{folder}{SUFFIX}")), reported)
+    places = (SweepFolder(Path(f"{folder}{tuning.SUFFIX}")), reported)
     if not reported.read_notes():
         raise UsageError(f"{folder} holds no sweep: give the folder of one, such as outputs/{SWEEP_NAME}")
     while busy:
@@ -303,7 +294,9 @@ def watch(folder: Path) -> int:
                     time.sleep(LOOK_SECONDS)
             over |= view.over
         time.sleep(LOOK_SECONDS * busy)
-    if {entry.run for runs in places for entry in runs.read_plans()} <= over.keys() and reported.is_decided():
+    if all(note["runs"] for note in reported.read_notes()) and not any(
+        entry.run not in over for runs in places for entry in runs.read_plans()
+    ):
         say_done(console, reported, [over[entry.run] for entry in reported.read_plans()])
     else:
         say(console, f"nobody is at work on the runs in {folder} now; go on: {reported.command}")

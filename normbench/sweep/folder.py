@@ -80,12 +80,9 @@ class SweepFolder:
     def foreign(self) -> list[str]:
         """The words of its sweeps that name classes which are neither ours nor torch's, or where such may be."""
         words = [word for note in self.read_notes() for word in note["words"]]
-        values = [word.partition("=")[2].split(",") for word in words]
-        return [
-            word
-            for word, own in zip(words, values, strict=True)
-            if word.startswith("hydra.") or ("_target_=" in word and not all(one.startswith(TRUSTED) for one in own))
-        ]
+        named = {word: word.partition("=")[2].split(",") for word in words if "_target_=" in word}
+        theirs = {word for word in named if not all(one.startswith(TRUSTED) for one in named[word])}
+        return [word for word in words if word in theirs or word.startswith("hydra.")]
 
     def write_plan(self, entries: Iterable[Entry], words: Sequence[str] = (), asked: Iterable[str] = ()) -> None:
         """Note which runs a sweep makes, for whoever looks on or goes on; the same runs are the same file.
@@ -106,10 +103,6 @@ class SweepFolder:
         """Return what is noted of each sweep that was started on this folder, the last one last."""
         files = sorted(self.plans.glob("*.json"), key=lambda path: path.stat().st_mtime)
         return [note for path in files if (note := read_json(path, PLAN))]
-
-    def is_decided(self) -> bool:
-        """Tell whether the runs of all sweeps are noted; before learning rates are chosen they are not."""
-        return all(note["runs"] for note in self.read_notes())
 
     def read_plans(self) -> list[Entry]:
         """Return the runs of all sweeps that were started on this folder, each once."""

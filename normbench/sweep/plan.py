@@ -16,17 +16,7 @@ import torch
 from hydra.core.global_hydra import GlobalHydra
 
 from normbench.build import make_data, resolve_device
-from normbench.config.compose import (
-    SEARCH_PATH,
-    Config,
-    initialized,
-    parsed,
-    read_each,
-    study,
-    text,
-    translated,
-    value_of,
-)
+from normbench.config import compose
 from normbench.config.schema import is_foreign
 from normbench.errors import CombinationRefused, UsageError
 from normbench.run.plan import Run, prepare
@@ -71,15 +61,15 @@ def read_grid(words: Sequence[str]) -> tuple[list[Point], list[str]]:
         UsageError: a mistake in the words, or several values for what all runs share.
     """
     # an experiment is composed without the other words: what they set may belong to an option that varies
-    chosen = [word for word in words if key_of(word) in ("experiment", SEARCH_PATH)]
-    name, params = study(chosen) if chosen else (TRAIN_NAME, {})
+    chosen = [word for word in words if key_of(word) in ("experiment", compose.SEARCH_PATH)]
+    name, params = compose.study(chosen) if chosen else (TRAIN_NAME, {})
     given = [*(word for key, value in params.items() for word in words_of(key, value)), *words]
     own = [word for word in given if is_own(word)]
     merged = {} if name != TRAIN_NAME else {"name": f"name={SWEEP_NAME}"}
     merged |= {key_of(word): word for word in given if word not in own}
     ties = read_settings(own)[0].tie or []
     check_ties(ties, merged)
-    with initialized(), translated():
+    with compose.initialized(), compose.translated():
         return product(merged.values(), [tie.split(";") for tie in ties]), own
 
 
@@ -95,13 +85,13 @@ def product(words: Iterable[str], ties: Sequence[Sequence[str]]) -> list[Point]:
     Raises:
         UsageError: what varies is what all runs share, a tie has unlike numbers of values, or there are too many runs.
     """
-    words, several = [*words], [word for word in words if parsed(word).is_sweep_override()]
+    words, several = [*words], [word for word in words if compose.parsed(word).is_sweep_override()]
     axes = [levels(words) for words in (*([word] for word in several), *ties)]
     if math.prod(map(len, axes)) > MOST_RUNS:
         keys = " × ".join(" and ".join(axis[0]) for axis in axes)
         raise UsageError(f"a sweep over {keys} has more than {MOST_RUNS:,} runs, which is the most: give fewer values")
     points = [dict(ChainMap(*reversed(point))) for point in itertools.product(*axes)]
-    fixed = [text(parsed(word)) for word in words if word not in several]
+    fixed = [compose.text(compose.parsed(word)) for word in words if word not in several]
     return [Point((*(f"{key}={value}" for key, value in point.items()), *fixed), point) for point in points]
 
 
@@ -114,7 +104,7 @@ def check_ties(ties: Iterable[str], merged: Iterable[str]) -> None:
     taken = set(merged)
     for tie in ties:
         keys = [key_of(word) for word in tie.split(";")]
-        if len(keys) < 2 or not all(parsed(word).is_sweep_override() for word in tie.split(";")):
+        if len(keys) < 2 or not all(compose.parsed(word).is_sweep_override() for word in tie.split(";")):
             example = f"{TIE}='data.batch_size=2,8;optim.lr=0.025,0.1'"
             raise UsageError(f"{TIE}={tie} is not two settings or more with several values: write it as {example}")
         if twice := [key for place, key in enumerate(keys) if key in taken.union(keys[:place])]:
@@ -132,7 +122,7 @@ def levels(words: Sequence[str]) -> list[dict[str, str]]:
     for word in words:
         if (key := key_of(word)) in COMMON:
             raise UsageError(f"{word} cannot vary within a sweep: give {key} one value, or start a sweep for each")
-        values = replace(parsed(word), config_loader=loader).sweep_string_iterator()
+        values = replace(compose.parsed(word), config_loader=loader).sweep_string_iterator()
         found[key] = [*itertools.islice(values, MOST_RUNS + 1)]
     if len({*map(len, found.values())}) > 1:
         counts = ", ".join(f"{len(values)} of {key}" for key, values in found.items())
@@ -166,7 +156,7 @@ def exclude(points: Iterable[Point], exclusions: Iterable[str]) -> tuple[list[Po
 
 def valued(words: Iterable[str]) -> dict[str, Any]:
     """Return what words set, as Hydra reads it: `1e-3` is `0.001`."""
-    return {key_of(word).strip(): value_of(word.partition("=")[2].strip()) for word in words}
+    return {key_of(word).strip(): compose.value_of(word.partition("=")[2].strip()) for word in words}
 
 
 # ---- runs that are decided in full
@@ -234,7 +224,7 @@ class Planner:
             UsageError: a mistake in the words, or no run is left.
         """
         runs, left_out = dict[str, PlannedRun](), Counter(excluded)
-        for point, config in zip(points, read_each([point.words for point in points]), strict=True):
+        for point, config in zip(points, compose.read_each([point.words for point in points]), strict=True):
             if not self.threads:
                 self.share_out(config.tree)
             try:
@@ -266,7 +256,7 @@ class Planner:
         gpus = 0 if elsewhere or device == "cpu" else len(self.devices)
         self.jobs, self.threads = self.launcher.share(self.jobs, tree["threads"], gpus)
 
-    def prepare(self, config: Config) -> Run:
+    def prepare(self, config: compose.Config) -> Run:
         """Decide one run.
 
         Raises:

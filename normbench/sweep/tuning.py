@@ -100,16 +100,14 @@ def tuned_grid(plan: SweepPlan, choices: Sequence[Mapping[str, Any]]) -> list[Po
 
 def choose(tuning: SweepPlan) -> list[dict[str, Any]]:
     """Choose the rate of each arm that has the lowest mean of the final validation losses."""
-    arms: dict[str, Mapping[str, str]] = {}
-    losses: dict[str, dict[float, list[float | None]]] = {}
+    arms: dict[str, tuple[Mapping[str, str], dict[float, list[float | None]]]] = {}
     for run in tuning.runs:
         arm = {key: value for key, value in run.arm.items() if key != RATE}
         summary = run.prepared.directory.ended() or {"status": "failed"}
         loss = summary["metrics"].get("loss/val") if summary["status"] == "finished" else None
-        arms[arm_name(arm)] = arm
-        of_arm = losses.setdefault(arm_name(arm), {})
-        of_arm.setdefault(run.prepared.config.tree["optim"]["lr"], []).append(loss)
-    return [chosen(arms[name], losses[name]) for name in arms]
+        _, losses = arms.setdefault(arm_name(arm), (arm, {}))
+        losses.setdefault(run.prepared.config.tree["optim"]["lr"], []).append(loss)
+    return [chosen(*each) for each in arms.values()]
 
 
 def chosen(arm: Mapping[str, str], rates: Mapping[float, Sequence[float | None]]) -> dict[str, Any]:

@@ -46,7 +46,7 @@ class SweepConfig:
     ]
     retry_failed: Annotated[bool, Setting("try runs again that have failed")]
     timeout: Annotated[
-        float | None, Setting("end a run that takes longer, which has then failed; null: none is", "minutes", above=0)
+        float | None, Setting("end a run that takes longer, and count it as failed; null: never", "minutes", above=0)
     ]
     jobs: Annotated[int | None, Setting("runs at a time; null: one for each core, or GPU", "runs", low=1, high=4096)]
     report: Annotated[bool, Setting("write the report of the runs at the end")]

@@ -48,10 +48,7 @@ def make_optimizer(factory: Any, groups: list[dict[str, Any]], device: torch.dev
             f"optim: {name} refuses its settings ({error}): change them, or remove one with '~optim.KEY'"
         ) from error
     if isinstance(optimizer, torch.optim.LBFGS | torch.optim.SparseAdam):
-        raise UsageError(
-            f"optim: {name} cannot train here, it wants closures or sparse gradients: use "
-            "another optimizer or other settings"
-        )
+        raise UsageError(f"optim: {name} cannot train here, it wants closures or sparse gradients: use another")
     return optimizer
 
 
