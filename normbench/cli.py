@@ -212,8 +212,8 @@ def sweep(words: tuple[str, ...], dry_run: bool, watch: Path | None, resume: Pat
 def runs(folder: Path) -> int:
     """List sweeps and runs, how far they are, and the commands that go on with them.
 
-    Lists what lies below FOLDER, by default outputs: a line for each sweep (or for each of its runs, where FOLDER is
-    the sweep's own) and each other run, the newest last; below them the commands that go on with what has not ended.
+    Lists what lies below FOLDER, by default outputs, the newest last: a line for each sweep, and for each run that is
+    of none. Of a sweep's own FOLDER it lists the runs. Below stand the commands that go on with what has not ended.
     """
     from normbench.commands.runs import show_runs
 
@@ -277,7 +277,8 @@ def tensorboard(words: tuple[str, ...]) -> int:
     """Show the runs under outputs, or FOLDER, in TensorBoard.
 
     Starts the real TensorBoard, which runs until Ctrl-C and takes its own flags, such as --port N. Where arms have
-    several seeds, each arm is shown first, as a run of its own: the mean over its seeds.
+    several seeds, the arms are shown, each as a run of its own, the mean over its seeds; empty the filter of runs to
+    see the runs themselves.
     """
     folder, flags = Path("outputs"), list(words)
     if words and not words[0].startswith("-"):
@@ -291,7 +292,9 @@ def tensorboard(words: tuple[str, ...]) -> int:
 @click.argument("run", type=click.Path(file_okay=False))
 @flag("prompt", "Text to go on from; by default a line's start.", default="")
 @flag("tokens", "How many tokens to write.", type=click.IntRange(1, 10**6), default=200)
-@flag("temperature", "Divides the logits; 0: the likeliest token.", type=click.FloatRange(0, 100), default=0.8)
+@flag(
+    "temperature", "Larger is more random; 0: always the likeliest token.", type=click.FloatRange(0, 100), default=0.8
+)
 @flag("top-k", "Draw from this many of the likeliest tokens only.", type=click.IntRange(1, 10**7))
 @flag("seed", "Seeds the draws.", type=click.IntRange(0, 2**63 - 1), default=0)
 @flag("count", "How many examples; by default 60 images or 20 texts.", type=click.IntRange(1, 10**4))
@@ -321,9 +324,7 @@ MARGIN = "A difference that does not matter, in nats or percentage points: are a
 @click.argument("folders", nargs=-1, required=True, type=FOLDER)
 @flag("out", "Where the report goes; by default report in the first FOLDER.", type=FOLDER)
 @flag("baseline", "The arm that others are compared with, by default layernorm and pre, or the first.", metavar="ARM")
-@flag(
-    "target", "The loss, in nats, that arms take a time to reach; by default where an arm's baseline ends.", type=float
-)
+@flag("target", "Loss, in nats, to compare the times to reach it; by default where an arm's baseline ends.", type=float)
 @flag("margin", MARGIN, type=click.FloatRange(0))
 @flag("width", "Width of the figures: column (3.5 inches), page (7), or a number of inches.", default="column")
 @flag("metric", "Judge by this logged tag first, such as loss/val_ema or act/stream03/rms; or by best.", metavar="TAG")
@@ -332,12 +333,12 @@ def report(folders: tuple[Path, ...], **flags: Any) -> int:
 
     Says what the runs below FOLDER show: which differences between arms are real, how large the others may still be,
     and what makes the comparison unfair. It reads run directories only, whether all have finished or not. Runs that
-    differ in nothing but the seed are an arm; arms are compared seed by seed. In what --baseline does not name, such as
-    --baseline norm=layernorm, each arm is compared with its like.
+    differ in nothing but the seed are an arm; arms are compared seed by seed. Where --baseline names only some of what
+    varies, such as norm=layernorm, each arm is compared with the one that is like it in all else.
 
     It writes report.html (one file, which opens offline), report.md, report.tex (methods and tables for a paper),
     runs.csv, runs.parquet, and figures/ with PDF, SVG, PNG and data of each figure. Runs of several tasks get a report
-    each, below one page.
+    each, and a page that links them.
 
     \b
     Examples:
