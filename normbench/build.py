@@ -93,10 +93,9 @@ def target(tree: Tree, section: str) -> tuple[Callable[..., Any], type]:
     made = product(found)
     kind, _, declared = KINDS[section]
     if not (made and issubclass(made, kind)):
-        raise ContractError(
-            f"{where} makes no {kind.__name__}: give package.module.Class of a class derived from "
-            f"{kind.__module__}.{kind.__qualname__}, or a function annotated to return one"
-        )
+        base = f"{kind.__module__}.{kind.__qualname__}"
+        cure = f"give package.module.Class of a class derived from {base}, or a function annotated to return one"
+        raise ContractError(f"{where} makes no {kind.__name__}: {cure}")
     missing = sorted(getattr(found, "__abstractmethods__", ()))
     missing += [name for name in declared if not hasattr(made, name)]
     if getattr(found, "forward", None) is nn.Module.forward:

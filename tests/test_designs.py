@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from made_runs import make_run
 from scipy import stats
 from test_sentences import LOSS, arm
 
@@ -19,6 +20,7 @@ from normbench.analysis.designs import said as said_by_kind
 from normbench.analysis.figures.finals import interactions
 from normbench.analysis.measures import Metric, accuracy_on
 from normbench.analysis.records import Arm, Study
+from normbench.analysis.report import make_report
 from normbench.analysis.statistics import holm
 from normbench.analysis.tables import designs_table
 
@@ -61,7 +63,7 @@ def test_an_interaction_is_a_difference_of_differences_by_seed() -> None:
     assert sentence.startswith("warmup=0.1 instead of 0 helps post 0.885 nats more than pre (95 %: 0.836 to 0.934; ")
     assert "the validation loss of post falls by 1.183, that of pre by 0.298." in sentence
     (row,) = designs_table([one]).rows
-    assert row[:4] == ("warmup=0.1 instead of 0", "post", "pre", "5")
+    assert row[:3] == ("warmup=0.1 instead of 0", "post", "5")
 
 
 def test_no_interaction_is_seldom_said_to_be_one() -> None:
@@ -124,6 +126,17 @@ def test_a_run_that_diverged_counts_as_a_constant_predictor() -> None:
     assert one.seeds == (0, 1, 2, 4)
     assert one.own == pytest.approx(np.array(cells["post", 0.1])[[0, 1, 2, 4]] - [3.5, 3.5, 3.2, 3.3])  # type: ignore[operator]  # numbers
     assert "4 of 5 seeds" in said([one])[0]
+
+
+def test_an_effect_on_an_arm_that_did_not_train_says_so(tmp_path: Path) -> None:
+    for placement, warmup, seed in product(("pre", "post"), (0, 50), range(3)):
+        final = (
+            3.31 + seed / 1e3 if (placement, warmup) == ("post", 0) else 2 + 0.1 * seed + 0.01 * (warmup * seed > 50)
+        )
+        how = {"settings": {"schedule.warmup": warmup}, "data": {"constant": {"loss/val": 3.309}}}
+        make_run(tmp_path, placement=placement, seed=seed, final=final, **how)
+    (effect,) = [text for text, table in make_report([tmp_path]).verdict if table == "designs"]
+    assert effect.endswith("; as post · warmup=0 did not train, the size says little.")
 
 
 def test_one_factor_or_one_seed_gives_no_sentence() -> None:

@@ -13,6 +13,8 @@ from torch.nn import functional as F
 
 from normbench.build import build_model, factory, norm_facts
 from normbench.cli import main
+from normbench.contract.checks import Fact
+from normbench.contract.norms import NormPart, sees_future
 from normbench.models import Xavier, initialize
 from normbench.norms.foreign import POSITIONS
 from normbench.rundir import read_json
@@ -133,6 +135,14 @@ def test_a_run_records_what_a_foreign_norm_is(here: Any, monkeypatch: pytest.Mon
     assert rms and batch
     assert rms["ledger"].items() >= {"eps": 1e-4, "affine_parameters": "weight", "features_axis": -1}.items()
     assert rms["leak"] is None and "shown its future" in batch["leak"]
+
+
+def test_check_says_of_a_foreign_norm_what_train_does() -> None:
+    """Whether it needs positions is measured, and train warns of what it sees without a declaration."""
+    part = NormPart(tree("torch.nn.InstanceNorm1d"))
+    assert part.layouts == ["sequence", "image"]
+    found = sees_future(NormPart(tree("torch.nn.BatchNorm1d")))
+    assert isinstance(found, Fact) and found.holds and "declare" not in found.measured
 
 
 @pytest.mark.usefixtures("here")

@@ -249,8 +249,9 @@ def pair_of(study: Study, first: str, second: str, folder: Path | None) -> Study
     words, arms = (first, second), []
     for word in words:
         wanted = given_baseline(study, word, flag="") if folder else {}
-        inside = folder or Path(word)
-        found = [arm for arm in arms_in(study, inside) if arm.has(wanted)]
+        place = (folder or Path(word)).resolve()
+        inside = ((arm, tuple(r for r in arm.runs if r.path.resolve().is_relative_to(place))) for arm in study.arms)
+        found = [Arm(arm.settings, runs) for arm, runs in inside if runs and arm.has(wanted)]
         if len(found) != 1:
             names = shortened([arm.name for arm in found])
             raise UsageError(f"{word} names {len(found)} arms: name one of {names}, with --in FOLDER")
@@ -260,13 +261,6 @@ def pair_of(study: Study, first: str, second: str, folder: Path | None) -> Study
     if arms[0].name == arms[1].name:  # the same settings in two folders
         arms = [replace(arm, settings={**arm.settings, "in": word}) for arm, word in zip(arms, words, strict=True)]
     return replace(study, arms=tuple(arms))
-
-
-def arms_in(study: Study, folder: Path) -> list[Arm]:
-    """Return the arms of the runs below a folder, with those alone."""
-    place = folder.resolve()
-    inside = ((arm, [run for run in arm.runs if run.path.resolve().is_relative_to(place)]) for arm in study.arms)
-    return [Arm(arm.settings, tuple(runs)) for arm, runs in inside if runs]
 
 
 # ---- learning rates

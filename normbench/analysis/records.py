@@ -217,14 +217,9 @@ def read_studies(folders: Sequence[Path]) -> list[Study]:
         why = ": {} is damaged, {}".format(*damaged[0]) if damaged else ""
         where = ", ".join(map(str, folders))
         raise UsageError(f"{where} holds no run that has ended{why}: wait for one, or give another folder")
-    return [study_of(folders, [run for run in runs if run.task == task], tuple(damaged)) for task in tasks]
-
-
-def study_of(folders: Sequence[Path], runs: Sequence[Run], damaged: tuple[tuple[str, str], ...]) -> Study:
-    """Return runs of one task as a study."""
-    runs = told_apart(runs)
-    varied = varied_settings(runs)
-    return Study(tuple(folders), arms_of(runs, varied), varied, damaged)
+    parts = [told_apart([run for run in runs if run.task == task]) for task in tasks]
+    varied = [(own, varied_settings(own)) for own in parts]
+    return [Study(tuple(folders), arms_of(own, keys), keys, tuple(damaged)) for own, keys in varied]
 
 
 def read_run(directory: RunDirectory, name: str) -> Run:

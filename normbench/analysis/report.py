@@ -19,7 +19,7 @@ from normbench.analysis.comparisons import Comparison, compare_all, contenders, 
 from normbench.analysis.designs import contrasts, said
 from normbench.analysis.fairness import Finding, findings
 from normbench.analysis.figures import draw_all
-from normbench.analysis.figures.style import COLUMN, KINDS, Figure, dark_rules
+from normbench.analysis.figures.style import COLUMN, KINDS, dark_rules
 from normbench.analysis.measures import Yardstick, activations_frame, runs_frame, yardstick
 from normbench.analysis.records import Arm, Study, read_studies, read_study, shortened
 from normbench.analysis.sensitivity import tried_rates
@@ -155,29 +155,26 @@ def save(report: Report, out: Path, width: float = COLUMN) -> Path:
     files["runs.parquet"] = report.runs.to_parquet(index=False)
     if len(report.blocks):
         files["activations.csv"] = report.blocks.to_csv(index=False).encode()
+    words = words_of(report)
     for name in ("report.tex", "report.md", "report.html"):  # the page is last, so that all it links to is there
-        files[name] = rendered(name, report, figures).encode()
+        files[name] = page_of(name, title_of(report.study), report=report, figures=figures, **words).encode()
     for name, content in files.items():
         write_bytes(out / name, content)
     return out / "report.html"
 
 
-def rendered(template: str, report: Report, figures: Sequence[Figure]) -> str:
-    """Return the page, in which is all that is drawn, the text, in GitHub's Markdown, or the tables for LaTeX."""
+def words_of(report: Report) -> dict[str, Any]:
+    """Return what stands in the page, the text, in GitHub's Markdown, and the tables for LaTeX."""
     facts = (fact.partition(": ") for fact in paragraphs("facts.jinja", "facts", report))
-    return page_of(
-        template,
-        title_of(report.study),
-        report=report,
-        lead="".join(paragraphs("facts.jinja", "lead", report.study)),
-        question=paragraphs("facts.jinja", "question", report),
-        methods=" ".join(paragraphs("facts.jinja", "methods", report, __version__)),
-        command=report.study.command(),
-        facts={name: text for name, _, text in facts if text},
-        titles={table.key: table.title for table in report.tables},
-        figures=figures,
-        runs=report.runs.to_dict("records") if len(report.runs) <= MOST_ROWS else [],
-    )
+    return {
+        "lead": "".join(paragraphs("facts.jinja", "lead", report.study)),
+        "question": paragraphs("facts.jinja", "question", report),
+        "methods": " ".join(paragraphs("facts.jinja", "methods", report, __version__)),
+        "command": report.study.command(),
+        "facts": {name: text for name, _, text in facts if text},
+        "titles": {table.key: table.title for table in report.tables},
+        "runs": report.runs.to_dict("records") if len(report.runs) <= MOST_ROWS else [],
+    }
 
 
 def title_of(study: Study) -> str:

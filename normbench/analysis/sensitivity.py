@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -55,10 +54,9 @@ class Tried:
     @property
     def by_seed(self) -> dict[int, dict[float, Run]]:
         """Return the runs of each seed that has ended at every rate."""
-        found = defaultdict[int, dict[float, Run]](dict)
-        for rate, run in ((rate, run) for rate, arm in self.by_rate.items() for run in arm.runs if run.ended):
-            found[run.seed][rate] = run
-        return {seed: runs for seed, runs in found.items() if len(runs) == len(self.by_rate)}
+        ended = {rate: {run.seed: run for run in arm.runs if run.ended} for rate, arm in self.by_rate.items()}
+        common = sorted(set[int].intersection(*map(set, ended.values())))
+        return {seed: {rate: runs[seed] for rate, runs in ended.items()} for seed in common}
 
     @property
     def sensitivity(self) -> dict[int, float]:
@@ -79,15 +77,11 @@ class Tried:
     @property
     def largest(self) -> dict[int, float]:
         """Return the base 2 logarithm of the largest rate at which each seed trains; of none, half the lowest rate."""
-        return {
-            seed: math.log2(
-                max(
-                    (rate for rate, run in runs.items() if run.status == "finished" and run.trained is not False),
-                    default=min(runs) / 2,
-                )
-            )
-            for seed, runs in self.by_seed.items()
-        }
+        found = {}
+        for seed, runs in self.by_seed.items():
+            train = [rate for rate, run in runs.items() if run.status == "finished" and run.trained is not False]
+            found[seed] = math.log2(max(train, default=min(runs) / 2))
+        return found
 
 
 def tried_rates(study: Study, fewest: int = 2) -> list[Tried]:

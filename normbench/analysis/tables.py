@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from normbench.analysis import statistics, wording
-from normbench.analysis.comparisons import Comparison, by_seed
+from normbench.analysis.comparisons import Compared, Comparison, by_seed
 from normbench.analysis.designs import Contrast
 from normbench.analysis.measures import IN_BLOCKS, NAN, Yardstick, evaluations_in_words, known
 from normbench.analysis.records import ASIDE, Arm, Run, Study
@@ -80,7 +80,7 @@ def made(key: str, title: str, rows: Any, heads: int = 1, marked: Collection[int
     """
     frame = pd.DataFrame(rows)
     if len(names := set(frame.get("against", ()))) == 1:
-        title, frame, heads = f"{title}, against {names.pop()}", frame.drop(columns="against"), 1
+        title, frame, heads = f"{title}, against {names.pop()}", frame.drop(columns="against"), heads - 1
     frame.columns = frame.columns.astype(str).str.rstrip(", ")  # of two with one heading, one has a space until here
     frame = frame.loc[:, (frame != NONE).any().to_numpy() | (np.arange(frame.shape[1]) < heads)]
     notes = wording.paragraphs("notes.jinja", key.partition("-")[0], {"columns": [*frame], **about})
@@ -162,6 +162,12 @@ def activations_table(blocks: pd.DataFrame) -> Table:
 # ---- the differences
 
 
+def pair_of(one: Compared) -> dict[str, str]:
+    """Return the columns that say what is compared, and over how many seeds."""
+    seeds = f"{one.n} of {len(one.tried)}" if one.n < len(one.tried) else str(one.n)
+    return {"arm": one.arm.name, "against": one.baseline.name, "seeds": seeds}
+
+
 def differences_table(comparisons: Sequence[Comparison], primary: bool = True) -> Table:
     """Compare each arm with its baseline. primary: whether the verdict speaks of this table."""
     metric, family = comparisons[0].metric, comparisons[0].family
@@ -171,10 +177,7 @@ def differences_table(comparisons: Sequence[Comparison], primary: bool = True) -
     title, rows = f"Differences in {metric.words}", []
     for one in comparisons:
         places = wording.precision(one.mean, one.interval) if one.n else 0
-        row = {
-            "arm": one.arm.name,
-            "against": one.baseline.name,
-            "seeds": str(one.n) + (f" of {len(one.tried)}" if one.n < len(one.tried) else ""),
+        row = pair_of(one) | {
             f"difference, {metric.unit}": fixed(one.mean, places, sign=bool(one.mean)),
             "95 % interval": span(one.interval, places, sign=True),
             "effect size": wording.effect(one.effect_size),
@@ -202,7 +205,7 @@ def step_times_table(comparisons: Sequence[Comparison]) -> Table:
             ends = ratio.interval and statistics.Interval(*map(math.exp, ratio.interval))
             mean = math.exp(ratio.mean)
             places = wording.precision(mean, ends) if ends else 2
-            row = {"arm": one.arm.name, "against": one.baseline.name, "seeds": str(ratio.n)}
+            row = pair_of(one) | {"seeds": str(ratio.n)}
             rows.append({**row, "ratio of step times": fixed(mean, places), "95 % interval": span(ends, places)})
     return made("step-times", "Ratios of step times", rows, heads=2)
 
@@ -215,9 +218,7 @@ def designs_table(found: Sequence[Contrast]) -> Table:
         own, other = (sum(side) / one.n for side in (one.own, one.other))
         row = {
             "what": one.step,
-            "arm": one.arm.name,
-            "baseline": one.baseline.name,
-            "seeds": str(one.n) + (f" of {len(one.tried)}" if one.n < len(one.tried) else ""),
+            **pair_of(one),
             "for the arm": f"{2**own:.3g}" if ratio else fixed(own, places, sign=True),
             "for the baseline": f"{2**other:.3g}" if ratio else fixed(other, places, sign=True),
             "difference": f"{2**one.mean:.2g} times" if ratio else f"{fixed(one.mean, places, True)} {one.metric.unit}",
@@ -242,17 +243,16 @@ def rates_table(tried: Sequence[Tried]) -> Table:
     rows = []
     for one in tried:
         sensitivity, interval = statistics.mean_interval([*one.sensitivity.values()], (0.0, math.inf))
-        rows.append(
-            {
-                "arm": one.arm.name,
-                "rates tried": ", ".join(f"{rate:g}" for rate in one.losses),
-                "best rate": f"{one.best:g}",
-                "loss there, nats": fixed(one.losses[one.best], 4),
-                "sensitivity, nats": fixed(sensitivity, 4),
-                "95 % interval": span(interval, 4),
-                "lost or did not train": ", ".join(f"{n} at {rate:g}" for rate, n in one.lost.items() if n) or "0",
-            }
-        )
+        row = {
+            "arm": one.arm.name,
+            "rates tried": ", ".join(f"{rate:g}" for rate in one.losses),
+            "best rate": f"{one.best:g}",
+            "loss there, nats": fixed(one.losses[one.best], 4),
+            "sensitivity, nats": fixed(sensitivity, 4),
+            "95 % interval": span(interval, 4),
+            "lost or did not train": ", ".join(f"{n} at {rate:g}" for rate, n in one.lost.items() if n) or "0",
+        }
+        rows.append(row)
     return made("rates", "Learning-rate sensitivity", rows)
 
 

@@ -98,10 +98,8 @@ def check_batch(where: str, batch: Batch, data: Data) -> int:
         limits["tokens"] = inputs, task.vocabulary_size  # type: ignore[attr-defined]  # as all of tokens
     for name, (tensor, count) in limits.items():
         low, high = int(tensor.min()), int(tensor.max())
-        expect(
-            low >= 0 and high < count,
-            f"{where} has {name} from {low} to {high}: the task has {count}, so they go from 0 to {count - 1}",
-        )
+        found = f"{where} has {name} from {low} to {high}"
+        expect(low >= 0 and high < count, f"{found}: the task has {count}, so they go from 0 to {count - 1}")
     return targets.numel()
 
 

@@ -67,10 +67,8 @@ def start_is_seeded(part: ModelPart, kind: str) -> None:
     starts: list[dict[str, Tensor]] = []
     drawn = drawn_by(lambda: starts.extend(dict(part.make(kind)[0].named_parameters()) for _ in range(2)))
     different = [name for name, weight in starts[0].items() if not torch.equal(weight, starts[1][name])]
-    expect(
-        not (drawn or different),
-        f"draws from {drawn or 'elsewhere'}: draw from torch, whose random numbers are seeded where a model is made",
-    )
+    cure = "draw from torch, whose random numbers are seeded where a model is made"
+    expect(not (drawn or different), f"draws from {drawn or 'elsewhere'}: {cure}")
 
 
 @torch.no_grad()

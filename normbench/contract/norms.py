@@ -59,16 +59,16 @@ class NormPart(Part):
         """What the norm declares about itself, if anything."""
         return build.norm_facts(self.tree) if hasattr(self.made_class, "facts") else None
 
-    @property
+    @cached_property
     def layouts(self) -> list[str]:
         """The layouts that the norm is made for."""
-        needs_positions = self.facts is not None and self.facts.needs_positions
-        return [layout for layout in trials.LAYOUTS if not (needs_positions and layout == "flat")]
+        facts = build.norm_facts({**self.tree, "model": {"width": self.width}})  # measured, if another library's
+        return [layout for layout in trials.LAYOUTS if not (facts.needs_positions and layout == "flat")]
 
     def input(self, layout: str, seed: int = 0) -> Tensor:
         """Return a random input of its width, in float64."""
         if layout not in self.layouts:
-            raise NotApplicable("its facts say that it needs positions")
+            raise NotApplicable("it needs positions")
         return trials.random_input(layout, seed, width=self.width)
 
     def make(self, layout: str = "sequence", **changes: Any) -> nn.Module:
@@ -303,10 +303,9 @@ def sees_future(part: NormPart) -> str | Fact:
     word = "always" if later > TOLERANCE else "training" if in_training > TOLERANCE else "never"
     figure = f"{word} (deviation {in_training:.1e} in training, {later:.1e} in evaluation)"
     if part.facts is None:
-        return Fact(
-            word != "never",
-            figure if word == "never" else f"{figure}: declare it as facts.sees_future, or train cannot warn of it",
-        )
+        warned = word == "never" or not build.takes_place(build.target(part.tree, "norm")[0])  # train measures those
+        cure = "" if warned else ": declare it as facts.sees_future, or train cannot warn of it"
+        return Fact(word != "never", figure + cure)
     return expect(word == part.facts.sees_future, f"{figure}, facts.sees_future={part.facts.sees_future}")
 
 

@@ -84,10 +84,8 @@ def is_made(part: PlacementPart) -> str:
     # NormsBySite counts those that have no site, and begins the names of others with the block's
     expect("norm" not in {name[:4] for name in norms}, "a norm is made without site=: give it site.at(role, slot)")
     gains = f"residual_gain={block.residual_gain:.4g}, branch_gain={block.branch_gain:.4g}"
-    expect(
-        0 < block.residual_gain < torch.inf and 0 < block.branch_gain < torch.inf,
-        f"{gains}: make them positive numbers",
-    )
+    positive = 0 < block.residual_gain < torch.inf and 0 < block.branch_gain < torch.inf
+    expect(positive, f"{gains}: make them positive numbers")
     return f"(branches, norm, site); norms at {', '.join(norms) or 'no site'}; {gains}"
 
 

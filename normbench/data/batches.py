@@ -35,10 +35,8 @@ def held_out(total: int, holdout: float, unit: str) -> int:
     """
     count = round(total * holdout) if holdout < 1 else int(holdout)
     if holdout and (not 0 < count < total or (holdout > 1 and holdout != count)):
-        raise UsageError(
-            f"data.holdout={holdout:g} cannot be taken from the {total:,} training {unit}: use a share from 0 to below "
-            f"1, or a whole number below {total:,}"
-        )
+        cure = f"use a share from 0 to below 1, or a whole number below {total:,}"
+        raise UsageError(f"data.holdout={holdout:g} cannot be taken from the {total:,} training {unit}: {cure}")
     return count
 
 
@@ -91,10 +89,8 @@ class ContentData(Data):
             UsageError: a batch is larger than an epoch.
         """
         if self.batch_size > total:
-            raise UsageError(
-                f"data.batch_size={self.batch_size:,} is more than the {total:,} training {what} {self.content.name}: "
-                f"use at most {total:,}"
-            )
+            there = f"the {total:,} training {what} {self.content.name}"
+            raise UsageError(f"data.batch_size={self.batch_size:,} is more than {there}: use at most {total:,}")
         self.total, self.steps_per_epoch = total, total // self.batch_size
         self._epoch: int | None = None
 

@@ -110,10 +110,8 @@ def publish(arrays: Mapping[str, Any], facts: Mapping[str, Any], folder: Path) -
         if folder.exists():
             return
         error = RunFailure if is_disk_full(fault) else UsageError
-        raise error(
-            f"the data cache {folder} cannot be written ({fault.strerror}): set NORMBENCH_CACHE to a folder on a disk "
-            "with enough space"
-        ) from fault
+        cure = "set NORMBENCH_CACHE to a folder on a disk with enough space"
+        raise error(f"the data cache {folder} cannot be written ({fault.strerror}): {cure}") from fault
 
 
 def digest(array: np.ndarray) -> str:

@@ -64,10 +64,8 @@ class Images(ContentData):
         super().__init__(content, content.by_split("images"), content.by_split("labels"), **options)
         channels, height, width = self.examples["train"].shape[1:]
         if (most := max(crop, cutout)) >= min(height, width):
-            raise UsageError(
-                f"data.{'crop' if most == crop else 'cutout'}={most} leaves nothing of images of {height} × {width} "
-                f"pixels: use 0 to {min(height, width) - 1}"
-            )
+            given, cure = "crop" if most == crop else "cutout", f"use 0 to {min(height, width) - 1}"
+            raise UsageError(f"data.{given}={most} leaves nothing of images of {height} × {width} pixels: {cure}")
         self.scaling, self.crop, self.flip, self.cutout = scaling, crop, flip, cutout
         self.classes = tuple(content.facts["classes"])
         self.task = ImageClassification(num_classes=len(self.classes), image_shape=(channels, height, width))
@@ -196,18 +194,14 @@ def decode(images: Sequence[tuple[str, Any]], where: str, size: int | None = Non
             if not pixels.size:
                 pixels = np.empty((len(images), *image.shape), dtype=np.uint8)
             if image.shape[1:] != pixels.shape[2:]:
-                raise UsageError(
-                    f"{name} of {where} differs in size from images before it: all images must have the same size, so "
-                    "set data.size=64 or the like for images of your own"
-                )
+                cure = "all images must have the same size, so set data.size=64 or the like for images of your own"
+                raise UsageError(f"{name} of {where} differs in size from images before it: {cure}")
             if len(image) > pixels.shape[1]:
                 pixels = np.repeat(pixels, 3, axis=1)
             pixels[row] = image
     if faults:
-        raise UsageError(
-            f"{len(faults):,} of the {len(images):,} images of {where} cannot be read ({', '.join(faults[:3])}): mend "
-            "or remove them, or set data.image_column to the column of the images"
-        )
+        found = f"{len(faults):,} of the {len(images):,} images of {where} cannot be read ({', '.join(faults[:3])})"
+        raise UsageError(f"{found}: mend or remove them, or set data.image_column to the column of the images")
     return pixels
 
 

@@ -97,9 +97,8 @@ def load(path: Path, size: int | None, columns: Sequence[Any]) -> Decoded:
     present, trained = set(rows["class"]), set(rows["class"][: counts["train"]])
     if present != trained or len(trained) < 2 or not counts["val"]:
         untrained = "".join(f" of the class {known[index]:.80}" for index in sorted(present - trained)[:1])
-        raise UsageError(
-            f"{where} has too few images{untrained}: give two classes, each with some to train on, and some to validate"
-        )
+        cure = "give two classes, each with some to train on, and some to validate"
+        raise UsageError(f"{where} has too few images{untrained}: {cure}")
     files = [
         (image, root / image) if isinstance(image, str) else (f"row {row}", image)
         for row, image in rows["image"].items()

@@ -164,10 +164,8 @@ def labelled(
     """
     features, tables = hub.read(["train", val_split], [column, label_column], text)
     if not (names := getattr(features[label_column], "names", None)):
-        raise UsageError(
-            f"column {label_column} of {hub.hub_id} declares no classes: set data.label_column, or declare it as "
-            "class_label under dataset_info in the copy's README.md"
-        )
+        cure = "set data.label_column, or declare it as class_label under dataset_info in the copy's README.md"
+        raise UsageError(f"column {label_column} of {hub.hub_id} declares no classes: {cure}")
     rows, labels = ([*tables["train"][each], *tables[val_split][each]] for each in (column, label_column))
     return rows, len(tables["train"][column]), *labels_of(labels, names, hub.hub_id)
 

@@ -67,10 +67,9 @@ class Text(TokenData):
         super().__init__(content, tokens, {}, **options)
         split, shortest = min(self.examples.items(), key=lambda item: len(item[1]))
         if len(shortest) <= self.context:
-            raise UsageError(
-                f"data.context={self.context:,} is too long for the {len(shortest):,} tokens of {content.name} "
-                f"({split}): use a shorter context or a longer text, or hold out other amounts"
-            )
+            there = f"the {len(shortest):,} tokens of {content.name} ({split})"
+            cure = "use a shorter context or a longer text, or hold out other amounts"
+            raise UsageError(f"data.context={self.context:,} is too long for {there}: {cure}")
         self.task = LanguageModeling(vocabulary_size=len(self.vocabulary.symbols), context=self.context)
         # A window's length is left over, so that each epoch can cut elsewhere.
         count = max(1, (len(self.examples["train"]) - 1) // self.context - 1)

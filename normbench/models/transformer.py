@@ -142,10 +142,8 @@ class PatchStem(nn.Module):
         super().__init__()
         channels, height, image_width = task.image_shape
         if patch > min(height, image_width) or height % patch or image_width % patch:
-            raise UsageError(
-                f"model.patch={patch} does not tile images of {height} × {image_width} pixels: "
-                f"use a common divisor of {height} and {image_width}"
-            )
+            cure = f"use a common divisor of {height} and {image_width}"
+            raise UsageError(f"model.patch={patch} does not tile images of {height} × {image_width} pixels: {cure}")
         self.projection = nn.Conv2d(channels, width, patch, stride=patch)
         self.length = (height // patch) * (image_width // patch)
 

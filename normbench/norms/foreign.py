@@ -55,16 +55,16 @@ def fitted(make: Callable[..., Any], num_features: int, *, channel_dim: int = -1
     Raises:
         ContractError: several arguments have no value, or it cannot be made or takes no such input.
     """
-    try:
-        parameters = inspect.signature(make).parameters.values()
-        given = {each.name: each.default for each in parameters if "VAR" not in each.kind.name}
-        without = [name for name, value in given.items() if value is inspect.Parameter.empty]
-        norm = make(**dict.fromkeys(without, num_features))
-    except (TypeError, ValueError) as error:
-        raise ContractError(f"the norm refuses {num_features} features or a setting ({error}): change these") from error
+    parameters = inspect.signature(make).parameters.values()
+    given = {each.name: each.default for each in parameters if "VAR" not in each.kind.name}
+    without = [name for name, value in given.items() if value is inspect.Parameter.empty]
     if len(without) > 1:
         cure = " or ".join(f"norm.{name}=VALUE" for name in without)
         raise ContractError(f"the norm needs {' and '.join(without)}, one for the number of features: set {cure}")
+    try:
+        norm = make(**dict.fromkeys(without, num_features))
+    except (TypeError, ValueError) as error:
+        raise ContractError(f"the norm refuses {num_features} features or a setting ({error}): change these") from error
     kind = type(norm)
     norm.__class__ = type(kind.__name__, (Fitted, kind), {"__module__": kind.__module__})
     norm.channel_dim, norm.eps = channel_dim, getattr(norm, "eps", given.get("eps"))
@@ -80,10 +80,8 @@ def fitted(make: Callable[..., Any], num_features: int, *, channel_dim: int = -1
                     return norm
         except Exception as error:  # of a class that takes another layout
             why = explain(error)
-    raise ContractError(
-        f"{norm.implementation} takes its features neither last nor second ({why}): give it the form "
-        "Norm(num_features, *, channel_dim=-1, site=None)"
-    )
+    cure = "give it the form Norm(num_features, *, channel_dim=-1, site=None)"
+    raise ContractError(f"{norm.implementation} takes its features neither last nor second ({why}): {cure}")
 
 
 @torch.no_grad()

@@ -44,9 +44,8 @@ def make_optimizer(factory: Any, groups: list[dict[str, Any]], device: torch.dev
     try:
         optimizer = factory(groups)
     except (TypeError, ValueError, RuntimeError) as error:  # the last one where two settings exclude each other
-        raise UsageError(
-            f"optim: {name} refuses its settings ({error}): change them, or remove one with '~optim.KEY'"
-        ) from error
+        cure = "change them, or remove one with '~optim.KEY'"
+        raise UsageError(f"optim: {name} refuses its settings ({error}): {cure}") from error
     if isinstance(optimizer, torch.optim.LBFGS | torch.optim.SparseAdam):
         raise UsageError(f"optim: {name} cannot train here, it wants closures or sparse gradients: use another")
     return optimizer

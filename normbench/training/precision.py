@@ -82,7 +82,6 @@ def make_precision(name: str, device: torch.device) -> Precision:
         child = subprocess.run(command, capture_output=True, text=True, check=False)
         if child.returncode:
             last = (child.stderr.strip().splitlines() or [f"its trial died of signal {-child.returncode}"])[-1]
-            raise UsageError(
-                f"trainer.precision={name} does not run on this machine's {device.type} ({last}): use fp32"
-            )
+            here = f"this machine's {device.type} ({last})"
+            raise UsageError(f"trainer.precision={name} does not run on {here}: use fp32")
     return precision

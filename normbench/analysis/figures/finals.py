@@ -180,10 +180,10 @@ def learning_rates(study: Study, metric: Metric) -> Figure | None:
     data, arms = pd.DataFrame(rows), [one.arm for one in tried]
     crosses = data["diverged"].any()
     canvas, panes, more = draw_against(arms, data, "learning_rate", "learning rate", metric, crosses)
-    row = 7 / 72 / (panes[0].get_position().height * canvas.get_figheight())  # a marker is 5 points high
-    low, high = panes[0].get_ylim()
-    panes[0].set_ylim(low - row * len(arms) * (high - low), high)
-    for (_, entries), pane in zip(grid.panels_of(arms, set(data["arm"])), panes, strict=False):
+    row = 6 / 72 / (panes[0].get_position().height * canvas.get_figheight())  # a marker is 5 points high
+    panels, (low, high) = grid.panels_of(arms, set(data["arm"])), panes[0].get_ylim()
+    panes[0].set_ylim(low - row * max(len(entries) for _, entries in panels) * (high - low), high)
+    for (_, entries), pane in zip(panels, panes, strict=False):
         for place, entry in enumerate(entries):
             largest = data.loc[data["arm"] == entry.arm.name, "largest"].iloc[0]
             look: dict[str, Any] = {"color": entry.color, "gid": grid.gid_of(entry.arm, "the largest rate that trains")}
