@@ -163,7 +163,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
 # ---- settings of a class, read from its source
 
 # What a constructor is given beside its settings.
-GIVEN = {"num_features", "channel_dim", "site", "branches", "task", "norm", "placement", "params", "seed"}
+GIVEN = {"num_features", "channel_dim", "site", "branches", "task", "norm", "placement", "params", "seed", "content"}
 
 # What annotations are made of; everything else that they name is looked up in the sources.
 VOCABULARY = ("typing", "collections.abc", "types", "normbench.settings")
