@@ -35,7 +35,7 @@ PARTS: dict[str, tuple[set[str], int]] = {
     "run": ({"build", "config", "probes", "recording", "rundir", "training"}, 515),
     "results": ({"build", "config", "rundir", "training"}, 105),
     "sweep": ({"build", "config", "run", "rundir"}, 1000),
-    "analysis": ({"config", "recording", "results", "rundir"}, 2350),
+    "analysis": ({"config", "recording", "results", "rundir"}, 2275),
     "contract": ({"build", "config", "training"}, 670),
     "studies": ({"results", "rundir"}, 150),
     "commands": ({"analysis", "build", "config", "contract", "results", "rundir", "run", "sweep"}, 490),
