@@ -87,7 +87,7 @@ class RunDirectory:
         Raises:
             HeldElsewhere: another process holds it.
         """
-        with open(self.path / ".lock", "w") as lock:
+        with open(self.path / ".lock", "a") as lock:
             if not any(locked(lock, fcntl.LOCK_EX, pause) for pause in (0, 0.01, 0.1)):  # `is_held` takes a moment
                 holder = read_json(self.status) or {}
                 raise HeldElsewhere(

@@ -104,6 +104,8 @@ def test_an_equal_run_with_other_threads_is_named_before_training(
     ]
     note = f"note: {first.relative_to(tmp_path)} is this run with threads=2, which shows it; here it is made anew"
     assert told == [[], [note], [], []]
+    (first / "environment.json").unlink()
+    assert main([*words, "threads=3"]) == 0  # of which nobody knows now
 
 
 def test_golden_curve(tmp_path: Path) -> None:

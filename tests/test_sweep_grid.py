@@ -147,6 +147,7 @@ def test_what_the_shell_has_taken_the_quotes_from_is_understood() -> None:
 MISTAKES = {
     "name=a,b": "name=a,b cannot vary within a sweep",
     "seed=0,1 rerun=true": "rerun=true is train's alone",
+    "seed=0,1 sweep.tie=${": "check the keys and their values with normbench show",
     "launcher=jbolib": "launcher=jbolib is unknown: did you mean joblib?",
     "launcher=submitit": "device=auto is not known before a cluster has chosen the machine",
     "sweep.exlude=norm=dyt": "sweep.exlude is unknown with launcher=joblib: did you mean sweep.exclude?",

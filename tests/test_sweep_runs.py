@@ -139,7 +139,7 @@ def test_whatever_a_class_raises_or_waits_for_concerns_its_run_alone(server: Ser
         assert said in child.output
     assert "Traceback" not in child.output
     (tmp_path / "mended").touch()
-    finished(server, ["sweep", "--resume", "outputs/sweep", "sweep.retry_failed=true"], tmp_path)
+    finished(server, ["sweep", "--resume", "outputs/sweep", "--trust", "sweep.retry_failed=true"], tmp_path)
     assert set(statuses(tmp_path).values()) == {"finished"}
 
 
@@ -183,7 +183,7 @@ def test_going_on_takes_the_words_that_lie_there(monkeypatch: pytest.MonkeyPatch
         noted(Path(), *words)
     assert main(["sweep", "--resume", "outputs/sweep", "sweep.jobs=1"]) == 0
     assert [words[:2] for words in given] == [("norm=rmsnorm", "seed=0,1"), ("norm=dyt", "seed=0")]
-    assert {words[-3:] for words in given} == {("sweep.jobs=1", "name='sweep'", "outputs='outputs'")}
+    assert {words[-3:] for words in given} == {("sweep.jobs=1", "name=sweep", "outputs=outputs")}
     given.clear()  # seeds in place of those of several sweeps are one sweep more
     noted(Path(), "norm=rmsnorm", "seed=2")
     assert main(["sweep", "--resume", "outputs/sweep", "sweep.jobs=1", "norm=dyt", "seed=3", "sweep.extend=true"]) == 0
@@ -220,7 +220,7 @@ def test_the_report_at_the_end_is_that_of_an_undisturbed_sweep(server: Server, w
     for folder in (whole, tmp_path):
         report = folder / "outputs/sweep/report"
         table = pd.read_csv(report / "runs.csv")[columns]
-        verdict = (report / "report.md").read_text().split("## Verdict")[1].split("\n## ")[0]
+        verdict = (report / "report.md").read_text().split("## Answer")[1].split("\n## ")[0]
         said.append((table.to_csv(), (report / "figures/differences.csv").read_text(), verdict))
     assert said[0] == said[1]
     again = finished(server, words, tmp_path)  # with the verdict

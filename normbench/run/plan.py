@@ -104,14 +104,13 @@ def directory_of(
 
 def same_elsewhere(run: Run) -> str | None:
     """Say which run that has ended differs from a new one in threads or device only."""
-    place, content = run.directory.path, fingerprint(without(run.config.tree, UNHASHED_KEYS))
+    place, here = run.directory.path, {"threads": run.threads, "device": run.device.type}
+    content = fingerprint(without(run.config.tree, UNHASHED_KEYS))
     for path in sorted(place.parent.glob(f"{place.name.rpartition('-')[0]}-????????")):
         there = RunDirectory(path)
         if there.ended() and fingerprint(without(there.configuration(), UNHASHED_KEYS)) == content:
-            known, here = there.sessions()[-1], {"threads": run.threads, "device": run.device.type}
-            if other := [
-                f"{key}={known.get(key)}" for key in here if str(known.get(key)).partition(":")[0] != str(here[key])
-            ]:
+            known = {key: str(each.get(key)).partition(":")[0] for each in there.sessions()[-1:] for key in here}
+            if other := [f"{key}={known[key]}" for key in known if known[key] != str(here[key])]:
                 return f"{path} is this run with {' '.join(other)}, which shows it; here it is made anew"
     return None
 

@@ -289,7 +289,9 @@ def watch(folder: Path) -> int:
             if {entry.run for entry in entries} <= over.keys():
                 continue
             with closing(View(console, runs, entries)) as view:
-                while len(view.over) < len(entries) and (busy := reported.is_worked_on() or view.at_work()):
+                while len(view.over) < len(entries) and (
+                    busy := reported.is_worked_on() or any(one.state == "running" for one in view.read())
+                ):
                     view.look()
                     time.sleep(LOOK_SECONDS)
             over |= view.over

@@ -186,10 +186,6 @@ class View:
         self.over |= {one.entry.run: one for one in standings if one.over}
         return standings
 
-    def at_work(self) -> bool:
-        """Tell whether a process is at work on a run."""
-        return any(one.state == "running" for one in self.read())
-
     def look(self, again: bool = False) -> None:
         """Show how the runs stand, at most once a second, or again at once."""
         if (now := time.monotonic()) - self.looked < LOOK_SECONDS and not again:

@@ -52,6 +52,7 @@ def changed(words: Sequence[str], settings: Mapping[str, str]) -> tuple[str, ...
     return (*(word for word in words if key_of(word) not in settings), *(f"{k}={v}" for k, v in settings.items()))
 
 
+@compose.translated()
 def read_grid(words: Sequence[str]) -> tuple[list[Point], list[str]]:
     """Return the points that words ask for, and the words that are the sweep's own.
 
@@ -69,7 +70,7 @@ def read_grid(words: Sequence[str]) -> tuple[list[Point], list[str]]:
     merged |= {key_of(word): word for word in given if word not in own}
     ties = read_settings(own)[0].tie or []
     check_ties(ties, merged)
-    with compose.initialized(), compose.translated():
+    with compose.initialized():
         return product(merged.values(), [tie.split(";") for tie in ties]), own
 
 
