@@ -22,6 +22,7 @@ READ = {
     "passed": (re.compile(r"act/block0+(\.[^/]*)?/rms_out"), 0),
     "gradient": (re.compile("grad/norm"), -1),
 }
+MOST = 3  # sentences of a kind
 OPEN = ("possible", "constant", "unknown", "alike", "one_seed")  # verdicts that more seeds may change
 
 
@@ -33,7 +34,8 @@ def why(arms: Sequence[Arm], blocks: pd.DataFrame, comparisons: Sequence[Compari
     seen = {arm.name: readings(arm, blocks) for arm in arms}
     real = [one for one in comparisons if one.real]
     stuck = [arm for arm in arms if not arm.trained]
-    return [*paragraphs("causes.jinja", "untrained", stuck, seen), *paragraphs("causes.jinja", "along", real, seen)]
+    kinds = [paragraphs("causes.jinja", "untrained", stuck, seen), paragraphs("causes.jinja", "along", real, seen)]
+    return [text for kind in kinds for text in kind[:MOST]]
 
 
 def next_steps(
@@ -44,7 +46,7 @@ def next_steps(
     Without one, it is half of what so many seeds can show.
     """
     stuck = {arm.name: readings(arm, blocks) for arm in arms if not arm.trained}
-    found = list(paragraphs("causes.jinja", "remedies", stuck))
+    found = list(paragraphs("causes.jinja", "remedies", stuck)[:MOST])
     ones = [one for one in comparisons if one.verdict(margin) in OPEN]
     if sizes := known(one.detectable for one in ones):
         n, size = min(one.n for one in ones), margin or float(f"{max(sizes) / 2:.1g}")

@@ -232,5 +232,5 @@ def compared_words(comparisons: Sequence[Comparison], margin: float | None) -> l
 
 def at_most(texts: Sequence[str], most: int) -> list[str]:
     """Return the first ones, the last of which says how many more there are."""
-    more = f" {len(texts) - most} more of this kind {'is' if len(texts) - most == 1 else 'are'} in the table."
+    more = f" {len(texts) - most} more of this kind {'is' if len(texts) - most == 1 else 'are'} in the tables."
     return [*texts[: most - 1], texts[most - 1] + more] if most < len(texts) else list(texts)
