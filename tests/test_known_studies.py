@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from known_studies import STUDIES
 
-from normbench.analysis.report import Report, make_report
+from normbench.analysis.report import Report, make_report, save
 from normbench.analysis.wording import paragraphs
 
 BETTER = r"is (better|worse) than"
@@ -116,6 +116,10 @@ def test_identical_work_has_one_step_time(answer: Report) -> None:
 def test_a_sweep_that_was_cut_short_says_how_much_it_has(answer: Report) -> None:
     assert "rmsnorm is better than layernorm" in said(answer) and "3 of 5 seeds" in said(answer)
     assert "interrupted" in caveats(answer)
+    folder = answer.study.folders[0]
+    assert answer.next[0] == f"Finish the runs that have not ended: normbench sweep --resume {folder}."
+    page = save(answer, folder / "report").read_text()
+    assert f"<code>normbench sweep --resume {folder}</code>." in page
 
 
 def number(text: str) -> float:

@@ -46,7 +46,7 @@ def next_steps(
     Without one, it is half of what so many seeds can show.
     """
     stuck = {arm.name: readings(arm, blocks) for arm in arms if not arm.trained}
-    found = list(paragraphs("causes.jinja", "remedies", stuck)[:MOST])
+    found = [*paragraphs("causes.jinja", "unfinished", study), *paragraphs("causes.jinja", "remedies", stuck)[:MOST]]
     ones = [one for one in comparisons if one.verdict(margin) in OPEN]
     if sizes := known(one.detectable for one in ones):
         n, size = min(one.n for one in ones), margin or float(f"{max(sizes) / 2:.1g}")

@@ -182,8 +182,13 @@ class Study:
         """Return the command for so many seeds that no run has; only the word for them where no sweep made the runs."""
         first = max(run.seed for run in self.runs) + 1
         word = f"seed={first}" if number == 1 else f"seed=range({first},{first + number})"
-        sweep = ["normbench", "sweep", "--resume", str(self.runs[0].path.parent), word, "sweep.extend=true"]
-        return shlex.join(sweep) if self.plans else word
+        return self.resume(word, "sweep.extend=true") or word
+
+    def resume(self, *words: str) -> str:
+        """Return the command that goes on with the sweep that made these runs; empty where none did."""
+        return (
+            shlex.join(["normbench", "sweep", "--resume", str(self.runs[0].path.parent), *words]) if self.plans else ""
+        )
 
 
 def read_study(folders: Sequence[Path]) -> Study:

@@ -36,8 +36,8 @@ TEX = str.maketrans({mark: f"\\{mark}" for mark in "&%$#_{}"} | {"\\": r"\textba
 TEX |= str.maketrans({"^": r"\textasciicircum{}", "−": "$-$", "→": r"$\to$", "·": r"$\cdot$", "×": r"$\times$"})
 TEX |= str.maketrans({"<": "$<$", ">": "$>$", "α": r"$\alpha$", "γ": r"$\gamma$"})
 
-# A command in a sentence, without the full stop behind it.
-COMMAND = re.compile(r"normbench (sweep|train)( [\w.@+-]+=\S*[^\s.])+")
+# A command in a sentence of HTML, without the full stop behind it.
+COMMAND = re.compile(r"normbench (sweep|train)( --resume \S*[^\s.])?( (&#39;)?[\w.@+-]+=\S*[^\s.])*")
 
 # What can be said of comparisons, in this order: of a difference, of none, and nothing.
 FOUND = ("different", "flattered", "possible", "constant", "untrained")
