@@ -258,8 +258,9 @@ def loggers(tree: Tree) -> list[Callable[[Path, int], Logger]]:
     """
     alone: list[Tree] = [{"logger": values} for values in tree[MANY].values()]
     for each in alone:
-        if (package := target(each, "logger")[1].package) and find_spec(package) is None:  # type: ignore[attr-defined]
-            raise UsageError(f"logger={package} is not installed: pip install 'normbench[{package}]'")
+        made: Any = target(each, "logger")[1]
+        if made.package and find_spec(made.package) is None:
+            raise UsageError(f"logger={made.package} is not installed: pip install 'normbench[{made.package}]'")
     return [factory(each, "logger") for each in alone]
 
 
@@ -273,7 +274,7 @@ def make_loggers(tree: Tree, directory: Path, step: int) -> list[Logger]:
         return [make(directory, step) for make in loggers(tree)]
     except (OSError, UsageError):
         raise
-    except Exception as error:
+    except Exception as error:  # another library's client may raise anything
         raise RunFailure(f"a logger cannot start ({explain(error)}): see its settings, or leave it out") from error
 
 

@@ -202,7 +202,7 @@ class Recorder:
         """Call a logger; one that keeps a copy alone, and fails, is left out from then on."""
         try:
             getattr(logger, call)(*given)
-        except Exception as error:
+        except Exception as error:  # another library's client may raise anything
             if isinstance(logger, Lines):
                 raise
             self.loggers.remove(logger)

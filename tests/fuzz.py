@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from normbench.cli import cli, main
 from normbench.config.groups import GROUPS, options
@@ -102,16 +103,13 @@ def without_training() -> Iterator[None]:
     from normbench.run import session
     from normbench.sweep import work
 
-    kept = session.Session.train, work.Execution.finish, os.execv
-    nothing: Any = lambda *_: 0  # noqa: E731
     os.environ["HF_HUB_OFFLINE"] = "1"
-    session.Session.train, work.Execution.finish, os.execv = nothing, nothing, nothing  # type: ignore[method-assign]
     before = signal.signal(signal.SIGALRM, hang)
-    try:
+    with contextlib.ExitStack() as stack:
+        stack.callback(signal.signal, signal.SIGALRM, before)
+        for owner, name in ((session.Session, "train"), (work.Execution, "finish"), (os, "execv")):
+            stack.enter_context(mock.patch.object(owner, name, return_value=0))
         yield
-    finally:
-        session.Session.train, work.Execution.finish, os.execv = kept  # type: ignore[method-assign]
-        signal.signal(signal.SIGALRM, before)
 
 
 def fault(words: list[str]) -> str:

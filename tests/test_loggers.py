@@ -7,7 +7,7 @@ import struct
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pandas as pd
 import pytest
@@ -29,7 +29,7 @@ OTHERS = pytest.mark.filterwarnings("ignore")  # of other libraries' own code
 class Listing(Logger):
     """A logger of a user's own, which lists its calls."""
 
-    calls: list[Any] = []  # noqa: RUF012 (of all of them)
+    calls: ClassVar[list[Any]] = []
 
     def __init__(self, directory: Path, step: int, *, word: str = "") -> None:
         self.calls.append((directory.name, step, word))
