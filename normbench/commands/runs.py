@@ -50,10 +50,9 @@ def line_of_sweep(name: str, sweep: SweepFolder) -> Line:
     standings, notes = [sweep.look(entry) for entry in sweep.read_plans()], sweep.read_notes()
     states = {one.state for one in standings} | {"waiting" for note in notes if not note["runs"]}
     state = next((one for one in ("running", "waiting", "failed") if one in states), "finished")
-    goes_on = state in ("waiting", "failed") and any(
-        note["words"] for note in notes
-    )  # runs that choose rates have none
-    return last_change(sweep.path, sweep.notes), name, state, overall(standings), "", sweep.command if goes_on else ""
+    words = [note["words"] for note in notes]  # of runs that choose rates there are none
+    command = sweep.command if state in ("waiting", "failed") and any(words) else ""
+    return last_change(sweep.path, sweep.notes), name, state, overall(standings), "", command
 
 
 def line_of_run(name: str, run: RunDirectory) -> Line:
