@@ -107,11 +107,10 @@ def target(tree: Tree, section: str) -> tuple[Callable[..., Any], type]:
 
 def product(found: Any) -> type | None:
     """Return the class that a `_target_` is, or that a function's annotation says it returns; None for neither."""
-    try:
+    with suppress(Exception):  # it is no function, or its annotation cannot be resolved, which may raise anything
         made = found if isinstance(found, type) else get_type_hints(found).get("return")
-    except (TypeError, NameError):  # not a function, or an annotation that cannot be resolved
-        return None
-    return made if isinstance(made, type) else None
+        return made if isinstance(made, type) else None
+    return None
 
 
 def factory(tree: Tree, section: str) -> Callable[..., Any]:
