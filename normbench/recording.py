@@ -88,8 +88,8 @@ class Logger:
     def flush(self) -> None:
         """Return when everything so far is where it is kept."""
 
-    def close(self, ended: bool) -> None:
-        """Let go of all resources. ended: the run has ended as a result, and will not go on."""
+    def close(self, ended: str) -> None:
+        """Let go of all resources. ended: `finished` or `diverged` where the run will not go on, else empty."""
 
 
 class Lines(Logger):
@@ -110,7 +110,7 @@ class Lines(Logger):
         self.file.flush()
         os.fsync(self.file.fileno())
 
-    def close(self, ended: bool) -> None:
+    def close(self, ended: str) -> None:
         with self.file:  # which closes it also when the disk is full
             self.flush()
 
@@ -130,11 +130,10 @@ class TensorBoard(Lines):
         infos = [api_pb2.HParamInfo(name=name, differs=name in varied) for name in choices]
         columns = [api_pb2.MetricInfo(name=api_pb2.MetricName(tag=tag)) for tag in METRICS]
         experiment = api_pb2.Experiment(hparam_infos=infos, metric_infos=columns)
-        kind = metadata.create_summary_metadata(plugin_data_pb2.HParamsPluginData(experiment=experiment))
-        listed = Summary.Value(tag=metadata.EXPERIMENT_TAG, metadata=kind, tensor=metadata.NULL_TENSOR)
+        self.add_hparams(metadata.EXPERIMENT_TAG, experiment=experiment)
         chosen = {name: "null" if choice is None else choice for name, choice in choices.items()}
         row = summary_v2.hparams_pb(chosen, trial_id=Path(self.file.name).parent.name)
-        self.write(0, [listed, *text_pb("config", page).value, *row.value])
+        self.write(0, [*text_pb("config", page).value, *row.value])
         self.draw({
             title: {name: {"multiline": {"tag": [tags]}} for name, tags in charts.items()}
             for title, charts in CHARTS.items()
@@ -146,7 +145,7 @@ class TensorBoard(Lines):
                       for title, lines in charts.items()]  # fmt: skip
         layout = make_tensor_proto(ParseDict({"category": categories}, Layout()).SerializeToString())
         kind = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name=custom_scalar.PLUGIN_NAME))
-        self.write(0, [Summary.Value(tag=custom_scalar.CONFIG_SUMMARY_TAG, metadata=kind, tensor=layout)])
+        self.add(0, kind, {custom_scalar.CONFIG_SUMMARY_TAG: layout})
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         kind = scalar.create_summary_metadata(display_name="", description="")
@@ -161,6 +160,11 @@ class TensorBoard(Lines):
         }
         self.add(step, histogram.create_summary_metadata(display_name="", description=""), buckets)
 
+    def add_hparams(self, tag: str, **content: Any) -> None:
+        """Write what the HParams tab reads under a tag."""
+        kind = metadata.create_summary_metadata(plugin_data_pb2.HParamsPluginData(**content))
+        self.add(0, kind, {tag: metadata.NULL_TENSOR})
+
     def add(self, step: int, kind: SummaryMetadata, tensors: Mapping[str, TensorProto]) -> None:
         """Write what each tag holds, with its kind at its first step, which is enough and half of the bytes."""
         kinds = {tag: None if tag in self.described else kind for tag in tensors}
@@ -173,6 +177,14 @@ class TensorBoard(Lines):
             self.records.write(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
         self.records.write(Event(step=step, wall_time=time.time(), summary=Summary(value=values)).SerializeToString())
         self.records.flush()
+
+    def close(self, ended: str) -> None:
+        with ExitStack() as stack:
+            stack.callback(super().close, ended)
+            if ended:  # what goes on has no end yet: TensorBoard would stay with the first one
+                status = api_pb2.STATUS_SUCCESS if ended == "finished" else api_pb2.STATUS_FAILURE
+                end = plugin_data_pb2.SessionEndInfo(status=status, end_time_secs=time.time())
+                self.add_hparams(metadata.SESSION_END_INFO_TAG, session_end_info=end)
 
 
 class Recorder:
@@ -188,7 +200,7 @@ class Recorder:
     def __init__(
         self, directory: Path, display: Display | None = None, loggers: Sequence[Logger] | None = None
     ) -> None:
-        self.display, self.closed = display, False
+        self.display = display
         self.loggers = [*([TensorBoard(directory, 0)] if loggers is None else loggers), Lines(directory, 0)]
         sync_directory(directory)
 
@@ -227,12 +239,10 @@ class Recorder:
         """Return when everything so far is on disk."""
         self.each("flush")
 
-    def close(self, ended: bool = False) -> None:
-        """Flush and let go of all resources; a second call does nothing. ended: the run will not go on."""
-        if self.closed:
-            return
-        self.closed = True
+    def close(self, ended: str = "") -> None:
+        """Flush and let go of all resources; a second call does nothing. ended: see `Logger.close`."""
         with ExitStack() as stack:
+            stack.callback(self.loggers.clear)
             stack.callback(self.each, "close", ended)
             if self.display and self.display.live.is_started:
                 self.display.stop()  # and leave the last state on the screen
