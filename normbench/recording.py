@@ -42,7 +42,7 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from tensorboard.util.tensor_util import make_tensor_proto
 
 from normbench.errors import explain
-from normbench.rundir import keep_damaged, read_bytes, sync_directory, write_atomically
+from normbench.rundir import UNREADABLE, keep_damaged, logged_lines, sync_directory, write_atomically
 
 # TensorBoard takes the checksum of a record byte by byte in Python: 2 ms for a probed step, where this takes 10 µs.
 with suppress(ImportError):
@@ -51,7 +51,6 @@ with suppress(ImportError):
 Scalar = bool | int | float | str | None
 Histogram = tuple[Sequence[float], Sequence[float]]  # counts of values, and the edges between them: one more
 
-UNREADABLE = math.inf
 EVENTS = "events.out.tfevents."  # how the names of event files begin
 
 # Custom Scalars tab: category -> chart -> regular expression of the tags that it overlays
@@ -288,7 +287,8 @@ def truncate_events(directory: Path, last_step: int) -> str:
                 records.write(record)
 
     write_atomically(new_event_file(directory), write)
-    logged = [step for step, _ in logged_lines(directory / "metrics.jsonl") if step <= last_step]
+    metrics = directory / "metrics.jsonl"
+    logged = [step for _, step, _ in logged_lines(metrics) if step <= last_step] if metrics.exists() else []
     if max(read) < max(logged, default=0):
         said = keep_damaged(old[-1], "events")  # under a name that TensorBoard does not read
     for path in old:
@@ -302,23 +302,12 @@ def truncate_metrics(path: Path, last_step: int) -> str:
 
     Other lines that cannot be read are dropped too: then the file stays beside it, and what is returned says so.
     """
-    lines = logged_lines(path)
-    said = keep_damaged(path) if any(step == UNREADABLE for step, _ in lines[:-1]) else ""
+    lines = logged_lines(path) if path.exists() else []
+    said = keep_damaged(path) if any(step == UNREADABLE for _, step, _ in lines[:-1]) else ""
     if lines:
-        write_atomically(path, lambda file: file.writelines(line for step, line in lines if step <= last_step))
+        kept = [line + b"\n" for line, step, _ in lines if step <= last_step]
+        write_atomically(path, lambda file: file.writelines(kept))
     return said
-
-
-def logged_lines(path: Path) -> list[tuple[float, bytes]]:
-    """Return the lines of a metrics.jsonl, each with its step; UNREADABLE, behind all steps, where it has none."""
-
-    def step_of(line: bytes) -> float:
-        with suppress(ValueError, KeyError, TypeError, RecursionError):
-            return float(json.loads(line)["step"]) if line.endswith(b"\n") else UNREADABLE
-        return UNREADABLE
-
-    lines = read_bytes(path).splitlines(keepends=True) if path.exists() else []
-    return [(step_of(line), line) for line in lines if line.strip()]
 
 
 # ---- the console

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import hashlib
 import json
+import math
 import os
 import platform
 import socket
@@ -149,6 +150,7 @@ SHAPES: dict[str, Shape] = {
 LARGEST = 1 << 24  # bytes of a JSON or YAML
 LONG = 10_000  # characters of a YAML whose depth is looked at first: to libyaml a great one is a crash
 DEEPEST = 20  # levels of what it holds
+UNREADABLE = math.inf
 
 
 def fits(content: Any, shape: Shape) -> bool:
@@ -172,6 +174,25 @@ def read_bytes(path: Path) -> bytes:
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "no regular file", str(path))
     return path.read_bytes()
+
+
+def logged_lines(path: Path) -> list[tuple[bytes, float, dict[str, float]]]:
+    """Return the lines of a metrics.jsonl, each with its step and its numbers by tag, NaN for those that are null.
+
+    The step of a line that cannot be read is UNREADABLE, behind all others; empty lines are nothing.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+
+    def understood(line: bytes) -> tuple[float, dict[str, float]]:
+        with suppress(ValueError, TypeError, KeyError, OverflowError, AttributeError, RecursionError):
+            numbers = json.loads(line)
+            step = int(numbers.pop("step"))
+            return step, {tag: math.nan if value is None else float(value) for tag, value in numbers.items()}
+        return UNREADABLE, {}
+
+    return [(line, *understood(line)) for line in read_bytes(path).splitlines() if line.strip()]
 
 
 def read_json(path: Path, shape: Shape | None = None) -> dict[str, Any] | None:
