@@ -14,12 +14,11 @@ from pathlib import Path
 import pytest
 from fuzz import faults, make_files
 from killing import Server, Trap
-from made_runs import make_run
+from made_runs import make_run, read_study
 from support import REPOSITORY
 from tiny_runs import run_directory, slow, start
 
 from normbench import load_runs
-from normbench.analysis.records import read_study
 from normbench.cli import main
 from normbench.commands.report import report_of_sweep
 from normbench.errors import UsageError
