@@ -42,7 +42,7 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from tensorboard.util.tensor_util import make_tensor_proto
 
 from normbench.errors import explain
-from normbench.rundir import keep_damaged, read_bytes, sync_directory, write_atomically
+from normbench.rundir import UNREADABLE, keep_damaged, logged_lines, sync_directory, write_atomically
 
 # TensorBoard takes the checksum of a record byte by byte in Python: 2 ms for a probed step, where this takes 10 µs.
 with suppress(ImportError):
@@ -51,7 +51,6 @@ with suppress(ImportError):
 Scalar = bool | int | float | str | None
 Histogram = tuple[Sequence[float], Sequence[float]]  # counts of values, and the edges between them: one more
 
-UNREADABLE = math.inf
 EVENTS = "events.out.tfevents."  # how the names of event files begin
 
 # Custom Scalars tab: category -> chart -> regular expression of the tags that it overlays
@@ -88,8 +87,8 @@ class Logger:
     def flush(self) -> None:
         """Return when everything so far is where it is kept."""
 
-    def close(self, ended: bool) -> None:
-        """Let go of all resources. ended: the run has ended as a result, and will not go on."""
+    def close(self, ended: str) -> None:
+        """Let go of all resources. ended: `finished` or `diverged` where the run will not go on, else empty."""
 
 
 class Lines(Logger):
@@ -110,7 +109,7 @@ class Lines(Logger):
         self.file.flush()
         os.fsync(self.file.fileno())
 
-    def close(self, ended: bool) -> None:
+    def close(self, ended: str) -> None:
         with self.file:  # which closes it also when the disk is full
             self.flush()
 
@@ -130,11 +129,10 @@ class TensorBoard(Lines):
         infos = [api_pb2.HParamInfo(name=name, differs=name in varied) for name in choices]
         columns = [api_pb2.MetricInfo(name=api_pb2.MetricName(tag=tag)) for tag in METRICS]
         experiment = api_pb2.Experiment(hparam_infos=infos, metric_infos=columns)
-        kind = metadata.create_summary_metadata(plugin_data_pb2.HParamsPluginData(experiment=experiment))
-        listed = Summary.Value(tag=metadata.EXPERIMENT_TAG, metadata=kind, tensor=metadata.NULL_TENSOR)
+        self.add_hparams(metadata.EXPERIMENT_TAG, experiment=experiment)
         chosen = {name: "null" if choice is None else choice for name, choice in choices.items()}
         row = summary_v2.hparams_pb(chosen, trial_id=Path(self.file.name).parent.name)
-        self.write(0, [listed, *text_pb("config", page).value, *row.value])
+        self.write(0, [*text_pb("config", page).value, *row.value])
         self.draw({
             title: {name: {"multiline": {"tag": [tags]}} for name, tags in charts.items()}
             for title, charts in CHARTS.items()
@@ -146,7 +144,7 @@ class TensorBoard(Lines):
                       for title, lines in charts.items()]  # fmt: skip
         layout = make_tensor_proto(ParseDict({"category": categories}, Layout()).SerializeToString())
         kind = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name=custom_scalar.PLUGIN_NAME))
-        self.write(0, [Summary.Value(tag=custom_scalar.CONFIG_SUMMARY_TAG, metadata=kind, tensor=layout)])
+        self.add(0, kind, {custom_scalar.CONFIG_SUMMARY_TAG: layout})
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         kind = scalar.create_summary_metadata(display_name="", description="")
@@ -161,6 +159,11 @@ class TensorBoard(Lines):
         }
         self.add(step, histogram.create_summary_metadata(display_name="", description=""), buckets)
 
+    def add_hparams(self, tag: str, **content: Any) -> None:
+        """Write what the HParams tab reads under a tag."""
+        kind = metadata.create_summary_metadata(plugin_data_pb2.HParamsPluginData(**content))
+        self.add(0, kind, {tag: metadata.NULL_TENSOR})
+
     def add(self, step: int, kind: SummaryMetadata, tensors: Mapping[str, TensorProto]) -> None:
         """Write what each tag holds, with its kind at its first step, which is enough and half of the bytes."""
         kinds = {tag: None if tag in self.described else kind for tag in tensors}
@@ -173,6 +176,14 @@ class TensorBoard(Lines):
             self.records.write(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
         self.records.write(Event(step=step, wall_time=time.time(), summary=Summary(value=values)).SerializeToString())
         self.records.flush()
+
+    def close(self, ended: str) -> None:
+        with ExitStack() as stack:
+            stack.callback(super().close, ended)
+            if ended:  # what goes on has no end yet: TensorBoard would stay with the first one
+                status = api_pb2.STATUS_SUCCESS if ended == "finished" else api_pb2.STATUS_FAILURE
+                end = plugin_data_pb2.SessionEndInfo(status=status, end_time_secs=time.time())
+                self.add_hparams(metadata.SESSION_END_INFO_TAG, session_end_info=end)
 
 
 class Recorder:
@@ -188,7 +199,7 @@ class Recorder:
     def __init__(
         self, directory: Path, display: Display | None = None, loggers: Sequence[Logger] | None = None
     ) -> None:
-        self.display, self.closed = display, False
+        self.display = display
         self.loggers = [*([TensorBoard(directory, 0)] if loggers is None else loggers), Lines(directory, 0)]
         sync_directory(directory)
 
@@ -227,12 +238,10 @@ class Recorder:
         """Return when everything so far is on disk."""
         self.each("flush")
 
-    def close(self, ended: bool = False) -> None:
-        """Flush and let go of all resources; a second call does nothing. ended: the run will not go on."""
-        if self.closed:
-            return
-        self.closed = True
+    def close(self, ended: str = "") -> None:
+        """Flush and let go of all resources; a second call does nothing. ended: see `Logger.close`."""
         with ExitStack() as stack:
+            stack.callback(self.loggers.clear)
             stack.callback(self.each, "close", ended)
             if self.display and self.display.live.is_started:
                 self.display.stop()  # and leave the last state on the screen
@@ -278,7 +287,8 @@ def truncate_events(directory: Path, last_step: int) -> str:
                 records.write(record)
 
     write_atomically(new_event_file(directory), write)
-    logged = [step for step, _ in logged_lines(directory / "metrics.jsonl") if step <= last_step]
+    metrics = directory / "metrics.jsonl"
+    logged = [step for _, step, _ in logged_lines(metrics) if step <= last_step] if metrics.exists() else []
     if max(read) < max(logged, default=0):
         said = keep_damaged(old[-1], "events")  # under a name that TensorBoard does not read
     for path in old:
@@ -292,23 +302,12 @@ def truncate_metrics(path: Path, last_step: int) -> str:
 
     Other lines that cannot be read are dropped too: then the file stays beside it, and what is returned says so.
     """
-    lines = logged_lines(path)
-    said = keep_damaged(path) if any(step == UNREADABLE for step, _ in lines[:-1]) else ""
+    lines = logged_lines(path) if path.exists() else []
+    said = keep_damaged(path) if any(step == UNREADABLE for _, step, _ in lines[:-1]) else ""
     if lines:
-        write_atomically(path, lambda file: file.writelines(line for step, line in lines if step <= last_step))
+        kept = [line + b"\n" for line, step, _ in lines if step <= last_step]
+        write_atomically(path, lambda file: file.writelines(kept))
     return said
-
-
-def logged_lines(path: Path) -> list[tuple[float, bytes]]:
-    """Return the lines of a metrics.jsonl, each with its step; UNREADABLE, behind all steps, where it has none."""
-
-    def step_of(line: bytes) -> float:
-        with suppress(ValueError, KeyError, TypeError, RecursionError):
-            return float(json.loads(line)["step"]) if line.endswith(b"\n") else UNREADABLE
-        return UNREADABLE
-
-    lines = read_bytes(path).splitlines(keepends=True) if path.exists() else []
-    return [(step_of(line), line) for line in lines if line.strip()]
 
 
 # ---- the console

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import warnings
 from contextlib import suppress
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from normbench.config.groups import GROUPS
 from normbench.config.schema import check_trusted, checked_section, stored
 from normbench.errors import UsageError, explain
-from normbench.rundir import RunDirectory, read_bytes, read_json
+from normbench.rundir import UNREADABLE, RunDirectory, logged_lines, read_json
 from normbench.settings import flat
 
 if TYPE_CHECKING:
@@ -83,10 +83,9 @@ def load_model(
     from normbench import build
     from normbench.training.checkpoint import Checkpoints
 
-    places = {"last": (run.checkpoint, run.previous), "best": (run.best, run.best)}
-    if which not in places:
+    if which not in ("last", "best"):
         raise UsageError(f"which={which} is unknown: use last or best")
-    state = Checkpoints(*places[which], run.best).load(lambda line: warnings.warn(line, stacklevel=2))
+    state = Checkpoints(run).load(lambda line: warnings.warn(line, stacklevel=2), best=which == "best")
     if state is None:
         raise UsageError(
             f"{run.path} has no {which} checkpoint: trainer.keep_checkpoint={which} keeps it, and it must be written "
@@ -147,11 +146,9 @@ def load_metrics(folder: str | os.PathLike[str]) -> pd.DataFrame:
 
     found: list[tuple[Any, ...]] = []
     for name, run in run_directories(folder).items():
-        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            for line in read_bytes(run.metrics).splitlines():
-                entry = json.loads(line)
-                step = int(entry.pop("step"))
-                found += [(name, step, tag, None if value is None else float(value)) for tag, value in entry.items()]
+        with suppress(OSError):
+            whole = takewhile(lambda line: line[1] != UNREADABLE, logged_lines(run.metrics))
+            found += [(name, step, tag, value) for _, step, numbers in whole for tag, value in numbers.items()]
     frame = pd.DataFrame(found, columns=["run", "step", "tag", "value"])
     return frame.astype({"run": "category", "step": "int64", "tag": "category", "value": "float64"})
 

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
-from made_runs import make_run, plan
+from made_runs import make_report, make_run, plan
 
-from normbench.analysis.report import make_report, save
+from normbench.analysis.report import save
 
 SEEDS = range(5)
 LUCK, NOISE = 0.05, 0.01  # nats

@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from omegaconf import OmegaConf
 
 from normbench.rundir import RunDirectory, fingerprint
+
+if TYPE_CHECKING:  # imports pandas, scipy and matplotlib
+    from normbench.analysis.records import Study
+    from normbench.analysis.report import Report
 
 FILES = Path(__file__).parent / "made_run"  # a run of layernorm, whose files the others change
 IMAGES = {"kind": "image_classification", "name": "digits", "train_images": 1437, "fingerprint": 64 * "f"}
@@ -18,7 +22,7 @@ IMAGES = {"kind": "image_classification", "name": "digits", "train_images": 1437
 
 def end_run(directory: RunDirectory, status: str, step: int, loss: float) -> None:
     """Give a directory a summary and nothing else."""
-    directory.create()
+    directory.path.mkdir(parents=True, exist_ok=True)
     summary = json.loads((FILES / "summary.json").read_text())
     write(directory.summary, {**summary, "status": status, "step": step, "metrics": {"loss/val": loss}})
 
@@ -136,3 +140,20 @@ def probes(step: int, stream: float, gradient: float) -> dict[str, Any]:
         line |= {f"grad/{site}/norm": gradient / (1 + block), f"act/stream{block:02}/rms": stream * (1 + block)}
         line |= {f"norm/{site}/gamma_mean": 1.0 + step / 1e4}
     return line
+
+
+# ---- runs as analysis reads them, where all have one task
+
+
+def read_study(folders: Sequence[Path]) -> Study:
+    from normbench.analysis.records import read_studies
+
+    [study] = read_studies(folders)
+    return study
+
+
+def make_report(folders: Sequence[Path], **how: Any) -> Report:
+    from normbench.analysis.report import make_reports
+
+    [report] = make_reports(folders, **how)
+    return report

@@ -5,10 +5,11 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
+from made_runs import read_study
+
 from normbench.analysis.comparisons import Baseline, usual_baseline
 from normbench.analysis.figures import draw_all
 from normbench.analysis.figures.style import Figure
-from normbench.analysis.records import read_study
 
 
 def sketched(folder: Path, baseline: Baseline | None = None) -> dict[str, Figure]:

@@ -12,8 +12,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 from tensorboard.util.tensor_util import make_ndarray
 
+from normbench.analysis import records
 from normbench.analysis.arms import write_arms
 from normbench.analysis.records import read_run
+from normbench.commands.report import report_of_sweep
 from normbench.results import run_directories
 
 
@@ -61,6 +63,15 @@ def test_arms_are_of_the_runs_that_there_are_and_are_no_runs(study: Path) -> Non
         "layernorm", "rmsnorm", "dyt",
     }  # fmt: skip
     assert len([*study.rglob("arms/*/events*")]) == 3
+
+
+def test_at_a_sweep_s_end_each_run_is_read_once(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names: list[str] = []
+    monkeypatch.setattr(records, "read_run", lambda run, name: names.append(name) or read_run(run, name))
+    report_of_sweep(study, quiet=True)
+    assert sorted(names) == sorted(run_directories(study))
+    assert {path.name for path in (study / "arms").iterdir()} == {".normbench", "layernorm", "rmsnorm"}
+    assert (study / "report/report.html").exists()
 
 
 def test_a_folder_of_the_user_s_own_named_arms_stays_and_one_seed_needs_no_arms(tmp_path: Path) -> None:

@@ -10,17 +10,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from made_runs import make_run
+from made_runs import make_report, make_run
 from scipy import stats
 from test_sentences import LOSS, arm
 
-from normbench.analysis.curves import Curve
 from normbench.analysis.designs import Contrast, contrasts
 from normbench.analysis.designs import said as said_by_kind
 from normbench.analysis.figures.finals import interactions
 from normbench.analysis.measures import Metric, accuracy_on
-from normbench.analysis.records import Arm, Study
-from normbench.analysis.report import make_report
+from normbench.analysis.records import Arm, Curve, Study
 from normbench.analysis.statistics import holm
 from normbench.analysis.tables import designs_table
 

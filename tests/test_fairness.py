@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_runs import make_run, make_study, plan
+from made_runs import make_report, make_run, make_study, plan, read_study
 
+from normbench.analysis import records
 from normbench.analysis.fairness import RULES, findings, told
-from normbench.analysis.records import read_study
-from normbench.analysis.report import make_report
-from normbench.rundir import CHOICE_FILE
+from normbench.analysis.records import read_studies
+from normbench.analysis.wording import given
+from normbench.rundir import CHOICE_FILE, read_json
 
 
 def texts(folder: Path) -> list[str]:
@@ -180,6 +181,28 @@ def test_one_rate_that_was_chosen_for_every_arm_is_cited_too(tmp_path: Path) -> 
     (tmp_path / CHOICE_FILE).write_text(json.dumps({"arms": noted}))
     (one,) = findings(read_study([tmp_path]))
     assert not one.serious and one.text.endswith("held out of the training data: 0.001 (layernorm, rmsnorm)")
+
+
+def test_a_rate_that_a_sweep_chose_was_not_set_by_hand(tmp_path: Path) -> None:
+    session = {"command": "normbench train data=digits optim.lr=0.001"}
+    for norm in ("layernorm", "rmsnorm"):
+        make_run(tmp_path, norm=norm, session=session)
+    [study] = read_studies([tmp_path])
+    assert given(study) == ["data=digits", "optim.lr=0.001"]
+    noted = [{"arm": {"norm": norm}, "lr": 1e-3, "edge": None} for norm in ("layernorm", "rmsnorm")]
+    (tmp_path / CHOICE_FILE).write_text(json.dumps({"arms": noted}))
+    [study] = read_studies([tmp_path])
+    assert given(study) == ["data=digits"]
+
+
+def test_the_choice_of_rates_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_study(tmp_path, {"layernorm": [2.0, 2.1], "rmsnorm": [2.0, 2.3]})
+    noted = [{"arm": {"norm": norm}, "lr": 1e-3, "edge": None} for norm in ("layernorm", "rmsnorm")]
+    (tmp_path / CHOICE_FILE).write_text(json.dumps({"arms": noted}))
+    read: list[Path] = []
+    monkeypatch.setattr(records, "read_json", lambda path: read.append(path) or read_json(path))
+    make_report([tmp_path])
+    assert [path.name for path in read].count(CHOICE_FILE) == 1
 
 
 def test_a_summary_that_contradicts_what_was_logged_is_named(tmp_path: Path) -> None:

@@ -8,12 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from color_vision import BLINDNESS, contrast, distance
-from made_runs import make_run, make_study
+from made_runs import make_run, make_study, read_study
 from sketches import sketched
 
 from normbench.analysis.figures import draw_all, style
 from normbench.analysis.figures.style import DARK, FAINT, NORMS, OWN, colors_of, near
-from normbench.analysis.records import read_study
 
 PAGE, DARK_PAGE = "#ffffff", "#14171b"
 

@@ -14,14 +14,13 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from made_runs import make_run
+from made_runs import make_run, read_study
 from PIL import Image
 from scipy import stats
 from sketches import chosen, sketched
 
 from normbench.analysis.figures.lines import POINTS, Line, band_of
 from normbench.analysis.figures.style import DARK, Figure
-from normbench.analysis.records import read_study
 from normbench.analysis.sensitivity import tried_rates
 
 # ---- the numbers

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 from known_studies import STUDIES
+from made_runs import make_report
 
-from normbench.analysis.report import Report, make_report, save
+from normbench.analysis.report import Report, save
 from normbench.analysis.wording import paragraphs
 
 BETTER = r"is (better|worse) than"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from made_runs import make_report
 
-from normbench.analysis.report import make_report
 from normbench.cli import main
 
 TINY = ["model=mlp", "model.width=32", "data=digits", "trainer.steps=60", "trainer.eval_every=60", "device=cpu"]

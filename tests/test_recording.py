@@ -22,6 +22,7 @@ from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
+from tensorboard.plugins.hparams import api_pb2
 from tensorboard.plugins.hparams import metadata as hparams_metadata
 from tensorboard.util.tensor_util import make_ndarray
 
@@ -156,6 +157,20 @@ def test_a_continued_run_has_every_step_once(tmp_path: Path, torn: int, last_ste
     assert series(tmp_path, "config") == [(0, f"from {last_step + 1}".encode())]
     tags = [value.tag for event in events(tmp_path) for value in event.summary.value]
     assert all(tags.count(tag) == 1 for tag in ("config", "custom_scalars__config__", hparams_metadata.EXPERIMENT_TAG))
+
+
+@pytest.mark.parametrize(("ended", "status"), [("finished", "STATUS_SUCCESS"), ("diverged", "STATUS_FAILURE")])
+def test_an_end_is_written_once_with_its_status(tmp_path: Path, ended: str, status: str) -> None:
+    """Also where a stop, or a kill behind the end but before the summary, comes before it."""
+    tag = hparams_metadata.SESSION_END_INFO_TAG
+    for first, stopped in ((1, ""), (11, "diverged"), (21, "finished"), (31, ended)):
+        truncate_events(tmp_path, first - 1)
+        record_steps(tmp_path, range(first, first + 10)).close(stopped)
+        tags = [value.tag for event in events(tmp_path) for value in event.summary.value]
+        assert tags.count(tag) == bool(stopped)
+    end = hparams_metadata.parse_session_end_info_plugin_data(plugin(tmp_path, tag).content)
+    assert end.status == api_pb2.Status.Value(status)
+    assert abs(end.end_time_secs - time.time()) < 60
 
 
 # ---- a full disk

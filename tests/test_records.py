@@ -8,11 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from made_runs import make_run, make_study
+from made_runs import make_run, make_study, read_study
 
-from normbench.analysis.curves import read_recorded
-from normbench.analysis.records import read_run, read_study
-from normbench.errors import UsageError
+from normbench.analysis.records import read_recorded, read_run, read_studies
 from normbench.rundir import RunDirectory
 
 
@@ -71,7 +69,7 @@ def test_curves_are_those_that_json_reads(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
     recorded = read_recorded(path)
-    assert (recorded.torn, recorded.damage) == ("", "")
+    assert (recorded.torn, recorded.damage) == (False, "")
     for tag in ("loss/train", "time/step_ms", "loss/val"):
         wanted = [(entry["step"], entry[tag]) for entry in entries if tag in entry]
         curve = recorded.curves[tag]
@@ -87,13 +85,19 @@ BROKEN = (TORN, "{}", "[1, 2]", '{"step": 2, "loss/train": "low"}', '{"step": 2}
 @pytest.mark.parametrize(
     ("content", "steps", "torn", "damage"),
     [
-        (f"{ONE}{TWO}{TORN}", [1, 2], "the last line of metrics.jsonl, 3, is torn", ""),
-        (f"{ONE}\n \n{TWO}\n\n", [1, 2], "", ""),  # empty lines are nothing
-        *((f"{ONE}{broken}\n{FOUR}", [1], "", "metrics.jsonl is damaged at line 2 of 3") for broken in BROKEN),
+        (f"{ONE}{TWO}{TORN}", [1, 2], True, ""),
+        (f"{ONE}\n \n{TWO}\n\n", [1, 2], False, ""),
+        (
+            f"{ONE}{TWO}".rstrip(),
+            [1, 2],
+            False,
+            "",
+        ),  # the last line is whole, though it does not end  # empty lines are nothing
+        *((f"{ONE}{broken}\n{FOUR}", [1], False, "metrics.jsonl is damaged at line 2 of 3") for broken in BROKEN),
     ],
 )
 def test_curves_end_at_a_line_that_cannot_be_read(
-    tmp_path: Path, content: str, steps: list[int], torn: str, damage: str
+    tmp_path: Path, content: str, steps: list[int], torn: bool, damage: str
 ) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text(content)
@@ -136,8 +140,7 @@ def test_a_run_that_ends_without_a_finite_loss_diverged(tmp_path: Path, metrics:
     assert (run.status, run.message, run.ended) == ("diverged", f"its final {lost} is not finite", True)
 
 
-def test_runs_of_several_tasks_are_refused(tmp_path: Path) -> None:
+def test_runs_of_several_tasks_are_several_studies(tmp_path: Path) -> None:
     make_run(tmp_path)
     make_run(tmp_path, accuracy=0.9)
-    with pytest.raises(UsageError, match=r"different tasks \(image_classification, language_model\): "):
-        read_study([tmp_path])
+    assert [study.task for study in read_studies([tmp_path])] == ["image_classification", "language_model"]

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from made_runs import make_run, make_study, plan
+from made_runs import make_report, make_run, make_study, plan, read_study
 from scipy import stats
 
 from normbench.analysis.comparisons import given_baseline
 from normbench.analysis.measures import rounded_up, seconds_at
-from normbench.analysis.records import Run, read_study
-from normbench.analysis.report import Report, make_report
+from normbench.analysis.records import Run
+from normbench.analysis.report import Report
 from normbench.analysis.statistics import seeds_needed
 from normbench.errors import UsageError
 

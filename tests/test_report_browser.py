@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from browsing import browser as browser  # a fixture
 from browsing import needs_browser
-from made_runs import make_run
+from made_runs import make_report, make_run
 
-from normbench.analysis.report import make_report, save
+from normbench.analysis.report import save
 
 pytestmark = needs_browser
 

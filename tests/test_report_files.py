@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from made_runs import make_run, make_study
+from made_runs import make_report, make_run, make_study
 
-from normbench.analysis.report import make_report, save
+from normbench.analysis.report import save
 from normbench.cli import main
 
 EVIL = "<script>alert(1)<&'\"|"
@@ -211,9 +211,9 @@ def test_mistakes_are_one_sentence(
 MANY = """
 import resource, sys, time
 from pathlib import Path
-from normbench.analysis.report import make_report, save
+from normbench.analysis.report import make_reports, save
 begun = time.perf_counter()
-save(make_report([Path(sys.argv[1])]), Path(sys.argv[1]) / "report")
+save(*make_reports([Path(sys.argv[1])]), Path(sys.argv[1]) / "report")
 used = resource.getrusage(resource.RUSAGE_SELF)
 high = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
 print(time.perf_counter() - begun, used.ru_utime + used.ru_stime, int(high.split()[1]) / 2**20)

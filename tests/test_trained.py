@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from made_runs import make_run
+from made_runs import make_report, make_run, read_study
 from scipy import stats
 
-from normbench.analysis.records import Run, read_study
-from normbench.analysis.report import Report, make_report
+from normbench.analysis.records import Run
+from normbench.analysis.report import Report
 from normbench.analysis.sensitivity import tried_rates
 from normbench.analysis.wording import paragraphs
 from normbench.data.own import text_file

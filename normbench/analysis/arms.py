@@ -11,12 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from normbench.analysis.curves import Curve
-from normbench.analysis.records import Study, read_study
+from normbench.analysis.records import Curve, Run, Study, read_studies, study_of
 from normbench.errors import UsageError
 from normbench.recording import TensorBoard
-from normbench.results import run_directories
-from normbench.rundir import RunDirectory
 
 ARMS, MARK = "arms", ".normbench"  # the folder of the arms, beside the runs, and the file that says whose it is
 
@@ -25,19 +22,20 @@ BANDS = {"gradient norm": "grad/norm", "training loss": "loss/train", "validatio
          "validation loss": "loss/val"}  # fmt: skip
 
 
-def write_arms(folder: Path) -> bool:
+def write_arms(folder: Path, studies: Sequence[Study] = ()) -> bool:
     """Write the arms of each folder of runs below one; returns whether there are any, with several seeds.
 
-    They lie in `arms`, which is ours alone where it is marked so.
+    They lie in `arms`, which is ours alone where it is marked so. studies: what was read of the runs, where it was.
     """
-    runs, written = dict[str, RunDirectory](), False
-    with suppress(UsageError):  # of something else, which TensorBoard may show
-        runs = run_directories(folder)
-    for place in {run.path.parent for run in runs.values()}:
-        arms = place / ARMS
-        with suppress(UsageError, OSError):  # no run has ended, or the folder cannot be written
-            study = read_study([place])
-            if len(study.runs) > len(study.arms) > 0 and (not arms.exists() or (arms / MARK).exists()):
+    places, written = defaultdict[Path, list[Run]](list), False
+    with suppress(UsageError):  # of something else, which TensorBoard may show, or no run has ended
+        for run in (run for study in studies or read_studies([folder]) for run in study.runs):
+            places[run.path.parent].append(run)
+    for place, runs in places.items():
+        arms, study = place / ARMS, study_of(runs)
+        several = len(runs) > len(study.arms) and len({run.task for run in runs}) == 1
+        with suppress(OSError):  # it cannot be written
+            if several and any(run.ended for run in runs) and (not arms.exists() or (arms / MARK).exists()):
                 shutil.rmtree(arms, ignore_errors=True)
                 arms.mkdir()
                 (arms / MARK).touch()
@@ -66,7 +64,7 @@ def write_study(study: Study, folder: Path) -> None:
         board.draw({"arms: mean ± standard deviation over seeds": charts})
         for step in sorted(logged):
             board.scalars(step, logged[step])
-        board.close(ended=False)
+        board.close(ended="")
 
 
 def over_seeds(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from normbench.analysis.comparisons import Comparison
-from normbench.analysis.fairness import choice_of, own_rates
+from normbench.analysis.fairness import own_rates
 from normbench.analysis.measures import NAN, TRAINING_LOSS, finite, known
 from normbench.analysis.records import LEARNING_RATE, Arm, Run, Study
 from normbench.analysis.statistics import seeds_needed
@@ -56,7 +56,7 @@ def next_steps(
     elif ones:
         found += paragraphs("causes.jinja", "pilot", study.more_seeds(4))
     if comparisons and not found:
-        chosen = LEARNING_RATE in study.varied or all(choice_of(run) for run in study.runs)
+        chosen = LEARNING_RATE in study.varied or study.fairly_chosen
         longer = study.command(
             name=f"{study.runs[0].config.get('name')}-longer", **{"trainer.steps": f"{2 * study.runs[0].steps}"}
         )

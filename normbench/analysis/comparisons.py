@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from normbench.analysis.measures import Metric, final, known, loss_on
-from normbench.analysis.records import LEARNING_RATE, Arm, Run, Study, read_studies, shortened
+from normbench.analysis.records import LEARNING_RATE, Arm, Run, Study, number, read_studies, shortened
 from normbench.analysis.statistics import ALPHA, Sample, detectable_difference, holm, paired_difference
 from normbench.config.groups import GROUPS
 from normbench.errors import UsageError
@@ -209,14 +209,6 @@ def given_baseline(study: Study, words: str, flag: str = "--baseline ") -> Basel
     if not any(arm.has(settings) for arm in study.arms):
         raise UsageError(f"{flag}{words} is no arm: allowed are {shortened([arm.name for arm in study.arms])}")
     return settings
-
-
-def number(text: str) -> str:
-    """Return a number as it is written without need, such as 0.001 for 1e-3; any other text as it is."""
-    try:
-        return f"{float(text):g}"
-    except ValueError:
-        return text
 
 
 # ---- two arms

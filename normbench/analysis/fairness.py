@@ -9,12 +9,11 @@ from typing import Any, NamedTuple
 
 from jinja2 import ChainableUndefined, Undefined
 
-from normbench.analysis.comparisons import Comparison, number, rate_families, settled_seeds, without_rate
+from normbench.analysis.comparisons import Comparison, rate_families, settled_seeds, without_rate
 from normbench.analysis.measures import finite
-from normbench.analysis.records import LEARNING_RATE, Run, Study, candidates, shortened
+from normbench.analysis.records import LEARNING_RATE, Study, candidates, shortened
 from normbench.analysis.wording import TEMPLATES, environment, in_words, paragraphs
 from normbench.config.groups import GROUPS
-from normbench.rundir import CHOICE_FILE, read_json
 
 RULES = tomllib.loads((TEMPLATES / "fairness.toml").read_text("utf-8"))
 
@@ -70,7 +69,7 @@ def findings(
     if missing:
         names = shortened([f"{name} ({why})" if why else name for name, why in missing.items()], 3)
         found.append(Finding("missing runs", f"planned and not there (failed or not begun), {len(missing)}: {names}"))
-    if chosen and not all(choice_of(run) for run in study.runs):
+    if chosen and not study.fairly_chosen:
         text = "the learning rate of each arm was chosen by the validation loss of the runs that are reported"
         found.append(Finding("learning rate", f"{text}, which favours arms with more rates to choose from"))
     own = [finding for finding in found if finding.concerns(comparisons)]
@@ -177,15 +176,15 @@ def learning_rates(study: Study) -> Iterator[Finding]:
     found = arms_by_value((arm.name, run.config.get(LEARNING_RATE)) for arm, run in study.pairs)
     if LEARNING_RATE in study.varied or not found or len(study.arms) < 2:
         return
-    choices = [(arm.name, choice_of(run)) for arm, run in study.pairs]
-    if len(found) == 1 and not any(choice for _, choice in choices):
+    if len(found) == 1 and not study.choices:
         text = f"all arms ran at lr {in_words(*found)}, which was chosen for none of them: choose one for each with "
         crossed = any(key.startswith(("optim", "schedule")) for key in study.varied)  # what is asked is about rates
         yield Finding("learning rate", text + own_rates(study), serious=not crossed)
-    elif all(choice for _, choice in choices):
+    elif study.fairly_chosen:
         text = "the learning rate of each arm was chosen on data held out of the training data"
         yield from unequal("learning rate", text, found, serious=False, fewest=1)
-        if names := arms_by_value((name, choice.get("edge") and True) for name, choice in choices).get(True):
+        at_edge = {path for path, choice in study.choices.items() if choice.get("edge")}
+        if names := [arm.name for arm in study.arms if any(run.path in at_edge for run in arm.runs)]:
             text = "the chosen learning rate is at the end of those tried, so a wider grid may have a better one"
             yield Finding("learning rate", f"{shortened(names, 6)}: {text}")
     elif "optim" not in study.varied or LEARNING_RATE in asked_for(study):
@@ -198,15 +197,6 @@ def own_rates(study: Study) -> str:
     name = f"{study.runs[0].config.get('name')}-auto"
     command = study.command(**{"name": name, LEARNING_RATE: None, "sweep.lr": "auto"})
     return command or "normbench sweep and sweep.lr=auto"
-
-
-def choice_of(run: Run) -> Mapping[str, Any]:
-    """Return what a sweep with `sweep.lr=auto` has noted of the choice of a run's rate; nothing where it chose none."""
-    for choice in (read_json(run.path.parent / CHOICE_FILE) or {}).get("arms", []):
-        settings = {**choice["arm"], LEARNING_RATE: choice["lr"]}
-        if all(number(str(run.config.get(key))) == number(str(value)) for key, value in settings.items()):
-            return dict(choice)
-    return {}
 
 
 def open_rates(study: Study) -> Iterator[Finding]:

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from normbench.analysis.curves import Curve
-from normbench.analysis.records import Arm, Run, Study
+from normbench.analysis.records import Arm, Curve, Run, Study
 from normbench.analysis.statistics import count_spikes
 from normbench.errors import UsageError
 from normbench.settings import nearest

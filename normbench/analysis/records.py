@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import shlex
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from normbench.analysis.curves import Curve, read_recorded
+import numpy as np
+
 from normbench.config.groups import GROUPS
 from normbench.config.schema import OPEN_SECTIONS
 from normbench.errors import UsageError
 from normbench.results import flat, run_directories
-from normbench.rundir import ENDED, RunDirectory, read_json
+from normbench.rundir import CHOICE_FILE, ENDED, UNREADABLE, RunDirectory, logged_lines, read_json
 
 # Which of the keys that vary names an arm, where several tell the same runs apart: the first of these, then by name,
 # and last the learning rate: what goes along with another setting follows from it, and is not chosen.
@@ -41,14 +44,36 @@ LEARNED = 0.05
 LEARNED_RIGHT = 0.25
 
 
+class Curve(NamedTuple):
+    """What a run has logged under one tag.
+
+    steps: (n,) integers, increasing. values: (n,) float64; NaN where the number was not finite.
+    """
+
+    steps: np.ndarray
+    values: np.ndarray
+
+
+class Recorded(NamedTuple):
+    """A metrics.jsonl.
+
+    curves: by tag, up to the first line that cannot be read. torn: whether that is the last one, as a kill leaves it.
+    damage: said where more lines follow it, or the file itself cannot be read.
+    """
+
+    curves: Mapping[str, Curve]
+    torn: bool = False
+    damage: str = ""
+
+
 @dataclass(frozen=True)
 class Run:
     """One run as its directory tells it.
 
     name: the path from the given folder on. status: of status.json's words, but `diverged` for a run that finished
     without a finite loss. config: by dotted path, and the option of each group by its name. summary: empty until the
-    run has ended. sessions: of environment.json, one for each time that the run was taken up. curves: every tag of
-    metrics.jsonl, up to a line that is torn; torn: which that is.
+    run has ended. sessions: of environment.json, one for each time that the run was taken up. curves, torn: of
+    metrics.jsonl, as `Recorded` has them.
     """
 
     name: str
@@ -58,11 +83,11 @@ class Run:
     steps: int
     message: str
     seed: int
-    config: Mapping[str, Any]
+    config: dict[str, Any]
     summary: Mapping[str, Any]
     sessions: Sequence[Mapping[str, Any]]
     curves: Mapping[str, Curve]
-    torn: str
+    torn: bool
 
     @property
     def session(self) -> Mapping[str, Any]:
@@ -93,6 +118,11 @@ class Run:
         right, usual = ends.get("accuracy/val"), constant.get("accuracy/val")
         known += [] if right is None or usual is None else [1 - right < (1 - LEARNED_RIGHT) * (1 - usual)]
         return any(known) if known else None
+
+    def was_given(self, choice: Mapping[str, Any]) -> bool:
+        """Say whether it is of the arm, and at the learning rate, of a choice that a sweep has noted."""
+        settings = {**choice["arm"], LEARNING_RATE: choice["lr"]}
+        return all(number(str(self.config.get(key))) == number(str(value)) for key, value in settings.items())
 
     @property
     def task(self) -> str:
@@ -161,6 +191,18 @@ class Study:
         """Return all runs, arm by arm."""
         return [run for _, run in self.pairs]
 
+    @cached_property
+    def choices(self) -> dict[Path, dict[str, Any]]:
+        """Return what sweeps with `sweep.lr=auto` have noted of their choice of a rate, by the path of the run."""
+        folders = {run.path.parent for run in self.runs}
+        noted = {folder: (read_json(folder / CHOICE_FILE) or {"arms": []})["arms"] for folder in folders}
+        return {run.path: one for run in self.runs for one in noted[run.path.parent] if run.was_given(one)}
+
+    @property
+    def fairly_chosen(self) -> bool:
+        """Say whether the learning rate of every run was chosen on data that do not judge."""
+        return len(self.choices) == len(self.runs)
+
     @property
     def plans(self) -> list[list[str]]:
         """Return the words of each sweep that noted them beside the runs."""
@@ -191,19 +233,6 @@ class Study:
         )
 
 
-def read_study(folders: Sequence[Path]) -> Study:
-    """Read the runs below some folders, which have one task.
-
-    Raises:
-        UsageError: as `read_studies` has it, or the tasks differ.
-    """
-    study, *others = read_studies(folders)
-    if others:
-        tasks = ", ".join(one.task for one in (study, *others))
-        raise UsageError(f"the runs have different tasks ({tasks}): give the folders of one task, and a sweep a name=")
-    return study
-
-
 def read_studies(folders: Sequence[Path]) -> list[Study]:
     """Read the runs below some folders, as a study for each task; each counts once, where folders lie in one another.
 
@@ -222,9 +251,7 @@ def read_studies(folders: Sequence[Path]) -> list[Study]:
         why = ": {} is damaged, {}".format(*damaged[0]) if damaged else ""
         where = ", ".join(map(str, folders))
         raise UsageError(f"{where} holds no run that has ended{why}: wait for one, or give another folder")
-    parts = [told_apart([run for run in runs if run.task == task]) for task in tasks]
-    varied = [(own, varied_settings(own)) for own in parts]
-    return [Study(tuple(folders), arms_of(own, keys), keys, tuple(damaged)) for own, keys in varied]
+    return [study_of([run for run in runs if run.task == task], folders, damaged) for task in tasks]
 
 
 def read_run(directory: RunDirectory, name: str) -> Run:
@@ -244,20 +271,26 @@ def read_run(directory: RunDirectory, name: str) -> Run:
     if stands["status"] == "finished":
         lost = [tag for tag in ("loss/val", "loss/test") if summary["metrics"].get(tag, 0.0) is None]
         stands |= {"status": "diverged", "message": f"its final {lost[0]} is not finite"} if lost else {}
-    return Run(
-        name,
-        directory.path,
-        status=stands["status"],
-        step=stands["step"],
-        steps=stands["steps"],
-        message=stands.get("message") or "",
-        seed=config["seed"],
-        config=config,
-        summary=summary,
-        sessions=sessions,
-        curves=logged.curves,
-        torn=logged.torn,
-    )
+    standing = stands["status"], stands["step"], stands["steps"], stands.get("message") or ""
+    return Run(name, directory.path, *standing, config["seed"], config, summary, sessions, logged.curves, logged.torn)
+
+
+def read_recorded(path: Path) -> Recorded:
+    """Return what a metrics.jsonl holds."""
+    try:
+        lines = logged_lines(path)
+    except OSError as error:
+        return Recorded({}, damage=f"metrics.jsonl cannot be read ({error.strerror})")
+    good = list(takewhile(lambda line: line[1] != UNREADABLE, lines))
+    steps, values = defaultdict(list), defaultdict(list)
+    for _, step, numbers in good:
+        for tag, value in numbers.items():
+            steps[tag].append(step)
+            values[tag].append(value)
+    curves = {tag: Curve(np.array(steps[tag]), np.array(own)) for tag, own in values.items()}
+    torn = len(good) == len(lines) - 1
+    whole = torn or len(good) == len(lines)
+    return Recorded(curves, torn, "" if whole else f"metrics.jsonl is damaged at line {len(good) + 1} of {len(lines)}")
 
 
 def whole(path: Path) -> dict[str, Any]:
@@ -274,18 +307,28 @@ def whole(path: Path) -> dict[str, Any]:
 # ---- arms
 
 
-def told_apart(runs: Sequence[Run]) -> list[Run]:
-    """Return the runs with classes of one name, other than ours, under their paths: `a.MyNorm` and `b.MyNorm`."""
-    chosen = [
-        {s: (run.config[s], str(run.config.get(f"{s}._target_"))) for s in OPEN_SECTIONS if s in run.config}
-        for run in runs
-    ]
-    shared = Counter((s, name) for s, (name, _) in {pair for each in chosen for pair in each.items()})
-    named = [
-        {s: path for s, (name, path) in each.items() if shared[s, name] > 1 and path[:10] != "normbench."}
-        for each in chosen
-    ]
-    return [replace(run, config={**run.config, **names}) for run, names in zip(runs, named, strict=True)]
+def study_of(runs: Sequence[Run], folders: Sequence[Path] = (), damaged: Sequence[tuple[str, str]] = ()) -> Study:
+    """Gather runs of one task by the settings that vary; arms in the order of their settings, runs by seed."""
+    tell_apart(runs)
+    varied = varied_settings(runs)
+    gathered: dict[tuple[Any, ...], list[Run]] = defaultdict(list)
+    for run in sorted(runs, key=lambda run: (run.seed, run.name)):
+        gathered[tuple(run.config.get(key) for key in varied)].append(run)
+    ordered = sorted(gathered.items(), key=lambda item: [in_order(value) for value in item[0]])
+    arms = [Arm(dict(zip(varied, values, strict=True)), tuple(own)) for values, own in ordered]
+    return Study(tuple(folders), tuple(arms), varied, tuple(damaged))
+
+
+def tell_apart(runs: Sequence[Run]) -> None:
+    """Name classes of one name, other than ours, by their paths: `a.MyNorm` and `b.MyNorm`."""
+    for section in OPEN_SECTIONS:
+        paths = defaultdict(set)
+        for run in runs:
+            paths[run.config.get(section)].add(run.config.get(f"{section}._target_"))
+        for run in runs:
+            path = str(run.config.get(f"{section}._target_"))
+            if len(paths[run.config.get(section)]) > 1 and not path.startswith("normbench."):
+                run.config[section] = path
 
 
 def varied_settings(runs: Sequence[Run]) -> tuple[str, ...]:
@@ -307,19 +350,18 @@ def candidates(runs: Sequence[Run]) -> list[str]:
     return [*first, *sorted(keys.difference(first, last, ASIDE)), *last]
 
 
-def arms_of(runs: Sequence[Run], varied: Sequence[str]) -> tuple[Arm, ...]:
-    """Gather runs by the settings that vary; arms in the order of their settings, runs by seed."""
-    gathered: dict[tuple[Any, ...], list[Run]] = defaultdict(list)
-    for run in sorted(runs, key=lambda run: (run.seed, run.name)):
-        gathered[tuple(run.config.get(key) for key in varied)].append(run)
-    ordered = sorted(gathered.items(), key=lambda item: [in_order(value) for value in item[0]])
-    return tuple(Arm(dict(zip(varied, values, strict=True)), tuple(own)) for values, own in ordered)
-
-
 def in_order(value: Any) -> tuple[bool, bool, Any]:
     """Return a sort key for values of any kind: none, numbers, then words."""
     word = not isinstance(value, int | float)
     return value is not None, word, str(value) if word else value
+
+
+def number(text: str) -> str:
+    """Return a number as it is written without need, such as 0.001 for 1e-3; any other text as it is."""
+    try:
+        return f"{float(text):g}"
+    except ValueError:
+        return text
 
 
 def shortened(names: Sequence[str], most: int = 12) -> str:

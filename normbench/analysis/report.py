@@ -21,7 +21,7 @@ from normbench.analysis.fairness import Finding, findings
 from normbench.analysis.figures import draw_all
 from normbench.analysis.figures.style import COLUMN, KINDS, dark_rules
 from normbench.analysis.measures import Yardstick, activations_frame, runs_frame, yardstick
-from normbench.analysis.records import Arm, Study, read_studies, read_study, shortened
+from normbench.analysis.records import Arm, Study, read_studies, shortened
 from normbench.analysis.sensitivity import tried_rates
 from normbench.analysis.tables import Table
 from normbench.analysis.wording import TEMPLATES, environment, paragraphs, verdict
@@ -53,29 +53,18 @@ class Report:
     tables: list[Table]
 
 
-def make_report(folders: Sequence[Path], *, baseline: str | None = None, **how: Any) -> Report:
-    """Find out what the runs below some folders say, which have one task.
+def make_reports(folders: Sequence[Path], *, baseline: str | None = None, **how: Any) -> list[Report]:
+    """Find out what the runs below some folders say, task by task.
 
     baseline: words of an arm, such as `norm=layernorm`. how: as `examine` has it.
 
     Raises:
-        UsageError: a folder is not there, no run has ended, the tasks differ, or the baseline is no arm.
-    """
-    return report_of(read_study(folders), baseline, **how)
-
-
-def make_reports(folders: Sequence[Path], *, baseline: str | None = None, **how: Any) -> list[Report]:
-    """Find out what the runs below some folders say, task by task.
-
-    Raises:
         UsageError: a folder is not there, no run has ended, or the baseline is no arm of some task.
     """
-    return [report_of(study, baseline, **how) for study in read_studies(folders)]
-
-
-def report_of(study: Study, baseline: str | None, **how: Any) -> Report:
-    """Find out what a study says, against a baseline in words."""
-    return examine(study, given_baseline(study, baseline) if baseline else usual_baseline(study), **how)
+    return [
+        examine(study, given_baseline(study, baseline) if baseline else usual_baseline(study), **how)
+        for study in read_studies(folders)
+    ]
 
 
 def examine(

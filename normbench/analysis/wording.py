@@ -17,7 +17,7 @@ from markupsafe import Markup, escape
 
 from normbench.analysis.comparisons import Comparison
 from normbench.analysis.measures import rounded_up
-from normbench.analysis.records import PLAIN, Run, Study, shortened
+from normbench.analysis.records import LEARNING_RATE, PLAIN, Run, Study, shortened
 from normbench.analysis.statistics import ALPHA, Interval, detectable_difference
 
 NONE = "–"
@@ -145,9 +145,10 @@ def part(run: Run, group: str, without: Iterable[str] = ()) -> str:
     return f"{name} ({', '.join(shown)})" if shown else name
 
 
-def given(runs: Sequence[Run], aside: Iterable[str] = ("seed", "name", "outputs", "threads", "quiet")) -> list[str]:
+def given(study: Study) -> list[str]:
     """Return the settings that a person has given and that all runs have, as words of a command."""
-    first, *others = (shlex.split(str(run.session.get("command")))[2:] for run in runs)
+    aside = {"seed", "name", "outputs", "threads", "quiet", *[LEARNING_RATE] * study.fairly_chosen}
+    first, *others = (shlex.split(str(run.session.get("command")))[2:] for run in study.runs)
     return [word for word in first if word.partition("=")[0] not in aside and all(word in own for own in others)]
 
 

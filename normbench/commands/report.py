@@ -24,12 +24,17 @@ WIDTHS = {"column": 3.5, "page": 7.0}  # inches
 
 
 def report(
-    folders: Sequence[Path], out: Path | None = None, quiet: bool = False, width: str = "column", **how: Any
+    folders: Sequence[Path],
+    out: Path | None = None,
+    quiet: bool = False,
+    width: str = "column",
+    arms: bool = False,
+    **how: Any,
 ) -> int:
     """Write the report of the runs below some folders, and print its verdict; return the exit status.
 
     out: where it goes, by default `report` in the first folder. quiet: print nothing. width: of figures, a word or
-    inches. how: as `make_reports` has it.
+    inches. arms: write them too, for TensorBoard. how: as `make_reports` has it.
 
     Raises:
         UsageError: no such folder, what `make_reports` raises, no such width, or `out` cannot be written.
@@ -44,6 +49,10 @@ def report(
         from normbench.analysis.report import make_reports, save_all
 
         made = make_reports(folders, missing=missing_below(folders), **how)
+        if arms:
+            from normbench.analysis.arms import write_arms
+
+            write_arms(folders[0], [one.study for one in made])
         status.update(f"drawing {sum(len(one.runs) for one in made):,} runs")
         try:
             page = save_all(made, out, inches)
@@ -70,11 +79,8 @@ def missing_below(folders: Sequence[Path]) -> dict[str, str]:
 
 def report_of_sweep(folder: Path, quiet: bool) -> None:
     """Write the report of a sweep's runs into their folder, and print its verdict; and their arms, for TensorBoard."""
-    from normbench.analysis.arms import write_arms
-
     try:
-        write_arms(folder)
-        report([folder], quiet=quiet)
+        report([folder], quiet=quiet, arms=True)
     except UsageError as error:  # no run has ended, say: the sweep's own result stands
         print(f"no report: {error}")
 

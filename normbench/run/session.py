@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import platform
+import shlex
 import signal
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager
+from datetime import UTC, datetime
+from importlib.metadata import version
 from types import FrameType
 from typing import Any
 
@@ -19,7 +24,7 @@ from normbench.errors import RunFailure, is_disk_full, is_out_of_memory
 from normbench.probes import Probes
 from normbench.recording import Display, Recorder, show_table
 from normbench.run.plan import Run
-from normbench.rundir import RunDirectory, Status, describe_environment, read_json, write_bytes, write_json
+from normbench.rundir import RunDirectory, Status, commit, cpu_name, read_json, write_bytes, write_json
 from normbench.settings import flat
 from normbench.training.checkpoint import Checkpoints
 from normbench.training.clock import forget_peak, peak_memory
@@ -30,6 +35,7 @@ from normbench.training.precision import make_precision
 from normbench.types import Model, Norm, Placement
 
 HEARTBEAT_SECONDS = 5.0
+PACKAGES = ("torch", "numpy", "hydra-core", "omegaconf", "datasets", "tensorboard")
 RESULTS = ("loss", "accuracy", "perplexity")
 
 NOTEWORTHY = ("compile_seconds", "skipped_steps", "leak", "padding")  # in the closing table, where there is any
@@ -57,7 +63,7 @@ class Session:
             optimizer=make_optimizer(build.factory(tree, "optim"), groups, run.device),
             schedule=build.factory(tree, "schedule")(),
             probes=Probes(model, self.norms, wanted),
-            checkpoints=Checkpoints(self.directory.checkpoint, self.directory.previous, self.directory.best),
+            checkpoints=Checkpoints(self.directory),
             device=run.device,
             precision=precision,
             settings=closed,
@@ -152,7 +158,7 @@ class Session:
     def finish(self, status: Status, step: int, message: str) -> int:
         """Write the summary; a result, whether finished or diverged."""
         summary = self.summarize() | {"status": status, "step": step, "message": message}
-        self.loop.recorder.close(ended=True)
+        self.loop.recorder.close(status)
         write_json(self.directory.summary, summary)
         settle(self.run, summary)
         show_summary(self.run, summary)
@@ -187,8 +193,7 @@ class Session:
 
     def write_status(self, status: Status, message: str = "") -> None:
         """Say how the run stands, at the step where its loop is."""
-        with suppress(OSError):  # the status must not hide what it reports, a full disk above all
-            self.directory.write_status(status, self.loop.step, self.run.steps, message)
+        self.directory.write_status(status, self.loop.step, self.run.steps, message)
 
     def beat(self) -> None:
         """Say that the run is alive, at most every few seconds."""
@@ -231,7 +236,15 @@ def stop_signals() -> Iterator[list[int]]:
 def describe_here(run: Run) -> dict[str, Any]:
     """Return this process, its machine and its code, and what is needed to load the model: environment.json has it."""
     return {
-        **describe_environment(run.config.words),
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": shlex.join(["normbench", "train", *run.config.words]),
+        "commit": commit(),
+        "machine": platform.machine(),
+        "system": platform.platform(),
+        "cpu": cpu_name(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "packages": {name: version(name) for name in PACKAGES},
         "device": str(run.device),
         "accelerator": torch.cuda.get_device_name(run.device) if run.device.type == "cuda" else None,
         "threads": torch.get_num_threads(),
@@ -245,8 +258,7 @@ def settle(run: Run, summary: Mapping[str, Any]) -> None:
     """Do what follows the summary; done again at the next command in case a kill came between."""
     directory = run.directory
     if (read_json(directory.status) or {}).get("status") != summary["status"]:
-        with suppress(OSError):
-            directory.write_status(summary["status"], summary["step"], summary["steps"], summary["message"])
+        directory.write_status(summary["status"], summary["step"], summary["steps"], summary["message"])
     if run.config.closed.trainer.keep_checkpoint == "none":
         for path in (directory.checkpoint, directory.previous, directory.best):
             path.unlink(missing_ok=True)

@@ -18,7 +18,7 @@ from normbench.errors import RunFailure, is_disk_full, is_out_of_memory
 from normbench.recording import Recorder, Scalar, show_table
 from normbench.run.plan import Run, prepare, same_elsewhere
 from normbench.run.session import Session, describe_here, settle, show_summary, stop_signals
-from normbench.rundir import read_json
+from normbench.rundir import read_json, unused
 from normbench.training.estimate import Estimate, estimate
 from normbench.training.guard import Diverged
 
@@ -113,12 +113,13 @@ def notes_shown(quiet: bool) -> Iterator[None]:
 
 def make_directory(run: Run) -> None:
     """Make the run's directory; a run that is to be made anew is set aside."""
+    path = run.directory.path
     if run.config.closed.rerun and run.directory.config.exists():
         with run.directory.held():
-            aside = run.directory.set_aside()
+            aside = path.rename(unused(path.with_name(f"{path.name}.old")))
         if not run.config.closed.quiet:
             print(f"rerun: the run before is kept as {aside}")
-    run.directory.create()
+    path.mkdir(parents=True, exist_ok=True)
 
 
 def show_ended(run: Run, summary: dict[str, Any]) -> int:

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from normbench.analysis.curves import Curve
 from normbench.analysis.figures import style as grid
 from normbench.analysis.figures.style import CAPTIONS, Entry, Figure, Panel, described, members
 from normbench.analysis.measures import evaluations_in_words, seconds_at
-from normbench.analysis.records import Arm, Run, shortened
+from normbench.analysis.records import Arm, Curve, Run, shortened
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
