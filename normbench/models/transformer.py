@@ -87,13 +87,13 @@ class Attention(Branch):
 
 
 class MLP(Branch):
-    """Two linear maps with an activation between (Vaswani et al. 2017, §3.3), four times as wide inside."""
+    """Two linear maps with an activation between (Vaswani et al. 2017, §3.3), `hidden` or four times as wide inside."""
 
     scaled = ("fc1", "fc2")
     output = ("fc2",)
 
     def __init__(
-        self, width: int, activation: str, bias: bool, dropout: float, hidden: int | None = None, parts: int = 1
+        self, width: int, activation: str, bias: bool, dropout: float, hidden: int = 0, parts: int = 1
     ) -> None:
         super().__init__()
         self.in_features = self.out_features = width
