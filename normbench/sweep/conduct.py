@@ -78,8 +78,7 @@ class Sweep:
         if not self.is_reported(plan):
             say(self.console, "runs that choose learning rates, and behind them those that are reported:")
             self.show_one(plan, tuning.follow_up(self.plan, plan, self.settings))
-            plan = self.plan
-        self.show_one(plan)
+        self.show_one(plan if self.is_reported(plan) else self.plan)
         self.say_left_out()
         return 0
 
@@ -121,9 +120,7 @@ class Sweep:
         try:
             with self.folder.worked_on():
                 if self.settings.lr:
-                    say(
-                        self.console, "learning rates are chosen on held out data: a few first, then what these ask for"
-                    )
+                    say(self.console, "learning rates are chosen on held out data: a few first, then what they ask for")
                     self.folder.write_plan((), self.words, self.asked)
                 for plan in self.plans():
                     if self.choices:
@@ -177,9 +174,8 @@ class Sweep:
             folder.write_plan(plan.runs, *((self.words, self.asked) if self.is_reported(plan) else ()))
             share = f"{min(left, planner.jobs)} at a time with threads={planner.threads} each"
             say(self.console, f"{left} of {whole} runs to do, {share}, in {plan.folder}")
-            execution = Execution(planner, folder, balanced(plan.runs), self.settings.timeout)
             with closing(view):
-                execution.finish(view)
+                Execution(planner, folder, balanced(plan.runs), self.settings.timeout).finish(view)
         standings = view.read()
         self.failed |= {one.entry.run: one for one in standings if one.state == "failed"}
         return standings
@@ -253,8 +249,7 @@ def resume(
     more = {key_of(word): word.partition("=")[2] for word in words} | place
     commands, status = [*dict.fromkeys(changed(note["words"], more) for note in noted)], 0
     for command in commands:
-        last = command == commands[-1]
-        status = max(status, sweep(command, dry_run, report if last else lambda *_: None))
+        status = max(status, sweep(command, dry_run, report if command == commands[-1] else lambda *_: None))
         if status >= 128:  # stopped by a signal
             break
     return status

@@ -5,7 +5,6 @@ On a terminal it is shown live, elsewhere in lines.
 
 from __future__ import annotations
 
-import math
 import shlex
 import time
 from collections import Counter
@@ -81,7 +80,7 @@ class SweepFolder:
         """The words of its sweeps that name classes which are neither ours nor torch's, or where such may be."""
         words = [word for note in self.read_notes() for word in note["words"]]
         named = {word: word.partition("=")[2].split(",") for word in words if "_target_=" in word}
-        theirs = {word for word in named if not all(one.startswith(TRUSTED) for one in named[word])}
+        theirs = {word for word, classes in named.items() for one in classes if not one.startswith(TRUSTED)}
         return [word for word in words if word in theirs or word.startswith("hydra.")]
 
     def write_plan(self, entries: Iterable[Entry], words: Sequence[str] = (), asked: Iterable[str] = ()) -> None:
@@ -178,7 +177,7 @@ class View:
         self.over: dict[str, Standing] = {}  # these are read once
         first, total = self.read(), sum(entry.steps for entry in entries)
         self.whole = self.bars.add_task("", total=total, completed=steps_done(first))
-        self.looked = self.printed = -math.inf
+        self.looked = self.printed = float("-inf")
 
     def read(self) -> list[Standing]:
         """Return how all runs stand now."""

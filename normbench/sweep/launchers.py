@@ -155,8 +155,7 @@ class Submitit(Launcher):
         slurms = {f"slurm_{name}": value for name, value in settings.items()}
         executor.update_parameters(name="normbench", **general, **slurms)
         with executor.batch():
-            started = [executor.submit(task) for task in tasks]
-        return started
+            return [executor.submit(task) for task in tasks]
 
 
 @dataclass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -12,12 +11,11 @@ from normbench.errors import UsageError
 from normbench.rundir import read_json, write_json
 from normbench.sweep.folder import arm_name
 from normbench.sweep.plan import Point, SweepPlan, changed
-from normbench.sweep.words import SWEEP_KEYS, SweepConfig, key_of
+from normbench.sweep.words import SETTINGS, SweepConfig, key_of
 
 HELD_OUT = 0.1  # of the training data
 RATE, HOLDOUT = "optim.lr", "data.holdout"
 BEYOND = 2  # rates that are tried beyond an end of the grid, where the best one lies there
-HIGHEST = SWEEP_KEYS["sweep.lr_grid"].high
 SUFFIX = "-lr"  # of the folder of the runs that choose
 
 
@@ -75,7 +73,7 @@ def propose_by_optuna(grid: Sequence[float], means: Mapping[float, float | None]
     space: dict[str, Any] = {RATE: optuna.distributions.FloatDistribution(grid[0], grid[-1], log=True)}
     study = optuna.create_study(sampler=optuna.samplers.TPESampler(n_startup_trials=1, seed=len(means)))
     for rate, mean in sorted(means.items()):
-        value = math.inf if mean is None else mean
+        value = float("inf") if mean is None else mean
         study.add_trial(optuna.create_trial(params={RATE: rate}, distributions=space, value=value))
     drawn = min(max(float(f"{study.ask(space).params[RATE]:.4g}"), grid[0]), grid[-1])
     return [drawn] if drawn not in means else []
@@ -95,7 +93,7 @@ def ladder(grid: Sequence[float]) -> list[float]:
     lower, higher = grid[0] / grid[1], grid[-1] / grid[-2]
     below = [float(f"{grid[0] * lower**step:.4g}") for step in range(BEYOND, 0, -1)]
     above = [float(f"{grid[-1] * higher**step:.4g}") for step in range(1, BEYOND + 1)]
-    return [*below, *grid, *(rate for rate in above if rate <= HIGHEST)]
+    return [*below, *grid, *(rate for rate in above if rate <= SETTINGS["lr_grid"].high)]
 
 
 def tuning_grid(plan: SweepPlan, settings: SweepConfig, choices: Sequence[Mapping[str, Any]] = ()) -> list[Point]:

@@ -29,13 +29,12 @@ class SweepConfig:
     ]  # fmt: skip
     lr: Annotated[
         Literal["auto", "optuna"] | None,
-        Setting("auto: choose each arm's learning rate on a tenth held out of the training data; optuna: so too, among "
-                "as many rates as sweep.lr_grid has, which Optuna draws between its ends; null: as it is set"),
-    ]  # fmt: skip
+        Setting("auto: choose each arm's rate on held out data; optuna: by Optuna's sampler; null: as it is set"),
+    ]
     lr_grid: Annotated[
         list[float],
         Setting("learning rates that sweep.lr=auto tries: every other one first, then those beside the best, and up to "
-                "two beyond an end if the best lies there", above=0, high=1e3),
+                "two beyond an end if the best lies there; Optuna draws from between the ends", above=0, high=1e3),
     ]  # fmt: skip
     lr_seeds: Annotated[list[int], Setting("seeds of the runs that choose; none is reported", low=0, high=2**62)]
     extend: Annotated[bool, Setting("add runs, such as more seeds, to those of another sweep in the folder")]

@@ -20,7 +20,6 @@ from types import FrameType
 from typing import Any
 
 import torch
-from rich.console import Console
 
 from normbench.config.groups import find_own_classes
 from normbench.errors import HeldElsewhere, RunFailure, explain, is_disk_full
@@ -135,17 +134,18 @@ class Execution:
                     for job in [job for job in self.at_work if job.done()]:
                         self.settle(job, self.at_work.pop(job).planned)
             except BaseException:
-                self.stop(view.console)
+                self.stop(view)
                 raise
 
-    def stop(self, console: Console) -> None:
+    def stop(self, view: View) -> None:
         """End all runs at work behind checkpoints, or at once after another Ctrl-C."""
         try:
             for job in self.at_work:
                 job.cancel()
             if number := sum(not job.done() for job in self.at_work):
                 runs = "1 run" if number == 1 else f"{number} runs"
-                say(console, f"stopping: waiting for {runs} to write a checkpoint; Ctrl-C again kills what is left")
+                text = f"stopping: waiting for {runs} to write a checkpoint; Ctrl-C again kills what is left"
+                say(view.console, text)
             while not all(job.done() for job in self.at_work):
                 time.sleep(TICK)
         except KeyboardInterrupt:
