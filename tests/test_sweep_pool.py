@@ -94,6 +94,7 @@ def test_all_runs_end_with_the_sweep_behind_checkpoints(start: Start, tmp_path: 
         assert (path / "checkpoint.pt").exists()
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_processes_start_stops_in_order(start: Start, tmp_path: Path) -> None:
     sweep = start(LONG, tmp_path)
     assert next(line for line in sweep.stdout or () if "runs to do" in line)
