@@ -36,7 +36,7 @@ PARTS: dict[str, tuple[set[str], int]] = {
     "run": ({"build", "config", "probes", "recording", "rundir", "training"}, 500),
     "results": ({"build", "config", "rundir", "training"}, 100),
     "analysis": ({"config", "recording", "results", "rundir"}, 2230),
-    "sweep": ({"build", "config", "run", "rundir"}, 975),
+    "sweep": ({"build", "config", "run", "rundir"}, 965),
     "contract": ({"build", "config", "training"}, 660),
     "studies": ({"results", "rundir"}, 150),
     "commands": ({"analysis", "build", "config", "contract", "results", "rundir", "run", "sweep"}, 490),
