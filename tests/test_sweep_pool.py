@@ -150,8 +150,11 @@ def test_every_launcher_has_a_class(monkeypatch: pytest.MonkeyPatch) -> None:
     paths = [read_settings([f"launcher={name}"])[1]["_target_"] for name in options("launcher")]
     assert {imported(path) for path in paths} == set(Launcher.__subclasses__())
     monkeypatch.setattr(words, "find_spec", lambda name: None)
-    with pytest.raises(UsageError, match=r"launcher=ray is not installed: pip install 'normbench\[ray\]'"):
-        read_settings(["launcher=ray"])
+    for word in ("launcher=ray", "sweep.lr=optuna"):
+        extra = word.partition("=")[2]
+        with pytest.raises(UsageError, match=rf"^{word} is not installed: pip install 'normbench\[{extra}\]'$"):
+            read_settings([word])
+    assert read_settings(["sweep.lr=auto"])[0].lr == "auto"
 
 
 SBATCH = """#!/bin/sh

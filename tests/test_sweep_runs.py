@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import signal
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pandas as pd
 import pytest
@@ -180,6 +182,15 @@ def test_going_on_takes_the_words_that_lie_there(monkeypatch: pytest.MonkeyPatch
     assert main(["sweep", "--resume", "outputs/sweep", "sweep.jobs=1", "norm=dyt", "seed=3", "sweep.extend=true"]) == 0
     assert len(given) == 1
     assert main(["sweep", "--resume", "nowhere"]) == 2
+
+
+def test_a_disk_that_is_full_before_anything_starts_is_said_in_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Such as while the data are decoded."""
+    monkeypatch.setattr(conduct, "understand", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+    assert main(["sweep", "seed=0,1", "outputs=there"]) == 1
+    assert "the disk is full (outputs=there): what was checkpointed is intact" in capsys.readouterr().err
 
 
 @pytest.mark.slow

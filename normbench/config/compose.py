@@ -24,14 +24,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from normbench.config import GROUPS
-from normbench.config.groups import (
-    Choices,
-    chosen_options,
-    config_directory,
-    find_own_classes,
-    option_settings,
-    options,
-)
+from normbench.config.groups import Choices, chosen_options, config_directory, find_own_classes, options, options_with
 from normbench.config.schema import MANY, OPEN_SECTIONS, TrainConfig, checked, section_settings
 from normbench.errors import UsageError
 from normbench.settings import either, flat, nearest
@@ -248,8 +241,7 @@ def takes(section: str, name: str, values: Any) -> bool:
 def unknown(key: str, config: DictConfig, groups: dict[str, str]) -> str:
     """Say what is meant, perhaps, by a key that a configuration does not have."""
     section, _, name = key.rpartition(".")
-    having = [each for each in options(section) if section in OPEN_SECTIONS and name in option_settings(section, each)]
-    if having:
+    if section in OPEN_SECTIONS and (having := options_with(section, name)):
         return (
             f"{key} is not a setting of {section}={groups[section]}: leave it out, or choose {section}={either(having)}"
         )

@@ -145,6 +145,11 @@ def option_settings(group: str, option: str, *more: Path) -> dict[str, Setting]:
     return {**{name: Setting() for name in section if not name.startswith("_")}, **known}
 
 
+def options_with(group: str, setting: str) -> list[str]:
+    """Return the options of a group that have a setting."""
+    return [option for option in options(group) if setting in option_settings(group, option)]
+
+
 def root() -> dict[str, Any]:
     """Return the root config of `normbench train`; `defaults` are the options that are chosen without a word."""
     return content("", "train")
