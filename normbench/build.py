@@ -24,18 +24,18 @@ from normbench.recording import Logger
 from normbench.settings import Tree
 from normbench.training.guard import buffers_kept
 from normbench.training.schedules import Schedule
-from normbench.types import Branch, Data, Model, NormFactory, NormFacts, Placement, Site, Task, stable_seed
+from normbench.types import Batch, Branch, Data, Model, NormFactory, NormFacts, Placement, Site, Task, stable_seed
 
-# What each section makes, how it is called beside its settings, and its attributes that are read before it is made.
-KINDS: dict[str, tuple[type, str, tuple[str, ...]]] = {
-    "norm": (nn.Module, "(num_features, *, channel_dim=-1, site=None)", ()),
-    "placement": (Placement, "(branches, norm, site)", ("slots",)),
-    "model": (Model, "(task, norm, placement)", ("kinds", "roles")),
-    "data": (Data, "(*, seed)", ("kind",)),
-    "optim": (torch.optim.Optimizer, "(params)", ()),
-    "schedule": (Schedule, "()", ()),
-    "init": (Initialization, "()", ()),
-    "logger": (Logger, "(directory, step)", ()),
+# What each section makes, and how it is called beside its settings.
+KINDS: dict[str, tuple[type, str]] = {
+    "norm": (nn.Module, "(num_features, *, channel_dim=-1, site=None)"),
+    "placement": (Placement, "(branches, norm, site)"),
+    "model": (Model, "(task, norm, placement)"),
+    "data": (Data, "(*, seed)"),
+    "optim": (torch.optim.Optimizer, "(params)"),
+    "schedule": (Schedule, "()"),
+    "init": (Initialization, "()"),
+    "logger": (Logger, "(directory, step)"),
 }
 
 REHEARSED_EXAMPLES = 2  # enough for every statistic that a larger batch can give
@@ -85,24 +85,32 @@ def target(tree: Tree, section: str) -> tuple[Callable[..., Any], type]:
     """Return what `<section>._target_` names, and the class of what it makes; a function is annotated to return it.
 
     Raises:
-        UsageError: it cannot be imported, or makes something else than the section is for.
+        UsageError: it cannot be imported, makes something else than the section is for, or is a logger that needs a
+            package which is not installed.
     """
     path = str(tree[section]["_target_"])
     where = f"{section}._target_={path}"
     found = imported(path, where)
     made = product(found)
-    kind, _, declared = KINDS[section]
+    kind = KINDS[section][0]
     if not (made and issubclass(made, kind)):
         base = f"{kind.__module__}.{kind.__qualname__}"
         cure = f"give package.module.Class of a class derived from {base}, or a function annotated to return one"
         raise ContractError(f"{where} makes no {kind.__name__}: {cure}")
-    missing = sorted(getattr(found, "__abstractmethods__", ()))
-    missing += [name for name in declared if not hasattr(made, name)]
+    missing = [*sorted(getattr(found, "__abstractmethods__", ())), *lacking(made, kind, "ClassVar")]
     if getattr(found, "forward", None) is nn.Module.forward:
         missing.append("forward")
     if missing:
         raise ContractError(f"{where} has no {' and no '.join(missing)}: normbench check {path} says what it needs")
+    if issubclass(made, Logger) and made.package and find_spec(made.package) is None:
+        raise UsageError(f"logger={made.package} is not installed: pip install 'normbench[{made.package}]'")
     return found, made
+
+
+def lacking(made: object, kind: type, said: str = "") -> list[str]:
+    """Return the attributes that a kind announces and something of it has not; said: what is in their annotation."""
+    noted = kind.__annotations__
+    return [name for name in noted if said in str(noted[name]) and not hasattr(made, name)]
 
 
 def product(found: Any) -> type | None:
@@ -121,8 +129,9 @@ def factory(tree: Tree, section: str) -> Callable[..., Any]:
     """
     found, _ = target(tree, section)
     make = partial(found, **{name: value for name, value in tree[section].items() if not name.startswith("_")})
-    kind, given, _ = KINDS[section]
-    where = f"{section}._target_={tree[section]['_target_']}"
+    kind, given = KINDS[section]
+    path = tree[section]["_target_"]
+    where = f"{section}._target_={path}"
 
     if section == "norm" and not takes_place(found):
         make = partial(fitted, make)
@@ -136,22 +145,31 @@ def factory(tree: Tree, section: str) -> Callable[..., Any]:
         made = make(*args, **kwargs)
         if not isinstance(made, kind):
             raise ContractError(f"{where} gives something of type {type(made).__name__}: return a {kind.__qualname__}")
+        if missing := lacking(made, kind):
+            raise ContractError(f"{where} has no {' and no '.join(missing)}: normbench check {path} says what it needs")
         return made
 
     return make if section == "optim" else call  # what an optimizer refuses, make_optimizer says
 
 
 @cache
-def source_digest(target: Any) -> str:
-    """Return a digest of a class's source file as it is when first asked: one that is edited later changes no class."""
-    return hashlib.sha256(Path(inspect.getfile(target)).read_bytes()).hexdigest()
+def source_digest(made: Any) -> str:
+    """Return a digest of a class's source file as it is when first asked: one that is edited later changes no class.
+
+    Raises:
+        UsageError: it has none, such as a class that is made by `type`.
+    """
+    try:
+        return hashlib.sha256(Path(inspect.getfile(made)).read_bytes()).hexdigest()
+    except (AttributeError, OSError, TypeError) as error:
+        raise ContractError(f"{made} has no source file, by which its runs are told apart: define it in one") from error
 
 
 def own_code(tree: Tree) -> dict[str, str]:
     """Return a digest of the source file of each class that is neither ours nor torch's, by section."""
     found = {section: target(tree, section)[0] for section in OPEN_SECTIONS}
     ours = "normbench.", "torch."
-    return {name: source_digest(made) for name, made in found.items() if not made.__module__.startswith(ours)}
+    return {name: source_digest(made) for name, made in found.items() if not str(made.__module__).startswith(ours)}
 
 
 def norm_facts(tree: Tree) -> NormFacts:
@@ -175,7 +193,7 @@ def check_combination(tree: Tree, names: Mapping[str, str]) -> NormFacts:
     facts = norm_facts(tree)
     placement, model, data = (target(tree, section)[1] for section in ("placement", "model", "data"))
     if rule := refusal(facts, placement, model, data):
-        given = " with ".join(f"{section}={names[section]}" for section in rule.sections)
+        given = " with ".join(f"{section}={names[section]}" for section in rule.between)
         raise CombinationRefused(f"{given} is refused: {rule.reason}; {rule.instead}")
     return facts
 
@@ -255,12 +273,7 @@ def loggers(tree: Tree) -> list[Callable[[Path, int], Logger]]:
     Raises:
         UsageError: one is no logger, or needs a package that is not installed.
     """
-    alone: list[Tree] = [{"logger": values} for values in tree[MANY].values()]
-    for each in alone:
-        made: Any = target(each, "logger")[1]
-        if made.package and find_spec(made.package) is None:
-            raise UsageError(f"logger={made.package} is not installed: pip install 'normbench[{made.package}]'")
-    return [factory(each, "logger") for each in alone]
+    return [factory({"logger": values}, "logger") for values in tree[MANY].values()]
 
 
 def make_loggers(tree: Tree, directory: Path, step: int) -> list[Logger]:
@@ -289,6 +302,8 @@ def rehearse(model: Model, norms: Mapping[str, nn.Module], data: Data, device: t
             takes a statistic over one value.
     """
     batch = data.train_batch(0)
+    if not isinstance(batch, Batch):
+        raise ContractError(f"train_batch(0) gives a {type(batch).__name__}: return a normbench.types.Batch")
     expected = data.task.shapes(batch.inputs)
     if (batch.inputs.shape, batch.targets.shape) != expected:
         given = f"inputs of {tuple(batch.inputs.shape)} and targets of {tuple(batch.targets.shape)}"

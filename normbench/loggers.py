@@ -19,7 +19,7 @@ class Csv(Logger):
     def __init__(self, directory: Path, step: int) -> None:
         self.directory = directory
 
-    def close(self, ended: bool) -> None:
+    def close(self, ended: str) -> None:
         import pandas as pd
 
         logged = pd.read_json(self.directory / "metrics.jsonl", lines=True, precise_float=True)
@@ -57,7 +57,7 @@ class Wandb(Logger):
     def histograms(self, step: int, values: Mapping[str, Histogram]) -> None:
         self.run.log({tag: self.draw(np_histogram=each) for tag, each in values.items()}, step=step)
 
-    def close(self, ended: bool) -> None:
+    def close(self, ended: str) -> None:
         self.run.finish(exit_code=0 if ended else 1)
 
 
@@ -102,6 +102,6 @@ class MLflow(Logger):
         self.client.log_batch(self.id, self.waiting)
         self.waiting, self.sent = [], time.monotonic()
 
-    def close(self, ended: bool) -> None:
+    def close(self, ended: str) -> None:
         self.flush()
         self.client.set_terminated(self.id, "FINISHED" if ended else "KILLED")

@@ -30,7 +30,6 @@ from tensorboard.backend.event_processing.event_file_loader import RawEventFileL
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
 from tensorboard.compat.proto.tensor_pb2 import TensorProto
-from tensorboard.compat.proto.types_pb2 import DT_FLOAT
 from tensorboard.compat.tensorflow_stub import pywrap_tensorflow
 from tensorboard.plugins.custom_scalar import metadata as custom_scalar
 from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
@@ -87,19 +86,15 @@ class Logger:
     def flush(self) -> None:
         """Return when everything so far is where it is kept."""
 
-    def close(self, ended: bool) -> None:
-        """Let go of all resources. ended: the run has ended as a result, and will not go on."""
+    def close(self, ended: str) -> None:
+        """Let go of all resources. ended: `finished` or `diverged` where the run will not go on, else empty."""
 
 
 class Lines(Logger):
     """Appends to `metrics.jsonl`, which analysis reads: `{"step": 10, "loss/train": 2.31, ...}`."""
 
-    def __init__(self, directory: Path, step: int) -> None:
-        self.file = open(self.path(directory), "ab")  # noqa: SIM115 (closed by close)
-
-    def path(self, directory: Path) -> Path:
-        """Return the file that it appends to."""
-        return directory / "metrics.jsonl"
+    def __init__(self, directory: Path, step: int, name: str = "metrics.jsonl") -> None:
+        self.file = open(directory / name, "ab")  # noqa: SIM115 (closed by close)
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         self.file.write(json.dumps({"step": step, **finite(values)}, allow_nan=False).encode() + b"\n")
@@ -109,7 +104,7 @@ class Lines(Logger):
         self.file.flush()
         os.fsync(self.file.fileno())
 
-    def close(self, ended: bool) -> None:
+    def close(self, ended: str) -> None:
         with self.file:  # which closes it also when the disk is full
             self.flush()
 
@@ -118,22 +113,18 @@ class TensorBoard(Lines):
     """Appends to an event file of TensorBoard; its HParams tab shows the last value that `scalars` takes of METRICS."""
 
     def __init__(self, directory: Path, step: int) -> None:
-        super().__init__(directory, step)
+        super().__init__(directory, step, (event_files(directory) or [new_event_file(directory)])[-1].name)
         self.records = RecordWriter(self.file)
         self.described: set[str] = set()
-
-    def path(self, directory: Path) -> Path:
-        return (event_files(directory) or [new_event_file(directory)])[-1]
 
     def begin(self, choices: Mapping[str, Scalar], varied: Collection[str], page: str) -> None:
         infos = [api_pb2.HParamInfo(name=name, differs=name in varied) for name in choices]
         columns = [api_pb2.MetricInfo(name=api_pb2.MetricName(tag=tag)) for tag in METRICS]
         experiment = api_pb2.Experiment(hparam_infos=infos, metric_infos=columns)
-        kind = metadata.create_summary_metadata(plugin_data_pb2.HParamsPluginData(experiment=experiment))
-        listed = Summary.Value(tag=metadata.EXPERIMENT_TAG, metadata=kind, tensor=metadata.NULL_TENSOR)
+        self.add_hparams(metadata.EXPERIMENT_TAG, experiment=experiment)
         chosen = {name: "null" if choice is None else choice for name, choice in choices.items()}
         row = summary_v2.hparams_pb(chosen, trial_id=Path(self.file.name).parent.name)
-        self.write(0, [listed, *text_pb("config", page).value, *row.value])
+        self.write(0, [*text_pb("config", page).value, *row.value])
         self.draw({
             title: {name: {"multiline": {"tag": [tags]}} for name, tags in charts.items()}
             for title, charts in CHARTS.items()
@@ -145,11 +136,11 @@ class TensorBoard(Lines):
                       for title, lines in charts.items()]  # fmt: skip
         layout = make_tensor_proto(ParseDict({"category": categories}, Layout()).SerializeToString())
         kind = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name=custom_scalar.PLUGIN_NAME))
-        self.write(0, [Summary.Value(tag=custom_scalar.CONFIG_SUMMARY_TAG, metadata=kind, tensor=layout)])
+        self.add(0, kind, {custom_scalar.CONFIG_SUMMARY_TAG: layout})
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         kind = scalar.create_summary_metadata(display_name="", description="")
-        self.add(step, kind, {tag: TensorProto(dtype=DT_FLOAT, float_val=[values[tag]]) for tag in values})
+        self.add(step, kind, {tag: TensorProto(dtype="DT_FLOAT", float_val=[values[tag]]) for tag in values})
 
     def histograms(self, step: int, values: Mapping[str, Histogram]) -> None:
         """Take histograms of this step; those with edges that are not finite TensorBoard cannot draw: left out."""
@@ -159,6 +150,11 @@ class TensorBoard(Lines):
             if np.isfinite(edges).all()
         }
         self.add(step, histogram.create_summary_metadata(display_name="", description=""), buckets)
+
+    def add_hparams(self, tag: str, **content: Any) -> None:
+        """Write what the HParams tab reads under a tag."""
+        kind = metadata.create_summary_metadata(plugin_data_pb2.HParamsPluginData(**content))
+        self.add(0, kind, {tag: metadata.NULL_TENSOR})
 
     def add(self, step: int, kind: SummaryMetadata, tensors: Mapping[str, TensorProto]) -> None:
         """Write what each tag holds, with its kind at its first step, which is enough and half of the bytes."""
@@ -173,9 +169,17 @@ class TensorBoard(Lines):
         self.records.write(Event(step=step, wall_time=time.time(), summary=Summary(value=values)).SerializeToString())
         self.records.flush()
 
+    def close(self, ended: str) -> None:
+        with ExitStack() as stack:
+            stack.callback(super().close, ended)
+            if ended:  # what goes on has no end yet: TensorBoard would stay with the first one
+                status = api_pb2.STATUS_SUCCESS if ended == "finished" else api_pb2.STATUS_FAILURE
+                end = plugin_data_pb2.SessionEndInfo(status=status, end_time_secs=time.time())
+                self.add_hparams(metadata.SESSION_END_INFO_TAG, session_end_info=end)
+
 
 class Recorder:
-    """Hands a run's numbers to `metrics.jsonl`, to its loggers, by default TensorBoard, and to the display.
+    """Hands a run's numbers to `metrics.jsonl` and to its loggers, by default TensorBoard.
 
     Each record of ours is whole and with the operating system when the call returns, so no kill loses one. Steps do not
     decrease from call to call. A full disk raises OSError (ENOSPC) from the call that writes, or at the latest from
@@ -184,10 +188,7 @@ class Recorder:
     raises ends that logger, not the run. `truncate_metrics` and `truncate_events` come first.
     """
 
-    def __init__(
-        self, directory: Path, display: Display | None = None, loggers: Sequence[Logger] | None = None
-    ) -> None:
-        self.display, self.closed = display, False
+    def __init__(self, directory: Path, loggers: Sequence[Logger] | None = None) -> None:
         self.loggers = [*([TensorBoard(directory, 0)] if loggers is None else loggers), Lines(directory, 0)]
         sync_directory(directory)
 
@@ -215,8 +216,6 @@ class Recorder:
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Take numbers of this step, by tag."""
         self.each("scalars", step, values)
-        if self.display:
-            self.display.show(step, values)
 
     def histograms(self, step: int, values: Mapping[str, Histogram]) -> None:
         """Take histograms of this step, by tag."""
@@ -226,15 +225,11 @@ class Recorder:
         """Return when everything so far is on disk."""
         self.each("flush")
 
-    def close(self, ended: bool = False) -> None:
-        """Flush and let go of all resources; a second call does nothing. ended: the run will not go on."""
-        if self.closed:
-            return
-        self.closed = True
+    def close(self, ended: str = "") -> None:
+        """Flush and let go of all resources; a second call does nothing. ended: see `Logger.close`."""
         with ExitStack() as stack:
-            stack.callback(self.each, "close", ended)
-            if self.display and self.display.live.is_started:
-                self.display.stop()  # and leave the last state on the screen
+            stack.callback(self.loggers.clear)
+            self.each("close", ended)
 
 
 def finite(values: Mapping[str, float]) -> dict[str, float | None]:
@@ -303,7 +298,7 @@ def truncate_metrics(path: Path, last_step: int) -> str:
 # ---- the console
 
 
-class Display(Progress):
+class Display(Progress, Logger):
     """Shows how far a run is: a bar with numbers below it on a terminal, lines elsewhere.
 
     Lines come at each evaluation, and each 10 seconds. unit: what throughput counts, `tokens` or
@@ -319,7 +314,7 @@ class Display(Progress):
         self.shown = self.get_time()
         self.add_task("", total=total_steps, completed=start_step, left="")
 
-    def show(self, step: int, values: Mapping[str, float]) -> None:
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Show that `step` steps are done, and the newest numbers by tag; cheap enough for every log step."""
         self.values.update(values)
         (task,) = self.tasks
@@ -336,6 +331,10 @@ class Display(Progress):
         else:
             parts = f"step {step:>{len(str(task.total))}}/{task.total}", self.numbers(), left
             self.console.print("  ".join(filter(None, parts)), highlight=False, soft_wrap=True)
+
+    def close(self, ended: str) -> None:
+        if self.live.is_started:
+            self.stop()  # and leave the last state on the screen
 
     def get_renderables(self) -> Iterable[RenderableType]:
         """Return two lines for the bottom of the terminal; what is printed meanwhile appears above them."""

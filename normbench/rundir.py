@@ -9,14 +9,11 @@ import json
 import math
 import os
 import platform
-import shlex
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
-from importlib.metadata import version
 from itertools import count
 from pathlib import Path
 from types import NoneType
@@ -32,8 +29,6 @@ Status = Literal["running", "interrupted", "finished", "diverged", "failed", "ou
 CHOICE_FILE = "lr_choice.json"  # beside the runs of a sweep: the learning rate that it has chosen for each arm
 ENDED: tuple[Status, ...] = ("finished", "diverged")
 
-PACKAGES = ("torch", "numpy", "hydra-core", "omegaconf", "datasets", "tensorboard")
-
 # What must be the same for a continuation to give the same bits.
 DECISIVE = ("commit", "cpu", "accelerator", "python", "machine")
 
@@ -45,7 +40,7 @@ def fingerprint(content: Mapping[str, Any]) -> str:
 
 
 class RunDirectory:
-    """One run's directory. Nothing is created before `create`."""
+    """One run's directory, which need not be there."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -58,28 +53,16 @@ class RunDirectory:
         self.status = path / "status.json"
         self.summary = path / "summary.json"
 
-    def create(self) -> None:
-        """Make the directory.
-
-        Raises:
-            UsageError: it cannot be made or written to.
-            OSError: the disk is full.
-        """
-        self.check_creatable()
-        self.path.mkdir(parents=True, exist_ok=True)
-
     def check_creatable(self) -> None:
-        """Refuse a path where `create` would fail, without making anything.
+        """Refuse a path that cannot be made or written to, without making anything.
 
         Raises:
-            UsageError: it could not be made or written to.
+            UsageError: it could not.
         """
         existing = next(path for path in (self.path, *self.path.absolute().parents) if path.exists())
         if not existing.is_dir() or not os.access(existing, os.W_OK):
-            raise UsageError(
-                f"outputs={self.path.parent.parent} cannot be written ({existing} is no folder where you may write): "
-                "give another one"
-            )
+            why = f"{existing} is no folder where you may write"
+            raise UsageError(f"outputs={self.path.parent.parent} cannot be written ({why}): give another one")
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -90,11 +73,9 @@ class RunDirectory:
         """
         with open(self.path / ".lock", "a") as lock:
             if not any(locked(lock, fcntl.LOCK_EX, pause) for pause in (0, 0.01, 0.1)):  # `is_held` takes a moment
-                holder = read_json(self.status) or {}
-                raise HeldElsewhere(
-                    f"{self.path} is being written by another process (pid {holder.get('pid', 'unknown')}): "
-                    "wait for it, or give this run another name="
-                )
+                pid = (read_json(self.status) or {}).get("pid", "unknown")
+                cure = "wait for it, or give this run another name="
+                raise HeldElsewhere(f"{self.path} is being written by another process (pid {pid}): {cure}")
             for temporary in self.path.glob(".*.tmp"):  # of processes that were killed while they wrote
                 temporary.unlink(missing_ok=True)
             yield
@@ -106,15 +87,12 @@ class RunDirectory:
         with open(self.path / ".lock", "r") as lock:  # noqa: UP015 (as tests trace it)
             return not locked(lock, fcntl.LOCK_SH)
 
-    def set_aside(self) -> Path:
-        """Rename the directory, to make the run anew; returns where the old one is now."""
-        return self.path.rename(unused(self.path.with_name(f"{self.path.name}.old")))
-
     def write_status(self, status: Status, step: int, steps: int, message: str = "") -> None:
-        """Write how the run stands (atomically)."""
+        """Write how the run stands (atomically), if there is room: it must not hide what it reports, a full disk."""
         stands = {"status": status, "step": step, "steps": steps, "message": message}
         process = {"pid": os.getpid(), "host": socket.gethostname(), "heartbeat": time.time()}
-        write_json(self.status, stands | process)
+        with suppress(OSError):
+            write_json(self.status, stands | process)
 
     def sessions(self) -> list[dict[str, Any]]:
         """Return the processes that have worked on the run, the first one first."""
@@ -130,12 +108,8 @@ class RunDirectory:
         first, here = ({**(known.get("packages") or {}), **known} for known in ([*self.sessions(), now][0], now))
         decisive = [*DECISIVE, *now["packages"]]
         changed = [f"{key} was {first.get(key)}, is {here[key]}" for key in decisive if first.get(key) != here[key]]
-        if not changed:
-            return None
-        return (
-            f"this run was begun elsewhere, so its numbers may differ in the last bits ({'; '.join(changed)}): "
-            "rerun=true makes it anew and keeps the old one beside it"
-        )
+        what = f"this run was begun elsewhere, so its numbers may differ in the last bits ({'; '.join(changed)})"
+        return f"{what}: rerun=true makes it anew and keeps the old one beside it" if changed else None
 
     def ended(self) -> dict[str, Any] | None:
         """Return the summary of a run that has ended as a result, else None."""
@@ -146,11 +120,10 @@ class RunDirectory:
 def locked(file: IO[str], kind: int, pause: float = 0) -> bool:
     """Lock a file unless another process has; returns whether it is locked. pause: seconds before."""
     time.sleep(pause)
-    try:
+    with suppress(BlockingIOError):
         fcntl.flock(file, kind | fcntl.LOCK_NB)
         return True
-    except BlockingIOError:
-        return False
+    return False
 
 
 # ---- files that are either whole or not there
@@ -339,21 +312,3 @@ def cpu_name() -> str:
     file = Path("/proc/cpuinfo")
     lines = file.read_text().splitlines() if file.exists() else []
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
-
-
-def describe_environment(words: Iterable[str]) -> dict[str, Any]:
-    """Return what machine, code and versions are at work here and now, which may change a run's numbers or times.
-
-    words: with which `train` repeats the run.
-    """
-    return {
-        "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": shlex.join(["normbench", "train", *words]),
-        "commit": commit(),
-        "machine": platform.machine(),
-        "system": platform.platform(),
-        "cpu": cpu_name(),
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
-        "packages": {name: version(name) for name in PACKAGES},
-    }

@@ -279,6 +279,19 @@ NoTest = stripes(has_test=True, eval_batches=lambda self, split, limit=None: Str
                  if split != "test" else iter(()))  # fmt: skip
 
 
+class Taskless(Stripes):
+    def __init__(self, *, seed: int) -> None:
+        pass
+
+
+class Tuples(Stripes):
+    def train_batch(self, step: int) -> Any:
+        return tuple(super().train_batch(step))
+
+
+Sourceless = type("Sourceless", (Stripes,), {"__module__": "nowhere"})
+
+
 class OneHot(Stripes):
     def batch(self, indices: Tensor) -> Batch:
         return super().batch(indices)._replace(targets=F.one_hot(self.labels[indices], 2))

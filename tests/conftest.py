@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Callable
 from itertools import groupby, islice
+from pathlib import Path
 
 import pytest
 import torch
@@ -55,9 +56,13 @@ def spread(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Decode data sets into a cache of the tests' own, one for all workers."""
+    os.environ.setdefault("NORMBENCH_CACHE", str(shared_folder(tmp_path_factory) / "cache"))
+
+
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a temporary folder of all workers."""
     folder = tmp_path_factory.getbasetemp()
-    shared = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
-    os.environ.setdefault("NORMBENCH_CACHE", str(shared / "cache"))
+    return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
 
 
 @pytest.fixture

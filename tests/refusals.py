@@ -10,19 +10,12 @@ import pytest
 from normbench.run import session
 
 
-@pytest.fixture(scope="session")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One data cache for all tests of mistakes."""
-    return tmp_path_factory.mktemp("cache")
-
-
 @pytest.fixture
-def here(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty current directory, in which no run may come so far that it trains."""
     folder = tmp_path / "here"
     folder.mkdir()
     monkeypatch.chdir(folder)
-    monkeypatch.setenv("NORMBENCH_CACHE", str(cache))
     monkeypatch.delenv("NORMBENCH_DATA", raising=False)
     monkeypatch.setattr(sys, "path", list(sys.path))
 

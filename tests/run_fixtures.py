@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from conftest import shared_folder
 from killing import Server
 from run_records import Record, assert_steps_increase, read_record
 from tiny_runs import MODELS, run_directory, start
@@ -22,10 +24,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Server:
 @pytest.fixture(scope="session")
 def finished(server: Server, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The folder of each model's run without any disturbance."""
-    folders = {model: tmp_path_factory.mktemp(model) for model in MODELS}
+    folders = {model: shared_folder(tmp_path_factory) / model for model in MODELS}
     for model, folder in folders.items():
-        child = start(server, model, folder)
-        assert child.wait() == 0, child.output
+        with open(f"{folder}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # of several workers the first one makes it
+            if not folder.exists():
+                folder.mkdir()
+                child = start(server, model, folder)
+                assert child.wait() == 0, child.output
     return folders
 
 

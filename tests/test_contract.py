@@ -200,6 +200,7 @@ def test_what_goes_wrong_in_training_is_told(name: str, words: str) -> None:
     ("name", "result", "words"),
     [
         ("Centering", "failed", "take statistics in float32"),
+        ("Single", "passed", "the result is torch.float32, which trainer.precision=bf16 takes too"),
         ("Dying", "not applicable", "stops a process that uses bfloat16"),
     ],
 )
@@ -317,6 +318,9 @@ NOT_TRAINED = {
     "model=bad_parts.Short": "the model's logits have the shape (2, 9), and the data need (2, 10)",
     "data=bad_parts.Rms": "makes no Data",
     "data=bad_parts.NoKind": "has no describe and no eval_batches and no train_batch and no kind",
+    "data=bad_parts.Sourceless": "nowhere.Sourceless'> has no source file, by which its runs are told apart",
+    "data=bad_parts.Taskless": "has no task and no steps_per_epoch: normbench check bad_parts.Taskless says what",
+    "data=bad_parts.Tuples": "train_batch(0) gives a tuple: return a normbench.types.Batch",
     "data=bad_parts.OneHot": "train_batch(0) has inputs of (8, 1, 8, 8) and targets of (8, 2)",
 }
 

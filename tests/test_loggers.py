@@ -37,7 +37,7 @@ class Listing(Logger):
     def scalars(self, step: int, values: Any) -> None:
         self.calls.append(step)
 
-    def close(self, ended: bool) -> None:
+    def close(self, ended: str) -> None:
         self.calls.append(ended)
 
 
@@ -96,7 +96,7 @@ def test_a_run_writes_what_each_logger_takes(tmp_path: Path, monkeypatch: pytest
     words = "logger=csv,tensorboard", "logger.mine._target_=test_loggers.Listing", "logger.mine.word=a"
     assert main(["train", *TINY, *words]) == 0  # `a,b` is `[a,b]` there
     (run,) = tmp_path.glob("outputs/train/*")
-    assert Listing.calls[0] == (run.name, 0, "a") and Listing.calls[-1] is True
+    assert Listing.calls[0] == (run.name, 0, "a") and Listing.calls[-1] == "finished"
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert Listing.calls[1:-1] == [line["step"] for line in lines]  # at once, in order
     table = pd.read_csv(run / "metrics.csv", index_col="step")
@@ -117,14 +117,14 @@ def test_a_logger_that_fails_is_left_out_from_then_on(tmp_path: Path, caplog: py
         def scalars(self, step: int, values: Any) -> None:
             raise ConnectionError("no server")
 
-    record(Failing(tmp_path, 0), tmp_path, range(1, 4), ended=True)
+    record(Failing(tmp_path, 0), tmp_path, range(1, 4), ended="finished")
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 3
     (said,) = caplog.messages
     assert said.startswith("warning: Failing has failed and takes no more numbers of this run, which metrics.jsonl has")
     assert "ConnectionError: no server" in said
 
 
-def record(logger: Logger, directory: Path, steps: range, ended: bool) -> None:
+def record(logger: Logger, directory: Path, steps: range, ended: str) -> None:
     """Record as a run does that goes on behind a checkpoint."""
     recorder = Recorder(directory, loggers=[logger])
     recorder.begin({"norm": "rmsnorm", "optim.lr": 1e-3, "norm.groups": None}, ("norm",), "page")
@@ -144,7 +144,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def test_a_table_has_a_row_for_each_step(run: Path) -> None:
-    record(Csv(run, 0), run, range(1, 4), ended=False)
+    record(Csv(run, 0), run, range(1, 4), ended="")
     assert (run / "metrics.csv").read_text() == "step,loss/train,weight/norm\n1,0.125,\n2,0.25,\n3,0.375,\n"
 
 
@@ -153,7 +153,7 @@ def test_a_run_is_one_run_of_mlflow_however_often_it_goes_on(run: Path) -> None:
     mlflow = pytest.importorskip("mlflow", reason="needs the extra mlflow")
     pytest.importorskip("alembic", reason="needs the extra mlflow")
     place: Any = {"tracking_uri": f"sqlite:///{run}/ml.db"}
-    for steps, ended in ((range(1, 9), False), (range(1, 26), False), (range(21, 31), True)):
+    for steps, ended in ((range(1, 9), ""), (range(1, 26), ""), (range(21, 31), "finished")):
         record(MLflow(run, steps.start - 1, **place), run, steps, ended)
     client = mlflow.MlflowClient(place["tracking_uri"])
     (found,) = client.search_runs([client.get_experiment_by_name("normbench").experiment_id])
@@ -167,7 +167,7 @@ def test_a_run_is_one_run_of_mlflow_however_often_it_goes_on(run: Path) -> None:
 @OTHERS
 def test_a_run_is_one_run_of_wandb_however_often_it_goes_on(run: Path) -> None:
     pytest.importorskip("wandb", reason="needs the extra wandb")
-    for steps, ended in ((range(1, 26), False), (range(21, 31), True)):
+    for steps, ended in ((range(1, 26), ""), (range(21, 31), "finished")):
         record(Wandb(run, steps.start - 1, mode="offline"), run, steps, ended)
     files = sorted(run.glob("wandb/offline-run-*/*.wandb"), key=lambda path: path.stat().st_mtime_ns)
     for path, steps, status in zip(files, (range(1, 26), range(21, 31)), (1, 0), strict=True):

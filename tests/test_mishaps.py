@@ -14,6 +14,7 @@ from run_records import Record, read_json, read_metrics
 from tiny_runs import fill, finish, run_directory, slow, start, words
 
 from normbench.cli import main
+from normbench.rundir import RunDirectory
 from normbench.training import checkpoint
 
 pytest_plugins = ["run_fixtures"]
@@ -75,7 +76,7 @@ def test_checkpoint_runs_no_code(tmp_path: Path) -> None:
     with open(path, "wb") as file:
         checkpoint.write({"step": pytest.fail}, file)
     said: list[str] = []
-    assert checkpoint.Checkpoints(path, tmp_path / "previous", tmp_path / "best").load(said.append) is None
+    assert checkpoint.Checkpoints(RunDirectory(tmp_path)).load(said.append) is None
     assert said[0].startswith("checkpoint.pt is not a checkpoint of normbench")
 
 
@@ -103,8 +104,7 @@ def test_full_disk_ends_the_run_and_loses_nothing(
 
 def last_step(directory: Path) -> int:
     """The step of the newest checkpoint, which must be whole."""
-    paths = [directory / f"checkpoint{infix}.pt" for infix in ("", ".prev", ".best")]
-    state = checkpoint.Checkpoints(*paths).load(pytest.fail)
+    state = checkpoint.Checkpoints(RunDirectory(directory)).load(pytest.fail)
     return state["step"] if state else 0
 
 

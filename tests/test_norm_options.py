@@ -24,8 +24,9 @@ def test_yaml_shows_every_option_with_its_default_and_auto_is_torch_where_it_can
     assert isinstance(norm, Norm) and isinstance(norm.facts, NormFacts)
     assert (norm.channel_dim, norm.eps) == (1, settings.get("eps"))
     fixed = {"_target_": f"normbench.norms.{type(norm).__name__}", "_partial_": True, "impl": "auto"}
-    own = inspect.getfullargspec(type(norm).__init__).kwonlydefaults or {}
-    assert settings == fixed | {key: value for key, value in own.items() if key not in ("channel_dim", "site", "impl")}
+    makers = [inspect.getfullargspec(kind.__init__) for kind in reversed(type(norm).__mro__)]
+    own = {key: value for maker in makers for key, value in (maker.kwonlydefaults or {}).items()}
+    assert settings == {key: own[key] for key in own.keys() - {"channel_dim", "site"}} | fixed
     assert make(name, impl="eager").implementation == "eager"
     assert make(name).implementation.startswith("torch.nn.functional." if name in OPERATORS else "eager")
 

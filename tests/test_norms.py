@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import multiprocessing
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -12,11 +11,14 @@ from typing import Any
 import pytest
 import torch
 from hydra.utils import instantiate
+from killing import Server
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 from normbench.norms import BatchNorm, InstanceNorm
 from normbench.types import Norm, Site
+
+pytest_plugins = ["run_fixtures"]
 
 CONF = Path(__file__).resolve().parents[1] / "conf" / "norm"
 NAMES = sorted(path.stem for path in CONF.glob("*.yaml"))
@@ -173,9 +175,9 @@ def check_bfloat16() -> None:
         check_half_precision(*case, torch.bfloat16)
 
 
-def test_bfloat16_result_is_the_formula_rounded_once() -> None:
+def test_bfloat16_result_is_the_formula_rounded_once(server: Server) -> None:
     """In a process of its own: some machines kill one that uses bfloat16 on the CPU."""
-    child = multiprocessing.get_context("spawn").Process(target=check_bfloat16)
+    child = server.context.Process(target=check_bfloat16)
     child.start()
     child.join()
     if child.exitcode == -signal.SIGILL:

@@ -22,6 +22,7 @@ from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
+from tensorboard.plugins.hparams import api_pb2
 from tensorboard.plugins.hparams import metadata as hparams_metadata
 from tensorboard.util.tensor_util import make_ndarray
 
@@ -158,6 +159,20 @@ def test_a_continued_run_has_every_step_once(tmp_path: Path, torn: int, last_ste
     assert all(tags.count(tag) == 1 for tag in ("config", "custom_scalars__config__", hparams_metadata.EXPERIMENT_TAG))
 
 
+@pytest.mark.parametrize(("ended", "status"), [("finished", "STATUS_SUCCESS"), ("diverged", "STATUS_FAILURE")])
+def test_an_end_is_written_once_with_its_status(tmp_path: Path, ended: str, status: str) -> None:
+    """Also where a stop, or a kill behind the end but before the summary, comes before it."""
+    tag = hparams_metadata.SESSION_END_INFO_TAG
+    for first, stopped in ((1, ""), (11, "diverged"), (21, "finished"), (31, ended)):
+        truncate_events(tmp_path, first - 1)
+        record_steps(tmp_path, range(first, first + 10)).close(stopped)
+        tags = [value.tag for event in events(tmp_path) for value in event.summary.value]
+        assert tags.count(tag) == bool(stopped)
+    end = hparams_metadata.parse_session_end_info_plugin_data(plugin(tmp_path, tag).content)
+    assert end.status == api_pb2.Status.Value(status)
+    assert abs(end.end_time_secs - time.time()) < 60
+
+
 # ---- a full disk
 
 
@@ -193,7 +208,7 @@ class Screen:
     def train(self, display: Display, steps: range, seconds_per_step: float) -> None:
         for step in steps:
             self.now += seconds_per_step * steps.step
-            display.show(step, {"loss/train": 2.0, "optim/lr": 1e-3, "time/tokens_per_second": 51234.0})
+            display.scalars(step, {"loss/train": 2.0, "optim/lr": 1e-3, "time/tokens_per_second": 51234.0})
 
     @property
     def lines(self) -> list[str]:
@@ -215,7 +230,7 @@ def test_lines_without_a_terminal_come_at_each_ten_seconds_and_evaluation() -> N
     screen = Screen(terminal=False)
     display = Display(100_000, "images", console=screen.console)
     screen.train(display, range(1, 101), seconds_per_step=1.0)
-    display.show(101, {"loss/train": 2.0, "loss/val": 2.5})
+    display.scalars(101, {"loss/train": 2.0, "loss/val": 2.5})
     assert len(screen.lines) == 11 and "val 2.5000" in screen.lines[10]
 
 

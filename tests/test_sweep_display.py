@@ -28,7 +28,7 @@ def folder(tmp_path: Path) -> Iterator[SweepFolder]:
     for name, status, step in (("rmsnorm", "finished", 100), ("layernorm", "diverged", 7)):
         end(folder, name, status, step, 2.5)
     for directory, step in ((at_work, 50), (failed, 3)):
-        directory.create()
+        directory.path.mkdir()
         directory.write_status("running", step, 100)
     folder.note_failure("groupnorm-s0", "out of memory")
     with at_work.held():

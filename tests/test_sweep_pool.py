@@ -94,6 +94,7 @@ def test_all_runs_end_with_the_sweep_behind_checkpoints(start: Start, tmp_path: 
         assert (path / "checkpoint.pt").exists()
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_processes_start_stops_in_order(start: Start, tmp_path: Path) -> None:
     sweep = start(LONG, tmp_path)
     assert next(line for line in sweep.stdout or () if "runs to do" in line)
@@ -149,8 +150,11 @@ def test_every_launcher_has_a_class(monkeypatch: pytest.MonkeyPatch) -> None:
     paths = [read_settings([f"launcher={name}"])[1]["_target_"] for name in options("launcher")]
     assert {imported(path) for path in paths} == set(Launcher.__subclasses__())
     monkeypatch.setattr(words, "find_spec", lambda name: None)
-    with pytest.raises(UsageError, match=r"launcher=ray is not installed: pip install 'normbench\[ray\]'"):
-        read_settings(["launcher=ray"])
+    for word in ("launcher=ray", "sweep.lr=optuna"):
+        extra = word.partition("=")[2]
+        with pytest.raises(UsageError, match=rf"^{word} is not installed: pip install 'normbench\[{extra}\]'$"):
+            read_settings([word])
+    assert read_settings(["sweep.lr=auto"])[0].lr == "auto"
 
 
 SBATCH = """#!/bin/sh

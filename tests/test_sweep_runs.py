@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import signal
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pandas as pd
 import pytest
@@ -104,42 +106,33 @@ def test_two_sweeps_share_the_work(server: Server, whole: Path, tmp_path: Path) 
 # ---- runs that end badly
 
 
-def test_a_failing_run_stops_no_other(server: Server, tmp_path: Path) -> None:
-    words, own = own_words(tmp_path, "Boom", "Fine", "Exits"), tmp_path
-    child = server.start(words, own)
-    assert child.wait() == 1, child.output
-    assert statuses(own) == {"boom": "failed", "fine": "finished"}
-    for said in ("2 failed", "RuntimeError: boom, (own_norms.py, line ", "SystemExit: 3"):
-        assert said in child.output
-    assert "Traceback" not in child.output
-    (missing,) = SweepFolder(own / "outputs" / "sweep").missing().items()  # it came to no directory
-    assert (missing[0].partition("-")[0], missing[1][:13]) == ("exits", "SystemExit: 3")
-    (command,) = [line for line in child.output.splitlines() if line.startswith("normbench") and "Boom" in line]
-
-    again = server.start(words, own)  # it is not tried again
-    assert (again.wait(), "boom" in again.output, "runs to do" in again.output) == (1, True, False)
-
-    (own / "mended").touch()
-    finished(server, command.split()[1:], own)  # the command repeats just that run
-    assert "1 of 3 runs to do" in finished(server, [*words, "sweep.retry_failed=true"], own)
-    assert set(statuses(own).values()) == {"finished"}
-
-
 def test_whatever_a_class_raises_or_waits_for_concerns_its_run_alone(server: Server, tmp_path: Path) -> None:
-    words = own_words(tmp_path, "Interrupts", "Leaves", "Hangs", "Fine")
+    words = own_words(tmp_path, "Boom", "Fine", "Exits", "Interrupts", "Leaves", "Hangs")
     child = server.start([*words, "sweep.timeout=0.1"], tmp_path)
     assert child.wait() == 1, child.output
-    assert statuses(tmp_path)["fine"] == "finished"  # of the others the first one has begun at least
-    assert "4/4 runs  3 failed" in child.output
+    failed = dict.fromkeys(("boom", "interrupts", "leaves", "hangs"), "failed")
+    assert statuses(tmp_path) == {**failed, "fine": "finished"}
     for said in (
+        "6/6 runs  5 failed",
+        "RuntimeError: boom, (own_norms.py, line ",
+        "SystemExit: 3",
         "raised KeyboardInterrupt, and nobody",
         "GeneratorExit",
         "longer than sweep.timeout=0.1 minutes, and was",
     ):
         assert said in child.output
     assert "Traceback" not in child.output
+    (missing,) = SweepFolder(tmp_path / "outputs" / "sweep").missing().items()  # it came to no directory
+    assert (missing[0].partition("-")[0], missing[1][:13]) == ("exits", "SystemExit: 3")
+    (command,) = [line for line in child.output.splitlines() if line.startswith("normbench") and "Boom" in line]
+
+    again = server.start(words, tmp_path)  # it is not tried again
+    assert (again.wait(), "boom" in again.output, "runs to do" in again.output) == (1, True, False)
+
     (tmp_path / "mended").touch()
-    finished(server, ["sweep", "--resume", "outputs/sweep", "--trust", "sweep.retry_failed=true"], tmp_path)
+    finished(server, command.split()[1:], tmp_path)  # the command repeats just that run
+    resumed = finished(server, ["sweep", "--resume", "outputs/sweep", "--trust", "sweep.retry_failed=true"], tmp_path)
+    assert "4 of 6 runs to do" in resumed
     assert set(statuses(tmp_path).values()) == {"finished"}
 
 
@@ -189,6 +182,15 @@ def test_going_on_takes_the_words_that_lie_there(monkeypatch: pytest.MonkeyPatch
     assert main(["sweep", "--resume", "outputs/sweep", "sweep.jobs=1", "norm=dyt", "seed=3", "sweep.extend=true"]) == 0
     assert len(given) == 1
     assert main(["sweep", "--resume", "nowhere"]) == 2
+
+
+def test_a_disk_that_is_full_before_anything_starts_is_said_in_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Such as while the data are decoded."""
+    monkeypatch.setattr(conduct, "understand", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+    assert main(["sweep", "seed=0,1", "outputs=there"]) == 1
+    assert "the disk is full (outputs=there): what was checkpointed is intact" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -29,8 +29,8 @@ class Counted(RMSNorm):
     calls = 0
 
     def forward(self, x):
-        Counted.calls += 1
-        if Counted.calls > 40 and not Path("mended").exists():
+        type(self).calls += 1
+        if self.calls > 40 and not Path("mended").exists():
             self.end()
         return super().forward(x)
 
@@ -39,6 +39,8 @@ class Boom(Counted):
         raise RuntimeError("boom,\\n  and over")
 
 class Exits(Counted):
+    calls = 40  # at once
+
     def end(self):
         raise SystemExit(3)
 

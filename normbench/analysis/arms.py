@@ -64,7 +64,7 @@ def write_study(study: Study, folder: Path) -> None:
         board.draw({"arms: mean ± standard deviation over seeds": charts})
         for step in sorted(logged):
             board.scalars(step, logged[step])
-        board.close(ended=False)
+        board.close(ended="")
 
 
 def over_seeds(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -68,6 +68,7 @@ def check_options(ctx: click.Context, param: click.Parameter, words: tuple[str, 
                 check_option(group, option.strip(" '\""), *folders)
     words = tuple(re.sub(r"^(\+*logger=)([^\[(].*,.*)", r"\1[\2]", word) for word in words)  # all of them, in one run
     words = tuple(re.sub(r"^\+*hydra/launcher=", "launcher=", word) for word in words)
+    words = tuple(re.sub(r"^\+*hydra/sweeper=", "sweep.lr=", word) for word in words)
     return (*words, *(f"hydra.searchpath=['file://{folder}']" for folder in folders))
 
 

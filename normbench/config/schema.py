@@ -208,9 +208,8 @@ def checked_values(prefix: str, values: Tree, known: Mapping[str, Setting], wher
     for name, value in values.items():
         if name not in known:
             allowed = [key for key in known if not key.startswith("_")]
-            raise UsageError(
-                f"{prefix}{name} is not a setting of {where}: {nearest(name, allowed)}allowed are {', '.join(allowed)}"
-            )
+            such = f"allowed are {', '.join(allowed)}" if allowed else "it has none"
+            raise UsageError(f"{prefix}{name} is not a setting of {where}: {nearest(name, allowed)}{such}")
         if prefix and isinstance(value, Mapping | list) and '"_target_": ' in json.dumps(value, default=str):
             raise UsageError(
                 f"{prefix}{name} holds a _target_: settings are plain values, and a section alone has a class, such as "

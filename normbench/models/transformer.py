@@ -87,40 +87,35 @@ class Attention(Branch):
 
 
 class MLP(Branch):
-    """Two linear maps with an activation between (Vaswani et al. 2017, §3.3), four times as wide inside."""
+    """Two linear maps with an activation between (Vaswani et al. 2017, §3.3), `hidden` or four times as wide inside."""
 
     scaled = ("fc1", "fc2")
     output = ("fc2",)
 
-    def __init__(self, width: int, activation: str, bias: bool, dropout: float) -> None:
+    def __init__(
+        self, width: int, activation: str, bias: bool, dropout: float, hidden: int = 0, parts: int = 1
+    ) -> None:
         super().__init__()
         self.in_features = self.out_features = width
-        self.fc1 = nn.Linear(width, 4 * width, bias=bias)
+        hidden = hidden or 4 * width
+        self.fc1 = FusedLinear(width, hidden, parts, bias)
         self.activation = ACTIVATIONS[activation]()
-        self.fc2 = nn.Linear(4 * width, width, bias=bias)
+        self.fc2 = nn.Linear(hidden, width, bias=bias)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Stream, **_: Tensor | None) -> Stream:
         return self.dropout(self.fc2(self.activation(self.fc1(x))))
 
 
-class SwiGLU(Branch):
+class SwiGLU(MLP):
     """fc2(silu(gate(x)) · up(x)) (Shazeer 2020, equation 6), 8/3 as wide inside, in multiples of 8."""
 
-    scaled = ("fc1", "fc2")
-    output = ("fc2",)
-
     def __init__(self, width: int, bias: bool, dropout: float) -> None:
-        super().__init__()
-        self.in_features = self.out_features = width
-        hidden = 8 * -(-width // 3)
-        self.fc1 = FusedLinear(width, hidden, parts=2, bias=bias)
-        self.fc2 = nn.Linear(hidden, width, bias=bias)
-        self.dropout = nn.Dropout(dropout)
+        super().__init__(width, "silu", bias, dropout, hidden=8 * -(-width // 3), parts=2)
 
     def forward(self, x: Stream, **_: Tensor | None) -> Stream:
         gate, up = self.fc1(x).chunk(2, dim=-1)
-        return self.dropout(self.fc2(F.silu(gate) * up))
+        return self.dropout(self.fc2(self.activation(gate) * up))
 
 
 class TokenStem(nn.Module):

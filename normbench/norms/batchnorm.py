@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from normbench.norms.common import Affine, Eps, Momentum, RunningNorm, Tracks, scale_and_shift, standardize
+from normbench.norms.common import Eps, RunningNorm, scale_and_shift, standardize
 from normbench.types import NormFacts
 
 
@@ -32,22 +31,9 @@ class BatchNorm(RunningNorm):
         sees_future="training",
     )
 
-    def __init__(
-        self,
-        num_features: int,
-        *,
-        eps: Eps = 1e-5,
-        affine: Affine = True,
-        momentum: Momentum = 0.1,
-        track_running_stats: Tracks = True,
-        **place: Any,
-    ) -> None:
-        operator = "batch_norm" if eps else None  # torch's refuses an eps of 0 in training
-        super().__init__(num_features, operator, eps, affine, momentum, track_running_stats, **place)
-
-    @classmethod
-    def facts_for(cls, *, track_running_stats: bool = True, **_: Any) -> NormFacts:
-        return cls.facts if track_running_stats else replace(cls.facts, sees_future="always")
+    def __init__(self, num_features: int, *, eps: Eps = 1e-5, **settings: Any) -> None:
+        self.operator = "batch_norm" if eps else None  # torch's refuses an eps of 0 in training
+        super().__init__(num_features, eps=eps, **settings)
 
     def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         flat = x.flatten(0, -2) if self.channel_dim == -1 else x

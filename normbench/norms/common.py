@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import torch
@@ -12,7 +13,7 @@ from torch.nn import functional as F
 
 from normbench.errors import UsageError
 from normbench.settings import Setting
-from normbench.types import Norm, Site
+from normbench.types import Norm, NormFacts, Site
 
 Eps = Annotated[float, Setting("added to the variance or mean square, inside the root", low=0, high=1)]
 Affine = Annotated[bool, Setting("learned γ (and β)")]
@@ -42,14 +43,15 @@ class AffineNorm(Norm, ABC):
 
     `forward` hands `normalize` everything in float32, or in the input's precision if that is higher, and casts last.
     The keywords are what every norm takes beside its own settings, which hands them on as `place`.
-    operator: of torch.nn.functional, which computes the same faster; None where there is none.
+    operator: of torch.nn.functional, which computes the same faster; None where there is none, also with some settings.
     fused: whether it is used.
     """
+
+    operator: str | None = None
 
     def __init__(
         self,
         num_features: int,
-        operator: str | None,
         eps: float | None,
         affine: bool,
         bias: bool,
@@ -59,12 +61,12 @@ class AffineNorm(Norm, ABC):
         impl: Impl = "auto",
     ) -> None:
         super().__init__()
-        if impl == "torch" and operator is None:
+        if impl == "torch" and self.operator is None:
             raise UsageError(NO_OPERATOR)
         self.num_features, self.channel_dim = num_features, channel_dim
         self.eps: Any = eps  # a number wherever the formula has one
-        self.fused = operator is not None and impl != "eager"
-        self.implementation = f"torch.nn.functional.{operator}" if self.fused else "eager"
+        self.fused = self.operator is not None and impl != "eager"
+        self.implementation = f"torch.nn.functional.{self.operator}" if self.fused else "eager"
         self.weight = nn.Parameter(torch.ones(num_features)) if affine else None
         self.bias = nn.Parameter(torch.zeros(num_features)) if affine and bias else None
 
@@ -103,18 +105,24 @@ class RunningNorm(AffineNorm):
     def __init__(
         self,
         num_features: int,
-        operator: str | None,
-        eps: float,
-        affine: bool,
-        momentum: float | None,
-        track_running_stats: bool,
+        *,
+        eps: Eps = 1e-5,
+        affine: Affine = True,
+        momentum: Momentum = 0.1,
+        track_running_stats: Tracks = True,
         **place: Any,
     ) -> None:
-        super().__init__(num_features, operator, eps, affine, bias=True, **place)
+        super().__init__(num_features, eps, affine, bias=True, **place)
         self.momentum, self.track_running_stats = momentum, track_running_stats
         start = (torch.zeros(num_features), torch.ones(num_features), torch.tensor(0))
         for name, buffer in zip(("running_mean", "running_var", "num_batches_tracked"), start, strict=True):
             self.register_buffer(name, buffer if track_running_stats else None)
+
+    @classmethod
+    def facts_for(cls, *, track_running_stats: bool | None = None, **_: Any) -> NormFacts:
+        if track_running_stats is None:  # the class's default
+            return cls.facts
+        return replace(cls.facts, sees_future="training" if track_running_stats else "always")
 
     def from_running(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         """Return γ(x−μ)/√(σ²+ε)+β with the running statistics; x `(batch, features, ...)`."""

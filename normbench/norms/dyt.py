@@ -44,7 +44,7 @@ class DyT(AffineNorm):
         bias: Bias = True,
         **place: Any,
     ) -> None:
-        super().__init__(num_features, None, None, affine, bias, **place)
+        super().__init__(num_features, None, affine, bias, **place)
         self.alpha0 = published_alpha0(num_features, site) if alpha0 == "auto" else alpha0
         self.alpha = nn.Parameter(torch.full((1,), self.alpha0))
 

@@ -50,8 +50,8 @@ class GroupNorm(AffineNorm):
     ) -> None:
         self.each_position = channel_dim == -1 and not across_time
         # on 2 CPU cores as fast as torch's group_norm at width 128, and 1.6 to 2.3 times as fast from 256 on
-        operator = "layer_norm" if self.each_position else "group_norm"
-        super().__init__(num_features, operator, eps, affine, bias=True, channel_dim=channel_dim, **place)
+        self.operator = "layer_norm" if self.each_position else "group_norm"
+        super().__init__(num_features, eps, affine, bias=True, channel_dim=channel_dim, **place)
         self.across_time = across_time
         auto = 32 if num_features >= 128 else max(num_features // 4, 1)
         self.groups = auto if groups == "auto" else groups

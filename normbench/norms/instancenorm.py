@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from normbench.norms.common import Affine, Eps, Momentum, RunningNorm, Tracks, scale_and_shift, standardize
+from normbench.norms.common import Affine, RunningNorm, Tracks, scale_and_shift, standardize
 from normbench.types import NormFacts
 
 
@@ -32,23 +31,12 @@ class InstanceNorm(RunningNorm):
         sees_future="always",
         needs_positions=True,
     )
+    operator = "group_norm"  # one channel a group: 1.0 to 1.7 times as fast as torch's instance_norm on 2 CPU cores
 
     def __init__(
-        self,
-        num_features: int,
-        *,
-        eps: Eps = 1e-5,
-        affine: Affine = False,
-        momentum: Momentum = 0.1,
-        track_running_stats: Tracks = False,
-        **place: Any,
+        self, num_features: int, *, affine: Affine = False, track_running_stats: Tracks = False, **settings: Any
     ) -> None:
-        # one channel a group: 1.0 to 1.7 times as fast as torch's instance_norm on 2 CPU cores
-        super().__init__(num_features, "group_norm", eps, affine, momentum, track_running_stats, **place)
-
-    @classmethod
-    def facts_for(cls, *, track_running_stats: bool = False, **_: Any) -> NormFacts:
-        return replace(cls.facts, sees_future="training") if track_running_stats else cls.facts
+        super().__init__(num_features, affine=affine, track_running_stats=track_running_stats, **settings)
 
     def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         x = x.movedim(self.channel_dim, 1)

@@ -23,11 +23,12 @@ class LayerNorm(AffineNorm):
     """
 
     facts = NormFacts(statistics_over="features of one position", centers=True)
+    operator = "layer_norm"
 
     def __init__(
         self, num_features: int, *, eps: Eps = 1e-5, affine: Affine = True, bias: Bias = True, **place: Any
     ) -> None:
-        super().__init__(num_features, "layer_norm", eps, affine, bias, **place)
+        super().__init__(num_features, eps, affine, bias, **place)
 
     def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         if self.fused:  # torch wants the features last, which costs no copy if x is channels_last in memory

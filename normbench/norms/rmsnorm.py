@@ -28,9 +28,10 @@ class RMSNorm(AffineNorm):
     """
 
     facts = NormFacts(statistics_over="features of one position", centers=False)
+    operator: str | None = "rms_norm"
 
     def __init__(self, num_features: int, *, eps: Eps = 1e-5, affine: Affine = True, **place: Any) -> None:
-        super().__init__(num_features, "rms_norm", eps, affine, bias=False, **place)
+        super().__init__(num_features, eps, affine, bias=False, **place)
 
     def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         if self.fused:  # torch wants the features last, which costs no copy if x is channels_last in memory
@@ -40,7 +41,7 @@ class RMSNorm(AffineNorm):
         return scale_and_shift(x * torch.rsqrt(mean_square + self.eps), weight, bias, self.channel_dim)
 
 
-class PartialRMSNorm(AffineNorm):
+class PartialRMSNorm(RMSNorm):
     """Divides the features of each position by the root mean square of the first few.
 
     y = γ·x/√(ms(x₁..x_k)+ε), with k = ⌈p·d⌉ of the d features and p = `fraction`.
@@ -53,21 +54,19 @@ class PartialRMSNorm(AffineNorm):
     """
 
     facts = NormFacts(statistics_over="the first features of one position", centers=False)
-
+    operator = None
     recorded = ("fraction", "k")
 
     def __init__(
         self,
         num_features: int,
         *,
-        eps: Eps = 1e-5,
-        affine: Affine = True,
         fraction: Annotated[
             float, Setting("share of the features that pRMSNorm's statistic sees, at least 8 of them", above=0, high=1)
         ] = 0.0625,
-        **place: Any,
+        **settings: Any,
     ) -> None:
-        super().__init__(num_features, None, eps, affine, bias=False, **place)
+        super().__init__(num_features, **settings)
         self.fraction = fraction
         # exact in decimal: in binary 0.07 * 100 is more than 7
         self.k = min(max(math.ceil(Fraction(str(fraction)) * num_features), FEWEST), num_features)

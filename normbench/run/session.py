@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import platform
+import shlex
 import signal
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager
+from datetime import UTC, datetime
+from importlib.metadata import version
 from types import FrameType
 from typing import Any
 
@@ -19,7 +24,7 @@ from normbench.errors import RunFailure, is_disk_full, is_out_of_memory
 from normbench.probes import Probes
 from normbench.recording import Display, Recorder, show_table
 from normbench.run.plan import Run
-from normbench.rundir import RunDirectory, Status, describe_environment, read_json, write_bytes, write_json
+from normbench.rundir import RunDirectory, Status, commit, cpu_name, read_json, write_bytes, write_json
 from normbench.settings import flat
 from normbench.training.checkpoint import Checkpoints
 from normbench.training.clock import forget_peak, peak_memory
@@ -30,6 +35,7 @@ from normbench.training.precision import make_precision
 from normbench.types import Model, Norm, Placement
 
 HEARTBEAT_SECONDS = 5.0
+PACKAGES = ("torch", "numpy", "hydra-core", "omegaconf", "datasets", "tensorboard")
 RESULTS = ("loss", "accuracy", "perplexity")
 
 NOTEWORTHY = ("compile_seconds", "skipped_steps", "leak", "padding")  # in the closing table, where there is any
@@ -57,7 +63,7 @@ class Session:
             optimizer=make_optimizer(build.factory(tree, "optim"), groups, run.device),
             schedule=build.factory(tree, "schedule")(),
             probes=Probes(model, self.norms, wanted),
-            checkpoints=Checkpoints(self.directory.checkpoint, self.directory.previous, self.directory.best),
+            checkpoints=Checkpoints(self.directory),
             device=run.device,
             precision=precision,
             settings=closed,
@@ -100,9 +106,9 @@ class Session:
         damaged = recording.truncate_events(directory.path, loop.step)
         for said in filter(None, (damaged, recording.truncate_metrics(directory.metrics, loop.step))):
             self.say(f"warning: {said}")
-        display = None if self.settings.quiet else Display(run.steps, run.data.task.unit, loop.step)
+        shown = [] if self.settings.quiet else [Display(run.steps, run.data.task.unit, loop.step)]
         loggers = build.make_loggers(run.config.tree, directory.path, loop.step)
-        loop.recorder = Recorder(directory.path, display, loggers)
+        loop.recorder = Recorder(directory.path, [*shown, *loggers])
         self.announce(loop.step)
         chosen = {group: run.config.choices.groups[group] for group in ("norm", "placement", "model", "data")}
         choices = {**chosen, "seed": self.settings.seed, **flat(run.config.tree)}
@@ -125,9 +131,8 @@ class Session:
         except (KeyError, ValueError, RuntimeError) as error:
             if is_out_of_memory(error):
                 raise
-            raise RunFailure(
-                f"the checkpoint in {self.directory.path} is of another version of normbench: rerun=true makes it anew"
-            ) from error
+            what = f"the checkpoint in {self.directory.path} is of another version of normbench"
+            raise RunFailure(f"{what}: rerun=true makes it anew") from error
 
     def announce(self, start_step: int) -> None:
         """Say what runs, where, and what a reader of its numbers must know."""
@@ -150,18 +155,9 @@ class Session:
     # ---- how it ends
 
     def finish(self, status: Status, step: int, message: str) -> int:
-        """Write the summary; a result, whether finished or diverged."""
-        summary = self.summarize() | {"status": status, "step": step, "message": message}
-        self.loop.recorder.close(ended=True)
-        write_json(self.directory.summary, summary)
-        settle(self.run, summary)
-        show_summary(self.run, summary)
-        return 0
-
-    def summarize(self) -> dict[str, Any]:
-        """Return what analysis reads of the whole run, less how it ended (status, step, message)."""
+        """Write the summary, which analysis reads; a result, whether finished or diverged."""
         run, loop = self.run, self.loop
-        return {
+        summary = {
             "steps": run.steps,
             "choices": dict(run.config.choices.groups),
             "seed": self.settings.seed,
@@ -175,7 +171,15 @@ class Session:
             **caveats(run),
             "extends": run.parent.path.name if run.parent else None,
             "ledger": make_ledger(loop.model, self.norms, run.config.tree, run.device),
+            "status": status,
+            "step": step,
+            "message": message,
         }
+        loop.recorder.close(status)
+        write_json(self.directory.summary, summary)
+        settle(run, summary)
+        show_summary(run, summary)
+        return 0
 
     def interrupted(self, number: int) -> int:
         """End a run that a signal has stopped behind a checkpoint."""
@@ -187,8 +191,7 @@ class Session:
 
     def write_status(self, status: Status, message: str = "") -> None:
         """Say how the run stands, at the step where its loop is."""
-        with suppress(OSError):  # the status must not hide what it reports, a full disk above all
-            self.directory.write_status(status, self.loop.step, self.run.steps, message)
+        self.directory.write_status(status, self.loop.step, self.run.steps, message)
 
     def beat(self) -> None:
         """Say that the run is alive, at most every few seconds."""
@@ -231,7 +234,15 @@ def stop_signals() -> Iterator[list[int]]:
 def describe_here(run: Run) -> dict[str, Any]:
     """Return this process, its machine and its code, and what is needed to load the model: environment.json has it."""
     return {
-        **describe_environment(run.config.words),
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": shlex.join(["normbench", "train", *run.config.words]),
+        "commit": commit(),
+        "machine": platform.machine(),
+        "system": platform.platform(),
+        "cpu": cpu_name(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "packages": {name: version(name) for name in PACKAGES},
         "device": str(run.device),
         "accelerator": torch.cuda.get_device_name(run.device) if run.device.type == "cuda" else None,
         "threads": torch.get_num_threads(),
@@ -245,8 +256,7 @@ def settle(run: Run, summary: Mapping[str, Any]) -> None:
     """Do what follows the summary; done again at the next command in case a kill came between."""
     directory = run.directory
     if (read_json(directory.status) or {}).get("status") != summary["status"]:
-        with suppress(OSError):
-            directory.write_status(summary["status"], summary["step"], summary["steps"], summary["message"])
+        directory.write_status(summary["status"], summary["step"], summary["steps"], summary["message"])
     if run.config.closed.trainer.keep_checkpoint == "none":
         for path in (directory.checkpoint, directory.previous, directory.best):
             path.unlink(missing_ok=True)
@@ -305,10 +315,13 @@ def distinct(values: Iterable[Any]) -> Any:
     return found[0] if len(found) == 1 else found or None
 
 
-def norm_entries(norms: Mapping[str, nn.Module]) -> dict[str, Any]:
-    """Return eps, its place, cast order, affine, implementation, and what each norm decided at its construction."""
-    ours = [norm for norm in norms.values() if isinstance(norm, Norm)]
-    settings = [norm.settings() for norm in ours]
+def make_ledger(
+    model: Model, norms: Mapping[str, nn.Module], tree: Mapping[str, Any], device: torch.device
+) -> dict[str, Any]:
+    """Return the ledger of a run, from what was really built."""
+    placement = next(module for module in model.modules() if isinstance(module, Placement))
+    init, ours = tree["init"], [norm for norm in norms.values() if isinstance(norm, Norm)]
+    decided = [norm.settings() for norm in ours]  # at construction
     return {
         "norms": len(norms),
         "eps": distinct(eps for norm in norms.values() if isinstance(eps := getattr(norm, "eps", None), float | None)),
@@ -316,18 +329,7 @@ def norm_entries(norms: Mapping[str, nn.Module]) -> dict[str, Any]:
         "cast_order": distinct(norm.cast_order for norm in ours),
         "implementation": distinct(norm.implementation for norm in ours),
         "affine_parameters": distinct("+".join(dict(norm.named_parameters())) or "none" for norm in norms.values()),
-        **{key: distinct(each[key] for each in settings if key in each) for made in settings for key in made},
-    }
-
-
-def make_ledger(
-    model: Model, norms: Mapping[str, nn.Module], tree: Mapping[str, Any], device: torch.device
-) -> dict[str, Any]:
-    """Return the ledger of a run, from what was really built."""
-    placement = next(module for module in model.modules() if isinstance(module, Placement))
-    init = tree["init"]
-    return {
-        **norm_entries(norms),
+        **{key: distinct(each[key] for each in decided if key in each) for made in decided for key in made},
         "norm_parameters_decayed": tree["trainer"]["decay_norms"],
         "parameters": parameter_counts(model, norms.values()),
         "init": str(init["_target_"]).rpartition(".")[2].lower(),

@@ -18,7 +18,7 @@ from normbench.errors import RunFailure, is_disk_full, is_out_of_memory
 from normbench.recording import Recorder, Scalar, show_table
 from normbench.run.plan import Run, prepare, same_elsewhere
 from normbench.run.session import Session, describe_here, settle, show_summary, stop_signals
-from normbench.rundir import read_json
+from normbench.rundir import read_json, unused
 from normbench.training.estimate import Estimate, estimate
 from normbench.training.guard import Diverged
 
@@ -86,15 +86,11 @@ def limits_named(outputs: str) -> Iterator[None]:
         yield
     except (OSError, MemoryError, RuntimeError) as error:
         if is_disk_full(error):
-            raise RunFailure(
-                f"the disk is full (outputs={outputs}): what was checkpointed is intact; make room, then give the same "
-                "command to go on"
-            ) from error
+            cure = "what was checkpointed is intact; make room, then give the same command to go on"
+            raise RunFailure(f"the disk is full (outputs={outputs}): {cure}") from error
         if is_out_of_memory(error):
-            raise RunFailure(
-                "out of memory: use a smaller data.batch_size, data.eval_batch_size, model.context, model.width or "
-                "model.depth"
-            ) from error
+            sizes = "data.batch_size, data.eval_batch_size, model.context, model.width or model.depth"
+            raise RunFailure(f"out of memory: use a smaller {sizes}") from error
         raise
 
 
@@ -113,12 +109,13 @@ def notes_shown(quiet: bool) -> Iterator[None]:
 
 def make_directory(run: Run) -> None:
     """Make the run's directory; a run that is to be made anew is set aside."""
+    path = run.directory.path
     if run.config.closed.rerun and run.directory.config.exists():
         with run.directory.held():
-            aside = run.directory.set_aside()
+            aside = path.rename(unused(path.with_name(f"{path.name}.old")))
         if not run.config.closed.quiet:
             print(f"rerun: the run before is kept as {aside}")
-    run.directory.create()
+    path.mkdir(parents=True, exist_ok=True)
 
 
 def show_ended(run: Run, summary: dict[str, Any]) -> int:

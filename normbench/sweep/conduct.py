@@ -6,11 +6,10 @@ import math
 import re
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +31,8 @@ from normbench.sweep.work import Execution, Stopped
 class Sweep:
     """A sweep that is understood; nothing has been run or written.
 
-    words: that it is made of. plan: where learning rates are to be chosen, with those that are set in their place.
-    choices: of learning rates, so far. failed: runs that have failed, by name.
+    words: that it is made of, less those of one command. plan: where learning rates are to be chosen, with those that
+    are set in their place. choices: of learning rates, so far. failed: runs that have failed, by name.
     """
 
     words: Sequence[str]
@@ -53,7 +52,8 @@ class Sweep:
     def asked(self) -> list[str]:
         """Return the names of the runs that the words ask for; where rates are to be chosen they say from which."""
         rates = fingerprint({"rates": self.settings.lr_grid, "seeds": self.settings.lr_seeds})
-        return [run.run + (f" lr {rates}" if self.settings.lr else "") for run in self.plan.runs]
+        chosen = {"auto": f" lr {rates}", "optuna": f" optuna {rates}"}.get(self.settings.lr or "", "")
+        return [f"{run.run}{chosen}" for run in self.plan.runs]
 
     def check_folder(self) -> None:
         """Refuse to add runs to those of another sweep, unless that is meant.
@@ -74,14 +74,11 @@ class Sweep:
 
     def show(self) -> int:
         """Say what would run; returns the exit status."""
-        plan = self.plan
-        if self.settings.lr:
+        plan = next(plan for plan in self.plans() if self.to_do(plan) or self.is_reported(plan))
+        if not self.is_reported(plan):
             say(self.console, "runs that choose learning rates, and behind them those that are reported:")
-            choosing = next((each for each in self.tunings() if self.to_do(each)), None)
-            if choosing:
-                self.show_one(choosing, 0 if self.choices else tuning.refinements(plan, self.settings))
-            else:
-                plan = self.reported(self.choices)
+            self.show_one(plan, tuning.follow_up(self.plan, plan, self.settings))
+            plan = self.plan
         self.show_one(plan)
         self.say_left_out()
         return 0
@@ -93,7 +90,7 @@ class Sweep:
         show_arms(self.console, plan.folder, arms)
         if number := self.to_do(plan):
             beside = min(number, self.planner.jobs)
-            whole = f"{number:,} runs" + (f" and {later:,} more beside the best rates" if later else "")
+            whole = f"{number:,} runs" + (f" and {later:,} more that their results ask for" if later else "")
             try:
                 seconds = measure(Session(first.prepared)).seconds(first.steps)
                 parts = (seconds * (number + later) / beside, seconds)
@@ -105,8 +102,7 @@ class Sweep:
 
     def to_do(self, plan: SweepPlan) -> int:
         """Return how many runs of a plan are not over."""
-        folder = SweepFolder(plan.folder)
-        return sum(not folder.look(run).over for run in plan.runs)
+        return sum(not SweepFolder(plan.folder).look(run).over for run in plan.runs)
 
     def say_left_out(self) -> None:
         """Say what is not run, and why."""
@@ -123,11 +119,16 @@ class Sweep:
         self.console.quiet = self.planner.quiet
         self.say_left_out()
         try:
-            words = [word for word in self.words if key_of(word) not in ONCE]
             with self.folder.worked_on():
                 if self.settings.lr:
-                    self.folder.write_plan((), words, self.asked)
-                standings = self.finish(self.tuned() if self.settings.lr else self.plan, words, self.asked)
+                    say(
+                        self.console, "learning rates are chosen on held out data: a few first, then what these ask for"
+                    )
+                    self.folder.write_plan((), self.words, self.asked)
+                for plan in self.plans():
+                    if self.choices:
+                        tuning.write_choices(self.plan.folder / CHOICE_FILE, self.choices, self.settings)
+                    standings = self.finish(plan)
         except Stopped as stop:
             say(Console(), f"stopped by {stop}; go on, each run from its checkpoint: {self.folder.command}")
             return 128 + signal.Signals[str(stop)]
@@ -138,38 +139,29 @@ class Sweep:
             report(self.plan.folder, self.console.quiet)
         return show_failures([*self.failed.values()], self.folder.command)
 
-    def tuned(self) -> SweepPlan:
-        """Return the plan with each arm's own learning rate, which runs on held out data have chosen."""
-        say(self.console, "learning rates are chosen on held out data: every other one first, then beside the best")
-        for choosing in self.tunings():
-            self.finish(choosing)
-        tuning.write_choices(self.plan.folder / CHOICE_FILE, self.choices, self.settings)
-        return self.reported(self.choices)
-
-    def tunings(self) -> Iterator[SweepPlan]:
-        """Yield the runs that choose learning rates, with more of them each time; each plan is over before the next."""
-        while points := tuning.tuning_grid(self.plan, self.settings, self.choices):
-            yield (choosing := self.planner.plan(points))
-            self.choices = tuning.choose(choosing)
-
-    def reported(self, choices: Sequence[Mapping[str, Any]]) -> SweepPlan:
-        """Return the runs that are reported, each with its learning rate.
+    def plans(self) -> Iterator[SweepPlan]:
+        """Yield what is to run, each plan over before the next: runs that choose learning rates, if any, come first.
 
         Raises:
             UsageError, RunFailure: no rate is good.
         """
-        for choice in choices:
+        while self.settings.lr and (points := tuning.tuning_grid(self.plan, self.settings, self.choices)):
+            yield (choosing := self.planner.plan(points))
+            self.choices = tuning.choose(choosing)
+        for choice in self.choices:
             say(self.console, tuning.said(choice))
-        if all(choice["lr"] is None for choice in choices):
+        if self.choices and all(choice["lr"] is None for choice in self.choices):
             show_failures([*self.failed.values()], self.folder.command)
-            kind = RunFailure if self.failed else UsageError
-            raise kind("sweep.lr=auto has found no learning rate for any arm: give others with sweep.lr_grid")
-        return self.planner.plan(tuning.tuned_grid(self.plan, choices))
+            text = f"sweep.lr={self.settings.lr} has found no learning rate for any arm: give others with sweep.lr_grid"
+            raise RunFailure(text) if self.failed else UsageError(text)
+        yield self.planner.plan(tuning.tuned_grid(self.plan, self.choices)) if self.choices else self.plan
 
-    def finish(self, plan: SweepPlan, words: Sequence[str] = (), asked: Iterable[str] = ()) -> list[Standing]:
+    def is_reported(self, plan: SweepPlan) -> bool:
+        """Return whether the runs of a plan are reported; others choose learning rates."""
+        return plan.folder == self.plan.folder
+
+    def finish(self, plan: SweepPlan) -> list[Standing]:
         """Make the runs of a plan, and show how far they are; returns how they stand in the end.
-
-        words, asked: as `write_plan` notes them.
 
         Raises:
             UsageError: the folder cannot be made.
@@ -182,13 +174,12 @@ class Sweep:
                 folder.forget_failure(run.run)
         view = View(self.console, folder, plan.runs)
         if left := whole - len(view.over):
-            folder.write_plan(plan.runs, words, asked)
+            folder.write_plan(plan.runs, *((self.words, self.asked) if self.is_reported(plan) else ()))
             share = f"{min(left, planner.jobs)} at a time with threads={planner.threads} each"
             say(self.console, f"{left} of {whole} runs to do, {share}, in {plan.folder}")
+            execution = Execution(planner, folder, balanced(plan.runs), self.settings.timeout)
             with closing(view):
-                Execution(planner, folder, balanced(plan.runs), self.settings.timeout).finish(
-                    view.look, partial(say, self.console)
-                )
+                execution.finish(view)
         standings = view.read()
         self.failed |= {one.entry.run: one for one in standings if one.state == "failed"}
         return standings
@@ -209,7 +200,7 @@ def understand(words: Sequence[str]) -> Sweep:
         plan = planner.plan(kept, excluded)
     if settings.lr:
         tuning.check_tunable(plan, settings)
-    return Sweep(words, settings, planner, plan)
+    return Sweep([word for word in words if key_of(word) not in ONCE], settings, planner, plan)
 
 
 def sweep(words: Sequence[str], dry_run: bool, report: Callable[[Path, bool], None]) -> int:
@@ -219,13 +210,12 @@ def sweep(words: Sequence[str], dry_run: bool, report: Callable[[Path, bool], No
         UsageError: any mistake in the words; nothing was started.
         RunFailure: the launcher starts nothing.
     """
-    understood = understand(words)
-    understood.check_folder()
-    understood.plan.runs[0].prepared.directory.check_creatable()
-    if dry_run:
-        return understood.show()
-    with limits_named(str(understood.plan.folder.parent)):
-        return understood.run(report)
+    outputs = {key_of(word): word.partition("=")[2] for word in words}.get("outputs", "outputs")
+    with limits_named(outputs):
+        understood = understand(words)
+        understood.check_folder()
+        understood.plan.runs[0].prepared.directory.check_creatable()
+        return understood.show() if dry_run else understood.run(report)
 
 
 def difference(before: Sequence[str], now: Sequence[str]) -> str:
@@ -289,16 +279,14 @@ def watch(folder: Path) -> int:
             if {entry.run for entry in entries} <= over.keys():
                 continue
             with closing(View(console, runs, entries)) as view:
-                while len(view.over) < len(entries) and (
-                    busy := reported.is_worked_on() or any(one.state == "running" for one in view.read())
-                ):
+                while busy and len(view.over) < len(entries):
                     view.look()
                     time.sleep(LOOK_SECONDS)
+                    busy = reported.is_worked_on() or any(one.state == "running" for one in view.read())
             over |= view.over
         time.sleep(LOOK_SECONDS * busy)
-    if all(note["runs"] for note in reported.read_notes()) and not any(
-        entry.run not in over for runs in places for entry in runs.read_plans()
-    ):
+    planned = {entry.run for runs in places for entry in runs.read_plans()}
+    if all(note["runs"] for note in reported.read_notes()) and planned <= over.keys():
         say_done(console, reported, [over[entry.run] for entry in reported.read_plans()])
     else:
         say(console, f"nobody is at work on the runs in {folder} now; go on: {reported.command}")

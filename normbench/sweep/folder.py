@@ -193,7 +193,12 @@ class View:
         known, standings, self.looked = {*self.over}, self.read(), now
         self.bars.update(self.whole, description=overall(standings), completed=steps_done(standings))
         if not self.bars.disable:
-            self.draw([one for one in standings if one.state == "running"])
+            for task in self.bars.task_ids[1:]:
+                self.bars.remove_task(task)
+            running = [one for one in standings if one.state == "running"]
+            for one in running[: max(3, self.console.size.height - 4)]:  # as many as there is room for
+                self.bars.add_task(said(one), total=one.entry.steps, completed=one.step)
+            self.bars.start()
             return
         lines = [said(one) for one in standings if one.over and one.entry.run not in known]
         left = self.bars.tasks[0].time_remaining
@@ -201,14 +206,6 @@ class View:
         for line in lines or [""] * (now - self.printed > LINE_SECONDS):
             self.printed = now
             say(self.console, "  ".join(filter(None, (overall(standings), line, time_left))))
-
-    def draw(self, running: Sequence[Standing]) -> None:
-        """Draw a bar for each run at work, as many as there is room for."""
-        for task in self.bars.task_ids[1:]:
-            self.bars.remove_task(task)
-        for one in running[: max(3, self.console.size.height - 4)]:
-            self.bars.add_task(said(one), total=one.entry.steps, completed=one.step)
-        self.bars.start()
 
     def close(self) -> None:
         """Leave the last state to be seen."""

@@ -28,10 +28,8 @@ Task = Callable[[], int]
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 # All that a run imports sooner or later.
-PRELOADED = [
-    "torch._dynamo", "normbench.data", "normbench.models", "normbench.norms",
-    "normbench.placements", "normbench.sweep.work",
-]  # fmt: skip
+PARTS = ("data", "models", "norms", "placements", "sweep.work")
+PRELOADED = ["torch._dynamo", *(f"normbench.{part}" for part in PARTS)]
 
 
 class Launcher:

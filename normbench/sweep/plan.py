@@ -123,7 +123,9 @@ def levels(words: Sequence[str]) -> list[dict[str, str]]:
     for word in words:
         if (key := key_of(word)) in COMMON:
             raise UsageError(f"{word} cannot vary within a sweep: give {key} one value, or start a sweep for each")
-        values = replace(compose.parsed(word), config_loader=loader).sweep_string_iterator()
+        if (parsed := compose.parsed(word)).is_interval_sweep():
+            raise UsageError(f"{word} is no list of values: give {key} some; sweep.lr=optuna searches learning rates")
+        values = replace(parsed, config_loader=loader).sweep_string_iterator()
         found[key] = [*itertools.islice(values, MOST_RUNS + 1)]
     if len({*map(len, found.values())}) > 1:
         counts = ", ".join(f"{len(values)} of {key}" for key, values in found.items())

@@ -1,7 +1,8 @@
-"""`sweep.lr=auto`: each arm's learning rate, chosen on a tenth held out of the training data, on seeds of its own."""
+"""`sweep.lr=`: each arm's learning rate, chosen on a tenth held out of the training data, on seeds of its own."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -28,11 +29,13 @@ def check_tunable(plan: SweepPlan, settings: SweepConfig) -> None:
     """
     for run in plan.runs:
         if word := next((word for word in run.words if key_of(word) == RATE), ""):
-            raise UsageError(f"{word} is not for sweep.lr=auto, which sets it itself: leave one of the two out")
+            raise UsageError(
+                f"{word} is not for sweep.lr={settings.lr}, which sets it itself: leave one of the two out"
+            )
         if (held_out := run.prepared.config.tree["data"].get("holdout")) != 0:
             raise UsageError(
-                "sweep.lr=auto holds out a tenth of the training data, since what chooses must not judge: choose data "
-                f"with data.holdout, and leave it at 0 (here it is {held_out})"
+                f"sweep.lr={settings.lr} holds out a tenth of the training data, since what chooses must not judge: "
+                f"choose data with data.holdout, and leave it at 0 (here it is {held_out})"
             )
         if run.seed in settings.lr_seeds:
             raise UsageError(
@@ -58,10 +61,31 @@ def propose(grid: Sequence[float], means: Mapping[float, float | None]) -> list[
     return [rate for rate in beside if rate not in means]
 
 
-def refinements(plan: SweepPlan, settings: SweepConfig) -> int:
-    """Return how many runs the first ones will mostly ask for: two rates more for each arm, where there are as many."""
-    grid = sorted({*settings.lr_grid})
-    return len(plan.arms) * len(settings.lr_seeds) * min(2, len(grid) - len(propose(grid, {})))
+def propose_by_optuna(grid: Sequence[float], means: Mapping[float, float | None]) -> list[float]:
+    """Return the rate that Optuna's TPE sampler draws next between the grid's ends; in all as many as the grid has.
+
+    The first ones are those of `propose`. A draw follows from the means alone, so a search that was stopped goes on as
+    it would have.
+    """
+    if not means or len(means) >= len(grid):
+        return [] if means else propose(grid, means)
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)  # it tells of each study
+    space: dict[str, Any] = {RATE: optuna.distributions.FloatDistribution(grid[0], grid[-1], log=True)}
+    study = optuna.create_study(sampler=optuna.samplers.TPESampler(n_startup_trials=1, seed=len(means)))
+    for rate, mean in sorted(means.items()):
+        value = math.inf if mean is None else mean
+        study.add_trial(optuna.create_trial(params={RATE: rate}, distributions=space, value=value))
+    drawn = min(max(float(f"{study.ask(space).params[RATE]:.4g}"), grid[0]), grid[-1])
+    return [drawn] if drawn not in means else []
+
+
+def follow_up(plan: SweepPlan, choosing: SweepPlan, settings: SweepConfig) -> int:
+    """Return how many runs the results of those that choose will mostly ask for."""
+    rates = len({*settings.lr_grid})
+    most = rates if settings.lr == "optuna" else min(rates, len(propose(range(rates), {})) + 2)
+    return max(0, len(plan.arms) * len(settings.lr_seeds) * most - len(choosing.runs))
 
 
 def ladder(grid: Sequence[float]) -> list[float]:
@@ -82,7 +106,8 @@ def tuning_grid(plan: SweepPlan, settings: SweepConfig, choices: Sequence[Mappin
     common = {HOLDOUT: f"{HELD_OUT}", "name": plan.folder.name + SUFFIX}
     tried = {choice["name"]: {point["lr"]: point["mean"] for point in choice["curve"]} for choice in choices}
     points, grid = list[Point](), sorted({float(f"{lr:.12g}") for lr in settings.lr_grid})
-    news = {name: propose(grid, tried.get(name, {})) for name in plan.arms}
+    search = propose_by_optuna if settings.lr == "optuna" else propose
+    news = {name: search(grid, tried.get(name, {})) for name in plan.arms}
     for name, (first, *_) in plan.arms.items():
         for lr in sorted({*tried.get(name, {}), *news[name]}):
             for seed in settings.lr_seeds:
@@ -127,7 +152,6 @@ def chosen(arm: Mapping[str, str], rates: Mapping[float, Sequence[float | None]]
 
 def write_choices(path: Path, choices: Sequence[Mapping[str, Any]], settings: SweepConfig) -> None:
     """Note what was chosen, and from what, beside what was chosen for other arms."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     names = {choice["name"] for choice in choices}
     others = [choice for choice in (read_json(path) or {}).get("arms", []) if choice["name"] not in names]
     how = "mean final validation loss on the tenth held out of the training data"

@@ -6,13 +6,12 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal
 
-import yaml
-
-from normbench.config.groups import check_option, config_directory, section_of
+from normbench.config.groups import check_option, content, section_of
+from normbench.config.schema import TARGET, checked_values, closed_settings
 from normbench.errors import UsageError
-from normbench.settings import Setting, nearest, setting_from, settings_of
+from normbench.settings import Setting, settings_of
 
 
 @dataclass(frozen=True)
@@ -21,40 +20,33 @@ class SweepConfig:
 
     exclude: Annotated[
         list[str] | None,
-        Setting("runs to leave out, each such as norm=batchnorm,placement=parallel; given again it adds more, null "
-                "empties it"),
-    ]  # fmt: skip
+        Setting("runs to leave out, such as norm=batchnorm,placement=parallel; given again it adds, null empties"),
+    ]
     tie: Annotated[
         list[str] | None,
         Setting("settings that vary together, as one, such as 'data.batch_size=2,8;optim.lr=0.025,0.1'; given again it "
                 "adds more, null empties it; trainer.epochs= keeps the number of samples equal over batch sizes"),
     ]  # fmt: skip
     lr: Annotated[
-        Literal["auto"] | None,
-        Setting("auto: choose each arm's learning rate on a tenth held out of the training data; null: as it is set"),
-    ]
+        Literal["auto", "optuna"] | None,
+        Setting("auto: choose each arm's learning rate on a tenth held out of the training data; optuna: so too, among "
+                "as many rates as sweep.lr_grid has, which Optuna draws between its ends; null: as it is set"),
+    ]  # fmt: skip
     lr_grid: Annotated[
         list[float],
         Setting("learning rates that sweep.lr=auto tries: every other one first, then those beside the best, and up to "
                 "two beyond an end if the best lies there", above=0, high=1e3),
     ]  # fmt: skip
-    lr_seeds: Annotated[
-        list[int], Setting("seeds of the runs that choose; never among those reported", low=0, high=2**62)
-    ]
-    extend: Annotated[
-        bool, Setting("add runs, of more seeds or arms say, to those that another sweep made in the folder")
-    ]
+    lr_seeds: Annotated[list[int], Setting("seeds of the runs that choose; none is reported", low=0, high=2**62)]
+    extend: Annotated[bool, Setting("add runs, such as more seeds, to those of another sweep in the folder")]
     retry_failed: Annotated[bool, Setting("try runs again that have failed")]
-    timeout: Annotated[
-        float | None, Setting("end a run that takes longer, and count it as failed; null: never", "minutes", above=0)
-    ]
+    timeout: Annotated[float | None, Setting("a run that takes longer fails; null: never", "minutes", above=0)]
     jobs: Annotated[int | None, Setting("runs at a time; null: one for each core, or GPU", "runs", low=1, high=4096)]
     report: Annotated[bool, Setting("write the report of the runs at the end")]
 
 
-SWEEP_KEYS = {
-    f"sweep.{name}": setting_from(hint) for name, hint in get_type_hints(SweepConfig, include_extras=True).items()
-}
+SETTINGS = closed_settings(SweepConfig)
+SWEEP_KEYS = {f"sweep.{name}": setting for name, setting in SETTINGS.items()}
 EXCLUDE, TIE = REPEATED = ("sweep.exclude", "sweep.tie")  # what may be given several times
 LISTS = ("sweep.lr_grid", "sweep.lr_seeds")
 ONCE = ("sweep.extend", "sweep.retry_failed")  # of one command, not of those that go on
@@ -84,31 +76,23 @@ def read_settings(words: Iterable[str]) -> tuple[SweepConfig, dict[str, Any]]:
 
     from normbench.config.compose import value_of
 
-    given = [(key_of(word), word.partition("=")[2]) for word in words]
-    launcher, added = dict(given).get("launcher", "joblib"), {name: list[str]() for name in REPEATED}
+    root, given = content("", "sweep"), [(key_of(word), word.partition("=")[2]) for word in words]
+    chosen = {**root["defaults"], "sweep.lr": "", **dict(given)}
+    launcher = chosen["launcher"]
     check_option("launcher", launcher)
-    if launcher in ("submitit", "ray") and find_spec(launcher) is None:
-        raise UsageError(f"launcher={launcher} is not installed: pip install 'normbench[{launcher}]'")
-    root = yaml.safe_load((config_directory() / "sweep.yaml").read_text("utf-8"))
+    for word, package in ((f"launcher={launcher}", launcher), ("sweep.lr=optuna", chosen["sweep.lr"])):
+        if package in ("submitit", "ray", "optuna") and find_spec(package) is None:
+            raise UsageError(f"{word} is not installed: pip install 'normbench[{package}]'")
     config = OmegaConf.create({"sweep": root["sweep"], "launcher": section_of("launcher", launcher)})
     for name, text in given:
         value = value_of(f"[{text}]" if name in LISTS and not text.startswith("[") else text)
         if name in REPEATED:
-            added[name] = [*added[name], *(value if isinstance(value, list) else [value])] if value else []
-        elif name != "launcher":
+            more = value if isinstance(value, list) else [value]
+            value = [*(OmegaConf.select(config, name) or []), *more] if value else None
+        if name != "launcher":
             OmegaConf.update(config, name, value)
-    for name, values in added.items():
-        OmegaConf.update(config, name, values or None)
-    own = settings_of(config.launcher._target_) or {}
-    known = {**SWEEP_KEYS, "launcher._target_": Setting(), **{f"launcher.{name}": own[name] for name in own}}
     tree: Any = OmegaConf.to_container(config)
-    for section, values in tree.items():
-        for key, value in values.items():
-            name = f"{section}.{key}"
-            if name not in known:
-                raise UsageError(
-                    f"{name} is unknown with launcher={launcher}: {nearest(name, known)}normbench sweep --help shows "
-                    "the keys; sweep.jobs= and threads= say what runs get of this machine"
-                )
-            values[key] = known[name].check(name, value)
-    return SweepConfig(**tree["sweep"]), tree["launcher"]
+    own = checked_values("sweep.", tree["sweep"], SETTINGS, "normbench sweep")
+    known = {"_target_": TARGET, **(settings_of(config.launcher._target_) or {})}
+    where = f"launcher={launcher} (sweep.jobs= and threads= say what runs get of this machine)"
+    return SweepConfig(**own), checked_values("launcher.", tree["launcher"], known, where)

@@ -12,7 +12,7 @@ import signal
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,13 +20,14 @@ from types import FrameType
 from typing import Any
 
 import torch
+from rich.console import Console
 
 from normbench.config.groups import find_own_classes
 from normbench.errors import HeldElsewhere, RunFailure, explain, is_disk_full
 from normbench.run.plan import check_unchanged
 from normbench.run.session import stop_signals
 from normbench.run.train import train
-from normbench.sweep.folder import LOOK_SECONDS, SweepFolder
+from normbench.sweep.folder import LOOK_SECONDS, SweepFolder, View, say
 from normbench.sweep.plan import PlannedRun, Planner
 
 # An exit status of a task, beside 0 (the folder says how the run has ended) and 128 + the signal that has ended it.
@@ -91,11 +92,8 @@ def time_limit(minutes: float | None) -> Iterator[None]:
     def end(number: int, frame: FrameType | None) -> None:
         raise RunFailure(f"it took longer than sweep.timeout={minutes:g} minutes, and was ended")
 
-    if minutes is None:
-        yield
-        return
     before = signal.signal(signal.SIGALRM, end)
-    signal.setitimer(signal.ITIMER_REAL, 60 * minutes)
+    signal.setitimer(signal.ITIMER_REAL, 60 * (minutes or 0))  # 0: never
     try:
         yield
     finally:
@@ -118,10 +116,8 @@ class Execution:
     at_work: dict[Any, RunTask] = field(default_factory=dict)
     deaths: Counter[str] = field(default_factory=Counter)
 
-    def finish(self, look: Callable[[], None], tell: Callable[[str], None]) -> None:
-        """Make all runs that are not over, and wait for those that others make.
-
-        Calls `look` again and again, and `tell` with what a person who has stopped it waits for.
+    def finish(self, view: View) -> None:
+        """Make all runs that are not over, and wait for those that others make, in view of a person.
 
         Raises:
             Stopped: by a signal.
@@ -131,7 +127,7 @@ class Execution:
         with stop_signals() as signals:
             try:
                 while self.at_work or self.waiting:
-                    look()
+                    view.look()
                     if signals:
                         raise Stopped(signal.Signals(signals[0]).name)
                     if not self.start():
@@ -139,17 +135,17 @@ class Execution:
                     for job in [job for job in self.at_work if job.done()]:
                         self.settle(job, self.at_work.pop(job).planned)
             except BaseException:
-                self.stop(tell)
+                self.stop(view.console)
                 raise
 
-    def stop(self, tell: Callable[[str], None]) -> None:
+    def stop(self, console: Console) -> None:
         """End all runs at work behind checkpoints, or at once after another Ctrl-C."""
         try:
             for job in self.at_work:
                 job.cancel()
             if number := sum(not job.done() for job in self.at_work):
                 runs = "1 run" if number == 1 else f"{number} runs"
-                tell(f"stopping: waiting for {runs} to write a checkpoint; Ctrl-C again kills what is left")
+                say(console, f"stopping: waiting for {runs} to write a checkpoint; Ctrl-C again kills what is left")
             while not all(job.done() for job in self.at_work):
                 time.sleep(TICK)
         except KeyboardInterrupt:

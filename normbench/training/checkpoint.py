@@ -12,7 +12,7 @@ from typing import IO, Any
 import numpy as np
 import torch
 
-from normbench.rundir import write_atomically
+from normbench.rundir import RunDirectory, write_atomically
 
 State = dict[str, Any]
 
@@ -60,10 +60,10 @@ def read(path: Path) -> State:
 
 
 class Checkpoints:
-    """The last checkpoint of a run, and the one before it."""
+    """The last checkpoint of a run, the one before it, and the weights of the lowest validation loss."""
 
-    def __init__(self, current: Path, previous: Path, best: Path) -> None:
-        self.current, self.previous, self.best = current, previous, best
+    def __init__(self, directory: RunDirectory) -> None:
+        self.current, self.previous, self.best = directory.checkpoint, directory.previous, directory.best
         self.current_is_good = True
 
     def save(self, state: State) -> None:
@@ -79,9 +79,9 @@ class Checkpoints:
         """Keep the state of the lowest validation loss."""
         write_atomically(self.best, partial(write, state))
 
-    def load(self, say: Callable[[str], None]) -> State | None:
-        """Return the newest state that is whole, or None; what is damaged is named through `say`."""
-        found = [path for path in (self.current, self.previous) if path.exists()]
+    def load(self, say: Callable[[str], None], best: bool = False) -> State | None:
+        """Return the newest state that is whole, or the best, or None; what is damaged is named through `say`."""
+        found = [path for path in ((self.best,) if best else (self.current, self.previous)) if path.exists()]
         for path in found:
             try:
                 return read(path)

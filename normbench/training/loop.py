@@ -314,9 +314,8 @@ def due(step: int, every: int) -> bool:
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
     """Return the batch on the device; copies to a GPU start from pinned memory, so that nothing waits for them."""
-    if device.type == "cuda":
-        batch = batch.map(Tensor.pin_memory)
-    return batch.map(lambda tensor: tensor.to(device, non_blocking=True))
+    ready = batch.map(Tensor.pin_memory) if device.type == "cuda" else batch
+    return ready.map(lambda tensor: tensor.to(device, non_blocking=True))
 
 
 @torch.no_grad()

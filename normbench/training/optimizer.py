@@ -63,11 +63,11 @@ class WeightAverage:
         self.decay = decay
         self.updates = 0
         self.model = copy.deepcopy(model).requires_grad_(False).eval()
-        pairs = zip(self.model.state_dict().values(), model.state_dict().values(), strict=True)
-        once = {average.data_ptr(): (average, source) for average, source in pairs}.values()  # some weights are tied
-        floats = [pair for pair in once if pair[0].is_floating_point()]
-        self.averages, self.sources = (list(tensors) for tensors in zip(*floats, strict=True))
-        self.others = [pair for pair in once if not pair[0].is_floating_point()]
+        tensors = ([*each.parameters(), *each.buffers()] for each in (self.model, model))  # tied weights once
+        pairs = [*zip(*tensors, strict=True)]
+        floats = [pair for pair in pairs if pair[0].is_floating_point()]
+        self.averages, self.sources = zip(*floats, strict=True)
+        self.others = [pair for pair in pairs if not pair[0].is_floating_point()]
 
     @torch.no_grad()
     def update(self) -> None:

@@ -71,14 +71,10 @@ class Linear(Schedule):
 
 
 @dataclass(frozen=True)
-class OneCycle(Schedule):
+class OneCycle(Cosine):
     """A cosine from `start` up to 1 over the warm-up, then down to `final` (Smith & Topin 2018; fastai's form)."""
 
     start: Annotated[float, Setting("factor on the learning rate at the first step", low=0, high=1)]
-    final: Final
 
     def rise(self, progress: float) -> float:
         return cosine(self.start, 1.0, progress)
-
-    def decay(self, progress: float) -> float:
-        return cosine(1.0, self.final, progress)
