@@ -85,7 +85,8 @@ def target(tree: Tree, section: str) -> tuple[Callable[..., Any], type]:
     """Return what `<section>._target_` names, and the class of what it makes; a function is annotated to return it.
 
     Raises:
-        UsageError: it cannot be imported, or makes something else than the section is for.
+        UsageError: it cannot be imported, makes something else than the section is for, or is a logger that needs a
+            package which is not installed.
     """
     path = str(tree[section]["_target_"])
     where = f"{section}._target_={path}"
@@ -101,6 +102,8 @@ def target(tree: Tree, section: str) -> tuple[Callable[..., Any], type]:
         missing.append("forward")
     if missing:
         raise ContractError(f"{where} has no {' and no '.join(missing)}: normbench check {path} says what it needs")
+    if issubclass(made, Logger) and made.package and find_spec(made.package) is None:
+        raise UsageError(f"logger={made.package} is not installed: pip install 'normbench[{made.package}]'")
     return found, made
 
 
@@ -190,7 +193,7 @@ def check_combination(tree: Tree, names: Mapping[str, str]) -> NormFacts:
     facts = norm_facts(tree)
     placement, model, data = (target(tree, section)[1] for section in ("placement", "model", "data"))
     if rule := refusal(facts, placement, model, data):
-        given = " with ".join(f"{section}={names[section]}" for section in rule.sections)
+        given = " with ".join(f"{section}={names[section]}" for section in rule.between)
         raise CombinationRefused(f"{given} is refused: {rule.reason}; {rule.instead}")
     return facts
 
@@ -270,12 +273,7 @@ def loggers(tree: Tree) -> list[Callable[[Path, int], Logger]]:
     Raises:
         UsageError: one is no logger, or needs a package that is not installed.
     """
-    alone: list[Tree] = [{"logger": values} for values in tree[MANY].values()]
-    for each in alone:
-        made: Any = target(each, "logger")[1]
-        if made.package and find_spec(made.package) is None:
-            raise UsageError(f"logger={made.package} is not installed: pip install 'normbench[{made.package}]'")
-    return [factory(each, "logger") for each in alone]
+    return [factory({"logger": values}, "logger") for values in tree[MANY].values()]
 
 
 def make_loggers(tree: Tree, directory: Path, step: int) -> list[Logger]:

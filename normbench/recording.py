@@ -30,7 +30,6 @@ from tensorboard.backend.event_processing.event_file_loader import RawEventFileL
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
 from tensorboard.compat.proto.tensor_pb2 import TensorProto
-from tensorboard.compat.proto.types_pb2 import DT_FLOAT
 from tensorboard.compat.tensorflow_stub import pywrap_tensorflow
 from tensorboard.plugins.custom_scalar import metadata as custom_scalar
 from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
@@ -94,12 +93,8 @@ class Logger:
 class Lines(Logger):
     """Appends to `metrics.jsonl`, which analysis reads: `{"step": 10, "loss/train": 2.31, ...}`."""
 
-    def __init__(self, directory: Path, step: int) -> None:
-        self.file = open(self.path(directory), "ab")  # noqa: SIM115 (closed by close)
-
-    def path(self, directory: Path) -> Path:
-        """Return the file that it appends to."""
-        return directory / "metrics.jsonl"
+    def __init__(self, directory: Path, step: int, name: str = "metrics.jsonl") -> None:
+        self.file = open(directory / name, "ab")  # noqa: SIM115 (closed by close)
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         self.file.write(json.dumps({"step": step, **finite(values)}, allow_nan=False).encode() + b"\n")
@@ -118,12 +113,9 @@ class TensorBoard(Lines):
     """Appends to an event file of TensorBoard; its HParams tab shows the last value that `scalars` takes of METRICS."""
 
     def __init__(self, directory: Path, step: int) -> None:
-        super().__init__(directory, step)
+        super().__init__(directory, step, (event_files(directory) or [new_event_file(directory)])[-1].name)
         self.records = RecordWriter(self.file)
         self.described: set[str] = set()
-
-    def path(self, directory: Path) -> Path:
-        return (event_files(directory) or [new_event_file(directory)])[-1]
 
     def begin(self, choices: Mapping[str, Scalar], varied: Collection[str], page: str) -> None:
         infos = [api_pb2.HParamInfo(name=name, differs=name in varied) for name in choices]
@@ -148,7 +140,7 @@ class TensorBoard(Lines):
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         kind = scalar.create_summary_metadata(display_name="", description="")
-        self.add(step, kind, {tag: TensorProto(dtype=DT_FLOAT, float_val=[values[tag]]) for tag in values})
+        self.add(step, kind, {tag: TensorProto(dtype="DT_FLOAT", float_val=[values[tag]]) for tag in values})
 
     def histograms(self, step: int, values: Mapping[str, Histogram]) -> None:
         """Take histograms of this step; those with edges that are not finite TensorBoard cannot draw: left out."""
@@ -187,7 +179,7 @@ class TensorBoard(Lines):
 
 
 class Recorder:
-    """Hands a run's numbers to `metrics.jsonl`, to its loggers, by default TensorBoard, and to the display.
+    """Hands a run's numbers to `metrics.jsonl` and to its loggers, by default TensorBoard.
 
     Each record of ours is whole and with the operating system when the call returns, so no kill loses one. Steps do not
     decrease from call to call. A full disk raises OSError (ENOSPC) from the call that writes, or at the latest from
@@ -196,10 +188,7 @@ class Recorder:
     raises ends that logger, not the run. `truncate_metrics` and `truncate_events` come first.
     """
 
-    def __init__(
-        self, directory: Path, display: Display | None = None, loggers: Sequence[Logger] | None = None
-    ) -> None:
-        self.display = display
+    def __init__(self, directory: Path, loggers: Sequence[Logger] | None = None) -> None:
         self.loggers = [*([TensorBoard(directory, 0)] if loggers is None else loggers), Lines(directory, 0)]
         sync_directory(directory)
 
@@ -227,8 +216,6 @@ class Recorder:
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Take numbers of this step, by tag."""
         self.each("scalars", step, values)
-        if self.display:
-            self.display.show(step, values)
 
     def histograms(self, step: int, values: Mapping[str, Histogram]) -> None:
         """Take histograms of this step, by tag."""
@@ -242,9 +229,7 @@ class Recorder:
         """Flush and let go of all resources; a second call does nothing. ended: see `Logger.close`."""
         with ExitStack() as stack:
             stack.callback(self.loggers.clear)
-            stack.callback(self.each, "close", ended)
-            if self.display and self.display.live.is_started:
-                self.display.stop()  # and leave the last state on the screen
+            self.each("close", ended)
 
 
 def finite(values: Mapping[str, float]) -> dict[str, float | None]:
@@ -313,7 +298,7 @@ def truncate_metrics(path: Path, last_step: int) -> str:
 # ---- the console
 
 
-class Display(Progress):
+class Display(Progress, Logger):
     """Shows how far a run is: a bar with numbers below it on a terminal, lines elsewhere.
 
     Lines come at each evaluation, and each 10 seconds. unit: what throughput counts, `tokens` or
@@ -329,7 +314,7 @@ class Display(Progress):
         self.shown = self.get_time()
         self.add_task("", total=total_steps, completed=start_step, left="")
 
-    def show(self, step: int, values: Mapping[str, float]) -> None:
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Show that `step` steps are done, and the newest numbers by tag; cheap enough for every log step."""
         self.values.update(values)
         (task,) = self.tasks
@@ -346,6 +331,10 @@ class Display(Progress):
         else:
             parts = f"step {step:>{len(str(task.total))}}/{task.total}", self.numbers(), left
             self.console.print("  ".join(filter(None, parts)), highlight=False, soft_wrap=True)
+
+    def close(self, ended: str) -> None:
+        if self.live.is_started:
+            self.stop()  # and leave the last state on the screen
 
     def get_renderables(self) -> Iterable[RenderableType]:
         """Return two lines for the bottom of the terminal; what is printed meanwhile appears above them."""

@@ -87,10 +87,8 @@ def load_model(
         raise UsageError(f"which={which} is unknown: use last or best")
     state = Checkpoints(run).load(lambda line: warnings.warn(line, stacklevel=2), best=which == "best")
     if state is None:
-        raise UsageError(
-            f"{run.path} has no {which} checkpoint: trainer.keep_checkpoint={which} keeps it, and it must be written "
-            "and whole; train the run further with its own command, or anew with rerun=true"
-        )
+        cure = "it must be written and whole; train the run further with its own command, or anew with rerun=true"
+        raise UsageError(f"{run.path} has no {which} checkpoint: trainer.keep_checkpoint={which} keeps it, and {cure}")
     if ema and state.get("average") is None:
         raise UsageError(f"{run.path} has no averaged weights: the last ones of a run with trainer.ema=0.999 have them")
     target = build.resolve_device(str(device))

@@ -120,11 +120,10 @@ class RunDirectory:
 def locked(file: IO[str], kind: int, pause: float = 0) -> bool:
     """Lock a file unless another process has; returns whether it is locked. pause: seconds before."""
     time.sleep(pause)
-    try:
+    with suppress(BlockingIOError):
         fcntl.flock(file, kind | fcntl.LOCK_NB)
         return True
-    except BlockingIOError:
-        return False
+    return False
 
 
 # ---- files that are either whole or not there

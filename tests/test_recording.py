@@ -208,7 +208,7 @@ class Screen:
     def train(self, display: Display, steps: range, seconds_per_step: float) -> None:
         for step in steps:
             self.now += seconds_per_step * steps.step
-            display.show(step, {"loss/train": 2.0, "optim/lr": 1e-3, "time/tokens_per_second": 51234.0})
+            display.scalars(step, {"loss/train": 2.0, "optim/lr": 1e-3, "time/tokens_per_second": 51234.0})
 
     @property
     def lines(self) -> list[str]:
@@ -230,7 +230,7 @@ def test_lines_without_a_terminal_come_at_each_ten_seconds_and_evaluation() -> N
     screen = Screen(terminal=False)
     display = Display(100_000, "images", console=screen.console)
     screen.train(display, range(1, 101), seconds_per_step=1.0)
-    display.show(101, {"loss/train": 2.0, "loss/val": 2.5})
+    display.scalars(101, {"loss/train": 2.0, "loss/val": 2.5})
     assert len(screen.lines) == 11 and "val 2.5000" in screen.lines[10]
 
 

@@ -132,10 +132,8 @@ def check_unchanged(run: Run) -> None:
     """
     here = directory_of(run.config.tree, run.config.choices, run.data, run.device, run.threads, run.parent)
     if here.path != run.directory.path:
-        raise RunFailure(
-            f"it would be another run here ({here.path.name}; on {run.device}, {run.threads} threads): the device, the "
-            "threads, the data or the code of an own class are not as planned"
-        )
+        what = f"it would be another run here ({here.path.name}; on {run.device}, {run.threads} threads)"
+        raise RunFailure(f"{what}: the device, the threads, the data or the code of an own class are not as planned")
 
 
 # ---- a run that extends another
@@ -160,10 +158,8 @@ def extended(config: Config, parent: RunDirectory, trust: bool) -> Config:
         path = word.lstrip("+~").partition("=")[0]
         section, _, key = path.rpartition(".")
         if path in FIXED_KEYS or path.partition(".")[0] not in EXTENSION_KEYS:
-            raise UsageError(
-                f"{word} cannot be changed with extend=: leave it out, everything but trainer.* is the run's own, and "
-                "of that precision, accumulate and ema"
-            )
+            why = "everything but trainer.* is the run's own, and of that precision, accumulate and ema"
+            raise UsageError(f"{word} cannot be changed with extend=: leave it out, {why}")
         (lookup(tree, section) if section else tree)[key] = lookup(config.tree, path)
     if config.overridden("trainer.epochs") and not config.overridden("trainer.steps"):
         tree["trainer"]["steps"] = None
@@ -176,9 +172,7 @@ def extended(config: Config, parent: RunDirectory, trust: bool) -> Config:
 def check_extension(parent: RunDirectory, steps: int) -> None:
     """Refuse to extend without a checkpoint, or to fewer steps."""
     if not parent.checkpoint.exists() or not is_whole(parent.checkpoint):
-        raise UsageError(
-            f"extend={parent.path} has no checkpoint.pt, or a damaged one: make that run anew with rerun=true, and "
-            "without trainer.keep_checkpoint=none"
-        )
+        cure = "make that run anew with rerun=true, and without trainer.keep_checkpoint=none"
+        raise UsageError(f"extend={parent.path} has no checkpoint.pt, or a damaged one: {cure}")
     if steps <= (done := (parent.ended() or {})["steps"]):
         raise UsageError(f"trainer.steps={steps} does not extend a run of {done} steps: give a larger number")

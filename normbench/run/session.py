@@ -106,9 +106,9 @@ class Session:
         damaged = recording.truncate_events(directory.path, loop.step)
         for said in filter(None, (damaged, recording.truncate_metrics(directory.metrics, loop.step))):
             self.say(f"warning: {said}")
-        display = None if self.settings.quiet else Display(run.steps, run.data.task.unit, loop.step)
+        shown = [] if self.settings.quiet else [Display(run.steps, run.data.task.unit, loop.step)]
         loggers = build.make_loggers(run.config.tree, directory.path, loop.step)
-        loop.recorder = Recorder(directory.path, display, loggers)
+        loop.recorder = Recorder(directory.path, [*shown, *loggers])
         self.announce(loop.step)
         chosen = {group: run.config.choices.groups[group] for group in ("norm", "placement", "model", "data")}
         choices = {**chosen, "seed": self.settings.seed, **flat(run.config.tree)}
@@ -131,9 +131,8 @@ class Session:
         except (KeyError, ValueError, RuntimeError) as error:
             if is_out_of_memory(error):
                 raise
-            raise RunFailure(
-                f"the checkpoint in {self.directory.path} is of another version of normbench: rerun=true makes it anew"
-            ) from error
+            what = f"the checkpoint in {self.directory.path} is of another version of normbench"
+            raise RunFailure(f"{what}: rerun=true makes it anew") from error
 
     def announce(self, start_step: int) -> None:
         """Say what runs, where, and what a reader of its numbers must know."""
@@ -156,18 +155,9 @@ class Session:
     # ---- how it ends
 
     def finish(self, status: Status, step: int, message: str) -> int:
-        """Write the summary; a result, whether finished or diverged."""
-        summary = self.summarize() | {"status": status, "step": step, "message": message}
-        self.loop.recorder.close(status)
-        write_json(self.directory.summary, summary)
-        settle(self.run, summary)
-        show_summary(self.run, summary)
-        return 0
-
-    def summarize(self) -> dict[str, Any]:
-        """Return what analysis reads of the whole run, less how it ended (status, step, message)."""
+        """Write the summary, which analysis reads; a result, whether finished or diverged."""
         run, loop = self.run, self.loop
-        return {
+        summary = {
             "steps": run.steps,
             "choices": dict(run.config.choices.groups),
             "seed": self.settings.seed,
@@ -181,7 +171,15 @@ class Session:
             **caveats(run),
             "extends": run.parent.path.name if run.parent else None,
             "ledger": make_ledger(loop.model, self.norms, run.config.tree, run.device),
+            "status": status,
+            "step": step,
+            "message": message,
         }
+        loop.recorder.close(status)
+        write_json(self.directory.summary, summary)
+        settle(run, summary)
+        show_summary(run, summary)
+        return 0
 
     def interrupted(self, number: int) -> int:
         """End a run that a signal has stopped behind a checkpoint."""
@@ -317,10 +315,13 @@ def distinct(values: Iterable[Any]) -> Any:
     return found[0] if len(found) == 1 else found or None
 
 
-def norm_entries(norms: Mapping[str, nn.Module]) -> dict[str, Any]:
-    """Return eps, its place, cast order, affine, implementation, and what each norm decided at its construction."""
-    ours = [norm for norm in norms.values() if isinstance(norm, Norm)]
-    settings = [norm.settings() for norm in ours]
+def make_ledger(
+    model: Model, norms: Mapping[str, nn.Module], tree: Mapping[str, Any], device: torch.device
+) -> dict[str, Any]:
+    """Return the ledger of a run, from what was really built."""
+    placement = next(module for module in model.modules() if isinstance(module, Placement))
+    init, ours = tree["init"], [norm for norm in norms.values() if isinstance(norm, Norm)]
+    decided = [norm.settings() for norm in ours]  # at construction
     return {
         "norms": len(norms),
         "eps": distinct(eps for norm in norms.values() if isinstance(eps := getattr(norm, "eps", None), float | None)),
@@ -328,18 +329,7 @@ def norm_entries(norms: Mapping[str, nn.Module]) -> dict[str, Any]:
         "cast_order": distinct(norm.cast_order for norm in ours),
         "implementation": distinct(norm.implementation for norm in ours),
         "affine_parameters": distinct("+".join(dict(norm.named_parameters())) or "none" for norm in norms.values()),
-        **{key: distinct(each[key] for each in settings if key in each) for made in settings for key in made},
-    }
-
-
-def make_ledger(
-    model: Model, norms: Mapping[str, nn.Module], tree: Mapping[str, Any], device: torch.device
-) -> dict[str, Any]:
-    """Return the ledger of a run, from what was really built."""
-    placement = next(module for module in model.modules() if isinstance(module, Placement))
-    init = tree["init"]
-    return {
-        **norm_entries(norms),
+        **{key: distinct(each[key] for each in decided if key in each) for made in decided for key in made},
         "norm_parameters_decayed": tree["trainer"]["decay_norms"],
         "parameters": parameter_counts(model, norms.values()),
         "init": str(init["_target_"]).rpartition(".")[2].lower(),

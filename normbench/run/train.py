@@ -86,15 +86,11 @@ def limits_named(outputs: str) -> Iterator[None]:
         yield
     except (OSError, MemoryError, RuntimeError) as error:
         if is_disk_full(error):
-            raise RunFailure(
-                f"the disk is full (outputs={outputs}): what was checkpointed is intact; make room, then give the same "
-                "command to go on"
-            ) from error
+            cure = "what was checkpointed is intact; make room, then give the same command to go on"
+            raise RunFailure(f"the disk is full (outputs={outputs}): {cure}") from error
         if is_out_of_memory(error):
-            raise RunFailure(
-                "out of memory: use a smaller data.batch_size, data.eval_batch_size, model.context, model.width or "
-                "model.depth"
-            ) from error
+            sizes = "data.batch_size, data.eval_batch_size, model.context, model.width or model.depth"
+            raise RunFailure(f"out of memory: use a smaller {sizes}") from error
         raise
 
 

@@ -62,7 +62,12 @@ def estimate(loop: Loop, folder: Path) -> Estimate:
     probed_step(loop)  # it warms up, as the steps behind it do
     loop.clock = Clock(loop.device, warmup=5)
     forget_peak(loop.device)
-    take_steps(loop, 25, seconds=8.0)
+    begun = time.perf_counter()
+    for _ in range(25):
+        loop.step %= loop.steps  # behind the last step of the run comes the first again
+        loop.train_step()
+        if time.perf_counter() - begun > 8.0:
+            break
     peak, durations = peak_memory(loop.device), list(loop.clock.read())
     probed_ms = 1e3 * probed_step(loop)
     batches = list(islice(loop.data.eval_batches("val", loop.trainer.eval_batches), 2))
@@ -89,13 +94,3 @@ def probed_step(loop: Loop) -> float:
     loop.train_step()
     loop.grad_norm.item()  # waits for the device
     return time.perf_counter() - begun
-
-
-def take_steps(loop: Loop, steps: int, seconds: float) -> None:
-    """Take so many steps, or fewer in so many seconds; behind the last one of the run comes the first again."""
-    begun = time.perf_counter()
-    for _ in range(steps):
-        loop.step %= loop.steps
-        loop.train_step()
-        if time.perf_counter() - begun > seconds:
-            return
