@@ -189,7 +189,7 @@ class Loop:
         raise Diverged(step + 1, f"not finite: {where}")
 
     def check_guard(self) -> None:
-        """End the run if a bad step was let pass; asked before anything is recorded, evaluated or saved."""
+        """End the run if a bad step was let pass; asked before anything is recorded or saved."""
         if self.guard and (step := self.guard.tripped()) >= 0:
             self.diverge(step)
         if self.precision.lost():
@@ -215,13 +215,13 @@ class Loop:
     # ---- what is recorded
 
     def record(self, values: dict[str, float]) -> None:
-        """Record numbers of this step."""
+        """Record numbers of this step, unless a bad step has been let pass before."""
+        self.check_guard()
         self.latest.update(values)
         self.recorder.scalars(self.step, values)
 
     def log(self) -> None:
         """Record the training loss since the last log, gradient and weight norms, learning rate and speed."""
-        self.check_guard()
         loss = self.loss_sum.item() / self.loss_count
         values = {
             "loss/train": loss,
@@ -239,7 +239,6 @@ class Loop:
 
     def evaluate(self) -> None:
         """Record the validation loss; on the whole validation set at the last step."""
-        self.check_guard()
         judged = (self.tagged(*each) for each in self.judged(last=self.step == self.steps))
         values = {tag: value for shown in judged for tag, value in shown.items()}
         self.record(values)
@@ -275,7 +274,6 @@ class Loop:
 
     def record_probes(self, reading: Reading) -> None:
         """Record what a probed step has shown."""
-        self.check_guard()
         self.record(reading.numbers())
         if reading.histograms:
             self.recorder.histograms(self.step, reading.host_histograms())
