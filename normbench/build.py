@@ -193,7 +193,7 @@ def check_combination(tree: Tree, names: Mapping[str, str]) -> NormFacts:
     facts = norm_facts(tree)
     placement, model, data = (target(tree, section)[1] for section in ("placement", "model", "data"))
     if rule := refusal(facts, placement, model, data):
-        given = " with ".join(f"{section}={names[section]}" for section in rule.sections)
+        given = " with ".join(f"{section}={names[section]}" for section in rule.between)
         raise CombinationRefused(f"{given} is refused: {rule.reason}; {rule.instead}")
     return facts
 

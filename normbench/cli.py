@@ -142,13 +142,11 @@ def train(words: tuple[str, ...], dry_run: bool, cfg: str, resolve: bool, info: 
       normbench train model=cnn data=digits norm=groupnorm norm.groups=8 seed=1
       normbench train experiment=nanogpt_cpu data.root=PATH trainer.steps=500
     """
-    from normbench.config.compose import print_info, read, written
+    from normbench.config.compose import ask_hydra, read
 
-    if info:
-        print_info(words, info)
-        return 0
-    if cfg or resolve:
-        print(written(words, resolve), end="")
+    if cfg or resolve or info:
+        shown = ["--cfg=job", "--resolve"] if resolve else ["--cfg=job"]
+        ask_hydra(words, *([f"--info={info}"] if info else shown))
         return 0
     config = read(words)
     from normbench.run.train import start  # imports torch: behind every mistake that the configuration alone shows

@@ -7,6 +7,7 @@ import importlib
 import sys
 import traceback
 from pathlib import Path
+from textwrap import shorten
 
 # What the system says when a disk, a quota or a limit on file sizes is used up.
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -49,7 +50,7 @@ def explain(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     if isinstance(error, UsageError | RunFailure):
         return " ".join(lines)
-    said = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    said = f"{type(error).__name__}: {shorten(lines[0], 160)}" if lines else type(error).__name__
     place = place_of(error)
     return f"{said} ({place})" if place else said
 

@@ -47,6 +47,7 @@ OTHERS = {
     "hydra/launcher=joblib": "launcher is no key of a run: start it with normbench sweep",
     "sweep.lr=auto": "sweep.lr is no key of a run: start it with normbench sweep",
     "logger.wandb.mode=offline": "logger.wandb.mode is a setting of logger=wandb, which is not chosen: add it",
+    "logger=[csv,tensorboard] logger.wandb.mode=x": "logger.wandb.mode is a setting of logger=wandb, which is not",
     "logger=range(0,9)": "logger=range(0 is unknown: allowed are csv",
     "-m norm=rmsnorm,dyt": "takes no -m: for many runs give normbench sweep the same words",
     "norm=torch.nn.LayerNorm": "norm=torch.nn.LayerNorm is no option: norm._target_=package.module.Class takes a class",

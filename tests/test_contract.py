@@ -200,6 +200,7 @@ def test_what_goes_wrong_in_training_is_told(name: str, words: str) -> None:
     ("name", "result", "words"),
     [
         ("Centering", "failed", "take statistics in float32"),
+        ("Single", "passed", "the result is torch.float32, which trainer.precision=bf16 takes too"),
         ("Dying", "not applicable", "stops a process that uses bfloat16"),
     ],
 )

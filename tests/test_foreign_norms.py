@@ -165,3 +165,9 @@ def test_check_says_of_a_foreign_norm_what_train_does() -> None:
 )
 def test_what_cannot_be_fitted_is_refused(line: str, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert sentence in refused(["train", *line.split()], capsys)
+
+
+@pytest.mark.usefixtures("here")
+def test_a_long_complaint_of_torchs_is_cut_short(capsys: pytest.CaptureFixture[str]) -> None:
+    sentence = refused(["train", "norm._target_=torch.nn.LazyBatchNorm1d"], capsys)
+    assert "Attempted to use an uninitialized parameter" in sentence and len(sentence) < 350

@@ -75,10 +75,8 @@ class Blanks(ShellComplete):
 class Bash(Blanks, BashComplete):
     """bash cuts words at `=` and `:`: they are put together again, and answers lose what stands before the last cut."""
 
+    source_template = BashComplete.source_template.replace("-o nosort", "-o nosort -o nospace")
     before_cut = ""
-
-    def source(self) -> str:
-        return f"{super().source()}complete -o nosort -o nospace -F {self.func_name} {self.prog_name}\n"
 
     def get_completion_args(self) -> tuple[list[str], str]:
         args, current = super().get_completion_args()

@@ -8,12 +8,12 @@ from pathlib import Path
 from click import HelpFormatter
 
 from normbench.config.groups import GROUPS, NOTES, SWEEP_GROUPS, chosen_tree, find_own_classes, options
+from normbench.config.refusals import REFUSALS
 from normbench.config.schema import KEYS, open_sections, section_settings
 from normbench.settings import Setting, Tree, flat, lookup, show
 
 PARTS = ("norm", "placement", "model", "data")
-REFUSALS = "refusals"
-LISTED = (*PARTS, "experiment", REFUSALS)
+LISTED = (*PARTS, "experiment", "refusals")
 HYDRA_KEYS = ("_partial_", "_recursive_", "_convert_")  # the same for every class
 
 # What people set most, beside the settings of the parts.
@@ -26,7 +26,7 @@ COMMON_KEYS = (
 def list_page(formatter: HelpFormatter, groups: Sequence[str]) -> None:
     """Write the options of groups, and what is refused and why; by default of the groups that people choose from."""
     for group in groups or LISTED:
-        if group == REFUSALS:
+        if group == "refusals":
             write_refusals(formatter)
         else:
             write_group(formatter, group, GROUPS[group])
@@ -46,11 +46,9 @@ def write_group(formatter: HelpFormatter, group: str, meaning: str, *folders: Pa
 
 def write_refusals(formatter: HelpFormatter) -> None:
     """Write what is refused, and why."""
-    from normbench.config.refusals import REFUSALS as rules
-
-    formatter.write_text(f"{REFUSALS}  what does not go together, and why; everything else does")
+    formatter.write_text("refusals  what does not go together, and why; everything else does")
     with formatter.indentation():
-        for rule in rules:
+        for rule in REFUSALS:
             formatter.write_text(f"{rule.what}:")
             with formatter.indentation(), formatter.indentation():
                 formatter.write_text(f"{rule.reason}; {rule.instead}")

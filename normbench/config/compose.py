@@ -246,7 +246,7 @@ def unknown(key: str, config: DictConfig, groups: dict[str, str]) -> str:
             f"{key} is not a setting of {section}={groups[section]}: leave it out, or choose {section}={either(having)}"
         )
     group, _, option = section.partition(".")
-    if group == MANY and option in options(group) and option not in groups[group]:
+    if group == MANY and option in options(group) and option not in config[group]:
         return f"{key} is a setting of {group}={option}, which is not chosen: add it, several as {group}=[csv,{option}]"
     if told := ELSEWHERE.get(key) or ELSEWHERE.get(key.partition(".")[0]):
         return f"{key} is no key of a run: {told}"
@@ -295,23 +295,12 @@ def translated() -> Iterator[None]:
         raise UsageError(f"{said.rstrip('.')}: check the keys and their values with normbench show") from error
 
 
-def written(words: Sequence[str], resolve: bool) -> str:
-    """Return the configuration that words ask for as YAML; without `resolve`, what refers to other keys as it is."""
-    find_own_classes()
-    with initialized(), translated():
-        chosen, settings = divided(words)
-        config, groups = compose(chosen)
-        apply(config, groups, settings)
-        finished(config, groups, tuple(words))  # says in a sentence what is wrong
-        return OmegaConf.to_yaml(config, resolve=resolve)
-
-
-def print_info(words: Sequence[str], kind: str) -> None:
-    """Let Hydra itself print which files a configuration comes from."""
-    written(words, resolve=True)  # says in a sentence what is wrong
+def ask_hydra(words: Sequence[str], *flags: str) -> None:
+    """Let Hydra itself print the configuration that words ask for, or which files it comes from, as its flags say."""
+    read(words)  # says in a sentence what is wrong
     chosen, settings = divided(words)
     changes = [text(override) if override.is_delete() else f"++{text(override)}" for override in settings]
-    before, sys.argv = sys.argv, ["normbench train", *chosen, *changes, f"--info={kind}"]
+    before, sys.argv = sys.argv, ["normbench train", *chosen, *changes, *flags]
     try:
         hydra.main(version_base="1.3", config_path=str(config_directory()), config_name="train")(lambda config: None)()
     finally:

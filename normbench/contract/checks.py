@@ -7,7 +7,6 @@ must do, and NotApplicable where the part is not made for that.
 
 from __future__ import annotations
 
-import copy
 import math
 import pickle
 import random
@@ -131,13 +130,6 @@ def difference(found: Tensor, expected: Tensor) -> float:
     largest = (found.detach().double() - expected.detach().double()).abs().max()
     share = float(largest / expected.detach().abs().max().clamp_min(1e-30))
     return share if math.isfinite(share) else math.inf
-
-
-def between_copies(module: nn.Module, new: nn.Module, run: Callable[[Any], Tensor]) -> float:
-    """Return how far a deepcopy of a module, and a new one with its state_dict, are from it."""
-    new.load_state_dict(module.state_dict())
-    expected, *found = (run(each) for each in (module, copy.deepcopy(module), new))
-    return max(difference(y, expected) for y in found)
 
 
 def gradients_arrive(module: nn.Module) -> str:

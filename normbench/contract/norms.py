@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import copy
 import inspect
-import math
 import multiprocessing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from functools import cached_property, partial
 from typing import Any
@@ -20,7 +19,8 @@ from torch.func import functional_call
 
 from normbench import build
 from normbench.contract import checks, trials
-from normbench.contract.checks import Check, Fact, NotApplicable, Part, difference, expect, expect_small
+from normbench.contract.checks import Check, Fact, NotApplicable, difference, expect, expect_small
+from normbench.contract.trials import ModulePart, run, run_both
 from normbench.types import NormFacts, Site
 
 SITE = Site("mlp", 0, depth=2, branches=4)
@@ -43,16 +43,10 @@ INVARIANCES: dict[str, Change] = {
 }
 
 
-class NormPart(Part):
+class NormPart(ModulePart):
     """A norm, and how models make it."""
 
-    section = "norm"
-
-    @cached_property
-    def width(self) -> int:
-        """Features that it is tried on: an even number, four or more in each of its groups."""
-        groups = self.tree["norm"].get("groups")
-        return 2 * groups * max(2, math.ceil(trials.WIDTH / (2 * groups))) if isinstance(groups, int) else trials.WIDTH
+    section, partners = "norm", "placement"
 
     @cached_property
     def facts(self) -> NormFacts | None:
@@ -65,43 +59,22 @@ class NormPart(Part):
         facts = build.norm_facts({**self.tree, "model": {"width": self.width}})  # measured, if another library's
         return [layout for layout in trials.LAYOUTS if not (facts.needs_positions and layout == "flat")]
 
-    def input(self, layout: str, seed: int = 0) -> Tensor:
-        """Return a random input of its width, in float64."""
-        if layout not in self.layouts:
-            raise NotApplicable("it needs positions")
-        return trials.random_input(layout, seed, width=self.width)
-
-    def make(self, layout: str = "sequence", **changes: Any) -> nn.Module:
+    def module(self, layout: str = "sequence", **changes: Any) -> nn.Module:
         """Return the norm as a model would make it, with some settings changed."""
         with build.seeded(0, "norm", SITE.name):
             made: nn.Module = self.factory(**changes)(self.width, channel_dim=trials.channel_dim(layout), site=SITE)
         return made
 
-    def trained(self, layout: str) -> nn.Module:
-        """Return the norm in float64 after a few batches, its parameters unlike their start, so that each shows."""
-        norm, generator = self.make(layout).double(), torch.Generator().manual_seed(1)
-        with torch.no_grad():
-            for parameter in norm.parameters():
-                parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.3)
-        for seed in range(3):
-            run(norm, self.input(layout, seed=10 + seed))
-        return norm
-
-    def cases(self) -> Iterator[tuple[nn.Module, Tensor]]:
-        """Yield the norm after a few batches, and another input, for each layout that it is made for."""
-        for layout in self.layouts:
-            yield self.trained(layout), self.input(layout)
-
     def contract(self) -> dict[str, Check]:
         """Return the checks of a norm by name."""
         return {
             "constructor": is_made,
-            **{f"keeps {axes}": partial(keeps_shape, layout=layout) for layout, axes in trials.AXES.items()},
+            **{f"keeps {axes}": partial(trials.keeps_shape, layout=layout) for layout, axes in trials.AXES.items()},
             "layouts agree at one position": layouts_agree,
             "float32 against float64": partial(small, measure=float32_error),
             "gradcheck": gradients_are_right,
-            "gradient in every parameter": parameters_learn,
-            "deepcopy and state_dict": copies_agree,
+            "gradient in every parameter": trials.parameters_learn,
+            "deepcopy and state_dict": trials.copies_agree,
             "torch.no_grad changes nothing": partial(small, measure=without_grad),
             "bfloat16 against float64": bfloat16_is_close,
             "draws random numbers": draws_random_numbers,
@@ -111,30 +84,13 @@ class NormPart(Part):
             "sees later time steps": sees_future,
             "centers: norm(x + c) = norm(x)": partial(invariant, change=lambda w, x: x @ w.T + 3, fact="centers"),
             **{f"invariant: {name}": partial(invariant, change=change) for name, change in INVARIANCES.items()},
-            **{f"trains: {ground}": partial(trains, ground=ground) for ground in trials.GROUNDS},
+            **{f"trains: {ground}": partial(trials.trains, ground=ground) for ground in trials.GROUNDS},
         }
-
-
-def run(norm: nn.Module, x: Tensor) -> Tensor:
-    """Return the output; a norm that draws random numbers draws the same each time.
-
-    Raises:
-        ContractError: it is no tensor of x's shape and dtype.
-    """
-    torch.manual_seed(0)
-    y: Tensor = norm(x)
-    build.check_output(SITE.name, norm, (x,), y)
-    return y
 
 
 def run_copy(norm: nn.Module, x: Tensor) -> Tensor:
     """Return the output, and leave running statistics as they are."""
     return run(copy.deepcopy(norm), x)
-
-
-def run_both(norm: nn.Module, x: Tensor) -> Tensor:
-    """Return the output in evaluation, and that in training."""
-    return torch.stack((run(norm.eval(), x), run(norm.train(), x)))
 
 
 # ---- what is measured of a norm and an input in each layout
@@ -188,21 +144,13 @@ def moved_by_others(norm: nn.Module, x: Tensor, training: bool = True, kept: Any
 
 def is_made(part: NormPart) -> str:
     """It can be made in every way in which models and placements do, where only torch's random numbers are seeded."""
-    norm = part.make()
+    norm = part.module()
     for keywords in ({}, {"site": SITE}, {"channel_dim": 1, "site": SITE}):
         part.factory()(part.width, **keywords)
-    drawn = checks.drawn_by(part.make)
+    drawn = checks.drawn_by(part.module)
     expect(not drawn, f"draws from {drawn}: draw from torch, whose random numbers are seeded")
     sizes = [f"{name} {list(parameter.shape)}" for name, parameter in norm.named_parameters()]
     return f"(num_features, *, channel_dim=-1, site=None); parameters: {', '.join(sizes) or 'none'}"
-
-
-def keeps_shape(part: NormPart, layout: str) -> str:
-    """Its output has its input's shape and dtype."""
-    x = part.input(layout)
-    for dtype in (torch.float32, torch.float64):
-        run_both(part.make(layout).to(dtype), x.to(dtype))
-    return f"{list(x.shape)}"
 
 
 def layouts_agree(part: NormPart) -> str:
@@ -225,26 +173,6 @@ def gradients_are_right(part: NormPart) -> None:
         torch.autograd.gradcheck(call, (x.requires_grad_(), *norm.parameters()), fast_mode=True)
 
 
-def parameters_learn(part: NormPart) -> str:
-    """A backward pass in training leaves a finite gradient in each parameter."""
-    if not list(part.make().parameters()):
-        raise NotApplicable("it has no parameters")
-    for norm, x in part.cases():
-        run(norm, x.requires_grad_()).pow(3).sum().backward()
-        arrived = checks.gradients_arrive(norm)
-    return arrived
-
-
-def copies_agree(part: NormPart) -> str:
-    """A deepcopy, and a new norm with the state_dict, give the same as the norm after some training."""
-    return expect_small(
-        max(
-            checks.between_copies(part.trained(each), part.make(each).double(), partial(run_both, x=part.input(each)))
-            for each in part.layouts
-        )
-    )
-
-
 def bfloat16_is_close(part: NormPart) -> str:
     """Measure in a process of its own, since some CPUs stop one that uses bfloat16."""
     try:
@@ -259,7 +187,8 @@ def bfloat16_error(part: NormPart) -> str:
     """Count by how many steps of bfloat16 a result is off, below the root mean square in steps there.
 
     The parameters stay float32, as in a run with `trainer.precision=bf16`. Inputs far from 0 show statistics that were
-    taken in bfloat16.
+    taken in bfloat16. A result in float32, as parameters make it that meet the input as they are, is as good: under
+    autocast a run takes it.
     """
     steps = []
     for norm, features in part.cases():
@@ -270,12 +199,13 @@ def bfloat16_error(part: NormPart) -> str:
             steps.append(((y.double() - expected).abs() / (scale * BFLOAT16_STEP)).max())
     most = torch.stack(steps).max().item()
     figure = f"off by up to {most:.2g} steps of bfloat16"
+    figure += "" if y.dtype == x.dtype else f"; the result is {y.dtype}, which trainer.precision=bf16 takes too"
     return expect(most <= MOST_STEPS, figure if most <= MOST_STEPS else f"{figure}: take statistics in float32")
 
 
 def draws_random_numbers(part: NormPart) -> Fact:
     """Its draws come before those of the dropout behind it, whose masks then differ from other norms'."""
-    norm, x = part.make("image"), part.input("image").float()
+    norm, x = part.module("image"), part.input("image").float()
     drawn = checks.drawn_by(lambda: (norm.train()(x), norm.eval()(x)))
     return Fact(bool(drawn), f"{drawn}: dropout behind it gets other masks than with other norms" if drawn else "")
 
@@ -285,7 +215,7 @@ def invariant(part: NormPart, change: Change, fact: str = "") -> str | Fact:
     generator = torch.Generator().manual_seed(0)
     w, x = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in ((part.width, 5), (6, 4, 5)))
     takes_eps = "eps" in inspect.signature(part.made_class).parameters
-    norm = part.make("sequence", **({"eps": 1e-30} if takes_eps else {})).double()
+    norm = part.module("sequence", **({"eps": 1e-30} if takes_eps else {})).double()
     moved = difference(run_copy(norm, change(w, x)), run(norm, x @ w.T))
     return declared(part, fact, Fact(moved < INVARIANT, f"deviation {moved:.1e}"))
 
@@ -307,11 +237,3 @@ def sees_future(part: NormPart) -> str | Fact:
         cure = "" if warned else ": declare it as facts.sees_future, or train cannot warn of it"
         return Fact(word != "never", figure + cure)
     return expect(word == part.facts.sees_future, f"{figure}, facts.sees_future={part.facts.sees_future}")
-
-
-def trains(part: NormPart, ground: str) -> str:
-    """It trains in every placement that goes with it."""
-    words, task = trials.GROUNDS[ground]
-    tree = trials.composed(words)
-    tree = {**tree, "norm": part.tree["norm"], "model": {**tree["model"], "width": part.width}}
-    return trials.train_with_each("placement", tree, task)

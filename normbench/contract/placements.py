@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from normbench import build
 from normbench.contract import checks, trials
-from normbench.contract.checks import Check, NotApplicable, Part, expect, expect_small
+from normbench.contract.checks import Check, NotApplicable, expect
 from normbench.types import Branch, Placement, Site
 
 LAYER, DEPTH, GROWN = 1, 3, trials.WIDTH + 8
@@ -41,10 +41,10 @@ class Stub(Branch):
         return torch.cat((x, x.narrow(self.channel_dim, 0, self.out_features - self.in_features)), self.channel_dim)
 
 
-class PlacementPart(Part):
+class PlacementPart(trials.ModulePart):
     """A placement, and the blocks that it makes."""
 
-    section = "placement"
+    section, partners = "placement", "norm"
 
     def make(self, *branches: Stub, norm: str = "none") -> tuple[Placement, dict[str, nn.Module]]:
         """Return a block in the middle of a small stack, and its norms by site."""
@@ -58,19 +58,23 @@ class PlacementPart(Part):
         """Return a block of as many branches as it takes at least."""
         return self.make(*(Stub(layout, a) for _ in range(self.made_class.min_branches)), norm=norm)[0]
 
+    def module(self, layout: str) -> nn.Module:
+        """Return a block that learns."""
+        return self.block(layout, a=0.5, norm="rmsnorm")
+
     def contract(self) -> dict[str, Check]:
         """Return the checks of a placement by name."""
         changes = "follows a branch that changes the shape"
         return {
             "constructor": is_made,
-            **{f"keeps {axes}": partial(keeps_shape, layout=layout) for layout, axes in trials.AXES.items()},
+            **{f"keeps {axes}": partial(trials.keeps_shape, layout=layout) for layout, axes in trials.AXES.items()},
             **{f"{changes}, {layout}": partial(follows_branch, layout=layout) for layout in ("flat", "image")},
             "hands context to its branches": context_arrives,
             "skip is residual_gain · x": skip_is_declared,
-            "gradient in every parameter": parameters_learn,
+            "gradient in every parameter": trials.parameters_learn,
             "made and run without random numbers": draws_nothing,
-            "deepcopy and state_dict": copies_agree,
-            **{f"trains: {ground}": partial(trains, ground=ground) for ground in trials.GROUNDS},
+            "deepcopy and state_dict": trials.copies_agree,
+            **{f"trains: {ground}": partial(trials.trains, ground=ground) for ground in trials.GROUNDS},
         }
 
 
@@ -94,12 +98,6 @@ def run(block: Placement, layout: str = "sequence", **context: Any) -> tuple[Ten
     x = trials.random_input(layout)
     y: Tensor = block(x, **context)
     return x, y
-
-
-def keeps_shape(part: PlacementPart, layout: str) -> str:
-    """Around branches that keep the shape it keeps it too."""
-    x, y = run(part.block(layout), layout)
-    return expect(y.shape == x.shape and y.dtype == x.dtype, f"{list(x.shape)} to {list(y.shape)}")
 
 
 def follows_branch(part: PlacementPart, layout: str) -> str:
@@ -133,30 +131,7 @@ def skip_is_declared(part: PlacementPart) -> str:
     return expect(good, f"{found:.4g} · x, residual={block.residual}, residual_gain={block.residual_gain:.4g}")
 
 
-def parameters_learn(part: PlacementPart) -> str:
-    """A gradient reaches its norms' parameters, its branches', and its own."""
-    block = part.block(a=0.5, norm="rmsnorm")
-    run(block)[1].pow(3).sum().backward()
-    return checks.gradients_arrive(block)
-
-
 def draws_nothing(part: PlacementPart) -> None:
     """Its draws would move those of dropout; where it is made torch's are seeded, and others cannot be repeated."""
     drawn = checks.drawn_by(lambda: run(part.block()))
     expect(not drawn, f"draws from {drawn}")
-
-
-def copies_agree(part: PlacementPart) -> str:
-    """A deepcopy, and a new block with the state_dict, give the same."""
-    block, new = part.block(a=0.5, norm="rmsnorm"), part.block(a=0.5, norm="rmsnorm")
-    with torch.no_grad():
-        for parameter in block.parameters():
-            parameter.mul_(1.25)
-    run(block)  # what it keeps of this belongs in its state
-    return expect_small(checks.between_copies(block, new, lambda each: run(each)[1]))
-
-
-def trains(part: PlacementPart, ground: str) -> str:
-    """It trains with every norm that goes with it."""
-    words, task = trials.GROUNDS[ground]
-    return trials.train_with_each("norm", {**trials.composed(words), "placement": part.tree["placement"]}, task)

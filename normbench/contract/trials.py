@@ -1,20 +1,25 @@
-"""What parts are tried on: random inputs, tiny tasks of every kind, and small trainings."""
+"""What parts are tried on: random inputs, tiny tasks of every kind, and small trainings.
+
+And what norms and placements are held to alike, each a module whose output is like its input.
+"""
 
 from __future__ import annotations
 
+import copy
 import math
+from collections.abc import Iterator
 from functools import cache
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from normbench import build
 from normbench.config.compose import read
 from normbench.config.groups import options, section_of
 from normbench.config.refusals import refusal
-from normbench.contract.checks import NotApplicable, expect, gradients_arrive
+from normbench.contract.checks import NotApplicable, Part, difference, expect, expect_small, gradients_arrive
 from normbench.errors import ContractError, explain
 from normbench.settings import Tree
 from normbench.training.optimizer import make_optimizer, parameter_groups
@@ -117,3 +122,98 @@ def train_with_each(group: str, tree: Tree, task: Task, steps: int = STEPS) -> s
     if not fell:
         raise NotApplicable(refused)
     return f"{', '.join(fell)}; the loss falls by {min(fell.values()):.1%} to {max(fell.values()):.1%}"
+
+
+# ---- norms and placements
+
+
+class ModulePart(Part):
+    """A norm or a placement. partners: the group of which it is trained with every option that goes with it."""
+
+    partners: ClassVar[str]
+
+    @property
+    def width(self) -> int:
+        """Features that it is tried on: an even number, four or more in each of its groups."""
+        groups = self.tree[self.section].get("groups")
+        return 2 * groups * max(2, math.ceil(WIDTH / (2 * groups))) if isinstance(groups, int) else WIDTH
+
+    @property
+    def layouts(self) -> list[str]:
+        """The layouts that it is made for."""
+        return list(LAYOUTS)
+
+    def module(self, layout: str) -> nn.Module:
+        """Return the part as a model would make it, with parameters if it can have any."""
+        raise NotImplementedError
+
+    def input(self, layout: str, seed: int = 0) -> Tensor:
+        """Return a random input of its width, in float64."""
+        if layout not in self.layouts:
+            raise NotApplicable("it needs positions")
+        return random_input(layout, seed, width=self.width)
+
+    def trained(self, layout: str) -> nn.Module:
+        """Return the module in float64 after a few batches, its parameters unlike their start, so that each shows."""
+        module, generator = self.module(layout).double(), torch.Generator().manual_seed(1)
+        with torch.no_grad():
+            for parameter in module.parameters():
+                parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.3)
+        for seed in range(3):
+            run(module, self.input(layout, seed=10 + seed))
+        return module
+
+    def cases(self) -> Iterator[tuple[nn.Module, Tensor]]:
+        """Yield the module after a few batches, and another input, for each layout that it is made for."""
+        for layout in self.layouts:
+            yield self.trained(layout), self.input(layout)
+
+
+def run(module: nn.Module, x: Tensor) -> Tensor:
+    """Return the output; a module that draws random numbers draws the same each time."""
+    torch.manual_seed(0)
+    y: Tensor = module(x)
+    return y
+
+
+def run_both(module: nn.Module, x: Tensor) -> Tensor:
+    """Return the output in evaluation, and that in training."""
+    return torch.stack((run(module.eval(), x), run(module.train(), x)))
+
+
+def keeps_shape(part: ModulePart, layout: str) -> str:
+    """Its output has its input's shape and dtype."""
+    for dtype in (torch.float32, torch.float64):
+        x = part.input(layout).to(dtype)
+        y = run_both(part.module(layout).to(dtype), x)[0]
+        figure = f"{list(x.shape)} of {x.dtype} to {list(y.shape)} of {y.dtype}"
+        expect((y.shape, y.dtype) == (x.shape, x.dtype), f"{figure}: keep the shape, and end forward with .to(x.dtype)")
+    return f"{list(x.shape)}"
+
+
+def parameters_learn(part: ModulePart) -> str:
+    """A backward pass in training leaves a finite gradient in each parameter."""
+    for module, x in part.cases():
+        if not list(module.parameters()):
+            raise NotApplicable("it has no parameters")
+        run(module, x.requires_grad_()).pow(3).sum().backward()
+        arrived = gradients_arrive(module)
+    return arrived
+
+
+def copies_agree(part: ModulePart) -> str:
+    """A deepcopy, and a new module with the state_dict, give the same as the module after some training."""
+    differences = []
+    for layout in part.layouts:
+        module, new, x = part.trained(layout), part.module(layout).double(), part.input(layout)
+        new.load_state_dict(module.state_dict())
+        expected, *found = (run_both(each, x) for each in (module, copy.deepcopy(module), new))
+        differences += [difference(y, expected) for y in found]
+    return expect_small(max(differences))
+
+
+def trains(part: ModulePart, ground: str) -> str:
+    """It trains with each of its partners that goes with it."""
+    words, task = GROUNDS[ground]
+    tree = {**composed(words), part.section: part.tree[part.section]}
+    return train_with_each(part.partners, {**tree, "model": {**tree["model"], "width": part.width}}, task)
