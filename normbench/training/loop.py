@@ -123,7 +123,9 @@ class Loop:
         self.step += 1
         self.clock.stop(counts=reading is None)
         if reading is not None:
-            self.record_probes(reading)
+            self.record(reading.numbers())
+            if reading.histograms:
+                self.recorder.histograms(self.step, reading.host_histograms())
 
     def forward_backward(self) -> tuple[Tensor, Reading | None]:
         """Return the loss, with its clipped gradients in the parameters, and what probes saw, if they were due.
@@ -242,7 +244,8 @@ class Loop:
         judged = (self.tagged(*each) for each in self.judged(last=self.step == self.steps))
         values = {tag: value for shown in judged for tag, value in shown.items()}
         self.record(values)
-        self.keep_best(values["loss/val"])
+        if self.trainer.keep_checkpoint == "best":
+            self.keep_best(values["loss/val"])
 
     def judged(self, last: bool) -> Iterator[tuple[str, nn.Module, Iterable[Batch]]]:
         """Yield what an evaluation judges: a name, a model and batches."""
@@ -256,9 +259,7 @@ class Loop:
             yield "test", self.model, data.eval_batches("test")
 
     def keep_best(self, loss: float) -> None:
-        """Keep the weights of the lowest validation loss where asked for; the same batches judge, also at the end."""
-        if self.trainer.keep_checkpoint != "best":
-            return
+        """Keep the weights of the lowest validation loss; the same batches judge, also at the end."""
         if self.step == self.steps and self.trainer.eval_batches is not None:
             batches = self.data.eval_batches("val", self.trainer.eval_batches)
             loss = self.tagged("val", self.model, batches)["loss/val"]
@@ -271,12 +272,6 @@ class Loop:
         with self.precision.autocast():
             results = evaluate(model, batches, self.data.task, self.device)
         return {f"{name}/{split}": value for name, value in results.items()}
-
-    def record_probes(self, reading: Reading) -> None:
-        """Record what a probed step has shown."""
-        self.record(reading.numbers())
-        if reading.histograms:
-            self.recorder.histograms(self.step, reading.host_histograms())
 
     # ---- continuation
 
