@@ -143,14 +143,17 @@ def compare_all(arms: Sequence[Arm], baseline: Baseline, metric: Metric) -> tupl
 
     baseline: in these settings the partner differs from the arm; in all others it is its like.
     """
-    pairs = []
-    for arm in arms:
-        wanted = {**arm.settings, **baseline}
-        pairs += [(arm, other) for other in arms if other.settings == wanted and other is not arm]
+    pairs = [(arm, other) for arm in arms if (other := partner(arm, arms, baseline)) and other is not arm]
     found = [paired_difference(*(by_seed(arm.runs, lambda run: final(run, metric)) for arm in pair)) for pair in pairs]
     corrected, family = corrected_over(found, [1 + abs(arm.rates - other.rates) for arm, other in pairs])
     rows = zip(pairs, found, corrected, strict=True)
     return tuple(Comparison(one.values, one.resolution, one.seeds, *pair, metric, p, family) for pair, one, p in rows)
+
+
+def partner(arm: Arm, arms: Sequence[Arm], baseline: Baseline) -> Arm | None:
+    """Return which of some arms another one is compared with: the baseline's settings, and else its own."""
+    wanted = {**arm.settings, **baseline}.items()
+    return next((other for other in arms if other.settings.items() <= wanted), None)
 
 
 def corrected_over(differences: Sequence[Sample], choices: Iterable[int] = repeat(1)) -> tuple[list[float | None], int]:
@@ -159,10 +162,8 @@ def corrected_over(differences: Sequence[Sample], choices: Iterable[int] = repea
     Differences that are all the same have no p and count all the same: that they are is chance, too. choices: among
     how many tests each was chosen, with which its p is first multiplied (Bonferroni).
     """
-    counted = [
-        (1.0 if one.p is None else min(1.0, one.p * number)) if one.n > 1 else None
-        for one, number in zip(differences, choices, strict=False)
-    ]
+    tests = zip(differences, choices, strict=False)
+    counted = [min(1.0, number * (1.0 if one.p is None else one.p)) if one.n > 1 else None for one, number in tests]
     corrected = [p if one.p is not None else None for one, p in zip(differences, holm(counted), strict=True)]
     return corrected, max(sum(p is not None for p in counted), 1)
 
@@ -267,12 +268,6 @@ def contenders(study: Study, baseline: Baseline) -> tuple[tuple[Arm, ...], bool]
     if LEARNING_RATE in baseline or not (families := rate_families(study)):
         return study.arms, False
     return tuple(replace(without_rate(best_rate(family)), rates=len(family)) for family in families), True
-
-
-def partners(study: Study, arms: Sequence[Arm], baseline: Baseline) -> dict[str, Arm]:
-    """Return the arm with which each of a study is compared, by its name; arms: those that are compared."""
-    wanted = {arm.name: {**arm.settings, **baseline}.items() for arm in study.arms}
-    return {name: other for name, settings in wanted.items() for other in arms if other.settings.items() <= settings}
 
 
 def rate_families(study: Study) -> tuple[tuple[Arm, ...], ...]:

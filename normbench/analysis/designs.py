@@ -193,9 +193,8 @@ def over_rates(study: Study, baseline: Baseline) -> list[Contrast]:
 
 def said(found: Sequence[Contrast]) -> list[tuple[str, ...]]:
     """Return what contrasts show, kind by kind, the largest first, and last where none was found; not of one seed."""
-    several = sorted(
-        (one for one in found if one.n > 1), key=lambda one: (not one.real, bool(one.stuck), -abs(one.mean))
-    )
+    several = [one for one in found if one.n > 1]
+    several.sort(key=lambda one: (not one.real, bool(one.stuck), -abs(one.mean)))
     shown = [one for one in several if one.p is None or one.p < ALPHA]
     kinds = [paragraphs("designs.jinja", "found", [one for one in shown if one.kind == kind]) for kind in STEPS]
     return [*kinds, paragraphs("designs.jinja", "open", [one for one in several if one not in shown])]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import filter as matching
 from typing import Any, NamedTuple
 
-from jinja2 import ChainableUndefined, Undefined
+from jinja2 import ChainableUndefined
 
 from normbench.analysis.comparisons import Comparison, rate_families, settled_seeds, without_rate
 from normbench.analysis.measures import finite
@@ -19,12 +19,6 @@ RULES = tomllib.loads((TEMPLATES / "fairness.toml").read_text("utf-8"))
 
 # What fairness.jinja says of comparisons, macro -> topic.
 SAID = {"survivors": "lost runs", "rates": "learning rate", "skewed": "skewed differences", "few": "few examples"}
-
-EACH_SESSION = """
-{% for arm, run in pairs %}{% for session in run.sessions %}
-{% set _ = note(arm.name, QUESTION) %}
-{% endfor %}{% endfor %}
-"""
 
 # Seeds of one arm do the same work: medians further apart than this were measured under different conditions.
 STEADY = 1.5
@@ -91,18 +85,16 @@ def contradictions(study: Study) -> Iterator[Finding]:
 
 def told(study: Study, question: str) -> dict[Any, list[str]]:
     """Return what the runs answer to an expression, in all of their sessions: answer -> names of arms."""
-    # rendered once for all runs: an expression of its own for each would take three times as long
-    found, text = list[tuple[str, Any]](), EACH_SESSION.replace("QUESTION", question)
-    template = environment().overlay(undefined=ChainableUndefined).from_string(text)
-    template.render(pairs=study.pairs, note=lambda *answer: found.append(answer))
-    return arms_by_value(found)
+    ask = environment().overlay(undefined=ChainableUndefined).compile_expression(question)
+    sessions = [(arm, run, session) for arm, run in study.pairs for session in run.sessions]
+    return arms_by_value((arm.name, ask(arm=arm, run=run, session=session)) for arm, run, session in sessions)
 
 
 def arms_by_value(answers: Iterable[tuple[str, Any]]) -> dict[Any, list[str]]:
     """Return the names of the arms whose runs have each value, but none for None; answers: arm, value."""
     found: dict[Any, dict[str, None]] = {}
     for name, value in answers:
-        if value is not None and not isinstance(value, Undefined):
+        if value is not None:
             found.setdefault(tuple(value) if isinstance(value, list) else value, {})[name] = None
     return {value: [*names] for value, names in found.items()}
 

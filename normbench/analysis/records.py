@@ -54,26 +54,14 @@ class Curve(NamedTuple):
     values: np.ndarray
 
 
-class Recorded(NamedTuple):
-    """A metrics.jsonl.
-
-    curves: by tag, up to the first line that cannot be read. torn: whether that is the last one, as a kill leaves it.
-    damage: said where more lines follow it, or the file itself cannot be read.
-    """
-
-    curves: Mapping[str, Curve]
-    torn: bool = False
-    damage: str = ""
-
-
 @dataclass(frozen=True)
 class Run:
     """One run as its directory tells it.
 
     name: the path from the given folder on. status: of status.json's words, but `diverged` for a run that finished
     without a finite loss. config: by dotted path, and the option of each group by its name. summary: empty until the
-    run has ended. sessions: of environment.json, one for each time that the run was taken up. curves, torn: of
-    metrics.jsonl, as `Recorded` has them.
+    run has ended. sessions: of environment.json, one for each time that the run was taken up. curves: every tag of
+    metrics.jsonl, up to a line that is torn; torn: whether one is.
     """
 
     name: str
@@ -98,6 +86,11 @@ class Run:
     def metrics(self) -> Mapping[str, float | None]:
         """Return its last metrics; none for a run that did not finish."""
         return self.summary["metrics"] if self.status == "finished" else {}
+
+    @property
+    def step_ms(self) -> float:
+        """Return the median of its step times, in milliseconds; NaN where none was taken."""
+        return float(self.summary.get("step_time", {}).get("median_ms") or "nan")
 
     @property
     def ended(self) -> bool:
@@ -228,9 +221,8 @@ class Study:
 
     def resume(self, *words: str) -> str:
         """Return the command that goes on with the sweep that made these runs; empty where none did."""
-        return (
-            shlex.join(["normbench", "sweep", "--resume", str(self.runs[0].path.parent), *words]) if self.plans else ""
-        )
+        command = ["normbench", "sweep", "--resume", str(self.runs[0].path.parent), *words]
+        return shlex.join(command) if self.plans else ""
 
 
 def read_studies(folders: Sequence[Path]) -> list[Study]:
@@ -262,25 +254,29 @@ def read_run(directory: RunDirectory, name: str) -> Run:
     """
     status, sessions = read_json(directory.status) or {}, whole(directory.environment)["sessions"]
     summary = whole(directory.summary) if directory.summary.exists() or status.get("status") in ENDED else {}
-    stands, logged = status | summary or whole(directory.status), read_recorded(directory.metrics)
+    stands, (curves, torn, damage) = status | summary or whole(directory.status), read_recorded(directory.metrics)
     config = {**flat(directory.configuration()), **sessions[-1]["choices"]}
     if "seed" not in config:
         raise ValueError("config.yaml is missing or damaged")
-    if logged.damage and (summary or logged.curves):  # a run that has not ended may have no metrics yet
-        raise ValueError(logged.damage)
+    if damage and (summary or curves):  # a run that has not ended may have no metrics yet
+        raise ValueError(damage)
     if stands["status"] == "finished":
         lost = [tag for tag in ("loss/val", "loss/test") if summary["metrics"].get(tag, 0.0) is None]
         stands |= {"status": "diverged", "message": f"its final {lost[0]} is not finite"} if lost else {}
     standing = stands["status"], stands["step"], stands["steps"], stands.get("message") or ""
-    return Run(name, directory.path, *standing, config["seed"], config, summary, sessions, logged.curves, logged.torn)
+    return Run(name, directory.path, *standing, config["seed"], config, summary, sessions, curves, torn)
 
 
-def read_recorded(path: Path) -> Recorded:
-    """Return what a metrics.jsonl holds."""
+def read_recorded(path: Path) -> tuple[dict[str, Curve], bool, str]:
+    """Return what a metrics.jsonl holds by tag, up to the first line that cannot be read, and what is wrong with it.
+
+    That is whether the last line is torn, as a kill leaves it; and the words for it where more lines follow the one
+    that cannot be read, or the file itself cannot.
+    """
     try:
         lines = logged_lines(path)
     except OSError as error:
-        return Recorded({}, damage=f"metrics.jsonl cannot be read ({error.strerror})")
+        return {}, False, f"metrics.jsonl cannot be read ({error.strerror})"
     good = list(takewhile(lambda line: line[1] != UNREADABLE, lines))
     steps, values = defaultdict(list), defaultdict(list)
     for _, step, numbers in good:
@@ -290,7 +286,7 @@ def read_recorded(path: Path) -> Recorded:
     curves = {tag: Curve(np.array(steps[tag]), np.array(own)) for tag, own in values.items()}
     torn = len(good) == len(lines) - 1
     whole = torn or len(good) == len(lines)
-    return Recorded(curves, torn, "" if whole else f"metrics.jsonl is damaged at line {len(good) + 1} of {len(lines)}")
+    return curves, torn, "" if whole else f"metrics.jsonl is damaged at line {len(good) + 1} of {len(lines)}"
 
 
 def whole(path: Path) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import pandas as pd
 from normbench import __version__
 from normbench.analysis import tables
 from normbench.analysis.causes import next_steps, why
-from normbench.analysis.comparisons import Comparison, compare_all, contenders, given_baseline, partners, usual_baseline
+from normbench.analysis.comparisons import Comparison, compare_all, contenders, given_baseline, partner, usual_baseline
 from normbench.analysis.designs import contrasts, said
 from normbench.analysis.fairness import Finding, findings
 from normbench.analysis.figures import draw_all
@@ -83,7 +83,8 @@ def examine(
     missing: runs that were planned and have no directory -> why, where they have failed.
     """
     arms, chosen = contenders(study, baseline)
-    by = yardstick(study, partners(study, arms, baseline), target, metric)
+    partners = {arm.name: other for arm in study.arms if (other := partner(arm, arms, baseline))}
+    by = yardstick(study, partners, target, metric)
     families = [compare_all(arms, baseline, metric) for metric in by.metrics]
     crossed = contrasts(study, arms, baseline, by.primary)
     runs, blocks, compared_blocks = runs_frame(study, by), activations_frame(study.arms), activations_frame(arms)

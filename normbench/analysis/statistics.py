@@ -96,13 +96,12 @@ class Sample:
     def effect_size(self) -> float | None:
         """Return Hedges' g_z from three values on: mean / sd times J(n − 1), which makes it unbiased (Hedges 1981).
 
-        J(df) = Γ(df/2) / (√(df/2)·Γ((df−1)/2)).
+        J(df) = Γ(df/2) / (√(df/2)·Γ((df−1)/2)); Pochhammer's symbol is the ratio of the two.
         """
         df = self.n - 1
         if df < 2 or not self.sd:
             return None
-        gamma = math.exp(float(special.gammaln(df / 2) - special.gammaln((df - 1) / 2)))
-        return gamma / math.sqrt(df / 2) * self.mean / self.sd
+        return float(special.poch((df - 1) / 2, 0.5)) / math.sqrt(df / 2) * self.mean / self.sd
 
     @property
     def skewed(self) -> bool:

@@ -13,8 +13,8 @@ import pandas as pd
 from normbench.analysis import statistics, wording
 from normbench.analysis.comparisons import Compared, Comparison, by_seed
 from normbench.analysis.designs import Contrast
-from normbench.analysis.measures import IN_BLOCKS, NAN, Yardstick, evaluations_in_words, known
-from normbench.analysis.records import ASIDE, Arm, Run, Study
+from normbench.analysis.measures import IN_BLOCKS, Yardstick, evaluations_in_words, known
+from normbench.analysis.records import ASIDE, Arm, Study
 from normbench.analysis.sensitivity import Tried
 from normbench.analysis.wording import NONE, duration, fixed, in_words, plain, significant, span
 from normbench.config.groups import GROUPS
@@ -28,14 +28,8 @@ FOUND |= {"untrained": "did not train", "flattered": "lost runs"}
 # Of a standard deviation of the paired differences: what is planned for where no difference is asked for.
 USUAL_SIZES = (0.5, 1.0, 2.0)
 
-# Columns of what did not finish: the statuses that each counts.
-BAD = {
-    "did not train": ["stuck"],
-    "diverged": ["diverged"],
-    "out of memory": ["out_of_memory"],
-    "failed": ["failed"],
-    "unfinished": ["running", "interrupted"],
-}
+# How runs end that are no result: a column each.
+BAD = ("did not train", "diverged", "out of memory", "failed", "unfinished")
 
 
 @dataclass(frozen=True)
@@ -125,11 +119,12 @@ def time_to_target(times: pd.Series) -> str:
 
 def costs_table(runs: pd.DataFrame) -> Table:
     """Say what the arms cost and how calm they were."""
-    ends = runs["status"].mask(runs["trained"].eq(False), "stuck")
+    ends = runs["status"].str.replace("_", " ").replace(["running", "interrupted"], "unfinished")
+    ends = ends.mask(runs["trained"].eq(False), "did not train")
     arms = runs.assign(
         memory=runs["peak_memory_bytes"] / 2**20,
         seconds=runs["training_seconds"].where(runs["status"] == "finished"),
-        **{words: ends.isin(statuses) for words, statuses in BAD.items()},
+        **{words: ends.eq(words) for words in BAD},
     ).groupby("arm", sort=False)
     columns = {
         "step time, ms": arms["step_median_ms"].median().map(significant),
@@ -194,16 +189,12 @@ def differences_table(comparisons: Sequence[Comparison], primary: bool = True) -
 
 def step_times_table(comparisons: Sequence[Comparison]) -> Table:
     """Say how long a step takes, as a multiple of the baseline's, where seeds were timed in both."""
-
-    def log_step_time(run: Run) -> float:
-        return math.log(run.summary.get("step_time", {}).get("median_ms") or NAN)
-
     rows = []
     for one in comparisons:
-        ratio = statistics.paired_difference(*(by_seed(arm.runs, log_step_time) for arm in (one.arm, one.baseline)))
+        sides = (by_seed(arm.runs, lambda run: math.log2(run.step_ms)) for arm in (one.arm, one.baseline))
+        ratio = statistics.paired_difference(*sides)
         if ratio.n:
-            ends = ratio.interval and statistics.Interval(*map(math.exp, ratio.interval))
-            mean = math.exp(ratio.mean)
+            mean, ends = 2.0**ratio.mean, ratio.interval and ratio.interval.powers
             places = wording.precision(mean, ends) if ends else 2
             row = pair_of(one) | {"seeds": str(ratio.n)}
             rows.append({**row, "ratio of step times": fixed(mean, places), "95 % interval": span(ends, places)})
@@ -230,9 +221,8 @@ def designs_table(found: Sequence[Contrast]) -> Table:
         }
         rows.append(row)
     marked = [place for place, one in enumerate(found) if one.real]
-    return made(
-        "designs", "Crossed factors", rows, 3, marked, kinds={one.kind for one in found}, several=len(found) > 1
-    )
+    kinds = {one.kind for one in found}
+    return made("designs", "Crossed factors", rows, 3, marked, kinds=kinds, several=len(found) > 1)
 
 
 # ---- learning rates, and runs that give no result
@@ -286,9 +276,8 @@ def settings_table(first: Arm, second: Arm) -> Table:
         values = [dict.fromkeys(run.config.get(key) for run in arm.runs) for key in shown]
         frame[arm.name] = [", ".join(map(in_words, own)) for own in values]
     frame = frame[frame[first.name] != frame[second.name]]
-    return Table(
-        "settings", "What differs", frame, () if len(frame) else ("The configurations do not differ.",), heads=3
-    )
+    notes = () if len(frame) else ("The configurations do not differ.",)
+    return Table("settings", "What differs", frame, notes, heads=3)
 
 
 def plan(one: Comparison, difference: float | None) -> Table:

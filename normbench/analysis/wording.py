@@ -178,9 +178,8 @@ def environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    writers = [bound, chance, count, detectable_difference, duration, every, fixed, plain, precision]
-    found.globals |= {writer.__name__: writer for writer in [*writers, shortened, span]}
-    found.globals |= {"given": given, "goes_with": goes_with, "in_words": in_words}
+    numbers = [bound, chance, count, detectable_difference, duration, fixed, in_words, plain, precision, span]
+    found.globals |= {write.__name__: write for write in [*numbers, every, given, goes_with, shortened]}
     found.filters |= {"part": part, "tex": tex}
     found.filters["code"] = lambda text: Markup(COMMAND.sub(r"<code>\g<0></code>", str(escape(text))))
     found.filters["md"] = lambda text: " ".join(str(text).split()).translate(MARKED)

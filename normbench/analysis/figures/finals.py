@@ -65,9 +65,8 @@ def forest(comparisons: Sequence[Comparison], arms: Sequence[Arm], note: str) ->
         axes.spines["left"].set_visible(False)
         axes.tick_params(axis="y", length=0)
     better, worse = ("better", "worse") if metric.lower_is_better else ("worse", "better")
-    canvas.supxlabel(
-        f"difference of the final {metric.words} ({metric.unit})\n← {better}      {worse} →", fontsize=8, y=0.01
-    )
+    about = f"difference of the final {metric.words} ({metric.unit})\n← {better}      {worse} →"
+    canvas.supxlabel(about, fontsize=8, y=0.01)
     facts = {"metric": metric, "baselines": baselines, "pairs": list(zip(names, numbers, strict=True))}
     return described("differences", "differences", canvas, data, note + more, **facts, panes=len(ranges))
 
@@ -91,13 +90,11 @@ def draw_difference(axes: Axes, place: int, one: Comparison, entry: Entry) -> No
 def rows_of(one: Comparison) -> list[dict[str, Any]]:
     """Return what is drawn of a comparison: its mean, and each seed."""
     both = {"arm": one.arm.name, "baseline": one.baseline.name}
-    low, high = (one.interval.lower, one.interval.upper) if one.interval else (np.nan, np.nan)
+    low, high = one.interval or (np.nan, np.nan)
     mean = {"kind": "mean", "seed": None, "difference": one.mean, "low": low, "high": high}
-    seeds = [
-        {**both, "kind": "seed", "seed": seed, "difference": value}
-        for seed, value in zip(one.seeds, one.values, strict=True)
-    ]
-    return [both | mean | {"corrected_p": one.corrected}, *seeds]
+    seeds = zip(one.seeds, one.values, strict=True)
+    rows = [{"kind": "seed", "seed": seed, "difference": value} for seed, value in seeds]
+    return [both | mean | {"corrected_p": one.corrected}, *(both | row for row in rows)]
 
 
 # ---- over crossed factors, learning rates and step time
@@ -198,7 +195,7 @@ def step_time_against(arms: Sequence[Arm], metric: Metric, note: str) -> Figure 
     """Draw the Pareto plot; None for fewer than two arms with both figures."""
     rows = []
     for arm in arms:
-        ms = known((run.summary.get("step_time") or {}).get("median_ms") for run in arm.runs)
+        ms = known(run.step_ms for run in arm.runs)
         times = {"step_ms": np.median(ms), "step_ms_low": min(ms), "step_ms_high": max(ms)} if ms else {}
         rows.append({"arm": arm.name, **outcome(arm, metric), **times})
     data = pd.DataFrame(rows).dropna()
@@ -210,10 +207,9 @@ def step_time_against(arms: Sequence[Arm], metric: Metric, note: str) -> Figure 
     front = ordered[ordered["badness"] < ordered["badness"].cummin().shift(fill_value=np.inf)]
     data["filled"] = np.where(data["arm"].isin(front["arm"]), "yes", "no")
     canvas, panes, more = draw_against(arms, data, "step_ms", "step time (ms)", metric)
+    dotted: dict[str, Any] = {"color": INK, "linewidth": 1, "linestyle": (0, (1, 2)), "zorder": 1}
     for pane in panes:
-        pane.step(
-            front["step_ms"], front["mean"], where="post", color=INK, linewidth=1, linestyle=(0, (1, 2)), zorder=1
-        )
+        pane.step(front["step_ms"], front["mean"], where="post", **dotted)
     data = data.rename(columns={"mean": "final", "low": "final_low", "high": "final_high", "filled": "on_front"})
     name = f"step-time-{metric.tag.partition('/')[0]}"
     facts = {"metric": metric, "front": list(front["arm"]), "arms": shortened([arm.name for arm in arms])}

@@ -26,6 +26,8 @@ MOST_ROWS = 6  # of panels by depth
 
 QUANTITIES: dict[str, list[str]] = CAPTIONS["quantities"]
 
+Bands = Mapping[tuple[str, Any], pd.DataFrame]  # by the name of an arm, and what is drawn of it
+
 # ---- several runs as one line with a band
 
 
@@ -115,13 +117,7 @@ def three_steps(found: Iterable[Sequence[Mapping[int, Line]]]) -> list[int]:
     return list(dict.fromkeys(int(steps[np.abs(steps - place).argmin()]) for place in wanted))
 
 
-def draw_bands(
-    name: str,
-    panels: Sequence[Panel],
-    bands: Mapping[tuple[str, Any], pd.DataFrame],
-    kinds: Sequence[Any],
-    **facts: Any,
-) -> Figure:
+def draw_bands(name: str, panels: Sequence[Panel], bands: Bands, kinds: Sequence[Any], **facts: Any) -> Figure:
     """Draw means as lines and the seeds' ranges around them; of losses, crosses where runs diverged."""
     _, word, unit, scale, about = QUANTITIES[name]
     by, x = CAPTIONS["axes"][name.rpartition("-")[2]]
@@ -130,9 +126,8 @@ def draw_bands(
         (f"{title} · step {kind:,}".removeprefix(" · ") if by_depth else title, entries, kind)
         for (title, entries), kind in product(panels, kinds)
     ]
-    canvas, panes = grid.draw_grid(
-        [cell[:2] for cell in cells], x, word + f" ({unit})" * bool(unit), len(kinds) if by_depth else 0
-    )
+    columns = len(kinds) if by_depth else 0
+    canvas, panes = grid.draw_grid([cell[:2] for cell in cells], x, word + f" ({unit})" * bool(unit), columns)
     data = pd.concat(bands, names=["arm", "step" if by_depth else "kind"]).droplevel(2).reset_index()
     diverged, top = data.iloc[:, 1] == "diverged", np.inf
     means = data[~diverged]
@@ -153,9 +148,8 @@ def draw_bands(
         panes[0].yaxis.set_major_formatter(lambda value, _: f"{100 * value:g}")
     if not canvas.legends:
         height = panes[0].get_position().height * canvas.get_figheight()
-        grid.label_ends(
-            panes[0], height, [(ends[e.arm.name], e) for _, own, _ in cells for e in own if e.arm.name in ends]
-        )
+        drawn = [entry for _, entries, _ in cells for entry in entries if entry.arm.name in ends]
+        grid.label_ends(panes[0], height, [(ends[entry.arm.name], entry) for entry in drawn])
     if by_depth:
         panes[0].locator_params(axis="x", integer=True, min_n_ticks=2)
         data = data.rename(columns={"x": "block"})

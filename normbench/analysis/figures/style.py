@@ -136,7 +136,8 @@ def panels_of(arms: Sequence[Arm], drawn: Container[str] | None = None) -> list[
     In a panel each arm has a marker of its own, and dashes tell what colours do not, or the same in grey. drawn: the
     names of the arms that are drawn, where not all are; the others count for looks, which are the same in all figures.
     """
-    varied = varied_among(arms)
+    keys = dict.fromkeys(key for arm in arms for key in arm.settings)
+    varied = [key for key in keys if len({arm.settings.get(key) for arm in arms}) > 1]
     color_key = "norm" if "norm" in varied else next(iter(varied), "norm")
     rest = [key for key in varied if key != color_key]
     together = len(arms) <= TOGETHER or not rest
@@ -159,11 +160,6 @@ def panels_of(arms: Sequence[Arm], drawn: Container[str] | None = None) -> list[
 def first(found: Sequence[Any], most: int, words: str) -> tuple[Sequence[Any], str]:
     """Return the first ones, which are drawn, and a sentence for the caption where there are more."""
     return found[:most], f" The first {most} of {len(found)} {words}." if len(found) > most else ""
-
-
-def varied_among(arms: Sequence[Arm]) -> list[str]:
-    """Return the settings in which some arms differ, in the study's order."""
-    return [key for key in (arms[0].settings if arms else ()) if len({arm.settings.get(key) for arm in arms}) > 1]
 
 
 def words(arm: Arm, keys: Sequence[str]) -> str:
@@ -224,9 +220,8 @@ def draw_grid(
         spare.remove()
     for place, ((title, _), pane) in enumerate(zip(panels, panes, strict=False)):
         pane.set_title(plain(title, int(5 + width / columns / LETTER)))
-        pane.locator_params(
-            nbins=max(3, int(5 * width / columns / PAGE) + 3 * (columns == 1)), min_n_ticks=3, steps=STEPS
-        )
+        bins = max(3, int(5 * width / columns / PAGE) + 3 * (columns == 1))
+        pane.locator_params(nbins=bins, min_n_ticks=3, steps=STEPS)
         pane.tick_params(labelbottom=place + columns >= len(panels))
         pane.xaxis.set_label_coords(0, 0)  # it has none, whose place would be sought
         pane.yaxis.set_label_coords(0, 0)
