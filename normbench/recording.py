@@ -120,8 +120,9 @@ class TensorBoard(Lines):
     def begin(self, choices: Mapping[str, Scalar], varied: Collection[str], page: str) -> None:
         infos = [api_pb2.HParamInfo(name=name, differs=name in varied) for name in choices]
         columns = [api_pb2.MetricInfo(name=api_pb2.MetricName(tag=tag)) for tag in METRICS]
-        experiment = api_pb2.Experiment(hparam_infos=infos, metric_infos=columns)
-        self.add_hparams(metadata.EXPERIMENT_TAG, experiment=experiment)
+        self.add_hparams(
+            metadata.EXPERIMENT_TAG, experiment=api_pb2.Experiment(hparam_infos=infos, metric_infos=columns)
+        )
         chosen = {name: "null" if choice is None else choice for name, choice in choices.items()}
         row = summary_v2.hparams_pb(chosen, trial_id=Path(self.file.name).parent.name)
         self.write(0, [*text_pb("config", page).value, *row.value])
@@ -258,9 +259,9 @@ def truncate_events(directory: Path, last_step: int) -> str:
     which an open TensorBoard sees that it has to read anew. A kill in here may leave both: the newer one is whole.
     One that ends before the numbers of metrics.jsonl is damaged: it stays too, and what is returned says so.
     """
-    old, said, read = event_files(directory), "", [0]
-    if not old:
-        return said
+    read = [0]
+    if not (old := event_files(directory)):
+        return ""
 
     def write(file: IO[bytes]) -> None:
         records = RecordWriter(file)
@@ -274,8 +275,8 @@ def truncate_events(directory: Path, last_step: int) -> str:
     write_atomically(new_event_file(directory), write)
     metrics = directory / "metrics.jsonl"
     logged = [step for _, step, _ in logged_lines(metrics) if step <= last_step] if metrics.exists() else []
-    if max(read) < max(logged, default=0):
-        said = keep_damaged(old[-1], "events")  # under a name that TensorBoard does not read
+    # under a name that TensorBoard does not read
+    said = keep_damaged(old[-1], "events") if max(read) < max(logged, default=0) else ""
     for path in old:
         path.unlink()
     sync_directory(directory)

@@ -82,10 +82,9 @@ class RunDirectory:
 
     def is_held(self) -> bool:
         """Return whether a process is at work on the run."""
-        if not (self.path / ".lock").exists():
-            return False
-        with open(self.path / ".lock", "r") as lock:  # noqa: UP015 (as tests trace it)
+        with suppress(FileNotFoundError), open(self.path / ".lock", "r") as lock:  # noqa: UP015 (as tests trace it)
             return not locked(lock, fcntl.LOCK_SH)
+        return False
 
     def write_status(self, status: Status, step: int, steps: int, message: str = "") -> None:
         """Write how the run stands (atomically), if there is room: it must not hide what it reports, a full disk."""
@@ -300,11 +299,10 @@ def commit() -> str | None:
     """Return the commit of the code, `+changes` behind it where the checkout differs; None for an installed package."""
     checkout = Path(__file__).parent.parent
     command = ["git", "-C", str(checkout), "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+changes"]
-    try:
+    with suppress(OSError, subprocess.SubprocessError):
         said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=5).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return said if (checkout / ".git").exists() else None
+        return said if (checkout / ".git").exists() else None
+    return None
 
 
 def cpu_name() -> str:

@@ -34,23 +34,20 @@ class Counted(RMSNorm):
             self.end()
         return super().forward(x)
 
-class Boom(Counted):
     def end(self):
-        raise RuntimeError("boom,\\n  and over")
+        raise self.error
+
+class Boom(Counted):
+    error = RuntimeError("boom,\\n  and over")
 
 class Exits(Counted):
-    calls = 40  # at once
-
-    def end(self):
-        raise SystemExit(3)
+    error, calls = SystemExit(3), 40  # at once
 
 class Interrupts(Counted):
-    def end(self):
-        raise KeyboardInterrupt
+    error = KeyboardInterrupt()
 
 class Leaves(Counted):
-    def end(self):
-        raise GeneratorExit
+    error = GeneratorExit()
 
 class Hangs(Counted):
     def end(self):

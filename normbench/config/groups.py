@@ -150,21 +150,16 @@ def options_with(group: str, setting: str) -> list[str]:
     return [option for option in options(group) if setting in option_settings(group, option)]
 
 
-def root() -> dict[str, Any]:
-    """Return the root config of `normbench train`; `defaults` are the options that are chosen without a word."""
-    return content("", "train")
-
-
 def chosen_options(words: Sequence[str], *more: Path) -> dict[str, str]:
     """Return the option of each group that words choose, or that `normbench train` has by default."""
-    found, given = dict[str, str](), dict(word.lstrip("+").split("=", 1) for word in words if "=" in word)
+    defaults, found = content("", "train")["defaults"], dict[str, str]()
+    given = dict(word.lstrip("+").split("=", 1) for word in words if "=" in word)
     for group in ("experiment", "model", "data"):  # what chooses options of other groups, the strongest first
-        option = given.get(group, (root()["defaults"] | found)[group])
+        option = given.get(group, (defaults | found)[group])
         if option in options(group, *more):
             found = content(group, option, more)["defaults"] | found
     found |= {group: option for group, option in given.items() if group in GROUPS and option in options(group, *more)}
-    found = root()["defaults"] | found
-    return {group: found[group] for group in GROUPS}
+    return {group: (defaults | found)[group] for group in GROUPS}
 
 
 def chosen_tree(words: Sequence[str], *more: Path) -> tuple[dict[str, str], dict[str, Any]]:
@@ -172,7 +167,7 @@ def chosen_tree(words: Sequence[str], *more: Path) -> tuple[dict[str, str], dict
 
     For help pages, which are not to wait for Hydra; what refers to other keys stands there as it is written.
     """
-    chosen, tree = chosen_options(words, *more), root()
+    chosen, tree = chosen_options(words, *more), content("", "train")
     for group, option in chosen.items():
         if option in options(group, *more):
             whole = content(group, option, more)

@@ -187,8 +187,7 @@ def bfloat16_error(part: NormPart) -> str:
     """Count by how many steps of bfloat16 a result is off, below the root mean square in steps there.
 
     The parameters stay float32, as in a run with `trainer.precision=bf16`. Inputs far from 0 show statistics that were
-    taken in bfloat16. A result in float32, as parameters make it that meet the input as they are, is as good: under
-    autocast a run takes it.
+    taken in bfloat16. A result in float32, as float32 parameters may give, is as good: under autocast a run takes it.
     """
     steps = []
     for norm, features in part.cases():

@@ -54,13 +54,9 @@ class PlacementPart(trials.ModulePart):
             made: Placement = self.factory()(dict(zip(("attention", "mlp"), branches, strict=False)), norms, site)
         return made, norms.made
 
-    def block(self, layout: str = "sequence", a: float = 1.0, norm: str = "none") -> Placement:
+    def module(self, layout: str = "sequence", a: float = 0.5, norm: str = "rmsnorm") -> Placement:
         """Return a block of as many branches as it takes at least."""
         return self.make(*(Stub(layout, a) for _ in range(self.made_class.min_branches)), norm=norm)[0]
-
-    def module(self, layout: str) -> nn.Module:
-        """Return a block that learns."""
-        return self.block(layout, a=0.5, norm="rmsnorm")
 
     def contract(self) -> dict[str, Check]:
         """Return the checks of a placement by name."""
@@ -123,7 +119,7 @@ def skip_is_declared(part: PlacementPart) -> str:
 
     Where a block has several branches, its skip is around all of them, or around each: then the gain has their power.
     """
-    block = part.block(a=0.0)
+    block = part.module(a=0.0, norm="none")
     x, y = run(block)
     gains = [float(block.residual_gain) ** power if block.residual else 0.0 for power in (1, block.min_branches)]
     found = float((y.detach() * x).sum() / x.square().sum())
@@ -133,5 +129,5 @@ def skip_is_declared(part: PlacementPart) -> str:
 
 def draws_nothing(part: PlacementPart) -> None:
     """Its draws would move those of dropout; where it is made torch's are seeded, and others cannot be repeated."""
-    drawn = checks.drawn_by(lambda: run(part.block()))
+    drawn = checks.drawn_by(lambda: run(part.module()))
     expect(not drawn, f"draws from {drawn}")

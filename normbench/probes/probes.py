@@ -147,9 +147,8 @@ class Probes:
             yield block.register_forward_hook(partial(quietly, reading.see_stream, f"stream{layer}"))
             for role, branch in block.branches.items():
                 if "attention" in self.wanted and hasattr(branch, "attention_logits"):
-                    yield branch.register_forward_hook(
-                        partial(quietly, reading.see_attention, f"block{layer}.{role}"), with_kwargs=True
-                    )
+                    see = partial(quietly, reading.see_attention, f"block{layer}.{role}")
+                    yield branch.register_forward_hook(see, with_kwargs=True)
 
     @torch.no_grad()
     def read_parameters(self, reading: Reading) -> None:

@@ -83,10 +83,10 @@ class Session:
                     return self.finish("diverged", result.step, result.reason)
                 return self.finish("finished", self.loop.step, "") if complete else self.interrupted(stop[0])
         except BaseException as error:
-            stopped = isinstance(error, KeyboardInterrupt) and stop  # by the user, not by a class that raises it
-            goes_on = stopped or is_disk_full(error)  # with the same command
-            failed: Status = "out_of_memory" if is_out_of_memory(error) else "failed"
-            self.write_status("interrupted" if goes_on else failed, str(error))
+            status: Status = "out_of_memory" if is_out_of_memory(error) else "failed"
+            if is_disk_full(error) or (stop and isinstance(error, KeyboardInterrupt)):  # the same command goes on
+                status = "interrupted"
+            self.directory.write_status(status, self.loop.step, self.run.steps, str(error))
             raise
 
     # ---- where it starts
@@ -184,20 +184,16 @@ class Session:
     def interrupted(self, number: int) -> int:
         """End a run that a signal has stopped behind a checkpoint."""
         self.loop.recorder.close()
-        self.write_status("interrupted", signal.Signals(number).name)
+        self.directory.write_status("interrupted", self.loop.step, self.run.steps, signal.Signals(number).name)
         command = f"the same command{' without rerun=true' if self.settings.rerun else ''}"
         self.say(f"stopped at step {self.loop.step:,} of {self.run.steps:,}; {command} goes on from here")
         return 128 + number
-
-    def write_status(self, status: Status, message: str = "") -> None:
-        """Say how the run stands, at the step where its loop is."""
-        self.directory.write_status(status, self.loop.step, self.run.steps, message)
 
     def beat(self) -> None:
         """Say that the run is alive, at most every few seconds."""
         if time.monotonic() - self.last_beat > HEARTBEAT_SECONDS:
             self.last_beat = time.monotonic()
-            self.write_status("running")
+            self.directory.write_status("running", self.loop.step, self.run.steps)
 
     def say(self, line: str) -> None:
         """Tell the person a line, unless they asked for quiet."""

@@ -50,11 +50,10 @@ class Clock:
 
     def read(self) -> list[float]:
         """Return the durations of all steps so far; waits for the device."""
-        if self.device.type == "cuda":
+        events = self.device.type == "cuda"
+        if events:
             torch.cuda.synchronize()
-            self.durations += [start.elapsed_time(end) for start, end in self.pending]
-        else:
-            self.durations += [1e3 * (end - start) for start, end in self.pending]
+        self.durations += [start.elapsed_time(end) if events else 1e3 * (end - start) for start, end in self.pending]
         self.pending.clear()
         return self.durations
 

@@ -123,7 +123,9 @@ class Loop:
         self.step += 1
         self.clock.stop(counts=reading is None)
         if reading is not None:
-            self.record_probes(reading)
+            self.record(reading.numbers())
+            if reading.histograms:
+                self.recorder.histograms(self.step, reading.host_histograms())
 
     def forward_backward(self) -> tuple[Tensor, Reading | None]:
         """Return the loss, with its clipped gradients in the parameters, and what probes saw, if they were due.
@@ -189,7 +191,7 @@ class Loop:
         raise Diverged(step + 1, f"not finite: {where}")
 
     def check_guard(self) -> None:
-        """End the run if a bad step was let pass; asked before anything is recorded, evaluated or saved."""
+        """End the run if a bad step was let pass; asked before anything is recorded or saved."""
         if self.guard and (step := self.guard.tripped()) >= 0:
             self.diverge(step)
         if self.precision.lost():
@@ -215,13 +217,13 @@ class Loop:
     # ---- what is recorded
 
     def record(self, values: dict[str, float]) -> None:
-        """Record numbers of this step."""
+        """Record numbers of this step, unless a bad step has been let pass before."""
+        self.check_guard()
         self.latest.update(values)
         self.recorder.scalars(self.step, values)
 
     def log(self) -> None:
         """Record the training loss since the last log, gradient and weight norms, learning rate and speed."""
-        self.check_guard()
         loss = self.loss_sum.item() / self.loss_count
         values = {
             "loss/train": loss,
@@ -239,11 +241,11 @@ class Loop:
 
     def evaluate(self) -> None:
         """Record the validation loss; on the whole validation set at the last step."""
-        self.check_guard()
         judged = (self.tagged(*each) for each in self.judged(last=self.step == self.steps))
         values = {tag: value for shown in judged for tag, value in shown.items()}
         self.record(values)
-        self.keep_best(values["loss/val"])
+        if self.trainer.keep_checkpoint == "best":
+            self.keep_best(values["loss/val"])
 
     def judged(self, last: bool) -> Iterator[tuple[str, nn.Module, Iterable[Batch]]]:
         """Yield what an evaluation judges: a name, a model and batches."""
@@ -257,9 +259,7 @@ class Loop:
             yield "test", self.model, data.eval_batches("test")
 
     def keep_best(self, loss: float) -> None:
-        """Keep the weights of the lowest validation loss where asked for; the same batches judge, also at the end."""
-        if self.trainer.keep_checkpoint != "best":
-            return
+        """Keep the weights of the lowest validation loss; the same batches judge, also at the end."""
         if self.step == self.steps and self.trainer.eval_batches is not None:
             batches = self.data.eval_batches("val", self.trainer.eval_batches)
             loss = self.tagged("val", self.model, batches)["loss/val"]
@@ -272,13 +272,6 @@ class Loop:
         with self.precision.autocast():
             results = evaluate(model, batches, self.data.task, self.device)
         return {f"{name}/{split}": value for name, value in results.items()}
-
-    def record_probes(self, reading: Reading) -> None:
-        """Record what a probed step has shown."""
-        self.check_guard()
-        self.record(reading.numbers())
-        if reading.histograms:
-            self.recorder.histograms(self.step, reading.host_histograms())
 
     # ---- continuation
 
