@@ -113,7 +113,7 @@ def test_a_part_keeps_its_budget(name: str) -> None:
 
 
 def test_the_house_stays_small() -> None:
-    assert sum(map(lines_of_code, MODULES)) <= 9660
+    assert sum(map(lines_of_code, MODULES)) <= 9500
     assert len(MODULES) <= 110
     assert len(list(PACKAGE.glob("*.py"))) <= 12
 
