@@ -25,6 +25,15 @@ from normbench.sweep.folder import SweepFolder
 
 pytest_plugins = ["trained_runs"]
 
+# Words of a sweep that may bring code of somebody's, and some that bring none.
+FOREIGN = (
+    "norm._target_=normbench.norms.DyT,hostile.Norm", "hydra.searchpath=[here]", "+hydra.searchpath=[here]",
+    "logger.mine={_target_:hostile.Norm}", "norm=../../here/hostile", "norm@norm=../hostile",
+    "sweep.tie=norm._target_=hostile.Norm,torch.nn.Identity;norm.eps=0.1,0.2",
+    "norm.eps='${oc.decode:x}'", "launcher.additional_parameters={setup:[id]}",
+)  # fmt: skip
+OURS = ("norm._target_=torch.nn.LayerNorm,normbench.norms.DyT", "outputs=/some/where", "data.path=a/b", "seed=0,1")
+
 
 class Bomb:
     """Leaves a mark where it is unpickled."""
@@ -132,11 +141,16 @@ def test_runs_of_somebody_else_are_reported_and_run_no_code(mark: Path, capsys: 
 
 
 def test_a_sweep_of_somebody_else_goes_on_with_trust_alone(mark: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for words in (["norm=layernorm", "norm._target_=normbench.norms.DyT,hostile.Norm"], ["hydra.searchpath=[here]"]):
-        SweepFolder(mark.parent / "sweep").write_plan([], words, [words[0]])
-    assert main(["sweep", "--resume", str(mark.parent / "sweep"), "--dry-run"]) == 2
-    assert "if you trust whoever made the sweep, add --trust" in capsys.readouterr().err
-    assert not mark.exists() and SweepFolder(mark.parent / "sweep").command.endswith("sweep --trust")
+    for number, word in enumerate(FOREIGN):
+        folder = mark.parent / f"sweep{number}"
+        SweepFolder(folder).write_plan([], ["norm=layernorm", word], [word])
+        assert main(["sweep", "--resume", str(folder), "--dry-run"]) == 2
+        assert (
+            f"has {word}, whose code runs: if you trust whoever made the sweep, add --trust" in capsys.readouterr().err
+        )
+        assert not mark.exists() and SweepFolder(folder).command.endswith(f"{folder.name} --trust")
+    SweepFolder(mark.parent / "ours").write_plan([], [*OURS], ["run"])
+    assert SweepFolder(mark.parent / "ours").foreign == []
 
 
 def test_who_trusts_a_run_loads_a_class_of_its_own(runs: dict[str, Path], mark: Path) -> None:

@@ -5,6 +5,7 @@ On a terminal it is shown live, elsewhere in lines.
 
 from __future__ import annotations
 
+import re
 import shlex
 import time
 from collections import Counter
@@ -78,10 +79,7 @@ class SweepFolder:
     @property
     def foreign(self) -> list[str]:
         """The words of its sweeps that name classes which are neither ours nor torch's, or where such may be."""
-        words = [word for note in self.read_notes() for word in note["words"]]
-        named = {word: word.partition("=")[2].split(",") for word in words if "_target_=" in word}
-        theirs = {word for word, classes in named.items() for one in classes if not one.startswith(TRUSTED)}
-        return [word for word in words if word in theirs or word.startswith("hydra.")]
+        return [word for note in self.read_notes() for word in note["words"] if may_run_code(word)]
 
     def write_plan(self, entries: Iterable[Entry], words: Sequence[str] = (), asked: Iterable[str] = ()) -> None:
         """Note which runs a sweep makes, for whoever looks on or goes on; the same runs are the same file.
@@ -149,6 +147,15 @@ class SweepFolder:
             return Standing(entry, "running", step)
         cause = self.failure(entry.run)
         return Standing(entry, "failed" if cause else "waiting", step, cause=cause)
+
+
+def may_run_code(word: str) -> bool:
+    """Tell whether a word may bring code of somebody's: by a class, a YAML elsewhere, or a script of a cluster's."""
+    key, _, value = word.lstrip("+~").partition("=")
+    if re.fullmatch(r"\w+\._target_", key):
+        return not all(one.startswith(TRUSTED) for one in value.split(","))
+    elsewhere = key.startswith(("hydra.", "launcher.additional")) or ("/" in value and key.partition("@")[0] in GROUPS)
+    return elsewhere or "_target_" in word or "${" in word
 
 
 def arm_name(arm: Mapping[str, str]) -> str:
