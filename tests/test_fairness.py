@@ -13,7 +13,7 @@ from made_runs import make_report, make_run, make_study, plan, read_study
 from normbench.analysis import records
 from normbench.analysis.fairness import RULES, findings, told
 from normbench.analysis.records import read_studies
-from normbench.analysis.wording import given
+from normbench.analysis.wording import given, paragraphs
 from normbench.rundir import CHOICE_FILE, read_json
 
 
@@ -173,6 +173,17 @@ def test_learning_rates_chosen_on_held_out_data_are_fair(tmp_path: Path) -> None
     make_run(tmp_path, norm="dyt", lr=0.5)  # not by the sweep
     (one,) = findings(read_study([tmp_path]))
     assert one.serious and "fair only if each was chosen for its arm" in one.text
+
+
+def test_the_methods_say_how_learning_rates_were_chosen(tmp_path: Path) -> None:
+    noted = [{"arm": {"norm": norm}, "lr": lr, "edge": None} for norm, lr in (("layernorm", 1e-3), ("rmsnorm", 3e-3))]
+    for one in noted:
+        make_run(tmp_path, norm=one["arm"]["norm"], lr=one["lr"])
+    assert "All else was held equal" in paragraphs("facts.jinja", "methods", make_report([tmp_path]), "1")[0]
+    (tmp_path / CHOICE_FILE).write_text(json.dumps({"arms": noted}))
+    words = " ".join(paragraphs("facts.jinja", "methods", make_report([tmp_path]), "1"))
+    assert "All else but the learning rate was held equal" in words and "AdamW (betas" in words
+    assert "a tenth held out of the training data: layernorm 0.001; rmsnorm 0.003." in words
 
 
 def test_one_rate_that_was_chosen_for_every_arm_is_cited_too(tmp_path: Path) -> None:
