@@ -51,6 +51,14 @@ def warmed(gain: float = 0.9) -> dict[tuple[Any, ...], Sequence[float]]:
 # ---- two factors
 
 
+def test_what_is_neither_good_nor_bad_is_raised_or_lowered() -> None:
+    (one,) = found(study(warmed(), "placement", "schedule.warmup"), placement="pre")
+    (sentence,) = said([replace(one, metric=Metric("grad/norm", "", "", judges=False))])
+    assert sentence.startswith(
+        "warmup=0.1 instead of 0 lowers the grad/norm of post 0.885 more than that of pre (95 %: "
+    )
+
+
 def test_an_interaction_is_a_difference_of_differences_by_seed() -> None:
     cells = warmed()
     (one,) = found(study(cells, "placement", "schedule.warmup"), placement="pre")

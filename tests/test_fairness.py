@@ -175,6 +175,15 @@ def test_learning_rates_chosen_on_held_out_data_are_fair(tmp_path: Path) -> None
     assert one.serious and "fair only if each was chosen for its arm" in one.text
 
 
+@pytest.mark.parametrize("value, word", [(None, "null"), (False, "false"), ([0.9, 0.99], "[0.9,0.99]"), (1e-3, "1e-3")])
+def test_a_choice_is_of_the_arm_however_its_values_are_written(tmp_path: Path, value: Any, word: str) -> None:
+    for other, lr in ((value, 1e-3), (0.5, 3e-3)):
+        make_run(tmp_path, lr=lr, settings={"norm.setting": other})
+    noted = [{"arm": {"norm.setting": text}, "lr": lr, "edge": None} for text, lr in ((word, 1e-3), ("0.5", 3e-3))]
+    (tmp_path / CHOICE_FILE).write_text(json.dumps({"arms": noted}))
+    assert read_study([tmp_path]).fairly_chosen
+
+
 def test_the_methods_say_how_learning_rates_were_chosen(tmp_path: Path) -> None:
     noted = [{"arm": {"norm": norm}, "lr": lr, "edge": None} for norm, lr in (("layernorm", 1e-3), ("rmsnorm", 3e-3))]
     for one in noted:

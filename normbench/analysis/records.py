@@ -353,11 +353,11 @@ def in_order(value: Any) -> tuple[bool, bool, Any]:
 
 
 def number(text: str) -> str:
-    """Return a number as it is written without need, such as 0.001 for 1e-3; any other text as it is."""
+    """Return a number as it is written without need, such as 0.001 for 1e-3; any other value as Python writes it."""
     try:
         return f"{float(text):g}"
     except ValueError:
-        return text
+        return {"null": "None", "true": "True", "false": "False"}.get(text, text.replace(" ", ""))
 
 
 def shortened(names: Sequence[str], most: int = 12) -> str:
