@@ -30,7 +30,8 @@ FOREIGN = (
     "norm._target_=normbench.norms.DyT,hostile.Norm", "hydra.searchpath=[here]", "+hydra.searchpath=[here]",
     "logger.mine={_target_:hostile.Norm}", "norm=../../here/hostile", "norm@norm=../hostile",
     "sweep.tie=norm._target_=hostile.Norm,torch.nn.Identity;norm.eps=0.1,0.2",
-    "norm.eps='${oc.decode:x}'", "launcher.additional_parameters={setup:[id]}",
+    "norm.eps='${oc.decode:x}'", "sweep.tie=norm=../a,../b;norm.eps=0.1,0.2",
+    "launcher.additional_parameters={setup:[id]}",
 )  # fmt: skip
 OURS = ("norm._target_=torch.nn.LayerNorm,normbench.norms.DyT", "outputs=/some/where", "data.path=a/b", "seed=0,1")
 

@@ -193,6 +193,15 @@ def check_trusted(tree: Tree, path: Path) -> None:
             )
 
 
+def may_run_code(word: str) -> bool:
+    """Tell whether a word may bring code of somebody's: by a class, a YAML elsewhere, or a script of a cluster's."""
+    key, _, value = word.lstrip("+~").partition("=")
+    if re.fullmatch(r"\w+\._target_", key):
+        return not all(one.startswith(TRUSTED) for one in value.split(","))
+    marked = any(mark in word for mark in ("_target_", "${", "hydra.", "launcher.additional"))
+    return marked or ("/" in value and bool(re.fullmatch(r"sweep\.tie|(?!outputs$)\w+(@.*)?", key)))
+
+
 def open_sections(tree: Tree) -> dict[str, Tree]:
     """Return all sections that hold `_target_` and its arguments, by their paths."""
     return {section: tree[section] for section in OPEN_SECTIONS} | {

@@ -5,7 +5,6 @@ On a terminal it is shown live, elsewhere in lines.
 
 from __future__ import annotations
 
-import re
 import shlex
 import time
 from collections import Counter
@@ -23,7 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from normbench.config.groups import GROUPS
-from normbench.config.schema import TRUSTED
+from normbench.config.schema import may_run_code
 from normbench.errors import HeldElsewhere
 from normbench.rundir import RunDirectory, fingerprint, read_json, write_json
 
@@ -147,15 +146,6 @@ class SweepFolder:
             return Standing(entry, "running", step)
         cause = self.failure(entry.run)
         return Standing(entry, "failed" if cause else "waiting", step, cause=cause)
-
-
-def may_run_code(word: str) -> bool:
-    """Tell whether a word may bring code of somebody's: by a class, a YAML elsewhere, or a script of a cluster's."""
-    key, _, value = word.lstrip("+~").partition("=")
-    if re.fullmatch(r"\w+\._target_", key):
-        return not all(one.startswith(TRUSTED) for one in value.split(","))
-    elsewhere = key.startswith(("hydra.", "launcher.additional")) or ("/" in value and key.partition("@")[0] in GROUPS)
-    return elsewhere or "_target_" in word or "${" in word
 
 
 def arm_name(arm: Mapping[str, str]) -> str:
