@@ -204,7 +204,7 @@ def given_baseline(study: Study, words: str, flag: str = "--baseline ") -> Basel
     settings: Baseline = {}
     for word in [words.strip()] if words.strip() in known else WORD.findall(words):
         name, equals, value = word.rpartition("=")
-        if (found := known.get(f"{name}{equals}{number(value)}")) is None:
+        if (found := known.get(word, known.get(f"{name}{equals}{number(value)}"))) is None:
             raise UsageError(f"{flag}{word} is no arm: {nearest(word, known)}allowed are {shortened([*known])}")
         settings |= found
     if not any(arm.has(settings) for arm in study.arms):
