@@ -161,7 +161,7 @@ def run_directories(folder: str | os.PathLike[str]) -> dict[str, RunDirectory]:
     """
     base = Path(os.path.expanduser(folder))
     if not base.is_dir():
-        raise UsageError(f"{folder} is not a folder: give the folder of your runs, such as outputs")
+        raise UsageError(f"{folder} is not a folder: train something first, or give the folder of your runs")
     paths = sorted(path.parent.relative_to(base) for path in base.rglob("config.yaml"))
     found = {path: RunDirectory(base / path) for path in paths if not re.search(r"\.old\d+$|(^|/)\.[^/]", str(path))}
     kept = {path: run for path, run in found.items() if run.status.exists() or run.summary.exists()}

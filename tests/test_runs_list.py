@@ -21,9 +21,9 @@ from normbench.sweep.folder import Entry, SweepFolder
 def listed(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[dict[str, list[str]], list[str]]:
     """Return the cells of each line by its name, and the commands below."""
     assert main(["runs", *words]) == 0
-    table, *commands = re.split(r"\n(?=normbench )", capsys.readouterr().out)
+    table, *commands = re.split(r"\n(?=.* goes on by\n)", capsys.readouterr().out)
     rows = [re.split(r"  +", line.strip()) for line in table.splitlines() if re.search(r"\d:\d\d", line)]
-    return {name: cells for name, *cells in rows}, [command.strip() for command in commands]
+    return {name: cells for name, *cells in rows}, [" ".join(command.split()) for command in commands]
 
 
 @pytest.fixture
@@ -52,7 +52,8 @@ def test_each_run_says_how_it_stands_and_what_goes_on(outputs: Path, capsys: pyt
         "train/held": ["running", "50/100"],
     }
     assert lines["train/finished"][2:] == ["0:00", "2.0000"]
-    assert sorted(commands) == [f"normbench train name={word}" for word in ("'killed'", "failed", "interrupted")]
+    names = {"train/killed": "'killed'", "train/failed": "failed", "train/interrupted": "interrupted"}
+    assert {*commands} == {f"{run} goes on by normbench train name={word}" for run, word in names.items()}
 
 
 def test_a_sweep_is_a_line_and_its_own_folder_lists_its_runs(outputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -65,10 +66,10 @@ def test_a_sweep_is_a_line_and_its_own_folder_lists_its_runs(outputs: Path, caps
     lines, commands = listed(capsys)
     assert {name: cells[0] for name, cells in lines.items()} == {"done": "finished", "sweep": "waiting"}
     assert lines["sweep"][1:3] == ["3/4 runs", "1 failed"]
-    assert commands == [f"normbench sweep --resume {outputs.name}/sweep"]
+    assert commands == [f"sweep goes on by normbench sweep --resume {outputs.name}/sweep"]
     lines, commands = listed(capsys, "outputs/sweep")
     assert {name: cells[0] for name, cells in lines.items()} == {".": "waiting", "r0": "finished", "r1": "finished"}
-    assert commands == ["normbench sweep --resume outputs/sweep"]
+    assert commands == [". goes on by normbench sweep --resume outputs/sweep"]
 
 
 def test_a_sweep_that_still_chooses_learning_rates_goes_on_by_its_own_command(
@@ -78,11 +79,14 @@ def test_a_sweep_that_still_chooses_learning_rates_goes_on_by_its_own_command(
     SweepFolder(outputs / "a-lr").write_plan([Entry("t", {}, 1000, 4, [])])
     lines, commands = listed(capsys)
     assert {name: cells[0] for name, cells in lines.items()} == {"a": "waiting", "a-lr": "waiting"}
-    assert commands == ["normbench sweep --resume outputs/a"]
+    assert commands == ["a goes on by normbench sweep --resume outputs/a"]
+    with SweepFolder(outputs / "a").worked_on():
+        lines, commands = listed(capsys)
+    assert lines["a"][0] == "running" and commands == []
 
 
 def test_a_folder_without_runs_is_refused(outputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "outputs is not a folder" in refused(["runs"], capsys)
+    assert "outputs is not a folder: train something first" in refused(["runs"], capsys)
     outputs.mkdir()
     assert "outputs holds no runs: train something first" in refused(["runs"], capsys)
 

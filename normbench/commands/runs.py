@@ -32,16 +32,17 @@ def show_runs(folder: Path) -> int:
         runs = run_directories(folder)
     lines = [line_of_sweep(str(path.relative_to(folder)), SweepFolder(path)) for path in sweeps]
     lines += [line_of_run(*one) for one in runs.items() if one[1].path.parent not in sweeps - {folder}]
-    console, commands = Console(), dict[str, None]()
+    console, commands = Console(), dict[str, list[str]]()
     table = Table("run", "state", "progress", "hours since", "loss", box=SIMPLE_HEAD, pad_edge=False)
     table.columns[0].overflow = "fold"
     for changed, *shown, loss, command in sorted(lines):
         age = timedelta(minutes=(time.time() - changed) // 60)
         table.add_row(*map(Text, (*shown, str(age)[:-3], loss)))
-        commands[command] = None
+        commands.setdefault(command, []).append(shown[0])
     console.print(table)
-    for command in filter(None, commands):
-        say(console, command)
+    for command, names in commands.items():
+        if command:
+            say(console, f"{', '.join(names)} goes on by\n  {command}")
     return 0
 
 
@@ -49,6 +50,8 @@ def line_of_sweep(name: str, sweep: SweepFolder) -> Line:
     """Return a sweep's line."""
     standings, notes = [sweep.look(entry) for entry in sweep.read_plans()], sweep.read_notes()
     states = {one.state for one in standings} | {"waiting" for note in notes if not note["runs"]}
+    if sweep.is_worked_on():  # it is about to start a run, or has none yet: of runs that choose rates come others first
+        states |= {"running"}
     state = next((one for one in ("running", "waiting", "failed") if one in states), "finished")
     words = [note["words"] for note in notes]  # of runs that choose rates there are none
     command = sweep.command if state in ("waiting", "failed") and any(words) else ""
