@@ -104,8 +104,12 @@ def test_an_equal_run_with_other_threads_is_named_before_training(
     ]
     note = f"note: {first.relative_to(tmp_path)} is this run with threads=2, which shows it; here it is made anew"
     assert told == [[], [note], [], []]
-    (first / "environment.json").unlink()
-    assert main([*words, "threads=3"]) == 0  # of which nobody knows now
+    assert main(["sweep", *words[1:], "name=train", "threads=3", "seed=0,1", "sweep.report=false"]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note: ")]
+    assert line.endswith("; here it is made anew; and so for 1 more")
+    for path in first.parent.glob("*/environment.json"):
+        path.unlink()
+    assert main([*words, "threads=4"]) == 0  # of which nobody knows now
 
 
 def test_golden_curve(tmp_path: Path) -> None:

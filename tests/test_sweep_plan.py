@@ -149,6 +149,8 @@ def test_the_lowest_mean_loss_is_chosen_and_divergence_is_infinitely_bad() -> No
     assert chosen(ARM, {0.1: [1.0]})["edge"] is None
     low, high = chosen(ARM, {0.1: [1.0], 1.0: [2.0]}), chosen(ARM, {0.1: [2.0], 1.0: [1.0]})
     assert (low["edge"], high["edge"]) == ("lowest", "highest")
+    grid = [0.05, 0.1, 1.0]  # of which not all was drawn
+    assert [chosen(ARM, {0.1: [loss], 1.0: [1.5]}, grid)["edge"] for loss in (1.0, 2.0)] == [None, "highest"]
     assert said(low) == "rmsnorm: lr 0.1, the lowest of those tried: a wider sweep.lr_grid may have a better one"
 
 
@@ -240,7 +242,7 @@ def test_what_chooses_does_not_judge(here: Path) -> None:
     assert [(tree["norm"]["_target_"], tree["optim"]["lr"], tree["seed"]) for tree in trees] == [
         (f"{module}.My", 1e-2, seed) for module in ("own_one", "own_two") for seed in (7, 8)
     ]
-    assert [choice["arm"] for choice in choose(tuning)] == [runs[0].arm for runs in sweep.plan.arms.values()]
+    assert [choice["arm"] for choice in choose(tuning, GRID)] == [runs[0].arm for runs in sweep.plan.arms.values()]
     choices = [{"name": name, "lr": lr} for name, lr in zip(sweep.plan.arms, (1, 2), strict=True)]
     reported = [run.prepared.config.tree for run in sweep.planner.plan(tuned_grid(sweep.plan, choices)).runs]
     assert [(tree["optim"]["lr"], tree["seed"], tree["data"]["holdout"]) for tree in reported] == [
@@ -284,5 +286,5 @@ def test_a_dry_run_counts_what_is_to_do(capsys: pytest.CaptureFixture[str]) -> N
     rows = {cells[0][:6]: cells[1:] for cells in (re.split(r"  +", line) for line in lines)}
     assert rows["pre"] == ["0, 1, 2, 3", "2", "1", "1"]
     assert rows["in all"][1:] == ["2", "1", "1"]
-    assert "for 2 runs, 2 at a time" in " ".join(lines)
+    assert "for 2 runs, 2 at a time" in " ".join(lines) and "its start and a few steps" in " ".join(lines)
     assert lines[-1].startswith("left out, runs: 4: placement=plain with model=cnn is refused")

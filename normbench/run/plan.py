@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -102,17 +102,23 @@ def directory_of(
     return RunDirectory(Path(tree["outputs"]) / tree["name"] / name)
 
 
-def same_elsewhere(run: Run) -> str | None:
-    """Say which run that has ended differs from a new one in threads or device only."""
-    place, here = run.directory.path, {"threads": run.threads, "device": run.device.type}
-    content = fingerprint(without(run.config.tree, UNHASHED_KEYS))
-    for path in sorted(place.parent.glob(f"{place.name.rpartition('-')[0]}-????????")):
-        there = RunDirectory(path)
-        if there.ended() and fingerprint(without(there.configuration(), UNHASHED_KEYS)) == content:
+def same_elsewhere(runs: Iterable[Run]) -> str | None:
+    """Say which runs that have ended differ from new ones in threads or device only."""
+    new = [run for run in runs if not run.directory.config.exists()]
+    wanted = {fingerprint(without(run.config.tree, UNHASHED_KEYS)): run for run in new}
+    patterns = {
+        (path.parent, f"{path.name.rpartition('-')[0]}-????????") for run in new for path in [run.directory.path]
+    }
+    found = list[str]()
+    for there in map(RunDirectory, sorted(path for folder, pattern in patterns for path in folder.glob(pattern))):
+        content = fingerprint(without(there.configuration(), UNHASHED_KEYS)) if there.ended() else ""
+        if run := wanted.get(content):
+            here = {"threads": run.threads, "device": run.device.type}
             known = {key: str(each.get(key)).partition(":")[0] for each in there.sessions()[-1:] for key in here}
             if other := [f"{key}={known[key]}" for key in known if known[key] != str(here[key])]:
-                return f"{path} is this run with {' '.join(other)}, which shows it; here it is made anew"
-    return None
+                del wanted[content]
+                found.append(f"{there.path} is this run with {' '.join(other)}, which shows it; here it is made anew")
+    return f"{found[0]}{f'; and so for {len(found) - 1:,} more' * (len(found) > 1)}" if found else None
 
 
 def without(tree: Tree, paths: tuple[str, ...], prefix: str = "") -> dict[str, Any]:

@@ -50,7 +50,7 @@ def train(run: Run, dry: bool = False) -> int:
                     settle(run, summary)
             return show_ended(run, summary)
         run.directory.check_creatable()
-        if not (closed.quiet or run.directory.config.exists()) and (same := same_elsewhere(run)):
+        if not closed.quiet and (same := same_elsewhere([run])):
             print(f"note: {same}")
         return dry_run(Session(run)) if dry else make(run)
 
@@ -165,7 +165,7 @@ def measured(run: Run, found: Estimate, steps: int) -> dict[str, Scalar]:
         "time of a step": found.step_ms and f"{found.step_ms:,.3g} ms (median of {found.measured})",
         "time of a probed step": f"{found.probed_ms:,.3g} ms ({found.probed(steps):,} of the steps)",
         "time of an evaluation": f"{evaluations}, {found.last_evaluation:,.3g} s for the last",
-        "time in all, about": str(timedelta(seconds=round(found.seconds(steps)))),
+        "time in all, about": f"{timedelta(seconds=round(found.seconds(steps)))}, without the start of the process",
         "disk, checkpoints": f"{decimal(found.checkpoint)} each: 3 while one is written, "
         + stay.get(run.config.closed.trainer.keep_checkpoint, "2 stay"),
     }

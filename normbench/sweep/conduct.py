@@ -8,7 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from rich.console import Console
 
 from normbench.build import imported
 from normbench.errors import RunFailure, UsageError, explain
+from normbench.run.plan import same_elsewhere
 from normbench.run.session import Session
 from normbench.run.train import limits_named, measure, notes_shown
 from normbench.rundir import CHOICE_FILE, fingerprint
@@ -87,14 +88,18 @@ class Sweep:
         folder, first = SweepFolder(plan.folder), plan.runs[0]
         arms = {name: [folder.look(run) for run in runs] for name, runs in plan.arms.items()}
         show_arms(self.console, plan.folder, arms)
+        self.say_elsewhere(plan)
         if number := self.to_do(plan):
             beside = min(number, self.planner.jobs)
             whole = f"{number:,} runs" + (f" and {later:,} more that their results ask for" if later else "")
             try:
-                seconds = measure(Session(first.prepared)).seconds(first.steps)
+                begun = time.perf_counter()
+                session = Session(replace(first.prepared))  # which reads the data anew, as the run's process will
+                start = time.perf_counter() - begun
+                seconds = start + measure(session).seconds(first.steps)
                 parts = (seconds * (number + later) / beside, seconds)
                 total, each = (timedelta(seconds=math.ceil(part)) for part in parts)
-                line = f"about {total} for {whole}, {beside} at a time, each {each} as measured on a few steps"
+                line = f"about {total} for {whole}, {beside} at a time, each {each} as its start and a few steps tell"
             except Exception as error:  # of a user's class, as a run of the sweep would fail with, or it diverges
                 line = f"the time of {whole} is not known: {first.run} fails ({explain(error)})"
             say(self.console, line)
@@ -107,6 +112,11 @@ class Sweep:
         """Say what is not run, and why."""
         for reason, number in self.plan.left_out.items():
             say(self.console, f"left out, runs: {number:,}: {reason}")
+
+    def say_elsewhere(self, plan: SweepPlan) -> None:
+        """Say which runs of a plan are there with other threads, or on another device."""
+        if same := same_elsewhere([run.prepared for run in plan.runs]):
+            say(self.console, f"note: {same}")
 
     # ---- the runs
 
@@ -144,7 +154,7 @@ class Sweep:
         """
         while self.settings.lr and (points := tuning.tuning_grid(self.plan, self.settings, self.choices)):
             yield (choosing := self.planner.plan(points))
-            self.choices = tuning.choose(choosing)
+            self.choices = tuning.choose(choosing, self.settings.lr_grid)
         for choice in self.choices:
             say(self.console, tuning.said(choice))
         if self.choices and all(choice["lr"] is None for choice in self.choices):
@@ -174,6 +184,7 @@ class Sweep:
             folder.write_plan(plan.runs, *((self.words, self.asked) if self.is_reported(plan) else ()))
             share = f"{min(left, planner.jobs)} at a time with threads={planner.threads} each"
             say(self.console, f"{left} of {whole} runs to do, {share}, in {plan.folder}")
+            self.say_elsewhere(plan)
             with closing(view):
                 Execution(planner, folder, balanced(plan.runs), self.settings.timeout).finish(view)
         standings = view.read()

@@ -121,8 +121,8 @@ def tuned_grid(plan: SweepPlan, choices: Sequence[Mapping[str, Any]]) -> list[Po
     return [Point(changed(run.words, rate), {**run.arm, "seed": str(run.seed)}) for run, rate in runs]
 
 
-def choose(tuning: SweepPlan) -> list[dict[str, Any]]:
-    """Choose the rate of each arm that has the lowest mean of the final validation losses."""
+def choose(tuning: SweepPlan, grid: Sequence[float]) -> list[dict[str, Any]]:
+    """Choose the rate of each arm that has the lowest mean of the final validation losses. grid: that was searched."""
     arms: dict[str, tuple[Mapping[str, str], dict[float, list[float | None]]]] = {}
     for run in tuning.runs:
         arm = {key: value for key, value in run.arm.items() if key != RATE}
@@ -130,13 +130,16 @@ def choose(tuning: SweepPlan) -> list[dict[str, Any]]:
         loss = summary["metrics"].get("loss/val") if summary["status"] == "finished" else None
         _, losses = arms.setdefault(arm_name(arm), (arm, {}))
         losses.setdefault(run.prepared.config.tree["optim"]["lr"], []).append(loss)
-    return [chosen(*each) for each in arms.values()]
+    return [chosen(*each, grid) for each in arms.values()]
 
 
-def chosen(arm: Mapping[str, str], rates: Mapping[float, Sequence[float | None]]) -> dict[str, Any]:
+def chosen(
+    arm: Mapping[str, str], rates: Mapping[float, Sequence[float | None]], grid: Sequence[float] = ()
+) -> dict[str, Any]:
     """Choose one arm's rate; a rate is out of the question where a run diverged or failed, and its mean is None.
 
-    rates: with the final losses of their seeds. In the result, edge: of those tried that the best one lies on, if any.
+    rates: with the final losses of their seeds. In the result, edge: of those tried that the best one lies on, if any
+    and unless the grid goes on beyond it, where a draw may have stopped short.
     """
     curve: list[dict[str, Any]] = [
         {"lr": lr, "losses": losses, "mean": None if None in losses else fmean(losses)}  # type: ignore[arg-type]  # none is None here
@@ -145,7 +148,8 @@ def chosen(arm: Mapping[str, str], rates: Mapping[float, Sequence[float | None]]
     usable = [point for point in curve if point["mean"] is not None]
     best = min(usable, key=lambda point: point["mean"])["lr"] if usable else None
     ends = {curve[0]["lr"]: "lowest", curve[-1]["lr"]: "highest"} if len(curve) > 1 else {}
-    return {"name": arm_name(arm), "arm": arm, "lr": best, "edge": ends.get(best), "curve": curve}
+    within = best and grid and min(grid) < best < max(grid)
+    return {"name": arm_name(arm), "arm": arm, "lr": best, "edge": None if within else ends.get(best), "curve": curve}
 
 
 def write_choices(path: Path, choices: Sequence[Mapping[str, Any]], settings: SweepConfig) -> None:
