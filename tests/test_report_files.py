@@ -137,13 +137,16 @@ def test_a_report_removes_what_it_once_drew_and_nothing_else(tmp_path: Path) -> 
     figures = tmp_path / "report/figures"
     figures.mkdir(parents=True)
     old, killed = figures / "alpha-steps.svg", [figures / ".differences.svg.7.tmp", tmp_path / "report/.runs.csv.7.tmp"]
-    mine, other = figures / "mine.pdf", tmp_path / "report/notes.txt"
-    for path in (old, mine, other, *killed):
+    mine, other, hidden = figures / "mine.pdf", tmp_path / "report/notes.txt", tmp_path / "report/.mine.tmp"
+    for path in (old, mine, other, hidden, *killed):
         path.write_text("")
     (tmp_path / "report/manifest.json").write_text('["../../victim.txt", "/etc/hostname"]')
     save(make_report([tmp_path]), tmp_path / "report")
-    assert mine.exists() and other.exists()
-    assert not [path for path in (old, *killed) if path.exists()]
+    assert old.exists()  # no report had been written there: it is another's
+    assert not [path for path in killed if path.exists()]
+    save(make_report([tmp_path]), tmp_path / "report")
+    assert mine.exists() and other.exists() and hidden.exists()
+    assert not old.exists()
 
 
 def test_tasks_have_a_report_each_below_one_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

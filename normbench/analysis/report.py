@@ -27,6 +27,7 @@ from normbench.analysis.tables import Table
 from normbench.analysis.wording import TEMPLATES, environment, paragraphs, verdict
 from normbench.rundir import write_bytes
 
+MARK = "· normbench</title>"  # of the pages that reports are
 MOST_ROWS = 200  # of the table of all runs, which the CSV has too
 
 
@@ -129,7 +130,8 @@ def save_all(reports: Sequence[Report], out: Path, width: float = COLUMN) -> Pat
 def save(report: Report, out: Path, width: float = COLUMN) -> Path:
     """Draw the figures, width inches wide, and write everything; return the page.
 
-    Figures that an older report had and this one has not are removed, and what a killed one left half written.
+    Figures that an older report had and this one has not are removed, and what a killed one left half written. Where no
+    report has been written, what is there is another's and stays.
 
     Raises:
         OSError: it cannot be written.
@@ -138,9 +140,6 @@ def save(report: Report, out: Path, width: float = COLUMN) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     figures = draw_all(report.study, dict(report.baseline.settings), report.by.metrics, width)
     files = {f"figures/{name}": content for figure in figures for name, content in figure.files().items()}
-    stale = [path for path in folder.iterdir() if path.stem.startswith(KINDS) and f"figures/{path.name}" not in files]
-    for path in (*stale, *out.glob(".*.tmp"), *folder.glob(".*.tmp")):
-        path.unlink()
     files["runs.csv"] = report.runs.to_csv(index=False).encode()
     files["runs.parquet"] = report.runs.to_parquet(index=False)
     if len(report.blocks):
@@ -148,9 +147,15 @@ def save(report: Report, out: Path, width: float = COLUMN) -> Path:
     words = words_of(report)
     for name in ("report.tex", "report.md", "report.html"):  # the page is last, so that all it links to is there
         files[name] = page_of(name, title_of(report.study), report=report, figures=figures, **words).encode()
+    page = out / "report.html"
+    owned = page.is_file() and MARK in page.read_text("utf-8", "replace")
+    drawn = [path for path in folder.iterdir() if owned and path.name.lstrip(".").startswith(KINDS)]
+    torn = [path for name in files for path in (out / name).parent.glob(f".{Path(name).name}.*.tmp")]
+    for path in {*drawn, *torn} - {out / name for name in files}:
+        path.unlink()
     for name, content in files.items():
         write_bytes(out / name, content)
-    return out / "report.html"
+    return page
 
 
 def words_of(report: Report) -> dict[str, Any]:
