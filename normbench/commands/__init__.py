@@ -33,6 +33,16 @@ class Command(click.Command):
         super().__init__(*args, **more)
         self.page = page
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            from normbench.config.compose import ELSEWHERE
+
+            if told := ELSEWHERE.get(error.option_name.lstrip("-").replace("-", "_")):
+                raise UsageError(f"{error.option_name} is no flag of normbench {ctx.info_name}: {told}") from error
+            raise
+
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         super().format_help_text(ctx, formatter)
         if self.page:
@@ -67,8 +77,9 @@ def check_options(ctx: click.Context, param: click.Parameter, words: tuple[str, 
             for option in (values.strip("[]") if group == MANY else values).split(","):
                 check_option(group, option.strip(" '\""), *folders)
     words = tuple(re.sub(r"^(\+*logger=)([^\[(].*,.*)", r"\1[\2]", word) for word in words)  # all of them, in one run
-    words = tuple(re.sub(r"^\+*hydra/launcher=", "launcher=", word) for word in words)
-    words = tuple(re.sub(r"^\+*hydra/sweeper=", "sweep.lr=", word) for word in words)
+    if ctx.info_name == "sweep":
+        words = tuple(re.sub(r"^\+*hydra/launcher=", "launcher=", word) for word in words)
+        words = tuple(re.sub(r"^\+*hydra/sweeper=", "sweep.lr=", word) for word in words)
     return (*words, *(f"hydra.searchpath=['file://{folder}']" for folder in folders))
 
 
