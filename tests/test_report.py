@@ -211,8 +211,10 @@ def test_any_logged_tag_may_judge(tmp_path: Path, metric: str, words: str, unit:
         "end with the same act/stream03/rms in each" if unit == "" else f"dyt is worse than layernorm: its {words} is"
     )
     assert wanted in text_of(report)
-    with pytest.raises(UsageError, match=r"--metric=act/stream03/rsm is .*: did you mean act/stream03/rms\? "):
+    with pytest.raises(UsageError, match=r"--metric=act/stream03/rsm is .*: the nearest tags are act/stream03/rms, "):
         make_report([tmp_path], metric="act/stream03/rsm")
+    with pytest.raises(UsageError, match=r"the nearest tags are .*loss"):
+        make_report([tmp_path], metric="foo")
 
 
 def test_the_next_step_is_a_command_with_as_many_seeds_as_are_needed(tmp_path: Path) -> None:

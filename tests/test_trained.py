@@ -98,6 +98,12 @@ def test_many_arms_that_did_not_train_have_one_sentence(tmp_path: Path) -> None:
     )
 
 
+def test_data_that_know_the_accuracy_of_a_constant_alone_are_enough(tmp_path: Path) -> None:
+    for norm, share in (("layernorm", 0.9), ("dyt", 0.149)):
+        make_run(tmp_path, norm=norm, accuracy=share, data={"constant": {"accuracy/val": 0.149}})
+    assert "a predictor that always says the same is right in 14.9 % of all cases." in text_of(make_report([tmp_path]))
+
+
 def test_two_arms_that_did_not_train_are_not_compared(tmp_path: Path) -> None:
     report = make_arms(tmp_path, {"layernorm": [3.341, 3.342, 3.343], "dyt": STUCK})
     assert text_of(report).endswith("dyt and layernorm are not compared: neither of them trained.")

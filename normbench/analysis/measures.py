@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_UP, Context
+from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,6 @@ import pandas as pd
 from normbench.analysis.records import Arm, Curve, Run, Study
 from normbench.analysis.statistics import count_spikes
 from normbench.errors import UsageError
-from normbench.settings import nearest
 
 NAN = float("nan")
 TRAINING_LOSS, VALIDATION_LOSS = "loss/train", "loss/val"
@@ -99,7 +99,8 @@ def metrics_of(study: Study, word: str | None = None) -> tuple[Metric, ...]:
         return usual
     tags = {BEST, *(tag for run in finished for tag in (*run.metrics, *run.curves))}
     if word not in tags:
-        raise UsageError(f"--metric={word} is not logged by these runs: {nearest(word, tags)}give a tag of TensorBoard")
+        near = get_close_matches(word, [tag for tag in tags if word in tag] or tags, cutoff=0)
+        raise UsageError(f"--metric={word} is not logged by these runs: the nearest tags are {', '.join(near)}")
     kind, _, on = word.partition("/")
     no_aim = Metric(word, "", "", bounds=(-math.inf, math.inf), judges=kind == "perplexity")
     first = accuracy_on(on) if kind == "accuracy" else Metric(word) if kind in ("loss", BEST) else no_aim

@@ -212,7 +212,7 @@ def designs_table(found: Sequence[Contrast]) -> Table:
             **pair_of(one),
             "for the arm": f"{2**own:.3g}" if ratio else fixed(own, places, sign=True),
             "for the baseline": f"{2**other:.3g}" if ratio else fixed(other, places, sign=True),
-            "difference": f"{2**one.mean:.2g} times" if ratio else f"{fixed(one.mean, places, True)} {one.metric.unit}",
+            "difference": f"× {2**one.mean:.2g}" if ratio else f"{fixed(one.mean, places, True)} {one.metric.unit}",
             "95 % interval": span(one.interval and one.interval.powers, 2)
             if ratio
             else span(one.interval, places, True),
