@@ -16,6 +16,7 @@ import pandas as pd
 from normbench.analysis.records import Arm, Curve, Run, Study
 from normbench.analysis.statistics import count_spikes
 from normbench.errors import UsageError
+from normbench.settings import either
 
 NAN = float("nan")
 TRAINING_LOSS, VALIDATION_LOSS = "loss/train", "loss/val"
@@ -99,8 +100,9 @@ def metrics_of(study: Study, word: str | None = None) -> tuple[Metric, ...]:
         return usual
     tags = {BEST, *(tag for run in finished for tag in (*run.metrics, *run.curves))}
     if word not in tags:
-        near = get_close_matches(word, [tag for tag in tags if word in tag] or tags, cutoff=0)
-        raise UsageError(f"--metric={word} is not logged by these runs: the nearest tags are {', '.join(near)}")
+        near = sorted(tag for tag in tags if word in tag)[:3] or get_close_matches(word, tags)
+        near = near or [*(metric.tag for metric in usual), BEST]
+        raise UsageError(f"--metric={word} is not logged by these runs: give one such as {either(near)}")
     kind, _, on = word.partition("/")
     no_aim = Metric(word, "", "", bounds=(-math.inf, math.inf), judges=kind == "perplexity")
     first = accuracy_on(on) if kind == "accuracy" else Metric(word) if kind in ("loss", BEST) else no_aim

@@ -148,8 +148,8 @@ def save(report: Report, out: Path, width: float = COLUMN) -> Path:
     for name in ("report.tex", "report.md", "report.html"):  # the page is last, so that all it links to is there
         files[name] = page_of(name, title_of(report.study), report=report, figures=figures, **words).encode()
     page = out / "report.html"
-    owned = page.is_file() and MARK in page.read_text("utf-8", "replace")
-    drawn = [path for path in folder.iterdir() if owned and path.name.lstrip(".").startswith(KINDS)]
+    owned = folder.iterdir() if page.is_file() and MARK in page.read_text("utf-8", "replace") else ()
+    drawn = [path for path in owned if path.name.lstrip(".").startswith(KINDS)]
     torn = [path for name in files for path in (out / name).parent.glob(f".{Path(name).name}.*.tmp")]
     for path in {*drawn, *torn} - {out / name for name in files}:
         path.unlink()

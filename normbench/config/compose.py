@@ -41,9 +41,7 @@ SEARCH_PATH = "hydra.searchpath"
 GOES_ON = "the command of a run that was stopped goes on with it, and normbench sweep --resume FOLDER with a sweep"
 ELSEWHERE = {
     **dict.fromkeys(("resume", "ckpt_path", "resume_from_checkpoint"), GOES_ON),
-    **dict.fromkeys(
-        ("sweep", "launcher", "hydra/launcher", "hydra/sweeper"), "start it with normbench sweep, which makes many runs"
-    ),
+    **dict.fromkeys(("sweep", "launcher", "hydra/launcher", "hydra/sweeper"), "start it with normbench sweep"),
     **dict.fromkeys(("trainer.accelerator", "trainer.devices", "gpus"), "use device=cpu, cuda or cuda:N"),
 }
 
