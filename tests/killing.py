@@ -136,6 +136,7 @@ def be_child(words: list[str], cwd: Path, output: Path, places: Path, trap: Trap
             os.dup2(stream, number)
         os.environ["COLUMNS"] = "200"
         os.chdir(cwd)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a sweep that has started the server blocks signals meanwhile
         watch(Places(places, trap))
         sys.argv = ["normbench", *words]
         status = main(words)
