@@ -46,6 +46,7 @@ def test_a_run_goes_on_where_nobody_reads_what_it_prints(tmp_path: Path, how: st
     assert json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["step"] == 4
 
 
+@pytest.mark.slow
 def test_a_terminal_that_goes_away_interrupts_a_run(server: Server, tmp_path: Path) -> None:
     child = start(server, "transformer", tmp_path, Trap("training > gradients", 13, (signal.SIGHUP,)))
     assert child.wait() == 128 + signal.SIGHUP, child.output

@@ -103,6 +103,7 @@ def test_ctrl_c_while_processes_start_stops_in_order(start: Start, tmp_path: Pat
     assert (status, "Traceback" in output) == (130, False), output
 
 
+@pytest.mark.slow
 def test_another_ctrl_c_kills_runs_that_hang(start: Start, tmp_path: Path) -> None:
     """Such as one that waits for ever between two steps: it writes no checkpoint."""
     words = [*own_words(tmp_path, "Hangs", launcher="joblib"), "seed=0"]

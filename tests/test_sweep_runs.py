@@ -106,6 +106,7 @@ def test_two_sweeps_share_the_work(server: Server, whole: Path, tmp_path: Path) 
 # ---- runs that end badly
 
 
+@pytest.mark.slow
 def test_whatever_a_class_raises_or_waits_for_concerns_its_run_alone(server: Server, tmp_path: Path) -> None:
     words = own_words(tmp_path, "Boom", "Fine", "Exits", "Interrupts", "Leaves", "Hangs")
     child = server.start([*words, "sweep.timeout=0.1"], tmp_path)
