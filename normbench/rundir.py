@@ -82,7 +82,7 @@ class RunDirectory:
 
     def is_held(self) -> bool:
         """Return whether a process is at work on the run."""
-        with suppress(FileNotFoundError), open(self.path / ".lock", "r") as lock:  # noqa: UP015 (as tests trace it)
+        with suppress(FileNotFoundError), open(self.path / ".lock") as lock:
             return not locked(lock, fcntl.LOCK_SH)
         return False
 

@@ -217,7 +217,7 @@ def watch(places: Places) -> None:
     ahead(os, "unlink", lambda path, **_: f"unlink {final_name(path)}")
     ahead(os, "fsync", lambda descriptor: f"fsync {final_name(os.readlink(f'/proc/self/fd/{descriptor}'))}")
     for module in (rundir, recording):
-        vars(module)["open"] = lambda path, mode: TracedFile(places, builtins.open(path, mode))  # noqa: SIM115 (its user closes it)
+        vars(module)["open"] = lambda path, mode="r": TracedFile(places, builtins.open(path, mode))  # noqa: SIM115 (its user closes it)
 
 
 def trace(owner: Any, name: str, context: Callable[..., AbstractContextManager[None]]) -> None:

@@ -145,7 +145,7 @@ class ModulePart(Part):
 
     def module(self, layout: str) -> nn.Module:
         """Return the part as a model would make it, with parameters if it can have any."""
-        raise NotImplementedError
+        raise NotImplementedError  # each kind of part makes its own
 
     def input(self, layout: str, seed: int = 0) -> Tensor:
         """Return a random input of its width, in float64."""
