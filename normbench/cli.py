@@ -5,8 +5,6 @@ Nothing heavy is imported before it is needed: a command imports what it runs wh
 
 from __future__ import annotations
 
-import errno
-import io
 import os
 import shutil
 import sys
@@ -19,6 +17,7 @@ import click
 
 from normbench import __version__
 from normbench.commands import CONFIG_DIR, FOLDER, HELP, MULTIRUN, SETTINGS, Commands, flag, later
+from normbench.commands.streams import steady
 from normbench.config import GROUPS
 from normbench.errors import RunFailure, UsageError
 from normbench.settings import printable
@@ -54,29 +53,6 @@ def complain(text: str, status: int) -> int:
     sys.stdout.flush()
     print(f"normbench: {printable(' '.join(text.split()))}", file=sys.stderr)
     return status
-
-
-class Outlet(io.FileIO):
-    """A standard stream; once its reader or terminal has gone, as in `normbench list | head`, it leads nowhere."""
-
-    def write(self, data: Any) -> int:
-        try:
-            return super().write(data)
-        except OSError as error:
-            if error.errno not in (errno.EPIPE, errno.EIO):
-                raise
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
-            return len(data)
-
-
-def steady(stream: Any, number: int) -> io.TextIOWrapper:
-    """Return a standard stream that raises no error: not without its reader, nor for letters that it does not have."""
-    if stream is None:  # closed, as by >&-
-        os.dup2(os.open(os.devnull, os.O_WRONLY), number)
-    raw = Outlet(number, "wb", closefd=False)
-    kept = {name: getattr(stream, name) for name in ("encoding", "line_buffering", "write_through") if stream}
-    binary = raw if kept.get("write_through") else io.BufferedWriter(raw)  # as python -u asks
-    return io.TextIOWrapper(binary, errors="replace", **kept)
 
 
 def run(words: list[str]) -> int:

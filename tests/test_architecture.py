@@ -39,8 +39,8 @@ PARTS: dict[str, tuple[set[str], int]] = {
     "sweep": ({"build", "config", "run", "rundir"}, 965),
     "contract": ({"build", "config", "training"}, 650),
     "studies": ({"results", "rundir"}, 150),
-    "commands": ({"analysis", "build", "config", "contract", "results", "rundir", "run", "sweep"}, 476),
-    "cli": ({"commands", "config", "recording", "run", "studies", "sweep"}, 215),
+    "commands": ({"analysis", "build", "config", "contract", "results", "rundir", "run", "sweep"}, 497),
+    "cli": ({"commands", "config", "recording", "run", "studies", "sweep"}, 200),
     "__main__": ({"cli"}, 5),
     "__init__": ({"results"}, 31),
 }  # fmt: skip
