@@ -30,12 +30,12 @@ PARTS: dict[str, tuple[set[str], int]] = {
     "placements": (set(), 70),
     "models": (set(), 470),
     "data": (set(), 840),
-    "probes": (set(), 190),
-    "training": ({"config", "probes", "recording", "rundir"}, 625),
+    "probes": (set(), 212),
+    "training": ({"config", "probes", "recording", "rundir"}, 643),
     "build": ({"config", "models", "norms", "recording", "training"}, 200),
     "run": ({"build", "config", "probes", "recording", "rundir", "training"}, 501),
     "results": ({"build", "config", "rundir", "training"}, 100),
-    "analysis": ({"config", "recording", "results", "rundir"}, 2195),
+    "analysis": ({"config", "recording", "results", "rundir"}, 2226),
     "sweep": ({"build", "config", "run", "rundir"}, 965),
     "contract": ({"build", "config", "training"}, 650),
     "studies": ({"results", "rundir"}, 150),
@@ -113,7 +113,7 @@ def test_a_part_keeps_its_budget(name: str) -> None:
 
 
 def test_the_house_stays_small() -> None:
-    assert sum(map(lines_of_code, MODULES)) <= 9500
+    assert sum(map(lines_of_code, MODULES)) <= 11700
     assert len(MODULES) <= 110
     assert len(list(PACKAGE.glob("*.py"))) <= 12
 
