@@ -18,6 +18,7 @@ import click
 from normbench import __version__
 from normbench.commands import CONFIG_DIR, FOLDER, HELP, MULTIRUN, SETTINGS, Commands, flag, later
 from normbench.commands.streams import steady
+from normbench.commands.study import bench, study
 from normbench.config import GROUPS
 from normbench.errors import RunFailure, UsageError
 from normbench.settings import printable
@@ -69,6 +70,9 @@ def run(words: list[str]) -> int:
             return int(cli.invoke(context) or 0)
     except click.exceptions.Exit as stop:
         return stop.exit_code
+    except click.exceptions.NoArgsIsHelpError as page:
+        print(page.format_message())
+        return 0
 
 
 @click.group(
@@ -76,7 +80,6 @@ def run(words: list[str]) -> int:
     context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
     subcommand_metavar="COMMAND [GROUP=OPTION]... [KEY=VALUE]... [FLAGS]",
     options_metavar="",
-    epilog="Not in this version: bench (operator timings), study (experiments around or on a trained run).",
 )
 @click.version_option(__version__, message="normbench %(version)s")
 def cli() -> None:
@@ -347,6 +350,10 @@ def compare(a: str, b: str, **flags: Any) -> int:
     from normbench.commands.report import compare as compare_arms
 
     return compare_arms(a, b, flags.pop("in"), **flags)
+
+
+for command in filter(None, (study, bench)):
+    cli.add_command(command)
 
 
 @cli.command()

@@ -152,6 +152,10 @@ class TensorBoard(Lines):
         }
         self.add(step, histogram.create_summary_metadata(display_name="", description=""), buckets)
 
+    def images(self, images: Mapping[str, bytes]) -> None:
+        """Take pictures, by tag, as PNG."""
+        self.write(0, [Summary.Value(tag=tag, image=Summary.Image(encoded_image_string=images[tag])) for tag in images])
+
     def add_hparams(self, tag: str, **content: Any) -> None:
         """Write what the HParams tab reads under a tag."""
         kind = metadata.create_summary_metadata(plugin_data_pb2.HParamsPluginData(**content))

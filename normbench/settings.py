@@ -145,7 +145,7 @@ def show(value: Any) -> str:
     """Write a value as one would type it."""
     if isinstance(value, float):
         return f"{value:.15g}"
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return f"[{','.join(map(show, value))}]"
     return value if isinstance(value, str) else json.dumps(value, default=str)
 

@@ -24,7 +24,7 @@ PARTS: dict[str, tuple[set[str], int]] = {
     "types": (set(), 180),
     "rundir": (set(), 190),
     "config": (set(), 510),
-    "recording": ({"rundir"}, 230),
+    "recording": ({"rundir"}, 233),
     "loggers": ({"recording"}, 70),
     "norms": (set(), 425),
     "placements": (set(), 70),
@@ -35,12 +35,16 @@ PARTS: dict[str, tuple[set[str], int]] = {
     "build": ({"config", "models", "norms", "recording", "training"}, 200),
     "run": ({"build", "config", "probes", "recording", "rundir", "training"}, 501),
     "results": ({"build", "config", "rundir", "training"}, 100),
-    "analysis": ({"config", "recording", "results", "rundir"}, 2226),
+    "analysis": ({"config", "recording", "results", "rundir"}, 2302),
     "sweep": ({"build", "config", "run", "rundir"}, 965),
     "contract": ({"build", "config", "training"}, 650),
-    "studies": ({"results", "rundir"}, 150),
-    "commands": ({"analysis", "build", "config", "contract", "results", "rundir", "run", "sweep"}, 497),
-    "cli": ({"commands", "config", "recording", "run", "studies", "sweep"}, 200),
+    "studies": (
+        {"analysis", "build", "config", "norms", "probes", "recording", "results", "run", "rundir", "sweep"}
+        | {"training"},
+        2200,
+    ),
+    "commands": ({"analysis", "build", "config", "contract", "results", "rundir", "run", "studies", "sweep"}, 565),
+    "cli": ({"commands", "config", "recording", "run", "studies", "sweep"}, 205),
     "__main__": ({"cli"}, 5),
     "__init__": ({"results"}, 31),
 }  # fmt: skip
@@ -114,7 +118,7 @@ def test_a_part_keeps_its_budget(name: str) -> None:
 
 def test_the_house_stays_small() -> None:
     assert sum(map(lines_of_code, MODULES)) <= 11700
-    assert len(MODULES) <= 110
+    assert len(MODULES) <= 125
     assert len(list(PACKAGE.glob("*.py"))) <= 12
 
 

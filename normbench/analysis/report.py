@@ -23,8 +23,10 @@ from normbench.analysis.figures.style import COLUMN, KINDS, dark_rules
 from normbench.analysis.measures import Yardstick, activations_frame, runs_frame, yardstick
 from normbench.analysis.records import Arm, Study, read_studies, shortened
 from normbench.analysis.sensitivity import tried_rates
+from normbench.analysis.studied import places_of_studies, studies_below
 from normbench.analysis.tables import Table
 from normbench.analysis.wording import TEMPLATES, environment, paragraphs, verdict
+from normbench.errors import UsageError
 from normbench.rundir import write_bytes
 
 MARK = "· normbench</title>"  # of the pages that reports are
@@ -62,9 +64,14 @@ def make_reports(folders: Sequence[Path], *, baseline: str | None = None, **how:
     Raises:
         UsageError: a folder is not there, no run has ended, or the baseline is no arm of some task.
     """
+    try:
+        found = read_studies(folders)
+    except UsageError:
+        if not places_of_studies(folders):
+            raise
+        return []  # what was studied has no runs of its own
     return [
-        examine(study, given_baseline(study, baseline) if baseline else usual_baseline(study), **how)
-        for study in read_studies(folders)
+        examine(study, given_baseline(study, baseline) if baseline else usual_baseline(study), **how) for study in found
     ]
 
 
@@ -119,10 +126,19 @@ def examine(
 # ---- the files
 
 
-def save_all(reports: Sequence[Report], out: Path, width: float = COLUMN) -> Path:
-    """Write reports, of several tasks each in a folder of its own below a page that leads to them; return the page."""
+def save_all(reports: Sequence[Report], folders: Sequence[Path], out: Path, width: float = COLUMN) -> Path:
+    """Write reports, of several tasks each in a folder of its own below a page that leads to them; return the page.
+
+    Where folders hold studies alone, the page shows these.
+    """
     if len(reports) == 1:
         return save(reports[0], out, width)
+    if not reports:
+        out.mkdir(parents=True, exist_ok=True)
+        studies = studies_below(folders, out)
+        title = shortened([folder.resolve().name for folder in folders], 3)
+        write_bytes(out / "report.html", page_of("study.html", title, studies=studies).encode())
+        return out / "report.html"
     parts = [(save(report, out / report.study.task, width).relative_to(out), report) for report in reports]
     write_bytes(out / "report.html", page_of("parts.html", title_of(reports[0].study), parts=parts).encode())
     return out / "report.html"
@@ -145,7 +161,7 @@ def save(report: Report, out: Path, width: float = COLUMN) -> Path:
     files["runs.parquet"] = report.runs.to_parquet(index=False)
     if len(report.blocks):
         files["activations.csv"] = report.blocks.to_csv(index=False).encode()
-    words = words_of(report)
+    words = words_of(report) | {"studies": studies_below(report.study.folders, out)}
     for name in ("report.tex", "report.md", "report.html"):  # the page is last, so that all it links to is there
         files[name] = page_of(name, title_of(report.study), report=report, figures=figures, **words).encode()
     page = out / "report.html"

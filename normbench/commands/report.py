@@ -55,7 +55,7 @@ def report(
             write_arms(folders[0], [one.study for one in made])
         status.update(f"drawing {sum(len(one.runs) for one in made):,} runs")
         try:
-            page = save_all(made, out, inches)
+            page = save_all(made, folders, out, inches)
         except OSError as error:
             if is_disk_full(error):
                 raise RunFailure(f"the disk is full: {out} is not whole, free some space and try again") from error

@@ -141,7 +141,7 @@ def panels_of(arms: Sequence[Arm], drawn: Container[str] | None = None) -> list[
     color_key = "norm" if "norm" in varied else next(iter(varied), "norm")
     rest = [key for key in varied if key != color_key]
     together = len(arms) <= TOGETHER or not rest
-    values = [arm.settings.get(color_key, arm.runs[0].config.get(color_key)) for arm in arms]
+    values = [{**config_of(arm), **arm.settings}.get(color_key) for arm in arms]
     colors = colors_of(color_key, values)
     ordered = sorted(colors.keys() & values, key=in_order)
     titles = list(dict.fromkeys(words(arm, rest) for arm in arms))
@@ -169,10 +169,15 @@ def words(arm: Arm, keys: Sequence[str]) -> str:
 
 def proper(arm: Arm, key: str) -> Any:
     """Return what an arm has in a setting; of a norm its proper name, or that of a class in other letters."""
-    value, config = arm.settings[key], arm.runs[0].config if arm.runs else {}
+    value, config = arm.settings[key], config_of(arm)
     name = PALETTE["names"].get(value) or str(config.get("norm._target_", "")).rpartition(".")[2]
     own = value in PALETTE["names"] or name.casefold() == str(value).casefold()
     return name if key == "norm" and own else value
+
+
+def config_of(arm: Arm) -> Mapping[str, Any]:
+    """Return the configuration of an arm's first run; nothing of an arm without runs."""
+    return arm.runs[0].config if arm.runs else {}
 
 
 def members(arm: Arm) -> list[Run]:

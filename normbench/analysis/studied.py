@@ -1,0 +1,95 @@
+"""Findings of studies as their folders keep them: written with a page of their own, and read for a report."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from normbench.analysis.figures.style import Figure
+from normbench.analysis.tables import Table
+from normbench.errors import UsageError
+from normbench.rundir import read_json, write_bytes, write_json
+
+FOUND = "study.json"
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A figure in a folder. svg: ready to stand in a page. place: of its files, from the page on."""
+
+    name: str
+    title: str
+    caption: str
+    svg: str
+    place: str = "figures"
+
+
+@dataclass(frozen=True)
+class Studied:
+    """A study that has been made. about: its title, question, source, command, machine and columns."""
+
+    about: Mapping[str, Any]
+    tables: Sequence[Table]
+    figures: Sequence[Drawn]
+
+    @property
+    def title(self) -> str:
+        """Return its title."""
+        return str(self.about["title"])
+
+
+def save_study(
+    folder: Path, about: Mapping[str, Any], rows: pd.DataFrame, tables: Sequence[Table], figures: Sequence[Figure]
+) -> None:
+    """Write what a study has found: `rows.csv`, `figures/`, `study.json` and `report.html`, the page being last.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    from normbench.analysis.report import page_of  # which reads studies for its own page
+
+    drawings = folder / "figures"
+    drawings.mkdir(exist_ok=True)
+    files = {name: content for figure in figures for name, content in figure.files().items()}
+    for path in {*drawings.iterdir()} - {drawings / name for name in files}:
+        path.unlink()
+    for name, content in files.items():
+        write_bytes(drawings / name, content)
+    write_bytes(folder / "rows.csv", rows.to_csv(index=False).encode())
+    words = [{"name": one.name, "title": one.title, "caption": one.caption} for one in figures]
+    shown = [{**vars(table), "frame": table.frame.to_dict("split"), "marked": [*table.marked]} for table in tables]
+    write_json(folder / FOUND, {**about, "tables": shown, "figures": words})
+    study = read_study(folder, folder)
+    write_bytes(folder / "report.html", page_of("study.html", study.title, studies=[study]).encode())
+
+
+def read_study(folder: Path, page: Path) -> Studied:
+    """Read what a study has found. page: the folder of the page that shows it.
+
+    Raises:
+        UsageError: it is damaged.
+    """
+    try:
+        found = read_json(folder / FOUND) or {}
+        place = os.path.relpath(folder / "figures", page)
+        figures = [Drawn(**words, svg=(folder / "figures" / f"{words['name']}.svg").read_text("utf-8"), place=place)
+                   for words in found.pop("figures")]  # fmt: skip
+        tables = [Table(**{**table, "frame": pd.DataFrame(**table["frame"])}) for table in found.pop("tables")]
+        return Studied(found, tables, figures)
+    except (OSError, LookupError, TypeError, ValueError) as error:
+        raise UsageError(f"{folder} is damaged ({error}): give the study's command again") from error
+
+
+def places_of_studies(folders: Sequence[Path]) -> list[Path]:
+    """Return the folders of all studies below some folders."""
+    return sorted({path.parent.resolve() for folder in folders for path in folder.rglob(f"studies/*/{FOUND}")})
+
+
+def studies_below(folders: Sequence[Path], page: Path) -> list[Studied]:
+    """Read all studies below some folders. page: the folder of the page that shows them."""
+    return [read_study(place, page.resolve()) for place in places_of_studies(folders)]

@@ -1,0 +1,92 @@
+"""`normbench study NAME` and `normbench bench`: their help pages, and what they print of what was found."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import click
+
+from normbench.commands import CONFIG_DIR, HELP, SETTINGS, Commands, flag
+from normbench.studies import STUDIES
+
+TRUST = "Let a folder's runs have classes that are not normbench's or torch's: their code runs."
+
+
+@click.group(
+    cls=Commands, subcommand_metavar="NAME [RUN|FOLDER]... [GROUP=OPTION]... [KEY=VALUE]...", options_metavar=""
+)
+def study() -> None:
+    """Make a study: an experiment around or on runs, which says why norms differ.
+
+    Findings are written to outputs/NAME/studies/NAME: a page, figures, tables and the rows behind them. The same
+    command goes on where it was stopped. normbench report shows studies beside the runs of a folder.
+
+    \b
+    Examples:
+      normbench study invariance
+      normbench study propagation norm=rmsnorm placement=pre,post,deep model.depth=2,8,32
+      normbench study mapping outputs/train
+    """
+
+
+def study_command(name: str, line: str) -> click.Command:
+    """Return the command of one study; line: what it does."""
+
+    def page(formatter: click.HelpFormatter, words: tuple[str, ...], folders: list[Path]) -> None:
+        write_page(formatter, name)
+
+    @study.command(name, page=page, help=f"{line}.", short_help=line)
+    @SETTINGS
+    @flag("device", "Where given runs are measured: auto, cpu, cuda, cuda:N or mps.", default="auto")
+    @flag("trust", TRUST)
+    @CONFIG_DIR
+    @HELP
+    def command(words: tuple[str, ...], device: str, trust: bool) -> int:
+        return make(name, words, device, trust)
+
+    return command
+
+
+def make(name: str, words: tuple[str, ...], device: str, trust: bool) -> int:
+    """Make a study and print its tables; return the exit status."""
+    from normbench.analysis.studied import read_study
+    from normbench.commands.report import console, print_table
+    from normbench.studies.conduct import conduct
+
+    if (folder := conduct(name, words, device, trust)) is None:
+        return 130
+    if "quiet=true" not in words:
+        for table in read_study(folder, folder).tables:
+            print_table(table)
+        console().print(f"figures: {folder / 'figures'}, page:")
+    print(folder / "report.html")
+    return 0
+
+
+def write_page(formatter: click.HelpFormatter, name: str) -> None:
+    """Write what a study asks, what it takes, and what it measures."""
+    from normbench.commands.pages import write_keys
+    from normbench.settings import show
+    from normbench.studies.frame import known_settings, study_class
+
+    kind = study_class(name)
+    formatter.write_paragraph()
+    for part in (inspect.getdoc(kind) or "").split("\n\n"):
+        formatter.write_text(" ".join(part.split()))
+        formatter.write_paragraph()
+    formatter.write_text(f"Source: {kind.source}.")
+    what = "Runs that it trains first, as normbench sweep does" if kind.trains else "Models that it measures"
+    with formatter.section(f"{what} (your own words replace these, key by key)"):
+        formatter.write_text(" ".join(kind.words))
+    known = {f"study.{key}": setting for key, setting in known_settings(kind).items()}
+    if known:
+        values = {f"study.{key}": show(one.default) for key, one in inspect.signature(kind).parameters.items()}
+        with formatter.section("Settings"):
+            write_keys(formatter, known, known, values)
+    with formatter.section("Measured (columns of rows.csv)"):
+        formatter.write_dl((key, column.label) for key, column in kind.columns.items())
+
+
+commands = {name: study_command(name, line) for name, line in STUDIES.items()}
+bench = study.commands.pop("bench", None)

@@ -1,0 +1,232 @@
+"""Makes a study: trains or gathers its subjects, measures them, and writes what was found.
+
+Rows are kept as they come, so that the same command goes on where it was stopped.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from rich.console import Console
+from rich.progress import track
+
+from normbench import build
+from normbench.analysis.figures.style import our_style
+from normbench.analysis.records import read_studies
+from normbench.analysis.studied import save_study
+from normbench.config import GROUPS, compose
+from normbench.errors import UsageError
+from normbench.recording import TensorBoard, event_files
+from normbench.results import TrainedRun
+from normbench.run.train import limits_named
+from normbench.rundir import RunDirectory, commit, cpu_name, write_bytes
+from normbench.studies.frame import Row, Study, Subject, make_study, study_class
+from normbench.sweep.conduct import Sweep, understand
+from normbench.sweep.words import key_of
+from normbench.types import Data
+
+PLACES = ("step", "layer", "position", "depth")  # coordinates that TensorBoard takes for steps, the first that is there
+
+
+# ---- subjects
+
+
+def grid_words(kind: type[Study], name: str, words: Sequence[str]) -> list[str]:
+    """Return a study's words with a person's own in place of those for the same keys.
+
+    Where they choose another option of a group, the study's settings for the group's own fall away.
+    """
+    keys = {key_of(word) for word in words}
+    defaults = [f"name={name}", "sweep.extend=true", "sweep.report=false", *(() if kind.trains else ["sweep.jobs=1"])]
+    kept = [
+        word
+        for word in (*defaults, *kind.words)
+        if key_of(word) not in keys and key_of(word).partition(".")[0] not in keys & {*GROUPS}
+    ]
+    return [*kept, *words]
+
+
+def typed(settings: Mapping[str, str], groups: Mapping[str, str]) -> dict[str, Any]:
+    """Return an arm's settings as values, with its norm in front."""
+    return {"norm": groups["norm"]} | {key: compose.value_of(value) for key, value in settings.items()}
+
+
+def planned(sweep: Sweep, trained: bool) -> list[Subject]:
+    """Return the points of a grid; trained: with the runs that have finished, once the sweep is over."""
+    *_, plan = sweep.plans() if trained else [sweep.plan]
+    found = []
+    for one in plan.runs:
+        run = one.prepared
+        ended = run.directory.ended() or {}
+        if not trained or ended.get("status") == "finished":
+            path, groups = run.directory.path if trained else None, run.config.choices.groups
+            load = lambda run=run: run.data  # noqa: E731 (each has its own run)
+            found.append(Subject(typed(one.arm, groups), run.config.tree, run.device, load, path))
+    return found
+
+
+def given(folders: Sequence[Path], device: str, trust: bool) -> list[Subject]:
+    """Return the finished runs below some folders.
+
+    Raises:
+        UsageError: there are none, they are of several tasks, or one has classes of somebody's.
+    """
+    studies, loaded, found = read_studies(folders), dict[str, Data](), []
+    if len(studies) > 1:
+        tasks = " and ".join(study.task.replace("_", " ") for study in studies)
+        raise UsageError(f"{', '.join(map(str, folders))} has runs of {tasks}: give folders of runs of one task")
+    for arm, run in studies[0].pairs:
+        if run.status == "finished":
+            trained = TrainedRun(run.path, trust)
+
+            def load(trained: TrainedRun = trained) -> Data:
+                key = json.dumps(trained.tree["data"], sort_keys=True)
+                return loaded.setdefault(key, loaded.get(key) or trained.data())
+
+            settings = {"norm": run.config["norm"]} | dict(arm.settings)
+            where = build.resolve_device(device)
+            found.append(Subject(settings, trained.tree, where, load, run.path, trust))
+    if not found:
+        raise UsageError(f"{', '.join(map(str, folders))} has no finished run: train one first")
+    return found
+
+
+# ---- one study
+
+
+def conduct(name: str, words: Sequence[str], device: str = "auto", trust: bool = False) -> Path | None:
+    """Make a study, or go on with it; return the folder of its findings, or None where runs were stopped.
+
+    words: folders of runs, settings `study.KEY=VALUE`, and those of the grid.
+
+    Raises:
+        UsageError: any mistake of the user's.
+        KeyboardInterrupt: it was stopped; what has been measured is kept.
+    """
+    kind = study_class(name)
+    folders = [Path(word).expanduser() for word in words if "=" not in word]
+    settings = [word for word in words if key_of(word).startswith("study.")]
+    others = [word for word in words if "=" in word and word not in settings]
+    study = make_study(kind, settings)
+    if folders:
+        if not kind.trains:
+            raise UsageError(f"study {name} measures models as they start: give it norm=, model= and such, no folder")
+        if more := [word for word in others if key_of(word) != "quiet"]:
+            raise UsageError(f"{more[0]} is for runs that the study trains itself: leave it out, or the folders")
+        subjects, place = given(folders, device, trust), folders[0]
+        for subject in subjects:
+            study.check(subject)
+    else:
+        with limits_named("outputs"):
+            sweep = understand(grid_words(kind, name, others))
+            for subject in planned(sweep, trained=False):
+                study.check(subject)
+            sweep.plan.runs[0].prepared.directory.check_creatable()
+            if kind.trains and sweep.run(lambda *_: None) >= 128:
+                return None
+            subjects, place = planned(sweep, trained=kind.trains), sweep.plan.folder
+    if not subjects:
+        raise UsageError(f"study {name} has nothing to measure: none of its runs has finished")
+    if threads := subjects[0].tree["threads"]:
+        torch.set_num_threads(threads if not kind.trains else max(threads, torch.get_num_threads()))
+    folder = place / "studies" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    with RunDirectory(folder).held(), limits_named(str(place)):
+        rows = measured(study, subjects, folder / "rows.jsonl", quiet="quiet=true" in words)
+        save(study, name, rows, folder, shlex.join(["normbench", *(["study"] * (name != "bench")), name, *words]))
+    return folder
+
+
+def measured(study: Study, subjects: Sequence[Subject], journal: Path, quiet: bool) -> pd.DataFrame:
+    """Return the rows of all subjects; those of a subject are kept in the journal once it is measured."""
+    kept = read_journal(journal)
+    keys = [subject.key(study) for subject in subjects]
+    console = Console(stderr=True, quiet=quiet)
+
+    def keep(key: str, rows: list[Row]) -> None:
+        with open(journal, "ab") as file:
+            file.write(json.dumps({"key": key, "rows": rows}).encode() + b"\n")
+        kept[key] = rows
+
+    if study.together and (missing := [key for key in keys if key not in kept]):
+        found: dict[str, list[Row]] = {key: [] for key in keys}
+        names = {id(subject): key for subject, key in zip(subjects, keys, strict=True)}
+        for subject, row in track(study.measure_together(subjects), "measuring", console=console, total=None):
+            found[names[id(subject)]].append(row)
+        for key, rows in found.items():
+            keep(key, rows)
+        missing.clear()
+    todo = [pair for pair in zip(subjects, keys, strict=True) if pair[1] not in kept]
+    for subject, key in track(todo, "measuring", console=console, disable=not todo):
+        keep(key, list(study.measure(subject)))
+    pairs = zip(subjects, keys, strict=True)
+    return pd.DataFrame([{**one.settings, "seed": one.seed, **row} for one, key in pairs for row in kept[key]])
+
+
+def read_journal(path: Path) -> dict[str, list[Row]]:
+    """Return the rows that have been kept, by key; a line that a kill has torn is cut off."""
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    kept, whole = dict[str, list[Row]](), list[bytes]()
+    for line in lines:
+        with suppress(ValueError, KeyError):
+            entry = json.loads(line)
+            kept[entry["key"]] = entry["rows"]
+            whole.append(line)
+    if len(whole) < len(lines):
+        write_bytes(path, b"".join(whole))
+    return kept
+
+
+def save(study: Study, name: str, rows: pd.DataFrame, folder: Path, command: str) -> None:
+    """Write what a study has found: rows, tables, figures, its page, and the same for TensorBoard."""
+    with our_style():
+        figures = study.figures(rows)
+    about = {
+        "study": name,
+        "title": study.title,
+        "question": inspect.getdoc(type(study)),
+        "source": study.source,
+        "command": command,
+        "machine": {"cpu": cpu_name(), "threads": torch.get_num_threads(), "torch": torch.__version__},
+        "commit": commit(),
+        "columns": {key: column.label for key, column in study.columns.items()},
+    }
+    save_study(folder, about, rows, study.tables(rows), figures)
+    board = new_board(folder)
+    board.images({f"{name}/{figure.name}": figure.drawn("png", dpi=150) for figure in figures})
+    board.close("")
+    write_lines(study, name, rows, folder)
+
+
+def write_lines(study: Study, name: str, rows: pd.DataFrame, folder: Path) -> None:
+    """Write the mean over seeds of each arm's numbers for TensorBoard: steps are steps, layers or positions."""
+    front = [*rows.columns[: rows.columns.get_loc("seed")]]
+    place = next((word for word in PLACES if word in rows), None)
+    values = [column for column in study.columns if column in rows and column != place
+              and pd.api.types.is_numeric_dtype(rows[column])]  # fmt: skip
+    others = [column for column in rows if column not in (*front, "seed", place, *values)]
+    for settings, own in rows.groupby(front, dropna=False, sort=False):
+        arm = " ".join(map(str, settings)).replace("/", "_")
+        board = new_board(folder / "arms" / arm)
+        for step, at in own.groupby(place) if place else [(0, own)]:
+            groups = at.groupby(others, dropna=False, sort=False) if others else [((), at)]
+            tags = {f"{name}/{value}" + "".join(f"/{word}" for word in words): group[value].astype(float).mean()
+                    for words, group in groups for value in values}  # fmt: skip
+            board.scalars(int(step), tags)
+        board.close("")
+
+
+def new_board(folder: Path) -> TensorBoard:
+    """Return a place for TensorBoard's records in a folder, in place of those of an earlier study."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in event_files(folder):
+        old.unlink()
+    return TensorBoard(folder, 0)

@@ -1,0 +1,195 @@
+"""How studies sum up their rows: intervals over seeds, paired differences, and lines with bands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from normbench.analysis.figures import style
+from normbench.analysis.figures.style import Entry, Figure
+from normbench.analysis.records import Arm
+from normbench.analysis.statistics import Interval, holm, mean_interval, paired_difference
+from normbench.analysis.tables import Table
+from normbench.analysis.wording import NONE, chance
+from normbench.studies.frame import Column
+
+SUMMED = ("95 % interval", "difference", "its 95 % interval", "p")  # columns behind that of a mean
+FEW = 12  # points of a line at most have a marker each
+
+
+def keys_of(rows: pd.DataFrame) -> list[str]:
+    """Return the settings of the arms: the columns in front of the seed."""
+    return [*rows.columns[: rows.columns.get_loc("seed")]]
+
+
+def interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """Return the mean and the ends of Student's 95 % interval; NaN for those where there is none."""
+    mean, found = mean_interval([float(value) for value in values])
+    return mean, *(found or (np.nan, np.nan))
+
+
+def number(value: float, sign: bool = False) -> str:
+    """Write a number with three significant digits."""
+    return f"{value:{'+' if sign else ''}.3g}".replace("-", "−") if np.isfinite(value) else NONE
+
+
+def span(ends: Interval | Sequence[float] | None, sign: bool = False) -> str:
+    """Write an interval; a dash for none."""
+    known = ends is not None and all(np.isfinite(end) for end in ends)
+    return " to ".join(number(end, sign) for end in ends) if ends and known else NONE
+
+
+def is_arm(rows: pd.DataFrame, settings: Mapping[str, Any]) -> pd.Series:
+    """Say which rows have these settings."""
+    found = pd.Series(True, index=rows.index)
+    for key, value in settings.items():
+        found &= rows[key].isna() if value is None or value != value else rows[key] == value
+    return found
+
+
+def arms_of(rows: pd.DataFrame, leave_out: Sequence[str] = ()) -> list[Arm]:
+    """Return the arms of rows, in their order, by the settings that vary."""
+    keys = [key for key in keys_of(rows) if key not in leave_out]
+    varied = [key for key in keys if rows[key].nunique(dropna=False) > 1] or keys[:1]
+    return [
+        Arm(dict(zip(varied, values, strict=True))) for values in rows[varied].drop_duplicates().to_numpy().tolist()
+    ]
+
+
+def compared(
+    rows: pd.DataFrame,
+    *,
+    values: Sequence[str],
+    columns: Mapping[str, Column],
+    by: Sequence[str] = (),
+    baseline: Mapping[str, Any] | None = None,
+    key: str = "results",
+    title: str = "Results",
+    notes: Sequence[str] = (),
+) -> Table:
+    """Return the mean of each arm, and with several seeds its interval and its difference from the baseline by seed.
+
+    by: coordinates that have a row each. baseline: settings of the arm with which each is compared that is like it in
+    all else. The p values of a column are corrected as a family (Holm 1979).
+    """
+    arms, front, cells = arms_of(rows), keys_of(rows), dict[str, list[Any]]()
+    several = rows["seed"].nunique() > 1
+    groups = [*rows.groupby(list(by), dropna=False, sort=False)] if by else [((), rows)]
+    places = [(words, own, arm) for (words, own), arm in product(groups, arms) if is_arm(own, arm.settings).any()]
+    labels = [labelled(arm) for _, _, arm in places]
+    table: dict[str, list[str]] = {"arm": labels}
+    table |= {columns[name].words if name in columns else name: [shown(words[place]) for words, *_ in places]
+              for place, name in enumerate(by)}  # fmt: skip
+    for value in values:
+        label, ps = columns[value].label, list[float | None]()
+        front_words = f"{label}: " if len(values) > 1 else ""
+        heads = [label, *(f"{front_words}{word}" for word in SUMMED)]
+        for _, own, arm in places:
+            mine = by_seed(own, arm.settings, value)
+            mean, ends = mean_interval([*mine.values()])
+            other = {**arm.settings, **(baseline or {})}
+            is_known = set(baseline or {}) <= set(front) and other != arm.settings
+            theirs = by_seed(own, {name: other[name] for name in other if name in front}, value) if is_known else {}
+            sample = paired_difference(mine, theirs) if theirs else None
+            difference = (number(sample.mean, True), span(sample.interval, True)) if sample else (NONE, NONE)
+            for head, cell in zip(heads, (number(mean), span(ends), *difference), strict=False):
+                cells.setdefault(head, []).append(cell)
+            ps.append(sample.p if sample else None)
+        cells[heads[-1]] = [chance(p) for p in holm(ps)]
+    frame = pd.DataFrame(table | {head: own for head, own in cells.items() if {*own} != {NONE}})
+    against = ", ".join(f"{name}={word}" for name, word in (baseline or {}).items())
+    said = [f"Means over {rows['seed'].nunique()} seeds with Student's 95 % interval; differences from the arm with "
+            f"{against} are paired by seed, their p values corrected by Holm's method."]  # fmt: skip
+    return Table(key, title, frame, (*notes, *(said if several and baseline else ())), heads=1 + len(by))
+
+
+def by_seed(rows: pd.DataFrame, settings: Mapping[str, Any], value: str) -> dict[int, float]:
+    """Return the mean value of an arm's rows for each seed."""
+    own = rows[is_arm(rows, settings)].dropna(subset=[value])
+    return {int(seed): float(one) for seed, one in own.groupby("seed")[value].mean().items()}
+
+
+def labelled(arm: Arm) -> str:
+    """Name an arm, its norm by its proper name."""
+    return style.words(arm, [*arm.settings])
+
+
+def shown(value: Any) -> str:
+    """Write a coordinate."""
+    return number(value) if isinstance(value, float) else str(value)
+
+
+def plain_table(key: str, title: str, rows: Sequence[Mapping[str, Any]], heads: int = 1, *notes: str) -> Table:
+    """Return rows as a table, numbers with three digits."""
+    cells = [{name: value if isinstance(value, str) else shown(value) for name, value in row.items()} for row in rows]
+    return Table(key, title, pd.DataFrame(cells), notes, heads)
+
+
+def curves(
+    name: str,
+    rows: pd.DataFrame,
+    *,
+    x: str,
+    y: str,
+    columns: Mapping[str, Column],
+    title: str,
+    caption: str,
+    panel: str | None = None,
+    log: str = "",
+    band: tuple[str, str] | None = None,
+    wide: bool = False,
+) -> Figure:
+    """Draw a line for each arm: the mean over seeds, with a band from the lowest to the highest.
+
+    panel: a coordinate that has a panel for each value. log: axes with a logarithmic scale, "x", "y" or "xy". band:
+    columns of the band's ends in place of the seeds' range. wide: as wide as a page.
+    """
+    rows = rows.dropna(subset=[x, y])
+    arms, keys = arms_of(rows, [x]), [key for key in keys_of(rows) if key != x]
+    low, high = band or (y, y)
+    places = [*keys, *([panel] if panel else []), x]
+    found = {"mean": (y, "mean"), "low": (low, "mean" if band else "min"), "high": (high, "mean" if band else "max")}
+    data = rows.groupby(places, dropna=False, sort=False).agg(**found, seeds=("seed", "nunique")).reset_index()
+    values = [*dict.fromkeys(rows[panel])] if panel else [None]
+    titled = columns[panel].words if panel and panel in columns else panel
+    cells = [
+        (" · ".join(filter(None, (words, f"{titled} {shown(value)}" if panel else ""))), entries, value)
+        for value, (words, entries) in product(values, style.panels_of(arms))
+    ]
+    drawn, more = style.first(cells, style.MOST_PANELS, "panels")
+    with style.our_style(style.PAGE if wide or len(drawn) > 2 else style.COLUMN):
+        canvas, panes = style.draw_grid([cell[:2] for cell in drawn], columns[x].label, columns[y].label)
+        for (_, entries, value), pane in zip(drawn, panes, strict=True):
+            for entry in entries:
+                chosen = is_arm(data, entry.arm.settings | ({panel: value} if panel else {}))
+                draw_line(pane, data[chosen].sort_values(x), x, entry, entries.index(entry) / len(entries))
+        if pd.api.types.is_integer_dtype(data[x]) and "x" not in log:
+            panes[0].locator_params(axis="x", integer=True, min_n_ticks=2)
+        for axis in log:
+            style.log_scale(panes[0], axis)  # type: ignore[arg-type]  # x or y
+        if not canvas.legends:
+            height = panes[0].get_position().height * canvas.get_figheight()
+            ends = [(data[is_arm(data, entry.arm.settings)].sort_values(x)["mean"].iloc[-1], entry)
+                    for entry in drawn[0][1]]  # fmt: skip
+            style.label_ends(panes[0], height, ends)
+    seeds = int(data["seeds"].max())
+    range_of = f" Line: mean of {seeds} seeds; band: from the lowest to the highest." if seeds > 1 and not band else ""
+    alt = f"{columns[y].words} against {columns[x].words} for {', '.join(map(labelled, arms))}."
+    return Figure(name, title, caption + range_of + more, alt, canvas, data)
+
+
+def draw_line(pane: Any, line: pd.DataFrame, x: str, entry: Entry, shift: float) -> None:
+    """Draw an arm's mean as a line with its band; shift: of its markers, a share of their distance."""
+    if line.empty:
+        return
+    last = line.iloc[-1]
+    gid = style.gid_of(entry.arm, f"{last['mean']:.4g} at {x} {last[x]:g}")
+    some = None if len(line) <= FEW else (0.3 * shift, 0.3)
+    pane.plot(line[x], line["mean"], color=entry.color, linestyle=entry.dash, marker=entry.marker, mfc="none",
+              markevery=some, gid=gid)  # fmt: skip
+    if (line["high"] > line["low"]).any():
+        pane.fill_between(line[x], line["low"], line["high"], color=entry.color, alpha=0.18, linewidth=0)

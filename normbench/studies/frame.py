@@ -1,0 +1,193 @@
+"""What a study is: one class that measures subjects, which are points of a grid of configurations or trained runs."""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import import_module
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pandas as pd
+import torch
+from torch import nn
+
+from normbench import build
+from normbench.analysis.figures.style import Figure
+from normbench.analysis.tables import Table
+from normbench.config import compose
+from normbench.config.schema import UNHASHED_KEYS, checked_values
+from normbench.errors import UsageError
+from normbench.results import TrainedRun, load_model
+from normbench.run.plan import without
+from normbench.rundir import fingerprint
+from normbench.settings import Setting, Tree, settings_of
+from normbench.sweep.words import key_of
+from normbench.types import Data, Model, NormFacts, Task
+
+Row = dict[str, Any]  # a coordinate (layer, step, ...) or a measured number by column
+
+
+@dataclass(frozen=True)
+class Column:
+    """What a measured number is. words: as a table's head or an axis has it. scale: of an axis, linear or log."""
+
+    words: str
+    unit: str = ""
+    scale: str = "linear"
+
+    @property
+    def label(self) -> str:
+        """Return the words with the unit."""
+        return f"{self.words} ({self.unit})" if self.unit else self.words
+
+
+@dataclass
+class Subject:
+    """What is measured: a point of a grid with its model at initialisation, or a trained run.
+
+    settings: what tells its arm from others, the norm always. load: reads the data. path: the run's directory.
+    """
+
+    settings: Mapping[str, Any]
+    tree: Tree
+    device: torch.device
+    load: Callable[[], Data]
+    path: Path | None = None
+    trust: bool = False
+
+    @property
+    def seed(self) -> int:
+        """Return the seed."""
+        return int(self.tree["seed"])
+
+    @cached_property
+    def data(self) -> Data:
+        """The data."""
+        return self.load()
+
+    @property
+    def task(self) -> Task:
+        """Return what the data ask of the model."""
+        return self.data.task
+
+    @property
+    def facts(self) -> NormFacts:
+        """Return what the norm declares about itself."""
+        return build.norm_facts(self.tree)
+
+    def build(self) -> tuple[Model, dict[str, nn.Module]]:
+        """Return a model of its own, in evaluation mode, and its norms by site.
+
+        Raises:
+            UsageError: the run has no such weights.
+        """
+        model, norms = build.make_model(self.tree, self.task, self.seed)
+        if self.path:
+            model.load_state_dict(load_model(TrainedRun(self.path, self.trust)).state_dict())
+        return model.to(self.device).eval(), norms
+
+    def key(self, study: Study) -> str:
+        """Return what decides about its rows, in eight digits: configuration, weights, and the study with its code."""
+        content = {
+            "study": [type(study).__name__, study.settings, build.source_digest(type(study))],
+            "config": without(self.tree, UNHASHED_KEYS),
+            "device": self.device.type,
+            "weights": (self.path / "checkpoint.pt").stat().st_mtime_ns if self.path else None,
+        }
+        return fingerprint(content)
+
+
+class Study(ABC):
+    """An experiment; a subclass's annotated signature says what can be set by `study.KEY=VALUE`.
+
+    title: of its page. source: papers. words: of the grid, as `normbench sweep` takes them; a person's own replace
+    them, key by key. trains: whether it measures runs that are trained first, or given. together: whether all subjects
+    are measured at once. columns: of measured numbers and coordinates. baseline: the arm others are compared with.
+    """
+
+    title: ClassVar[str]
+    source: ClassVar[str]
+    words: ClassVar[tuple[str, ...]] = ()
+    trains: ClassVar[bool] = False
+    together: ClassVar[bool] = False
+    columns: ClassVar[Mapping[str, Column]]
+    baseline: ClassVar[Mapping[str, Any]] = {"norm": "layernorm"}
+
+    settings: dict[str, Any]  # as they were set
+
+    def check(self, subject: Subject) -> None:  # noqa: B027 (most studies take every subject)
+        """Refuse a subject before anything is trained or measured.
+
+        Raises:
+            UsageError: it cannot be measured.
+        """
+
+    @abstractmethod
+    def measure(self, subject: Subject) -> Iterator[Row]:
+        """Yield what is measured of a subject."""
+
+    def measure_together(self, subjects: Sequence[Subject]) -> Iterator[tuple[Subject, Row]]:
+        """Yield what is measured of all subjects at once, each row with its subject."""
+        for subject in subjects:
+            for row in self.measure(subject):
+                yield subject, row
+
+    @abstractmethod
+    def tables(self, rows: pd.DataFrame) -> list[Table]:
+        """Say what was found. rows: the settings of the arm, the seed, and what `measure` yields."""
+
+    @abstractmethod
+    def figures(self, rows: pd.DataFrame) -> list[Figure]:
+        """Draw what was found."""
+
+
+def study_class(name: str) -> type[Study]:
+    """Return the study of this name."""
+    module = import_module(f"normbench.studies.{name}")
+    (found,) = [one for one in vars(module).values() if inspect.isclass(one) and one.__module__ == module.__name__
+                and issubclass(one, Study)]  # fmt: skip
+    return found
+
+
+def known_settings(kind: type[Study]) -> dict[str, Setting]:
+    """Return what can be set of a study."""
+    return settings_of(f"{kind.__module__}.{kind.__name__}") or {}
+
+
+def make_study(kind: type[Study], words: Sequence[str]) -> Study:
+    """Return a study with what words such as `study.KEY=VALUE` set.
+
+    Raises:
+        UsageError: an unknown key, a wrong type, a value out of bounds.
+    """
+    known, given = known_settings(kind), dict[str, Any]()
+    for word in words:
+        name, value = key_of(word).partition(".")[2], word.partition("=")[2]
+        listed = name in known and known[name].items and not value.startswith("[")  # lists need no brackets
+        given[name] = compose.value_of(f"[{value}]" if listed else value)
+    given = checked_values("study.", given, known, f"study {kind.__module__.rpartition('.')[2]}")
+    study = kind(**given)
+    study.settings = given
+    return study
+
+
+def check_memory(needed: float, what: str, device: torch.device | None = None) -> None:
+    """Refuse what needs more memory than there is; needed: bytes.
+
+    Raises:
+        UsageError: it would not fit.
+    """
+    free = float("inf")
+    if device is not None and device.type == "cuda":
+        free = torch.cuda.mem_get_info(device)[0]
+    else:
+        with suppress(OSError, StopIteration):
+            lines = Path("/proc/meminfo").read_text().splitlines()
+            free = 1024.0 * int(next(line for line in lines if line.startswith("MemAvailable")).split()[1])
+    if needed > free:
+        raise UsageError(f"{what} needs about {needed / 2**30:,.1f} GiB, and {free / 2**30:,.1f} are free: use less")
