@@ -15,12 +15,15 @@ from torch import nn
 from torch.autograd.functional import hessian
 from torch.func import functional_call
 
+from normbench.analysis.statistics import paired_power
 from normbench.analysis.studied import read_study
 from normbench.cli import main
 from normbench.results import TrainedRun, load_model
 from normbench.studies.conduct import planned
+from normbench.studies.findings import compared
 from normbench.studies.frame import Subject
 from normbench.studies.smoothness import (
+    SHOWN,
     Smoothness,
     at_rate,
     batch_loss,
@@ -30,7 +33,6 @@ from normbench.studies.smoothness import (
     layers_of,
     moved,
     noisy,
-    ratios,
 )
 from normbench.studies.steps import steps
 from normbench.sweep.conduct import understand
@@ -209,7 +211,7 @@ def test_steps_train_as_a_run_does(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("noise", [False, True])
 def test_measuring_changes_nothing_of_the_training(noise: bool) -> None:
-    own, study = subject("norm=batchnorm"), Smoothness(every=1, hessian=True, iterations=2)
+    own, study = subject("norm=batchnorm"), Smoothness(every=1, hessian=True)
     made = own.build()
     own.build = lambda: made  # type: ignore[method-assign]  # to look at the weights behind it
     with noisy(made[1], noise):
@@ -254,35 +256,36 @@ def test_each_arm_trains_at_the_rate_that_is_best_on_another_seed() -> None:
 def test_ratios_are_those_by_hand_and_say_what_could_have_been_found() -> None:
     cells = [("none", 0, 8.0), ("none", 1, 16.0), ("none", 2, 8.0)]
     cells += [("batchnorm", 0, 4.0), ("batchnorm", 1, 4.0), ("batchnorm", 2, 2.0)]
-    rows = pd.DataFrame([{"norm": norm, "seed": seed, "rate": 0.1, "smoothness": value / turn, "step": turn}
+    rows = pd.DataFrame([{"norm": norm, "seed": seed, "smoothness": value / turn, "step": turn}
                          for norm, seed, value in cells for turn in (1, 4)])  # fmt: skip
-    ((_, arm, mean, other, ratio, interval, p, detectable, finding),) = ratios(
-        rows, ["smoothness"], Smoothness.columns, {"norm": "none"}
-    ).rows
+    columns = Smoothness.columns
+    table = compared(rows, values=["smoothness"], columns=columns, baseline={"norm": "none"}, ratio=True)
     logs = [-1.0, -2.0, -2.0]
     ends = [2**end for end in stats.t.interval(0.95, 2, np.mean(logs), stats.sem(logs))]
-    assert (arm, mean, other, ratio) == ("BatchNorm", "1.59", "5.04", "0.315")
+    none, (arm, mean, _, ratio, interval, p, factor) = table.rows
+    assert none[:2] == ("no norm", "5.04") and {*none[3:]} == {"–"}
+    assert (arm, mean, ratio) == ("BatchNorm", "1.59", "0.315")
     assert interval == f"{ends[0]:.3g} to {ends[1]:.3g}"
-    assert p == f"{stats.ttest_1samp(logs, 0).pvalue:.3f}" and finding == "smaller"
-    low, high = map(float, detectable.split(" or "))
-    assert low * high == pytest.approx(1, rel=0.01) and high > 2
+    assert p == f"{stats.ttest_1samp(logs, 0).pvalue:.3f}"
+    assert paired_power(math.log2(float(factor)), np.std(logs, ddof=1), 3) == pytest.approx(0.8, abs=0.01)
 
 
 def test_the_command_measures_both_noises_and_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     words = ["norm=none,batchnorm", "seed=0,1", "study.every=2", "study.rates=0.1", "study.noise=true"]
-    assert main(["study", "smoothness", *SMALL, *words, "study.hessian=true", "study.iterations=1", "quiet=true"]) == 0
+    assert main(["study", "smoothness", *SMALL, *words, "study.hessian=true", "quiet=true"]) == 0
     folder = tmp_path / "outputs" / "smoothness" / "studies" / "smoothness"
     rows = pd.read_csv(folder / "rows.csv")
     assert {*zip(rows["norm"], rows["noise"], strict=True)} == {
-        ("none", "no"),
-        ("batchnorm", "no"),
-        ("batchnorm", "yes"),
+        ("none", False),
+        ("batchnorm", False),
+        ("batchnorm", True),
     }
-    assert len([*(folder / "figures").glob("*.png")]) == 6
+    assert {path.stem for path in (folder / "figures").glob("*.png")} == {*SHOWN}
     tables = read_study(folder, folder).tables
-    assert [table.key for table in tables] == ["ratios", "cosine", "hessian"]
-    assert len(tables[0].rows) == 5 * 2
+    assert [table.key for table in tables] == [*SHOWN]
+    assert [row[0] for row in tables[0].rows] == ["no norm", "BatchNorm", "batchnorm + noise"]
+    assert [row[3] == "–" for row in tables[0].rows] == [True, False, False]
 
 
 @pytest.mark.parametrize(

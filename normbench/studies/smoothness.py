@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,27 +20,31 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from normbench import build
 from normbench.analysis.figures.style import Figure
-from normbench.analysis.records import Arm
-from normbench.analysis.statistics import ALPHA, Sample, detectable_difference, holm, paired_difference
 from normbench.analysis.tables import Table
-from normbench.analysis.wording import NONE, chance
 from normbench.errors import UsageError
 from normbench.settings import Setting
-from normbench.studies.findings import arms_of, by_seed, compared, curves, is_arm, labelled, number, plain_table, span
+from normbench.studies.findings import arms_of, compared, curves, is_arm, labelled
 from normbench.studies.frame import Column, Row, Study, Subject
 from normbench.studies.steps import check_steps, steps
 from normbench.training.guard import buffers_kept
 from normbench.types import Batch, Model, Task, stable_seed
 
 CHOOSING_SEED = 1000  # of the runs that choose a learning rate, which are not measured
-NEAREST, FARTHEST = 0.5, 4.0  # steps along the gradient, in learning rates
+DISTANCES = 0.5, 1.0, 2.0, 4.0  # along the gradient, in learning rates
+PRODUCTS = 20  # with the Hessian, for each of two numbers
 
-RATIOS = (
-    "Means are geometric, over steps and seeds; ratios to the baseline are paired by seed, with Student's interval and "
-    "test on logarithms, p corrected by Holm's method over the arms. Detectable: the ratio that so many seeds find "
-    "four times in five."
-)
-SHIFT = "How far the step of all layers below turns and lengthens a layer's gradient on the same batch."
+ALONG = "On the step's own batch, along its gradient by ½ to 4 learning rates"
+SHIFT = "How far the step of all layers below moves the gradient of a layer on the same batch"
+SHOWN = {  # with title and caption
+    "smoothness": ("Effective smoothness", f"{ALONG}: change of the gradient over the distance; smaller is smoother."),
+    "loss_range": ("Loss along the gradient", f"{ALONG}: range of the loss."),
+    "change_high": ("Gradient predictiveness", f"{ALONG}: change of the gradient."),
+    "relative_shift": ("Internal covariate shift", f"{SHIFT}, over the gradient's norm."),
+    "cosine": ("Direction of gradients under covariate shift", f"{SHIFT}: cosine of the two."),
+    "eigenvalue": ("Top eigenvalue of the Hessian", "The one of largest absolute value, on the step's own batch."),
+    "trace": ("Trace of the Hessian", "On the step's own batch."),
+}
+BANDS = {"loss_range": "loss", "change_high": "change"}  # the first word of the columns of a band
 
 Vector = Float[Tensor, " elements"]
 Loss = Callable[[], Tensor]
@@ -215,17 +218,13 @@ class Smoothness(Study):
         self,
         *,
         every: Annotated[int, Setting("steps from one measurement to the next", "steps", low=1)] = 20,
-        distances: Annotated[int, Setting("points along the gradient, from ½ to 4 learning rates", low=2)] = 4,
         rates: Annotated[
             Sequence[float] | None, Setting("learning rates, of which each arm takes its best; null: optim.lr", above=0)
         ] = (0.01, 0.03, 0.1, 0.3),
         noise: Annotated[bool, Setting("measure each norm also with noise behind it")] = False,
         hessian: Annotated[bool, Setting("measure the Hessian's top eigenvalue and trace too")] = False,
-        iterations: Annotated[int, Setting("products with the Hessian for each of the two", low=1)] = 20,
     ) -> None:
-        self.every, self.rates, self.noise = every, rates, noise
-        self.distances = np.geomspace(NEAREST, FARTHEST, distances).tolist()
-        self.iterations = iterations if hessian else 0
+        self.every, self.rates, self.noise, self.hessian = every, rates, noise, hessian
         self.chosen: dict[str, float] = {}
 
     def check(self, subject: Subject) -> None:
@@ -238,12 +237,11 @@ class Smoothness(Study):
         own = at_rate(subject, self.best_rate(subject), subject.seed)
         both = self.noise and subject.facts.statistics_over != "none"
         for noise in (False, True)[: 1 + both]:
-            for row in self.watch(own, noise):
-                yield {"noise": "yes" if noise else "no"} | row if self.noise else row
+            yield from ({"noise": noise, **row} for row in self.watch(own, noise))
 
     def best_rate(self, subject: Subject) -> float:
         """Return the rate that trains an arm to the lowest mean loss over the last quarter of the steps."""
-        arm = json.dumps({**subject.tree, "seed": None}, sort_keys=True)
+        arm = str({**subject.tree, "seed": None})
         if self.rates and arm not in self.chosen:
             losses = {}
             for rate in self.rates:
@@ -273,42 +271,35 @@ class Smoothness(Study):
                 if step.number % self.every == 0:
                     loss = batch_loss(model, step.batch, subject.task, subject.seed, "dropout", step.number)
                     with buffers_kept(model):
-                        found = landscape(loss, parameters, [step.rate * each for each in self.distances])
-                        if self.iterations:
-                            found |= curvature(loss, parameters, self.iterations, step.number)
+                        found = landscape(loss, parameters, [step.rate * each for each in DISTANCES])
+                        if self.hessian:
+                            found |= curvature(loss, parameters, PRODUCTS, step.number)
                     yield {"step": step.number, "rate": step.rate, **found}
                     before = step.number, loss, [parameter.detach().clone() for parameter in parameters]
 
     def tables(self, rows: pd.DataFrame) -> list[Table]:
-        rows, columns = arranged(rows), self.columns
-        baseline = {**self.baseline, **({"noise": "no"} if self.noise else {})}
-        measures = ["smoothness", "loss_range", "change_high", "shift", "relative_shift"]
-        found = [ratios(rows, measures, columns, baseline),
-                 compared(rows, values=["cosine"], columns=columns, baseline=baseline, key="cosine",
-                          title="Internal covariate shift: how far gradients turn")]  # fmt: skip
-        if "trace" in rows:
-            found.append(compared(rows, values=["eigenvalue", "trace"], columns=columns, baseline=baseline,
-                                  key="hessian", title="The loss's Hessian, mean over steps"))  # fmt: skip
-        return found
+        rows = named(rows)
+        largest = [(labelled(arm), rows.loc[is_arm(rows, arm.settings), "rate"].max()) for arm in arms_of(rows)]
+        rates = f"Learning rates: {', '.join(f'{arm} {rate:g}' for arm, rate in largest)}."
+        how: dict[str, Any] = {"columns": self.columns, "baseline": self.baseline}
+        return [
+            compared(rows, values=[value], key=value, title=title, notes=(caption, rates),
+                     ratio=self.columns[value].scale == "log", **how)
+            for value, (title, caption) in SHOWN.items() if value in rows
+        ]  # fmt: skip
 
     def figures(self, rows: pd.DataFrame) -> list[Figure]:
-        rows = arranged(rows)
-        columns = self.columns
-        along = "At the gradient's step times ½ to 4 learning rates, on the step's own batch"
-
-        def drawn(y: str, title: str, caption: str, **how: Any) -> Figure:
-            return curves(f"smoothness_{y}", rows, x="step", y=y, columns=columns, title=title, caption=caption, **how)
-
-        found = [
-            drawn("smoothness", "Effective smoothness", f"{along}, smaller is smoother.", log="y"),
-            drawn("loss", "Loss along the gradient", f"{along}; band: range of the loss.", log="y",
-                  band=("loss_low", "loss_high")),
-            drawn("change_high", "Gradient predictiveness", f"{along}; band: range of the change.", log="y",
-                  band=("change_low", "change_high")),
-            drawn("relative_shift", "Internal covariate shift", SHIFT, panel="layer", log="y"),
-            drawn("cosine", "Direction of a gradient behind lower layers' updates", SHIFT, panel="layer"),
-        ]  # fmt: skip
-        return found + ([drawn("eigenvalue", "Top eigenvalue of the Hessian", "")] if "trace" in rows else [])
+        rows, found = named(rows), list[Figure]()
+        for value, (title, caption) in SHOWN.items():
+            if value in rows:
+                y, band = value, None
+                if word := BANDS.get(value):
+                    y, band = f"{word}_high", (f"{word}_low", f"{word}_high")
+                panel = "layer" if rows.dropna(subset=[y])["layer"].notna().any() else None
+                how: dict[str, Any] = {"x": "step", "y": y, "band": band, "panel": panel, "columns": self.columns}
+                log = "y" if self.columns[y].scale == "log" else ""
+                found.append(curves(value, rows, title=title, caption=caption, log=log, **how))
+        return found
 
 
 def at_rate(subject: Subject, rate: float, seed: int) -> Subject:
@@ -318,39 +309,6 @@ def at_rate(subject: Subject, rate: float, seed: int) -> Subject:
     return replace(subject, tree=tree, load=load)
 
 
-def arranged(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return rows with the noise, where there is any, among the settings of the arms."""
-    if "noise" not in rows:
-        return rows
-    others = rows.drop(columns="noise")
-    others.insert(others.columns.get_loc("seed"), "noise", rows["noise"])
-    return others
-
-
-def ratios(
-    rows: pd.DataFrame, values: Sequence[str], columns: Mapping[str, Column], baseline: Mapping[str, Any]
-) -> Table:
-    """Return the geometric mean over steps of each arm and of the baseline, and their ratio, paired by seed."""
-    logs = rows.assign(**{value: np.log2(rows[value]) for value in values}).replace([np.inf, -np.inf], np.nan)
-    arms = [arm for arm in arms_of(rows) if {**arm.settings, **baseline} != arm.settings]
-    table = list[dict[str, Any]]()
-    for value in values:
-        sides = [[by_seed(logs, side, value) for side in (arm.settings, {**arm.settings, **baseline})] for arm in arms]
-        samples = [paired_difference(*each) for each in sides]
-        for arm, means, sample, p in zip(arms, sides, samples, holm([each.p for each in samples]), strict=True):
-            mean, other = (2.0 ** fmean(each.values()) if each else math.nan for each in means)
-            words = {"measure": columns[value].words, "arm": labelled(arm)}
-            table.append({**words, "mean": mean, "baseline's": other, **judged(sample, p)})
-    rates = (f"{labelled(arm)} {rows.loc[is_arm(rows, arm.settings), 'rate'].max():g}" for arm in arms_of(rows))
-    notes = (f"Seeds: {rows['seed'].nunique()}. Learning rates: {', '.join(rates)}.", RATIOS)
-    return plain_table("ratios", f"Smoothness, against {labelled(Arm(baseline))}", table, 2, *notes)
-
-
-def judged(sample: Sample, p: float | None) -> dict[str, str]:
-    """Say what paired differences of logarithms to base 2 say of a ratio."""
-    reach = 2.0 ** detectable_difference(sample.n, sample.sd) if sample.sd else math.nan
-    found = "no difference found" if p is None or p >= ALPHA else "smaller" if sample.mean < 0 else "larger"
-    interval = span(sample.interval and sample.interval.powers)
-    detectable = f"{number(1 / reach)} or {number(reach)}" if sample.sd else NONE
-    return {"ratio": number(2.0**sample.mean), "its 95 % interval": interval, "p": chance(p),
-            "detectable": detectable, "finding": found}  # fmt: skip
+def named(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return rows with the noise in the name of the norm."""
+    return rows.assign(norm=rows["norm"] + np.where(rows["noise"], " + noise", ""))
