@@ -92,7 +92,7 @@ def compared(
             mine = by_seed(own, arm.settings, value)
             mean, ends = mean_interval([*mine.values()])
             other = {**arm.settings, **(baseline or {})}
-            is_known = set(baseline or {}) <= set(front) and other != arm.settings
+            is_known = several and set(baseline or {}) <= set(front) and other != arm.settings
             theirs = by_seed(own, {name: other[name] for name in other if name in front}, value) if is_known else {}
             sample = paired_difference(mine, theirs) if theirs else None
             difference = (number(sample.mean, True), span(sample.interval, True)) if sample else (NONE, NONE)
