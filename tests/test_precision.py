@@ -100,7 +100,7 @@ def test_16_bits_train_as_32_do(tmp_path: Path, name: str, model: list[str]) -> 
     assert a != b, "it was not cast at all"
     assert b[1] == pytest.approx(a[1], rel=0.01)
     assert b[10] == pytest.approx(a[10], rel=0.1)
-    for tag in ("act/stream00/rms", "act/stream01/effective_rank", "grad/outside/norm"):
+    for tag in ("act/stream00/rms", "act/stream01/effective_rank", "grad/outside/norm", "noise/variance"):
         values = [series(run, tag) for run in (full, half)]
         assert len(values[0]) == len(values[1]) == 3
         assert values[1][0] == pytest.approx(values[0][0], rel=0.1), tag

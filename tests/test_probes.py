@@ -128,7 +128,7 @@ def probed_step(
     probes = Probes(made, norms, FULL)
     with probes.watch(histograms=True) as reading:
         task.loss(made(batch.inputs), batch.targets).backward()
-    with probes.watch_update(reading):
+    with probes.watch_update(reading, lr):
         torch.optim.SGD(made.parameters(), lr=lr).step()
     return made, norms, reading, seen
 

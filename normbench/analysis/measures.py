@@ -29,6 +29,8 @@ IN_BLOCKS = {
     "stream RMS": re.compile(r"act/stream(\d+)/rms"),
     "gradient norm": re.compile(r"grad/block(\d+)(?:\.[^/]*)?/norm"),
     "saturated": re.compile(r"act/block(\d+)(?:\.[^/]*)?/saturated_out"),
+    "update ratio": re.compile(r"update/block(\d+)\.[^/]*/ratio"),
+    "effective learning rate": re.compile(r"update/block(\d+)\.[^/]*/effective_lr"),
     "mean γ": re.compile(r"norm/block(\d+)(?:\.[^/]*)?/gamma_mean"),
 }
 
@@ -143,6 +145,25 @@ def seconds_at(run: Run, steps: Any) -> Any:
     seconds = np.concatenate([[0.0], np.cumsum(timed.values * np.diff(ends)) / 1e3])
     pace = (seconds[-1] - seconds[-2]) / (ends[-1] - ends[-2])
     return np.interp(steps, ends, seconds) + pace * np.maximum(steps - ends[-1], 0)
+
+
+def gradient_noise(run: Run) -> tuple[float, float]:
+    """Return the mean variance of one example's gradient, and the noise scale in examples; NaN where there is none.
+
+    Over the probed steps of a finished run from where the learning rate has risen to its peak. The noise scale is a
+    ratio of means, as single ratios are biased and spread widely (McCandlish et al. 2018, appendix A.1).
+    """
+    rates = finite(run.curves.get("optim/lr"))
+    if run.status != "finished" or "noise/variance" not in run.curves or not len(rates.steps):
+        return NAN, NAN
+    peak = rates.steps[rates.values.argmax()]
+    means = []
+    for tag in ("noise/variance", "noise/squared_gradient"):
+        curve = finite(run.curves[tag])
+        own = known(curve.values[curve.steps >= peak])
+        means.append(sum(own) / len(own) if own else NAN)
+    variance, squared = (mean if mean > 0 else NAN for mean in means)
+    return variance, variance / squared
 
 
 def value_at(run: Run, tag: str, seconds: float) -> float:

@@ -103,6 +103,7 @@ def examine(
         tables.rates_table(tried_rates(study)),
         tables.costs_table(runs),
         tables.step_times_table(families[0]),
+        tables.noise_table(families[0]),
         tables.activations_table(blocks),
         tables.lost_table(study),
     ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,8 +13,8 @@ import pandas as pd
 from normbench.analysis import statistics, wording
 from normbench.analysis.comparisons import Compared, Comparison, by_seed
 from normbench.analysis.designs import Contrast
-from normbench.analysis.measures import IN_BLOCKS, Yardstick, evaluations_in_words, known
-from normbench.analysis.records import ASIDE, Arm, Study
+from normbench.analysis.measures import IN_BLOCKS, Yardstick, evaluations_in_words, gradient_noise, known
+from normbench.analysis.records import ASIDE, Arm, Run, Study
 from normbench.analysis.sensitivity import Tried
 from normbench.analysis.wording import NONE, duration, fixed, in_words, plain, significant, span
 from normbench.config.groups import GROUPS
@@ -150,7 +150,9 @@ def activations_table(blocks: pd.DataFrame) -> Table:
             quantity: " → ".join(map(significant, shown[quantity])) if shown[quantity].notna().any() else NONE
             for quantity in IN_BLOCKS
         }
-        rows.append({"arm": name, "n": str(own["seeds"].max()), "blocks": str(len(own)), **words})
+        trend = own["block"].corr(own["mean γ"], method="spearman") if own["mean γ"].nunique() > 2 else math.nan
+        row = {"arm": name, "n": str(own["seeds"].max()), "blocks": str(len(own)), **words}
+        rows.append(row | {"γ with depth": fixed(trend, 2, sign=True)})
     return made("activations", "Activations by depth", rows, heads=3)
 
 
@@ -189,16 +191,40 @@ def differences_table(comparisons: Sequence[Comparison], primary: bool = True) -
 
 def step_times_table(comparisons: Sequence[Comparison]) -> Table:
     """Say how long a step takes, as a multiple of the baseline's, where seeds were timed in both."""
+    rows = [row for one in comparisons if (row := ratios_of(one, {"step times": lambda run: run.step_ms}))]
+    return made("step-times", "Ratios of step times", rows, heads=2)
+
+
+def noise_table(comparisons: Sequence[Comparison]) -> Table:
+    """Say how noisy gradients are, as multiples of the baseline's, where seeds were probed in both."""
+    measured: dict[str, Callable[[Run], float]] = {
+        "gradient variances": lambda run: gradient_noise(run)[0],
+        "noise scales": lambda run: gradient_noise(run)[1],
+    }
     rows = []
     for one in comparisons:
-        sides = (by_seed(arm.runs, lambda run: math.log2(run.step_ms)) for arm in (one.arm, one.baseline))
-        ratio = statistics.paired_difference(*sides)
-        if ratio.n:
-            mean, ends = 2.0**ratio.mean, ratio.interval and ratio.interval.powers
-            places = wording.precision(mean, ends) if ends else 2
-            row = pair_of(one) | {"seeds": str(ratio.n)}
-            rows.append({**row, "ratio of step times": fixed(mean, places), "95 % interval": span(ends, places)})
-    return made("step-times", "Ratios of step times", rows, heads=2)
+        if row := ratios_of(one, measured):
+            scale, _ = statistics.mean_interval(known(gradient_noise(run)[1] for run in one.arm.runs))
+            rows.append({**row, "noise scale, examples": significant(scale)})
+    return made("noise", "Gradient noise", rows, heads=2)
+
+
+def ratios_of(one: Compared, measured: Mapping[str, Callable[[Run], float]]) -> dict[str, str]:
+    """Return a row of ratios of what is measured of runs to the baseline's, by seed; empty where no seed has the first.
+
+    They are geometric means with the t interval of the logarithms.
+    """
+    row: dict[str, str] = {}
+    for place, (name, measure) in enumerate(measured.items()):
+        sides = (by_seed(arm.runs, measure) for arm in (one.arm, one.baseline))
+        ratio = statistics.paired_difference(*({seed: math.log2(side[seed]) for seed in side} for side in sides))
+        if not row and not ratio.n:
+            return {}
+        mean, ends = 2.0**ratio.mean, ratio.interval and ratio.interval.powers
+        places = wording.precision(mean, ends) if ends else 2
+        row = row or pair_of(one) | {"seeds": str(ratio.n)}
+        row |= {f"ratio of {name}": fixed(mean, places), "95 % interval" + " " * place: span(ends, places)}
+    return row
 
 
 def designs_table(found: Sequence[Contrast]) -> Table:

@@ -57,7 +57,7 @@ class ProbesConfig:
     tails: Annotated[bool, Setting("quantiles and outlier channels before and after each norm")]
     geometry: Annotated[bool, Setting("effective rank and token similarity of the residual stream by depth")]
     attention: Annotated[bool, Setting("entropy and largest logit of attention")]
-    updates: Annotated[bool, Setting("how far a step moves the weights, as a share of their norm")]
+    updates: Annotated[bool, Setting("how far a step moves the weights, and the noise of its gradients")]
     histograms_every: Annotated[
         int, Setting("steps between histograms of each norm; 0: never", "steps", low=0, high=10**9)
     ]

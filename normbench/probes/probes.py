@@ -7,7 +7,7 @@ a step takes several batches, what passes by is the last one's, and gradients ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -110,6 +110,7 @@ class Probes:
         self.blocks: dict[str, Any] = {f"{layer:02d}": block for layer, block in enumerate(model.blocks)}
         self.norms, self.wanted = norms, wanted
         self.groups = by_place(model, self.blocks, norms.values())
+        self.trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
 
     @contextmanager
     def watch(self, histograms: bool = False) -> Iterator[Reading]:
@@ -124,8 +125,12 @@ class Probes:
         self.read_parameters(reading)
 
     @contextmanager
-    def watch_update(self, reading: Reading | None) -> Iterator[None]:
-        """Add to a reading, if there is one, how far the optimizer's step inside the `with` moves the weights."""
+    def watch_update(self, reading: Reading | None, lr: float) -> Iterator[None]:
+        """Add to a reading, if there is one, how far the optimizer's step inside the `with` moves the weights.
+
+        effective_lr: lr / ‖w‖², the rate at which the direction of weights moves that a norm makes free of their scale
+        (van Laarhoven 2017, §3; Hoffer et al. 2018, §3).
+        """
         if reading is None or "updates" not in self.wanted:
             yield
             return
@@ -134,7 +139,23 @@ class Probes:
         with torch.no_grad():
             for tag, parameters in self.groups.items():
                 moved = statistics.total_norm([new - old for new, old in zip(parameters, before[tag], strict=True)])
-                reading.scalars[f"update/{tag}/ratio"] = moved / statistics.total_norm(before[tag])
+                size = statistics.total_norm(before[tag])
+                reading.scalars[f"update/{tag}/ratio"] = moved / size
+                if not tag.endswith(".norms"):
+                    reading.scalars[f"update/{tag}/effective_lr"] = lr / size.square()
+
+    def read_noise(self, reading: Reading, gradients: Iterable[Sequence[Tensor]], size: int) -> None:
+        """Add to a reading how the gradients of micro-batches, of so many examples each, differ from one another.
+
+        gradients: of each, those of all trained parameters, in the order of `trained`.
+        """
+        variances, squared = statistics.gradient_noise(gradients, size)
+        known = dict(zip(self.trained, variances.unbind(), strict=True))
+        for tag, parameters in self.groups.items():
+            if own := [known[parameter] for parameter in parameters if parameter in known]:
+                reading.scalars[f"noise/{tag}/variance"] = torch.stack(own).sum()
+        total = variances.sum()
+        reading.scalars |= {"noise/variance": total, "noise/squared_gradient": squared, "noise/scale": total / squared}
 
     def attach(self, reading: Reading) -> Iterator[Any]:
         """Put hooks on norms, blocks and attention."""

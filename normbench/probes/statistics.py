@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 
 import torch
 from jaxtyping import Float, Int64
@@ -100,6 +101,24 @@ def entropy(logits: Float[Tensor, "... choices"]) -> Scalar:
 def total_norm(tensors: list[Tensor]) -> Scalar:
     """Return the Euclidean norm of all elements of all tensors."""
     return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tensors)))
+
+
+def gradient_noise(gradients: Iterable[Sequence[Tensor]], size: int) -> tuple[Float[Tensor, " tensors"], Scalar]:
+    """Return the variance of one example's gradient, tensor by tensor, and the squared norm of the true gradient.
+
+    gradients: of two or more micro-batches of `size` examples, the mean over these. Both are without bias: with the
+    variance s² between n micro-batches S = size·s² and |G|² = |mean|² − s²/n, which is McCandlish et al. 2018, appendix
+    A.1, with B_small = size and B_big = n·size. Their noise scale is the sum of the first over the second.
+    """
+    means: list[Tensor] = []
+    deviations: list[Tensor] = []
+    for number, sample in enumerate(gradients, 1):  # Welford 1962: a difference of sums would lose small variances
+        means = means or [torch.zeros_like(tensor) for tensor in sample]
+        moved = torch._foreach_sub([*sample], means)
+        deviations.append((1 - 1 / number) * torch.stack(torch._foreach_norm(moved)).square())
+        torch._foreach_add_(means, moved, alpha=1 / number)
+    variances = torch.stack(deviations).sum(0) / (number - 1)
+    return size * variances, total_norm(means).square() - variances.sum() / number
 
 
 def histogram(x: Float[Tensor, "..."], bins: int = 64) -> tuple[Int64[Tensor, " bins"], Float[Tensor, "2"]]:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -23,6 +24,9 @@ from normbench.training.optimizer import WeightAverage
 from normbench.training.precision import Precision
 from normbench.training.schedules import Schedule
 from normbench.types import Batch, Data, Model, Task, stable_seed
+
+MICRO_BATCHES = 4  # into which a batch is cut for the variance of its gradients
+FEWEST = 2  # examples in one of them: statistics over a batch need two
 
 # What a checkpoint holds of the loop as it is.
 SAVED = ("step", "loss_count", "best_loss", "latest", "compile_seconds", "first_loss", "runaway_since")
@@ -113,7 +117,9 @@ class Loop:
         loss, reading = self.forward_backward()
         if self.guard and not self.guard.admits(self.step, loss, self.grad_norm):
             self.diverge(self.step)
-        with self.probes.watch_update(reading):
+        if reading is not None and self.probing.updates:
+            self.read_noise(reading)
+        with self.probes.watch_update(reading, self.optimizer.param_groups[0]["lr"]):
             self.precision.step(self.optimizer, self.grad_norm)
         self.optimizer.zero_grad(set_to_none=True)
         if self.average is not None:
@@ -165,6 +171,27 @@ class Loop:
         self.units = count * batch.targets.numel()
         precision.scaler.unscale_(self.optimizer)
         return total
+
+    def read_noise(self, reading: Reading) -> None:
+        """Let probes see the gradients of equal parts of the step's last batch, beside the step, which leave no trace.
+
+        They are in training mode, with dropout masks of their own, and BatchNorm has the statistics of each part.
+        """
+        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []), buffers_kept(self.model):
+            batch = self.seeded_batch((self.step + 1) * self.trainer.accumulate - 1)
+            size = max(len(batch.targets) // MICRO_BATCHES, FEWEST)
+            if len(batch.targets) >= 2 * size:
+                self.probes.read_noise(reading, self.part_gradients(batch, size), size)
+
+    def part_gradients(self, batch: Batch, size: int) -> Iterator[Sequence[Tensor]]:
+        """Yield the gradients of each part of a batch that has so many examples; those in the parameters stay."""
+        scale = self.precision.scaler.scale(torch.ones((), device=self.device))
+        for start in range(0, len(batch.targets) - size + 1, size):
+            part = batch.map(itemgetter(slice(start, start + size)))
+            with self.precision.autocast():
+                loss = self.data.task.loss(self.model(*part.arguments), part.targets)
+            found = torch.autograd.grad(scale * loss, self.probes.trained, materialize_grads=True)
+            yield torch._foreach_div(found, scale)
 
     def seeded_batch(self, number: int) -> Batch:
         """Return a training batch (from 0) on the device, with the generators set to what its dropout draws from."""
