@@ -104,7 +104,7 @@ def compared(
             mine = by_seed(own, arm.settings, value)
             mean, ends = mean_interval([*mine.values()])
             other = {**arm.settings, **(baseline or {})}
-            is_known = set(baseline or {}) <= set(front) and other != arm.settings
+            is_known = several and set(baseline or {}) <= set(front) and other != arm.settings
             theirs = by_seed(own, {name: other[name] for name in other if name in front}, value) if is_known else {}
             sample = paired_difference(mine, theirs) if theirs else None
             written = ratios_written(mean, ends, sample) if ratio else differences_written(mean, ends, sample)
