@@ -63,7 +63,7 @@ def save_study(
         write_bytes(drawings / name, content)
     write_bytes(folder / "rows.csv", rows.to_csv(index=False).encode())
     words = [
-        {"name": one.name, "title": one.title, "caption": one.caption, "wide": one.canvas.get_figwidth() > COLUMN}
+        {"name": one.name, "title": one.title, "caption": one.caption, "wide": bool(one.canvas.get_figwidth() > COLUMN)}
         for one in figures
     ]
     shown = [{**vars(table), "frame": table.frame.to_dict("split"), "marked": [*table.marked]} for table in tables]
