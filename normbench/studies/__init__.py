@@ -9,5 +9,5 @@ from pathlib import Path
 STUDIES = {
     path.stem: found[1]
     for path in sorted(Path(__file__).parent.glob("*.py"))
-    if (found := re.match(r'"""(.+?)\.?\n.*?\(Study\):', path.read_text("utf-8"), re.DOTALL))
+    if (found := re.match(r'"""(.+?)\.?(?:"""|\n).*?\(Study\):', path.read_text("utf-8"), re.DOTALL))
 }

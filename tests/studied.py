@@ -1,0 +1,26 @@
+"""What the tests of studies measure with: a point of a study's grid, made of words."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pandas as pd
+import torch
+
+from normbench.build import make_data
+from normbench.config import compose
+from normbench.studies.frame import Study, Subject
+
+
+def subject(*words: str, **settings: Any) -> Subject:
+    """A point of a grid on the CPU; settings: what tells its arm from others, beside its norm."""
+    config = compose.read(words)
+    load = partial(make_data, config.tree, config.tree["seed"])
+    return Subject({"norm": config.choices.groups["norm"]} | settings, config.tree, torch.device("cpu"), load)
+
+
+def measured(study: Study, *subjects: Subject) -> pd.DataFrame:
+    """The rows of some subjects, as a study's tables and figures are given them."""
+    rows = [{**one.settings, "seed": one.seed, **row} for one in subjects for row in study.measure(one)]
+    return pd.DataFrame(rows)

@@ -1,0 +1,163 @@
+"""The study of propagation, against plain autograd, by hand, and against the published exponents."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from studied import measured, subject
+from torch.nn import functional as F
+
+from normbench.errors import UsageError
+from normbench.studies.frame import Subject
+from normbench.studies.propagation import DEPTH, LAST, Propagation, angle, exponents, slopes
+
+SMALL = ("model.width=16", "model.heads=2", "model.context=8", "data.batch_size=2", "model.mlp=relu")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def in_depths(depths: tuple[int, ...], seeds: int, placement: str, *words: str) -> list[Subject]:
+    """A subject for each depth and seed."""
+    return [
+        subject(f"placement={placement}", f"model.depth={depth}", f"seed={seed}", *words, **{DEPTH: depth})
+        for depth in depths
+        for seed in range(seeds)
+    ]
+
+
+@pytest.mark.parametrize("placement", ["pre", "post"])
+def test_each_layer_is_read_as_plain_autograd_has_it(placement: str) -> None:
+    one = subject(f"placement={placement}", "model.depth=3", *SMALL)
+    rows = measured(Propagation(), one)
+    model, _ = one.build()
+    streams: list[torch.Tensor] = []
+    for block in model.blocks:
+        block.register_forward_hook(lambda module, inputs, output: streams.append(output.detach()))
+    batch = one.data.train_batch(0)
+    one.task.loss(model(*batch.arguments), batch.targets).backward()
+    assert rows["layer"].tolist() == [1, 2, 3]
+    assert rows["rms"].tolist() == pytest.approx([float(x.square().mean().sqrt()) for x in streams])
+    weights = [block.branches["mlp"].fc2.weight for block in model.blocks]
+    assert rows["gradient"].tolist() == pytest.approx([float(weight.grad.norm()) for weight in weights])
+    cosines = F.cosine_similarity(streams[1].double(), streams[2].double(), dim=-1)
+    assert rows["angle"].iloc[2] == pytest.approx(float(cosines.acos().rad2deg().mean()), rel=1e-4)
+
+
+@pytest.mark.parametrize("placement", ["pre", "post"])
+def test_the_position_gradient_is_that_of_the_loss_at_one_position(placement: str) -> None:
+    one = subject(f"placement={placement}", "model.depth=2", *SMALL)
+    found = measured(Propagation(), one)[LAST].iloc[-1]
+    model, _ = one.build()
+    batch = one.data.train_batch(0)
+    losses = F.cross_entropy(model(*batch.arguments).flatten(0, 1), batch.targets.flatten(), reduction="none")
+    weight = model.blocks[-1].branches["mlp"].fc2.weight
+    norms = [torch.autograd.grad(loss, weight, retain_graph=True)[0].norm() for loss in losses]
+    assert found == pytest.approx(float(torch.stack(norms).mean()), rel=1e-5)
+
+
+def test_of_many_layers_some_are_shown_with_both_ends() -> None:
+    rows = measured(Propagation(layers=3), subject("model.depth=9", *SMALL))
+    assert rows["layer"].tolist() == [1, 5, 9]
+    assert rows[LAST].notna().tolist() == [False, False, True]
+
+
+def test_running_statistics_are_not_what_batchnorm_normalizes_with() -> None:
+    rows = measured(Propagation(), subject("norm=batchnorm", "placement=post", "model.depth=2", *SMALL))
+    assert rows["rms"].tolist() == pytest.approx([1, 1], abs=1e-3)
+
+
+def test_a_network_for_images_is_measured_too() -> None:
+    rows = measured(Propagation(), subject("model=cnn", "norm=batchnorm", "data.batch_size=8"))
+    assert rows["rms"].gt(0).all()
+    assert rows["gradient"].gt(0).all()
+    assert rows["angle"].notna().tolist() == [True, False, True]  # the second stage is wider
+    assert LAST not in rows
+
+
+def test_an_angle_is_exact_where_its_cosine_is_not() -> None:
+    turned = torch.tensor([1e-5, 0.5, torch.pi / 2])
+    x = torch.tensor([[1.0, 0.0]]).repeat(3, 1)
+    y = 3 * torch.stack((turned.cos(), turned.sin()), dim=-1)
+    for place, radians in enumerate(turned.tolist()):
+        found = float(angle(x[place], y[place], -1))
+        assert found == pytest.approx(float(np.rad2deg(radians)), rel=1e-4)
+
+
+def law(norm: str, exponent: float, spread: float = 0.0) -> pd.DataFrame:
+    """Rows of last layers whose gradients follow a power of depth, a little another one for each seed."""
+    return pd.DataFrame(
+        {"norm": norm, DEPTH: depth, "seed": seed, "layer": depth, "gradient": 1.0}
+        | {LAST: 3.0 * depth ** (exponent + spread * (seed - 1))}
+        for depth in (2, 4, 8)
+        for seed in range(3)
+    )
+
+
+def test_exponents_are_slopes_with_students_interval_over_seeds() -> None:
+    assert slopes(law("layernorm", -0.5), LAST) == pytest.approx([-0.5] * 3)
+    (table,) = exponents(pd.concat([law("layernorm", -0.5, spread=0.01), law("rmsnorm", 0.25)]))
+    # t of 2 degrees of freedom is 4.303, and the standard error 0.01 / √3
+    assert table.rows[0][:3] == ("layernorm", "−0.5", "−0.525 to −0.475")
+    assert table.rows[1][:3] == ("rmsnorm", "0.25", "–")
+
+
+def test_gradients_that_overflow_have_no_exponent() -> None:
+    rows = law("none", 1.0)
+    rows.loc[rows[DEPTH] == 8, LAST] = float("inf")
+    (table,) = exponents(rows)
+    assert table.rows[0][1] == "–"
+
+
+def test_one_depth_has_no_exponent_and_a_figure_by_layer() -> None:
+    study = Propagation()
+    rows = measured(study, subject("model.depth=3", *SMALL))
+    assert [table.key for table in study.tables(rows)] == ["ends"]
+    assert [figure.name for figure in study.figures(rows)] == ["rms", "gradient", "similarity", "angle"]
+
+
+def test_depths_have_a_figure_of_the_last_gradient() -> None:
+    study = Propagation()
+    rows = measured(study, *in_depths((2, 3), 1, "pre", *SMALL))
+    tables, figures = study.tables(rows), study.figures(rows)
+    assert [table.key for table in tables] == ["exponents", "ends"]
+    assert figures[-1].name == LAST
+    assert figures[-1].data[DEPTH].tolist() == [2, 3]
+    assert figures[0].data[DEPTH].tolist() == [3, 3, 3]  # of the deepest one alone
+
+
+def test_a_stack_that_does_not_fit_is_refused_before_it_is_made() -> None:
+    huge = subject("model.depth=4", "model.width=100000")
+    with pytest.raises(UsageError, match="a stack with its gradients needs about"):
+        Propagation().check(huge)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("placement", "exponent", "within"), [("pre", -0.5, 0.05), ("post", 0.0, 0.08)])
+def test_the_last_gradient_falls_with_depth_as_published(placement: str, exponent: float, within: float) -> None:
+    """Xiong et al. 2020, theorem 1."""
+    words = ("model.width=256", "model.mlp=relu", "data.batch_size=4")
+    rows = measured(Propagation(), *in_depths((2, 4, 8, 16, 32), 3, placement, *words)).dropna(subset=[LAST])
+    assert np.mean(slopes(rows, LAST)) == pytest.approx(exponent, abs=within)
+
+
+@pytest.mark.slow
+def test_deepnorm_keeps_a_thousand_layers_bounded_and_post_does_not() -> None:
+    deep, post = (
+        measured(Propagation(), subject(f"placement={placement}", "model.depth=1000", *SMALL))
+        for placement in ("deep", "post")
+    )
+    assert len(deep) == 64
+    assert np.isfinite(deep.drop(columns=[LAST, "norm"]).to_numpy(float)).all()
+    assert deep["rms"].between(0.99, 1.01).all()
+    assert deep["gradient"].max() < 3 * deep["gradient"].min()
+    assert post["gradient"].iloc[0] < 1e-6 * post["gradient"].iloc[-1]
