@@ -208,7 +208,7 @@ def curves(
     seeds = int(data["seeds"].max())
     range_of = f" Line: mean of {seeds} seeds; band: from the lowest to the highest." if seeds > 1 and not band else ""
     alt = f"{columns[y].words} against {columns[x].words} for {', '.join(map(labelled, arms))}."
-    return Figure(name, title, caption + range_of + more, alt, canvas, data)
+    return Figure(name, title[0].upper() + title[1:], caption + range_of + more, alt, canvas, data)
 
 
 def draw_line(pane: Any, line: pd.DataFrame, x: str, entry: Entry, shift: float) -> None:
