@@ -43,6 +43,8 @@ def small(words: list[str]) -> list[str]:
     words = [word for word in words if word != "data.root=PATH"]  # it is where NORMBENCH_DATA says
     if {"data=wikitext2", "data=cifar10_jpeg"} & {*words}:  # whose last evaluation alone takes long
         return [*words, "--cfg", "job"]
+    if words[0] in ("study", "bench") and not folder and "outputs/" not in " ".join(words):
+        return [*words, "--help"]  # test_studies asks whether their words are understood
     if words[0] == "train" and folder:
         return [*words, "trainer.steps=6"]
     if words[0] == "train":

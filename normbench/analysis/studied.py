@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from normbench.analysis.figures.style import Figure
+from normbench.analysis.figures.style import COLUMN, Figure
 from normbench.analysis.tables import Table
 from normbench.errors import UsageError
 from normbench.rundir import read_json, write_bytes, write_json
@@ -20,11 +20,12 @@ FOUND = "study.json"
 
 @dataclass(frozen=True)
 class Drawn:
-    """A figure in a folder. svg: ready to stand in a page. place: of its files, from the page on."""
+    """A figure in a folder. wide: as a page. svg: ready to stand in a page. place: of its files, from the page on."""
 
     name: str
     title: str
     caption: str
+    wide: bool
     svg: str
     place: str = "figures"
 
@@ -61,7 +62,10 @@ def save_study(
     for name, content in files.items():
         write_bytes(drawings / name, content)
     write_bytes(folder / "rows.csv", rows.to_csv(index=False).encode())
-    words = [{"name": one.name, "title": one.title, "caption": one.caption} for one in figures]
+    words = [
+        {"name": one.name, "title": one.title, "caption": one.caption, "wide": bool(one.canvas.get_figwidth() > COLUMN)}
+        for one in figures
+    ]
     shown = [{**vars(table), "frame": table.frame.to_dict("split"), "marked": [*table.marked]} for table in tables]
     write_json(folder / FOUND, {**about, "tables": shown, "figures": words})
     study = read_study(folder, folder)

@@ -54,7 +54,12 @@ def make(name: str, words: tuple[str, ...], device: str, trust: bool) -> int:
     from normbench.commands.report import console, print_table
     from normbench.studies.conduct import conduct
 
-    if (folder := conduct(name, words, device, trust)) is None:
+    try:
+        folder = conduct(name, words, device, trust)
+    except KeyboardInterrupt:
+        folder = None
+    if folder is None:
+        print("stopped; the same command goes on behind what has been measured")
         return 130
     if "quiet=true" not in words:
         for table in read_study(folder, folder).tables:

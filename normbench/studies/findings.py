@@ -12,12 +12,21 @@ import pandas as pd
 from normbench.analysis.figures import style
 from normbench.analysis.figures.style import Entry, Figure
 from normbench.analysis.records import Arm
-from normbench.analysis.statistics import Interval, holm, mean_interval, paired_difference
+from normbench.analysis.statistics import (
+    Interval,
+    Sample,
+    detectable_difference,
+    holm,
+    mean_interval,
+    paired_difference,
+)
 from normbench.analysis.tables import Table
 from normbench.analysis.wording import NONE, chance
 from normbench.studies.frame import Column
 
 SUMMED = ("95 % interval", "difference", "its 95 % interval", "p")  # columns behind that of a mean
+RATIOS = ("95 % interval", "ratio", "its 95 % interval", "p", "detectable factor")  # and of a geometric one
+DETECTABLE = "A ratio that is smaller or larger by the detectable factor is found by so many seeds four times in five."
 FEW = 12  # points of a line at most have a marker each
 
 
@@ -70,11 +79,13 @@ def compared(
     key: str = "results",
     title: str = "Results",
     notes: Sequence[str] = (),
+    ratio: bool = False,
 ) -> Table:
     """Return the mean of each arm, and with several seeds its interval and its difference from the baseline by seed.
 
     by: coordinates that have a row each. baseline: settings of the arm with which each is compared that is like it in
-    all else. The p values of a column are corrected as a family (Holm 1979).
+    all else. The p values of a column are corrected as a family (Holm 1979). ratio: give geometric means and ratios to
+    the baseline, and the factor that so many seeds could have found.
     """
     arms, front, cells = arms_of(rows), keys_of(rows), dict[str, list[Any]]()
     several = rows["seed"].nunique() > 1
@@ -87,24 +98,42 @@ def compared(
     for value in values:
         label, ps = columns[value].label, list[float | None]()
         front_words = f"{label}: " if len(values) > 1 else ""
-        heads = [label, *(f"{front_words}{word}" for word in SUMMED)]
+        heads = [label, *(f"{front_words}{word}" for word in (RATIOS if ratio else SUMMED))]
         for _, own, arm in places:
+            own = own.assign(**{value: np.log2(own[value].where(own[value] > 0))}) if ratio else own
             mine = by_seed(own, arm.settings, value)
             mean, ends = mean_interval([*mine.values()])
             other = {**arm.settings, **(baseline or {})}
-            is_known = set(baseline or {}) <= set(front) and other != arm.settings
+            is_known = several and set(baseline or {}) <= set(front) and other != arm.settings
             theirs = by_seed(own, {name: other[name] for name in other if name in front}, value) if is_known else {}
             sample = paired_difference(mine, theirs) if theirs else None
-            difference = (number(sample.mean, True), span(sample.interval, True)) if sample else (NONE, NONE)
-            for head, cell in zip(heads, (number(mean), span(ends), *difference), strict=False):
+            written = ratios_written(mean, ends, sample) if ratio else differences_written(mean, ends, sample)
+            for head, cell in zip(heads, written, strict=True):
                 cells.setdefault(head, []).append(cell)
             ps.append(sample.p if sample else None)
-        cells[heads[-1]] = [chance(p) for p in holm(ps)]
+        cells[heads[4]] = [chance(p) for p in holm(ps)]
     frame = pd.DataFrame(table | {head: own for head, own in cells.items() if {*own} != {NONE}})
     against = ", ".join(f"{name}={word}" for name, word in (baseline or {}).items())
-    said = [f"Means over {rows['seed'].nunique()} seeds with Student's 95 % interval; differences from the arm with "
+    means, differences = ("Geometric means", "ratios to") if ratio else ("Means", "differences from")
+    said = [f"{means} over {rows['seed'].nunique()} seeds with Student's 95 % interval; {differences} the arm with "
             f"{against} are paired by seed, their p values corrected by Holm's method."]  # fmt: skip
+    said += [DETECTABLE] * ratio
     return Table(key, title, frame, (*notes, *(said if several and baseline else ())), heads=1 + len(by))
+
+
+def differences_written(mean: float, ends: Interval | None, sample: Sample | None) -> tuple[str, ...]:
+    """Write a mean, its interval, and the mean and interval of paired differences; their p follows."""
+    found = (number(sample.mean, True), span(sample.interval, True)) if sample else (NONE, NONE)
+    return number(mean), span(ends), *found, NONE
+
+
+def ratios_written(mean: float, ends: Interval | None, sample: Sample | None) -> tuple[str, ...]:
+    """Write the same of values whose logarithms to base 2 are given, and the factor that could have been detected."""
+    if sample is None:
+        return number(2.0**mean), span(ends and ends.powers), NONE, NONE, NONE, NONE
+    factor = number(2.0 ** detectable_difference(sample.n, sample.sd)) if sample.sd else NONE
+    found = number(2.0**sample.mean), span(sample.interval and sample.interval.powers)
+    return number(2.0**mean), span(ends and ends.powers), *found, NONE, factor
 
 
 def by_seed(rows: pd.DataFrame, settings: Mapping[str, Any], value: str) -> dict[int, float]:
@@ -179,7 +208,7 @@ def curves(
     seeds = int(data["seeds"].max())
     range_of = f" Line: mean of {seeds} seeds; band: from the lowest to the highest." if seeds > 1 and not band else ""
     alt = f"{columns[y].words} against {columns[x].words} for {', '.join(map(labelled, arms))}."
-    return Figure(name, title, caption + range_of + more, alt, canvas, data)
+    return Figure(name, title[0].upper() + title[1:], caption + range_of + more, alt, canvas, data)
 
 
 def draw_line(pane: Any, line: pd.DataFrame, x: str, entry: Entry, shift: float) -> None:

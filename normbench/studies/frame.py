@@ -168,7 +168,7 @@ def make_study(kind: type[Study], words: Sequence[str]) -> Study:
     known, given = known_settings(kind), dict[str, Any]()
     for word in words:
         name, value = key_of(word).partition(".")[2], word.partition("=")[2]
-        listed = name in known and known[name].items and not value.startswith("[")  # lists need no brackets
+        listed = name in known and known[name].items and not value.startswith("[") and value != "null"  # no brackets
         given[name] = compose.value_of(f"[{value}]" if listed else value)
     given = checked_values("study.", given, known, f"study {kind.__module__.rpartition('.')[2]}")
     study = kind(**given)

@@ -1,0 +1,258 @@
+"""What all studies share: words, subjects, continuation, findings, and their place in a report."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from scipy import stats
+from support import REPOSITORY, refused
+
+from normbench.analysis.figures.style import Figure
+from normbench.analysis.tables import Table
+from normbench.cli import main
+from normbench.errors import UsageError
+from normbench.settings import Setting
+from normbench.studies import STUDIES, conduct
+from normbench.studies.findings import compared, curves, interval
+from normbench.studies.frame import Column, Row, Study, Subject, check_memory, make_study, study_class
+from normbench.sweep.conduct import understand
+
+TINY = ("model=nano", "model.depth=2", "model.width=16", "model.heads=2", "model.context=16")
+SIZES = ("data.batch_size=4", "trainer.steps=3", "probes=off", "threads=1", "device=cpu")
+
+
+class Stream(Study):
+    """Measure the stream."""
+
+    title = "The stream"
+    source = "Nobody 2000"
+    words = ("norm=layernorm,rmsnorm", "seed=0,1,2", *TINY, *SIZES)
+    columns: ClassVar = {"layer": Column("layer"), "rms": Column("RMS", "", "log"), "weight": Column("weight")}
+    measured: ClassVar[list[str]] = []
+    stop_at: ClassVar[int | None] = None
+
+    def __init__(self, *, factor: Annotated[float, Setting("on the input", above=0)] = 1.0) -> None:
+        self.factor = factor
+
+    def check(self, subject: Subject) -> None:
+        if subject.settings["norm"] == "dyt":
+            raise UsageError("norm=dyt is not measured: leave it out")
+
+    def measure(self, subject: Subject) -> Iterator[Row]:
+        if len(self.measured) == self.stop_at:
+            raise KeyboardInterrupt
+        self.measured.append(f"{subject.settings['norm']} {subject.seed}")
+        model, _ = subject.build()
+        assert not model.training
+        found: list[float] = []
+        for block in model.blocks:
+            block.register_forward_hook(lambda *seen: found.append(float(seen[2].detach().square().mean().sqrt())))
+        model(*subject.data.train_batch(0).arguments)
+        weight = float(next(model.parameters()).detach().abs().sum())
+        yield from ({"layer": layer, "rms": self.factor * rms, "weight": weight} for layer, rms in enumerate(found))
+
+    def tables(self, rows: pd.DataFrame) -> list[Table]:
+        return [compared(rows, values=["rms"], by=["layer"], columns=self.columns, baseline=self.baseline)]
+
+    def figures(self, rows: pd.DataFrame) -> list[Figure]:
+        return [curves("rms", rows, x="layer", y="rms", columns=self.columns, title="RMS", caption="RMS.", log="y")]
+
+
+class TrainedStream(Stream):
+    """Measure the stream of trained runs."""
+
+    trains = True
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty current directory, in which `study NAME` makes `Stream`."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(conduct, "study_class", lambda name: Stream)
+    monkeypatch.setattr(Stream, "measured", [])
+    return tmp_path
+
+
+def make(*words: str) -> pd.DataFrame:
+    """The rows of a study."""
+    folder = conduct.conduct("stream", words)
+    assert folder is not None
+    return pd.read_csv(folder / "rows.csv")
+
+
+def test_a_study_leaves_rows_figures_findings_and_a_page(here: Path) -> None:
+    rows = make()
+    assert [*rows.columns] == ["norm", "seed", "layer", "rms", "weight"]
+    assert len(rows) == 2 * 3 * 2
+    folder = here / "outputs/stream/studies/stream"
+    assert {path.name for path in (folder / "figures").iterdir()} == {
+        f"rms.{end}" for end in ("svg", "png", "pdf", "csv")
+    }
+    found = json.loads((folder / "study.json").read_text())
+    assert found["command"] == "normbench study stream"
+    page = (folder / "report.html").read_text()
+    assert "Measure the stream." in page
+    assert "Nobody 2000" in page
+    assert page.count('<svg class="nb-figure"') == 1
+    assert len(list(folder.glob("arms/*/events.out.*"))) == 2
+
+
+def test_words_of_a_person_replace_the_study_s_and_keep_what_goes_with_them(here: Path) -> None:
+    rows = make("norm=dyt,none", "norm=none", "seed=7", "study.factor=2")
+    assert {*rows["norm"]} == {"none"}
+    assert {*rows["seed"]} == {7}
+    doubled = rows["rms"]
+    np.testing.assert_allclose(doubled, 2 * make("norm=none", "seed=7")["rms"])
+    other = make("model=cnn", "norm=groupnorm", "name=images", "seed=0")  # model.depth=2 is nano's, and falls away
+    assert len(other) > 2
+
+
+def test_a_study_that_was_stopped_goes_on_behind_what_it_has_measured(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = make("name=whole")
+    Stream.measured.clear()
+    monkeypatch.setattr(Stream, "stop_at", 3)
+    with pytest.raises(KeyboardInterrupt):
+        make()
+    journal = here / "outputs/stream/studies/stream/rows.jsonl"
+    with open(journal, "a") as file:
+        file.write('{"key": "torn')  # as a kill leaves it
+    monkeypatch.setattr(Stream, "stop_at", None)
+    pd.testing.assert_frame_equal(make(), whole)
+    assert len(Stream.measured) == len({*Stream.measured}) == 6
+    make()
+    assert len(Stream.measured) == 6
+    make("study.factor=3")
+    assert len(Stream.measured) == 12
+
+
+def test_trained_runs_are_made_first_and_then_measured(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(conduct, "study_class", lambda name: TrainedStream)
+    trained = make("seed=0,1", "quiet=true")
+    weights = torch.load(next((here / "outputs/stream").glob("layernorm*s1*/checkpoint.pt")), weights_only=False)
+    first = next(tensor for tensor in weights["model"].values() if tensor.is_floating_point() and tensor.ndim)
+    own = trained[(trained["norm"] == "layernorm") & (trained["seed"] == 1)]
+    measured = {round(value, 2) for value in own["weight"]}
+    sums = {round(float(tensor.abs().sum()), 2) for tensor in weights["model"].values() if tensor.is_floating_point()}
+    assert first.numel() and measured <= sums
+    again = make("outputs/stream", "quiet=true")
+    pd.testing.assert_frame_equal(again.sort_values([*again.columns[:3]], ignore_index=True),
+                                  trained.sort_values([*trained.columns[:3]], ignore_index=True))  # fmt: skip
+    with pytest.raises(UsageError, match="leave it out, or the folders"):
+        make("outputs/stream", "seed=1")
+
+
+def test_what_cannot_be_measured_is_refused_before_anything_is_made(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words, said in {
+        ("norm=dyt,none",): "norm=dyt is not measured",
+        ("study.factor=0",): "study.factor=0 is not allowed: use a number above 0",
+        ("study.facto=1",): "did you mean factor?",
+        ("outputs",): "measures models as they start",
+        ("norm=layernom",): "norm=layernom is unknown",
+    }.items():
+        assert said in refused(["study", "propagation", *words], capsys), words
+
+
+def test_a_report_shows_the_studies_of_its_folders(here: Path) -> None:
+    make()
+    assert main(["report", "outputs/stream"]) == 0
+    page = (here / "outputs/stream/report/report.html").read_text()
+    assert "The stream" in page
+    assert main(["train", "name=stream", *TINY, *SIZES, "quiet=true"]) == 0
+    assert main(["report", "outputs/stream"]) == 0
+    page = (here / "outputs/stream/report/report.html").read_text()
+    assert 'id="study-stream"' in page
+    (link,) = re.findall(r'href="([^"]*figures/rms.pdf)"', page)
+    assert (here / "outputs/stream/report" / link).is_file()
+    assert "| LayerNorm | 0 |" in (here / "outputs/stream/report/report.md").read_text()
+
+
+def test_memory_is_asked_for_before_it_is_taken() -> None:
+    check_memory(1e6, "a little")
+    with pytest.raises(UsageError, match=r"much needs about 9.*free: use less"):
+        check_memory(1e15, "much")
+
+
+# ---- findings
+
+
+def rows_of(values: dict[str, list[float]]) -> pd.DataFrame:
+    return pd.DataFrame([{"norm": norm, "seed": seed, "depth": 2, "loss": loss}
+                         for norm, own in values.items() for seed, loss in enumerate(own)])  # fmt: skip
+
+
+def test_differences_are_paired_by_seed() -> None:
+    values = {"layernorm": [2.0, 2.5, 3.1, 2.2], "rmsnorm": [1.9, 2.35, 3.05, 2.1]}
+    columns = {"loss": Column("loss", "nats")}
+    table = compared(rows_of(values), values=["loss"], columns=columns, baseline={"norm": "layernorm"})
+    row = dict(zip(table.frame.columns, table.rows[1], strict=True))
+    test = stats.ttest_rel(values["rmsnorm"], values["layernorm"])
+    assert row["arm"] == "RMSNorm"
+    assert row["loss (nats)"] == f"{np.mean(values['rmsnorm']):.3g}"
+    assert float(row["p"]) == pytest.approx(test.pvalue, abs=5e-4)
+    low, high = (float(end.replace("−", "-")) for end in row["its 95 % interval"].split(" to "))
+    assert (low, high) == pytest.approx(tuple(test.confidence_interval()), rel=5e-3)
+
+
+def test_one_seed_has_neither_interval_nor_difference() -> None:
+    table = compared(rows_of({"layernorm": [2.0], "rmsnorm": [1.9]}), values=["loss"],
+                     columns={"loss": Column("loss")}, baseline={"norm": "layernorm"})  # fmt: skip
+    assert [*table.frame.columns] == ["arm", "loss"]
+    mean, low, high = interval([2.0])
+    assert mean == 2.0
+    assert np.isnan([low, high]).all()
+
+
+def test_the_data_of_a_figure_are_means_and_ranges_over_seeds() -> None:
+    rows = rows_of({"layernorm": [2.0, 3.0], "rmsnorm": [1.0, 5.0]})
+    more = pd.concat([rows, rows.assign(depth=4, loss=2 * rows["loss"])])
+    columns: Any = {"loss": Column("loss", "nats"), "depth": Column("depth")}
+    figure = curves("loss", more, x="depth", y="loss", columns=columns, title="t", caption="c", log="xy")
+    deep = figure.data[figure.data["depth"] == 4].set_index("norm")
+    assert deep.loc["rmsnorm", ["mean", "low", "high"]].tolist() == [6.0, 2.0, 10.0]
+    assert "2 seeds" in figure.caption
+
+
+# ---- every study that there is
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_a_study_says_what_it_asks_and_has_a_page(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    kind = study_class(name)
+    assert kind.title
+    assert kind.columns
+    assert re.search(r"(19|20)\d\d", kind.source)
+    command = ["bench"] if name == "bench" else ["study", name]
+    assert main([*command, "--help"]) == 0
+    page = capsys.readouterr().out
+    assert kind.source.split()[0] in page
+    assert all(f" {column} " in page for column in kind.columns)
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("name", STUDIES)
+def test_the_commands_of_a_study_s_page_are_understood(name: str) -> None:
+    page = (REPOSITORY / f"docs/studies/{name}.md").read_text("utf-8")
+    lines = re.findall(rf"^normbench (?:study )?{name}( .*)?$", page, re.MULTILINE)
+    assert lines
+    for line in lines:
+        words = [word for word in shlex.split(line) if word != "data.root=PATH"]
+        own = [word for word in words if word.startswith("study.")]
+        study = make_study(study_class(name), own)
+        if all("=" in word for word in words):
+            plan = understand(conduct.grid_words(type(study), name, [word for word in words if word not in own])).plan
+            assert plan.runs
