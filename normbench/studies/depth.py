@@ -93,12 +93,13 @@ class Depth(Study):
         last = blocks.groupby(keys_of(rows), dropna=False)["layer"].transform("max")
         halves = blocks.assign(blocks=np.where(blocks["layer"] > (last - 1) / 2, "deeper half", "first half"))
         out = ", ".join(f"{layer:g}" for layer in rows[rows["what"] == "left out"]["layer"].unique())
-        about: Any = {"columns": self.columns, "title": "What a block is worth", "values": values}
+        about: Any = {"columns": self.columns, "values": values}
         about["notes"] = [f"Blocks that change the stream's shape are left out: {out}."] if out else []
         whole = compared(rows, values=["loss"], key="loss", title="Validation loss of the whole model",
                          columns=self.columns, baseline=self.baseline)  # fmt: skip
-        halved = compared(halves, by=["blocks"], key="halves", baseline=self.baseline, **about)
-        return [whole, halved, compared(blocks, by=["layer"], key="blocks", **about)]
+        title = "What a block is worth, by half of the stack"
+        halved = compared(halves, by=["blocks"], key="halves", title=title, baseline=self.baseline, **about)
+        return [whole, halved, compared(blocks, by=["layer"], key="blocks", title="What each block is worth", **about)]
 
     def figures(self, rows: pd.DataFrame) -> list[Figure]:
         blocks, pairs = rows[rows["what"] == "block"], rows[rows["what"] == "pair"]
@@ -106,7 +107,7 @@ class Depth(Study):
         caption = "Validation loss, less that of the whole model, with one block skipped, or swapped with the next."
         about: Any = {"columns": self.columns, "title": "Loss without a block", "caption": caption}
         maps = [(labelled(arm), pairs[is_arm(pairs, arm.settings)]) for arm in arms_of(pairs)]
-        words = "Angular distance of the stream in front of a block and behind so many, the mean over seeds."
+        words = "Angular distance of two streams by the blocks that each has passed, the mean over seeds."
         distances = grid("distances", "Angles between streams", words, maps, draw_map)
         return [curves("worth", both, x="layer", y="added", panel="block", **about), distances]
 
@@ -116,7 +117,7 @@ def draw_map(pane: Any, rows: pd.DataFrame) -> None:
     cells = rows.groupby(["to", "layer"])["distance"].mean().unstack()
     drawn = pane.pcolormesh(cells.columns, cells.index, cells, vmin=0, vmax=0.5, rasterized=True)
     pane.figure.colorbar(drawn, ax=pane, label="half turns")
-    pane.set(xlabel="stream in front of block", ylabel="stream behind so many blocks")
+    pane.set(xlabel="blocks passed by one stream", ylabel="by the other stream")
 
 
 def skip(x: Tensor, **_: Any) -> Tensor:

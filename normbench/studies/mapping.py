@@ -130,7 +130,7 @@ def draw_histograms(pane: Any, rows: pd.DataFrame) -> None:
         values = (rows[name] - rows[name].mean()) / rows[name].std()
         pane.hist(values.dropna(), np.linspace(-5, 5, 41), density=True, histtype="stepfilled", **look)
     style.log_scale(pane, "y")
-    pane.set(xlabel="input (grey), output (line), in deviations", ylabel="density")
+    pane.set(xlabel="standard deviations", ylabel="density")
 
 
 @torch.no_grad()
