@@ -216,6 +216,19 @@ def list_options(groups: tuple[str, ...]) -> None:
     print_page(list_page, groups)
 
 
+for group, told in {"norm": "what shares a statistic, invariances, cost", "placement": "its flow, its gains"}.items():
+
+    @cli.command(f"{group}s", help=f"Tell of a {group}, or of all: formula, {told}, where it is used, paper.")
+    @click.argument("name", required=False, shell_complete=later("completion", "complete_names"))
+    @flag("markdown", f"Print Markdown, without the time of this machine, as in docs/{group}s.md.")
+    def tell(name: str | None, markdown: bool, group: str = group) -> None:
+        from normbench.config.groups import check_option
+
+        if name:
+            check_option(group, name)
+        later("norm_pages", "tell")(group, name, markdown)
+
+
 def print_page(write: Callable[..., None], words: Sequence[str]) -> None:
     """Print what is written in the width of the terminal, as help pages are."""
     formatter = click.get_current_context().make_formatter()

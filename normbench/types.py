@@ -78,10 +78,11 @@ class Norm(nn.Module):
 
     Subclasses take `(num_features, *, channel_dim=-1, site=None, ...)`, where `channel_dim` is -1 for
     `(batch, [time,] features)` and 1 for `(batch, channels, height, width)`.
-    recorded: attributes that `settings` tells of.
+    recorded: attributes that `settings` tells of. used_in: networks that are known for it.
     """
 
     facts: ClassVar[NormFacts]
+    used_in: ClassVar[str] = ""
     recorded: ClassVar[tuple[str, ...]] = ()
     cast_order: ClassVar[str] = "statistics and affine in float32 or wider, cast last"
 

@@ -54,6 +54,12 @@ def complete_settings(context: Context, parameter: Parameter, current: str) -> l
     return [CompletionItem(word, help=line) for word, line in found.items() if word.startswith(current)]
 
 
+def complete_names(context: Context, parameter: Parameter, current: str) -> list[CompletionItem]:
+    """Complete the option of a group that a command is named after: a norm, or a placement."""
+    known = options(str(context.info_name).removesuffix("s"))
+    return [CompletionItem(name, help=line) for name, line in known.items() if name.startswith(current)]
+
+
 def words_of(setting: Setting) -> list[str]:
     """Return the words that a setting allows, if any; numbers are a person's own."""
     truths = ["true", "false"] if bool in setting.types else []

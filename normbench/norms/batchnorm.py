@@ -30,6 +30,7 @@ class BatchNorm(RunningNorm):
         crosses_samples=True,
         sees_future="training",
     )
+    used_in = "ResNet, Inception v2 and later, DenseNet, MobileNet, EfficientNet"
 
     def __init__(self, num_features: int, *, eps: Eps = 1e-5, **settings: Any) -> None:
         self.operator = "batch_norm" if eps else None  # torch's refuses an eps of 0 in training

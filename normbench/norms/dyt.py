@@ -29,6 +29,7 @@ class DyT(AffineNorm):
     """
 
     facts = NormFacts(statistics_over="none", centers=False)
+    used_in = "its authors' ViT, ConvNeXt, DiT, wav2vec 2.0 and LLaMA, in the place of their norms"
     recorded = ("alpha0",)
 
     def __init__(

@@ -31,7 +31,7 @@ class GroupNorm(AffineNorm):
         statistics_over="features of a group at one position; in images channels of a group and space, one sample",
         centers=True,
     )
-
+    used_in = "Mask R-CNN trained from scratch, Big Transfer (BiT), the U-Nets of DDPM and Stable Diffusion"
     recorded = ("groups", "across_time")
 
     def __init__(

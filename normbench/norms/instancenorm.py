@@ -31,6 +31,7 @@ class InstanceNorm(RunningNorm):
         sees_future="always",
         needs_positions=True,
     )
+    used_in = "style transfer, CycleGAN, nnU-Net"
     operator = "group_norm"  # one channel a group: 1.0 to 1.7 times as fast as torch's instance_norm on 2 CPU cores
 
     def __init__(

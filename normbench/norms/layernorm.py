@@ -23,6 +23,7 @@ class LayerNorm(AffineNorm):
     """
 
     facts = NormFacts(statistics_over="features of one position", centers=True)
+    used_in = "the 2017 Transformer, BERT, GPT-2, GPT-3, ViT, Swin, ConvNeXt, Whisper"
     operator = "layer_norm"
 
     def __init__(

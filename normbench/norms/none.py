@@ -19,6 +19,7 @@ class NoNorm(Norm):
     """
 
     facts = NormFacts(statistics_over="none", centers=False)
+    used_in = "AlexNet (but for its local response norm), VGG of 2014, NFNet"
     cast_order = "none"
     eps = None
 

@@ -28,6 +28,7 @@ class RMSNorm(AffineNorm):
     """
 
     facts = NormFacts(statistics_over="features of one position", centers=False)
+    used_in = "T5, LLaMA, Mistral, Gemma, Qwen 2, OLMo 2"
     operator: str | None = "rms_norm"
 
     def __init__(self, num_features: int, *, eps: Eps = 1e-5, affine: Affine = True, **place: Any) -> None:
@@ -54,6 +55,7 @@ class PartialRMSNorm(RMSNorm):
     """
 
     facts = NormFacts(statistics_over="the first features of one position", centers=False)
+    used_in = "no widely used network"
     operator = None
     recorded = ("fraction", "k")
 

@@ -1,0 +1,178 @@
+"""The pages of norms and placements: their pictures, facts and counts are right, and docs/ has them as they are."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from support import NORMS, PLACEMENTS, REPOSITORY, refused
+from test_completion import answers
+
+from normbench import build
+from normbench.cli import main
+from normbench.commands import norm_pages
+from normbench.commands.norm_pages import Flow, Step, norm_facts, pages, placement_facts, reached
+from normbench.config.groups import options, section_of
+from normbench.config.refusals import refusal
+from normbench.contract.norms import NormPart
+from normbench.types import NormFacts
+
+SAMPLE, FEATURE, POSITION = norm_pages.SHOWN
+
+# Which values share a statistic with the one that is shown, in training: samples, features, positions.
+ALL, GROUP = slice(None), slice(8, 12)
+SHARED: dict[str, Any] = {
+    "batchnorm": (ALL, FEATURE, ALL),
+    "layernorm": (SAMPLE, ALL, POSITION),
+    "rmsnorm": (SAMPLE, ALL, POSITION),
+    "prmsnorm": (SAMPLE, [*range(8), FEATURE], POSITION),
+    "dyt": norm_pages.SHOWN,
+    "none": norm_pages.SHOWN,
+    "groupnorm": (SAMPLE, GROUP, POSITION),
+    "instancenorm": (SAMPLE, FEATURE, ALL),
+}
+
+# Ba et al. 2016, table 1, and Zhang & Sennrich 2019, table 1, as field.md has them: W × c, W + 1·cᵀ, one weight vector
+# × c, data × c, data + c, one sample × c. (groupnorm and instancenorm: on a sequence.)
+PUBLISHED = {
+    "batchnorm": "yes no yes yes yes no",
+    "layernorm": "yes yes no yes no yes",
+    "rmsnorm": "yes no no yes no yes",
+    "prmsnorm": "yes no no yes no yes",
+    "dyt": "no no no no no no",
+    "none": "no no no no no no",
+}
+
+# Operations and bytes (float32) of the formula as it is written, forward: x − mean takes 2 operations and reads 2, ...
+FORWARD = {"layernorm": (7, 48), "rmsnorm": (4, 28), "dyt": (4, 32), "none": (0, 0)}
+
+FLOWS = {
+    "pre": "x ─┬─ N ─ f ─⊕─→ x\n   └─────────┘",
+    "post": "x ─┬─ f ─⊕─ N ─→ x\n   └─────┘",
+    "deep": "x ─┬─ f ──⊕─ N ─→ x\n   └─ ·α ─┘",
+    "post_inside": "x ─┬─ f ─ N ─⊕─→ x\n   └─────────┘",
+    "sandwich": "x ─┬─ N ─ f ─ N ─⊕─→ x\n   └─────────────┘",
+    "parallel": "x ─┬─ N ─ attention ─⊕─→ x\n   ├─ N ─ mlp ───────┤\n   └─────────────────┘",
+    "plain": "x ── f ──→ x",
+}
+
+
+def part_of(norm: str) -> NormPart:
+    return NormPart({"norm": section_of("norm", norm)})
+
+
+@pytest.mark.parametrize("group", ["norm", "placement"])
+def test_docs_have_the_pages_as_they_are(group: str) -> None:
+    written = (REPOSITORY / f"docs/{group}s.md").read_text("utf-8")
+    assert pages(group) == written, f"write them anew: normbench {group}s --markdown > docs/{group}s.md"
+    assert [line[3:] for line in written.splitlines() if line.startswith("## ")] == list(options(group))
+
+
+# ---- norms
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_a_picture_has_what_shares_a_statistic(norm: str) -> None:
+    expected = torch.zeros(norm_pages.PICTURE, dtype=torch.bool)
+    expected[SHARED[norm]] = True
+    assert torch.equal(reached(part_of(norm), "sequence", training=True), expected)
+    in_image = expected.clone()
+    in_image[SAMPLE, GROUP] |= norm == "groupnorm"
+    assert torch.equal(reached(part_of(norm), "image", training=True), in_image)
+    in_evaluation = reached(part_of(norm), "sequence", training=False)
+    assert in_evaluation.sum() == 1 if norm == "batchnorm" else torch.equal(in_evaluation, expected)
+
+
+def test_a_picture_by_hand() -> None:
+    cells = torch.zeros(norm_pages.PICTURE, dtype=torch.bool)
+    cells[SHARED["groupnorm"]] = cells[2, 0, 3] = True
+    assert norm_pages.drawn(cells).splitlines() == [
+        "            sample 1      sample 2      sample 3",
+        "position 1  ············  ············  ············",
+        "position 2  ········■●■■  ············  ············",
+        "position 3  ············  ············  ············",
+        "position 4  ············  ············  ■···········",
+        "            features →",
+    ]
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_what_is_measured_is_what_the_class_declares(norm: str) -> None:
+    about = norm_facts(part_of(norm), clocked=False)
+    facts = about["facts"]
+    assert (about["others"] != "never") == facts.crosses_samples
+    assert {"in training": "training"}.get(about["later"], about["later"]) == facts.sees_future
+    assert about["alone"] == (facts.statistics_over == "none")
+    assert about["stays"]["data + c"] <= facts.centers
+    assert about["differs"] == bool(about["kept"])
+    assert about["norm"].used_in
+    if norm in PUBLISHED:
+        assert " ".join("yes" if holds else "no" for holds in about["stays"].values()) == PUBLISHED[norm]
+    assert about["learned"].count("C") == len([p for p in about["norm"].parameters() if p.numel() > 1])
+
+
+@pytest.mark.parametrize("norm", FORWARD)
+def test_operations_and_bytes_by_hand(norm: str) -> None:
+    found = norm_pages.counted(part_of(norm))
+    assert (round(found["operations"][0]), round(found["traffic"][0])) == FORWARD[norm]
+
+
+def test_the_time_here_is_a_ratio_to_layernorm(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["norms", "none"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "time here: 0.0" in out and "× layernorm's" in out and "threads=" in out
+    assert main(["norms", "none", "--markdown"]) == 0
+    assert "time here" not in capsys.readouterr().out
+
+
+# ---- placements
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_a_flow_is_what_the_placement_computes(placement: str) -> None:
+    tree = {"placement": section_of("placement", placement)}
+    about = placement_facts(tree, build.target(tree, "placement")[1])
+    assert str(about["flow"]) == FLOWS[placement]
+    assert about["norms"] == FLOWS[placement].splitlines()[0].count("N")
+
+
+def test_a_flow_of_several_sides() -> None:
+    x = Flow()
+    assert str(Step("N")(Step("f")(x) + Step("g")(Step("h")(x)) + 2 * x)) == (
+        "x ─┬─ g ─ h ─⊕─ N ─→ x\n   ├─ f ─────┤\n   └─ ·α ────┘".replace("g ─ h", "h ─ g")
+    )
+
+
+# ---- what does not go together
+
+
+@pytest.mark.parametrize("group", ["norm", "placement"])
+def test_a_page_names_what_is_refused_and_nothing_else(group: str) -> None:
+    """Against `refusal`, over all options, with what does not matter for the rule left as it fits."""
+    classes = {each: {name: build.target({each: section_of(each, name)}, each)[1] for name in options(each)}
+               for each in ("placement", "model", "data")}  # fmt: skip
+    free = NormFacts("none", centers=False)
+    for name in options(group):
+        mine = build.norm_facts({"norm": section_of("norm", name)}) if group == "norm" else classes[group][name]
+        told = {(other, option) for _, other, hit in norm_pages.refused(group, mine) for option in hit}
+        found = set()
+        for (model, of_model), (data, of_data) in product(classes["model"].items(), classes["data"].items()):
+            fitting = classes["placement"]["pre" if of_model.residual else "plain"]
+            own = (mine, fitting) if group == "norm" else (free, mine)
+            rule = refusal(*own, of_model, of_data)
+            if rule and group in rule.between:
+                found |= {("model", model) if "model" in rule.between else ("data", data)}
+        assert told == found, name
+
+
+@pytest.mark.parametrize(("command", "near"), [("norms layernrm", "layernorm"), ("placements before", "pre")])
+def test_an_unknown_name_is_refused(command: str, near: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert near in refused(command.split(), capsys)
+
+
+def test_names_are_completed() -> None:
+    assert list(answers("norms", "")) == NORMS and list(answers("placements", "p")) == [
+        name for name in PLACEMENTS if name.startswith("p")
+    ]
