@@ -1,4 +1,4 @@
-"""Study: how far lower layers' updates move a layer's gradient, and how smooth the loss is along the gradient."""
+"""Internal covariate shift, and how smooth the loss is along the gradient, while a model trains."""
 
 from __future__ import annotations
 

@@ -1,0 +1,145 @@
+"""How far a norm keeps the sigmoids of an MLP from saturating in training, and what scaled inputs do beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from normbench.analysis.figures.style import Figure
+from normbench.analysis.tables import Table
+from normbench.errors import UsageError
+from normbench.settings import Setting
+from normbench.studies.findings import compared, curves, keys_of
+from normbench.studies.frame import Column, Row, Study, Subject
+from normbench.studies.steps import check_steps, steps
+from normbench.training.guard import buffers_kept
+from normbench.training.loop import to_device
+from normbench.types import Model
+
+SCALING = "data.scaling"
+SHARES = {"low": 0.15, "median": 0.5, "high": 0.85}  # of the values, as in the paper's figure 1
+
+
+def percentiles(values: Float[Tensor, "..."]) -> dict[str, float]:
+    """Return the values below which 15, 50 and 85 % lie."""
+    return dict(zip(SHARES, np.quantile(values.detach().cpu().numpy(), [*SHARES.values()]).tolist(), strict=True))
+
+
+def saturated(values: Float[Tensor, "..."], edge: float) -> float:
+    """Return the share of values whose sigmoid lies within `edge` of 0 or 1."""
+    outputs = values.detach().sigmoid()
+    return ((outputs < edge) | (outputs > 1 - edge)).float().mean().item()
+
+
+@torch.no_grad()
+def sigmoid_inputs(model: Model, inputs: Tensor) -> tuple[list[Tensor], Tensor]:
+    """Return what each sigmoid reads for these inputs, in their order, and the logits; buffers stay as they are."""
+    seen = list[Tensor]()
+    sigmoids = [module for module in model.modules() if isinstance(module, nn.Sigmoid)]
+    handles = [each.register_forward_pre_hook(lambda _, given: seen.append(given[0])) for each in sigmoids]
+    try:
+        with buffers_kept(model):
+            return seen, model(inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class Saturation(Study):
+    """Measure what the sigmoids of an MLP read while it trains, with and without a norm, by the scaling of its inputs.
+
+    Every few steps the same validation images pass through the network in training mode. One unit of the last layer is
+    followed as in the paper's figure 1, beside the percentiles of all units of each layer. A unit is saturated where
+    its sigmoid is within `study.edge` of 0 or 1, where hardly any gradient passes.
+    """
+
+    title = "Saturation of sigmoids in training"
+    source = "Ioffe & Szegedy 2015, §4.1 and figure 1"
+    words = ("norm=none,batchnorm", "data.scaling=none,unit,standard", "seed=0,1,2", "model=mlp_plain", "optim=sgd",
+             "optim.lr=0.1", "schedule=constant", "trainer.steps=600")  # fmt: skip
+    baseline: ClassVar[Mapping[str, Any]] = {"norm": "none"}
+    columns: ClassVar[Mapping[str, Column]] = {
+        "step": Column("step"),
+        "layer": Column("layer"),
+        "low": Column("15th percentile of the sigmoids' inputs"),
+        "median": Column("median of the sigmoids' inputs"),
+        "high": Column("85th percentile of the sigmoids' inputs"),
+        "unit_low": Column("15th percentile of one sigmoid's inputs"),
+        "unit_median": Column("input of one sigmoid, last layer"),
+        "unit_high": Column("85th percentile of one sigmoid's inputs"),
+        "saturated": Column("share of saturated units"),
+        "gradient": Column("gradient norm of the first layer", "", "log"),
+        "accuracy": Column("accuracy on the batch's statistics"),
+    }
+
+    def __init__(
+        self,
+        *,
+        every: Annotated[int, Setting("steps from one measurement to the next", "steps", low=1)] = 20,
+        edge: Annotated[float, Setting("how near to 0 or 1 a saturated sigmoid is", above=0, below=0.5)] = 0.05,
+        unit: Annotated[int, Setting("which unit of a layer is followed by itself", low=0)] = 0,
+    ) -> None:
+        self.every, self.edge, self.unit = every, edge, unit
+
+    def check(self, subject: Subject) -> None:
+        check_steps(subject)
+        activation, width = (subject.tree["model"].get(key) for key in ("activation", "width"))
+        if activation != "sigmoid":
+            raise UsageError("the model has no sigmoids to measure: use model=mlp_plain model.activation=sigmoid")
+        if self.unit >= width:
+            raise UsageError(f"study.unit={self.unit} is not there: a layer has the units 0 to {width - 1}")
+
+    def measure(self, subject: Subject) -> Iterator[Row]:
+        model, norms = subject.build()
+        batch = to_device(next(subject.data.eval_batches("val", 1)), subject.device)
+        first = next(parameter for parameter in model.parameters() if parameter.ndim > 1)
+        for step in steps(subject, model, norms):
+            if step.number % self.every == 0 and first.grad is not None:
+                inputs, logits = sigmoid_inputs(model, batch.inputs)
+                right = (logits.argmax(-1) == batch.targets).float().mean().item()
+                yield {"step": step.number, "gradient": first.grad.norm().item(), "accuracy": right}
+                for layer, values in enumerate(inputs, start=1):
+                    own = {f"unit_{name}": value for name, value in percentiles(values[:, self.unit]).items()}
+                    found = {"saturated": saturated(values, self.edge), **percentiles(values), **own}
+                    yield {"step": step.number, "layer": layer, **found}
+
+    def tables(self, rows: pd.DataFrame) -> list[Table]:
+        how: dict[str, Any] = {"columns": self.columns, "baseline": self.baseline}
+        note = f"A unit is saturated for an image where its sigmoid is within {self.edge:g} of 0 or 1. Mean over steps."
+        shares = rows.dropna(subset=["layer"]).astype({"layer": int})
+        return [
+            compared(
+                shares, values=["saturated"], by=["layer"], key="saturated", title="Saturation", notes=[note], **how
+            ),
+            compared(rows, values=["gradient"], key="gradient", title="Gradient at the first layer", ratio=True, **how),
+        ]
+
+    def figures(self, rows: pd.DataFrame) -> list[Figure]:
+        panel = SCALING if SCALING in keys_of(rows) else None
+        rows = rows[[*rows.columns.drop(panel), panel]] if panel else rows  # no setting of an arm, but a coordinate
+        one = rows[rows["seed"] == rows["seed"].min()]
+        percent = "Median and band from the 15th to the 85th percentile, over validation images"
+
+        def drawn(own: pd.DataFrame, y: str, title: str, caption: str, **how: Any) -> Figure:
+            how |= {"x": "step", "y": y, "panel": panel, "columns": self.columns, "wide": True}
+            return curves(y, own, title=title, caption=caption, **how)
+
+        return [
+            drawn(last(one), "unit_median", "What one sigmoid reads", f"{percent}, of seed {one['seed'].iloc[0]}.",
+                  band=("unit_low", "unit_high")),
+            drawn(last(rows), "median", "What the last sigmoids read", f"{percent}.", band=("low", "high")),
+            drawn(rows[rows["layer"] == 1], "saturated", "Saturated units", "Of the first layer, over all images."),
+            drawn(rows, "gradient", "Gradient at the first layer", "Of its weights, on the step's batch.", log="y"),
+            drawn(rows, "accuracy", "Accuracy", "On validation images, with their own statistics."),
+        ]  # fmt: skip
+
+
+def last(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of the last layer."""
+    return rows[rows["layer"] == rows["layer"].max()]
