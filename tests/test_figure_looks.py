@@ -137,3 +137,18 @@ def test_nothing_is_cut_off(tmp_path: Path) -> None:
         canvas.draw_without_rendering()
         words, page = canvas.get_tightbbox(), canvas.bbox_inches
         assert words.x0 >= 0 and words.y0 >= 0 and words.x1 <= page.x1 and words.y1 <= page.y1, name
+
+
+def test_numbers_of_a_logarithmic_axis_are_short() -> None:
+    numbers = (0.5, 0.001, 1e-4, 1.5e-5, 1e-12, 10_000, 100_000, 2e20)
+    assert [style.brief(number) for number in numbers] == [
+        "0.5", "0.001", "1e-4", "1.5e-5", "1e-12", "10000", "1e5", "2e20",
+    ]  # fmt: skip
+
+
+def test_ticks_of_many_decades_stand_apart() -> None:
+    with style.our_style(style.PAGE):
+        panes = style.blank(2.0).subplots(1, 3)
+    panes[0].plot([1e-4, 1e4], [1e-13, 1])
+    style.log_scale(panes[0], "x")
+    assert 3 <= len(panes[0].get_xticks()) <= 5

@@ -256,11 +256,12 @@ def label_ends(axes: Axes, height: float, ends: Sequence[tuple[float, Entry]]) -
     heights = axes.transAxes.inverted().transform(axes.transData.transform([(0, end) for end, _ in ordered]))[:, 1]
     gaps = LINE / height * np.arange(len(ordered))
     places = np.maximum.accumulate(heights.clip(0, 1) - gaps) + gaps
+    *line, start = (1 + inches * axes.figure.dpi / axes.bbox.width for inches in (0.04, 0.22, 0.28))
     for place, (end, entry) in zip(places - max(places[-1] - 1, 0), ordered, strict=True):
         far = " ↑" if end > high else " ↓" if end < low else ""
         how: dict[str, Any] = {"transform": axes.transAxes, "gid": gid_of(entry.arm, "")}
-        axes.add_artist(sample(entry, xdata=[1.02, 1.11], ydata=[place] * 2, markevery=[1], clip_on=False, **how))
-        axes.text(1.14, place, plain(entry.label) + far, va="center", **how)
+        axes.add_artist(sample(entry, xdata=line, ydata=[place] * 2, markevery=[1], clip_on=False, **how))
+        axes.text(start, place, plain(entry.label) + far, va="center", **how)
 
 
 def gid_of(arm: Arm, value: str) -> str:
@@ -307,18 +308,24 @@ def plain(text: str, most: int = 42) -> str:
 
 
 def log_scale(axes: Axes, name: Literal["x", "y"]) -> None:
-    """Make an axis of a drawn figure logarithmic, with three ticks or more in plain words (0.5, not 5 × 10⁻¹)."""
+    """Make an axis of a drawn figure logarithmic, with three ticks or more in plain words (0.5, not 5 × 10⁻¹; 1e-4)."""
     from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator
 
     axes.set(**{f"{name}scale": "log"})
     axes.minorticks_off()
     axis = axes.xaxis if name == "x" else axes.yaxis
     low, high = sorted(axis.get_view_interval())
-    by_ten = [LogLocator(subs=subs).tick_values(low, high) for subs in ((1.0,), (1.0, 3.0), (1.0, 2.0, 5.0))]
-    tried = [*by_ten, MaxNLocator(4, min_n_ticks=3).tick_values(low, high)]
+    most = max(3, int(axes.bbox.width / axes.figure.dpi / 0.45)) if name == "x" else None  # words stand apart
+    tens = [LogLocator(subs=subs, numticks=most) for subs in ((1.0,), (1.0, 3.0), (1.0, 2.0, 5.0))]
+    tried = [locator.tick_values(low, high) for locator in (*tens, MaxNLocator(4, min_n_ticks=3))]
     within = [[tick for tick in map(float, np.asarray(ticks)) if low <= tick <= high] for ticks in tried]
     axis.set_major_locator(FixedLocator(next((ticks for ticks in within if len(ticks) > 2), within[-1])))
-    axis.set_major_formatter("{x:g}")
+    axis.set_major_formatter(lambda x, _: brief(x))
+
+
+def brief(x: float) -> str:
+    """Write a number of a logarithmic axis: 0.5, 1000, 1e-4, 2e5."""
+    return f"{x:g}" if 1e-3 <= x < 1e5 else re.sub(r"\.?0*e\+?(-?)0*", r"e\1", f"{x:.2e}")
 
 
 # ---- a figure and its words

@@ -1,0 +1,144 @@
+"""What each block of a trained model is worth: the loss without it, and how far it turns the stream."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from itertools import combinations, pairwise
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor, nn
+
+from normbench.analysis.figures.style import Figure
+from normbench.analysis.tables import Table
+from normbench.errors import UsageError
+from normbench.settings import Setting
+from normbench.studies.findings import arms_of, compared, curves, is_arm, keys_of, labelled
+from normbench.studies.frame import Column, Row, Study, Subject
+from normbench.studies.mapping import Vectors, grid, vectors
+from normbench.training.loop import evaluate, to_device
+from normbench.types import Batch, Model
+
+EXAMPLES = 16  # of a batch, whose streams are compared
+
+
+class Depth(Study):
+    """Measure what each block of a trained model is worth: the loss without it, and how far it turns the stream.
+
+    A block is skipped (what it reads is what it gives), or changes places with the next. The angular distance of two
+    streams is arccos(cosine) / π, the mean over positions: 0.5 is a right angle. That deep blocks under pre-norm
+    hardly count is the curse of depth. Blocks that change the stream's shape, as in a CNN, are left out.
+    """
+
+    title = "What each block is worth"
+    source = (
+        "Gromov et al. 2024 (The Unreasonable Ineffectiveness of the Deeper Layers); Sun et al. 2025 (Curse of Depth)"
+    )
+    words = ("placement=pre,post,sandwich", "norm=layernorm", "model=nano", "model.depth=6", "model.width=64",
+             "schedule.warmup=0.2", "trainer.steps=400", "trainer.eval_batches=2", "probes=off",
+             "seed=0,1,2")  # fmt: skip
+    trains = True
+    columns: ClassVar = {
+        "layer": Column("block"), "to": Column("blocks in front"), "loss": Column("validation loss", "nats"),
+        "skipped": Column("loss added by skipping it", "nats"),
+        "swapped": Column("loss added by swapping it with the next", "nats"), "added": Column("loss added", "nats"),
+        "turned": Column("angular distance over it", "half turns"), "distance": Column("distance", "half turns"),
+    }  # fmt: skip
+    baseline: ClassVar = {"placement": "pre"}
+
+    def __init__(self, *, batches: Annotated[int, Setting("validation batches", low=1, high=10**6)] = 4) -> None:
+        self.batches = batches
+
+    def check(self, subject: Subject) -> None:
+        streams = streams_of(subject.build()[0], to_device(subject.data.train_batch(0), subject.device))
+        if not any(one.shape == other.shape for one, other in pairwise(streams)):
+            raise UsageError(
+                "study depth skips blocks that keep the stream's shape, and none here does: use model=nano"
+            )
+
+    def measure(self, subject: Subject) -> Iterator[Row]:
+        model, _ = subject.build()
+        batches = [to_device(batch, subject.device) for batch in subject.data.eval_batches("val", self.batches)]
+
+        def loss(changed: Mapping[nn.Module, Callable[..., Tensor]]) -> float:
+            for block, forward in changed.items():
+                vars(block)["forward"] = forward
+            found = evaluate(model, batches, subject.task, subject.device)["loss"]
+            for block in changed:
+                del vars(block)["forward"]
+            return found
+
+        streams = streams_of(model, batches[0].map(lambda tensor: tensor[:EXAMPLES]))
+        keeps = [one.shape == other.shape for one, other in pairwise(streams)]
+        blocks, whole = [*model.blocks], loss({})
+        yield {"what": "model", "loss": whole}
+        for layer, block in enumerate(blocks):
+            row: Row = {"what": "block" if keeps[layer] else "left out", "layer": layer, "swapped": math.nan}
+            if keeps[layer]:
+                row["skipped"] = loss({block: skip}) - whole
+                row["turned"] = angular_distance(streams[layer], streams[layer + 1])
+            if keeps[layer : layer + 2] == [True, True]:
+                after = blocks[layer + 1]
+                row["swapped"] = loss({block: after.forward, after: block.forward}) - whole
+            yield row
+        for (layer, one), (to, other) in combinations(enumerate(streams), 2):
+            if one.shape == other.shape:
+                yield {"what": "pair", "layer": layer, "to": to, "distance": angular_distance(one, other)}
+
+    def tables(self, rows: pd.DataFrame) -> list[Table]:
+        blocks, values = rows[rows["what"] == "block"], ["skipped", "swapped", "turned"]
+        last = blocks.groupby(keys_of(rows), dropna=False)["layer"].transform("max")
+        halves = blocks.assign(blocks=np.where(blocks["layer"] > (last - 1) / 2, "deeper half", "first half"))
+        out = ", ".join(f"{layer:g}" for layer in rows[rows["what"] == "left out"]["layer"].unique())
+        about: Any = {"columns": self.columns, "values": values}
+        about["notes"] = [f"Blocks that change the stream's shape are left out: {out}."] if out else []
+        whole = compared(rows, values=["loss"], key="loss", title="Validation loss of the whole model",
+                         columns=self.columns, baseline=self.baseline)  # fmt: skip
+        title = "What a block is worth, by half of the stack"
+        halved = compared(halves, by=["blocks"], key="halves", title=title, baseline=self.baseline, **about)
+        return [whole, halved, compared(blocks, by=["layer"], key="blocks", title="What each block is worth", **about)]
+
+    def figures(self, rows: pd.DataFrame) -> list[Figure]:
+        blocks, pairs = rows[rows["what"] == "block"], rows[rows["what"] == "pair"]
+        both = pd.concat([blocks.assign(block=words, added=blocks[words]) for words in ("skipped", "swapped")])
+        caption = "Validation loss, less that of the whole model, with one block skipped, or swapped with the next."
+        about: Any = {"columns": self.columns, "title": "Loss without a block", "caption": caption}
+        maps = [(labelled(arm), pairs[is_arm(pairs, arm.settings)]) for arm in arms_of(pairs)]
+        words = "Angular distance of two streams by the blocks that each has passed, the mean over seeds."
+        distances = grid("distances", "Angles between streams", words, maps, draw_map)
+        return [curves("worth", both, x="layer", y="added", panel="block", **about), distances]
+
+
+def draw_map(pane: Any, rows: pd.DataFrame) -> None:
+    """Draw the angular distance between any two streams."""
+    cells = rows.groupby(["to", "layer"])["distance"].mean().unstack()
+    drawn = pane.pcolormesh(cells.columns, cells.index, cells, vmin=0, vmax=0.5, rasterized=True)
+    pane.figure.colorbar(drawn, ax=pane, label="half turns")
+    pane.set(xlabel="blocks passed by one stream", ylabel="by the other stream")
+
+
+def skip(x: Tensor, **_: Any) -> Tensor:
+    """Return the stream as it is: a block that does nothing."""
+    return x
+
+
+@torch.no_grad()
+def streams_of(model: Model, batch: Batch) -> list[Vectors]:
+    """Return the stream in front of each block, and behind the last: the vectors of all positions but padding."""
+    found: list[Tensor] = []
+    hooks = [block.register_forward_pre_hook(lambda _, inputs: found.append(inputs[0])) for block in model.blocks]
+    hooks.append(model.blocks[-1].register_forward_hook(lambda _, __, output: found.append(output)))
+    model(*batch.arguments)
+    for hook in hooks:
+        hook.remove()
+    branch: Any = next(iter(model.blocks[0].branches.values()))  # type: ignore[operator]  # a placement has them
+    return [vectors(x, branch.channel_dim, batch.mask).cpu().double() for x in found]
+
+
+def angular_distance(one: Vectors, other: Vectors) -> float:
+    """Return arccos(cosine) / π of two vectors, the mean over positions (Gromov et al. 2024, equation 5)."""
+    cosine = torch.cosine_similarity(one, other, dim=-1)
+    return float(cosine.clamp(-1, 1).acos().mean() / math.pi)

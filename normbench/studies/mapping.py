@@ -1,0 +1,164 @@
+"""What the norm layers of a trained model do to their input: a line for each token, and the S of a tanh for all."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Bool, Float
+from scipy.optimize import minimize_scalar
+from torch import Tensor, nn
+
+from normbench.analysis.figures import style
+from normbench.analysis.figures.style import Figure
+from normbench.analysis.tables import Table
+from normbench.settings import Setting
+from normbench.studies.findings import arms_of, compared, curves, is_arm, labelled
+from normbench.studies.frame import Column, Row, Study, Subject
+from normbench.training.loop import to_device
+
+Values = Float[np.ndarray, " values"]
+Vectors = Float[Tensor, "positions features"]
+Tokens = Annotated[int, Setting("random tokens, or pixels, that are fitted", low=2, high=10**6)]
+Drawn = Annotated[int, Setting("of these drawn, each with as many features", low=2, high=200)]
+
+STEEPNESS = np.linspace(-3, 2, 51)  # log10 of α × the inputs' standard deviation: from a line to a step
+
+
+class Mapping(Study):
+    """Show the output of each norm layer of a trained model against its input, and fit γ·tanh(αx)+β and a line to it.
+
+    LayerNorm maps the features of one token along a straight line. Tokens differ in slope, and all lines together make
+    an S, in the later layers of large models above all, which is why DyT has a tanh in its place. Measured on
+    validation data, before the norm's own γ and β; the fits are by least squares over all values of a layer.
+    """
+
+    title = "Input against output of norm layers"
+    source = "Zhu, Chen, He, LeCun & Liu 2025 (Transformers without Normalization), figures 2 to 4"
+    words = ("norm=layernorm,rmsnorm", "model=nano", "model.depth=6", "model.width=64", "trainer.steps=400",
+             "trainer.eval_batches=2", "probes=off", "seed=0,1,2")  # fmt: skip
+    trains = True
+    columns: ClassVar = {
+        "layer": Column("norm layer, by depth"), "left": Column("variance that the fit leaves", "share"),
+        "tanh_left": Column("variance that the tanh leaves", "share"),
+        "line_left": Column("variance that the line leaves", "share"),
+        "gamma": Column("γ of the tanh"), "alpha": Column("α of the tanh"), "beta": Column("β of the tanh"),
+        "reach": Column("α × 99th percentile of |input|"), "token": Column("token, by the deviation of its input"),
+        "input": Column("input"), "output": Column("output before γ and β"),
+    }  # fmt: skip
+
+    def __init__(self, *, tokens: Tokens = 1024, drawn: Drawn = 32) -> None:
+        self.tokens, self.drawn = tokens, drawn
+
+    def measure(self, subject: Subject) -> Iterator[Row]:
+        model, norms = subject.build()
+        batch = to_device(next(subject.data.eval_batches("val", 1)), subject.device)
+        seen: dict[str, tuple[Vectors, Vectors]] = {}
+        for site, norm in norms.items():
+            norm.register_forward_hook(partial(self.see, seen, site, bare(norm), batch.mask))
+        with torch.no_grad():
+            model(*batch.arguments)
+        for layer, (site, (x, y)) in enumerate(seen.items()):
+            place = {"layer": layer, "site": site}
+            yield {**place, "kind": "fit", **fitted(x.flatten().numpy(), y.flatten().numpy())}
+            if layer in (0, len(seen) // 2, len(seen) - 1):
+                tokens, features = (torch.linspace(0, size - 1, min(self.drawn, size)).long() for size in x.shape)
+                some = torch.stack((x, y), dim=-1)[x.std(dim=1).argsort()[tokens]][:, features]
+                for token, pair in ((token, pair) for token, pairs in enumerate(some.tolist()) for pair in pairs):
+                    yield {**place, "kind": "point", "token": token, "input": pair[0], "output": pair[1]}
+
+    def see(self, seen: Any, site: str, plain: Any, mask: Any, _: nn.Module, inputs: Any, output: Any) -> None:
+        """Keep some random vectors of a norm's input, and what it makes of them without γ and β."""
+        x, y = (vectors(part, plain.channel_dim, mask).cpu().double() for part in (inputs[0], plain(inputs[0])))
+        some = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[: self.tokens]
+        seen[site] = x[some], y[some]
+
+    def tables(self, rows: pd.DataFrame) -> list[Table]:
+        fits, title = rows[rows["kind"] == "fit"], "How well a tanh and a line describe norm layers"
+        values: Any = {"values": ["tanh_left", "line_left", "reach"], "columns": self.columns}
+        layers = compared(fits, by=["site"], key="layers", title=f"{title}, by layer", **values)
+        return [compared(fits, baseline=self.baseline, title=f"{title}, the mean over layers", **values), layers]
+
+    def figures(self, rows: pd.DataFrame) -> list[Figure]:
+        fits, first = rows[rows["kind"] == "fit"], rows[rows["seed"] == rows["seed"].min()]
+        both = pd.concat([fits.assign(fit=f"of a {word}", left=fits[f"{word}_left"]) for word in ("tanh", "line")])
+        caption = "Share of the variance of a norm layer's output that γ·tanh(αx)+β and a straight line leave."
+        about: Any = {"columns": self.columns, "title": "Error of the fits", "caption": caption}
+        layers = [(f"{labelled(arm)} · {own['site'].iloc[0]}", own) for arm in arms_of(first)
+                  for _, own in first[is_arm(first, arm.settings)].groupby("layer") if len(own) > 1]  # fmt: skip
+        of = "the first, the middle and the last norm layer, before γ and β, in one run"
+        words = f"Output against input of {of}. Colours: tokens, by the deviation of their input; line: γ·tanh(αx)+β."
+        shapes = grid("mapping", "Output against input", words, layers, draw_points)
+        words = f"Input (grey) and output (line) of {of}, each less its mean, over its standard deviation."
+        histograms = grid("histograms", "Before and after the norm", words, layers, draw_histograms)
+        return [shapes, curves("errors", both, x="layer", y="left", panel="fit", **about), histograms]
+
+
+def grid(
+    name: str, title: str, caption: str, cells: Sequence[tuple[str, pd.DataFrame]], draw: Callable[..., None]
+) -> Figure:
+    """Return a figure with a panel, three in a row, for each cell: its words and its rows."""
+    cells, more = style.first(cells, style.MOST_PANELS, "panels")
+    with style.our_style(style.PAGE):
+        canvas = style.blank(0.2 + 1.8 * -(-len(cells) // 3))
+        canvas.set_layout_engine("constrained")
+        panes = canvas.subplots(-(-len(cells) // 3), 3, squeeze=False).ravel()
+        for (words, own), pane in zip(cells, panes, strict=False):
+            pane.set_title(words)
+            draw(pane, own)
+        for spare in panes[len(cells) :]:
+            spare.remove()
+    return Figure(name, title, caption + more, caption, canvas, pd.concat([own for _, own in cells]))
+
+
+def draw_points(pane: Any, rows: pd.DataFrame) -> None:
+    """Draw outputs against inputs, and the fitted tanh."""
+    fit, x = rows.iloc[0], np.linspace(rows["input"].min(), rows["input"].max(), 200)
+    pane.scatter(rows["input"], rows["output"], 2, rows["token"], cmap="viridis", rasterized=True)
+    pane.plot(x, fit["gamma"] * np.tanh(fit["alpha"] * x) + fit["beta"], color=style.INK)
+    pane.set(xlabel="input", ylabel="output")
+
+
+def draw_histograms(pane: Any, rows: pd.DataFrame) -> None:
+    """Draw how inputs and outputs are spread."""
+    for name, look in (("input", {"color": style.FAINT}), ("output", {"edgecolor": style.OWN[1], "fill": False})):
+        values = (rows[name] - rows[name].mean()) / rows[name].std()
+        pane.hist(values.dropna(), np.linspace(-5, 5, 41), density=True, histtype="stepfilled", **look)
+    style.log_scale(pane, "y")
+    pane.set(xlabel="standard deviations", ylabel="density")
+
+
+@torch.no_grad()
+def bare(norm: nn.Module) -> nn.Module:
+    """Return a copy of a norm with γ = 1 and β = 0."""
+    plain = copy.deepcopy(norm)
+    for parameter, value in ((getattr(plain, "weight", None), 1.0), (getattr(plain, "bias", None), 0.0)):
+        if parameter is not None:
+            parameter.fill_(value)
+    return plain
+
+
+def vectors(x: Tensor, channel_dim: int, mask: Bool[Tensor, "batch time"] | None) -> Vectors:
+    """Return the vectors of all positions that are no padding."""
+    x = x.movedim(channel_dim, -1)
+    return x[mask] if mask is not None and mask.shape == x.shape[:-1] else x.flatten(0, -2)
+
+
+def fitted(x: Values, y: Values) -> dict[str, float]:
+    """Fit γ·tanh(αx)+β and a line by least squares: given α, what is left is a linear regression on tanh(αx)."""
+    scale = float(x.std())
+
+    def left(steepness: float) -> float:
+        return 1 - float(np.corrcoef(np.tanh(10**steepness / scale * x), y)[0, 1]) ** 2
+
+    near = STEEPNESS[np.argmin([left(one) for one in STEEPNESS])]
+    best = minimize_scalar(left, bounds=(near - 0.1, near + 0.1), method="bounded")
+    alpha = 10 ** float(best.x) / scale
+    gamma, beta = np.polyfit(np.tanh(alpha * x), y, 1).tolist()
+    found = {"gamma": gamma, "alpha": alpha, "beta": beta, "reach": alpha * float(np.quantile(np.abs(x), 0.99))}
+    return found | {"tanh_left": float(best.fun), "line_left": 1 - float(np.corrcoef(x, y)[0, 1]) ** 2}

@@ -1,0 +1,137 @@
+"""How hidden vectors depend on their position: mean and deviation, outlier channels, attention sinks."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import partial
+from typing import Annotated, Any, ClassVar
+
+import pandas as pd
+import torch
+from torch import Tensor, nn
+
+from normbench.analysis.figures.style import Figure
+from normbench.analysis.tables import Table
+from normbench.errors import UsageError
+from normbench.settings import Setting
+from normbench.studies.findings import arms_of, compared, curves, is_arm, labelled, plain_table
+from normbench.studies.frame import Column, Row, Study, Subject
+from normbench.training.loop import to_device
+
+Found = dict[tuple[str, str, str], list[dict[str, Tensor]]]  # by what, what counts, and where: of each batch, by column
+
+Batches = Annotated[int, Setting("validation batches", low=1, high=10**6)]
+Outlier = Annotated[float, Setting("RMS of an outlier channel, × the median one's", low=1, high=1e6)]
+Sink = Annotated[float, Setting("attention that a sink gets, × the uniform share", low=1, high=1e6)]
+
+MOST = 6  # channels or positions are named
+EXAMPLES = 8  # of a batch, whose attention is looked at
+
+
+class Position(Study):
+    """Measure mean and standard deviation of hidden vectors at each position of a trained language model.
+
+    They are taken over windows and features, of what each norm gives (with `norm=none` of what stands there) and of the
+    stream behind each block. Named beside them: outlier channels of the stream, by their root mean square over the
+    median channel's, and attention sinks: positions that get several times the uniform share, 1/t, of the attention of
+    queries that stand a quarter of the context or more behind them.
+    """
+
+    title = "Hidden vectors by position"
+    source = "Zhang & Sennrich 2019 (RMSNorm), means and deviations by position; Xiao et al. 2023 (attention sinks)"
+    words = ("norm=none,layernorm,rmsnorm", "model=nano", "model.width=64", "trainer.steps=400",
+             "trainer.eval_batches=2", "probes=off", "seed=0,1,2")  # fmt: skip
+    trains = True
+    columns: ClassVar = {
+        "layer": Column("block"), "position": Column("position", "tokens"), "channel": Column("channel"),
+        "mean": Column("mean"), "std": Column("standard deviation"),
+        "attention": Column("attention from afar", "× uniform share"), "channel_rms": Column("RMS", "× median"),
+    }  # fmt: skip
+    baseline: ClassVar = {"norm": "none"}
+
+    def __init__(self, *, batches: Batches = 4, outlier: Outlier = 6.0, sink: Sink = 3.0) -> None:
+        self.batches = batches
+        self.named = {"outlier channels": ("channel", "channel_rms", outlier)}
+        self.named |= {"attention sinks": ("position", "attention", sink)}
+
+    def check(self, subject: Subject) -> None:
+        if not subject.task.causal:
+            raise UsageError(f"study position is for language models, not for {subject.task.unit}: use data=pydocs")
+
+    def measure(self, subject: Subject) -> Iterator[Row]:
+        model, norms = subject.build()
+        found: Found = defaultdict(list)
+        for site, norm in norms.items():
+            norm.register_forward_hook(partial(see_vectors, found, "norm", site))
+        for layer, block in enumerate(model.blocks):
+            block.register_forward_hook(partial(see_vectors, found, "stream", f"block{layer:02d}"))
+            for branch in block.branches.values():  # type: ignore[operator]  # a placement has them
+                if hasattr(branch, "attention_logits"):
+                    branch.register_forward_hook(partial(see_attention, found, f"block{layer:02d}"), with_kwargs=True)
+        with torch.no_grad():
+            for batch in subject.data.eval_batches("val", self.batches):
+                model(*to_device(batch, subject.device).arguments)
+        for (what, counted, site), parts in found.items():
+            layer = int(site[5:7]) if site.startswith("block") else len(model.blocks)
+            values = {name: torch.stack([part[name] for part in parts]).mean(dim=0).tolist() for name in parts[0]}
+            for number, row in enumerate(zip(*values.values(), strict=True)):
+                place = {"layer": layer, "site": site, "what": what, counted: number}
+                yield place | dict(zip(values, row, strict=True))
+
+    def tables(self, rows: pd.DataFrame) -> list[Table]:
+        first = rows[rows["position"] == 0].assign(positions="the first")
+        both = pd.concat([rows.assign(positions="all"), first]).dropna(subset="mean")
+        title = "Mean and standard deviation of hidden vectors, over layers"
+        about: Any = {"columns": self.columns, "baseline": self.baseline, "key": "vectors", "title": title}
+        named = [{"arm": labelled(arm), "what": words} | named_in(rows[is_arm(rows, arm.settings)], *how)
+                 for words, how in self.named.items() if how[1] in rows for arm in arms_of(rows)]  # fmt: skip
+        vectors = compared(both, values=["mean", "std"], by=["what", "positions"], **about)
+        return [vectors, plain_table("named", "Outlier channels and attention sinks", named, 2)]
+
+    def figures(self, rows: pd.DataFrame) -> list[Figure]:
+        rows = rows[rows["position"].notna()].assign(at=rows["what"] + " " + rows["site"])
+        parts = {what: own[own["site"].isin(some_of(own["site"]))] for what, own in rows.groupby("what")}
+        vectors = pd.concat([parts["norm"], parts["stream"]])
+        of = "over windows and features, behind norms, and of the stream behind blocks"
+        about: Any = {"x": "position", "columns": self.columns, "panel": "at", "wide": True}
+        found = [curves(name, vectors, y=name, log=log, title=f"{word} by position", caption=f"{word} {of}.", **about)
+                 for name, word, log in (("std", "Standard deviation", "y"), ("mean", "Mean", ""))]  # fmt: skip
+        about["title"] = "Attention by position"
+        caption = "Attention to a position from a quarter of the context or more behind it, over its uniform share."
+        own = [parts["attention"]] if "attention" in parts else []
+        return found + [curves("attention", part, y="attention", caption=caption, **about) for part in own]
+
+
+def some_of(sites: pd.Series) -> list[str]:
+    """Return the first, the middle and the last."""
+    found = [*dict.fromkeys(sites)]
+    return [found[0], found[len(found) // 2], found[-1]]
+
+
+def named_in(rows: pd.DataFrame, number: str, value: str, above: float) -> dict[str, Any]:
+    """Name the channels or positions with values above a bound, the largest first, and tell the largest value."""
+    found = rows[rows[value] > above].sort_values(value, ascending=False).groupby(number, sort=False)
+    words = [f"{which:.0f} (block {own['layer'].iloc[0]}: {own[value].iloc[0]:.1f}; seeds {len({*own['seed']})})"
+             for which, own in found]  # fmt: skip
+    more = [f"and {len(words) - MOST} more"] if len(words) > MOST else []
+    return {"largest": rows[value].max(), "named": ", ".join([*words[:MOST], *more]) or "none"}
+
+
+def see_vectors(found: Found, what: str, site: str, _: nn.Module, __: Any, x: Tensor) -> None:
+    """Keep means and deviations by position, and of the stream also how far each channel sticks out."""
+    x = x.cpu().double()
+    found[what, "position", site].append({"mean": x.mean((0, 2)), "std": x.std((0, 2), correction=0)})
+    if what == "stream":
+        rms = x.square().mean((0, 1)).sqrt()
+        found["channels", "channel", site].append({"channel_rms": rms / rms.median()})
+
+
+def see_attention(found: Found, site: str, branch: Any, inputs: Any, context: dict[str, Any], _: Any) -> None:
+    """Keep what attention each position gets from queries far behind it, over what it would get were all alike."""
+    weights = branch.attention_logits(inputs[0][:EXAMPLES], **context).cpu().double().softmax(dim=-1)
+    places = torch.arange(weights.shape[-1])
+    far = places[:, None] - places >= len(places) // 4
+    alike = (far / (places[:, None] + 1)).sum(dim=0)
+    got = (weights * far).sum(dim=-2).mean(dim=(0, 1))
+    found["attention", "position", site].append({"attention": (got / alike)[alike > 0]})

@@ -1,0 +1,104 @@
+"""The study of positions, by hand on what a model's blocks give, and on attention and channels that are planted."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from studied import measured, subject
+
+from normbench.errors import UsageError
+from normbench.models.transformer import Attention
+from normbench.studies.position import Position, named_in, see_attention
+
+SMALL = ("model.depth=2", "model.width=16", "model.heads=2", "model.context=8", "data.eval_batch_size=16")
+
+
+def test_means_and_deviations_are_those_of_each_position() -> None:
+    one = subject(*SMALL)
+    rows = measured(Position(batches=1), one)
+    model, norms = one.build()
+    seen: dict[str, torch.Tensor] = {}
+    for name, module in [*norms.items(), ("stream", model.blocks[1])]:
+        module.register_forward_hook(lambda module, inputs, output, name=name: seen.update({name: output.detach()}))
+    (batch,) = one.data.eval_batches("val", 1)
+    model(*batch.arguments)
+    places = {("norm", "block01.mlp"): "block01.mlp", ("norm", "final"): "final", ("stream", "block01"): "stream"}
+    for (what, site), name in places.items():
+        own = rows[(rows["what"] == what) & (rows["site"] == site)]
+        assert own["position"].tolist() == [*range(8)]
+        x = seen[name].numpy().astype(float)
+        assert own["mean"].tolist() == pytest.approx(x.mean((0, 2)), abs=1e-6)
+        assert own["std"].tolist() == pytest.approx(x.std((0, 2)), rel=1e-6)
+    channels = rows[(rows["what"] == "channels") & (rows["site"] == "block01")]["channel_rms"]
+    rms = np.sqrt(np.square(seen["stream"].numpy().astype(float)).mean((0, 1)))
+    assert channels.tolist() == pytest.approx(rms / np.sort(rms)[len(rms) // 2 - 1])
+    assert rows[rows["site"] == "final"]["layer"].eq(2).all()
+
+
+def attention_of(weights: Any) -> list[float]:
+    """What is found of attention whose logits are given, (time, time), for one window and one head."""
+    found: Any = defaultdict(list)
+    branch = type("Branch", (), {"attention_logits": lambda self, x, **_: torch.tensor(weights)[None, None]})()
+    see_attention(found, "block00", branch, (torch.zeros(1, len(weights), 1),), {}, None)
+    (values,) = found["attention", "position", "block00"]
+    return values["attention"].tolist()
+
+
+def test_attention_that_is_alike_everywhere_is_1() -> None:
+    assert attention_of(np.log(np.tril(np.ones((8, 8))) + 1e-300)) == pytest.approx([1] * 6)
+
+
+def test_a_position_that_all_look_at_gets_its_share_more() -> None:
+    logits = np.where(np.tril(np.ones((8, 8))) > 0, 0.0, -np.inf)
+    logits[:, 0] = 50  # all of what a query has
+    far = range(2, 8)  # a quarter of the context or more behind position 0
+    first, *others = attention_of(logits)
+    assert first == pytest.approx(6 / sum(1 / (query + 1) for query in far))
+    assert others == pytest.approx([0] * 5, abs=1e-12)
+
+
+def test_attention_is_that_of_the_models_own_branch() -> None:
+    torch.manual_seed(0)
+    branch = Attention(8, 2, causal=True, bias=False, dropout=0.0).eval()
+    x, found = torch.randn(2, 4, 8), defaultdict(list)  # type: ignore[var-annotated]
+    branch.register_forward_hook(partial(see_attention, found, "block00"), with_kwargs=True)
+    with torch.no_grad():
+        branch(x)
+    weights = branch.attention_logits(x).softmax(-1).mean((0, 1)).tolist()
+    expected = [
+        sum(weights[query][key] for query in range(key + 1, 4)) / sum(1 / (query + 1) for query in range(key + 1, 4))
+        for key in range(3)
+    ]
+    assert found["attention", "position", "block00"][0]["attention"].tolist() == pytest.approx(expected, rel=1e-5)
+
+
+def test_what_sticks_out_is_named_with_where_and_in_how_many_seeds() -> None:
+    values = {(0, 0, 3): 9.0, (1, 0, 3): 8.0, (0, 1, 5): 7.0, (0, 1, 6): 5.0}
+    rows = pd.DataFrame([(*key, value) for key, value in values.items()], columns=["seed", "layer", "channel", "rms"])
+    found = named_in(rows, "channel", "rms", 6.0)
+    assert found == {"largest": 9.0, "named": "3 (block 0: 9.0; seeds 2), 5 (block 1: 7.0; seeds 1)"}
+    assert named_in(rows, "channel", "rms", 10.0)["named"] == "none"
+
+
+def test_a_model_of_images_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"study position is for language models, not for images: use data=pydocs"):
+        Position().check(subject("model=cnn"))
+
+
+def test_its_tables_and_figures_show_all_arms() -> None:
+    arms = [subject(f"norm={norm}", f"seed={seed}", *SMALL) for norm in ("none", "rmsnorm") for seed in (0, 1)]
+    study = Position(batches=1, outlier=1.0)
+    rows = measured(study, *arms)
+    vectors, named = study.tables(rows)
+    assert vectors.frame[["what", "positions"]].drop_duplicates().to_numpy().tolist() == [
+        ["norm", "all"], ["stream", "all"], ["norm", "the first"], ["stream", "the first"]
+    ]  # fmt: skip
+    assert named.frame["what"].tolist() == ["outlier channels"] * 2 + ["attention sinks"] * 2
+    assert "block" in named.frame["named"].iloc[0]
+    assert [figure.name for figure in study.figures(rows)] == ["std", "mean", "attention"]
