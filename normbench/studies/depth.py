@@ -44,8 +44,9 @@ class Depth(Study):
     columns: ClassVar = {
         "layer": Column("block"), "to": Column("blocks in front"), "loss": Column("validation loss", "nats"),
         "skipped": Column("loss added by skipping it", "nats"),
-        "swapped": Column("loss added by swapping it with the next", "nats"), "added": Column("loss added", "nats"),
-        "turned": Column("angular distance over it", "half turns"), "distance": Column("distance", "half turns"),
+        "swapped": Column("loss added by swapping it with the next", "nats"),
+        "turned": Column("angular distance over it", "half turns"),
+        "distance": Column("angular distance of two streams", "half turns"),
     }  # fmt: skip
     baseline: ClassVar = {"placement": "pre"}
 
@@ -105,7 +106,8 @@ class Depth(Study):
         blocks, pairs = rows[rows["what"] == "block"], rows[rows["what"] == "pair"]
         both = pd.concat([blocks.assign(block=words, added=blocks[words]) for words in ("skipped", "swapped")])
         caption = "Validation loss, less that of the whole model, with one block skipped, or swapped with the next."
-        about: Any = {"columns": self.columns, "title": "Loss without a block", "caption": caption}
+        about: Any = {"title": "Loss without a block", "caption": caption}
+        about["columns"] = self.columns | {"added": Column("loss added", "nats")}
         maps = [(labelled(arm), pairs[is_arm(pairs, arm.settings)]) for arm in arms_of(pairs)]
         words = "Angular distance of two streams by the blocks that each has passed, the mean over seeds."
         distances = grid("distances", "Angles between streams", words, maps, draw_map)
@@ -114,9 +116,11 @@ class Depth(Study):
 
 def draw_map(pane: Any, rows: pd.DataFrame) -> None:
     """Draw the angular distance between any two streams."""
-    cells = rows.groupby(["to", "layer"])["distance"].mean().unstack()
+    last = int(rows["to"].max())
+    cells = rows.groupby(["to", "layer"])["distance"].mean().unstack().reindex(range(1, last + 1), columns=range(last))
     drawn = pane.pcolormesh(cells.columns, cells.index, cells, vmin=0, vmax=0.5, rasterized=True)
     pane.figure.colorbar(drawn, ax=pane, label="half turns")
+    pane.locator_params(integer=True)
     pane.set(xlabel="blocks passed by one stream", ylabel="by the other stream")
 
 

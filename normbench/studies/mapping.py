@@ -44,7 +44,7 @@ class Mapping(Study):
              "trainer.eval_batches=2", "probes=off", "seed=0,1,2")  # fmt: skip
     trains = True
     columns: ClassVar = {
-        "layer": Column("norm layer, by depth"), "left": Column("variance that the fit leaves", "share"),
+        "layer": Column("norm layer, by depth"),
         "tanh_left": Column("variance that the tanh leaves", "share"),
         "line_left": Column("variance that the line leaves", "share"),
         "gamma": Column("γ of the tanh"), "alpha": Column("α of the tanh"), "beta": Column("β of the tanh"),
@@ -88,7 +88,8 @@ class Mapping(Study):
         fits, first = rows[rows["kind"] == "fit"], rows[rows["seed"] == rows["seed"].min()]
         both = pd.concat([fits.assign(fit=f"of a {word}", left=fits[f"{word}_left"]) for word in ("tanh", "line")])
         caption = "Share of the variance of a norm layer's output that γ·tanh(αx)+β and a straight line leave."
-        about: Any = {"columns": self.columns, "title": "Error of the fits", "caption": caption}
+        about: Any = {"title": "Error of the fits", "caption": caption}
+        about["columns"] = self.columns | {"left": Column("variance that the fit leaves", "share")}
         layers = [(f"{labelled(arm)} · {own['site'].iloc[0]}", own) for arm in arms_of(first)
                   for _, own in first[is_arm(first, arm.settings)].groupby("layer") if len(own) > 1]  # fmt: skip
         of = "the first, the middle and the last norm layer, before γ and β, in one run"
