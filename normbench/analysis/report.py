@@ -136,7 +136,7 @@ def save_all(reports: Sequence[Report], folders: Sequence[Path], out: Path, widt
     if not reports:
         out.mkdir(parents=True, exist_ok=True)
         studies = studies_below(folders, out)
-        title = shortened([study.title for study in studies], 3)
+        title = shortened([study.about["title"] for study in studies], 3)
         write_bytes(out / "report.html", page_of("study.html", title, studies=studies).encode())
         return out / "report.html"
     parts = [(save(report, out / report.study.task, width).relative_to(out), report) for report in reports]
