@@ -68,8 +68,8 @@ def test_curves_are_those_that_json_reads(tmp_path: Path) -> None:
         entries += [{"step": step, "loss/val": None if step == 50 else step / 7}] if step % 10 == 0 else []
     path = tmp_path / "metrics.jsonl"
     path.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
-    curves, damage = read_recorded(path)
-    assert not damage
+    curves, *wrong = read_recorded(path)
+    assert wrong == [False, ""]
     for tag in ("loss/train", "time/step_ms", "loss/val"):
         wanted = [(entry["step"], entry[tag]) for entry in entries if tag in entry]
         curve = curves[tag]
@@ -83,23 +83,26 @@ BROKEN = (TORN, "{}", "[1, 2]", '{"step": 2, "loss/train": "low"}', '{"step": 2}
 
 
 @pytest.mark.parametrize(
-    ("content", "steps", "damage"),
+    ("content", "steps", "torn", "damage"),
     [
-        (f"{ONE}{TWO}{TORN}", [1, 2], ""),
-        (f"{ONE}\n \n{TWO}\n\n", [1, 2], ""),
+        (f"{ONE}{TWO}{TORN}", [1, 2], True, ""),
+        (f"{ONE}\n \n{TWO}\n\n", [1, 2], False, ""),
         (
             f"{ONE}{TWO}".rstrip(),
             [1, 2],
+            False,
             "",
         ),  # the last line is whole, though it does not end  # empty lines are nothing
-        *((f"{ONE}{broken}\n{FOUR}", [1], "metrics.jsonl is damaged at line 2 of 3") for broken in BROKEN),
+        *((f"{ONE}{broken}\n{FOUR}", [1], False, "metrics.jsonl is damaged at line 2 of 3") for broken in BROKEN),
     ],
 )
-def test_curves_end_at_a_line_that_cannot_be_read(tmp_path: Path, content: str, steps: list[int], damage: str) -> None:
+def test_curves_end_at_a_line_that_cannot_be_read(
+    tmp_path: Path, content: str, steps: list[int], torn: bool, damage: str
+) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text(content)
-    curves, found = read_recorded(path)
-    assert curves["loss/train"].steps.tolist() == steps and found == damage
+    curves, *wrong = read_recorded(path)
+    assert curves["loss/train"].steps.tolist() == steps and wrong == [torn, damage]
 
 
 # ---- bad input

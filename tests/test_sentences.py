@@ -29,7 +29,7 @@ def run(seed: int, result: float | str, metric: Metric) -> Run:
     status = result if isinstance(result, str) else "finished"
     metrics = {} if isinstance(result, str) else {metric.tag: result / metric.scale}
     summary = {} if status in ("running", "interrupted") else {"metrics": metrics}
-    return Run(str(seed), Path(str(seed)), status, 1, 1, "", seed, {}, summary, ({},), {})
+    return Run(str(seed), Path(str(seed)), status, 1, 1, "", seed, {}, summary, ({},), {}, "")
 
 
 def comparisons(

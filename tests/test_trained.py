@@ -70,7 +70,7 @@ def test_a_run_has_trained_where_it_is_clearly_better_than_a_constant(
     metrics: dict[str, float], constant: Any, trained: bool | None
 ) -> None:
     sessions = ({"data": {"constant": constant}},)
-    run = Run("", Path(), "finished", 1, 1, "", 0, {}, {"metrics": metrics}, sessions, {})
+    run = Run("", Path(), "finished", 1, 1, "", 0, {}, {"metrics": metrics}, sessions, {}, "")
     assert run.trained is trained
 
 

@@ -158,11 +158,8 @@ def gradient_noise(run: Run) -> tuple[float, float]:
     if run.status != "finished" or "noise/variance" not in run.curves or not len(rates.steps):
         return NAN, NAN
     peak = rates.steps[rates.values.argmax()]
-    means = []
-    for tag in ("noise/variance", "noise/squared_gradient"):
-        curve = finite(run.curves[tag])
-        own = known(curve.values[curve.steps >= peak])
-        means.append(sum(own) / len(own) if own else NAN)
+    curves = (finite(run.curves[tag]) for tag in ("noise/variance", "noise/squared_gradient"))
+    means = (pd.Series(curve.values[curve.steps >= peak]).mean() for curve in curves)
     variance, squared = (mean if mean > 0 else NAN for mean in means)
     return variance, variance / squared
 

@@ -61,7 +61,7 @@ class Run:
     name: the path from the given folder on. status: of status.json's words, but `diverged` for a run that finished
     without a finite loss. config: by dotted path, and the option of each group by its name. summary: empty until the
     run has ended. sessions: of environment.json, one for each time that the run was taken up. curves: every tag of
-    metrics.jsonl, up to a line that is torn.
+    metrics.jsonl, up to a line that is torn; torn: whether one is.
     """
 
     name: str
@@ -75,6 +75,7 @@ class Run:
     summary: Mapping[str, Any]
     sessions: Sequence[Mapping[str, Any]]
     curves: Mapping[str, Curve]
+    torn: bool
 
     @property
     def session(self) -> Mapping[str, Any]:
@@ -253,7 +254,7 @@ def read_run(directory: RunDirectory, name: str) -> Run:
     """
     status, sessions = read_json(directory.status) or {}, whole(directory.environment)["sessions"]
     summary = whole(directory.summary) if directory.summary.exists() or status.get("status") in ENDED else {}
-    stands, (curves, damage) = status | summary or whole(directory.status), read_recorded(directory.metrics)
+    stands, (curves, torn, damage) = status | summary or whole(directory.status), read_recorded(directory.metrics)
     config = {**flat(directory.configuration()), **sessions[-1]["choices"]}
     if "seed" not in config:
         raise ValueError("config.yaml is missing or damaged")
@@ -263,27 +264,28 @@ def read_run(directory: RunDirectory, name: str) -> Run:
         lost = [tag for tag in ("loss/val", "loss/test") if summary["metrics"].get(tag, 0.0) is None]
         stands |= {"status": "diverged", "message": f"its final {lost[0]} is not finite"} if lost else {}
     standing = stands["status"], stands["step"], stands["steps"], stands.get("message") or ""
-    return Run(name, directory.path, *standing, config["seed"], config, summary, sessions, curves)
+    return Run(name, directory.path, *standing, config["seed"], config, summary, sessions, curves, torn)
 
 
-def read_recorded(path: Path) -> tuple[dict[str, Curve], str]:
+def read_recorded(path: Path) -> tuple[dict[str, Curve], bool, str]:
     """Return what a metrics.jsonl holds by tag, up to the first line that cannot be read, and what is wrong with it.
 
-    What is wrong is said in words: more lines follow the one that cannot be read (a kill tears the last one alone), or
-    the file itself cannot be read.
+    That is whether the last line is torn, as a kill leaves it; and the words for it where more lines follow the one
+    that cannot be read, or the file itself cannot.
     """
     try:
         lines = logged_lines(path)
     except OSError as error:
-        return {}, f"metrics.jsonl cannot be read ({error.strerror})"
+        return {}, False, f"metrics.jsonl cannot be read ({error.strerror})"
     good = list(takewhile(lambda line: line[1] != UNREADABLE, lines))
     points = defaultdict(list)
     for _, step, numbers in good:
         for tag, value in numbers.items():
             points[tag].append((step, value))
     curves = {tag: Curve(*map(np.array, zip(*own, strict=True))) for tag, own in points.items()}
-    whole = len(good) >= len(lines) - 1
-    return curves, "" if whole else f"metrics.jsonl is damaged at line {len(good) + 1} of {len(lines)}"
+    torn = len(good) == len(lines) - 1
+    whole = torn or len(good) == len(lines)
+    return curves, torn, "" if whole else f"metrics.jsonl is damaged at line {len(good) + 1} of {len(lines)}"
 
 
 def whole(path: Path) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from normbench.analysis.comparisons import LOST, best_rate, rate_families, without_rate
 from normbench.analysis.measures import TRAINING_LOSS, Metric, final, finite, known, loss_on
@@ -20,11 +21,10 @@ def outcome(arm: Arm, metric: Metric) -> dict[str, Any]:
 
     These three are in the metric's unit; NaN where none finished.
     """
-    values = known(final(run, metric) for run in arm.runs)
-    mean, low, high = (np.mean(values), min(values), max(values)) if values else [np.nan] * 3
+    values = pd.Series(known(final(run, metric) for run in arm.runs), dtype=float)
     diverged = sum(run.status == "diverged" for run in arm.runs)
     counts = {"runs": len(arm.runs), "finished": len(values), "diverged": diverged}
-    return counts | {"mean": float(mean), "low": low, "high": high}
+    return {**counts, "mean": values.mean(), "low": values.min(), "high": values.max()}
 
 
 @dataclass(frozen=True)
@@ -86,11 +86,9 @@ class Tried:
 
 def tried_rates(study: Study, fewest: int = 2) -> list[Tried]:
     """Return every arm that was trained at so many learning rates or more, where they vary in the study."""
-    if LEARNING_RATE not in study.varied:
-        return []
     found = []
     for family in rate_families(study) or (study.arms,):
-        arms = [arm for arm in family if arm.settings[LEARNING_RATE] is not None]  # an optimizer may have none
+        arms = [arm for arm in family if arm.settings.get(LEARNING_RATE) is not None]  # an optimizer may have none
         if len(arms) >= fewest:
             by_rate = {float(arm.settings[LEARNING_RATE]): arm for arm in arms}
             best = float(best_rate(arms).settings[LEARNING_RATE])
