@@ -288,10 +288,11 @@ def by_block(run: Run, tags: str) -> dict[int, Curve]:
         if match := re.fullmatch(tags, tag):
             parts[int(match[1]) if match.groups() else 0].append(curve)
     found = {}
-    for block, curves in sorted(parts.items()):  # those of one block have been logged together
-        values = np.array([curve.values for curve in curves])
+    for block, curves in sorted(parts.items()):
+        common = min(len(curve.steps) for curve in curves)  # the last ones: parts of a block are logged together
+        values = np.array([curve.values[-common:] for curve in curves])
         whole = np.linalg.norm(values, axis=0) if tags.startswith("grad/") else values.mean(axis=0)
-        found[block] = Curve(curves[0].steps, np.asarray(whole))
+        found[block] = Curve(curves[0].steps[-common:], np.asarray(whole))
     return found
 
 

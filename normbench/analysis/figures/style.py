@@ -227,8 +227,6 @@ def draw_grid(
         bins = max(3, int(5 * width / columns / PAGE) + 3 * (columns == 1))
         pane.locator_params(nbins=bins, min_n_ticks=3, steps=STEPS)
         pane.tick_params(labelbottom=place + columns >= len(panels))
-        pane.xaxis.set_label_coords(0, 0)  # it has none, whose place would be sought
-        pane.yaxis.set_label_coords(0, 0)
     canvas.supxlabel(x, fontsize=8, x=(LEFT + width - right) / 2 / width, y=0.01)
     canvas.supylabel(y, fontsize=8, x=0.01)
     if not at_ends:
