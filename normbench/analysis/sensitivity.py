@@ -27,6 +27,11 @@ def outcome(arm: Arm, metric: Metric) -> dict[str, Any]:
     return {**counts, "mean": values.mean(), "low": values.min(), "high": values.max()}
 
 
+def is_lost(run: Run) -> bool:
+    """Say whether a run did not get through, or did not train."""
+    return run.status in LOST or run.trained is False
+
+
 @dataclass(frozen=True)
 class Tried:
     """An arm that was trained at several learning rates.
@@ -46,10 +51,7 @@ class Tried:
     @property
     def lost(self) -> dict[float, int]:
         """Return how many runs did not get through or did not train, by rate."""
-        return {
-            rate: sum(run.status in LOST or run.trained is False for run in arm.runs)
-            for rate, arm in self.by_rate.items()
-        }
+        return {rate: sum(map(is_lost, arm.runs)) for rate, arm in self.by_rate.items()}
 
     @property
     def by_seed(self) -> dict[int, dict[float, Run]]:
@@ -65,9 +67,7 @@ class Tried:
         There is none for an arm that does not train at its best rate: it takes every rate alike, and learns at none.
         """
         found = dict[int, float]()
-        if not self.by_rate[self.best].trained:
-            return {}
-        for seed, runs in self.by_seed.items():
+        for seed, runs in self.by_seed.items() if self.by_rate[self.best].trained else ():
             starts = [loss for run in runs.values() for loss in finite(run.curves.get(TRAINING_LOSS)).values[:1]]
             ends = {rate: final(run, loss_on("val")) for rate, run in runs.items()}
             score = learning_rate_sensitivity(ends, float(np.mean(starts))) if starts else None
@@ -79,7 +79,7 @@ class Tried:
         """Return the base 2 logarithm of the largest rate at which each seed trains; of none, half the lowest rate."""
         found = {}
         for seed, runs in self.by_seed.items():
-            train = [rate for rate, run in runs.items() if run.status == "finished" and run.trained is not False]
+            train = [rate for rate, run in runs.items() if not is_lost(run)]
             found[seed] = math.log2(max(train, default=min(runs) / 2))
         return found
 

@@ -146,10 +146,7 @@ def activations_table(blocks: pd.DataFrame) -> Table:
     rows = []
     for name, own in blocks.groupby("arm", sort=False):
         shown = own.iloc[sorted({0, len(own) // 2, len(own) - 1})]
-        words = {
-            quantity: " → ".join(map(significant, shown[quantity])) if shown[quantity].notna().any() else NONE
-            for quantity in IN_BLOCKS
-        }
+        words = shown[[*IN_BLOCKS]].apply(lambda own: " → ".join(map(significant, own)) if own.notna().any() else NONE)
         trend = own["block"].corr(own["mean γ"], method="spearman") if own["mean γ"].nunique() > 2 else math.nan
         row = {"arm": name, "n": str(own["seeds"].max()), "blocks": str(len(own)), **words}
         rows.append(row | {"γ with depth": fixed(trend, 2, sign=True)})
