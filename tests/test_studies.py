@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -17,10 +18,12 @@ from scipy import stats
 from support import REPOSITORY, refused
 
 from normbench.analysis.figures.style import Figure
+from normbench.analysis.studied import read_study, studies_below
 from normbench.analysis.tables import Table
+from normbench.build import source_digest
 from normbench.cli import main
 from normbench.errors import UsageError
-from normbench.settings import Setting
+from normbench.settings import Setting, settings_of
 from normbench.studies import STUDIES, conduct
 from normbench.studies.findings import compared, curves, interval
 from normbench.studies.frame import Column, Row, Study, Subject, check_memory, make_study, study_class
@@ -158,13 +161,59 @@ def test_what_cannot_be_measured_is_refused_before_anything_is_made(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for words, said in {
-        ("norm=dyt,none",): "norm=dyt is not measured",
+        ("norm=dyt",): "norm=dyt is not measured",
         ("study.factor=0",): "study.factor=0 is not allowed: use a number above 0",
         ("study.facto=1",): "did you mean factor?",
         ("outputs",): "measures models as they start",
         ("norm=layernom",): "norm=layernom is unknown",
     }.items():
         assert said in refused(["study", "propagation", *words], capsys), words
+
+
+def test_what_is_left_out_is_told_with_the_reason(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conduct, "study_class", lambda name: TrainedStream)
+    rows = make(
+        "norm=dyt,none,layernorm",
+        "optim=sgd",
+        "optim.lr=0.01,1e3",
+        "seed=0",
+        "trainer.steps=40",
+        "trainer.grad_clip=0",
+        "quiet=true",
+    )
+    assert {*zip(rows["norm"], rows["optim.lr"], strict=True)} == {("none", 0.01), ("layernorm", 0.01)}
+    left_out = read_study(here / "outputs/stream/studies/stream", here).tables[-1]
+    assert {why for _, why in left_out.rows} == {"norm=dyt is not measured: leave it out", "diverged"}
+    assert len([path for path in (here / "outputs/stream").iterdir() if path.name.startswith("dyt")]) == 0
+    with pytest.raises(UsageError, match="no checkpoint"):
+        make("seed=1", "trainer.keep_checkpoint=none", "quiet=true")
+
+
+def test_a_damaged_study_is_left_out_of_a_report(here: Path, caplog: pytest.LogCaptureFixture) -> None:
+    make()
+    make("norm=none", "name=stream2")
+    (here / "outputs/stream2/studies/stream/figures/rms.svg").unlink()
+    assert len(studies_below([here / "outputs"], here)) == 1
+    assert "damaged" in caplog.text
+
+
+def test_a_change_of_a_class_measures_anew(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(here)
+    own = ("norm._target_=changing.Own", "seed=0")
+    for sign in "+-":
+        text = "from torch import nn\n\n\nclass Own(nn.Module):\n    def __init__(self, num_features):\n"
+        text += f"        super().__init__()\n\n    def forward(self, x):\n        return {sign}x\n"
+        (here / "changing.py").write_text(text)
+        make("norm=none", *own)
+        sys.modules.pop("changing")
+        source_digest.cache_clear()
+        settings_of.cache_clear()
+    assert len(Stream.measured) == 2
+
+
+def test_lists_as_settings_are_told_as_words(here: Path) -> None:
+    rows = make("optim.betas=[0.9,0.9],[0.9,0.8]", "seed=0", "norm=none")
+    assert {*rows["optim.betas"]} == {"[0.9,0.9]", "[0.9,0.8]"}
 
 
 def test_a_report_shows_the_studies_of_its_folders(here: Path) -> None:
@@ -215,6 +264,24 @@ def test_one_seed_has_neither_interval_nor_difference() -> None:
     mean, low, high = interval([2.0])
     assert mean == 2.0
     assert np.isnan([low, high]).all()
+
+
+def test_an_arm_is_not_compared_with_itself() -> None:
+    rows = rows_of({"layernorm": [2.0, 2.5, 2.1]})
+    both = pd.concat([rows.assign(width=8), rows.assign(width=16)])[["norm", "width", "seed", "loss"]]
+    table = compared(both, values=["loss"], columns={"loss": Column("loss")}, baseline={"norm": "layernorm"})
+    assert [*table.frame.columns] == ["arm", "loss", "95 % interval"]
+    assert not table.notes
+
+
+def test_arms_of_fewer_seeds_say_so_and_nothing_finite_is_no_figure() -> None:
+    rows = rows_of({"layernorm": [2.0, 2.5], "rmsnorm": [np.nan, 2.4]})
+    columns = {"loss": Column("loss"), "depth": Column("depth")}
+    table = compared(rows, values=["loss"], columns=columns, baseline={"norm": "layernorm"})
+    assert table.frame["seeds"].tolist() == ["2", "1"]
+    figure = curves("loss", rows.assign(loss=np.inf), x="depth", y="loss", columns=columns, title="t", caption="c")
+    assert "Nothing was finite" in figure.caption
+    assert figure.files()
 
 
 def test_the_data_of_a_figure_are_means_and_ranges_over_seeds() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,10 +32,8 @@ class Studied:
     figures: Sequence[Mapping[str, Any]]
 
 
-def save_study(
-    folder: Path, about: Mapping[str, Any], rows: pd.DataFrame, tables: Sequence[Table], figures: Sequence[Figure]
-) -> None:
-    """Write what a study has found: `rows.csv`, `figures/`, `study.json` and `report.html`, the page being last.
+def save_study(folder: Path, about: Mapping[str, Any], tables: Sequence[Table], figures: Sequence[Figure]) -> None:
+    """Write what a study has found: `figures/`, `study.json` and `report.html`.
 
     Raises:
         OSError: it cannot be written.
@@ -44,11 +43,8 @@ def save_study(
     drawings = folder / "figures"
     drawings.mkdir(exist_ok=True)
     files = {name: content for figure in figures for name, content in figure.files().items()}
-    for path in {*drawings.iterdir()} - {drawings / name for name in files}:
-        path.unlink()
     for name, content in files.items():
         write_bytes(drawings / name, content)
-    write_bytes(folder / "rows.csv", rows.to_csv(index=False).encode())
     words = [
         {"name": one.name, "title": one.title, "caption": one.caption, "wide": bool(one.canvas.get_figwidth() > COLUMN)}
         for one in figures
@@ -57,6 +53,8 @@ def save_study(
     write_json(folder / FOUND, {**about, "tables": shown, "figures": words})
     study = read_study(folder, folder)
     write_bytes(folder / "report.html", page_of("study.html", about["title"], studies=[study]).encode())
+    for path in {*drawings.iterdir()} - {drawings / name for name in files}:  # of an earlier study
+        path.unlink()
 
 
 def read_study(folder: Path, page: Path) -> Studied:
@@ -83,5 +81,11 @@ def places_of_studies(folders: Sequence[Path]) -> list[Path]:
 
 
 def studies_below(folders: Sequence[Path], page: Path) -> list[Studied]:
-    """Read all studies below some folders. page: the folder of the page that shows them."""
-    return [read_study(place, page.resolve()) for place in places_of_studies(folders)]
+    """Read all studies below some folders but damaged ones. page: the folder of the page that shows them."""
+    found = []
+    for place in places_of_studies(folders):
+        try:
+            found.append(read_study(place, page.resolve()))
+        except UsageError as error:
+            logging.getLogger("normbench").warning("warning: %s", error)
+    return found

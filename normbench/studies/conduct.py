@@ -11,6 +11,7 @@ import os
 import shlex
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -29,8 +30,11 @@ from normbench.recording import TensorBoard, event_files
 from normbench.results import TrainedRun
 from normbench.run.train import limits_named
 from normbench.rundir import RunDirectory, commit, cpu_name, write_bytes
+from normbench.settings import show
+from normbench.studies.findings import plain_table
 from normbench.studies.frame import Row, Study, Subject, make_study, study_class
-from normbench.sweep.conduct import Sweep, understand
+from normbench.sweep.conduct import understand
+from normbench.sweep.plan import SweepPlan
 from normbench.sweep.words import key_of
 from normbench.types import Data
 
@@ -55,21 +59,24 @@ def grid_words(kind: type[Study], name: str, words: Sequence[str]) -> list[str]:
     return [*kept, *words]
 
 
-def planned(sweep: Sweep, trained: bool) -> list[Subject]:
+def planned(plan: SweepPlan, trained: bool, left_out: list[Row]) -> list[Subject]:
     """Return the points of a grid; trained: with the runs that have finished, once the sweep is over."""
-    *_, plan = sweep.plans() if trained else [sweep.plan]
     found = []
     for one in plan.runs:
-        run = one.prepared
-        if not trained or (run.directory.ended() or {}).get("status") == "finished":
-            settings = {key: compose.value_of(value) for key, value in one.arm.items()}
-            path, load = run.directory.path if trained else None, partial(getattr, run, "data")
-            norm = {"norm": run.config.choices.groups["norm"]}
-            found.append(Subject(norm | settings, run.config.tree, run.device, load, path))
+        run, settings = one.prepared, {key: compose.value_of(value) for key, value in one.arm.items()}
+        norm, status = (
+            {"norm": run.config.choices.groups["norm"]},
+            (run.directory.ended() or {}).get("status", "failed"),
+        )
+        if trained and status != "finished":
+            left_out.append({"what": run.directory.path.name, "why": status})
+            continue
+        path, load = run.directory.path if trained else None, partial(getattr, run, "data")
+        found.append(Subject(norm | settings, run.config.tree, run.device, load, path))
     return found
 
 
-def given(folders: Sequence[Path], device: str, trust: bool) -> list[Subject]:
+def given(folders: Sequence[Path], device: str, trust: bool, left_out: list[Row]) -> list[Subject]:
     """Return the finished runs below some folders.
 
     Raises:
@@ -81,15 +88,34 @@ def given(folders: Sequence[Path], device: str, trust: bool) -> list[Subject]:
         key = json.dumps(trained.tree["data"], sort_keys=True)
         return loaded[key] if key in loaded else loaded.setdefault(key, trained.data())
 
-    where, named = build.resolve_device(device), ", ".join(map(str, folders))
+    where = build.resolve_device(device)
     if others:
-        raise UsageError(f"{named} has runs of several tasks: give folders of runs of one task")
+        raise UsageError(f"{', '.join(map(str, folders))} has runs of several tasks: give folders of runs of one task")
     for arm, run in study.pairs:
-        if run.status == "finished":
-            trained, settings = TrainedRun(run.path, trust), {"norm": run.config["norm"], **arm.settings}
-            found.append(Subject(settings, trained.tree, where, partial(load, trained), run.path, trust))
-    if not found:
-        raise UsageError(f"{named} has no finished run: train one first")
+        if run.status != "finished":
+            left_out.append({"what": run.name, "why": run.status})
+            continue
+        trained, settings = TrainedRun(run.path, trust), {"norm": run.config["norm"], **arm.settings}
+        found.append(Subject(settings, trained.tree, where, partial(load, trained), run.path, trust))
+    return found
+
+
+def taken(study: Study, subjects: Sequence[Subject], left_out: list[Row]) -> list[Subject]:
+    """Return the subjects that a study takes; others are left out with the reason.
+
+    Raises:
+        UsageError: it takes none.
+    """
+    found, refused = [], None
+    for subject in subjects:
+        try:
+            study.check(subject)
+            found.append(subject)
+        except UsageError as error:
+            refused = error
+            left_out.append({"what": f"{subject.settings['norm']} · seed {subject.seed}", "why": str(error)})
+    if refused and not found:
+        raise refused
     return found
 
 
@@ -110,23 +136,26 @@ def conduct(name: str, words: Sequence[str], device: str = "auto", trust: bool =
     settings = [word for word in words if key_of(word).startswith("study.")]
     others = [word for word in words if "=" in word and word not in settings]
     study = make_study(kind, settings)
+    left_out: list[Row] = []
     if folders:
         if not kind.trains:
             raise UsageError(f"study {name} measures models as they start: give it norm=, model= and such, no folder")
         if more := [word for word in others if key_of(word) != "quiet"]:
             raise UsageError(f"{more[0]} is for runs that the study trains itself: leave it out, or the folders")
-        subjects, place = given(folders, device, trust), folders[0]
-        for subject in subjects:
-            study.check(subject)
+        subjects, place = taken(study, given(folders, device, trust, left_out), left_out), folders[0]
     else:
         with limits_named("outputs"):
             sweep = understand(grid_words(kind, name, others))
-            for subject in planned(sweep, trained=False):
-                study.check(subject)
+            left_out += [{"what": f"{number} of the grid", "why": why} for why, number in sweep.plan.left_out.items()]
+            points = planned(sweep.plan, False, left_out)
+            subjects, place = taken(study, points, left_out), sweep.plan.folder
+            sweep.plan = replace(sweep.plan, runs=[run for run, point in zip(sweep.plan.runs, points, strict=True)
+                                                   if point in subjects])  # fmt: skip
             sweep.plan.runs[0].prepared.directory.check_creatable()
-            if kind.trains and sweep.run(lambda *_: None) >= 128:
-                return None
-            subjects, place = planned(sweep, trained=kind.trains), sweep.plan.folder
+            if kind.trains:
+                if sweep.run(lambda *_: None) >= 128:
+                    return None
+                subjects = planned([*sweep.plans()][-1], True, left_out)
     if not subjects:
         raise UsageError(f"study {name} has nothing to measure: none of its runs has finished")
     if threads := subjects[0].tree["threads"]:
@@ -135,7 +164,8 @@ def conduct(name: str, words: Sequence[str], device: str = "auto", trust: bool =
     folder.mkdir(parents=True, exist_ok=True)
     with RunDirectory(folder).held(), limits_named(str(place)):
         rows = measured(study, subjects, folder / "rows.jsonl", quiet="quiet=true" in words)
-        save(study, name, rows, folder, shlex.join(["normbench", *(["study"] * (name != "bench")), name, *words]))
+        command = shlex.join(["normbench", *(["study"] * (name != "bench")), name, *words])
+        save(study, name, rows, folder, command, left_out)
     return folder
 
 
@@ -160,7 +190,9 @@ def measured(study: Study, subjects: Sequence[Subject], journal: Path, quiet: bo
             found[keys[id(one)]].append(row)
         for key, rows in found.items():
             keep(key, rows)
-    return pd.DataFrame([{**one.settings, "seed": one.seed, **row} for one in subjects for row in kept[keys[id(one)]]])
+    named = [({key: show(value) if isinstance(value, list) else value for key, value in one.settings.items()}, one)
+             for one in subjects]  # fmt: skip
+    return pd.DataFrame([{**words, "seed": one.seed, **row} for words, one in named for row in kept[keys[id(one)]]])
 
 
 def read_journal(path: Path) -> dict[str, list[Row]]:
@@ -177,8 +209,9 @@ def read_journal(path: Path) -> dict[str, list[Row]]:
     return kept
 
 
-def save(study: Study, name: str, rows: pd.DataFrame, folder: Path, command: str) -> None:
+def save(study: Study, name: str, rows: pd.DataFrame, folder: Path, command: str, left_out: Sequence[Row] = ()) -> None:
     """Write what a study has found: rows, tables, figures, its page, and the same for TensorBoard."""
+    write_bytes(folder / "rows.csv", rows.to_csv(index=False).encode())
     with our_style():
         figures = study.figures(rows)
     about = {
@@ -191,7 +224,8 @@ def save(study: Study, name: str, rows: pd.DataFrame, folder: Path, command: str
         "commit": commit(),
         "columns": {key: column.label for key, column in study.columns.items()},
     }
-    save_study(folder, about, rows, study.tables(rows), figures)
+    tables = [*study.tables(rows), *([plain_table("left-out", "Left out", left_out, 2)] if left_out else [])]
+    save_study(folder, about, tables, figures)
     board = new_board(folder)
     board.images({f"{name}/{figure.name}": figure.drawn("png", dpi=150) for figure in figures})
     board.close("")

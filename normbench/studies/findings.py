@@ -87,7 +87,7 @@ def compared(
     all else. The p values of a column are corrected as a family (Holm 1979). ratio: give geometric means and ratios to
     the baseline, and the factor that so many seeds could have found.
     """
-    arms, front, cells = arms_of(rows), keys_of(rows), dict[str, list[Any]]()
+    arms, cells = arms_of(rows), dict[str, list[Any]]()
     several = rows["seed"].nunique() > 1
     groups = [*rows.groupby(list(by), dropna=False, sort=False)] if by else [((), rows)]
     places = [(words, own, arm) for (words, own), arm in product(groups, arms) if is_arm(own, arm.settings).any()]
@@ -95,6 +95,9 @@ def compared(
     table: dict[str, list[str]] = {"arm": labels}
     table |= {columns[name].words if name in columns else name: [shown(words[place]) for words, *_ in places]
               for place, name in enumerate(by)}  # fmt: skip
+    counts = [str(len(by_seed(own, arm.settings, values[0]))) for _, own, arm in places]
+    table |= {"seeds": counts} if len({*counts}) > 1 else {}
+    compares = False
     for value in values:
         label, ps = columns[value].label, list[float | None]()
         front_words = f"{label}: " if len(values) > 1 else ""
@@ -104,13 +107,14 @@ def compared(
             mine = by_seed(own, arm.settings, value)
             mean, ends = mean_interval([*mine.values()])
             other = {**arm.settings, **(baseline or {})}
-            is_known = several and set(baseline or {}) <= set(front) and other != arm.settings
-            theirs = by_seed(own, {name: other[name] for name in other if name in front}, value) if is_known else {}
+            is_known = several and {*(baseline or {})} <= {*arm.settings} and other != arm.settings
+            theirs = by_seed(own, other, value) if is_known else {}
             sample = paired_difference(mine, theirs) if theirs else None
             written = ratios_written(mean, ends, sample) if ratio else differences_written(mean, ends, sample)
             for head, cell in zip(heads, written, strict=True):
                 cells.setdefault(head, []).append(cell)
             ps.append(sample.p if sample else None)
+            compares |= bool(theirs)
         cells[heads[4]] = [chance(p) for p in holm(ps)]
     frame = pd.DataFrame(table | {head: own for head, own in cells.items() if {*own} != {NONE}})
     against = ", ".join(f"{name}={word}" for name, word in (baseline or {}).items())
@@ -118,7 +122,7 @@ def compared(
     said = [f"{means} over {rows['seed'].nunique()} seeds with Student's 95 % interval; {differences} the arm with "
             f"{against} are paired by seed, their p values corrected by Holm's method."]  # fmt: skip
     said += [DETECTABLE] * ratio
-    return Table(key, title, frame, (*notes, *(said if several and baseline else ())), heads=1 + len(by))
+    return Table(key, title, frame, (*notes, *(said if compares else ())), heads=1 + len(by))
 
 
 def differences_written(mean: float, ends: Interval | None, sample: Sample | None) -> tuple[str, ...]:
@@ -177,7 +181,9 @@ def curves(
     panel: a coordinate that has a panel for each value. log: axes with a logarithmic scale, "x", "y" or "xy". band:
     columns of the band's ends in place of the seeds' range. wide: as wide as a page.
     """
-    rows = rows.dropna(subset=[x, y])
+    rows = rows.replace([np.inf, -np.inf], np.nan).dropna(subset=[x, y])
+    if rows.empty:
+        return Figure(name, title, f"{caption} Nothing was finite.", title, style.blank(1.0), rows)
     arms, keys = arms_of(rows, [x]), [key for key in keys_of(rows) if key != x]
     low, high = band or (y, y)
     places = [*keys, *([panel] if panel else []), x]

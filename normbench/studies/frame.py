@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
@@ -92,14 +93,29 @@ class Subject:
         return model.to(self.device).eval(), norms
 
     def key(self, study: Study) -> str:
-        """Return what decides about its rows, in eight digits: configuration, weights, and the study with its code."""
+        """Return what decides about its rows, in eight digits: study, configuration, weights, and all code.
+
+        Raises:
+            UsageError: the run has no weights.
+        """
+        weights = self.path / "checkpoint.pt" if self.path else None
+        if weights and not weights.exists():
+            raise UsageError(f"{self.path} has no checkpoint: trainer.keep_checkpoint=last keeps it, train it anew")
         content = {
-            "study": [type(study).__name__, study.settings, build.source_digest(type(study))],
+            "study": [type(study).__name__, study.settings],
             "config": without(self.tree, UNHASHED_KEYS),
             "device": self.device.type,
-            "weights": (self.path / "checkpoint.pt").stat().st_mtime_ns if self.path else None,
+            "weights": weights and weights.stat().st_mtime_ns,
+            "code": [our_code(), build.own_code(self.tree), build.source_digest(type(study))],
         }
         return fingerprint(content)
+
+
+@cache
+def our_code() -> str:
+    """Return a digest of all code of normbench."""
+    files = sorted(Path(__file__).parent.parent.rglob("*.py"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 
 class Study(ABC):
