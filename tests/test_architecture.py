@@ -39,7 +39,7 @@ PARTS: dict[str, tuple[set[str], int]] = {
     "sweep": ({"build", "config", "run", "rundir"}, 943),
     "contract": ({"build", "config", "training"}, 650),
     "studies": (
-        {"analysis", "build", "config", "norms", "probes", "recording", "results", "run", "rundir", "sweep"}
+        {"analysis", "build", "config", "contract", "norms", "probes", "recording", "results", "run", "rundir", "sweep"}
         | {"training"},
         2200,
     ),
