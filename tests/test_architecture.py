@@ -43,7 +43,7 @@ PARTS: dict[str, tuple[set[str], int]] = {
         | {"training"},
         2200,
     ),
-    "commands": ({"analysis", "build", "config", "contract", "results", "rundir", "run", "studies", "sweep"}, 745),
+    "commands": ({"analysis", "build", "config", "contract", "results", "rundir", "run", "studies", "sweep"}, 715),
     "cli": ({"commands", "config", "recording", "run", "studies", "sweep"}, 206),
     "__main__": ({"cli"}, 5),
     "__init__": ({"results"}, 28),
