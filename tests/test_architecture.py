@@ -39,11 +39,11 @@ PARTS: dict[str, tuple[set[str], int]] = {
     "sweep": ({"build", "config", "run", "rundir"}, 938),
     "contract": ({"build", "config", "training"}, 650),
     "studies": (
-        {"analysis", "build", "config", "norms", "probes", "recording", "results", "run", "rundir", "sweep"}
+        {"analysis", "build", "config", "contract", "norms", "probes", "recording", "results", "run", "rundir", "sweep"}
         | {"training"},
         2200,
     ),
-    "commands": ({"analysis", "build", "config", "contract", "results", "rundir", "run", "studies", "sweep"}, 730),
+    "commands": ({"analysis", "build", "config", "contract", "results", "rundir", "run", "studies", "sweep"}, 712),
     "cli": ({"commands", "config", "recording", "run", "studies", "sweep"}, 204),
     "__main__": ({"cli"}, 5),
     "__init__": ({"results"}, 28),
