@@ -16,8 +16,7 @@ from typing import Any
 import click
 
 from normbench import __version__
-from normbench.commands import CONFIG_DIR, FOLDER, HELP, MULTIRUN, SETTINGS, Commands, flag, later
-from normbench.commands.streams import steady
+from normbench.commands import CONFIG_DIR, FOLDER, HELP, MULTIRUN, SETTINGS, TRUST, Commands, flag, later, steady
 from normbench.commands.study import bench, fold, study
 from normbench.config import GROUPS
 from normbench.errors import RunFailure, UsageError
@@ -96,8 +95,6 @@ def cli() -> None:
 
 # ---- the commands
 
-TRUST = "Let a loaded run, or a sweep that goes on, have classes that are not normbench's or torch's: their code runs."
-
 
 @cli.command(page=later("pages", "train_page"))
 @SETTINGS
@@ -105,7 +102,7 @@ TRUST = "Let a loaded run, or a sweep that goes on, have classes that are not no
 @flag("cfg", "Print the whole configuration and do nothing else.", type=click.Choice(["job"]))
 @flag("resolve", "With --cfg: fill in what refers to other keys.")
 @flag("info", "Print which files the configuration comes from, and do nothing else.", type=click.Choice(INFO))
-@flag("trust", TRUST)
+@TRUST
 @CONFIG_DIR
 @MULTIRUN
 @HELP
@@ -138,7 +135,7 @@ def train(words: tuple[str, ...], dry_run: bool, cfg: str, resolve: bool, info: 
 @flag("dry-run", "Print the plan: arms, seeds, what is to do, done and failed, time and disk.")
 @flag("watch", "Show how far a sweep is that runs elsewhere.", metavar="FOLDER", type=FOLDER)
 @flag("resume", "Go on with the sweeps of FOLDER; words given replace theirs.", metavar="FOLDER", type=FOLDER)
-@flag("trust", TRUST)
+@TRUST
 @CONFIG_DIR
 @MULTIRUN
 @HELP
@@ -290,7 +287,7 @@ def tensorboard(words: tuple[str, ...]) -> int:
 @flag("which", "Which checkpoint.", type=click.Choice(["last", "best"]), default="last")
 @flag("device", "auto, cpu, cuda, cuda:N or mps.", default="auto")
 @flag("ema", "Use the moving average of the weights (of a run with trainer.ema).")
-@flag("trust", TRUST)
+@TRUST
 def sample(run: str, trust: bool, **flags: Any) -> int:
     """Show what a run's model has learned.
 

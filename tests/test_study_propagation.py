@@ -104,18 +104,20 @@ def law(norm: str, exponent: float, spread: float = 0.0) -> pd.DataFrame:
 
 
 def test_exponents_are_slopes_with_students_interval_over_seeds() -> None:
-    assert slopes(law("layernorm", -0.5), LAST) == pytest.approx([-0.5] * 3)
     (table,) = exponents(pd.concat([law("layernorm", -0.5, spread=0.01), law("rmsnorm", 0.25)]))
+    assert list(table.frame)[1:4] == [f"gradient of {words}" for words in
+                                      ("one position", "one position: 95 % interval", "a batch")]  # fmt: skip
     # t of 2 degrees of freedom is 4.303, and the standard error 0.01 / √3
-    assert table.rows[0][:3] == ("layernorm", "−0.5", "−0.525 to −0.475")
-    assert table.rows[1][:3] == ("rmsnorm", "0.25", "–")
+    assert table.rows[0][:4] == ("LayerNorm", "−0.5", "−0.525 to −0.475", "0")
+    assert table.rows[1][:3] == ("RMSNorm", "0.25", "–")
 
 
-def test_gradients_that_overflow_have_no_exponent() -> None:
-    rows = law("none", 1.0)
-    rows.loc[rows[DEPTH] == 8, LAST] = float("inf")
+@pytest.mark.parametrize("gradient", [float("inf"), 0.0])
+def test_gradients_that_overflow_or_vanish_have_no_exponent(gradient: float) -> None:
+    rows = pd.concat([law("none", 1.0), law("layernorm", -0.5)])
+    rows.loc[(rows[DEPTH] == 8) & (rows["norm"] == "none"), LAST] = gradient
     (table,) = exponents(rows)
-    assert table.rows[0][1] == "–"
+    assert [row[1] for row in table.rows] == ["–", "−0.5"]
 
 
 def test_one_depth_has_no_exponent_and_a_figure_by_layer() -> None:
@@ -133,6 +135,8 @@ def test_depths_have_a_figure_of_the_last_gradient() -> None:
     assert figures[-1].name == LAST
     assert figures[-1].data[DEPTH].tolist() == [2, 3]
     assert figures[0].data[DEPTH].tolist() == [3, 3, 3]  # of the deepest one alone
+    scales = [(pane.get_xscale(), pane.get_yscale()) for pane in (figure.canvas.axes[0] for figure in figures)]
+    assert scales == [("linear", scale) for scale in ("log", "log", "linear", "linear")] + [("log", "log")]
 
 
 def test_a_stack_that_does_not_fit_is_refused_before_it_is_made() -> None:
@@ -147,7 +151,8 @@ def test_the_last_gradient_falls_with_depth_as_published(placement: str, exponen
     """Xiong et al. 2020, theorem 1."""
     words = ("model.width=256", "model.mlp=relu", "data.batch_size=4")
     rows = measured(Propagation(), *in_depths((2, 4, 8, 16, 32), 3, placement, *words)).dropna(subset=[LAST])
-    assert np.mean(slopes(rows, LAST)) == pytest.approx(exponent, abs=within)
+    found = [slopes(own)[LAST] for _, own in rows[["seed", DEPTH, LAST, "gradient"]].groupby("seed")]
+    assert np.mean(found) == pytest.approx(exponent, abs=within)
 
 
 @pytest.mark.slow

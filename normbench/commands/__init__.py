@@ -1,7 +1,9 @@
-"""What commands have in common: their order, help pages, flags, and the words KEY=VALUE that several of them take."""
+"""What commands have in common: their order, help pages, flags, the words KEY=VALUE, and where they print."""
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import re
 from collections.abc import Callable
@@ -125,5 +127,32 @@ CONFIG_DIR = flag(
     "config-dir", "Look for options in DIR/norm/NAME.yaml, ... too.", metavar="DIR", type=FOLDER, is_eager=True,
     expose_value=False, callback=find_options,
 )  # fmt: skip
+TRUST = flag("trust", "Let loaded runs and sweeps have classes that are not normbench's or torch's: their code runs.")
 MULTIRUN = click.option("-m", "--multirun", is_flag=True, hidden=True, expose_value=False, callback=refuse_multirun)
 HELP = click.help_option("-h", "--help", is_eager=False)
+
+
+# ---- standard streams that outlive their reader, and write what the terminal has no letters for
+
+
+class Outlet(io.FileIO):
+    """A standard stream; once its reader or terminal has gone, as in `normbench list | head`, it leads nowhere."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno not in (errno.EPIPE, errno.EIO):
+                raise
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
+            return len(data)
+
+
+def steady(stream: Any, number: int) -> io.TextIOWrapper:
+    """Return a standard stream that raises no error: not without its reader, nor for letters that it does not have."""
+    if stream is None:  # closed, as by >&-
+        os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+    raw = Outlet(number, "wb", closefd=False)
+    kept = {name: getattr(stream, name) for name in ("encoding", "line_buffering", "write_through") if stream}
+    binary = raw if kept.get("write_through") else io.BufferedWriter(raw)  # as python -u asks
+    return io.TextIOWrapper(binary, errors="replace", **kept)

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import inspect
-import shutil
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import product
-from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Bool
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from rich.console import Console
 from rich.markdown import Markdown
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -23,6 +20,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.benchmark import Timer
 
 from normbench import build
+from normbench.analysis.wording import environment
+from normbench.commands.report import console
 from normbench.config.groups import options, section_of
 from normbench.config.refusals import REFUSALS, Refusal, condition
 from normbench.contract.checks import Fact
@@ -37,7 +36,6 @@ SHOWN = (0, 9, 1)  # the sample, feature and position of the output that a pictu
 LAYOUTS = {"sequence": "sequences", "image": "images"}
 CLOCKED = (16, 512, 512)  # samples, positions, features
 LAYERS = 12  # of a Transformer, for which a placement's gains are told
-GAIN = "·α"
 SYMBOLS = {"weight": "γ", "bias": "β", "alpha": "α"}
 
 
@@ -47,20 +45,19 @@ def tell(group: str, name: str | None, markdown: bool) -> None:
     if markdown:
         print(told, end="")
     else:
-        Console(width=min(shutil.get_terminal_size((100, 24)).columns, 120)).print(Markdown(told))
+        console().print(Markdown(told))
 
 
 def pages(group: str, name: str | None = None, clocked: bool = False) -> str:
     """Return the page of an option, or the pages of all, in Markdown. clocked: with the time that a norm takes here."""
-    loader = FileSystemLoader(Path(__file__).parent)
-    environment = Environment(loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    words: Any = environment.get_template("norm_pages.jinja").module
+    words: Any = environment().get_template("norm_pages.jinja").module
     told = "" if name else words.head(group)
     for option in [name] if name else options(group):
         tree = {group: section_of(group, option)}
         made = build.target(tree, group)[1]
         about = norm_facts(NormPart(tree), clocked) if group == "norm" else placement_facts(tree, made)
         told += words.begin(option, options(group)[option], inspect.getdoc(made)) + getattr(words, group)(about)
+        told += words.refusals(refused(group, about.get("facts", made)))
     return told
 
 
@@ -68,11 +65,10 @@ def refused(group: str, mine: Any) -> Iterator[tuple[Refusal, str, list[str]]]:
     """Yield why a norm, by its facts, or a placement is refused with which options of another group."""
     for rule in (rule for rule in REFUSALS if group in rule.between):
         (other,) = {*rule.between} - {group}
-        hit = []
-        for option in options(other):
-            part: Any = build.target({other: section_of(other, option)}, other)[1]
-            task = Task.by_kind.get(getattr(part, "kind", ""))
-            hit += [option] * bool(condition(rule.when)({group: mine, other: part, "task": task}))
+        parts = {option: build.target({other: section_of(other, option)}, other)[1] for option in options(other)}
+        tasks = {option: Task.by_kind.get(getattr(part, "kind", "")) for option, part in parts.items()}
+        clashes = condition(rule.when)
+        hit = [option for option in parts if clashes({group: mine, other: parts[option], "task": tasks[option]})]
         if hit:
             yield rule, other, hit
 
@@ -99,8 +95,7 @@ def norm_facts(part: NormPart, clocked: bool) -> dict[str, Any]:
         "alone": seen[0].sum() == 1,
         "differs": holds(large(part, between_modes)),
         "stays": {name: holds(invariant(part, change)) for name, change in INVARIANCES.items()},
-        "refused": list(refused("norm", facts)),
-        "time": clocked_here(part) if clocked else "",
+        "time": clocked_here(part) if clocked else None,
         **counted(part),
     }
 
@@ -136,11 +131,11 @@ def reached(part: NormPart, layout: str, training: bool) -> Cells:
 def drawn(cells: Cells) -> str:
     """Draw samples side by side, a line a position and a column a feature, as a cut through Wu & He 2018, figure 2."""
     samples, features, positions = PICTURE
-    signs = [["".join("·■"[int(cell)] for cell in row) for row in sample.mT] for sample in cells]
-    row = signs[SHOWN[0]][SHOWN[2]]
-    signs[SHOWN[0]][SHOWN[2]] = f"{row[: SHOWN[1]]}●{row[SHOWN[1] + 1 :]}"
-    head = "  ".join(f"{f'sample {number + 1}':{features}}" for number in range(samples))
-    lines = [f"position {p + 1}  {'  '.join(sample[p] for sample in signs)}" for p in range(positions)]
+    signs = np.where(cells, "■", "·")
+    signs[SHOWN] = "●"
+    head = "  ".join(f"sample {sample + 1}".ljust(features) for sample in range(samples))
+    rows = ["  ".join("".join(row) for row in signs[..., position]) for position in range(positions)]
+    lines = [f"position {number}  {row}" for number, row in enumerate(rows, 1)]
     return "\n".join([f"{'':12}{head}".rstrip(), *lines, f"{'':12}features →"])
 
 
@@ -170,17 +165,16 @@ def counted(part: NormPart) -> dict[str, list[float]]:
     return {what: [getattr(side, what) / x.numel() for side in sides] for what in ("operations", "traffic")}
 
 
-def clocked_here(part: NormPart) -> str:
-    """Compare the time of forward and backward pass with layernorm's, in alternation."""
+def clocked_here(part: NormPart) -> dict[str, Any]:
+    """Measure the time of forward and backward pass, and its ratio to layernorm's, in alternation."""
     x, y, threads = torch.randn(CLOCKED, requires_grad=True), torch.randn(CLOCKED), torch.get_num_threads()
     norms = [each.factory()(CLOCKED[-1]) for each in (part, NormPart({"norm": section_of("norm", "layernorm")}))]
     code = "torch.autograd.grad(norm(x), [x, *norm.parameters()], y)"
-    names = [{"norm": norm, "x": x, "y": y} for norm in norms]
-    timers = [Timer(code, "import torch", globals=each, num_threads=threads) for each in names]
+    names = [{"torch": torch, "norm": norm, "x": x, "y": y} for norm in norms]
+    timers = [Timer(code, globals=each, num_threads=threads) for each in names]
     times = [[timer.blocked_autorange(min_run_time=0.05).median for timer in timers] for _ in range(7)]
     ratio, own = median(mine / other for mine, other in times), median(mine for mine, _ in times)
-    what = f"{1e3 * own:.3g} ms, forward and backward, for {' × '.join(map(str, CLOCKED))} in float32"
-    return f"{ratio:.2f} × layernorm's: {what} ({norms[0].implementation} on {cpu_name()}, threads={threads})"
+    return {"ratio": ratio, "ms": 1e3 * own, "of": CLOCKED, "cpu": cpu_name(), "threads": threads}
 
 
 # ---- placements
@@ -188,30 +182,30 @@ def clocked_here(part: NormPart) -> str:
 
 @dataclass(frozen=True)
 class Flow:
-    """What a placement does to x, noted while it does it. sides: steps of what it adds up. after: steps behind that."""
+    """What a placement does to x, drawn while it does it. sides: the ways that it adds up. after: what comes behind."""
 
-    sides: tuple[tuple[str, ...], ...] = ((),)
-    after: tuple[str, ...] = ()
+    sides: tuple[str, ...] = ("",)
+    after: str = ""
 
     def through(self, step: str) -> Flow:
         """Return it with a step more."""
-        *more, last = self.sides
-        return Flow(self.sides, (*self.after, step)) if more else Flow(((*last, step),))
+        more = f"─ {step} "
+        return Flow(self.sides, self.after + more) if len(self.sides) > 1 else Flow((self.sides[0] + more,))
 
     def __add__(self, other: Flow) -> Flow:
         return Flow(self.sides + other.sides)
 
     def __rmul__(self, gain: float) -> Flow:
-        return self.through(GAIN)
+        return self.through("·α")
 
     def __str__(self) -> str:
-        """Draw it, a line for each side."""
-        ordered = sorted(self.sides, key=lambda side: (set(side) <= {GAIN}, -len(side)))
-        texts = ["".join(f"─ {step} " for step in side) for side in ordered]
-        first, *others = (f"{text:─<{max(map(len, texts))}}─" for text in texts)
-        end = "".join(f"─ {step} " for step in self.after) + "─→ x"
-        sides = [f"   {'├└'[n == len(others)]}{side}{'┤┘'[n == len(others)]}" for n, side in enumerate(others, 1)]
-        return "\n".join([f"x ─┬{first}⊕{end}" if others else f"x ─{first}{end}", *sides])
+        """Draw it, a line for each side: the branches with the most steps first, the skip last."""
+        ordered = sorted(self.sides, key=lambda side: (side in ("", "─ ·α "), -side.count("─")))
+        first, *others = (f"{side:─<{max(map(len, ordered))}}─" for side in ordered)
+        if not others:
+            return f"x ─{first}─→ x"
+        between = [f"   ├{side}┤" for side in others[:-1]]
+        return "\n".join([f"x ─┬{first}⊕{self.after}─→ x", *between, f"   └{others[-1]}┘"])
 
 
 class Step(Branch):
@@ -232,12 +226,5 @@ def placement_facts(tree: Any, made: Any) -> dict[str, Any]:
     names = ("attention", "mlp") if made.min_branches > 1 else ("f",)
     site = Site("block", 0, LAYERS, branches=2 * LAYERS)
     block = build.factory(tree, "placement")({name: Step(name) for name in names}, lambda *_, **__: Step("N"), site)
-    return {
-        "made": made,
-        "block": block,
-        "what": "a block" if len(names) > 1 else "a branch",
-        "flow": block(Flow()),
-        "norms": sum(isinstance(module, Step) for module in block.norms.modules()),
-        "layers": LAYERS,
-        "refused": list(refused("placement", made)),
-    }
+    steps = [module for module in block.norms.modules() if isinstance(module, Step)]
+    return {"block": block, "flow": block(Flow()), "norms": len(steps)}

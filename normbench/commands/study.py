@@ -7,10 +7,8 @@ from pathlib import Path
 
 import click
 
-from normbench.commands import CONFIG_DIR, HELP, SETTINGS, Commands, flag
+from normbench.commands import CONFIG_DIR, HELP, SETTINGS, TRUST, Commands, flag
 from normbench.studies import STUDIES
-
-TRUST = "Let a folder's runs have classes that are not normbench's or torch's: their code runs."
 
 
 @click.group(
@@ -39,7 +37,7 @@ def study_command(name: str, line: str) -> click.Command:
     @study.command(name, page=page, help=f"{line}.", short_help=line)
     @SETTINGS
     @flag("device", "Where given runs are measured: auto, cpu, cuda, cuda:N or mps.", default="auto")
-    @flag("trust", TRUST)
+    @TRUST
     @CONFIG_DIR
     @HELP
     def command(words: tuple[str, ...], device: str, trust: bool) -> int:
@@ -97,7 +95,7 @@ def write_page(formatter: click.HelpFormatter, name: str) -> None:
 @click.argument("run", type=click.Path(file_okay=False))
 @flag("out", "Where the weights go; by default folded.safetensors in RUN.", type=click.Path(path_type=Path))
 @flag("device", "auto, cpu, cuda, cuda:N or mps.", default="auto")
-@flag("trust", TRUST)
+@TRUST
 def fold(run: str, out: Path | None, device: str, trust: bool) -> int:
     """Fold a run's norms into their neighbours, for inference.
 

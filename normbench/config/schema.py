@@ -178,8 +178,9 @@ def check_trusted(tree: Tree, path: Path) -> None:
     for section in OPEN_SECTIONS:
         target = str(tree[section].get("_target_"))
         if not target.startswith(TRUSTED):
-            cure = "loading it runs its code: if you trust whoever made the run, add --trust (in Python trust=True)"
-            raise UsageError(f"{path} has {section}._target_={target}, neither normbench's nor torch's, and {cure}")
+            what = f"{path} has {section}._target_={target}, which is neither normbench's nor torch's"
+            cure = "if you trust whoever made the run, add --trust (in Python trust=True)"
+            raise UsageError(f"{what}, and loading it runs its code: {cure}")
 
 
 def may_run_code(word: str) -> bool:

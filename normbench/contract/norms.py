@@ -31,16 +31,23 @@ MOST_STEPS = 2.0  # a result that is rounded once is off by half a step
 INVARIANT = 1e-3  # ε is next to 0 where the norm has an `eps`, and another's formula may round to this
 FIRST_SAMPLE, FIRST_STEPS = (slice(1),), (slice(None), slice(3))
 
+C = 3.0  # the factor, and a shift
+Change = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, ...]]  # x, W and a vector c to arguments of torch's linear
+
 # What may leave norm(Wx) as it is: table 1 of Ba et al. 2016 and of Zhang & Sennrich 2019.
-Change = Callable[[Tensor, Tensor], Tensor]
 INVARIANCES: dict[str, Change] = {
-    "W × c": lambda w, x: x @ (3 * w).T,
-    "W + 1·cᵀ": lambda w, x: x @ (w + w[:1]).T,
-    "one weight vector × c": lambda w, x: x @ torch.cat((3 * w[:1], w[1:])).T,
-    "data × c": lambda w, x: 3 * x @ w.T,
-    "data + c": lambda w, x: (x + 3) @ w.T,
-    "one sample × c": lambda w, x: torch.cat((3 * x[:1], x[1:])) @ w.T,
+    "W × c": lambda x, w, c: (x, C * w),
+    "W + 1·cᵀ": lambda x, w, c: (x, w + c),
+    "one weight vector × c": lambda x, w, c: (x, torch.cat((C * w[:1], w[1:]))),
+    "data × c": lambda x, w, c: (C * x, w),
+    "data + c": lambda x, w, c: (x + c, w),
+    "one sample × c": lambda x, w, c: (torch.cat((C * x[:1], x[1:])), w),
 }
+
+
+def shifted(x: Tensor, w: Tensor, c: Tensor) -> tuple[Tensor, ...]:
+    """Shift Wx by the same number everywhere."""
+    return x, w, C * torch.ones_like(w[:, 0])
 
 
 class NormPart(ModulePart):
@@ -82,7 +89,7 @@ class NormPart(ModulePart):
             "crosses samples in training": partial(large, measure=moved_by_others, fact="crosses_samples"),
             "crosses samples in evaluation": partial(large, measure=partial(moved_by_others, training=False)),
             "sees later time steps": sees_future,
-            "centers: norm(x + c) = norm(x)": partial(invariant, change=lambda w, x: x @ w.T + 3, fact="centers"),
+            "centers: norm(x + c) = norm(x)": partial(invariant, change=shifted, fact="centers"),
             **{f"invariant: {name}": partial(invariant, change=change) for name, change in INVARIANCES.items()},
             **{f"trains: {ground}": partial(trials.trains, ground=ground) for ground in trials.GROUNDS},
         }
@@ -215,7 +222,7 @@ def invariant(part: NormPart, change: Change, fact: str = "") -> str | Fact:
     w, x = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in ((part.width, 5), (6, 4, 5)))
     takes_eps = "eps" in inspect.signature(part.made_class).parameters
     norm = part.module("sequence", **({"eps": 1e-30} if takes_eps else {})).double()
-    moved = difference(run_copy(norm, change(w, x)), run(norm, x @ w.T))
+    moved = difference(run_copy(norm, nn.functional.linear(*change(x, w, w[0]))), run(norm, x @ w.T))
     return declared(part, fact, Fact(moved < INVARIANT, f"deviation {moved:.1e}"))
 
 

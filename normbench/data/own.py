@@ -39,9 +39,7 @@ def own_images(
     size: Annotated[int | None, Setting("side of all images; null: as they are", "pixels", low=1, high=10**4)] = None,
     image_column: ImageColumn = "image",
     label_column: LabelColumn = "label",
-    split_column: Annotated[
-        str | None, Setting("column that says train, val or test; null: a tenth of each class is val")
-    ] = None,
+    split_column: Annotated[str | None, Setting("column of the splits; null: a tenth of each class is val")] = None,
     **options: Any,
 ) -> Images:
     """Return a person's own images, in a folder or in the rows of a CSV or Parquet file; `options` are Images'.

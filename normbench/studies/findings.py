@@ -178,9 +178,10 @@ def curves(
 ) -> Figure:
     """Draw a line for each arm: the mean over seeds, with a band from the lowest to the highest.
 
-    panel: a coordinate that has a panel for each value. log: axes with a logarithmic scale, "x", "y" or "xy". band:
-    columns of the band's ends in place of the seeds' range. wide: as wide as a page.
+    panel: a coordinate that has a panel for each value. log: axes with a logarithmic scale, "x", "y" or "xy", beside
+    those whose column says so. band: columns of the band's ends in place of the seeds' range. wide: as wide as a page.
     """
+    log += "".join(axis for axis, column in (("x", x), ("y", y)) if columns[column].scale == "log")
     rows = rows.replace([np.inf, -np.inf], np.nan).dropna(subset=[x, y])
     if rows.empty:
         return Figure(name, title, f"{caption} Nothing was finite.", title, style.blank(1.0), rows)
@@ -204,8 +205,8 @@ def curves(
                 draw_line(pane, data[chosen].sort_values(x), x, entry, entries.index(entry) / len(entries))
         if pd.api.types.is_integer_dtype(data[x]) and "x" not in log:
             panes[0].locator_params(axis="x", integer=True, min_n_ticks=2)
-        for axis in log:
-            style.log_scale(panes[0], axis)  # type: ignore[arg-type]  # x or y
+        for axis in {*log}:
+            style.log_scale(panes[0], axis)
         if not canvas.legends:
             height = panes[0].get_position().height * canvas.get_figheight()
             ends = [(data[is_arm(data, entry.arm.settings)].sort_values(x)["mean"].iloc[-1], entry)

@@ -18,11 +18,16 @@ from normbench.analysis.tables import Table
 from normbench.build import build_model
 from normbench.probes import statistics
 from normbench.settings import Setting
-from normbench.studies.findings import curves, interval, keys_of, number, plain_table, span
+from normbench.studies.findings import compared, curves, keys_of, plain_table
 from normbench.studies.frame import Column, Row, Study, Subject, check_memory
+from normbench.training.loop import to_device
+from normbench.types import Branch
+
+Passing = tuple[Tensor, Tensor]  # what enters a module, and what leaves it
 
 DEPTH, LAST = "model.depth", "position_gradient"
 BY_LAYER = ("rms", "gradient", "similarity", "angle")
+SLOPES = {LAST: Column("gradient of one position"), "gradient": Column("gradient of a batch")}
 EXPONENTS = (
     "Slope of the logarithm of the last layer's gradient norm on that of depth, mean over seeds with Student's 95 % "
     "interval. Theorem 1 of Xiong et al. 2020, of the loss at one position: 0 under post, −0.5 under pre."
@@ -40,19 +45,15 @@ class Propagation(Study):
 
     title = "Signal propagation at initialisation"
     source = "Xiong et al. 2020, theorem 1; Wang et al. 2022 (DeepNet); Dong et al. 2021 (rank collapse)"
-    words = (
-        *("norm=layernorm,rmsnorm,batchnorm,dyt", "placement=pre,post", "seed=0,1,2", "data.batch_size=4"),
-        *(f"{DEPTH}=2,4,8,16,32", "model.width=256", "model.mlp=relu"),
-    )
+    words = ("norm=layernorm,rmsnorm,batchnorm,dyt", "placement=pre,post", "seed=0,1,2", "data.batch_size=4",
+             f"{DEPTH}=2,4,8,16,32", "model.width=256", "model.mlp=relu")  # fmt: skip
     columns: ClassVar = {
-        "layer": Column("layer"),
-        DEPTH: Column("depth", "layers", "log"),
+        "layer": Column("layer"), DEPTH: Column("depth", "layers", "log"),
         "rms": Column("RMS of the stream", "", "log"),
         "gradient": Column("gradient norm of the output weights", "", "log"),
-        "similarity": Column("similarity of positions", "cosine"),
-        "angle": Column("angle between layers", "°"),
+        "similarity": Column("similarity of positions", "cosine"), "angle": Column("angle between layers", "°"),
         LAST: Column("last layer's gradient of one position", "", "log"),
-    }
+    }  # fmt: skip
 
     def __init__(self, *, layers: Annotated[int, Setting("layers shown, spread evenly", low=2)] = 64) -> None:
         self.layers = layers
@@ -68,77 +69,61 @@ class Propagation(Study):
         model, norms = subject.build()
         for norm in norms.values():
             norm.train()  # running statistics are those of no batch yet
-        depth = len(model.blocks)
-        shown = sorted({round(place) for place in np.linspace(0, depth - 1, min(self.layers, depth))})
-        passings = {place: Passing(model.blocks[place]) for place in shown}
-        batch = subject.data.train_batch(0).map(lambda tensor: tensor.to(subject.device))
-        passings[depth - 1].watch_positions(batch.targets.numel())
+        depth, last = len(model.blocks), last_branch(model.blocks[-1])
+        shown = {round(place) for place in np.linspace(0, depth - 1, min(self.layers, depth))}
+        watched: dict[Any, nn.Module] = {place: model.blocks[place] for place in sorted(shown)}
+        watched.update((LAST, map) for name in last.output if isinstance(map := getattr(last, name), nn.Linear))
+        seen: dict[Any, Passing] = {}
+        for key, module in watched.items():
+            module.register_forward_hook(partial(keep, seen, key))
         for block in model.blocks[:-1]:
             block.forward = partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False)
+        batch = to_device(subject.data.train_batch(0), subject.device)
         subject.task.loss(model(*batch.arguments), batch.targets).backward()
-        for place, passing in passings.items():
-            yield {"layer": place + 1} | passing.row()
+        at_end = {LAST: batch.targets.numel() * position_gradient(*seen.pop(LAST))} if LAST in seen else {}
+        for place, passing in seen.items():
+            row = {"layer": place + 1, **passed(last_branch(model.blocks[place]), *passing)}
+            yield row | (at_end if place == depth - 1 else {})
 
     def tables(self, rows: pd.DataFrame) -> list[Table]:
-        deep = deepest(rows)
-        ends, front = deep[deep["layer"].isin([1, deep["layer"].max()])], [*keys_of(rows), "layer"]
-        means = ends.groupby(front, dropna=False, sort=False)[[name for name in BY_LAYER if name in rows]].mean()
-        found = means.reset_index().rename(columns={name: column.label for name, column in self.columns.items()})
+        deep, front = deepest(rows), [*keys_of(rows), "layer"]
+        ends = deep[deep["layer"].isin([1, deep["layer"].max()])].groupby(front, dropna=False, sort=False)
+        means = ends[[name for name in BY_LAYER if name in rows]].mean().reset_index()
+        found = means.rename(columns={name: column.label for name, column in self.columns.items()})
         return [*exponents(rows), plain_table("ends", "First and last layer", found.to_dict("records"), len(front))]
 
     def figures(self, rows: pd.DataFrame) -> list[Figure]:
-        drawn = [(name, "layer", deepest(rows), "y" * (self.columns[name].scale == "log")) for name in BY_LAYER]
-        return [
-            curves(name, own, x=x, y=name, columns=self.columns, log=log, wide=True, title=self.columns[name].words,
-                   caption="At initialisation; by layer: in the deepest stack.")
-            for name, x, own, log in (*drawn, (LAST, DEPTH, rows, "xy")) if {name, x} <= {*rows}
-        ]  # fmt: skip
+        caption = "At initialisation; by layer: in the deepest stack."
+        drawn = [*((name, "layer", deepest(rows)) for name in BY_LAYER), (LAST, DEPTH, rows)]
+        about: Any = {"columns": self.columns, "caption": caption, "wide": True}
+        return [curves(name, own, x=x, y=name, title=self.columns[name].words, **about)
+                for name, x, own in drawn if {name, x} <= {*rows}]  # fmt: skip
 
 
-class Passing:
-    """What passes through one block: the stream on its way forward, and the gradient of what writes to it last.
+def keep(seen: dict[Any, Passing], key: Any, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    """Keep what enters and leaves a module, and later the gradient of what leaves."""
+    output.retain_grad()
+    seen[key] = inputs[0], output
 
-    weights: the output weights of the last branch; of one that names none, all of its.
+
+def last_branch(block: Any) -> Branch:
+    """Return the branch of a block that writes to the stream last."""
+    return [*block.branches.values()][-1]
+
+
+@torch.no_grad()
+def passed(branch: Branch, x: Tensor, y: Tensor) -> dict[str, float]:
+    """Return what passed through a block with this last branch: the stream, x to y, and the gradient on the way back.
+
+    That is the gradient of the branch's output weights; of one that names none, of all its parameters.
     """
-
-    def __init__(self, block: nn.Module) -> None:
-        self.branch: Any = [*block.branches.values()][-1]  # type: ignore[operator]  # a Placement's
-        self.weights = self.branch.output_weights() or [*self.branch.parameters()]
-        self.seen: dict[str, Tensor] = {}
-        block.register_forward_hook(self.see_stream)
-
-    @torch.no_grad()
-    def see_stream(self, block: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        """Read the stream that leaves a block, and how far it has turned there."""
-        channel_dim = self.branch.channel_dim
-        self.seen["rms"] = statistics.rms(output)
-        if output[0].numel() > output.shape[channel_dim]:  # more than one position
-            self.seen["similarity"] = statistics.token_similarity(output, channel_dim)
-        if output.shape == inputs[0].shape:
-            self.seen["angle"] = angle(inputs[0], output, channel_dim)
-
-    def watch_positions(self, predictions: int) -> None:
-        """Read what one position adds to the gradient of a linear map's weights, for the loss of one prediction.
-
-        That is the outer product of h, which enters the map there, and δ, the gradient of what leaves it: |h|·|δ|.
-        """
-
-        def see(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-            lengths = inputs[0].detach().norm(dim=-1)
-
-            def keep(delta: Tensor) -> None:
-                self.seen[LAST] = predictions * (lengths * delta.norm(dim=-1)).mean()
-
-            output.register_hook(keep)
-
-        for module in (getattr(self.branch, name) for name in self.branch.output):
-            if isinstance(module, nn.Linear):
-                module.register_forward_hook(see)
-
-    def row(self) -> Row:
-        """Return the numbers."""
-        gradient = statistics.total_norm([weight.grad for weight in self.weights])
-        return {"gradient": float(gradient)} | {name: float(value) for name, value in self.seen.items()}
+    weights: list[Any] = branch.output_weights() or [*branch.parameters()]
+    found = {"rms": statistics.rms(y), "gradient": statistics.total_norm([weight.grad for weight in weights])}
+    if y[0].numel() > y.shape[branch.channel_dim]:  # more than one position
+        found["similarity"] = statistics.token_similarity(y, branch.channel_dim)
+    if y.shape == x.shape:
+        found["angle"] = angle(x, y, branch.channel_dim)
+    return {name: float(value) for name, value in found.items()}
 
 
 def angle(x: Float[Tensor, "..."], y: Float[Tensor, "..."], channel_dim: int) -> Float[Tensor, ""]:
@@ -151,6 +136,14 @@ def angle(x: Float[Tensor, "..."], y: Float[Tensor, "..."], channel_dim: int) ->
     return torch.rad2deg(2 * torch.atan2(apart, along)).mean()
 
 
+def position_gradient(x: Tensor, y: Any) -> float:
+    """Return the norm of what one position adds to the gradient of the weights of y = Wx, the mean over positions.
+
+    That is the outer product of x there and δ, the gradient of y: |x|·|δ|.
+    """
+    return float((x.detach().norm(dim=-1) * y.grad.norm(dim=-1)).mean())
+
+
 def deepest(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of the deepest stacks."""
     return rows[rows[DEPTH] == rows[DEPTH].max()] if DEPTH in rows else rows
@@ -160,17 +153,15 @@ def exponents(rows: pd.DataFrame) -> list[Table]:
     """Say with which exponent of depth the last layer's gradient changes; nothing where depth does not vary."""
     if DEPTH not in rows or LAST not in rows:
         return []
-    keys, found = [key for key in keys_of(rows) if key != DEPTH], []
-    for settings, own in rows.dropna(subset=[LAST]).groupby(keys, dropna=False, sort=False):
-        row = dict(zip(keys, settings, strict=True))
-        for name, words in ((LAST, "one position"), ("gradient", "a batch")):
-            mean, *ends = interval(slopes(own, name))
-            row |= {f"gradient of {words}": number(mean), f"95 % interval, {words}": span(ends)}
-        found.append(row)
-    return [plain_table("exponents", "Exponents of the last layer's gradient", found, len(keys), EXPONENTS)]
+    keys = [*(key for key in keys_of(rows) if key != DEPTH), "seed"]
+    found = rows.dropna(subset=[LAST]).groupby(keys, dropna=False, sort=False)[[DEPTH, *SLOPES]].apply(slopes)
+    title = "Exponents of the last layer's gradient"
+    return [compared(found.reset_index(), values=[*SLOPES], columns=SLOPES, key="exponents", title=title,
+                     notes=(EXPONENTS,))]  # fmt: skip
 
 
-def slopes(rows: pd.DataFrame, name: str) -> list[float]:
-    """Return for each seed the slope of a value against depth, both as logarithms, by least squares."""
-    seeds = [own for _, own in rows.groupby("seed") if own[name].between(0, np.inf, inclusive="neither").all()]
-    return [float(np.polyfit(np.log(own[DEPTH].astype(float)), np.log(own[name]), 1)[0]) for own in seeds]
+def slopes(rows: pd.DataFrame) -> pd.Series:
+    """Return the slope of each gradient against depth, both as logarithms, by least squares, or NaN."""
+    logs = np.log(rows.where(rows > 0).astype(float))
+    finite = [name for name in SLOPES if np.isfinite(logs[name]).all()]
+    return pd.Series({name: np.polyfit(logs[DEPTH], logs[name], 1)[0] for name in finite}, index=[*SLOPES])

@@ -245,7 +245,8 @@ def resume(folder: Path, words: Sequence[str], dry_run: bool, report: Report, tr
     if not noted:
         raise UsageError(f"{folder} holds no sweep that can go on: give the folder of one, as outputs/{SWEEP_NAME}")
     if not trust and (foreign := SweepFolder(folder).foreign):
-        raise UsageError(f"{folder} has {foreign[0]}, whose code runs: if you trust whoever made it, add --trust")
+        cure = "if you trust whoever made the sweep, add --trust"
+        raise UsageError(f"{folder} has {foreign[0]}, whose code runs: {cure}")
     place = {"name": folder.absolute().name, "outputs": str(folder.parent)}
     place = {key: path if re.fullmatch(r"[a-z./][\w./-]*", path) else f"'{path}'" for key, path in place.items()}
     more = {key_of(word): word.partition("=")[2] for word in words} | place
