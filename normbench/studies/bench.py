@@ -1,0 +1,284 @@
+"""What a norm costs: alone, beside the least that memory allows, and within a training step.
+
+Implementations are timed in turn, round by round, so that a machine that slows down does so for all alike.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product, starmap
+from typing import Annotated, Any, ClassVar
+
+import pandas as pd
+import torch
+from scipy.stats import quantile_test
+from torch import nn
+
+from normbench import build
+from normbench.analysis.figures.style import Figure
+from normbench.analysis.tables import Table
+from normbench.analysis.wording import significant
+from normbench.config.groups import section_of
+from normbench.errors import UsageError, explain
+from normbench.settings import Setting
+from normbench.studies import timing
+from normbench.studies.findings import curves, keys_of, plain_table
+from normbench.studies.frame import Column, Row, Study, Subject, check_memory
+from normbench.studies.timing import Call, Candidate, Timed, in_turn
+from normbench.training.loop import to_device
+from normbench.training.optimizer import make_optimizer, parameter_groups
+from normbench.training.precision import DTYPES, make_precision
+
+FORMATS = ("float32", "bfloat16", "float16")
+IMPLEMENTATIONS = ("torch", "eager", "compiled", "liger")
+FORWARD, BOTH, STEP = "forward", "forward and backward", "training step"
+
+# The least that must move through memory, in tensors as large as the input: x and y; then x, ∂y and ∂x as well.
+MOVED = {FORWARD: 2, BOTH: 5}
+
+PRECISIONS = {str(dtype).removeprefix("torch."): name for name, dtype in DTYPES.items()}
+NEEDED = 13  # tensors as large as the input, in float32, that are held at once at most
+FLUSHED = 1.25  # times the last level cache: what is read to fill it with other data
+
+# Heads of tables.
+OTHER = " of the other"
+HEADS = {"operators": "runs as", f"operators{OTHER}": "the other as", "like": "like with like", "code": "what runs"}
+COSTS = {"time_us": "time, µs", "ratio": "× torch.nn.LayerNorm", "floor": "floor, µs", "over_floor": "× floor"}
+COSTS |= {"memory": "peak memory, × input"}
+SHARE = {"ms": "step, ms", "without": "without norms, ms", "share": "share of the norms, %"}
+
+
+def training_step(subject: Subject, norm: Mapping[str, Any]) -> tuple[Call, list[nn.Module]]:
+    """Return a function that takes a training step of the subject's model, and the norms in it.
+
+    norm: the section of the configuration for them.
+    """
+    tree, device, data = {**subject.tree, "norm": norm}, subject.device, subject.data
+    model, norms = build.make_model(tree, data.task, subject.seed)
+    trainer, decay = tree["trainer"], tree["optim"].get("weight_decay", 0.0)
+    precision = make_precision(trainer["precision"], device)
+    groups = parameter_groups(model.to(device).train(), norms.values(), decay, trainer["decay_norms"])
+    optimizer = make_optimizer(build.factory(tree, "optim"), groups, device)
+    batch, run = to_device(data.train_batch(0), device), torch.compile(model) if trainer["compile"] else model
+
+    def step() -> None:
+        with precision.autocast():
+            loss = data.task.loss(run(*batch.arguments), batch.targets)
+        precision.scaler.scale(loss).backward()
+        precision.scaler.unscale_(optimizer)
+        norm = nn.utils.clip_grad_norm_(model.parameters(), trainer["grad_clip"] or float("inf"))
+        precision.step(optimizer, norm)
+        optimizer.zero_grad(set_to_none=True)
+
+    return step, [*norms.values()]
+
+
+# ---- the study
+
+
+class Bench(Study):
+    """Measure the time and memory of each norm, in each implementation that is there, and of a training step with it.
+
+    All are timed in turn, round by round, on the same numbers: forward, and forward and backward. Beside each stand
+    torch.nn.LayerNorm in the same round, and the floor: the bytes that must move, at the speed at which torch copies a
+    tensor of that size. For a cold cache the last level cache is filled with other data before each measurement.
+    Two norms compare like with like if each runs as one operator of torch's, or as one compiled function, or as
+    several operators, which is read off autograd's graph: one operator against several compares kernels, not norms.
+
+    The share of the norms in a training step is 1 − the time of a step without norms / that with them, step by step in
+    turn. Times are medians over rounds, with a 95 % interval of order statistics.
+    """
+
+    title = "What a norm costs"
+    source = "Zhang & Sennrich 2019 and Zhu et al. 2025; for the roofline, Williams, Waterman & Patterson 2009"
+    words = ("norm=layernorm,rmsnorm,dyt", "model=nano", "data=pydocs")
+    together = True
+    columns: ClassVar = {
+        "time_us": Column("time", "µs", "log"),
+        "baseline_us": Column("time of torch.nn.LayerNorm in this round", "µs", "log"),
+        "copy_us": Column("time of a copy of the input in this round", "µs", "log"),
+        "without_us": Column("time of a step without norms in this round", "µs", "log"),
+        "moved_bytes": Column("what must move", "bytes", "log"),
+        "memory_bytes": Column("peak memory", "bytes", "log"),
+        "input_bytes": Column("size of the input", "bytes", "log"),
+    }
+
+    def __init__(
+        self,
+        *,
+        rows: Annotated[Sequence[int], Setting("rows (positions) of the input", low=1)] = (64, 512, 4096),
+        features: Annotated[Sequence[int], Setting("features of a row", low=2)] = (512,),
+        dtypes: Annotated[Sequence[str], Setting("formats of the input", choices=FORMATS)] = ("float32", "bfloat16"),
+        implementations: Annotated[Sequence[str], Setting("of each", choices=IMPLEMENTATIONS)] = IMPLEMENTATIONS,
+        rounds: Annotated[int, Setting("measurements of each", "rounds", low=1)] = 9,
+        steps: Annotated[int, Setting("measured training steps of each model; 0: none", "steps", low=0)] = 30,
+    ) -> None:
+        self.sizes = [*product(rows, features)]
+        self.dtypes, self.implementations, self.rounds, self.steps = dtypes, implementations, rounds, steps
+
+    # ---- what is measured
+
+    def check(self, subject: Subject) -> None:
+        """Refuse sizes that do not fit into memory, a norm that does nothing, and one without any implementation."""
+        rows, features = max(self.sizes, key=math.prod)
+        needed = 4 * NEEDED * rows * features + FLUSHED * timing.last_level_cache(subject.device)
+        check_memory(needed, f"study.rows={rows} with study.features={features}", subject.device)
+        name, words = subject.settings["norm"], ",".join(self.implementations)
+        for features in {size[1] for size in self.sizes}:
+            one = next(timing.candidates(subject, features, self.implementations), None)
+            if one is None:
+                raise UsageError(f"study.implementations={words}: norm={name} has none of these here, add eager")
+            if one.norm(x := torch.zeros(1, 2, features, device=subject.device)) is x:
+                raise UsageError(f"norm={name} leaves its input as it is, which costs nothing: leave it out")
+
+    def measure(self, subject: Subject) -> Iterator[Row]:
+        """Yield the rows of one subject."""
+        return (row for _, row in self.measure_together([subject]))
+
+    def measure_together(self, subjects: Sequence[Subject]) -> Iterator[tuple[Subject, Row]]:
+        """Yield a row for each round of each candidate and model, and one with the reason for what cannot be run."""
+        for dtype in self.dtypes:
+            try:
+                make_precision(PRECISIONS[dtype], subjects[0].device)
+            except UsageError as error:
+                yield subjects[0], {"dtype": dtype, "code": str(error)}
+                continue
+            for rows, features in self.sizes:
+                torch.compiler.reset()
+                with torch._dynamo.config.patch(recompile_limit=100):  # of all norms together, which share a method
+                    yield from self.timed(subjects, rows, features, dtype)
+        if self.steps:
+            yield from self.timed_steps(subjects)
+
+    def timed(self, subjects: Sequence[Subject], rows: int, features: int, dtype: str) -> Iterator[tuple[Subject, Row]]:
+        """Yield what is measured at one size and dtype."""
+        device, generator = subjects[0].device, torch.Generator().manual_seed(0)
+        x, dy, source = torch.randn(3, 1, rows, features, generator=generator).to(device, getattr(torch, dtype))
+        target, layernorm = torch.empty_like(x), nn.LayerNorm(features, device=device, dtype=x.dtype)
+        words = self.implementations
+        known = [Candidate("torch", timing.code_of(layernorm), layernorm, tuple(layernorm.parameters()))]
+        about: list[tuple[Subject, Row]] = []
+        size: Row = {"rows": rows, "features": features, "dtype": dtype, "input_bytes": x.nbytes}
+        for subject, one in [(each, one) for each in subjects for one in timing.candidates(each, features, words)]:
+            fact = {**size, "implementation": one.implementation, "code": one.code}
+            try:
+                fact["operators"] = timing.operators(one.norm(x.requires_grad_()))
+            except Exception as error:  # a compiler may raise anything
+                if one.implementation != "compiled":
+                    raise
+                yield subject, {**fact, "code": explain(error)}
+                continue
+            known.append(one)
+            about.append((subject, fact))
+        flush = torch.zeros(int(FLUSHED * timing.last_level_cache(device)) // 4, device=device).sum
+        conditions = [*product({"warm": None, "cold": flush}.items(), range(self.rounds))]
+        for passes, moved in MOVED.items():
+            with torch.set_grad_enabled(passes != FORWARD):
+                timed = [Timed(one.call(x, dy if passes == BOTH else None)) for one in known]
+                peaks = [timing.peak_memory(one.call, device) for one in timed[1:]]
+                timed = [Timed(lambda: target.copy_(source)), *timed]
+                measured = [in_turn(timed, number, prepare) for (_, prepare), number in conditions]
+            for ((cache, _), number), (copied, first, *times) in zip(conditions, measured, strict=True):
+                row = {"passes": passes, "moved_bytes": moved * x.nbytes, "cache": cache, "round": number}
+                for (subject, fact), peak, time in zip(about, peaks, times, strict=True):
+                    times_us = {"time_us": time, "baseline_us": first, "copy_us": copied}
+                    yield subject, {**fact, **row, "memory_bytes": peak, **times_us}
+
+    def timed_steps(self, subjects: Sequence[Subject]) -> Iterator[tuple[Subject, Row]]:
+        """Yield what is measured of training steps, with norms and without."""
+        none, steps, codes = section_of("norm", "none"), list[Timed](), list[str]()
+        for subject in subjects:
+            step, norms = training_step(subject, subject.tree["norm"])
+            steps += [Timed(step), Timed(training_step(subject, none)[0])]
+            codes.append(f"{len(norms)} × {timing.code_of(norms[0])}" if norms else "none")
+        for number in range(self.steps):
+            times = in_turn(steps, number, prepare=lambda: None)
+            for subject, code, time, without in zip(subjects, codes, times[::2], times[1::2], strict=True):
+                yield subject, {"passes": STEP, "code": code, "round": number, "time_us": time, "without_us": without}
+
+    # ---- what was found
+
+    def tables(self, rows: pd.DataFrame) -> list[Table]:
+        """Say what each costs at each size, which pairs compare like with like, and the norms' share of a step."""
+        norms, found = alone(rows), list[Table]()
+        for (dtype, count, width), own in norms.groupby(["dtype", "rows", "features"], sort=False):
+            title = f"{count:,} rows × {width:,} features, {dtype}"
+            by = [*varied(rows), "implementation", "code", "passes", "cache"]
+            found.append(summed(f"costs-{dtype}-{count}-{width}", title, own, by, COSTS))
+        found += [pair_table(str(dtype), own) for dtype, own in norms.groupby("dtype", sort=False)]
+        if len(steps := rows[rows["passes"] == STEP]):
+            steps = steps.assign(ms=steps["time_us"] / 1e3, without=steps["without_us"] / 1e3)
+            steps = steps.assign(share=100 * (1 - steps["without"] / steps["ms"]))
+            found.append(summed("steps", "Norms in a training step", steps, [*varied(rows), "code"], SHARE))
+        if len(failed := rows[rows["time_us"].isna()]):
+            found.append(plain_table("left-out", "Not measured", failed[["dtype", "code"]].to_dict("records"), 2))
+        return found
+
+    def figures(self, rows: pd.DataFrame) -> list[Figure]:
+        """Draw at which speed bytes move, beside a copy."""
+        groups = alone(rows).groupby(["dtype", "cache"], sort=False)
+        return [roofline(f"{dtype}, {cache} cache", own) for (dtype, cache), own in groups]
+
+
+def varied(rows: pd.DataFrame) -> list[str]:
+    """Return the settings that tell arms apart, the norm always."""
+    return [key for key in keys_of(rows) if key == "norm" or rows[key].nunique(dropna=False) > 1]
+
+
+def alone(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of norms that are measured alone, with ratios to what was measured in the same round."""
+    own = rows[rows["passes"].isin([*MOVED])].astype({"rows": int, "features": int, "moved_bytes": int})
+    floor = own["copy_us"] * own["moved_bytes"] / (2 * own["input_bytes"])
+    own = own.assign(floor=floor, over_floor=own["time_us"] / floor, ratio=own["time_us"] / own["baseline_us"])
+    return own.assign(memory=own["memory_bytes"] / own["input_bytes"])
+
+
+def ends(values: pd.Series) -> tuple[float, float]:
+    """Return the 95 % interval of a median, whose ends are order statistics; NaN for fewer than six values."""
+    low, high = quantile_test(values, q=0, p=0.5).confidence_interval(0.95)
+    return float(low), float(high)
+
+
+def summed(key: str, title: str, rows: pd.DataFrame, by: Sequence[str], numbers: Mapping[str, str]) -> Table:
+    """Return medians over rounds, with their intervals. numbers: columns of rows and their words."""
+    cells = []
+    for values, own in rows.groupby([*by], sort=False, dropna=False):
+        row: Row = {HEADS.get(name, name): str(value) for name, value in zip(by, values, strict=True)}
+        for name, words in numbers.items():
+            low, high = ends(own[name])
+            interval = f" [{significant(low)}, {significant(high)}]" if low < high else ""
+            row[words] = significant(own[name].median()) + interval
+        cells.append(row)
+    said = f"Medians of {rows['round'].nunique()} rounds with 95 % intervals; ratios are taken round by round."
+    return plain_table(key, title, cells, len(by), said)
+
+
+def pair_table(dtype: str, rows: pd.DataFrame) -> Table:
+    """Say which pairs of norms compare like with like in an implementation, at the largest size of a dtype."""
+    rows = rows[(rows["moved_bytes"] == rows["moved_bytes"].max()) & (rows["cache"] == "warm")]
+    arms, size = varied(rows), f"{rows['rows'].iloc[0]:,} × {rows['features'].iloc[0]:,}, {dtype}"
+    rows = rows.assign(arm=rows.groupby(arms, sort=False, dropna=False).ngroup())
+    pairs = rows.merge(rows, on=["implementation", "round"], suffixes=("", OTHER))
+    pairs = pairs[pairs["arm"] < pairs["arm" + OTHER]]
+    both = pairs[["operators", "operators" + OTHER]].itertuples(index=False)
+    pairs = pairs.assign(quotient=pairs["time_us"] / pairs["time_us" + OTHER], like=[*starmap(timing.alike, both)])
+    by = ["implementation", *arms, *(key + OTHER for key in arms), "operators", "operators" + OTHER, "like"]
+    title = f"Pairs of norms, {BOTH}: {size}, warm cache"
+    return summed(f"pairs-{dtype}", title, pairs, by, {"quotient": "ratio of times"})
+
+
+def roofline(what: str, rows: pd.DataFrame) -> Figure:
+    """Draw the speed at which the bytes move that must, against how many they are, beside that of a copy."""
+    found = pd.concat([rows, rows.assign(norm="copy", time_us=rows["floor"])])
+    found = found.assign(panel=found["implementation"] + ", " + found["passes"], megabytes=found["moved_bytes"] / 1e6)
+    found["speed"] = found["megabytes"] / found["time_us"] * 1e3
+    speeds = found.groupby([*keys_of(rows), "seed", "panel", "megabytes"], sort=False, dropna=False)["speed"]
+    points = speeds.median().reset_index()
+    points[["low", "high"]] = [ends(own) for _, own in speeds]
+    columns = {"megabytes": Column("what must move", "MB"), "speed": Column("speed at which it moves", "GB/s")}
+    caption = "What must move (forward x and y; backward also x, ∂y and ∂x) over the median time; band: 95 % interval. "
+    caption += "A copy is the roof: there a norm would take the least time."
+    return curves("roofline_" + what.replace(", ", "_").replace(" ", "_"), points, x="megabytes", y="speed",
+                  columns={**columns, "panel": Column("")}, title=f"Speed of the norms, {what}", caption=caption,
+                  panel="panel", log="xy", band=("low", "high"), wide=True)  # fmt: skip
