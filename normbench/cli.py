@@ -18,7 +18,7 @@ import click
 from normbench import __version__
 from normbench.commands import CONFIG_DIR, FOLDER, HELP, MULTIRUN, SETTINGS, Commands, flag, later
 from normbench.commands.streams import steady
-from normbench.commands.study import bench, study
+from normbench.commands.study import bench, fold, study
 from normbench.config import GROUPS
 from normbench.errors import RunFailure, UsageError
 from normbench.settings import printable
@@ -365,7 +365,7 @@ def compare(a: str, b: str, **flags: Any) -> int:
     return compare_arms(a, b, flags.pop("in"), **flags)
 
 
-for command in filter(None, (study, bench)):
+for command in filter(None, (study, bench, fold)):
     cli.add_command(command)
 
 

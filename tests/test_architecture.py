@@ -35,7 +35,7 @@ PARTS: dict[str, tuple[set[str], int]] = {
     "build": ({"config", "models", "norms", "recording", "training"}, 200),
     "run": ({"build", "config", "probes", "recording", "rundir", "training"}, 501),
     "results": ({"build", "config", "rundir", "training"}, 100),
-    "analysis": ({"config", "recording", "results", "rundir"}, 2306),
+    "analysis": ({"config", "recording", "results", "rundir"}, 2307),
     "sweep": ({"build", "config", "run", "rundir"}, 965),
     "contract": ({"build", "config", "training"}, 650),
     "studies": (
@@ -43,7 +43,7 @@ PARTS: dict[str, tuple[set[str], int]] = {
         | {"training"},
         2200,
     ),
-    "commands": ({"analysis", "build", "config", "contract", "results", "rundir", "run", "studies", "sweep"}, 735),
+    "commands": ({"analysis", "build", "config", "contract", "results", "rundir", "run", "studies", "sweep"}, 745),
     "cli": ({"commands", "config", "recording", "run", "studies", "sweep"}, 208),
     "__main__": ({"cli"}, 5),
     "__init__": ({"results"}, 31),

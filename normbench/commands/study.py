@@ -93,5 +93,21 @@ def write_page(formatter: click.HelpFormatter, name: str) -> None:
         formatter.write_dl((key, column.label) for key, column in kind.columns.items())
 
 
+@click.command()
+@click.argument("run", type=click.Path(file_okay=False))
+@flag("out", "Where the weights go; by default folded.safetensors in RUN.", type=click.Path(path_type=Path))
+@flag("device", "auto, cpu, cuda, cuda:N or mps.", default="auto")
+@flag("trust", TRUST)
+def fold(run: str, out: Path | None, device: str, trust: bool) -> int:
+    """Fold a run's norms into their neighbours, for inference.
+
+    Writes the weights as safetensors, and tells what was folded, what was kept and why, what that changes in each
+    precision, and what it saves.
+    """
+    from normbench.studies.folding import fold_run
+
+    return fold_run(run, out, device, trust)
+
+
 commands = {name: study_command(name, line) for name, line in STUDIES.items()}
 bench = study.commands.pop("bench", None)

@@ -256,11 +256,12 @@ def label_ends(axes: Axes, height: float, ends: Sequence[tuple[float, Entry]]) -
     heights = axes.transAxes.inverted().transform(axes.transData.transform([(0, end) for end, _ in ordered]))[:, 1]
     gaps = LINE / height * np.arange(len(ordered))
     places = np.maximum.accumulate(heights.clip(0, 1) - gaps) + gaps
+    *line, start = (1 + inches * axes.figure.dpi / axes.bbox.width for inches in (0.04, 0.22, 0.28))
     for place, (end, entry) in zip(places - max(places[-1] - 1, 0), ordered, strict=True):
         far = " ↑" if end > high else " ↓" if end < low else ""
         how: dict[str, Any] = {"transform": axes.transAxes, "gid": gid_of(entry.arm, "")}
-        axes.add_artist(sample(entry, xdata=[1.02, 1.11], ydata=[place] * 2, markevery=[1], clip_on=False, **how))
-        axes.text(1.14, place, plain(entry.label) + far, va="center", **how)
+        axes.add_artist(sample(entry, xdata=line, ydata=[place] * 2, markevery=[1], clip_on=False, **how))
+        axes.text(start, place, plain(entry.label) + far, va="center", **how)
 
 
 def gid_of(arm: Arm, value: str) -> str:
