@@ -19,10 +19,20 @@ from normbench.build import factory
 from normbench.cli import main
 from normbench.config.compose import read
 from normbench.errors import UsageError
-from normbench.studies import bench, timing
-from normbench.studies.bench import BOTH, FORWARD, Bench
+from normbench.studies import bench
+from normbench.studies.bench import (
+    BOTH,
+    FORWARD,
+    Bench,
+    Candidate,
+    Timed,
+    alike,
+    candidates,
+    in_turn,
+    operators,
+    peak_memory,
+)
 from normbench.studies.frame import Subject
-from normbench.studies.timing import Candidate, Timed, alike, candidates, in_turn, operators, peak_memory
 
 CPU = torch.device("cpu")
 
@@ -56,13 +66,13 @@ def test_peak_memory_is_that_of_all_tensors_held_at_once() -> None:
     assert peak_memory(lambda: x.neg() * x.exp(), CPU) == 3 * x.nbytes
     assert peak_memory(lambda: (x.neg()[:1].clone(), x.neg()), CPU) == x.nbytes + 4
     norm, wanted = nn.LayerNorm(50, elementwise_affine=False), torch.randn(200, 50, requires_grad=True)
-    peak = peak_memory(Candidate("", "", norm, ()).call(wanted, torch.ones(200, 50)), CPU)
+    peak = peak_memory(Candidate("", "", norm).call(wanted, torch.ones(200, 50)), CPU)
     assert peak == 2 * wanted.nbytes + 2 * 200 * 4  # y, ∂x, and the mean and 1/σ of each row
 
 
 def test_the_backward_pass_gives_the_gradients_and_adds_them_to_none() -> None:
     norm, x, dy = nn.LayerNorm(8), torch.randn(5, 8, requires_grad=True), torch.randn(5, 8)
-    found: Any = Candidate("", "", norm, tuple(norm.parameters())).call(x, dy)()
+    found: Any = Candidate("", "", norm).call(x, dy)()
     assert x.grad is None and norm.weight.grad is None
     norm(x).backward(dy)
     assert all(torch.equal(one, leaf.grad) for one, leaf in zip(found, (x, norm.weight, norm.bias), strict=True))
@@ -128,7 +138,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pd.DataFrame]:
     """The rows of a small bench, made by the command, beside its figures."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("bench"))
-        patch.setattr(timing, "last_level_cache", lambda device: 2**20)
+        patch.setattr(bench, "last_level_cache", lambda device: 2**20)
         small = "study.rows=16,64 study.features=32 study.dtypes=float32 study.rounds=6 study.steps=2"
         words = f"norm=layernorm,rmsnorm study.implementations=torch,eager {small} threads=1 quiet=true"
         assert main(["bench", *words.split(), "model.depth=1", "model.width=32"]) == 0

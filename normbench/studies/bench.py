@@ -6,14 +6,24 @@ Implementations are timed in turn, round by round, so that a machine that slows 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import product, starmap
-from typing import Annotated, Any, ClassVar
+import os
+import re
+import timeit
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from importlib import import_module
+from importlib.util import find_spec
+from itertools import accumulate, product, starmap
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import pandas as pd
 import torch
 from scipy.stats import quantile_test
-from torch import nn
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
+from torch.utils import benchmark
 
 from normbench import build
 from normbench.analysis.figures.style import Figure
@@ -22,12 +32,9 @@ from normbench.analysis.wording import significant
 from normbench.config.groups import section_of
 from normbench.errors import UsageError, explain
 from normbench.settings import Setting
-from normbench.studies import timing
 from normbench.studies.findings import curves, keys_of, plain_table
 from normbench.studies.frame import Column, Row, Study, Subject, check_memory
-from normbench.studies.timing import Call, Candidate, Timed, in_turn
-from normbench.training.loop import to_device
-from normbench.training.optimizer import make_optimizer, parameter_groups
+from normbench.studies.steps import check_steps, steps
 from normbench.training.precision import DTYPES, make_precision
 
 FORMATS = ("float32", "bfloat16", "float16")
@@ -39,6 +46,8 @@ MOVED = {FORWARD: 2, BOTH: 5}
 
 PRECISIONS = {str(dtype).removeprefix("torch."): name for name, dtype in DTYPES.items()}
 NEEDED = 13  # tensors as large as the input, in float32, that are held at once at most
+BLOCK = 5e-3  # seconds that one measurement with a warm cache lasts at least
+WARM_UP = 3  # calls by torch's Timer before a single one counts, and that one
 FLUSHED = 1.25  # times the last level cache: what is read to fill it with other data
 
 # Heads of tables.
@@ -47,34 +56,143 @@ HEADS = {"operators": "runs as", f"operators{OTHER}": "the other as", "like": "l
 COSTS = {"time_us": "time, µs", "ratio": "× torch.nn.LayerNorm", "floor": "floor, µs", "over_floor": "× floor"}
 COSTS |= {"memory": "peak memory, × input"}
 SHARE = {"ms": "step, ms", "without": "without norms, ms", "share": "share of the norms, %"}
+Call = Callable[[], object]
 
 
-def training_step(subject: Subject, norm: Mapping[str, Any]) -> tuple[Call, list[nn.Module]]:
-    """Return a function that takes a training step of the subject's model, and the norms in it.
+class Candidate(NamedTuple):
+    """A norm as it is timed. code: what runs."""
 
-    norm: the section of the configuration for them.
+    implementation: str
+    code: str
+    norm: nn.Module
+
+    def call(self, x: Tensor, dy: Tensor | None) -> Call:
+        """Return a function that runs it forward, or with a gradient dy of its output backward as well.
+
+        The gradients are returned and not added to others, as within a network.
+        """
+        norm, wanted = self.norm, (x, *self.norm.parameters())
+        return (lambda: norm(x)) if dy is None else (lambda: torch.autograd.grad(norm(x), wanted, dy))
+
+
+def candidates(subject: Subject, features: int, implementations: Sequence[str]) -> Iterator[Candidate]:
+    """Yield a subject's norm in each implementation that is there."""
+
+    def make(impl: str) -> Any:
+        section = subject.tree["norm"]
+        chosen = {**section, "impl": impl} if "impl" in section else section
+        return build.factory({"norm": chosen}, "norm")(features, channel_dim=-1, site=None).to(subject.device)
+
+    eager = norm = make("eager")
+    code = code_of(eager)
+    for word in implementations:
+        if word == "torch":
+            with suppress(UsageError):  # of a norm for which torch has no operator
+                norm = make("torch")
+        elif word == "compiled":
+            norm = torch.compile(eager, dynamic=False, fullgraph=True)
+        elif word == "liger" and subject.device.type == "cuda" and find_spec("liger_kernel"):
+            kind = getattr(import_module("liger_kernel.transformers"), f"Liger{type(eager).__name__}", None)
+            norm = kind(features).to(subject.device) if kind else eager
+        if word == "eager" or norm is not eager:
+            yield Candidate(word, f"torch.compile of {code}" if word == "compiled" else code_of(norm), norm)
+        norm = eager
+
+
+def code_of(norm: nn.Module) -> str:
+    """Say what runs a norm: what it has chosen itself, or its class."""
+    return str(getattr(norm, "implementation", type(norm).__qualname__))
+
+
+def operators(y: Tensor) -> str:
+    """Name what autograd runs for y, which a norm has made of leaves: `NativeLayerNorm`, or `8 operators`; and casts.
+
+    Views move nothing, and do not count.
     """
-    tree, device, data = {**subject.tree, "norm": norm}, subject.device, subject.data
-    model, norms = build.make_model(tree, data.task, subject.seed)
-    trainer, decay = tree["trainer"], tree["optim"].get("weight_decay", 0.0)
-    precision = make_precision(trainer["precision"], device)
-    groups = parameter_groups(model.to(device).train(), norms.values(), decay, trainer["decay_norms"])
-    optimizer = make_optimizer(build.factory(tree, "optim"), groups, device)
-    batch, run = to_device(data.train_batch(0), device), torch.compile(model) if trainer["compile"] else model
-
-    def step() -> None:
-        with precision.autocast():
-            loss = data.task.loss(run(*batch.arguments), batch.targets)
-        precision.scaler.scale(loss).backward()
-        precision.scaler.unscale_(optimizer)
-        norm = nn.utils.clip_grad_norm_(model.parameters(), trainer["grad_clip"] or float("inf"))
-        precision.step(optimizer, norm)
-        optimizer.zero_grad(set_to_none=True)
-
-    return step, [*norms.values()]
+    found, todo = set[Any](), [y.grad_fn]
+    while todo:
+        if (node := todo.pop()) is not None and node not in found:
+            found.add(node)
+            todo += [before for before, _ in node.next_functions]
+    names = [re.sub(r"Backward\d*$", "", node.name()) for node in found]
+    names = [name for name in names if not name.endswith("AccumulateGrad") and not is_view(name)]
+    others = [name for name in names if name != "ToCopy"]
+    casts = len(names) - len(others)
+    return (others[0] if len(others) == 1 else f"{len(others)} operators") + f", {casts} casts" * (casts > 0)
 
 
-# ---- the study
+def is_view(name: str) -> bool:
+    """Tell whether an operator of torch, called as autograd calls it, looks at its input without moving it."""
+    packet = getattr(torch.ops.aten, re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower(), None)
+    return packet is not None and getattr(packet, packet.overloads()[0]).is_view
+
+
+def alike(one: str, other: str) -> str:
+    """Say whether two norms run in one manner, by their `operators`: as one operator, compiled, or as several."""
+    first, second = (("operators" in words, "Compiled" in words, "casts" in words) for words in (one, other))
+    return "yes" if first == second else "no"
+
+
+class Timed:
+    """A call, and how often it is made in one measurement with a warm cache. It has been warmed up."""
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+        self.timer = benchmark.Timer("call()", globals={"call": call}, num_threads=torch.get_num_threads())
+        self.number = max(1, int(BLOCK / self.timer.timeit(1).median))
+
+    def seconds(self, prepare: Call | None) -> float:
+        """Return the mean time of a block of calls; or the time of one, right after `prepare`.
+
+        torch's `Timer` runs what it times to warm up: where the cache is to be cold, its clock alone serves.
+        """
+        if prepare:
+            return timeit.Timer(self.call, prepare, benchmark.timer).timeit(1)
+        return self.timer.timeit(self.number).median
+
+
+def in_turn(calls: Sequence[Timed], number: int, prepare: Call | None = None) -> list[float]:
+    """Return the time of each call in µs; each round, by its number, begins with another."""
+    first = number % len(calls)
+    times = {place: 1e6 * calls[place].seconds(prepare) for place in (*range(first, len(calls)), *range(first))}
+    return [times[place] for place in range(len(calls))]
+
+
+def peak_memory(call: Call, device: torch.device) -> int:
+    """Return the most bytes that a call holds at once, with its results."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        call()
+        return torch.cuda.max_memory_allocated(device) - before
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler would print when it starts and stops
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        call()
+    events: Any = profiled.profiler
+    changes = [event for event in events.kineto_results.events() if event.name() == "[memory]"]
+    changes.sort(key=lambda event: event.start_ns())
+    return max(accumulate(event.nbytes() for event in changes), default=0)
+
+
+def last_level_cache(device: torch.device) -> int:
+    """Return the bytes of the largest cache in front of the memory."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).L2_cache_size
+    sizes = Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
+    return max((1024 * int(size.read_text().strip().removesuffix("K")) for size in sizes), default=2**26)
+
+
+def training_step(subject: Subject, norm: Any, count: int) -> tuple[Call, list[nn.Module]]:
+    """Return a function that takes the next of some training steps of the subject's model, and the norms in it.
+
+    norm: the section of the configuration for them. The learning rate is too small for any loss to become infinite.
+    """
+    trainer, optim = {**subject.tree["trainer"], "steps": count}, {**subject.tree["optim"], "lr": 1e-12}
+    own = replace(subject, tree={**subject.tree, "norm": norm, "trainer": trainer, "optim": optim})
+    model, norms = own.build()
+    going = steps(own, model, norms)
+    return lambda: next(going), [*norms.values()]
 
 
 class Bench(Study):
@@ -122,11 +240,12 @@ class Bench(Study):
     def check(self, subject: Subject) -> None:
         """Refuse sizes that do not fit into memory, a norm that does nothing, and one without any implementation."""
         rows, features = max(self.sizes, key=math.prod)
-        needed = 4 * NEEDED * rows * features + FLUSHED * timing.last_level_cache(subject.device)
+        needed = 4 * NEEDED * rows * features + FLUSHED * last_level_cache(subject.device)
         check_memory(needed, f"study.rows={rows} with study.features={features}", subject.device)
+        check_steps(subject)
         name, words = subject.settings["norm"], ",".join(self.implementations)
         for features in {size[1] for size in self.sizes}:
-            one = next(timing.candidates(subject, features, self.implementations), None)
+            one = next(candidates(subject, features, self.implementations), None)
             if one is None:
                 raise UsageError(f"study.implementations={words}: norm={name} has none of these here, add eager")
             if one.norm(x := torch.zeros(1, 2, features, device=subject.device)) is x:
@@ -157,26 +276,24 @@ class Bench(Study):
         x, dy, source = torch.randn(3, 1, rows, features, generator=generator).to(device, getattr(torch, dtype))
         target, layernorm = torch.empty_like(x), nn.LayerNorm(features, device=device, dtype=x.dtype)
         words = self.implementations
-        known = [Candidate("torch", timing.code_of(layernorm), layernorm, tuple(layernorm.parameters()))]
+        known = [Candidate("torch", code_of(layernorm), layernorm)]
         about: list[tuple[Subject, Row]] = []
         size: Row = {"rows": rows, "features": features, "dtype": dtype, "input_bytes": x.nbytes}
-        for subject, one in [(each, one) for each in subjects for one in timing.candidates(each, features, words)]:
+        for subject, one in [(each, one) for each in subjects for one in candidates(each, features, words)]:
             fact = {**size, "implementation": one.implementation, "code": one.code}
             try:
-                fact["operators"] = timing.operators(one.norm(x.requires_grad_()))
+                fact["operators"] = operators(one.norm(x.requires_grad_()))
             except Exception as error:  # a compiler may raise anything
-                if one.implementation != "compiled":
-                    raise
                 yield subject, {**fact, "code": explain(error)}
                 continue
             known.append(one)
             about.append((subject, fact))
-        flush = torch.zeros(int(FLUSHED * timing.last_level_cache(device)) // 4, device=device).sum
+        flush = torch.zeros(int(FLUSHED * last_level_cache(device)) // 4, device=device).sum
         conditions = [*product({"warm": None, "cold": flush}.items(), range(self.rounds))]
         for passes, moved in MOVED.items():
             with torch.set_grad_enabled(passes != FORWARD):
                 timed = [Timed(one.call(x, dy if passes == BOTH else None)) for one in known]
-                peaks = [timing.peak_memory(one.call, device) for one in timed[1:]]
+                peaks = [peak_memory(one.call, device) for one in timed[1:]]
                 timed = [Timed(lambda: target.copy_(source)), *timed]
                 measured = [in_turn(timed, number, prepare) for (_, prepare), number in conditions]
             for ((cache, _), number), (copied, first, *times) in zip(conditions, measured, strict=True):
@@ -187,13 +304,13 @@ class Bench(Study):
 
     def timed_steps(self, subjects: Sequence[Subject]) -> Iterator[tuple[Subject, Row]]:
         """Yield what is measured of training steps, with norms and without."""
-        none, steps, codes = section_of("norm", "none"), list[Timed](), list[str]()
+        none, timed, codes = section_of("norm", "none"), list[Timed](), list[str]()
         for subject in subjects:
-            step, norms = training_step(subject, subject.tree["norm"])
-            steps += [Timed(step), Timed(training_step(subject, none)[0])]
-            codes.append(f"{len(norms)} × {timing.code_of(norms[0])}" if norms else "none")
+            step, norms = training_step(subject, subject.tree["norm"], self.steps + WARM_UP)
+            timed += [Timed(step), Timed(training_step(subject, none, self.steps + WARM_UP)[0])]
+            codes.append(f"{len(norms)} × {code_of(norms[0])}" if norms else "none")
         for number in range(self.steps):
-            times = in_turn(steps, number, prepare=lambda: None)
+            times = in_turn(timed, number, prepare=lambda: None)
             for subject, code, time, without in zip(subjects, codes, times[::2], times[1::2], strict=True):
                 yield subject, {"passes": STEP, "code": code, "round": number, "time_us": time, "without_us": without}
 
@@ -213,7 +330,7 @@ class Bench(Study):
             found.append(summed("steps", "Norms in a training step", steps, [*varied(rows), "code"], SHARE))
         if len(failed := rows[rows["time_us"].isna()]):
             found.append(plain_table("left-out", "Not measured", failed[["dtype", "code"]].to_dict("records"), 2))
-        return found
+        return [table for table in found if table.rows]
 
     def figures(self, rows: pd.DataFrame) -> list[Figure]:
         """Draw at which speed bytes move, beside a copy."""
@@ -262,7 +379,7 @@ def pair_table(dtype: str, rows: pd.DataFrame) -> Table:
     pairs = rows.merge(rows, on=["implementation", "round"], suffixes=("", OTHER))
     pairs = pairs[pairs["arm"] < pairs["arm" + OTHER]]
     both = pairs[["operators", "operators" + OTHER]].itertuples(index=False)
-    pairs = pairs.assign(quotient=pairs["time_us"] / pairs["time_us" + OTHER], like=[*starmap(timing.alike, both)])
+    pairs = pairs.assign(quotient=pairs["time_us"] / pairs["time_us" + OTHER], like=[*starmap(alike, both)])
     by = ["implementation", *arms, *(key + OTHER for key in arms), "operators", "operators" + OTHER, "like"]
     title = f"Pairs of norms, {BOTH}: {size}, warm cache"
     return summed(f"pairs-{dtype}", title, pairs, by, {"quotient": "ratio of times"})
