@@ -218,7 +218,7 @@ def list_options(groups: tuple[str, ...]) -> None:
 
 for group, told in {"norm": "what shares a statistic, invariances, cost", "placement": "its flow, its gains"}.items():
 
-    @cli.command(f"{group}s", help=f"Tell of a {group}, or of all: formula, {told}, where it is used, paper.")
+    @cli.command(f"{group}s", help=f"Tell of a {group}: formula, {told}, use, paper.\n\nWithout NAME it tells of all.")
     @click.argument("name", required=False, shell_complete=later("completion", "complete_names"))
     @flag("markdown", f"Print Markdown, without the time of this machine, as in docs/{group}s.md.")
     def tell(name: str | None, markdown: bool, group: str = group) -> None:

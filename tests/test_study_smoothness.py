@@ -284,7 +284,7 @@ def test_the_command_measures_both_noises_and_draws(tmp_path: Path, monkeypatch:
     assert {path.stem for path in (folder / "figures").glob("*.png")} == {*SHOWN}
     tables = read_study(folder, folder).tables
     assert [table.key for table in tables] == [*SHOWN]
-    assert [row[0] for row in tables[0].rows] == ["no norm", "BatchNorm", "batchnorm + noise"]
+    assert [row[0] for row in tables[0].rows] == ["no norm", "BatchNorm", "BatchNorm + noise"]
     assert [row[3] == "–" for row in tables[0].rows] == [True, False, False]
 
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import torch
@@ -54,22 +55,17 @@ def grid_words(kind: type[Study], name: str, words: Sequence[str]) -> list[str]:
     return [*kept, *words]
 
 
-def typed(settings: Mapping[str, str], groups: Mapping[str, str]) -> dict[str, Any]:
-    """Return an arm's settings as values, with its norm in front."""
-    return {"norm": groups["norm"]} | {key: compose.value_of(value) for key, value in settings.items()}
-
-
 def planned(sweep: Sweep, trained: bool) -> list[Subject]:
     """Return the points of a grid; trained: with the runs that have finished, once the sweep is over."""
     *_, plan = sweep.plans() if trained else [sweep.plan]
     found = []
     for one in plan.runs:
         run = one.prepared
-        ended = run.directory.ended() or {}
-        if not trained or ended.get("status") == "finished":
-            path, groups = run.directory.path if trained else None, run.config.choices.groups
-            load = lambda run=run: run.data  # noqa: E731 (each has its own run)
-            found.append(Subject(typed(one.arm, groups), run.config.tree, run.device, load, path))
+        if not trained or (run.directory.ended() or {}).get("status") == "finished":
+            settings = {key: compose.value_of(value) for key, value in one.arm.items()}
+            path, load = run.directory.path if trained else None, partial(getattr, run, "data")
+            norm = {"norm": run.config.choices.groups["norm"]}
+            found.append(Subject(norm | settings, run.config.tree, run.device, load, path))
     return found
 
 
@@ -79,23 +75,21 @@ def given(folders: Sequence[Path], device: str, trust: bool) -> list[Subject]:
     Raises:
         UsageError: there are none, they are of several tasks, or one has classes of somebody's.
     """
-    studies, loaded, found = read_studies(folders), dict[str, Data](), []
-    if len(studies) > 1:
-        tasks = " and ".join(study.task.replace("_", " ") for study in studies)
-        raise UsageError(f"{', '.join(map(str, folders))} has runs of {tasks}: give folders of runs of one task")
-    for arm, run in studies[0].pairs:
+    (study, *others), loaded, found = read_studies(folders), dict[str, Data](), []
+
+    def load(trained: TrainedRun) -> Data:
+        key = json.dumps(trained.tree["data"], sort_keys=True)
+        return loaded[key] if key in loaded else loaded.setdefault(key, trained.data())
+
+    where, named = build.resolve_device(device), ", ".join(map(str, folders))
+    if others:
+        raise UsageError(f"{named} has runs of several tasks: give folders of runs of one task")
+    for arm, run in study.pairs:
         if run.status == "finished":
-            trained = TrainedRun(run.path, trust)
-
-            def load(trained: TrainedRun = trained) -> Data:
-                key = json.dumps(trained.tree["data"], sort_keys=True)
-                return loaded.setdefault(key, loaded.get(key) or trained.data())
-
-            settings = {"norm": run.config["norm"]} | dict(arm.settings)
-            where = build.resolve_device(device)
-            found.append(Subject(settings, trained.tree, where, load, run.path, trust))
+            trained, settings = TrainedRun(run.path, trust), {"norm": run.config["norm"], **arm.settings}
+            found.append(Subject(settings, trained.tree, where, partial(load, trained), run.path, trust))
     if not found:
-        raise UsageError(f"{', '.join(map(str, folders))} has no finished run: train one first")
+        raise UsageError(f"{named} has no finished run: train one first")
     return found
 
 
@@ -148,27 +142,25 @@ def conduct(name: str, words: Sequence[str], device: str = "auto", trust: bool =
 def measured(study: Study, subjects: Sequence[Subject], journal: Path, quiet: bool) -> pd.DataFrame:
     """Return the rows of all subjects; those of a subject are kept in the journal once it is measured."""
     kept = read_journal(journal)
-    keys = [subject.key(study) for subject in subjects]
+    keys = {id(subject): subject.key(study) for subject in subjects}
     console = Console(stderr=True, quiet=quiet)
 
     def keep(key: str, rows: list[Row]) -> None:
         with open(journal, "ab") as file:
             file.write(json.dumps({"key": key, "rows": rows}).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
         kept[key] = rows
 
-    if study.together and (missing := [key for key in keys if key not in kept]):
-        found: dict[str, list[Row]] = {key: [] for key in keys}
-        names = {id(subject): key for subject, key in zip(subjects, keys, strict=True)}
-        for subject, row in track(study.measure_together(subjects), "measuring", console=console, total=None):
-            found[names[id(subject)]].append(row)
+    groups = [list(subjects)] if study.together else [[one] for one in subjects]
+    todo = [group for group in groups if any(keys[id(one)] not in kept for one in group)]
+    for group in track(todo, "measuring", console=console, disable=not todo):
+        found: dict[str, list[Row]] = {keys[id(one)]: [] for one in group}
+        for one, row in study.measure_together(group):
+            found[keys[id(one)]].append(row)
         for key, rows in found.items():
             keep(key, rows)
-        missing.clear()
-    todo = [pair for pair in zip(subjects, keys, strict=True) if pair[1] not in kept]
-    for subject, key in track(todo, "measuring", console=console, disable=not todo):
-        keep(key, list(study.measure(subject)))
-    pairs = zip(subjects, keys, strict=True)
-    return pd.DataFrame([{**one.settings, "seed": one.seed, **row} for one, key in pairs for row in kept[key]])
+    return pd.DataFrame([{**one.settings, "seed": one.seed, **row} for one in subjects for row in kept[keys[id(one)]]])
 
 
 def read_journal(path: Path) -> dict[str, list[Row]]:

@@ -65,6 +65,7 @@ class Saturation(Study):
              "optim.lr=0.1", "schedule=constant", "trainer.steps=600")  # fmt: skip
     baseline: ClassVar[Mapping[str, Any]] = {"norm": "none"}
     columns: ClassVar[Mapping[str, Column]] = {
+        SCALING: Column("scaling"),
         "step": Column("step"),
         "layer": Column("layer"),
         "low": Column("15th percentile of the sigmoids' inputs"),

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from normbench import build
-from normbench.analysis.figures.style import Figure
+from normbench.analysis.figures.style import PALETTE, Figure
 from normbench.analysis.tables import Table
 from normbench.errors import UsageError
 from normbench.settings import Setting
@@ -39,7 +39,8 @@ SHOWN = {  # with title and caption
     "smoothness": ("Effective smoothness", f"{ALONG}: change of the gradient over the distance; smaller is smoother."),
     "loss_range": ("Loss along the gradient", f"{ALONG}: range of the loss."),
     "change_high": ("Gradient predictiveness", f"{ALONG}: change of the gradient."),
-    "relative_shift": ("Internal covariate shift", f"{SHIFT}, over the gradient's norm."),
+    "shift": ("Internal covariate shift", f"{SHIFT}: norm of the difference."),
+    "relative_shift": ("Relative covariate shift", f"{SHIFT}, over the gradient's norm."),
     "cosine": ("Direction of gradients under covariate shift", f"{SHIFT}: cosine of the two."),
     "eigenvalue": ("Top eigenvalue of the Hessian", "The one of largest absolute value, on the step's own batch."),
     "trace": ("Trace of the Hessian", "On the step's own batch."),
@@ -201,8 +202,8 @@ class Smoothness(Study):
         "rate": Column("learning rate", "", "log"),
         "loss": Column("loss of the batch", "nats", "log"),
         "gradient": Column("gradient norm", "", "log"),
-        "loss_low": Column("lowest loss along the gradient", "nats", "log"),
-        "loss_high": Column("highest loss along the gradient", "nats", "log"),
+        "loss_low": Column("lowest loss", "nats", "log"),
+        "loss_high": Column("highest loss", "nats", "log"),
         "loss_range": Column("range of the loss", "nats", "log"),
         "change_low": Column("smallest change of the gradient", "", "log"),
         "change_high": Column("change of the gradient", "", "log"),
@@ -280,7 +281,9 @@ class Smoothness(Study):
     def tables(self, rows: pd.DataFrame) -> list[Table]:
         rows = named(rows)
         largest = [(labelled(arm), rows.loc[is_arm(rows, arm.settings), "rate"].max()) for arm in arms_of(rows)]
-        rates = f"Learning rates: {', '.join(f'{arm} {rate:g}' for arm, rate in largest)}."
+        ends = {min(self.rates), max(self.rates)} if self.rates else {}
+        said = (f"{arm} {rate:g}{' (an end of study.rates)' * (rate in ends)}" for arm, rate in largest)
+        rates = f"Learning rates: {', '.join(said)}."
         how: dict[str, Any] = {"columns": self.columns, "baseline": self.baseline}
         return [
             compared(rows, values=[value], key=value, title=title, notes=(caption, rates),
@@ -311,4 +314,4 @@ def at_rate(subject: Subject, rate: float, seed: int) -> Subject:
 
 def named(rows: pd.DataFrame) -> pd.DataFrame:
     """Return rows with the noise in the name of the norm."""
-    return rows.assign(norm=rows["norm"] + np.where(rows["noise"], " + noise", ""))
+    return rows.assign(norm=rows["norm"].where(~rows["noise"], rows["norm"].replace(PALETTE["names"]) + " + noise"))
