@@ -179,6 +179,7 @@ def test_findings_follow_from_the_rows(made: pd.DataFrame) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of torch's compiler
 def test_a_compiled_norm_is_one_function_and_agrees_with_its_formula() -> None:
     one = subject("norm=dyt")
     with torch.random.fork_rng():
@@ -190,20 +191,15 @@ def test_a_compiled_norm_is_one_function_and_agrees_with_its_formula() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("rows", [16, 128])
 @pytest.mark.parametrize("name", ["layernorm", "rmsnorm"])
-def test_times_agree_with_a_script_written_by_hand(name: str) -> None:
-    """By turns, since the machine has other work too: the medians of 15 are within a tenth."""
-    torch.manual_seed(0)
-    features, one = 256, subject(f"norm={name}")
-    norm = factory(one.tree, "norm")(features)
-    x, dy = torch.randn(1, 512, features, requires_grad=True), torch.randn(1, 512, features)
-    by_hand = benchmark.Timer(
-        "torch.autograd.grad(norm(x), [x, *norm.parameters()], dy)", globals={"norm": norm, "x": x, "dy": dy}
-    )
-    study = Bench(rows=[512], features=[features], dtypes=["float32"], implementations=["torch"], rounds=1, steps=0)
-    ours, theirs = [], []
-    for _ in range(15):
-        rows = study.measure(one)
-        ours += [row["time_us"] for row in rows if row["passes"] == BOTH and row["cache"] == "warm"]
-        theirs.append(1e6 * by_hand.timeit(20).median)
-    assert statistics.median(ours) == pytest.approx(statistics.median(theirs), rel=0.1)
+def test_times_agree_with_a_script_written_by_hand(name: str, rows: int) -> None:
+    """Within a tenth, by the median of 81 ratios of neighbours: the machine has other work too."""
+    one, features = subject(f"norm={name}"), 512
+    norm, x, dy = factory(one.tree, "norm")(features), *torch.randn(2, 1, rows, features)
+    names = {"norm": norm, "x": x.requires_grad_(), "wanted": [x, *norm.parameters()], "dy": dy}
+    by_hand = benchmark.Timer("torch.autograd.grad(norm(x), wanted, dy)", globals=names)
+    (candidate,) = candidates(one, features, ["torch"])
+    ours = Timed(candidate.call(torch.randn(1, rows, features).requires_grad_(), dy))
+    ratios = [ours.seconds(None) / by_hand.timeit(ours.number).median for _ in range(81)]
+    assert statistics.median(ratios) == pytest.approx(1, abs=0.1)

@@ -1,6 +1,6 @@
 """What a norm costs: alone, beside the least that memory allows, and within a training step.
 
-Implementations are timed in turn, round by round, so that a machine that slows down does so for all alike.
+Implementations are timed in turn, so that a machine that slows down does so for all alike.
 """
 
 from __future__ import annotations
@@ -48,7 +48,6 @@ PRECISIONS = {str(dtype).removeprefix("torch."): name for name, dtype in DTYPES.
 NEEDED = 13  # tensors as large as the input, in float32, that are held at once at most
 BLOCK = 5e-3  # seconds that one measurement with a warm cache lasts at least
 WARM_UP = 3  # calls by torch's Timer before a single one counts, and that one
-FLUSHED = 1.25  # times the last level cache: what is read to fill it with other data
 
 # Heads of tables.
 OTHER = " of the other"
@@ -170,9 +169,9 @@ def peak_memory(call: Call, device: torch.device) -> int:
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         call()
     events: Any = profiled.profiler
-    changes = [event for event in events.kineto_results.events() if event.name() == "[memory]"]
-    changes.sort(key=lambda event: event.start_ns())
-    return max(accumulate(event.nbytes() for event in changes), default=0)
+    changes = (event for event in events.kineto_results.events() if event.name() == "[memory]")
+    ordered = sorted(changes, key=lambda event: event.start_ns())
+    return max(accumulate(event.nbytes() for event in ordered), default=0)
 
 
 def last_level_cache(device: torch.device) -> int:
@@ -240,7 +239,7 @@ class Bench(Study):
     def check(self, subject: Subject) -> None:
         """Refuse sizes that do not fit into memory, a norm that does nothing, and one without any implementation."""
         rows, features = max(self.sizes, key=math.prod)
-        needed = 4 * NEEDED * rows * features + FLUSHED * last_level_cache(subject.device)
+        needed = 4 * NEEDED * rows * features + last_level_cache(subject.device)
         check_memory(needed, f"study.rows={rows} with study.features={features}", subject.device)
         check_steps(subject)
         name, words = subject.settings["norm"], ",".join(self.implementations)
@@ -275,20 +274,19 @@ class Bench(Study):
         device, generator = subjects[0].device, torch.Generator().manual_seed(0)
         x, dy, source = torch.randn(3, 1, rows, features, generator=generator).to(device, getattr(torch, dtype))
         target, layernorm = torch.empty_like(x), nn.LayerNorm(features, device=device, dtype=x.dtype)
-        words = self.implementations
+        words, about = self.implementations, list[tuple[Subject, Row]]()
         known = [Candidate("torch", code_of(layernorm), layernorm)]
-        about: list[tuple[Subject, Row]] = []
         size: Row = {"rows": rows, "features": features, "dtype": dtype, "input_bytes": x.nbytes}
         for subject, one in [(each, one) for each in subjects for one in candidates(each, features, words)]:
             fact = {**size, "implementation": one.implementation, "code": one.code}
             try:
                 fact["operators"] = operators(one.norm(x.requires_grad_()))
             except Exception as error:  # a compiler may raise anything
-                yield subject, {**fact, "code": explain(error)}
+                yield subject, {**fact, "code": explain(error.__cause__ or error)}
                 continue
             known.append(one)
             about.append((subject, fact))
-        flush = torch.zeros(int(FLUSHED * last_level_cache(device)) // 4, device=device).sum
+        flush = torch.zeros(last_level_cache(device) // 4, device=device).sum
         conditions = [*product({"warm": None, "cold": flush}.items(), range(self.rounds))]
         for passes, moved in MOVED.items():
             with torch.set_grad_enabled(passes != FORWARD):
