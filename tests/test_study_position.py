@@ -38,7 +38,7 @@ def test_means_and_deviations_are_those_of_each_position() -> None:
     channels = rows[(rows["what"] == "channels") & (rows["site"] == "block01")]["channel_rms"]
     rms = np.sqrt(np.square(seen["stream"].numpy().astype(float)).mean((0, 1)))
     assert channels.tolist() == pytest.approx(rms / np.sort(rms)[len(rms) // 2 - 1])
-    assert rows[rows["site"] == "final"]["layer"].eq(2).all()
+    assert rows[rows["site"] == "final"]["block"].eq(2).all()
 
 
 def attention_of(weights: Any) -> list[float]:
@@ -80,9 +80,9 @@ def test_attention_is_that_of_the_models_own_branch() -> None:
 
 def test_what_sticks_out_is_named_with_where_and_in_how_many_seeds() -> None:
     values = {(0, 0, 3): 9.0, (1, 0, 3): 8.0, (0, 1, 5): 7.0, (0, 1, 6): 5.0}
-    rows = pd.DataFrame([(*key, value) for key, value in values.items()], columns=["seed", "layer", "channel", "rms"])
+    rows = pd.DataFrame([(*key, value) for key, value in values.items()], columns=["seed", "block", "channel", "rms"])
     found = named_in(rows, "channel", "rms", 6.0)
-    assert found == {"largest": 9.0, "named": "3 (block 0: 9.0; seeds 2), 5 (block 1: 7.0; seeds 1)"}
+    assert found == {"number": 2, "largest": 9.0, "named": "3 (block 0: 9.0; seeds 2), 5 (block 1: 7.0; seeds 1)"}
     assert named_in(rows, "channel", "rms", 10.0)["named"] == "none"
 
 

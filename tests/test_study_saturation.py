@@ -90,7 +90,7 @@ def test_the_command_draws_a_panel_for_each_scaling(tmp_path: Path, monkeypatch:
     [
         (["model.activation=relu"], "the model has no sigmoids"),
         (["model=cnn"], "the model has no sigmoids"),
-        (["study.unit=16"], "study.unit=16 is not there: a layer has the units 0 to 15"),
+        (["study.edge=0.5"], "study.edge=0.5 is not allowed"),
         (["trainer.ema=0.9"], "trainer.ema=0.9 is not for a study that trains"),
     ],
 )

@@ -290,7 +290,7 @@ def test_the_command_measures_both_noises_and_draws(tmp_path: Path, monkeypatch:
 
 @pytest.mark.parametrize(
     ("word", "said"),
-    [("trainer.accumulate=2", "trainer.accumulate=2 is not for a study"), ("seed=1000", "seed=1000 chooses"),
+    [("trainer.accumulate=2", "trainer.accumulate=2 is not for a study"),
      ("study.rates=-1", "study.rates=[-1"), ("study.every=0", "study.every=0")],
 )  # fmt: skip
 def test_what_cannot_be_measured_is_refused_in_a_sentence(
@@ -298,3 +298,12 @@ def test_what_cannot_be_measured_is_refused_in_a_sentence(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert said in refused(["study", "smoothness", *SMALL, "norm=none", "seed=0", word], capsys)
+
+
+def test_the_tables_say_which_rates_were_taken_and_how_many_seeds_diverged() -> None:
+    rows = pd.DataFrame([
+        {"norm": norm, "seed": seed, "noise": False, "step": step, "rate": rate, "smoothness": 1.0 + seed}
+        for norm, rate, last in (("none", 0.3, 1), ("batchnorm", 0.1, 4)) for seed in (0, 1) for step in range(last)
+    ])  # fmt: skip
+    (table,) = Smoothness(rates=[0.3, 0.03, 0.1]).tables(rows)
+    assert "Learning rates: no norm 0.3 (an end of study.rates), 2 seeds diverged; BatchNorm 0.1." in table.notes

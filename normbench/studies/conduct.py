@@ -211,7 +211,7 @@ def write_lines(study: Study, name: str, rows: pd.DataFrame, folder: Path) -> No
         for step, at in own.groupby(place) if place else [(0, own)]:
             groups = at.groupby(others, dropna=False, sort=False) if others else [((), at)]
             tags = {f"{name}/{value}" + "".join(f"/{word}" for word in words): group[value].astype(float).mean()
-                    for words, group in groups for value in values}  # fmt: skip
+                    for words, group in groups for value in values if group[value].notna().any()}  # fmt: skip
             board.scalars(int(step), tags)
         board.close("")
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from itertools import combinations, pairwise
 from typing import Annotated, Any, ClassVar
 
-import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor, nn
@@ -20,7 +19,7 @@ from normbench.studies.findings import arms_of, compared, curves, is_arm, keys_o
 from normbench.studies.frame import Column, Row, Study, Subject
 from normbench.studies.mapping import Vectors, grid, vectors
 from normbench.training.loop import evaluate, to_device
-from normbench.types import Batch, Model
+from normbench.types import Batch
 
 EXAMPLES = 16  # of a batch, whose streams are compared
 
@@ -43,9 +42,9 @@ class Depth(Study):
     trains = True
     columns: ClassVar = {
         "layer": Column("block"), "to": Column("blocks in front"), "loss": Column("validation loss", "nats"),
-        "skipped": Column("loss added by skipping it", "nats"),
-        "swapped": Column("loss added by swapping it with the next", "nats"), "added": Column("loss added", "nats"),
-        "turned": Column("angular distance over it", "half turns"), "distance": Column("distance", "half turns"),
+        "skipped": Column("loss added by skipping it", "nats"), "turned": Column("angle over it", "half turns"),
+        "swapped": Column("loss added by swapping it with the next", "nats"),
+        "distance": Column("angular distance of two streams", "half turns"),
     }  # fmt: skip
     baseline: ClassVar = {"placement": "pre"}
 
@@ -53,7 +52,7 @@ class Depth(Study):
         self.batches = batches
 
     def check(self, subject: Subject) -> None:
-        streams = streams_of(subject.build()[0], to_device(subject.data.train_batch(0), subject.device))
+        streams = streams_of(subject, to_device(subject.data.train_batch(0), subject.device))
         if not any(one.shape == other.shape for one, other in pairwise(streams)):
             raise UsageError(
                 "study depth skips blocks that keep the stream's shape, and none here does: use model=nano"
@@ -63,26 +62,23 @@ class Depth(Study):
         model, _ = subject.build()
         batches = [to_device(batch, subject.device) for batch in subject.data.eval_batches("val", self.batches)]
 
-        def loss(changed: Mapping[nn.Module, Callable[..., Tensor]]) -> float:
-            for block, forward in changed.items():
-                vars(block)["forward"] = forward
-            found = evaluate(model, batches, subject.task, subject.device)["loss"]
-            for block in changed:
-                del vars(block)["forward"]
-            return found
+        def loss(*order: nn.Module) -> float:
+            model.blocks = nn.ModuleList(order)
+            return evaluate(model, batches, subject.task, subject.device)["loss"]
 
-        streams = streams_of(model, batches[0].map(lambda tensor: tensor[:EXAMPLES]))
+        streams = streams_of(subject, batches[0].map(lambda tensor: tensor[:EXAMPLES]))
         keeps = [one.shape == other.shape for one, other in pairwise(streams)]
-        blocks, whole = [*model.blocks], loss({})
+        blocks = [*model.blocks]
+        whole = loss(*blocks)
         yield {"what": "model", "loss": whole}
         for layer, block in enumerate(blocks):
             row: Row = {"what": "block" if keeps[layer] else "left out", "layer": layer, "swapped": math.nan}
+            before, after = blocks[:layer], blocks[layer + 1 :]
             if keeps[layer]:
-                row["skipped"] = loss({block: skip}) - whole
+                row["skipped"] = loss(*before, *after) - whole
                 row["turned"] = angular_distance(streams[layer], streams[layer + 1])
             if keeps[layer : layer + 2] == [True, True]:
-                after = blocks[layer + 1]
-                row["swapped"] = loss({block: after.forward, after: block.forward}) - whole
+                row["swapped"] = loss(*before, after[0], block, *after[1:]) - whole
             yield row
         for (layer, one), (to, other) in combinations(enumerate(streams), 2):
             if one.shape == other.shape:
@@ -91,7 +87,7 @@ class Depth(Study):
     def tables(self, rows: pd.DataFrame) -> list[Table]:
         blocks, values = rows[rows["what"] == "block"], ["skipped", "swapped", "turned"]
         last = blocks.groupby(keys_of(rows), dropna=False)["layer"].transform("max")
-        halves = blocks.assign(blocks=np.where(blocks["layer"] > (last - 1) / 2, "deeper half", "first half"))
+        halves = blocks.assign(blocks=(blocks["layer"] * 2 < last).map({True: "first half", False: "deeper half"}))
         out = ", ".join(f"{layer:g}" for layer in rows[rows["what"] == "left out"]["layer"].unique())
         about: Any = {"columns": self.columns, "values": values}
         about["notes"] = [f"Blocks that change the stream's shape are left out: {out}."] if out else []
@@ -105,7 +101,8 @@ class Depth(Study):
         blocks, pairs = rows[rows["what"] == "block"], rows[rows["what"] == "pair"]
         both = pd.concat([blocks.assign(block=words, added=blocks[words]) for words in ("skipped", "swapped")])
         caption = "Validation loss, less that of the whole model, with one block skipped, or swapped with the next."
-        about: Any = {"columns": self.columns, "title": "Loss without a block", "caption": caption}
+        about: Any = {"title": "Loss without a block", "caption": caption}
+        about["columns"] = self.columns | {"added": Column("loss added", "nats")}
         maps = [(labelled(arm), pairs[is_arm(pairs, arm.settings)]) for arm in arms_of(pairs)]
         words = "Angular distance of two streams by the blocks that each has passed, the mean over seeds."
         distances = grid("distances", "Angles between streams", words, maps, draw_map)
@@ -114,27 +111,23 @@ class Depth(Study):
 
 def draw_map(pane: Any, rows: pd.DataFrame) -> None:
     """Draw the angular distance between any two streams."""
-    cells = rows.groupby(["to", "layer"])["distance"].mean().unstack()
+    last = int(rows["to"].max())
+    cells = rows.groupby(["to", "layer"])["distance"].mean().unstack().reindex(range(1, last + 1), columns=range(last))
     drawn = pane.pcolormesh(cells.columns, cells.index, cells, vmin=0, vmax=0.5, rasterized=True)
     pane.figure.colorbar(drawn, ax=pane, label="half turns")
+    pane.locator_params(integer=True)
     pane.set(xlabel="blocks passed by one stream", ylabel="by the other stream")
 
 
-def skip(x: Tensor, **_: Any) -> Tensor:
-    """Return the stream as it is: a block that does nothing."""
-    return x
-
-
 @torch.no_grad()
-def streams_of(model: Model, batch: Batch) -> list[Vectors]:
+def streams_of(subject: Subject, batch: Batch) -> list[Vectors]:
     """Return the stream in front of each block, and behind the last: the vectors of all positions but padding."""
-    found: list[Tensor] = []
-    hooks = [block.register_forward_pre_hook(lambda _, inputs: found.append(inputs[0])) for block in model.blocks]
-    hooks.append(model.blocks[-1].register_forward_hook(lambda _, __, output: found.append(output)))
+    model, found = subject.build()[0], list[Tensor]()
+    for block in model.blocks:
+        block.register_forward_pre_hook(lambda _, inputs: found.append(inputs[0]))
+    block.register_forward_hook(lambda _, __, output: found.append(output))
     model(*batch.arguments)
-    for hook in hooks:
-        hook.remove()
-    branch: Any = next(iter(model.blocks[0].branches.values()))  # type: ignore[operator]  # a placement has them
+    branch: Any = next(iter(block.branches.values()))  # type: ignore[operator]  # a placement has them
     return [vectors(x, branch.channel_dim, batch.mask).cpu().double() for x in found]
 
 

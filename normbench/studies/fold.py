@@ -25,7 +25,6 @@ from normbench.types import Batch, Model
 LAYERS = nn.Linear | nn.Conv2d
 PASS_SCALES = {"mean", "getitem"}  # what a scale and shift of each channel may be moved past
 PASS_MEANS = {"add", "mul", "cat", "flatten", "transpose", "expand", "getitem"}  # likewise the removal of a mean
-SAID = {"add": "the residual sum", "mul": "a product"}
 EXACT = 1e-9  # of the largest logit: what folding may change in float64
 
 
@@ -59,10 +58,6 @@ class Steps(fx.Tracer):
         found = type(self.module[node]) if node in self.module else node.target
         return getattr(found, "__name__", str(found))
 
-    def said(self, node: fx.Node) -> str:
-        """Return the name of a step for a person."""
-        return SAID.get(self.name(node), self.name(node))
-
     def readers(self, node: fx.Node) -> list[fx.Node]:
         """Return the steps that read more than the shape of what a step has made."""
         return [user for user in node.users if user.target is not getattr]
@@ -78,19 +73,15 @@ class Steps(fx.Tracer):
         for user in self.readers(node):
             if layer := self.layer(user):
                 yield layer
-            elif self.name(user) in PASS_SCALES:
-                yield from self.layers_behind(user)
+            elif self.name(user) not in PASS_SCALES:
+                raise Refused(f"{self.name(user)} reads it, which is no linear layer")
             else:
-                raise Refused(f"{self.said(user)} reads it, which is no linear layer")
+                yield from self.layers_behind(user)
 
-    def parents(self, node: fx.Node) -> list[fx.Node]:
-        """Return the steps whose features a step passes on."""
-        name = self.name(node)
-        given: Any = node.args[0] if name == "cat" else node.args[: 2 if name in ("add", "mul") else 1]
-        found = [one for one in given if isinstance(one, fx.Node) and [x.numel() for x in self.own.get(one, [])] != [1]]
-        if name not in PASS_MEANS or (name == "mul" and len(found) > 1):
-            raise Refused(f"{self.said(node)} writes to the stream, which is no linear layer")
-        return found
+    def is_number(self, node: fx.Node) -> bool:
+        """Tell whether a step gives a number or a size, not features."""
+        numbers = [tensor.numel() for tensor in self.own.get(node, [])] == [1]
+        return numbers or any(one.target is getattr for one in node.all_input_nodes)
 
     def writers(self, node: fx.Node) -> list[tuple[Tensor, int]]:
         """Return what writes to a stream, each with its axis of features, if only norms read it, which take no mean."""
@@ -100,17 +91,19 @@ class Steps(fx.Tracer):
             if node in stream:
                 continue
             stream.add(node)
-            if self.layer(node):
-                found += [(tensor, 0) for tensor in self.own[node]]
-            elif node.op == "get_attr" or isinstance(self.module.get(node), nn.Embedding):
-                found += [(tensor, -1) for tensor in self.own[node]]
+            name, own = self.name(node), self.own.get(node, [])
+            parents = [one for one in node.all_input_nodes if not self.is_number(one)]
+            if self.layer(node) or node.op == "get_attr" or name == "Embedding":
+                found += [(tensor, 0 if self.layer(node) else -1) for tensor in own]
+            elif name not in PASS_MEANS or (name == "mul" and len(parents) > 1):
+                raise Refused(f"{name} writes to the stream, which is no linear layer")
             else:
-                waiting += self.parents(node)
+                waiting += parents
             for user in self.readers(node):
-                if user not in self.module and self.name(user) in PASS_MEANS:
+                if self.name(user) in PASS_MEANS:
                     waiting.append(user)
                 elif self.module.get(user) not in self.norms or not blind_to_mean(self.module[user]):
-                    raise Refused(f"{self.said(user)} reads the stream with its mean")
+                    raise Refused(f"{self.name(user)} reads the stream with its mean")
         return found
 
 
@@ -128,8 +121,7 @@ def random_input(norm: Any) -> Float[Tensor, "..."]:
 
 def blind_to_mean(norm: nn.Module) -> bool:
     """Tell whether a norm's output does not depend on the mean over its input's features."""
-    x = random_input(norm)
-    return torch.allclose(norm(x + 1), norm(x))
+    return torch.allclose(norm(random_input(norm) + 1), norm(random_input(norm)))
 
 
 def take_apart(norm: Any) -> tuple[nn.Module, Tensor, Tensor]:
@@ -138,9 +130,8 @@ def take_apart(norm: Any) -> tuple[nn.Module, Tensor, Tensor]:
     Raises:
         Refused: it is not made of these.
     """
-    weight, bias = (getattr(norm, name, None) for name in ("weight", "bias"))
-    x, bare = random_input(norm), nn.Identity()
-    zeros = x.new_zeros(x.shape[norm.channel_dim])
+    (weight, bias), x = (getattr(norm, name, None) for name in ("weight", "bias")), random_input(norm)
+    zeros, bare = x.new_zeros(x.shape[norm.channel_dim]), nn.Identity()
     scale, shift = zeros + (1 if weight is None else weight), zeros + (0 if bias is None else bias)
     if getattr(norm, "running_mean", None) is not None:
         scale = scale * torch.rsqrt(norm.running_var + norm.eps)
@@ -150,8 +141,7 @@ def take_apart(norm: Any) -> tuple[nn.Module, Tensor, Tensor]:
     else:
         bare = copy.deepcopy(norm)
         bare.weight = bare.bias = None
-    y = (bare(x).movedim(norm.channel_dim, -1) * scale + shift).movedim(-1, norm.channel_dim)
-    if not torch.allclose(norm(x), y):
+    if not torch.allclose(norm(x).movedim(norm.channel_dim, -1), bare(x).movedim(norm.channel_dim, -1) * scale + shift):
         raise Refused("its weight and bias are not a scale and a shift of each channel")
     return bare, scale, shift
 
@@ -233,9 +223,8 @@ def take_in(norm: Any, steps: Steps) -> tuple[nn.Module, str]:
         layer.weight.copy_(weight)
         return bare, f"all of it into {steps.names[layer]}"
     layers = list(steps.layers_behind(node))
-    for layer in layers:
-        if shift.any() and any(getattr(layer, "padding", ())):
-            raise Refused(f"{steps.names[layer]} behind it pads with zeros, which a shift would change")
+    if shift.any() and (padded := [steps.names[one] for one in layers if any(getattr(one, "padding", ()))]):
+        raise Refused(f"{padded[0]} behind it pads with zeros, which a shift would change")
     for layer in layers:
         if shift.any():
             bias = layer.weight.flatten(1).unflatten(1, (len(scale), -1)).sum(2) @ shift

@@ -25,7 +25,7 @@ from normbench.errors import UsageError
 from normbench.results import TrainedRun
 from normbench.rundir import write_bytes
 from normbench.settings import Setting
-from normbench.studies.findings import arms_of, curves, is_arm, labelled, number, plain_table
+from normbench.studies.findings import compared, curves, shown
 from normbench.studies.fold import Folded, fold, run
 from normbench.studies.frame import Column, Row, Study, Subject
 from normbench.training.loop import to_device
@@ -35,22 +35,21 @@ from normbench.types import Batch, Model
 
 def changes(model: Model, folded: Model, batches: Sequence[Batch]) -> Iterator[Row]:
     """Yield how far logits and loss are apart, by the significand's bits: folded from not, and not from in float64."""
-    known = {53: torch.float64, 24: torch.float32}
+    known, exact = {53: torch.float64, 24: torch.float32}, copy.deepcopy(model).double()
     with suppress(UsageError):
         known[8] = make_precision("bf16", batches[0].inputs.device).dtype
-    exact = copy.deepcopy(model).double()
     for bits, dtype in known.items():
         plain, other = (copy.deepcopy(one).to(dtype) for one in (model, folded))
         for name, pair in {"folding": (plain, other), "rounding": (exact, plain)}.items():
-            largest, losses, count = 0.0, np.zeros(2), 0
-            for batch in batches if pair != (exact, plain) or bits < 53 else ():
+            largest, losses = list[float](), list[list[float]]()
+            for batch in batches:
                 logits = [run(one, batch) for one in pair]
-                largest = max(largest, float((logits[1] - logits[0]).abs().max()))
+                largest.append(float((logits[1] - logits[0]).abs().max()))
                 flat = [(one.flatten(0, -2), batch.targets.flatten()) for one in logits]
-                losses += [float(F.cross_entropy(*one, reduction="sum")) for one in flat]
-                count += batch.targets.numel()
-            if count:
-                yield {"of": name, "bits": bits, "change": largest, "loss": abs(losses[1] - losses[0]) / count}
+                losses.append([float(F.cross_entropy(*one, reduction="sum")) for one in flat])
+            count, (first, second) = sum(batch.targets.numel() for batch in batches), np.sum(losses, axis=0)
+            if max(largest):  # in float64 there is no rounding
+                yield {"of": name, "bits": bits, "change": max(largest), "loss": abs(second - first) / count}
 
 
 @torch.inference_mode()
@@ -65,10 +64,6 @@ def timed(plain: Model, other: Model, batch: Batch, pairs: int) -> Row:
     ratios = np.sort(seconds[1:, 1] / seconds[1:, 0])  # the first warms up
     rank = max(int(stats.binom.ppf(0.025, pairs, 0.5)), 1)
     return {"time": float(np.median(ratios)), "low": float(ratios[rank - 1]), "high": float(ratios[-rank])}
-
-
-TIME = "time over the unfolded model's"
-NOTE = "Time: the mean over seeds of the median ratio; in brackets the ends of all seeds' 95 % intervals."
 
 
 class Folding(Study):
@@ -92,8 +87,8 @@ class Folding(Study):
         "loss": Column("change of the loss", "nats", "log"),
         "folded": Column("norms folded"),
         "kept": Column("norms or means kept"),
-        "saved": Column("parameters saved"),
-        "time": Column(TIME),
+        "saved": Column("parameters saved", "%"),
+        "time": Column("time over the unfolded model's"),
         "low": Column("lower end of the time's 95 % interval"),
         "high": Column("upper end of the time's 95 % interval"),
     }
@@ -129,30 +124,20 @@ class Folding(Study):
         batches = [to_device(one, subject.device) for one in subject.data.eval_batches("val", self.batches)]
         yield from changes(model, folded.model, batches)
         size, new_size = (sum(p.numel() for p in one.parameters()) for one in (model, folded.model))
-        counts = {"folded": len(folded.done), "kept": len(folded.refused), "saved": size - new_size}
+        counts = {"folded": len(folded.done), "kept": len(folded.refused), "saved": 100 * (1 - new_size / size)}
         yield counts | timed(model, copy.deepcopy(folded.model).float(), batches[0], self.pairs)
 
     def tables(self, rows: pd.DataFrame) -> list[Table]:
-        changed, saved = list[dict[str, str]](), list[dict[str, str]]()
-        for arm in arms_of(rows):
-            own = rows[is_arm(rows, arm.settings)]
-            for bits, part in own.dropna(subset="bits").groupby("bits", sort=False):
-                found = part.groupby("of", sort=False)[["change", "loss"]].max()
-                cells = {f"{self.columns[value].label} by {of}": number(found[value].get(of, np.nan))
-                         for value in found for of in ("folding", "rounding")}  # fmt: skip
-                changed.append({"arm": labelled(arm), "bits": f"{bits:.0f}"} | cells)
-            last = own.dropna(subset="time")
-            time = f"{last['time'].mean():.2f} ({last['low'].min():.2f} to {last['high'].max():.2f})"
-            whole = {key: f"{last[key].iloc[0]:,.0f}" for key in ("folded", "kept", "saved")}
-            saved.append({"arm": labelled(arm)} | {self.columns[key].words: whole[key] for key in whole} | {TIME: time})
-        return [plain_table("saved", "What was folded, and what it saves", saved, 1, NOTE),
-                plain_table("changes", "The largest changes", changed, 2)]  # fmt: skip
+        saved, changed = (rows.dropna(subset=key) for key in ("time", "change"))
+        return [compared(saved, values=["folded", "kept", "saved", "time"], columns=self.columns, key="saved",
+                         title="What was folded, and what it saves"),
+                compared(changed, values=["change", "loss"], by=["of", "bits"], columns=self.columns,
+                         title="Changes")]  # fmt: skip
 
     def figures(self, rows: pd.DataFrame) -> list[Figure]:
-        rows = rows[rows["of"].notna()]
         caption = "Largest change of a logit: folded against not in the same precision, and not folded against float64."
-        return [curves("folding", rows, x="bits", y="change", panel="of", log="y", columns=self.columns,
-                       title=self.title, caption=caption)]  # fmt: skip
+        return [curves("folding", rows.dropna(subset="change"), x="bits", y="change", panel="of", log="y",
+                       columns=self.columns, title=self.title, caption=caption)]  # fmt: skip
 
 
 def fold_run(path: str, out: Path | None, device: str = "auto", trust: bool = False) -> int:
@@ -173,9 +158,7 @@ def fold_run(path: str, out: Path | None, device: str = "auto", trust: bool = Fa
     for title, sites in (("folded", folded.done), ("kept", folded.refused)):
         for site, what in sites.items():
             print(f"{title}  {site}: {what}")
-    rows = pd.DataFrame([{"norm": trained.path.name, "seed": 0, **row} for row in study.measure(subject)])
-    for table in study.tables(rows):
-        for cells in table.frame.drop(columns="arm").to_dict("records"):
-            print("; ".join(f"{name}: {cell}" for name, cell in cells.items() if cell == cell))
+    for row in study.measure(subject):
+        print(", ".join(f"{study.columns[name].label}: {shown(value)}" for name, value in row.items()))
     print(out)
     return 0

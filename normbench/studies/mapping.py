@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Annotated, Any, ClassVar
 
@@ -24,10 +24,11 @@ from normbench.training.loop import to_device
 
 Values = Float[np.ndarray, " values"]
 Vectors = Float[Tensor, "positions features"]
+Draw = Callable[[Any, pd.DataFrame], None]
 Tokens = Annotated[int, Setting("random tokens, or pixels, that are fitted", low=2, high=10**6)]
 Drawn = Annotated[int, Setting("of these drawn, each with as many features", low=2, high=200)]
 
-STEEPNESS = np.linspace(-3, 2, 51)  # log10 of α × the inputs' standard deviation: from a line to a step
+STEEPNESS = -3, 2  # log10 of α × the inputs' standard deviation: from a line to a step
 
 
 class Mapping(Study):
@@ -44,11 +45,10 @@ class Mapping(Study):
              "trainer.eval_batches=2", "probes=off", "seed=0,1,2")  # fmt: skip
     trains = True
     columns: ClassVar = {
-        "layer": Column("norm layer, by depth"), "left": Column("variance that the fit leaves", "share"),
-        "tanh_left": Column("variance that the tanh leaves", "share"),
-        "line_left": Column("variance that the line leaves", "share"),
-        "gamma": Column("γ of the tanh"), "alpha": Column("α of the tanh"), "beta": Column("β of the tanh"),
-        "reach": Column("α × 99th percentile of |input|"), "token": Column("token, by the deviation of its input"),
+        "layer": Column("norm layer, by depth"), "reach": Column("α × 99th percentile of |input|"),
+        "tanh_left": Column("variance that the tanh leaves", "share"), "gamma": Column("γ of the tanh"),
+        "line_left": Column("variance that the line leaves", "share"), "alpha": Column("α of the tanh"),
+        "token": Column("token, by the deviation of its input"), "beta": Column("β of the tanh"),
         "input": Column("input"), "output": Column("output before γ and β"),
     }  # fmt: skip
 
@@ -88,7 +88,8 @@ class Mapping(Study):
         fits, first = rows[rows["kind"] == "fit"], rows[rows["seed"] == rows["seed"].min()]
         both = pd.concat([fits.assign(fit=f"of a {word}", left=fits[f"{word}_left"]) for word in ("tanh", "line")])
         caption = "Share of the variance of a norm layer's output that γ·tanh(αx)+β and a straight line leave."
-        about: Any = {"columns": self.columns, "title": "Error of the fits", "caption": caption}
+        about: Any = {"title": "Error of the fits", "caption": caption}
+        about["columns"] = self.columns | {"left": Column("variance that the fit leaves", "share")}
         layers = [(f"{labelled(arm)} · {own['site'].iloc[0]}", own) for arm in arms_of(first)
                   for _, own in first[is_arm(first, arm.settings)].groupby("layer") if len(own) > 1]  # fmt: skip
         of = "the first, the middle and the last norm layer, before γ and β, in one run"
@@ -99,21 +100,15 @@ class Mapping(Study):
         return [shapes, curves("errors", both, x="layer", y="left", panel="fit", **about), histograms]
 
 
-def grid(
-    name: str, title: str, caption: str, cells: Sequence[tuple[str, pd.DataFrame]], draw: Callable[..., None]
-) -> Figure:
+def grid(name: str, title: str, caption: str, cells: list[tuple[str, pd.DataFrame]], draw: Draw) -> Figure:
     """Return a figure with a panel, three in a row, for each cell: its words and its rows."""
-    cells, more = style.first(cells, style.MOST_PANELS, "panels")
+    drawn, more = style.first(cells, style.MOST_PANELS, "panels")
     with style.our_style(style.PAGE):
-        canvas = style.blank(0.2 + 1.8 * -(-len(cells) // 3))
+        canvas = style.blank(0.2 + 1.8 * -(-len(drawn) // 3))
         canvas.set_layout_engine("constrained")
-        panes = canvas.subplots(-(-len(cells) // 3), 3, squeeze=False).ravel()
-        for (words, own), pane in zip(cells, panes, strict=False):
-            pane.set_title(words)
-            draw(pane, own)
-        for spare in panes[len(cells) :]:
-            spare.remove()
-    return Figure(name, title, caption + more, caption, canvas, pd.concat([own for _, own in cells]))
+        for place, (words, own) in enumerate(drawn, 1):
+            draw(canvas.add_subplot(-(-len(drawn) // 3), 3, place, title=words), own)
+    return Figure(name, title, caption + more, caption, canvas, pd.concat([own for _, own in drawn]))
 
 
 def draw_points(pane: Any, rows: pd.DataFrame) -> None:
@@ -137,9 +132,9 @@ def draw_histograms(pane: Any, rows: pd.DataFrame) -> None:
 def bare(norm: nn.Module) -> nn.Module:
     """Return a copy of a norm with γ = 1 and β = 0."""
     plain = copy.deepcopy(norm)
-    for parameter, value in ((getattr(plain, "weight", None), 1.0), (getattr(plain, "bias", None), 0.0)):
-        if parameter is not None:
-            parameter.fill_(value)
+    for name, parameter in plain.named_parameters():
+        if name in ("weight", "bias"):
+            parameter.fill_(name == "weight")
     return plain
 
 
@@ -156,8 +151,7 @@ def fitted(x: Values, y: Values) -> dict[str, float]:
     def left(steepness: float) -> float:
         return 1 - float(np.corrcoef(np.tanh(10**steepness / scale * x), y)[0, 1]) ** 2
 
-    near = STEEPNESS[np.argmin([left(one) for one in STEEPNESS])]
-    best = minimize_scalar(left, bounds=(near - 0.1, near + 0.1), method="bounded")
+    best = minimize_scalar(left, bounds=STEEPNESS, method="bounded")
     alpha = 10 ** float(best.x) / scale
     gamma, beta = np.polyfit(np.tanh(alpha * x), y, 1).tolist()
     found = {"gamma": gamma, "alpha": alpha, "beta": beta, "reach": alpha * float(np.quantile(np.abs(x), 0.99))}

@@ -44,7 +44,7 @@ class Position(Study):
              "trainer.eval_batches=2", "probes=off", "seed=0,1,2")  # fmt: skip
     trains = True
     columns: ClassVar = {
-        "layer": Column("block"), "position": Column("position", "tokens"), "channel": Column("channel"),
+        "block": Column("block"), "position": Column("position", "tokens"), "channel": Column("channel"),
         "mean": Column("mean"), "std": Column("standard deviation"),
         "attention": Column("attention from afar", "× uniform share"), "channel_rms": Column("RMS", "× median"),
     }  # fmt: skip
@@ -76,7 +76,7 @@ class Position(Study):
             layer = int(site[5:7]) if site.startswith("block") else len(model.blocks)
             values = {name: torch.stack([part[name] for part in parts]).mean(dim=0).tolist() for name in parts[0]}
             for number, row in enumerate(zip(*values.values(), strict=True)):
-                place = {"layer": layer, "site": site, "what": what, counted: number}
+                place = {"block": layer, "site": site, "what": what, counted: number}
                 yield place | dict(zip(values, row, strict=True))
 
     def tables(self, rows: pd.DataFrame) -> list[Table]:
@@ -112,10 +112,9 @@ def some_of(sites: pd.Series) -> list[str]:
 def named_in(rows: pd.DataFrame, number: str, value: str, above: float) -> dict[str, Any]:
     """Name the channels or positions with values above a bound, the largest first, and tell the largest value."""
     found = rows[rows[value] > above].sort_values(value, ascending=False).groupby(number, sort=False)
-    words = [f"{which:.0f} (block {own['layer'].iloc[0]}: {own[value].iloc[0]:.1f}; seeds {len({*own['seed']})})"
+    words = [f"{which:.0f} (block {own['block'].iloc[0]}: {own[value].iloc[0]:.1f}; seeds {len({*own['seed']})})"
              for which, own in found]  # fmt: skip
-    more = [f"and {len(words) - MOST} more"] if len(words) > MOST else []
-    return {"largest": rows[value].max(), "named": ", ".join([*words[:MOST], *more]) or "none"}
+    return {"number": len(words), "largest": rows[value].max(), "named": ", ".join(words[:MOST]) or "none"}
 
 
 def see_vectors(found: Found, what: str, site: str, _: nn.Module, __: Any, x: Tensor) -> None:

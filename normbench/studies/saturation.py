@@ -54,9 +54,9 @@ def sigmoid_inputs(model: Model, inputs: Tensor) -> tuple[list[Tensor], Tensor]:
 class Saturation(Study):
     """Measure what the sigmoids of an MLP read while it trains, with and without a norm, by the scaling of its inputs.
 
-    Every few steps the same validation images pass through the network in training mode. One unit of the last layer is
-    followed as in the paper's figure 1, beside the percentiles of all units of each layer. A unit is saturated where
-    its sigmoid is within `study.edge` of 0 or 1, where hardly any gradient passes.
+    Every few steps the same validation images pass through the network in training mode. The first unit of the last
+    layer is followed as in the paper's figure 1, beside the percentiles of all units of each layer. A unit is saturated
+    where its sigmoid is within `study.edge` of 0 or 1, where hardly any gradient passes.
     """
 
     title = "Saturation of sigmoids in training"
@@ -84,17 +84,13 @@ class Saturation(Study):
         *,
         every: Annotated[int, Setting("steps from one measurement to the next", "steps", low=1)] = 20,
         edge: Annotated[float, Setting("how near to 0 or 1 a saturated sigmoid is", above=0, below=0.5)] = 0.05,
-        unit: Annotated[int, Setting("which unit of a layer is followed by itself", low=0)] = 0,
     ) -> None:
-        self.every, self.edge, self.unit = every, edge, unit
+        self.every, self.edge = every, edge
 
     def check(self, subject: Subject) -> None:
         check_steps(subject)
-        activation, width = (subject.tree["model"].get(key) for key in ("activation", "width"))
-        if activation != "sigmoid":
+        if subject.tree["model"].get("activation") != "sigmoid":
             raise UsageError("the model has no sigmoids to measure: use model=mlp_plain model.activation=sigmoid")
-        if self.unit >= width:
-            raise UsageError(f"study.unit={self.unit} is not there: a layer has the units 0 to {width - 1}")
 
     def measure(self, subject: Subject) -> Iterator[Row]:
         model, norms = subject.build()
@@ -106,18 +102,16 @@ class Saturation(Study):
                 right = (logits.argmax(-1) == batch.targets).float().mean().item()
                 yield {"step": step.number, "gradient": first.grad.norm().item(), "accuracy": right}
                 for layer, values in enumerate(inputs, start=1):
-                    own = {f"unit_{name}": value for name, value in percentiles(values[:, self.unit]).items()}
+                    own = {f"unit_{name}": value for name, value in percentiles(values[:, 0]).items()}
                     found = {"saturated": saturated(values, self.edge), **percentiles(values), **own}
                     yield {"step": step.number, "layer": layer, **found}
 
     def tables(self, rows: pd.DataFrame) -> list[Table]:
         how: dict[str, Any] = {"columns": self.columns, "baseline": self.baseline}
         note = f"A unit is saturated for an image where its sigmoid is within {self.edge:g} of 0 or 1. Mean over steps."
-        shares = rows.dropna(subset=["layer"]).astype({"layer": int})
+        own = rows.dropna(subset=["layer"]).astype({"layer": int})
         return [
-            compared(
-                shares, values=["saturated"], by=["layer"], key="saturated", title="Saturation", notes=[note], **how
-            ),
+            compared(own, values=["saturated"], by=["layer"], key="saturated", title="Saturation", notes=[note], **how),
             compared(rows, values=["gradient"], key="gradient", title="Gradient at the first layer", ratio=True, **how),
         ]
 

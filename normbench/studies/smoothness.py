@@ -21,7 +21,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from normbench import build
 from normbench.analysis.figures.style import PALETTE, Figure
 from normbench.analysis.tables import Table
-from normbench.errors import UsageError
 from normbench.settings import Setting
 from normbench.studies.findings import arms_of, compared, curves, is_arm, labelled
 from normbench.studies.frame import Column, Row, Study, Subject
@@ -29,7 +28,7 @@ from normbench.studies.steps import check_steps, steps
 from normbench.training.guard import buffers_kept
 from normbench.types import Batch, Model, Task, stable_seed
 
-CHOOSING_SEED = 1000  # of the runs that choose a learning rate, which are not measured
+CHOOSING_SEED = -1  # of the runs that choose a learning rate: no run that is measured can have it
 DISTANCES = 0.5, 1.0, 2.0, 4.0  # along the gradient, in learning rates
 PRODUCTS = 20  # with the Hessian, for each of two numbers
 
@@ -225,14 +224,12 @@ class Smoothness(Study):
         noise: Annotated[bool, Setting("measure each norm also with noise behind it")] = False,
         hessian: Annotated[bool, Setting("measure the Hessian's top eigenvalue and trace too")] = False,
     ) -> None:
-        self.every, self.rates, self.noise, self.hessian = every, rates, noise, hessian
+        self.every, self.noise, self.hessian = every, noise, hessian
+        self.rates = sorted(rates or ())
         self.chosen: dict[str, float] = {}
 
     def check(self, subject: Subject) -> None:
         check_steps(subject)
-        if self.rates and subject.seed == CHOOSING_SEED:
-            why = "chooses the learning rates, and what chooses does not judge"
-            raise UsageError(f"seed={CHOOSING_SEED} {why}: give another, or study.rates=null")
 
     def measure(self, subject: Subject) -> Iterator[Row]:
         own = at_rate(subject, self.best_rate(subject), subject.seed)
@@ -279,11 +276,13 @@ class Smoothness(Study):
                     before = step.number, loss, [parameter.detach().clone() for parameter in parameters]
 
     def tables(self, rows: pd.DataFrame) -> list[Table]:
-        rows = named(rows)
-        largest = [(labelled(arm), rows.loc[is_arm(rows, arm.settings), "rate"].max()) for arm in arms_of(rows)]
-        ends = {min(self.rates), max(self.rates)} if self.rates else {}
-        said = (f"{arm} {rate:g}{' (an end of study.rates)' * (rate in ends)}" for arm, rate in largest)
-        rates = f"Learning rates: {', '.join(said)}."
+        rows, said = named(rows), list[str]()
+        for arm in arms_of(rows):
+            own = rows[is_arm(rows, arm.settings)]
+            end = " (an end of study.rates)" if own["rate"].max() in (self.rates[:1] + self.rates[-1:]) else ""
+            diverged = (own.groupby("seed")["step"].max() < rows["step"].max()).sum()
+            said.append(f"{labelled(arm)} {own['rate'].max():g}{end}" + f", {diverged} seeds diverged" * bool(diverged))
+        rates = f"Learning rates: {'; '.join(said)}."
         how: dict[str, Any] = {"columns": self.columns, "baseline": self.baseline}
         return [
             compared(rows, values=[value], key=value, title=title, notes=(caption, rates),
