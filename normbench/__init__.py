@@ -16,11 +16,13 @@ if TYPE_CHECKING:  # `import normbench` takes neither the second of torch nor th
 
 __version__ = "0.1.0"
 
+Folder = str | os.PathLike[str]
+
 __all__ = ["__version__", "load", "load_runs"]
 
 
 def load(
-    run_directory: str | os.PathLike[str],
+    run_directory: Folder,
     *,
     which: Literal["last", "best"] = "last",
     ema: bool = False,
@@ -53,14 +55,10 @@ def load(
 
 
 @overload
-def load_runs(folder: str | os.PathLike[str] = "outputs", *, metrics: Literal[False] = False) -> pd.DataFrame: ...
+def load_runs(folder: Folder = "outputs", *, metrics: Literal[False] = False) -> pd.DataFrame: ...
 @overload
-def load_runs(
-    folder: str | os.PathLike[str] = "outputs", *, metrics: Literal[True]
-) -> tuple[pd.DataFrame, pd.DataFrame]: ...
-def load_runs(
-    folder: str | os.PathLike[str] = "outputs", *, metrics: bool = False
-) -> pd.DataFrame | tuple[pd.DataFrame, pd.DataFrame]:
+def load_runs(folder: Folder = "outputs", *, metrics: Literal[True]) -> tuple[pd.DataFrame, pd.DataFrame]: ...
+def load_runs(folder: Folder = "outputs", *, metrics: bool = False) -> pd.DataFrame | tuple[pd.DataFrame, pd.DataFrame]:
     """All runs below a folder, a row each, also those that are running, were interrupted or failed.
 
     Left out are runs that `rerun=true` has set aside (`RUN.old1`), unless the folder is such a one itself.

@@ -282,9 +282,7 @@ def tensorboard(words: tuple[str, ...]) -> int:
 @click.argument("run", type=click.Path(file_okay=False))
 @flag("prompt", "Text to go on from; by default a line's start.", default="")
 @flag("tokens", "How many tokens to write.", type=click.IntRange(1, 10**6), default=200)
-@flag(
-    "temperature", "Larger is more random; 0: always the likeliest token.", type=click.FloatRange(0, 100), default=0.8
-)
+@flag("temperature", "Larger is more random; 0: the likeliest token.", type=click.FloatRange(0, 100), default=0.8)
 @flag("top-k", "Draw from this many of the likeliest tokens only.", type=click.IntRange(1, 10**7))
 @flag("seed", "Seeds the draws.", type=click.IntRange(0, 2**63 - 1), default=0)
 @flag("count", "How many examples; by default 60 images or 20 texts.", type=click.IntRange(1, 10**4))

@@ -5,7 +5,6 @@ TensorBoard's own classes write and read its files; nothing here knows their for
 
 from __future__ import annotations
 
-import importlib
 import json
 import logging
 import math
@@ -45,7 +44,9 @@ from normbench.rundir import UNREADABLE, keep_damaged, logged_lines, sync_direct
 
 # TensorBoard takes the checksum of a record byte by byte in Python: 2 ms for a probed step, where this takes 10 µs.
 with suppress(ImportError):
-    pywrap_tensorflow.crc32c = importlib.import_module("google_crc32c").value
+    import google_crc32c
+
+    pywrap_tensorflow.crc32c = google_crc32c.value
 
 Scalar = bool | int | float | str | None
 Histogram = tuple[Sequence[float], Sequence[float]]  # counts of values, and the edges between them: one more
@@ -120,9 +121,8 @@ class TensorBoard(Lines):
     def begin(self, choices: Mapping[str, Scalar], varied: Collection[str], page: str) -> None:
         infos = [api_pb2.HParamInfo(name=name, differs=name in varied) for name in choices]
         columns = [api_pb2.MetricInfo(name=api_pb2.MetricName(tag=tag)) for tag in METRICS]
-        self.add_hparams(
-            metadata.EXPERIMENT_TAG, experiment=api_pb2.Experiment(hparam_infos=infos, metric_infos=columns)
-        )
+        experiment = api_pb2.Experiment(hparam_infos=infos, metric_infos=columns)
+        self.add_hparams(metadata.EXPERIMENT_TAG, experiment=experiment)
         chosen = {name: "null" if choice is None else choice for name, choice in choices.items()}
         row = summary_v2.hparams_pb(chosen, trial_id=Path(self.file.name).parent.name)
         self.write(0, [*text_pb("config", page).value, *row.value])
@@ -136,8 +136,7 @@ class TensorBoard(Lines):
         categories = [{"title": title, "chart": [{"title": name, **lines[name]} for name in lines]}
                       for title, lines in charts.items()]  # fmt: skip
         layout = make_tensor_proto(ParseDict({"category": categories}, Layout()).SerializeToString())
-        kind = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name=custom_scalar.PLUGIN_NAME))
-        self.add(0, kind, {custom_scalar.CONFIG_SUMMARY_TAG: layout})
+        self.add(0, custom_scalar.create_summary_metadata(), {custom_scalar.CONFIG_SUMMARY_TAG: layout})
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         kind = scalar.create_summary_metadata(display_name="", description="")

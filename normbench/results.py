@@ -72,9 +72,7 @@ class TrainedRun(RunDirectory):
         return Task.from_record(self.sessions()[-1]["task"])
 
 
-def load_model(
-    run: TrainedRun, *, which: Which = "last", ema: bool = False, device: str | torch.device = "cpu"
-) -> Model:
+def load_model(run: TrainedRun, which: Which = "last", ema: bool = False, device: str | torch.device = "cpu") -> Model:
     """Return a run's model with its trained weights, in evaluation mode; torch's random numbers stay as they are.
 
     Raises:

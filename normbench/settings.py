@@ -17,8 +17,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from functools import cache, partial
+from functools import cache, partial, reduce
 from importlib.util import resolve_name
+from operator import getitem
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -262,11 +263,7 @@ def lookup(tree: Tree, path: str) -> Any:
     Raises:
         KeyError: nothing is there.
     """
-    for part in path.split("."):
-        if not isinstance(tree, Mapping):
-            raise KeyError(path)
-        tree = tree[part]
-    return tree
+    return reduce(getitem, path.split("."), tree)
 
 
 def flat(tree: Tree, prefix: str = "") -> dict[str, Any]:

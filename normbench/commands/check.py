@@ -5,7 +5,6 @@ It imports torch late, so that a mistake in the words is told at once.
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -23,30 +22,30 @@ ASKED = "give a class, such as mypkg.MyNorm, or an option, such as norm=rmsnorm"
 def run(words: Sequence[str]) -> int:
     """Check one part and print a row a check, and one line that counts; return 0 if all passed and 1 if one failed."""
     from rich.box import SIMPLE_HEAD
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     name, part = find_part(words)
     import torch
 
+    from normbench.commands.report import console
     from normbench.contract.checks import check
 
     torch.set_num_threads(1)  # small tensors gain nothing from a second one
     begun = time.monotonic()
-    console, table = Console(width=min(shutil.get_terminal_size((100, 24)).columns, 120)), Table(box=SIMPLE_HEAD)
-    with console.status(name):
+    shown, table = console(), Table(box=SIMPLE_HEAD)
+    with shown.status(name):
         rows = check(part)
     table.add_column(Text(f"{name}, {part.section}"), min_width=20)
     table.add_column("result", no_wrap=True)
     table.add_column("measured", overflow="fold")
     for row in rows:
         table.add_row(Text(row.name), Text(row.result, style=COLOURS.get(row.result, "")), Text(row.measured))
-    console.print(table)
+    shown.print(table)
     counts = Counter(row.result for row in rows)
     counts["measured"] = counts["yes"] + counts["no"]
     told = ", ".join(f"{counts[result]} {result}" for result in ("passed", "failed", "not applicable", "measured"))
-    console.print(Text(f"{name}: {told}, in {time.monotonic() - begun:.0f} s"), soft_wrap=True)
+    shown.print(Text(f"{name}: {told}, in {time.monotonic() - begun:.0f} s"), soft_wrap=True)
     return 1 if counts["failed"] else 0
 
 

@@ -108,8 +108,6 @@ def show_page(formatter: HelpFormatter, words: Sequence[str]) -> None:
 
         config = extended(config, RunDirectory(Path(config.closed.extend)), trust=False)
     chosen = {group: option.replace("None", "null") for group, option in config.choices.groups.items()}
-    formatter.write_dl(
-        (f"{group}={chosen[group]}", f"{meaning} [normbench list {group}]") for group, meaning in GROUPS.items()
-    )
+    formatter.write_dl((f"{key}={chosen[key]}", f"{meaning} [normbench list {key}]") for key, meaning in GROUPS.items())
     values = {path: show(lookup(config.tree, path)) for path in flat(config.tree) if not path.endswith(HYDRA_KEYS)}
     write_keys(formatter, values, settings_of(config.tree), values)

@@ -106,10 +106,8 @@ def divided(words: Iterable[str]) -> tuple[list[str], list[Override]]:
     overrides = [parsed(word) for word in words]
     for override in overrides:
         if override.is_sweep_override():
-            raise UsageError(
-                f"{text(override)} gives several values, which only a sweep takes: start it with normbench sweep, give "
-                "one, or quote the commas"
-            )
+            cure = "start it with normbench sweep, give one, or quote the commas"
+            raise UsageError(f"{text(override)} gives several values, which only a sweep takes: {cure}")
     chosen = [override for override in overrides if override.key_or_group in (*GROUPS, SEARCH_PATH)]
     settings = [override for override in overrides if override not in chosen]
     settings.sort(key=lambda override: not override.key_or_group.endswith("._target_"))
@@ -188,10 +186,9 @@ def parsed(word: str) -> Override:
     if not equals:
         raise UsageError(f"'{word}' is not KEY=VALUE: normbench train --help shows the keys")
     quoted = value.replace("'", "")
-    raise UsageError(
-        f"{word} cannot be read: write KEY=VALUE without blanks, and quote a value that has blanks, commas, brackets, "
-        f"'=', '~' or letters beyond ASCII, as in \"{key}='{quoted}'\""
-    )
+    signs = "blanks, commas, brackets, '=', '~' or letters beyond ASCII"
+    cure = f"write KEY=VALUE without blanks, and quote a value that has {signs}, as in \"{key}='{quoted}'\""
+    raise UsageError(f"{word} cannot be read: {cure}")
 
 
 def value_of(text: str) -> Any:
@@ -242,9 +239,8 @@ def unknown(key: str, config: DictConfig, groups: dict[str, str]) -> str:
     """Say what is meant, perhaps, by a key that a configuration does not have."""
     section, _, name = key.rpartition(".")
     if section in OPEN_SECTIONS and (having := options_with(section, name)):
-        return (
-            f"{key} is not a setting of {section}={groups[section]}: leave it out, or choose {section}={either(having)}"
-        )
+        chosen = f"{section}={groups[section]}"
+        return f"{key} is not a setting of {chosen}: leave it out, or choose {section}={either(having)}"
     group, _, option = section.partition(".")
     if group == MANY and option in options(group) and option not in config[group]:
         return f"{key} is a setting of {group}={option}, which is not chosen: add it, several as {group}=[csv,{option}]"

@@ -60,19 +60,15 @@ def own_folder(folder: Path) -> Path:
         raise UsageError(f"--config-dir {folder} is not a folder: give the one that holds your norm/NAME.yaml")
     for path in sorted(folder.glob("*/*.yaml")):
         if path.stem in options(path.parent.name):
-            raise UsageError(
-                f"{path} has the name of a {path.parent.name} that normbench has already: rename it, such as to "
-                f"my{path.name}"
-            )
+            where = f"{path} has the name of a {path.parent.name} that normbench has already"
+            raise UsageError(f"{where}: rename it, such as to my{path.name}")
     return folder.absolute()
 
 
 def options(group: str, *more: Path) -> dict[str, str]:
     """Return the options of a group and their one lines, from `conf/` and further folders."""
-    folders = [directory / group for directory in (config_directory(), *more)]
-    return {
-        path.stem: first_comment(path) for folder in folders for path in sorted(folder.glob("*.yaml")) if path.is_file()
-    }
+    files = [file for folder in (config_directory(), *more) for file in sorted((folder / group).glob("*.yaml"))]
+    return {file.stem: first_comment(file) for file in files if file.is_file()}
 
 
 @cache

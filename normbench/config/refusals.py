@@ -24,9 +24,8 @@ class Refusal:
     when: str
 
 
-REFUSALS = [
-    Refusal(**rule) for rule in tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))["refusal"]
-]
+LIST = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+REFUSALS = [Refusal(**rule) for rule in LIST["refusal"]]
 
 
 @cache

@@ -22,14 +22,10 @@ class TrainerConfig:
     """The training loop."""
 
     steps: Annotated[int | None, Setting("length of the run; null: from trainer.epochs", "steps", low=1, high=10**9)]
-    epochs: Annotated[
-        float | None, Setting("length where trainer.steps is null", "passes over the data", above=0, high=1e6)
-    ]
+    epochs: Annotated[float | None, Setting("length without trainer.steps", "passes over the data", above=0, high=1e6)]
     grad_clip: Annotated[float, Setting("larger gradients are scaled down to this norm; 0: off", low=0, high=1e6)]
     log_every: Annotated[int, Setting("steps between logged training losses", "steps", low=1, high=10**9)]
-    eval_every: Annotated[
-        int | None, Setting("steps between evaluations; null: a tenth of the run", "steps", low=1, high=10**9)
-    ]
+    eval_every: Annotated[int | None, Setting("steps between evaluations; null: 10 in all", "steps", low=1, high=10**9)]
     eval_batches: Annotated[int | None, Setting("batches of an evaluation but the last; null: all", low=1, high=10**9)]
     eval_train: Annotated[bool, Setting("evaluate on as many batches of the training data too")]
     checkpoint_every: Annotated[int, Setting("steps between checkpoints", "steps", low=1, high=10**9)]
@@ -38,9 +34,7 @@ class TrainerConfig:
     precision: Annotated[Literal["fp32", "bf16", "fp16"], Setting("of matrix products; fp16 scales the loss")]
     tf32: Annotated[bool, Setting("let a GPU round float32 matrix products to TensorFloat-32")]
     accumulate: Annotated[int, Setting("batches whose gradients add up to one step", "batches", low=1, high=10**6)]
-    ema: Annotated[
-        float | None, Setting("decay of an average of the weights; null: none", "per step", above=0, below=1)
-    ]
+    ema: Annotated[float | None, Setting("decay of the weights' average; null: none", "per step", above=0, below=1)]
     decay_norms: Annotated[bool, Setting("weight decay on γ, β and α too")]
     divergence_factor: Annotated[float, Setting("a loss above this × the first one runs away", above=1, high=1e9)]
     divergence_patience: Annotated[int, Setting("so long may a loss run away", "steps", low=1, high=10**9)]
@@ -58,9 +52,7 @@ class ProbesConfig:
     geometry: Annotated[bool, Setting("effective rank and token similarity of the residual stream by depth")]
     attention: Annotated[bool, Setting("entropy and largest logit of attention")]
     updates: Annotated[bool, Setting("how far a step moves the weights, and the noise of its gradients")]
-    histograms_every: Annotated[
-        int, Setting("steps between histograms of each norm; 0: never", "steps", low=0, high=10**9)
-    ]
+    histograms_every: Annotated[int, Setting("steps between norms' histograms; 0: never", "steps", low=0, high=10**9)]
 
 
 @dataclass(frozen=True)
@@ -173,9 +165,8 @@ def stored(path: Path) -> Iterator[None]:
     try:
         yield
     except UsageError as error:
-        raise UsageError(
-            f"{path} is of another version of normbench, or was edited ({error}): make that run anew"
-        ) from error
+        where = f"{path} is of another version of normbench, or was edited"
+        raise UsageError(f"{where} ({error}): make that run anew") from error
 
 
 def check_trusted(tree: Tree, path: Path) -> None:
@@ -187,10 +178,8 @@ def check_trusted(tree: Tree, path: Path) -> None:
     for section in OPEN_SECTIONS:
         target = str(tree[section].get("_target_"))
         if not target.startswith(TRUSTED):
-            raise UsageError(
-                f"{path} has {section}._target_={target}, which is neither normbench's nor torch's, and loading it "
-                "runs its code: if you trust whoever made the run, add --trust (in Python trust=True)"
-            )
+            cure = "loading it runs its code: if you trust whoever made the run, add --trust (in Python trust=True)"
+            raise UsageError(f"{path} has {section}._target_={target}, neither normbench's nor torch's, and {cure}")
 
 
 def may_run_code(word: str) -> bool:
@@ -204,9 +193,8 @@ def may_run_code(word: str) -> bool:
 
 def open_sections(tree: Tree) -> dict[str, Tree]:
     """Return all sections that hold `_target_` and its arguments, by their paths."""
-    return {section: tree[section] for section in OPEN_SECTIONS} | {
-        f"{MANY}.{name}": tree[MANY][name] for name in tree[MANY]
-    }
+    loggers = {f"{MANY}.{name}": values for name, values in tree[MANY].items()}
+    return {section: tree[section] for section in OPEN_SECTIONS} | loggers
 
 
 def checked_values(prefix: str, values: Tree, known: Mapping[str, Setting], where: str) -> dict[str, Any]:
@@ -220,10 +208,8 @@ def checked_values(prefix: str, values: Tree, known: Mapping[str, Setting], wher
             such = f"allowed are {', '.join(allowed)}" if allowed else "it has none"
             raise UsageError(f"{prefix}{name} is not a setting of {where}: {nearest(name, allowed)}{such}")
         if prefix and isinstance(value, Mapping | list) and '"_target_": ' in json.dumps(value, default=str):
-            raise UsageError(
-                f"{prefix}{name} holds a _target_: settings are plain values, and a section alone has a class, such as "
-                "norm._target_=package.module.Class"
-            )
+            cure = "settings are plain values, and a section alone has a class, as norm._target_=package.module.Class"
+            raise UsageError(f"{prefix}{name} holds a _target_: {cure}")
     return {name: known[name].check(prefix + name, value) for name, value in values.items()}
 
 

@@ -17,9 +17,7 @@ from normbench.settings import Setting
 from normbench.types import Batch, Data, Split, stable_seed
 
 Name = Annotated[str, Setting("what the records call the data set")]
-Holdout = Annotated[
-    float, Setting("share (< 1) or number (≥ 1) of the last training examples held out to judge", low=0, high=1e12)
-]
+Holdout = Annotated[float, Setting("share (< 1) or number (≥ 1) of training examples that judge", low=0, high=1e12)]
 
 
 def held_out(total: int, holdout: float, unit: str) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,9 +49,7 @@ class Hub:
             raise UsageError(f"no copy of {self.hub_id} in data.root={self.root}: {OTHERWISE}")
         return [*([str(file.relative_to(folder)), file_digest(file)] for file in files), self.config]
 
-    def read(
-        self, splits: Sequence[str], columns: Sequence[str], text: str = ""
-    ) -> tuple[Mapping[str, Any], dict[str, Any]]:
+    def read(self, splits: Sequence[str], columns: Sequence[str], text: str = "") -> tuple[Any, dict[str, Any]]:
         """Return what each column declares itself to be, and lists of these columns' values by split and column.
 
         `datasets` is imported here: that takes over a second, and a cache hit needs it not. A local copy is streamed,

@@ -21,10 +21,6 @@ from normbench.errors import UsageError
 from normbench.settings import Setting
 from normbench.types import Batch, ImageClassification, Split
 
-Crop = Annotated[
-    int,
-    Setting("training images are cut at random from a frame so many pixels wider; 0: off", "pixels", low=0, high=10**4),
-]
 Pixels = UInt8[np.ndarray, "images channels height width"]
 PixelBatch = UInt8[Tensor, "batch channels height width"]
 Inputs = Float[Tensor, "batch channels height width"]
@@ -54,11 +50,9 @@ class Images(ContentData):
         content: Content,
         *,
         scaling: Annotated[Literal["none", "unit", "standard"], Setting("of pixels")] = "standard",
-        crop: Crop = 0,
+        crop: Annotated[int, Setting("how far a training image may shift; 0: off", "pixels", low=0, high=10**4)] = 0,
         flip: Annotated[bool, Setting("mirror training images at random, left to right")] = False,
-        cutout: Annotated[
-            int, Setting("side of a random square of zeros in training images; 0: off", "pixels", low=0, high=10**4)
-        ] = 0,
+        cutout: Annotated[int, Setting("side of a hole in training images; 0: off", "pixels", low=0, high=10**4)] = 0,
         **options: Any,
     ) -> None:
         super().__init__(content, content.by_split("images"), content.by_split("labels"), **options)
@@ -122,10 +116,8 @@ def moved(pixels: PixelBatch, crop: int, flip: bool, seed: int, step: int) -> Pi
     flip: mirror every second image, chosen at random, left to right.
     """
     batch, channels, height, width = pixels.shape
-    top, left = (
-        torch.randint(2 * crop + 1, (batch, 1), generator=generator(seed, kind, step))
-        for kind in ("crop rows", "crop columns")
-    )
+    draws = (generator(seed, kind, step) for kind in ("crop rows", "crop columns"))
+    top, left = (torch.randint(2 * crop + 1, (batch, 1), generator=draw) for draw in draws)
     order = torch.arange(width)
     if flip:
         flipped = torch.rand(batch, 1, generator=generator(seed, "flip", step)) < 0.5

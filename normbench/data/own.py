@@ -36,9 +36,7 @@ def own_images(
     *,
     name: Name = "images",
     path: OwnPath,
-    size: Annotated[
-        int | None, Setting("side that images are brought to; null: they have one size", "pixels", low=1, high=10**4)
-    ] = None,
+    size: Annotated[int | None, Setting("side of all images; null: as they are", "pixels", low=1, high=10**4)] = None,
     image_column: ImageColumn = "image",
     label_column: LabelColumn = "label",
     split_column: Annotated[
@@ -99,10 +97,8 @@ def load(path: Path, size: int | None, columns: Sequence[Any]) -> Decoded:
         untrained = "".join(f" of the class {known[index]:.80}" for index in sorted(present - trained)[:1])
         cure = "give two classes, each with some to train on, and some to validate"
         raise UsageError(f"{where} has too few images{untrained}: {cure}")
-    files = [
-        (image, root / image) if isinstance(image, str) else (f"row {row}", image)
-        for row, image in rows["image"].items()
-    ]
+    images = rows["image"].items()
+    files = [(image, root / image) if isinstance(image, str) else (f"row {row}", image) for row, image in images]
     return image_arrays(decode(files, where, size), rows["class"].to_numpy(), counts[counts > 0].to_dict(), known)
 
 

@@ -27,8 +27,7 @@ ImageColumn = Annotated[str, Setting("column of the images")]
 LabelColumn = Annotated[str, Setting("column of the classes")]
 Level = Annotated[Literal["character", "byte", "word", "lowercase_word", "bpe"], Setting("what a token is")]
 VocabularySize = Annotated[
-    int | None,
-    Setting("most symbols of words or byte pairs; null: all words, 8,192 pairs", "symbols", low=2, high=10**7),
+    int | None, Setting("most words or byte pairs; null: all words, 8,192 pairs", "symbols", low=2, high=10**7)
 ]
 
 

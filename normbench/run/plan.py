@@ -86,7 +86,7 @@ def prepare(config: Config, data: Data | None = None, device: torch.device | Non
 
 
 def directory_of(
-    tree: Tree, choices: Choices, data: Data, device: torch.device, threads: int, parent: RunDirectory | None = None
+    tree: Tree, choices: Choices, data: Data, device: torch.device, threads: int, parent: RunDirectory | None
 ) -> RunDirectory:
     """Return the directory of a run: its name ends in a hash of whatever changes its numbers."""
     content = {
@@ -106,9 +106,8 @@ def same_elsewhere(runs: Iterable[Run]) -> str | None:
     """Say which runs that have ended differ from new ones in threads or device only."""
     new = [run for run in runs if not run.directory.config.exists()]
     wanted = {fingerprint(without(run.config.tree, UNHASHED_KEYS)): run for run in new}
-    patterns = {
-        (path.parent, f"{path.name.rpartition('-')[0]}-????????") for run in new for path in [run.directory.path]
-    }
+    paths = [run.directory.path for run in new]
+    patterns = {(path.parent, f"{path.name.rpartition('-')[0]}-????????") for path in paths}
     found = list[str]()
     for there in map(RunDirectory, sorted(path for folder, pattern in patterns for path in folder.glob(pattern))):
         content = fingerprint(without(there.configuration(), UNHASHED_KEYS)) if there.ended() else ""

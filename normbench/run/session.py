@@ -25,7 +25,7 @@ from normbench.probes import Probes
 from normbench.recording import Display, Recorder, show_table
 from normbench.run.plan import Run
 from normbench.rundir import RunDirectory, Status, commit, cpu_name, read_json, write_bytes, write_json
-from normbench.settings import flat
+from normbench.settings import Tree, flat
 from normbench.training.checkpoint import Checkpoints
 from normbench.training.clock import forget_peak, peak_memory
 from normbench.training.guard import Diverged
@@ -270,10 +270,8 @@ def caveats(run: Run) -> dict[str, str | None]:
     leaks, pads = run.data.task.shown_by(run.facts) == "training", run.data.pads and run.facts.sees_future != "never"
     over_time = f"{run.config.choices.groups['norm']} takes statistics over time,"
     shown = f"{over_time} so in training each position is shown its future; the training loss is not comparable"
-    return {
-        "leak": shown if leaks else None,
-        "padding": f"{over_time} and counts the padding of shorter texts in them" if pads else None,
-    }
+    padded = f"{over_time} and counts the padding of shorter texts in them"
+    return {"leak": shown if leaks else None, "padding": padded if pads else None}
 
 
 def show_summary(run: Run, summary: Mapping[str, Any], *before: str | None) -> None:
@@ -311,9 +309,7 @@ def distinct(values: Iterable[Any]) -> Any:
     return found[0] if len(found) == 1 else found or None
 
 
-def make_ledger(
-    model: Model, norms: Mapping[str, nn.Module], tree: Mapping[str, Any], device: torch.device
-) -> dict[str, Any]:
+def make_ledger(model: Model, norms: Mapping[str, nn.Module], tree: Tree, device: torch.device) -> dict[str, Any]:
     """Return the ledger of a run, from what was really built."""
     placement = next(module for module in model.modules() if isinstance(module, Placement))
     init, ours = tree["init"], [norm for norm in norms.values() if isinstance(norm, Norm)]

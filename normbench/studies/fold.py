@@ -13,7 +13,6 @@ from operator import attrgetter
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 from torch.nn.utils.fusion import fuse_conv_bn_weights, fuse_linear_bn_weights
@@ -110,7 +109,7 @@ class Steps(fx.Tracer):
 # ---- norms by themselves
 
 
-def random_input(norm: Any) -> Float[Tensor, "..."]:
+def random_input(norm: Any) -> Tensor:
     """Return random numbers of the shape that a norm takes."""
     known = [one for name in ("weight", "running_mean") if (one := getattr(norm, name, None)) is not None]
     features = known[0].numel() if known else getattr(norm, "num_features", 1)
@@ -191,7 +190,7 @@ def fold(model: Model, norms: Mapping[str, nn.Module], batch: Batch) -> Folded:
         try:
             bare, *done = take_in(norm, steps)
         except Refused as reason:
-            folded.refused[site] = str(reason)
+            folded.refused[site] = f"kept, as {reason}"
         try:
             if rms := as_rms(bare):
                 for weight, axis in steps.writers(steps.of_norm[norm].args[0]):  # those without a mean stay the same
@@ -199,7 +198,7 @@ def fold(model: Model, norms: Mapping[str, nn.Module], batch: Batch) -> Folded:
                 bare = rms
                 done.append("RMSNorm in place of LayerNorm, as its input has no mean")
         except Refused as reason:
-            folded.refused[f"{site}: its mean"] = str(reason)
+            folded.refused[f"{site}, its mean"] = f"kept, as {reason}"
         if done:
             model.set_submodule(steps.names[norm], bare)
             folded.done[site] = "; ".join(done)
@@ -235,7 +234,7 @@ def take_in(norm: Any, steps: Steps) -> tuple[nn.Module, str]:
 
 
 @torch.inference_mode()
-def run(model: Model, batch: Batch) -> Float[Tensor, "..."]:
+def run(model: Model, batch: Batch) -> Tensor:
     """Return the logits of a batch, computed in the model's precision, as double."""
     dtype = next(model.parameters()).dtype
     return model(*batch.map(lambda one: one.to(dtype) if one.is_floating_point() else one).arguments).double()

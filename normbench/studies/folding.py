@@ -41,15 +41,14 @@ def changes(model: Model, folded: Model, batches: Sequence[Batch]) -> Iterator[R
     for bits, dtype in known.items():
         plain, other = (copy.deepcopy(one).to(dtype) for one in (model, folded))
         for name, pair in {"folding": (plain, other), "rounding": (exact, plain)}.items():
-            largest, losses = list[float](), list[list[float]]()
+            found = []
             for batch in batches:
-                logits = [run(one, batch) for one in pair]
-                largest.append(float((logits[1] - logits[0]).abs().max()))
-                flat = [(one.flatten(0, -2), batch.targets.flatten()) for one in logits]
-                losses.append([float(F.cross_entropy(*one, reduction="sum")) for one in flat])
-            count, (first, second) = sum(batch.targets.numel() for batch in batches), np.sum(losses, axis=0)
-            if max(largest):  # in float64 there is no rounding
-                yield {"of": name, "bits": bits, "change": max(largest), "loss": abs(second - first) / count}
+                first, second = (run(one, batch).flatten(0, -2) for one in pair)
+                losses = [float(F.cross_entropy(one, batch.targets.flatten())) for one in (first, second)]
+                found.append((float((second - first).abs().max()), losses[1] - losses[0]))
+            change, loss = np.transpose(found)
+            if change.any():  # in float64 there is no rounding
+                yield {"of": name, "bits": bits, "change": float(change.max()), "loss": float(abs(loss.mean()))}
 
 
 @torch.inference_mode()
@@ -93,13 +92,8 @@ class Folding(Study):
         "high": Column("upper end of the time's 95 % interval"),
     }
 
-    def __init__(
-        self,
-        *,
-        batches: Annotated[int, Setting("batches of validation data", low=1)] = 4,
-        pairs: Annotated[int, Setting("pairs of timed batches", low=9)] = 41,
-    ) -> None:
-        self.batches, self.pairs = batches, pairs
+    def __init__(self, *, pairs: Annotated[int, Setting("pairs of timed batches", low=9)] = 41) -> None:
+        self.pairs = pairs
 
     def check(self, subject: Subject) -> None:
         self.folded(subject)
@@ -115,13 +109,12 @@ class Folding(Study):
         folded = fold(model, norms, to_device(batch, subject.device))
         if not folded.done:
             why = "; ".join(dict.fromkeys(folded.refused.values())) or "it has no norm"
-            cure = "placement=pre has norms before linear layers, and batchnorm can go into a layer before it"
-            raise UsageError(f"nothing of {subject.path or 'this model'} can be folded ({why}): {cure}")
+            raise UsageError(f"nothing of {subject.path or 'this model'} can be folded ({why}): try placement=pre")
         return model, folded
 
     def measure(self, subject: Subject) -> Iterator[Row]:
         model, folded = self.folded(subject)
-        batches = [to_device(one, subject.device) for one in subject.data.eval_batches("val", self.batches)]
+        batches = [to_device(one, subject.device) for one in subject.data.eval_batches("val", 4)]
         yield from changes(model, folded.model, batches)
         size, new_size = (sum(p.numel() for p in one.parameters()) for one in (model, folded.model))
         counts = {"folded": len(folded.done), "kept": len(folded.refused), "saved": 100 * (1 - new_size / size)}
@@ -155,9 +148,8 @@ def fold_run(path: str, out: Path | None, device: str = "auto", trust: bool = Fa
     notes = {"run": trained.path.name, "folded": json.dumps(folded.done), "kept": json.dumps(folded.refused)}
     out = out or trained.path / "folded.safetensors"
     write_bytes(out, safetensors.torch.save(tensors, {"format": "pt", **notes}))
-    for title, sites in (("folded", folded.done), ("kept", folded.refused)):
-        for site, what in sites.items():
-            print(f"{title}  {site}: {what}")
+    for site, what in (*folded.done.items(), *folded.refused.items()):
+        print(f"{site}: {what}")
     for row in study.measure(subject):
         print(", ".join(f"{study.columns[name].label}: {shown(value)}" for name, value in row.items()))
     print(out)

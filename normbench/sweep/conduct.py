@@ -27,6 +27,9 @@ from normbench.sweep.plan import SWEEP_NAME, Planner, SweepPlan, balanced, chang
 from normbench.sweep.words import HOW, ONCE, SweepConfig, key_of, read_settings
 from normbench.sweep.work import Execution, Stopped
 
+# Reports on the runs of a folder; the second says whether the person asked for quiet.
+Report = Callable[[Path, bool], None]
+
 
 @dataclass
 class Sweep:
@@ -97,8 +100,7 @@ class Sweep:
                 session = Session(replace(first.prepared))  # which reads the data anew, as the run's process will
                 start = time.perf_counter() - begun
                 seconds = start + measure(session).seconds(first.steps)
-                parts = (seconds * (number + later) / beside, seconds)
-                total, each = (timedelta(seconds=math.ceil(part)) for part in parts)
+                total, each = (timedelta(seconds=math.ceil(seconds * n)) for n in ((number + later) / beside, 1))
                 line = f"about {total} for {whole}, {beside} at a time, each {each} as its start and a few steps tell"
             except Exception as error:  # of a user's class, as a run of the sweep would fail with, or it diverges
                 line = f"the time of {whole} is not known: {first.run} fails ({explain(error)})"
@@ -120,11 +122,8 @@ class Sweep:
 
     # ---- the runs
 
-    def run(self, report: Callable[[Path, bool], None]) -> int:
-        """Make the runs and report on them; returns the exit status.
-
-        report: takes their folder, and whether the person asked for quiet.
-        """
+    def run(self, report: Report) -> int:
+        """Make the runs and report on them; returns the exit status."""
         self.console.quiet = self.planner.quiet
         self.say_left_out()
         try:
@@ -210,7 +209,7 @@ def understand(words: Sequence[str]) -> Sweep:
     return Sweep([word for word in words if key_of(word) not in ONCE], settings, planner, plan)
 
 
-def sweep(words: Sequence[str], dry_run: bool, report: Callable[[Path, bool], None]) -> int:
+def sweep(words: Sequence[str], dry_run: bool, report: Report) -> int:
     """Make many runs and report on them, or say what they would take; returns the exit status.
 
     Raises:
@@ -234,9 +233,7 @@ def difference(before: Sequence[str], now: Sequence[str]) -> str:
     return "; ".join(parts) or "its words make other runs now: a default, the device, the data or a class has changed"
 
 
-def resume(
-    folder: Path, words: Sequence[str], dry_run: bool, report: Callable[[Path, bool], None], trust: bool = False
-) -> int:
+def resume(folder: Path, words: Sequence[str], dry_run: bool, report: Report, trust: bool = False) -> int:
     """Go on with the sweeps that were started on a folder; returns the exit status.
 
     words: in place of some of theirs, or beside them. trust: whether theirs may name classes of anybody's.
@@ -248,13 +245,9 @@ def resume(
     noted = [note for note in SweepFolder(folder).read_notes() if note["words"]]
     noted = [note for note in noted if not any({*note["asked"]} < {*other["asked"]} for other in noted)]
     if not noted:
-        raise UsageError(
-            f"{folder} holds no sweep that can go on: give the folder of one, such as outputs/{SWEEP_NAME}"
-        )
+        raise UsageError(f"{folder} holds no sweep that can go on: give the folder of one, as outputs/{SWEEP_NAME}")
     if not trust and (foreign := SweepFolder(folder).foreign):
-        raise UsageError(
-            f"{folder} has {foreign[0]}, whose code runs: if you trust whoever made the sweep, add --trust"
-        )
+        raise UsageError(f"{folder} has {foreign[0]}, whose code runs: if you trust whoever made it, add --trust")
     place = {"name": folder.absolute().name, "outputs": str(folder.parent)}
     place = {key: path if re.fullmatch(r"[a-z./][\w./-]*", path) else f"'{path}'" for key, path in place.items()}
     more = {key_of(word): word.partition("=")[2] for word in words} | place

@@ -162,15 +162,10 @@ class View:
 
     def __init__(self, console: Console, folder: SweepFolder, entries: Sequence[Entry]) -> None:
         self.console, self.folder, self.entries = console, folder, entries
-        columns = TextColumn("{task.description}", markup=False), BarColumn(None), TimeRemainingColumn()
         self.bars = Progress(
-            *columns,
-            console=console,
-            disable=not console.is_terminal,
-            expand=True,
-            speed_estimate_period=3600,
-            refresh_per_second=1,
-        )
+            TextColumn("{task.description}", markup=False), BarColumn(None), TimeRemainingColumn(), console=console,
+            disable=not console.is_terminal, expand=True, speed_estimate_period=3600, refresh_per_second=1,
+        )  # fmt: skip
         self.over: dict[str, Standing] = {}  # these are read once
         first, total = self.read(), sum(entry.steps for entry in entries)
         self.whole = self.bars.add_task("", total=total, completed=steps_done(first))

@@ -145,10 +145,8 @@ def exclude(points: Iterable[Point], exclusions: Iterable[str]) -> tuple[list[Po
     for given in exclusions:
         reason, settings = f"{EXCLUDE}={given}", valued(NEXT_SETTING.split(given))
         if any(value == "" or ("," in str(value) and not isinstance(value, list)) for value in settings.values()):
-            raise UsageError(
-                f"{reason} is not KEY=VALUE, each with one value: write it as "
-                f"{EXCLUDE}='norm=batchnorm,placement=parallel', and {EXCLUDE}= again for more"
-            )
+            example = f"{EXCLUDE}='norm=batchnorm,placement=parallel', and {EXCLUDE}= again for more"
+            raise UsageError(f"{reason} is not KEY=VALUE, each with one value: write it as {example}")
         others = [point for point in kept if not settings.items() <= valued(point.words).items()]
         left_out[reason] = len(kept) - len(others)
         if not left_out[reason]:
@@ -250,9 +248,7 @@ class Planner:
         """
         self.quiet, device, elsewhere = tree["quiet"], tree["device"], self.launcher.elsewhere
         if elsewhere and device == "auto":
-            raise UsageError(
-                "device=auto is not known before a cluster has chosen the machine: give device=cpu or cuda"
-            )
+            raise UsageError("device=auto is not known before a cluster has chosen the machine: use device=cpu or cuda")
         device = device if elsewhere else str(resolve_device(device))
         several = torch.cuda.device_count() if device == "cuda" and not elsewhere else 0
         self.devices = [f"cuda:{number}" for number in range(several)] or [device]

@@ -27,19 +27,14 @@ def check_tunable(plan: SweepPlan, settings: SweepConfig) -> None:
     """
     for run in plan.runs:
         if word := next((word for word in run.words if key_of(word) == RATE), ""):
-            raise UsageError(
-                f"{word} is not for sweep.lr={settings.lr}, which sets it itself: leave one of the two out"
-            )
+            raise UsageError(f"{word} is not for sweep.lr={settings.lr}, which sets it itself: leave one of them out")
         if (held_out := run.prepared.config.tree["data"].get("holdout")) != 0:
-            raise UsageError(
-                f"sweep.lr={settings.lr} holds out a tenth of the training data, since what chooses must not judge: "
-                f"choose data with data.holdout, and leave it at 0 (here it is {held_out})"
-            )
+            cure = f"choose data with data.holdout, and leave it at 0 (here it is {held_out})"
+            why = "since what chooses must not judge"
+            raise UsageError(f"sweep.lr={settings.lr} holds out a tenth of the training data, {why}: {cure}")
         if run.seed in settings.lr_seeds:
-            raise UsageError(
-                f"sweep.lr_seeds={settings.lr_seeds} has seed {run.seed}, which is reported: what chooses must not "
-                "judge, give other seeds"
-            )
+            cure = "what chooses must not judge, give other seeds"
+            raise UsageError(f"sweep.lr_seeds={settings.lr_seeds} has seed {run.seed}, which is reported: {cure}")
 
 
 def propose(grid: Sequence[float], means: Mapping[float, float | None]) -> list[float]:

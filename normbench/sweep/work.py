@@ -143,9 +143,8 @@ class Execution:
             for job in self.at_work:
                 job.cancel()
             if number := sum(not job.done() for job in self.at_work):
-                runs = "1 run" if number == 1 else f"{number} runs"
-                text = f"stopping: waiting for {runs} to write a checkpoint; Ctrl-C again kills what is left"
-                say(view.console, text)
+                text = "to write a checkpoint; Ctrl-C again kills what is left"
+                say(view.console, f"stopping: waiting for {number} run{'s' * (number > 1)} {text}")
             while not all(job.done() for job in self.at_work):
                 time.sleep(TICK)
         except KeyboardInterrupt:
