@@ -9,11 +9,8 @@ import math
 import os
 import re
 import timeit
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from importlib import import_module
-from importlib.util import find_spec
 from itertools import accumulate, product, starmap
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple
@@ -38,7 +35,7 @@ from normbench.studies.steps import check_steps, steps
 from normbench.training.precision import DTYPES, make_precision
 
 FORMATS = ("float32", "bfloat16", "float16")
-IMPLEMENTATIONS = ("torch", "eager", "compiled", "liger")
+IMPLEMENTATIONS = ("torch", "eager", "compiled")
 FORWARD, BOTH, STEP = "forward", "forward and backward", "training step"
 
 # The least that must move through memory, in tensors as large as the input: x and y; then x, ∂y and ∂x as well.
@@ -52,9 +49,8 @@ WARM_UP = 3  # calls by torch's Timer before a single one counts, and that one
 # Heads of tables.
 OTHER = " of the other"
 HEADS = {"operators": "runs as", f"operators{OTHER}": "the other as", "like": "like with like", "code": "what runs"}
-COSTS = {"time_us": "time, µs", "ratio": "× torch.nn.LayerNorm", "floor": "floor, µs", "over_floor": "× floor"}
-COSTS |= {"memory": "peak memory, × input"}
-SHARE = {"ms": "step, ms", "without": "without norms, ms", "share": "share of the norms, %"}
+COSTS, SHARE = ("time_us", "ratio", "floor_us", "over_floor", "memory"), ("time_us", "without_us", "share")
+
 Call = Callable[[], object]
 
 
@@ -82,20 +78,15 @@ def candidates(subject: Subject, features: int, implementations: Sequence[str]) 
         chosen = {**section, "impl": impl} if "impl" in section else section
         return build.factory({"norm": chosen}, "norm")(features, channel_dim=-1, site=None).to(subject.device)
 
-    eager = norm = make("eager")
-    code = code_of(eager)
+    eager = make("eager")
     for word in implementations:
+        norm: Any = torch.compile(eager, dynamic=False, fullgraph=True) if word == "compiled" else eager
         if word == "torch":
-            with suppress(UsageError):  # of a norm for which torch has no operator
+            try:
                 norm = make("torch")
-        elif word == "compiled":
-            norm = torch.compile(eager, dynamic=False, fullgraph=True)
-        elif word == "liger" and subject.device.type == "cuda" and find_spec("liger_kernel"):
-            kind = getattr(import_module("liger_kernel.transformers"), f"Liger{type(eager).__name__}", None)
-            norm = kind(features).to(subject.device) if kind else eager
-        if word == "eager" or norm is not eager:
-            yield Candidate(word, f"torch.compile of {code}" if word == "compiled" else code_of(norm), norm)
-        norm = eager
+            except UsageError:  # torch has no operator for it
+                continue
+        yield Candidate(word, f"torch.compile of {code_of(eager)}" if word == "compiled" else code_of(norm), norm)
 
 
 def code_of(norm: nn.Module) -> str:
@@ -213,12 +204,16 @@ class Bench(Study):
     together = True
     columns: ClassVar = {
         "time_us": Column("time", "µs", "log"),
-        "baseline_us": Column("time of torch.nn.LayerNorm in this round", "µs", "log"),
-        "copy_us": Column("time of a copy of the input in this round", "µs", "log"),
-        "without_us": Column("time of a step without norms in this round", "µs", "log"),
+        "baseline_us": Column("torch.nn.LayerNorm in this round", "µs", "log"),
+        "copy_us": Column("copy of the input in this round", "µs", "log"),
+        "floor_us": Column("floor", "µs", "log"),
+        "ratio": Column("× torch.nn.LayerNorm", "", "log"),
+        "over_floor": Column("× floor", "", "log"),
         "moved_bytes": Column("what must move", "bytes", "log"),
-        "memory_bytes": Column("peak memory", "bytes", "log"),
-        "input_bytes": Column("size of the input", "bytes", "log"),
+        "memory": Column("peak memory", "× input", "log"),
+        "without_us": Column("step without norms", "µs", "log"),
+        "share": Column("share of the norms", "%"),
+        "quotient": Column("ratio of times"),
     }
 
     def __init__(
@@ -276,7 +271,7 @@ class Bench(Study):
         target, layernorm = torch.empty_like(x), nn.LayerNorm(features, device=device, dtype=x.dtype)
         words, about = self.implementations, list[tuple[Subject, Row]]()
         known = [Candidate("torch", code_of(layernorm), layernorm)]
-        size: Row = {"rows": rows, "features": features, "dtype": dtype, "input_bytes": x.nbytes}
+        size: Row = {"rows": rows, "features": features, "dtype": dtype}
         for subject, one in [(each, one) for each in subjects for one in candidates(each, features, words)]:
             fact = {**size, "implementation": one.implementation, "code": one.code}
             try:
@@ -296,9 +291,10 @@ class Bench(Study):
                 measured = [in_turn(timed, number, prepare) for (_, prepare), number in conditions]
             for ((cache, _), number), (copied, first, *times) in zip(conditions, measured, strict=True):
                 row = {"passes": passes, "moved_bytes": moved * x.nbytes, "cache": cache, "round": number}
+                row |= {"copy_us": copied, "floor_us": (floor := copied * moved / 2), "baseline_us": first}
                 for (subject, fact), peak, time in zip(about, peaks, times, strict=True):
-                    times_us = {"time_us": time, "baseline_us": first, "copy_us": copied}
-                    yield subject, {**fact, **row, "memory_bytes": peak, **times_us}
+                    ratios = {"ratio": time / first, "over_floor": time / floor, "memory": peak / x.nbytes}
+                    yield subject, {**fact, **row, **ratios, "time_us": time}
 
     def timed_steps(self, subjects: Sequence[Subject]) -> Iterator[tuple[Subject, Row]]:
         """Yield what is measured of training steps, with norms and without."""
@@ -310,21 +306,20 @@ class Bench(Study):
         for number in range(self.steps):
             times = in_turn(timed, number, prepare=lambda: None)
             for subject, code, time, without in zip(subjects, codes, times[::2], times[1::2], strict=True):
-                yield subject, {"passes": STEP, "code": code, "round": number, "time_us": time, "without_us": without}
+                row: Row = {"passes": STEP, "code": code, "round": number, "share": 100 * (1 - without / time)}
+                yield subject, {**row, "time_us": time, "without_us": without}
 
     # ---- what was found
 
     def tables(self, rows: pd.DataFrame) -> list[Table]:
         """Say what each costs at each size, which pairs compare like with like, and the norms' share of a step."""
-        norms, found = alone(rows), list[Table]()
+        norms, found = rows[rows["passes"].isin([*MOVED])], list[Table]()
         for (dtype, count, width), own in norms.groupby(["dtype", "rows", "features"], sort=False):
-            title = f"{count:,} rows × {width:,} features, {dtype}"
+            title = f"{count:,.0f} rows × {width:,.0f} features, {dtype}"
             by = [*varied(rows), "implementation", "code", "passes", "cache"]
-            found.append(summed(f"costs-{dtype}-{count}-{width}", title, own, by, COSTS))
+            found.append(summed(f"costs-{dtype}-{count:.0f}-{width:.0f}", title, own, by, COSTS))
         found += [pair_table(str(dtype), own) for dtype, own in norms.groupby("dtype", sort=False)]
         if len(steps := rows[rows["passes"] == STEP]):
-            steps = steps.assign(ms=steps["time_us"] / 1e3, without=steps["without_us"] / 1e3)
-            steps = steps.assign(share=100 * (1 - steps["without"] / steps["ms"]))
             found.append(summed("steps", "Norms in a training step", steps, [*varied(rows), "code"], SHARE))
         if len(failed := rows[rows["time_us"].isna()]):
             found.append(plain_table("left-out", "Not measured", failed[["dtype", "code"]].to_dict("records"), 2))
@@ -332,7 +327,7 @@ class Bench(Study):
 
     def figures(self, rows: pd.DataFrame) -> list[Figure]:
         """Draw at which speed bytes move, beside a copy."""
-        groups = alone(rows).groupby(["dtype", "cache"], sort=False)
+        groups = rows[rows["passes"].isin([*MOVED])].groupby(["dtype", "cache"], sort=False)
         return [roofline(f"{dtype}, {cache} cache", own) for (dtype, cache), own in groups]
 
 
@@ -341,29 +336,21 @@ def varied(rows: pd.DataFrame) -> list[str]:
     return [key for key in keys_of(rows) if key == "norm" or rows[key].nunique(dropna=False) > 1]
 
 
-def alone(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of norms that are measured alone, with ratios to what was measured in the same round."""
-    own = rows[rows["passes"].isin([*MOVED])].astype({"rows": int, "features": int, "moved_bytes": int})
-    floor = own["copy_us"] * own["moved_bytes"] / (2 * own["input_bytes"])
-    own = own.assign(floor=floor, over_floor=own["time_us"] / floor, ratio=own["time_us"] / own["baseline_us"])
-    return own.assign(memory=own["memory_bytes"] / own["input_bytes"])
-
-
 def ends(values: pd.Series) -> tuple[float, float]:
     """Return the 95 % interval of a median, whose ends are order statistics; NaN for fewer than six values."""
     low, high = quantile_test(values, q=0, p=0.5).confidence_interval(0.95)
     return float(low), float(high)
 
 
-def summed(key: str, title: str, rows: pd.DataFrame, by: Sequence[str], numbers: Mapping[str, str]) -> Table:
-    """Return medians over rounds, with their intervals. numbers: columns of rows and their words."""
+def summed(key: str, title: str, rows: pd.DataFrame, by: Sequence[str], numbers: Sequence[str]) -> Table:
+    """Return medians over rounds, with their intervals. by: columns that tell rows of the table apart."""
     cells = []
     for values, own in rows.groupby([*by], sort=False, dropna=False):
         row: Row = {HEADS.get(name, name): str(value) for name, value in zip(by, values, strict=True)}
-        for name, words in numbers.items():
+        for name in numbers:
             low, high = ends(own[name])
             interval = f" [{significant(low)}, {significant(high)}]" if low < high else ""
-            row[words] = significant(own[name].median()) + interval
+            row[Bench.columns[name].label] = significant(own[name].median()) + interval
         cells.append(row)
     said = f"Medians of {rows['round'].nunique()} rounds with 95 % intervals; ratios are taken round by round."
     return plain_table(key, title, cells, len(by), said)
@@ -372,7 +359,7 @@ def summed(key: str, title: str, rows: pd.DataFrame, by: Sequence[str], numbers:
 def pair_table(dtype: str, rows: pd.DataFrame) -> Table:
     """Say which pairs of norms compare like with like in an implementation, at the largest size of a dtype."""
     rows = rows[(rows["moved_bytes"] == rows["moved_bytes"].max()) & (rows["cache"] == "warm")]
-    arms, size = varied(rows), f"{rows['rows'].iloc[0]:,} × {rows['features'].iloc[0]:,}, {dtype}"
+    arms, size = varied(rows), f"{rows['rows'].iloc[0]:,.0f} × {rows['features'].iloc[0]:,.0f}, {dtype}"
     rows = rows.assign(arm=rows.groupby(arms, sort=False, dropna=False).ngroup())
     pairs = rows.merge(rows, on=["implementation", "round"], suffixes=("", OTHER))
     pairs = pairs[pairs["arm"] < pairs["arm" + OTHER]]
@@ -380,12 +367,12 @@ def pair_table(dtype: str, rows: pd.DataFrame) -> Table:
     pairs = pairs.assign(quotient=pairs["time_us"] / pairs["time_us" + OTHER], like=[*starmap(alike, both)])
     by = ["implementation", *arms, *(key + OTHER for key in arms), "operators", "operators" + OTHER, "like"]
     title = f"Pairs of norms, {BOTH}: {size}, warm cache"
-    return summed(f"pairs-{dtype}", title, pairs, by, {"quotient": "ratio of times"})
+    return summed(f"pairs-{dtype}", title, pairs, by, ["quotient"])
 
 
 def roofline(what: str, rows: pd.DataFrame) -> Figure:
     """Draw the speed at which the bytes move that must, against how many they are, beside that of a copy."""
-    found = pd.concat([rows, rows.assign(norm="copy", time_us=rows["floor"])])
+    found = pd.concat([rows, rows.assign(norm="copy", time_us=rows["floor_us"])])
     found = found.assign(panel=found["implementation"] + ", " + found["passes"], megabytes=found["moved_bytes"] / 1e6)
     found["speed"] = found["megabytes"] / found["time_us"] * 1e3
     speeds = found.groupby([*keys_of(rows), "seed", "panel", "megabytes"], sort=False, dropna=False)["speed"]

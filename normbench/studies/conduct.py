@@ -34,7 +34,8 @@ from normbench.sweep.conduct import Sweep, understand
 from normbench.sweep.words import key_of
 from normbench.types import Data
 
-PLACES = ("step", "layer", "position", "depth")  # coordinates that TensorBoard takes for steps, the first that is there
+# Coordinates that TensorBoard takes for steps, the first that is there.
+PLACES = ("step", "layer", "position", "depth", "round")
 
 
 # ---- subjects
