@@ -11,7 +11,7 @@ import pytest
 import safetensors
 import safetensors.torch
 import torch
-from support import IMAGES, TEXT, TEXTS, build, random_batch, refused
+from support import IMAGES, SMALL, TEXT, TEXTS, build, random_batch, refused, section
 from torch import nn
 from torch.nn import functional as F
 
@@ -62,6 +62,17 @@ def test_all_norms_before_linear_layers_are_folded(norm: str, task: Task, placem
         assert kinds <= {nn.Identity} if norm == "batchnorm" else all(kind is not nn.Identity for kind in kinds)
         if norm == "layernorm":
             assert kinds == {RMSNorm}
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_norms_of_other_libraries_are_folded_too(affine: bool) -> None:
+    foreign = {"_target_": "torch.nn.LayerNorm", "elementwise_affine": affine}
+    tree = {"norm": foreign, "placement": section("placement", "pre")}
+    tree["model"] = section("model", "nano", **SMALL["nano"], **FREE)
+    model, norms = build_model(tree, TEXT, 0)
+    found, batch = fold(stirred(model, norms), norms, random_batch(TEXT)), random_batch(TEXT, 8, seed=3)
+    torch.testing.assert_close(run(found.model, batch), run(model, batch), rtol=0, atol=1e-10)
+    assert len(found.done) == sum(isinstance(module, RMSNorm) for module in found.model.modules()) == 5
 
 
 def test_layernorm_without_gamma_and_beta_is_rmsnorm_too() -> None:

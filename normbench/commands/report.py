@@ -24,13 +24,9 @@ WIDTHS = {"column": 3.5, "page": 7.0}  # inches
 
 
 def report(
-    folders: Sequence[Path],
-    out: Path | None = None,
-    quiet: bool = False,
-    width: str = "column",
-    arms: bool = False,
+    folders: Sequence[Path], out: Path | None = None, quiet: bool = False, width: str = "column", arms: bool = False,
     **how: Any,
-) -> int:
+) -> int:  # fmt: skip
     """Write the report of the runs below some folders, and print its verdict; return the exit status.
 
     out: where it goes, by default `report` in the first folder. quiet: print nothing. width: of figures, a word or

@@ -157,14 +157,12 @@ def adopted(tree: dict[str, Any], words: tuple[str, ...]) -> dict[str, Any]:
     """
     for section in OPEN_SECTIONS:
         if is_overridden(f"{section}._target_", words):
-            known = section_settings(section, tree[section])
+            values = tree[section]
+            known = section_settings(section, values)
             kept = [name for name in SHARED.get(section, ()) if known is None or name in known]
             kept += [name for name, setting in (known or {}).items() if setting.required]
-            tree[section] = {
-                name: value
-                for name, value in tree[section].items()
-                if name.startswith("_") or name in kept or is_overridden(f"{section}.{name}", words)
-            }
+            kept += [name for name in values if name.startswith("_") or is_overridden(f"{section}.{name}", words)]
+            tree[section] = {name: values[name] for name in values if name in kept}
     return tree
 
 

@@ -138,10 +138,9 @@ class Session:
         """Say what runs, where, and what a reader of its numbers must know."""
         loop, names, steps = self.loop, self.run.config.choices.groups, self.run.steps
         parameters = parameter_counts(loop.model, self.norms.values())["total"]
-        self.say(
-            f"{names['norm']} · {names['placement']} · {names['model']} ({parameters:,} parameters) · "
-            f"{names['data']} · {steps:,} steps on {self.run.device}"
-        )
+        model = f"{names['model']} ({parameters:,} parameters)"
+        parts = names["norm"], names["placement"], model, names["data"], f"{steps:,} steps on {self.run.device}"
+        self.say(" · ".join(parts))
         self.say(f"run directory: {self.directory.path}")
         if "hydra" in (content("experiment", study) if (study := names["experiment"]) in options("experiment") else {}):
             self.say(f"note: this is one run; normbench sweep experiment={study} makes all runs of the study")

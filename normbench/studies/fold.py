@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
@@ -36,9 +36,9 @@ class Steps(fx.Tracer):
 
     proxy_buffer_attributes = True
 
-    def __init__(self, model: Model, norms: Sequence[nn.Module], masked: bool) -> None:
+    def __init__(self, model: Model, inputs: Mapping[nn.Module, Tensor], masked: bool) -> None:
         super().__init__()
-        self.norms, self.names = set(norms), {module: name for name, module in model.named_modules()}
+        self.inputs, self.names = inputs, {module: name for name, module in model.named_modules()}
         graph = self.trace(model, {} if masked else {"mask": None})
         self.module = {node: model.get_submodule(node.target) for node in graph.nodes if node.op == "call_module"}
         self.own = {node: [attrgetter(node.target)(model)] for node in graph.nodes if node.op == "get_attr"}
@@ -46,11 +46,11 @@ class Steps(fx.Tracer):
         for node in [node for node, module in self.module.items() if isinstance(module, nn.Identity | nn.Dropout)]:
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
-        self.of_norm = {module: node for node, module in self.module.items() if module in self.norms}
+        self.of_norm = {module: node for node, module in self.module.items() if module in self.inputs}
         self.uses = Counter(id(tensor) for tensors in self.own.values() for tensor in tensors)
 
     def is_leaf_module(self, module: nn.Module, name: str) -> bool:
-        return module in self.norms or isinstance(module, LAYERS) or super().is_leaf_module(module, name)
+        return module in self.inputs or isinstance(module, LAYERS) or super().is_leaf_module(module, name)
 
     def name(self, node: fx.Node) -> str:
         """Return the name of a class or function."""
@@ -101,7 +101,9 @@ class Steps(fx.Tracer):
             for user in self.readers(node):
                 if self.name(user) in PASS_MEANS:
                     waiting.append(user)
-                elif self.module.get(user) not in self.norms or not blind_to_mean(self.module[user]):
+                elif self.module.get(user) not in self.inputs or not blind_to_mean(
+                    self.module[user], self.inputs[self.module[user]]
+                ):
                     raise Refused(f"{self.name(user)} reads the stream with its mean")
         return found
 
@@ -109,27 +111,18 @@ class Steps(fx.Tracer):
 # ---- norms by themselves
 
 
-def random_input(norm: Any) -> Tensor:
-    """Return random numbers of the shape that a norm takes."""
-    known = [one for name in ("weight", "running_mean") if (one := getattr(norm, name, None)) is not None]
-    features = known[0].numel() if known else getattr(norm, "num_features", 1)
-    shape = (2, 5, *[3] * (norm.channel_dim == 1), features)
-    x = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    return x.movedim(-1, norm.channel_dim).to(known[0].device if known else "cpu")
-
-
-def blind_to_mean(norm: nn.Module) -> bool:
+def blind_to_mean(norm: nn.Module, x: Tensor) -> bool:
     """Tell whether a norm's output does not depend on the mean over its input's features."""
-    return torch.allclose(norm(random_input(norm) + 1), norm(random_input(norm)))
+    return torch.allclose(norm(x + 1), norm(x))
 
 
-def take_apart(norm: Any) -> tuple[nn.Module, Tensor, Tensor]:
+def take_apart(norm: Any, x: Tensor) -> tuple[nn.Module, Tensor, Tensor]:
     """Return what a norm is without γ and β, and these as scale and shift of each channel: all of a norm that is fixed.
 
     Raises:
         Refused: it is not made of these.
     """
-    (weight, bias), x = (getattr(norm, name, None) for name in ("weight", "bias")), random_input(norm)
+    weight, bias = (getattr(norm, name, None) for name in ("weight", "bias"))
     zeros, bare = x.new_zeros(x.shape[norm.channel_dim]), nn.Identity()
     scale, shift = zeros + (1 if weight is None else weight), zeros + (0 if bias is None else bias)
     if getattr(norm, "running_mean", None) is not None:
@@ -145,11 +138,10 @@ def take_apart(norm: Any) -> tuple[nn.Module, Tensor, Tensor]:
     return bare, scale, shift
 
 
-def as_rms(norm: Any) -> nn.Module | None:
+def as_rms(norm: Any, x: Tensor, axis: Any) -> nn.Module | None:
     """Return the RMSNorm that a LayerNorm without γ and β is where its input has no mean; None for other norms."""
-    if getattr(norm, "weight", None) is not None or getattr(norm, "eps", None) is None or not blind_to_mean(norm):
+    if getattr(norm, "weight", None) is not None or getattr(norm, "eps", None) is None or not blind_to_mean(norm, x):
         return None
-    x, axis = random_input(norm), norm.channel_dim
     rms = RMSNorm(x.shape[axis], eps=norm.eps, affine=False, channel_dim=axis)
     return rms if torch.allclose(norm(x), rms(x - x.mean(axis, keepdim=True))) else None
 
@@ -180,9 +172,15 @@ def fold(model: Model, norms: Mapping[str, nn.Module], batch: Batch) -> Folded:
     """
     model, norms = copy.deepcopy((model, dict(norms)))
     folded = Folded(model.double().eval())
+    inputs = dict[nn.Module, Tensor]()
+    hooks = [
+        each.register_forward_pre_hook(lambda norm, given: inputs.update({norm: given[0]})) for each in norms.values()
+    ]
     before = run(model, batch)
+    for hook in hooks:
+        hook.remove()
     try:
-        steps = Steps(model, [*norms.values()], batch.mask is not None)
+        steps = Steps(model, inputs, batch.mask is not None)
     except Exception as error:  # a model may do what torch.fx cannot follow
         raise UsageError(f"torch.fx cannot follow {type(model).__name__} ({explain(error)}): fold another") from error
     for site, norm in norms.items():
@@ -192,7 +190,7 @@ def fold(model: Model, norms: Mapping[str, nn.Module], batch: Batch) -> Folded:
         except Refused as reason:
             folded.refused[site] = f"kept, as {reason}"
         try:
-            if rms := as_rms(bare):
+            if rms := as_rms(bare, inputs[norm], norm.channel_dim):
                 for weight, axis in steps.writers(steps.of_norm[norm].args[0]):  # those without a mean stay the same
                     weight -= weight.mean(axis, keepdim=True)
                 bare = rms
@@ -213,7 +211,7 @@ def take_in(norm: Any, steps: Steps) -> tuple[nn.Module, str]:
     Raises:
         Refused: it cannot be.
     """
-    (bare, scale, shift), node = take_apart(norm), steps.of_norm[norm]
+    (bare, scale, shift), node = take_apart(norm, steps.inputs[norm]), steps.of_norm[norm]
     before, whole = node.args[0], isinstance(bare, nn.Identity)
     if whole and len(steps.readers(before)) == 1 and (layer := steps.layer(before)):
         fuse: Any = fuse_conv_bn_weights if isinstance(layer, nn.Conv2d) else fuse_linear_bn_weights

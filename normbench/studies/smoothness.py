@@ -28,7 +28,7 @@ from normbench.studies.steps import check_steps, steps
 from normbench.training.guard import buffers_kept
 from normbench.types import Batch, Model, Task, stable_seed
 
-CHOOSING_SEED = -1  # of the runs that choose a learning rate: no run that is measured can have it
+CHOOSING_SEEDS = -1, -2  # of the runs that choose a learning rate: no run that is measured can have them
 DISTANCES = 0.5, 1.0, 2.0, 4.0  # along the gradient, in learning rates
 PRODUCTS = 20  # with the Hessian, for each of two numbers
 
@@ -187,7 +187,7 @@ class Smoothness(Study):
     few steps the step's own batch is used again, with the same dropout masks: with lower layers one step on (the shift
     of a layer's gradient), and along the gradient by half to four learning rates (range of the loss, change of the
     gradient, effective smoothness; smaller is smoother). Each arm trains at its own learning rate: of `study.rates`
-    that with the lowest training loss at the end, on a seed that is not measured.
+    that with the lowest training loss at the end, on two seeds that are not measured.
     """
 
     title = "Covariate shift and smoothness in training"
@@ -238,15 +238,11 @@ class Smoothness(Study):
             yield from ({"noise": noise, **row} for row in self.watch(own, noise))
 
     def best_rate(self, subject: Subject) -> float:
-        """Return the rate that trains an arm to the lowest mean loss over the last quarter of the steps."""
+        """Return the rate that trains an arm to the lowest loss at the end, on seeds that are not measured."""
         arm = str({**subject.tree, "seed": None})
         if self.rates and arm not in self.chosen:
-            losses = {}
-            for rate in self.rates:
-                trial = at_rate(subject, rate, CHOOSING_SEED)
-                seen, total = [step.loss for step in steps(trial, *trial.build())], trial.tree["trainer"]["steps"]
-                losses[rate] = fmean(seen[-math.ceil(total / 4) :]) if len(seen) == total else math.inf
-            self.chosen[arm] = min(losses, key=losses.__getitem__)
+            trials = {rate: [at_rate(subject, rate, seed) for seed in CHOOSING_SEEDS] for rate in self.rates}
+            self.chosen[arm] = min(self.rates, key=lambda rate: fmean(map(final_loss, trials[rate])))
         return self.chosen.get(arm) or subject.tree["optim"]["lr"]
 
     def watch(self, subject: Subject, noise: bool) -> Iterator[Row]:
@@ -302,6 +298,12 @@ class Smoothness(Study):
                 log = "y" if self.columns[y].scale == "log" else ""
                 found.append(curves(value, rows, title=title, caption=caption, log=log, **how))
         return found
+
+
+def final_loss(subject: Subject) -> float:
+    """Return the mean training loss over the last quarter of the steps; infinite where it diverges before."""
+    losses, total = [step.loss for step in steps(subject, *subject.build())], subject.tree["trainer"]["steps"]
+    return fmean(losses[-math.ceil(total / 4) :]) if len(losses) == total else math.inf
 
 
 def at_rate(subject: Subject, rate: float, seed: int) -> Subject:

@@ -69,10 +69,8 @@ class Sweep:
         there = {name for note in notes for name in note["asked"]}
         if there and (new := {*self.asked} - there) and not self.settings.extend:
             differing = difference(notes[-1]["words"], self.words)
-            raise UsageError(
-                f"{self.plan.folder} has the runs of another sweep ({differing}): sweep.extend=true adds {len(new):,} "
-                f"to its {len(there):,} runs, and name= gives these a folder of their own"
-            )
+            cure = f"sweep.extend=true adds {len(new):,} to its {len(there):,} runs, and name= gives a new folder"
+            raise UsageError(f"{self.plan.folder} has the runs of another sweep ({differing}): {cure}")
 
     # ---- --dry-run
 

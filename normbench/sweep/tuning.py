@@ -136,15 +136,12 @@ def chosen(
     rates: with the final losses of their seeds. In the result, edge: of those tried that the best one lies on, if any
     and unless the grid goes on beyond it, where a draw may have stopped short.
     """
-    curve: list[dict[str, Any]] = [
-        {"lr": lr, "losses": losses, "mean": None if None in losses else fmean(losses)}  # type: ignore[arg-type]  # none is None here
-        for lr, losses in sorted(rates.items())
-    ]
-    usable = [point for point in curve if point["mean"] is not None]
-    best = min(usable, key=lambda point: point["mean"])["lr"] if usable else None
-    ends = {curve[0]["lr"]: "lowest", curve[-1]["lr"]: "highest"} if len(curve) > 1 else {}
-    within = best and grid and min(grid) < best < max(grid)
-    return {"name": arm_name(arm), "arm": arm, "lr": best, "edge": None if within else ends.get(best), "curve": curve}
+    means = {lr: fmean(each) for lr, each in sorted(rates.items()) if None not in each}  # type: ignore[arg-type]  # none is None here
+    curve = [{"lr": lr, "losses": losses, "mean": means.get(lr)} for lr, losses in sorted(rates.items())]
+    best = min(means, key=means.__getitem__, default=None)
+    ends: dict[Any, str] = {min(rates): "lowest", max(rates): "highest"} if len(rates) > 1 else {}
+    edge = None if best and grid and min(grid) < best < max(grid) else ends.get(best)
+    return {"name": arm_name(arm), "arm": arm, "lr": best, "edge": edge, "curve": curve}
 
 
 def write_choices(path: Path, choices: Sequence[Mapping[str, Any]], settings: SweepConfig) -> None:

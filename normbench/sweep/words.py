@@ -19,8 +19,7 @@ class SweepConfig:
     """What holds for all runs of a sweep."""
 
     exclude: Annotated[
-        list[str] | None,
-        Setting("runs to leave out, such as norm=batchnorm,placement=parallel; given again it adds, null empties"),
+        list[str] | None, Setting("runs to leave out, such as norm=dyt,seed=1; given again it adds, null empties")
     ]
     tie: Annotated[
         list[str] | None,
