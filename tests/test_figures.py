@@ -13,13 +13,14 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
+import pandas as pd
 import pytest
 from made_runs import make_run, read_study
 from PIL import Image
 from scipy import stats
 from sketches import chosen, sketched
 
-from normbench.analysis.figures.lines import POINTS, Line, band_of
+from normbench.analysis.figures.lines import POINTS, band_of
 from normbench.analysis.figures.style import DARK, Figure
 from normbench.analysis.sensitivity import tried_rates
 
@@ -84,12 +85,12 @@ def test_a_run_that_diverged_is_a_cross_and_in_no_mean(figures: dict[str, Figure
 def test_seeds_of_unlike_speed_are_joined_at_equal_times() -> None:
     """Two seeds whose loss is the same function of time, recorded at the same steps but other times."""
     steps = np.arange(10, 110, 10)
-    lines = [Line(steps * pace, 4 - 0.01 * steps * pace) for pace in (0.5, 1.0)]
+    lines = [pd.Series(4 - 0.01 * steps * pace, steps * pace) for pace in (0.5, 1.0)]
     band = band_of(lines, between=True)
     assert (band["x"].min(), band["x"].max()) == (10, 50)
     for column in ("mean", "low", "high"):
         np.testing.assert_allclose(band[column], 4 - 0.01 * band["x"])
-    assert band_of([lines[0], Line(steps * 50.0, 0.0 * steps)], between=True).empty
+    assert band_of([lines[0], pd.Series(0.0 * steps, steps * 50.0)], between=True).empty
 
 
 def test_final_values_are_means_paired_differences_and_a_front(figures: dict[str, Figure]) -> None:

@@ -6,12 +6,11 @@ import shutil
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import reduce
 from pathlib import Path
 
-import numpy as np
+import pandas as pd
 
-from normbench.analysis.records import Curve, Run, Study, read_studies, study_of
+from normbench.analysis.records import Run, Study, read_studies, study_of
 from normbench.errors import UsageError
 from normbench.recording import TensorBoard
 
@@ -55,20 +54,15 @@ def write_study(study: Study, folder: Path) -> None:
         (path := folder / arm.name.replace("/", "_")).mkdir(exist_ok=True)
         logged: dict[int, dict[str, float]] = defaultdict(dict)
         for tag in {tag: None for run in arm.runs for tag in run.curves}:
-            steps, mean, spread = over_seeds([run.curves[tag] for run in arm.runs if tag in run.curves])
+            curves = [run.curves[tag] for run in arm.runs if tag in run.curves]
+            seeds = pd.concat([pd.Series(curve.values, curve.steps) for curve in curves], axis=1, join="inner")
+            mean, spread = seeds.mean(axis=1, skipna=False), seeds.std(axis=1).fillna(0)  # 0 of one seed
             band = {"value": mean, "lower": mean - spread, "upper": mean + spread} if tag in BANDS.values() else {}
-            for name, values in {tag: mean, **{f"arm/{tag}/{line}": band[line] for line in band}}.items():
-                for step, value in zip(steps.tolist(), values.tolist(), strict=True):
-                    logged[step][name] = value
+            lines = {tag: mean, **{f"arm/{tag}/{line}": values for line, values in band.items()}}
+            for step, values in pd.DataFrame(lines).to_dict("index").items():
+                logged[step] |= values
         board = TensorBoard(path, 0)
         board.draw({"arms: mean ± standard deviation over seeds": charts})
         for step in sorted(logged):
             board.scalars(step, logged[step])
         board.close(ended="")
-
-
-def over_seeds(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the steps that all seeds have logged, and the mean and standard deviation there; of one seed 0."""
-    steps = reduce(np.intersect1d, [curve.steps for curve in curves])
-    values = np.stack([curve.values[np.isin(curve.steps, steps)] for curve in curves])
-    return steps, values.mean(axis=0), values.std(axis=0, ddof=1) if len(curves) > 1 else np.zeros(len(steps))

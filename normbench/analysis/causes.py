@@ -57,9 +57,8 @@ def next_steps(
         found += paragraphs("causes.jinja", "pilot", study.more_seeds(4))
     if comparisons and not found:
         chosen = LEARNING_RATE in study.varied or study.fairly_chosen
-        longer = study.command(
-            name=f"{study.runs[0].config.get('name')}-longer", **{"trainer.steps": f"{2 * study.runs[0].steps}"}
-        )
+        name, steps = f"{study.runs[0].config.get('name')}-longer", str(2 * study.runs[0].steps)
+        longer = study.command(**{"name": name, "trainer.steps": steps})
         found += paragraphs("causes.jinja", "decided", "" if chosen else own_rates(study), longer)
     return found
 

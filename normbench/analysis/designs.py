@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations, permutations
+from itertools import combinations, permutations, product
 from typing import Any
 
 import numpy as np
@@ -69,14 +69,12 @@ class Contrast(Compared):
     @property
     def stuck(self) -> list[str]:
         """Name the arms that did not train at a level of the factor, where the effect's size in nats says little."""
-        cells = [
-            Arm(
-                {**side.settings, self.factor: level}, tuple(r for r in side.runs if r.config.get(self.factor) == level)
-            )
-            for side in (self.arm, self.baseline)
-            for level in self.levels
-        ]
-        return [cell.name for cell in cells if not cell.trained]
+        names = []
+        for side, level in product((self.arm, self.baseline), self.levels):
+            runs = tuple(run for run in side.runs if run.config.get(self.factor) == level)
+            cell = Arm({**side.settings, self.factor: level}, runs)
+            names += [] if cell.trained else [cell.name]
+        return names
 
 
 def contrasts(study: Study, arms: Sequence[Arm], baseline: Baseline, metric: Metric) -> tuple[Contrast, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_UP, Context
@@ -26,12 +27,12 @@ BEST = "best"  # the word for the best validation loss on the way
 
 # What probes measure in each block, by the tags that they log; the last one of a block is its number.
 IN_BLOCKS = {
-    "stream RMS": re.compile(r"act/stream(\d+)/rms"),
-    "gradient norm": re.compile(r"grad/block(\d+)(?:\.[^/]*)?/norm"),
-    "saturated": re.compile(r"act/block(\d+)(?:\.[^/]*)?/saturated_out"),
-    "update ratio": re.compile(r"update/block(\d+)\.[^/]*/ratio"),
-    "effective learning rate": re.compile(r"update/block(\d+)\.[^/]*/effective_lr"),
-    "mean γ": re.compile(r"norm/block(\d+)(?:\.[^/]*)?/gamma_mean"),
+    "stream RMS": r"act/stream(\d+)/rms",
+    "gradient norm": r"grad/block(\d+)(?:\.[^/]*)?/norm",
+    "saturated": r"act/block(\d+)(?:\.[^/]*)?/saturated_out",
+    "update ratio": r"update/block(\d+)\.[^/]*/ratio",
+    "effective learning rate": r"update/block(\d+)\.[^/]*/effective_lr",
+    "mean γ": r"norm/block(\d+)(?:\.[^/]*)?/gamma_mean",
 }
 
 
@@ -157,11 +158,8 @@ def gradient_noise(run: Run) -> tuple[float, float]:
     if run.status != "finished" or "noise/variance" not in run.curves or not len(rates.steps):
         return NAN, NAN
     peak = rates.steps[rates.values.argmax()]
-    means = []
-    for tag in ("noise/variance", "noise/squared_gradient"):
-        curve = finite(run.curves[tag])
-        own = known(curve.values[curve.steps >= peak])
-        means.append(sum(own) / len(own) if own else NAN)
+    curves = (finite(run.curves[tag]) for tag in ("noise/variance", "noise/squared_gradient"))
+    means = (pd.Series(curve.values[curve.steps >= peak]).mean() for curve in curves)
     variance, squared = (mean if mean > 0 else NAN for mean in means)
     return variance, variance / squared
 
@@ -280,24 +278,37 @@ def runs_frame(study: Study, by: Yardstick) -> pd.DataFrame:
     return frame.assign(**frame[mixed].map(str, na_action="ignore"))
 
 
-def activations_frame(arms: Sequence[Arm]) -> pd.DataFrame:
-    """Return what probes measured last in each block of each arm: the mean over the seeds that finished.
+def by_block(run: Run, tags: str) -> dict[int, Curve]:
+    """Return what a run has logged under tags of some form, for each block by its number; 0: for the whole network.
 
     Of the parts of a block, gradients add up to the norm of the whole; of all else it is the mean.
     """
+    parts: dict[int, list[Curve]] = defaultdict(list)
+    for tag, curve in run.curves.items():
+        if match := re.fullmatch(tags, tag):
+            parts[int(match[1]) if match.groups() else 0].append(curve)
+    found = {}
+    for block, curves in sorted(parts.items()):
+        common = min(len(curve.steps) for curve in curves)  # the last ones: parts of a block are logged together
+        values = np.array([curve.values[-common:] for curve in curves])
+        whole = np.linalg.norm(values, axis=0) if tags.startswith("grad/") else values.mean(axis=0)
+        found[block] = Curve(curves[0].steps[-common:], np.asarray(whole))
+    return found
+
+
+def activations_frame(arms: Sequence[Arm]) -> pd.DataFrame:
+    """Return what probes measured last in each block of each arm: the mean over the seeds that finished."""
     rows = [
-        (place, arm.name, run.path, int(match[1]), name, float(curve.values[-1]))
-        for place, arm in enumerate(arms)
+        {"arm": arm.name, "block": block, "run": run.path, name: curve.values[-1]}
+        for arm in arms
         for run in arm.runs
         if run.status == "finished"
-        for tag, curve in run.curves.items()
-        for name, pattern in IN_BLOCKS.items()
-        if (match := pattern.fullmatch(tag)) and len(curve.values)
+        for name, tags in IN_BLOCKS.items()
+        for block, curve in by_block(run, tags).items()
     ]
-    parts = pd.DataFrame(rows, columns=["place", "arm", "run", "block", "name", "value"])
-    groups = parts.groupby(["place", "arm", "block", "run", "name"])["value"]
-    runs = groups.mean().unstack().reindex(columns=[*IN_BLOCKS])
-    runs["gradient norm"] = groups.agg(lambda own: math.hypot(*own)).unstack().get("gradient norm")
-    blocks = runs.groupby(["place", "arm", "block"])
-    means = blocks.mean().assign(seeds=blocks.size())[["seeds", *IN_BLOCKS]]
-    return means.reset_index().drop(columns="place")
+    keys = ["arm", "block", "run"]
+    runs = pd.DataFrame(rows, columns=[*keys, *IN_BLOCKS]).groupby(keys, sort=False).first()
+    blocks = runs.groupby(["arm", "block"], sort=False)
+    means = blocks.mean()
+    means.insert(0, "seeds", blocks.size())
+    return means.reset_index()

@@ -278,12 +278,11 @@ def read_recorded(path: Path) -> tuple[dict[str, Curve], bool, str]:
     except OSError as error:
         return {}, False, f"metrics.jsonl cannot be read ({error.strerror})"
     good = list(takewhile(lambda line: line[1] != UNREADABLE, lines))
-    steps, values = defaultdict(list), defaultdict(list)
+    points = defaultdict(list)
     for _, step, numbers in good:
         for tag, value in numbers.items():
-            steps[tag].append(step)
-            values[tag].append(value)
-    curves = {tag: Curve(np.array(steps[tag]), np.array(own)) for tag, own in values.items()}
+            points[tag].append((step, value))
+    curves = {tag: Curve(*map(np.array, zip(*own, strict=True))) for tag, own in points.items()}
     torn = len(good) == len(lines) - 1
     whole = torn or len(good) == len(lines)
     return curves, torn, "" if whole else f"metrics.jsonl is damaged at line {len(good) + 1} of {len(lines)}"

@@ -70,9 +70,7 @@ def make_reports(folders: Sequence[Path], *, baseline: str | None = None, **how:
         if not places_of_studies(folders):
             raise
         return []  # what was studied has no runs of its own
-    return [
-        examine(study, given_baseline(study, baseline) if baseline else usual_baseline(study), **how) for study in found
-    ]
+    return [examine(one, given_baseline(one, baseline) if baseline else usual_baseline(one), **how) for one in found]
 
 
 def examine(
@@ -93,34 +91,25 @@ def examine(
     arms, chosen = contenders(study, baseline)
     partners = {arm.name: other for arm in study.arms if (other := partner(arm, arms, baseline))}
     by = yardstick(study, partners, target, metric)
-    families = [compare_all(arms, baseline, metric) for metric in by.metrics]
+    ours, *others = (compare_all(arms, baseline, metric) for metric in by.metrics)
     crossed = contrasts(study, arms, baseline, by.primary)
     runs, blocks, compared_blocks = runs_frame(study, by), activations_frame(study.arms), activations_frame(arms)
     found = [
         tables.results_table(runs, study, by),
-        *(tables.differences_table(family, primary=family is families[0]) for family in families if family),
+        *(tables.differences_table(family, primary=family is ours) for family in (ours, *others) if family),
         tables.designs_table(crossed),
         tables.rates_table(tried_rates(study)),
         tables.costs_table(runs),
-        tables.step_times_table(families[0]),
-        tables.noise_table(families[0]),
+        tables.step_times_table(ours),
+        tables.noise_table(ours),
         tables.activations_table(blocks),
         tables.lost_table(study),
     ]
-    return Report(
-        study=study,
-        baseline=Arm(baseline),
-        by=by,
-        chosen=chosen,
-        runs=runs,
-        blocks=blocks,
-        comparisons=families[0],
-        verdict=verdict(study, families[0], margin, said(crossed)),
-        why=why(arms, compared_blocks, families[0]),
-        next=next_steps(study, arms, compared_blocks, families[0], margin),
-        findings=findings(study, chosen and not by.primary.tag.endswith("/test"), families[0], missing),
-        tables=[table for table in found if table.rows],
-    )
+    answer, reasons = verdict(study, ours, margin, said(crossed)), why(arms, compared_blocks, ours)
+    steps = next_steps(study, arms, compared_blocks, ours, margin)
+    caveats = findings(study, chosen and not by.primary.tag.endswith("/test"), ours, missing)
+    shown = [table for table in found if table.rows]
+    return Report(study, Arm(baseline), by, chosen, runs, blocks, ours, answer, reasons, steps, caveats, shown)
 
 
 # ---- the files
@@ -136,7 +125,7 @@ def save_all(reports: Sequence[Report], folders: Sequence[Path], out: Path, widt
     if not reports:
         out.mkdir(parents=True, exist_ok=True)
         studies = studies_below(folders, out)
-        title = shortened([study.title for study in studies], 3)
+        title = shortened([study.about["title"] for study in studies], 3)
         write_bytes(out / "report.html", page_of("study.html", title, studies=studies).encode())
         return out / "report.html"
     parts = [(save(report, out / report.study.task, width).relative_to(out), report) for report in reports]

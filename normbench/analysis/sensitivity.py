@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from normbench.analysis.comparisons import LOST, best_rate, rate_families, without_rate
 from normbench.analysis.measures import TRAINING_LOSS, Metric, final, finite, known, loss_on
@@ -20,11 +21,15 @@ def outcome(arm: Arm, metric: Metric) -> dict[str, Any]:
 
     These three are in the metric's unit; NaN where none finished.
     """
-    values = known(final(run, metric) for run in arm.runs)
-    mean, low, high = (np.mean(values), min(values), max(values)) if values else [np.nan] * 3
+    values = pd.Series(known(final(run, metric) for run in arm.runs), dtype=float)
     diverged = sum(run.status == "diverged" for run in arm.runs)
     counts = {"runs": len(arm.runs), "finished": len(values), "diverged": diverged}
-    return counts | {"mean": float(mean), "low": low, "high": high}
+    return {**counts, "mean": values.mean(), "low": values.min(), "high": values.max()}
+
+
+def is_lost(run: Run) -> bool:
+    """Say whether a run did not get through, or did not train."""
+    return run.status in LOST or run.trained is False
 
 
 @dataclass(frozen=True)
@@ -46,10 +51,7 @@ class Tried:
     @property
     def lost(self) -> dict[float, int]:
         """Return how many runs did not get through or did not train, by rate."""
-        return {
-            rate: sum(run.status in LOST or run.trained is False for run in arm.runs)
-            for rate, arm in self.by_rate.items()
-        }
+        return {rate: sum(map(is_lost, arm.runs)) for rate, arm in self.by_rate.items()}
 
     @property
     def by_seed(self) -> dict[int, dict[float, Run]]:
@@ -65,9 +67,7 @@ class Tried:
         There is none for an arm that does not train at its best rate: it takes every rate alike, and learns at none.
         """
         found = dict[int, float]()
-        if not self.by_rate[self.best].trained:
-            return {}
-        for seed, runs in self.by_seed.items():
+        for seed, runs in self.by_seed.items() if self.by_rate[self.best].trained else ():
             starts = [loss for run in runs.values() for loss in finite(run.curves.get(TRAINING_LOSS)).values[:1]]
             ends = {rate: final(run, loss_on("val")) for rate, run in runs.items()}
             score = learning_rate_sensitivity(ends, float(np.mean(starts))) if starts else None
@@ -79,18 +79,16 @@ class Tried:
         """Return the base 2 logarithm of the largest rate at which each seed trains; of none, half the lowest rate."""
         found = {}
         for seed, runs in self.by_seed.items():
-            train = [rate for rate, run in runs.items() if run.status == "finished" and run.trained is not False]
+            train = [rate for rate, run in runs.items() if not is_lost(run)]
             found[seed] = math.log2(max(train, default=min(runs) / 2))
         return found
 
 
 def tried_rates(study: Study, fewest: int = 2) -> list[Tried]:
     """Return every arm that was trained at so many learning rates or more, where they vary in the study."""
-    if LEARNING_RATE not in study.varied:
-        return []
     found = []
     for family in rate_families(study) or (study.arms,):
-        arms = [arm for arm in family if arm.settings[LEARNING_RATE] is not None]  # an optimizer may have none
+        arms = [arm for arm in family if arm.settings.get(LEARNING_RATE) is not None]  # an optimizer may have none
         if len(arms) >= fewest:
             by_rate = {float(arm.settings[LEARNING_RATE]): arm for arm in arms}
             best = float(best_rate(arms).settings[LEARNING_RATE])

@@ -28,8 +28,6 @@ FEWEST_FOR_WILCOXON = 6  # five pairs give p = 0.0625 at the least
 SPIKE = 7.0  # standard deviations
 ROUNDING = 1e-12  # of the largest value: what is closer than this is the same
 
-Bounds = tuple[float, float]
-
 
 class Interval(NamedTuple):
     """A two-sided confidence interval, in the unit of the values."""
@@ -129,7 +127,9 @@ class Sample:
 # ---- means and differences
 
 
-def mean_interval(values: Sequence[float], bounds: Bounds = (-math.inf, math.inf)) -> tuple[float, Interval | None]:
+def mean_interval(
+    values: Sequence[float], bounds: tuple[float, float] = (-math.inf, math.inf)
+) -> tuple[float, Interval | None]:
     """Return the mean of independent values and its interval, cut at the bounds between which the values lie.
 
     There is none for one value, or values that are all the same; the mean of none is NaN.

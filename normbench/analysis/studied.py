@@ -19,29 +19,16 @@ FOUND = "study.json"
 
 
 @dataclass(frozen=True)
-class Drawn:
-    """A figure in a folder. wide: as a page. svg: ready to stand in a page. place: of its files, from the page on."""
-
-    name: str
-    title: str
-    caption: str
-    wide: bool
-    svg: str
-    place: str = "figures"
-
-
-@dataclass(frozen=True)
 class Studied:
-    """A study that has been made. about: its title, question, source, command, machine and columns."""
+    """A study that has been made.
+
+    about: its title, question, source, command, machine and columns. figures: their name, title and caption, the SVG
+    ready to stand in a page, whether it is as wide as one, and the place of the files, from the page on.
+    """
 
     about: Mapping[str, Any]
     tables: Sequence[Table]
-    figures: Sequence[Drawn]
-
-    @property
-    def title(self) -> str:
-        """Return its title."""
-        return str(self.about["title"])
+    figures: Sequence[Mapping[str, Any]]
 
 
 def save_study(
@@ -69,7 +56,7 @@ def save_study(
     shown = [{**vars(table), "frame": table.frame.to_dict("split"), "marked": [*table.marked]} for table in tables]
     write_json(folder / FOUND, {**about, "tables": shown, "figures": words})
     study = read_study(folder, folder)
-    write_bytes(folder / "report.html", page_of("study.html", study.title, studies=[study]).encode())
+    write_bytes(folder / "report.html", page_of("study.html", about["title"], studies=[study]).encode())
 
 
 def read_study(folder: Path, page: Path) -> Studied:
@@ -81,8 +68,9 @@ def read_study(folder: Path, page: Path) -> Studied:
     try:
         found = read_json(folder / FOUND) or {}
         place = os.path.relpath(folder / "figures", page)
-        figures = [Drawn(**words, svg=(folder / "figures" / f"{words['name']}.svg").read_text("utf-8"), place=place)
-                   for words in found.pop("figures")]  # fmt: skip
+        figures = found.pop("figures")
+        for one in figures:
+            one |= {"svg": (folder / "figures" / f"{one['name']}.svg").read_text("utf-8"), "place": place}
         tables = [Table(**{**table, "frame": pd.DataFrame(**table["frame"])}) for table in found.pop("tables")]
         return Studied(found, tables, figures)
     except (OSError, LookupError, TypeError, ValueError) as error:

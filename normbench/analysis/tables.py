@@ -146,10 +146,7 @@ def activations_table(blocks: pd.DataFrame) -> Table:
     rows = []
     for name, own in blocks.groupby("arm", sort=False):
         shown = own.iloc[sorted({0, len(own) // 2, len(own) - 1})]
-        words = {
-            quantity: " → ".join(map(significant, shown[quantity])) if shown[quantity].notna().any() else NONE
-            for quantity in IN_BLOCKS
-        }
+        words = shown[[*IN_BLOCKS]].apply(lambda own: " → ".join(map(significant, own)) if own.notna().any() else NONE)
         trend = own["block"].corr(own["mean γ"], method="spearman") if own["mean γ"].nunique() > 2 else math.nan
         row = {"arm": name, "n": str(own["seeds"].max()), "blocks": str(len(own)), **words}
         rows.append(row | {"γ with depth": fixed(trend, 2, sign=True)})
@@ -233,15 +230,14 @@ def designs_table(found: Sequence[Contrast]) -> Table:
     for one in (one for one in found if one.n):
         ratio, places = one.kind == "rate", wording.precision(one.mean, one.interval)
         own, other = (sum(side) / one.n for side in (one.own, one.other))
+        ends = one.interval.powers if ratio and one.interval else one.interval
         row = {
             "what": one.step,
             **pair_of(one),
             "for the arm": f"{2**own:.3g}" if ratio else fixed(own, places, sign=True),
             "for the baseline": f"{2**other:.3g}" if ratio else fixed(other, places, sign=True),
             "difference": f"× {2**one.mean:.2g}" if ratio else f"{fixed(one.mean, places, True)} {one.metric.unit}",
-            "95 % interval": span(one.interval and one.interval.powers, 2)
-            if ratio
-            else span(one.interval, places, True),
+            "95 % interval": span(ends, 2 if ratio else places, sign=not ratio),
             "p": wording.chance(one.p),
             "p after Holm": NONE if one.family == 1 else wording.chance(one.corrected),
         }
@@ -321,13 +317,10 @@ def plan(one: Comparison, difference: float | None) -> Table:
         raise UsageError(f"{needs}, and {n} finished in both: run more seeds")
     cautious = statistics.sd_upper_limit(sd, n)
     sizes = [share * sd for share in USUAL_SIZES] if difference is None else [difference]
-    rows = [
-        {
-            f"difference, {one.metric.unit}": plain(float(f"{size:.3g}")),
-            "seeds": f"{statistics.seeds_needed(size, sd):,}",
-            "cautious": f"{statistics.seeds_needed(size, cautious):,}",
-            f"found with {n} seeds": f"{100 * statistics.paired_power(size, sd, n):.0f} %",
-        }
-        for size in sizes
-    ]
-    return made("plan", "Seeds that a difference needs", rows, heads=0, n=n, sd=sd, unit=one.metric.unit)
+    columns = {
+        f"difference, {one.metric.unit}": [plain(float(f"{size:.3g}")) for size in sizes],
+        "seeds": [f"{statistics.seeds_needed(size, sd):,}" for size in sizes],
+        "cautious": [f"{statistics.seeds_needed(size, cautious):,}" for size in sizes],
+        f"found with {n} seeds": [f"{100 * statistics.paired_power(size, sd, n):.0f} %" for size in sizes],
+    }
+    return made("plan", "Seeds that a difference needs", columns, heads=0, n=n, sd=sd, unit=one.metric.unit)

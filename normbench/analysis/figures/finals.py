@@ -49,6 +49,7 @@ def forest(comparisons: Sequence[Comparison], arms: Sequence[Arm], note: str) ->
     panes = canvas.subplots(1, len(ranges), sharey=True, squeeze=False, gridspec_kw={**room, "wspace": 0.12})[0]
     for axes, (low, high), title in zip(panes, ranges, ("near zero", "all"), strict=False):
         axes.set_title(title if len(ranges) > 1 else "", fontsize=7.5)
+        axes.spines["left"].set_visible(False)
         axes.vlines([0] * len(drawn), np.arange(len(drawn)) - 0.12, np.arange(len(drawn)) + 0.46, INK, linewidth=0.8)
         pad = grid.ROOM * ((high - low) or 1)
         axes.set_xlim(low - pad, high + pad)
@@ -61,9 +62,6 @@ def forest(comparisons: Sequence[Comparison], arms: Sequence[Arm], note: str) ->
         panes[0].text(0, place - 0.3, plain(name), transform=panes[0].get_yaxis_transform(), **how)
         panes[-1].text(1, place - 0.3, number, transform=panes[-1].get_yaxis_transform(), ha="right", **how)
     panes[0].set(ylim=(len(drawn) - 0.4, -0.5), yticks=[])  # dots of the last row stand below it
-    for axes in panes:
-        axes.spines["left"].set_visible(False)
-        axes.tick_params(axis="y", length=0)
     better, worse = ("better", "worse") if metric.lower_is_better else ("worse", "better")
     about = f"difference of the final {metric.words} ({metric.unit})\n← {better}      {worse} →"
     canvas.supxlabel(about, fontsize=8, y=0.01)
@@ -207,9 +205,8 @@ def step_time_against(arms: Sequence[Arm], metric: Metric, note: str) -> Figure 
     front = ordered[ordered["badness"] < ordered["badness"].cummin().shift(fill_value=np.inf)]
     data["filled"] = np.where(data["arm"].isin(front["arm"]), "yes", "no")
     canvas, panes, more = draw_against(arms, data, "step_ms", "step time (ms)", metric)
-    dotted: dict[str, Any] = {"color": INK, "linewidth": 1, "linestyle": (0, (1, 2)), "zorder": 1}
     for pane in panes:
-        pane.step(front["step_ms"], front["mean"], where="post", **dotted)
+        pane.step(front["step_ms"], front["mean"], where="post", color=INK, lw=1, linestyle=(0, (1, 2)), zorder=1)
     data = data.rename(columns={"mean": "final", "low": "final_low", "high": "final_high", "filled": "on_front"})
     name = f"step-time-{metric.tag.partition('/')[0]}"
     facts = {"metric": metric, "front": list(front["arm"]), "arms": shortened([arm.name for arm in arms])}

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import re
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from functools import reduce
 from itertools import product
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
 from normbench.analysis.figures import style as grid
 from normbench.analysis.figures.style import CAPTIONS, Entry, Figure, Panel, described, members
-from normbench.analysis.measures import evaluations_in_words, seconds_at
-from normbench.analysis.records import Arm, Curve, Run, shortened
+from normbench.analysis.measures import by_block, evaluations_in_words, seconds_at
+from normbench.analysis.records import Arm, Run, shortened
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,54 +28,39 @@ Bands = Mapping[tuple[str, Any], pd.DataFrame]  # by the name of an arm, and wha
 # ---- several runs as one line with a band
 
 
-class Line(NamedTuple):
-    """A curve: places (n,) on the x axis, increasing, and values (n,) there."""
-
-    x: np.ndarray
-    y: np.ndarray
-
-
-def by_block(run: Run, name: str) -> dict[int, Line]:
+def lines_of(run: Run, name: str) -> dict[int, pd.Series]:
     """Return a run's finite values of a figure, by step or by seconds of training, for each block; 0: for the whole."""
-    tags, parts, lines = QUANTITIES[name][0], defaultdict[int, list[Curve]](list), {}
-    for tag, curve in run.curves.items():
-        if match := re.fullmatch(tags, tag):
-            parts[int(match[1]) if match.groups() else 0].append(curve)
-    for block, curves in sorted(parts.items()):  # those of one block have been logged together
-        values = np.array([curve.values for curve in curves])
-        y = np.linalg.norm(values, axis=0) if tags.startswith("grad/") else values.mean(axis=0)
-        x = seconds_at(run, curves[0].steps) if name.endswith("time") else curves[0].steps
-        known = np.isfinite(x) & np.isfinite(y)
+    lines = {}
+    for block, curve in by_block(run, QUANTITIES[name][0]).items():
+        x = seconds_at(run, curve.steps) if name.endswith("time") else curve.steps
+        known = np.isfinite(x) & np.isfinite(curve.values)
         if known.any():
-            lines[block] = Line(x[known], y[known])
+            lines[block] = pd.Series(curve.values[known], x[known])
     return lines
 
 
-def at_step(blocks: Mapping[int, Line], step: int) -> Line:
+def at_step(blocks: Mapping[int, pd.Series], step: int) -> pd.Series:
     """Return a quantity over a run's blocks at one step."""
-    found = {block: line.y[line.x == step].item() for block, line in blocks.items() if step in line.x}
-    return Line(np.array([*found]), np.array([*found.values()]))
+    return pd.Series({block: line[step] for block, line in blocks.items() if step in line.index})
 
 
-def band_of(lines: Sequence[Line], between: bool = False) -> pd.DataFrame:
+def band_of(lines: Sequence[pd.Series], between: bool = False) -> pd.DataFrame:
     """Return mean, lowest and highest of several lines where all have a value; of many places, means of neighbours.
 
     between: lines have values between two places, too, so that runs of unlike speed can be joined.
     """
-    places = [line.x for line in lines]
-    x = np.unique(np.concatenate(places)) if between else reduce(np.intersect1d, places)
-    x = x[(x >= max(own[0] for own in places)) & (x <= min(own[-1] for own in places))]
-    y = np.stack([np.interp(x, *line) for line in lines])
-    if (size := -(-len(x) // POINTS)) > 1:
-        starts = np.arange(0, len(x), size)
-        x, y = (np.add.reduceat(own, starts, axis=-1) / np.diff([*starts, len(x)]) for own in (x, y))
-    return pd.DataFrame({"runs": len(lines), "x": x, "mean": y.mean(0), "low": y.min(0), "high": y.max(0)})
+    joined = pd.concat(lines, axis=1, join="outer" if between else "inner").sort_index().rename_axis("x")
+    known = joined.interpolate("index", limit_area="inside").dropna().reset_index()
+    if (size := -(-len(known) // POINTS)) > 1:
+        known = known.groupby(np.arange(len(known)) // size).mean()
+    x, y = known.pop("x"), known.agg(["mean", "min", "max"], axis=1)
+    return pd.DataFrame({"runs": len(lines), "x": x, "mean": y["mean"], "low": y["min"], "high": y["max"]})
 
 
 def ends_of_diverged(name: str, arm: Arm) -> pd.DataFrame:
     """Return the last finite points of the runs that diverged, with the columns of a band."""
-    lines = [by_block(run, name).get(0) for run in arm.runs if run.status == "diverged"]
-    ends = [(1, line.x[-1], *[line.y[-1]] * 3) for line in lines if line]
+    lines = [lines_of(run, name).get(0) for run in arm.runs if run.status == "diverged"]
+    ends = [(1, line.index[-1], *[line.iloc[-1]] * 3) for line in lines if line is not None]
     return pd.DataFrame(ends, columns=["runs", "x", "mean", "low", "high"])
 
 
@@ -88,7 +70,7 @@ def ends_of_diverged(name: str, arm: Arm) -> pd.DataFrame:
 def draw_lines(name: str, arms: Sequence[Arm], note: str) -> Figure | None:
     """Draw one of the figures of `QUANTITIES`; None where no line has two points."""
     axis = name.rpartition("-")[2]
-    found = {arm.name: [blocks for run in members(arm) if (blocks := by_block(run, name))] for arm in arms}
+    found = {arm.name: [blocks for run in members(arm) if (blocks := lines_of(run, name))] for arm in arms}
     having = grid.panels_of(arms, [arm for arm, runs in found.items() if runs])
     panels, more = grid.first(having, MOST_ROWS if axis == "depth" else grid.MOST_PANELS, "panels")
     kinds: list[Any] = three_steps(found.values()) if axis == "depth" else ["mean"]
@@ -96,22 +78,22 @@ def draw_lines(name: str, arms: Sequence[Arm], note: str) -> Figure | None:
     for (_, entries), kind in product(panels, kinds):
         for arm in [entry.arm.name for entry in entries]:
             lines = [at_step(run, kind) if axis == "depth" else run[max(run)] for run in found[arm]]
-            if lines := [line for line in lines if len(line.x)]:
+            if lines := [line for line in lines if len(line)]:
                 bands[arm, kind] = band_of(lines, between=axis == "time")
     if not any(len(band) > 1 for band in bands.values()):
         return None
     if name.startswith("loss"):
         drawn = [entry.arm for _, entries in panels for entry in entries]
         bands |= {(arm.name, "diverged"): ends for arm in drawn if len(ends := ends_of_diverged(name, arm))}
-    longest = max(len(line.x) for runs in found.values() for run in runs for line in run.values())
+    longest = max(len(line) for runs in found.values() for run in runs for line in run.values())
     batches = evaluations_in_words(run for arm in arms for run in members(arm)) if "loss-val" in name else ""
     facts = {"records": -(-longest // POINTS), "batches": batches, "arms": shortened([arm.name for arm in arms])}
     return draw_bands(name, panels, bands, kinds, note=note + more, **facts)
 
 
-def three_steps(found: Iterable[Sequence[Mapping[int, Line]]]) -> list[int]:
+def three_steps(found: Iterable[Sequence[Mapping[int, pd.Series]]]) -> list[int]:
     """Return the first, the middle and the last step at which some block has a value."""
-    recorded = [line.x for runs in found for run in runs for line in run.values()]
+    recorded = [line.index for runs in found for run in runs for line in run.values()]
     steps = np.unique(np.concatenate(recorded)) if recorded else np.array([])
     wanted = [steps[0], steps[[0, -1]].mean(), steps[-1]] if recorded else []
     return list(dict.fromkeys(int(steps[np.abs(steps - place).argmin()]) for place in wanted))
@@ -160,16 +142,12 @@ def draw_bands(name: str, panels: Sequence[Panel], bands: Bands, kinds: Sequence
 
 def draw_band(pane: Axes, band: pd.DataFrame, entry: Entry, shift: float) -> None:
     """Draw an arm's mean as a line and the seeds' range around it; shift: of its markers, a share of their distance."""
-    from matplotlib.patches import Polygon
-
     last = band.iloc[-1]
     gid = grid.gid_of(entry.arm, f"{last['mean']:.4g} ({last['low']:.4g} to {last['high']:.4g}) at the end")
     some = None if len(band) <= FEW else (0.3 * shift, 0.3)
     line: dict[str, Any] = {"linestyle": entry.dash, "marker": entry.marker, "mfc": "none", "markevery": some}
     pane.plot(band["x"], band["mean"], color=entry.color, gid=gid, **line)
-    around = np.c_[np.r_[band["x"], band["x"][::-1]], np.r_[band["low"], band["high"][::-1]]]
-    pane.add_artist(Polygon(around, color=entry.color, alpha=0.18, linewidth=0, gid=gid))
-    pane.update_datalim(around)
+    pane.fill_between(band["x"], band["low"], band["high"], color=entry.color, alpha=0.18, linewidth=0, gid=gid)
 
 
 def loss_limits(means: pd.DataFrame, ends: pd.Series) -> tuple[float, float]:

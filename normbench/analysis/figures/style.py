@@ -28,10 +28,9 @@ from normbench.analysis.measures import Metric
 from normbench.analysis.records import Arm, Run, in_order, shortened
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Canvas
-    from matplotlib.lines import Line2D
-    from matplotlib.text import Text
 
 FOLDER = Path(__file__).parent
 CAPTIONS = tomllib.loads((FOLDER / "captions.toml").read_text("utf-8"))
@@ -228,8 +227,6 @@ def draw_grid(
         bins = max(3, int(5 * width / columns / PAGE) + 3 * (columns == 1))
         pane.locator_params(nbins=bins, min_n_ticks=3, steps=STEPS)
         pane.tick_params(labelbottom=place + columns >= len(panels))
-        pane.xaxis.set_label_coords(0, 0)  # it has none, whose place would be sought
-        pane.yaxis.set_label_coords(0, 0)
     canvas.supxlabel(x, fontsize=8, x=(LEFT + width - right) / 2 / width, y=0.01)
     canvas.supylabel(y, fontsize=8, x=0.01)
     if not at_ends:
@@ -238,13 +235,12 @@ def draw_grid(
     return canvas, panes[: len(panels)]
 
 
-def sample(entry: Entry, line: bool = True, **place: Any) -> Line2D:
+def sample(entry: Entry, line: bool = True, xdata: Any = (), ydata: Any = (), **how: Any) -> Artist:
     """Return a marker, or a short line with it, that looks as an arm does."""
     from matplotlib.lines import Line2D
 
     dash: Any = entry.dash if line else ""
-    points = {"xdata": [], "ydata": [], **place}
-    return Line2D(color=entry.color, linestyle=dash, marker=entry.marker, markerfacecolor="none", **points)
+    return Line2D(xdata, ydata, color=entry.color, linestyle=dash, marker=entry.marker, mfc="none", **how)
 
 
 def label_ends(axes: Axes, height: float, ends: Sequence[tuple[float, Entry]]) -> None:
@@ -294,7 +290,7 @@ def limit(axes: Axes, drawn: pd.DataFrame, metric: Metric, lines: int, crosses: 
     return beyond, f" Beyond the axis, with an arrow: {names}." if beyond.any() else ""
 
 
-def arrow(axes: Axes, at: Sequence[float], place: int, color: str, metric: Metric) -> Text:
+def arrow(axes: Axes, at: Sequence[float], place: int, color: str, metric: Metric) -> Artist:
     """Write at the edge where worse values are, in a row of its own, a value that lies beyond. at: x and the value."""
     x, value = at
     height, sign = (0.97 - place * ROOM, "↑") if metric.lower_is_better else (0.03 + place * ROOM, "↓")
