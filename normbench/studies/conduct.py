@@ -38,7 +38,8 @@ from normbench.sweep.plan import SweepPlan
 from normbench.sweep.words import key_of
 from normbench.types import Data
 
-PLACES = ("step", "layer", "position", "depth")  # coordinates that TensorBoard takes for steps, the first that is there
+# Coordinates that TensorBoard takes for steps, the first that is there.
+PLACES = ("step", "layer", "position", "depth", "round")
 
 
 # ---- subjects

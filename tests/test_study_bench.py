@@ -1,0 +1,206 @@
+"""What a norm costs: what is counted is checked against torch by hand, what is timed against its own benchmark."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils import benchmark
+
+from normbench.build import factory
+from normbench.cli import main
+from normbench.config.compose import read
+from normbench.errors import UsageError
+from normbench.studies import bench
+from normbench.studies.bench import (
+    BOTH,
+    FORWARD,
+    Bench,
+    Candidate,
+    Timed,
+    alike,
+    candidates,
+    in_turn,
+    operators,
+    peak_memory,
+)
+from normbench.studies.frame import Subject
+
+CPU = torch.device("cpu")
+
+
+def subject(*words: str) -> Subject:
+    """Return a point of a grid with the norm that the words choose."""
+    config = read([*words, "optim.lr=1e-3"])
+    return Subject({"norm": config.choices.groups["norm"]}, config.tree, CPU, lambda: SimpleNamespace())  # type: ignore[arg-type,return-value]
+
+
+def test_operators_are_read_off_the_graph() -> None:
+    """One kernel is named, several are counted; views, leaves and casts do not count as operators."""
+    x = torch.randn(3, 8, requires_grad=True)
+    assert operators(nn.LayerNorm(8)(x)) == "NativeLayerNorm"
+    assert operators(F.layer_norm(x.movedim(-1, 0).movedim(0, -1), (8,))) == "NativeLayerNorm"
+    assert operators(torch.tanh(2 * x).add(1)) == "3 operators"
+    assert operators(nn.LayerNorm(8)(x.bfloat16().float()).bfloat16()) == "NativeLayerNorm, 3 casts"
+    assert "operators" in operators(F.rms_norm(x, (8,))), "torch has fused it: say so in the page of this study"
+
+
+def test_a_kernel_is_compared_with_a_kernel() -> None:
+    for one, other in (("NativeLayerNorm", "FusedRmsNorm"), ("9 operators", "4 operators"), ["CompiledFunction"] * 2):
+        assert alike(one, other) == "yes"
+    for other in ("6 operators", "CompiledFunction", "NativeLayerNorm, 2 casts"):
+        assert alike("NativeLayerNorm", other) == "no"
+
+
+def test_peak_memory_is_that_of_all_tensors_held_at_once() -> None:
+    """A product of two new tensors is a third; one that is freed in between no longer counts."""
+    x = torch.randn(1000)
+    assert peak_memory(lambda: x.neg() * x.exp(), CPU) == 3 * x.nbytes
+    assert peak_memory(lambda: (x.neg()[:1].clone(), x.neg()), CPU) == x.nbytes + 4
+    norm, wanted = nn.LayerNorm(50, elementwise_affine=False), torch.randn(200, 50, requires_grad=True)
+    peak = peak_memory(Candidate("", "", norm).call(wanted, torch.ones(200, 50)), CPU)
+    assert peak == 2 * wanted.nbytes + 2 * 200 * 4  # y, ∂x, and the mean and 1/σ of each row
+
+
+def test_the_backward_pass_gives_the_gradients_and_adds_them_to_none() -> None:
+    norm, x, dy = nn.LayerNorm(8), torch.randn(5, 8, requires_grad=True), torch.randn(5, 8)
+    found: Any = Candidate("", "", norm).call(x, dy)()
+    assert x.grad is None and norm.weight.grad is None
+    norm(x).backward(dy)
+    assert all(torch.equal(one, leaf.grad) for one, leaf in zip(found, (x, norm.weight, norm.bias), strict=True))
+
+
+def test_the_interval_of_a_median_has_its_order_statistics() -> None:
+    """Of nine values the second and the eighth: 95 % and more by the binomial distribution, (1 − 2·10/512)."""
+    assert bench.ends(pd.Series(range(9))) == (1, 7)
+    assert all(end != end for end in bench.ends(pd.Series(range(5))))
+
+
+def test_each_round_begins_with_another_and_keeps_their_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[int] = []
+    calls = [SimpleNamespace(seconds=lambda prepare, place=place: order.append(place) or place) for place in range(3)]
+    assert [in_turn(calls, number) for number in range(2)] == [[0, 1e6, 2e6]] * 2  # type: ignore[arg-type]
+    assert order == [0, 1, 2, 1, 2, 0]
+
+
+def test_a_cold_call_is_timed_alone_right_after_the_flush() -> None:
+    done: list[str] = []
+    timed = Timed(lambda: done.append("call"))
+    done.clear()
+    assert timed.seconds(lambda: done.append("flush")) > 0
+    assert done == ["flush", "call"]
+
+
+def test_implementations_are_those_that_are_there() -> None:
+    words = ("torch", "eager", "compiled")
+    found = {name: [(one.implementation, one.code) for one in candidates(subject(f"norm={name}"), 32, words)]
+             for name in ("layernorm", "dyt")}  # fmt: skip
+    compiled = ("compiled", "torch.compile of eager")
+    assert found["layernorm"] == [("torch", "torch.nn.functional.layer_norm"), ("eager", "eager"), compiled]
+    assert found["dyt"] == [("eager", "eager"), compiled]
+    (own,) = candidates(subject("norm._target_=torch.nn.RMSNorm", "~norm.impl"), 32, ["eager"])
+    assert own.code.endswith("RMSNorm")
+
+
+@pytest.mark.parametrize(
+    ("words", "settings", "said"),
+    [
+        (["norm=none"], {}, "norm=none leaves its input as it is"),
+        (["norm=dyt"], {"implementations": ["torch"]}, "norm=dyt has none of these here, add eager"),
+        (["norm=layernorm"], {"rows": [10**9], "features": [10**6]}, "GiB"),
+        (["norm=groupnorm"], {"features": [33]}, "33"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_at_once(words: list[str], settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        Bench(**settings).check(subject(*words))
+
+
+def test_a_number_format_that_ends_the_process_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(name: str, device: torch.device) -> None:
+        raise UsageError("it died of signal 4")
+
+    monkeypatch.setattr(bench, "make_precision", refused)
+    (row,) = Bench(dtypes=["bfloat16"], steps=0).measure(subject("norm=layernorm"))
+    assert row == {"dtype": "bfloat16", "code": "it died of signal 4"}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pd.DataFrame]:
+    """The rows of a small bench, made by the command, beside its figures."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("bench"))
+        patch.setattr(bench, "last_level_cache", lambda device: 2**20)
+        small = "study.rows=16,64 study.features=32 study.dtypes=float32 study.rounds=6 study.steps=2"
+        words = f"norm=layernorm,rmsnorm study.implementations=torch,eager {small} threads=1 quiet=true"
+        assert main(["bench", *words.split(), "model.depth=1", "model.width=32"]) == 0
+        folder = Path("outputs/bench/studies/bench").resolve()
+        assert {path.name for path in (folder / "figures").glob("*.svg")} == {
+            f"roofline_float32_{cache}_cache.svg" for cache in ("warm", "cold")
+        }
+        yield pd.read_csv(folder / "rows.csv")
+
+
+def test_every_candidate_is_measured_in_every_round(made: pd.DataFrame) -> None:
+    alone = made[made["passes"].isin([FORWARD, BOTH])]
+    sizes = alone.groupby(["norm", "implementation", "rows", "passes", "cache"]).size()
+    assert len(sizes) == 2 * 2 * 2 * 2 * 2 and set(sizes) == {6}
+    assert (alone[["time_us", "baseline_us", "copy_us"]] > 0).all(axis=None)
+    forward, both = (alone[alone["passes"] == passes] for passes in (FORWARD, BOTH))
+    assert (forward["moved_bytes"] == 2 * forward["rows"] * 32 * 4).all()
+    assert (both["moved_bytes"] == 5 * both["rows"] * 32 * 4).all()
+    assert alone["ratio"].to_numpy() == pytest.approx((alone["time_us"] / alone["baseline_us"]).to_numpy())
+    copies = alone["moved_bytes"] / (2 * alone["rows"] * 32 * 4)
+    assert alone["over_floor"].to_numpy() == pytest.approx((alone["time_us"] / alone["copy_us"] / copies).to_numpy())
+    steps = made[made["passes"] == bench.STEP]
+    assert len(steps) == 2 * 2 and (steps["without_us"] > 0).all()
+    assert set(steps["code"]) == {f"3 × torch.nn.functional.{name}_norm" for name in ("layer", "rms")}
+
+
+def test_findings_follow_from_the_rows(made: pd.DataFrame) -> None:
+    """With times that are made up: twice the baseline's, four times the floor, half of a step."""
+    rows = made.assign(ratio=2.0, over_floor=4.0, share=50.0, floor_us=2.0, time_us=8.0)
+    tables = {table.key: table.frame for table in Bench().tables(rows)}
+    costs = tables["costs-float32-64-32"]
+    assert set(costs["× torch.nn.LayerNorm"]) == {"2.00"} and set(costs["× floor"]) == {"4.00"}
+    assert len(costs) == 2 * 2 * 2 * 2
+    pairs = tables["pairs-float32"].set_index("implementation")
+    assert pairs.loc["torch", "like with like"] == "no" and pairs.loc["eager", "like with like"] == "yes"
+    assert set(tables["steps"]["share of the norms (%)"]) == {"50.0"}
+    figure = Bench().figures(rows)[0].data.set_index("norm")
+    assert figure.loc["copy", "mean"].to_numpy() == pytest.approx(4 * figure.loc["rmsnorm", "mean"].to_numpy())
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of torch's compiler
+def test_a_compiled_norm_is_one_function_and_agrees_with_its_formula() -> None:
+    one = subject("norm=dyt")
+    with torch.random.fork_rng():
+        rows = [*Bench(rows=[8], features=[16], dtypes=["float32"], rounds=1, steps=0).measure(one)]
+    assert {row["operators"] for row in rows if row["implementation"] == "compiled"} == {"CompiledFunction"}
+    eager, compiled = candidates(one, 16, ["eager", "compiled"])
+    x = torch.randn(1, 8, 16)
+    torch.testing.assert_close(compiled.norm(x), eager.norm(x))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", [16, 128])
+@pytest.mark.parametrize("name", ["layernorm", "rmsnorm"])
+def test_times_agree_with_a_script_written_by_hand(name: str, rows: int) -> None:
+    """Within a tenth, by the median of 81 ratios of neighbours: the machine has other work too."""
+    one, features = subject(f"norm={name}"), 512
+    norm, x, dy = factory(one.tree, "norm")(features), *torch.randn(2, 1, rows, features)
+    names = {"norm": norm, "x": x.requires_grad_(), "wanted": [x, *norm.parameters()], "dy": dy}
+    by_hand = benchmark.Timer("torch.autograd.grad(norm(x), wanted, dy)", globals=names)
+    (candidate,) = candidates(one, features, ["torch"])
+    ours = Timed(candidate.call(torch.randn(1, rows, features).requires_grad_(), dy))
+    ratios = [ours.seconds(None) / by_hand.timeit(ours.number).median for _ in range(81)]
+    assert statistics.median(ratios) == pytest.approx(1, abs=0.1)
