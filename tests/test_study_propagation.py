@@ -135,6 +135,8 @@ def test_depths_have_a_figure_of_the_last_gradient() -> None:
     assert figures[-1].name == LAST
     assert figures[-1].data[DEPTH].tolist() == [2, 3]
     assert figures[0].data[DEPTH].tolist() == [3, 3, 3]  # of the deepest one alone
+    scales = [(pane.get_xscale(), pane.get_yscale()) for pane in (figure.canvas.axes[0] for figure in figures)]
+    assert scales == [("linear", scale) for scale in ("log", "log", "linear", "linear")] + [("log", "log")]
 
 
 def test_a_stack_that_does_not_fit_is_refused_before_it_is_made() -> None:
