@@ -36,7 +36,7 @@ PARTS: dict[str, tuple[set[str], int]] = {
     "run": ({"build", "config", "probes", "recording", "rundir", "training"}, 495),
     "results": ({"build", "config", "rundir", "training"}, 97),
     "analysis": ({"config", "recording", "results", "rundir"}, 2252),
-    "sweep": ({"build", "config", "run", "rundir"}, 938),
+    "sweep": ({"build", "config", "run", "rundir"}, 937),
     "contract": ({"build", "config", "training"}, 650),
     "studies": (
         {"analysis", "build", "config", "contract", "norms", "probes", "recording", "results", "run", "rundir", "sweep"}

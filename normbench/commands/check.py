@@ -92,6 +92,5 @@ def section_of(path: str) -> str:
     for section in ("placement", "model", "data", "norm"):  # a norm may be any module
         if made and issubclass(made, build.KINDS[section][0]) and not issubclass(made, Branch):
             return section
-    derived = "a class derived from Placement, Model or Data of normbench.types"
-    cure = f"give a norm (a torch.nn.Module), or {derived}, or a function annotated to return one"
+    cure = "give a norm (a torch.nn.Module), a Placement, Model or Data of normbench.types, or a function annotated so"
     raise UsageError(f"{path} is nothing that can be checked: {cure}")

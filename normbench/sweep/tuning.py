@@ -29,9 +29,8 @@ def check_tunable(plan: SweepPlan, settings: SweepConfig) -> None:
         if word := next((word for word in run.words if key_of(word) == RATE), ""):
             raise UsageError(f"{word} is not for sweep.lr={settings.lr}, which sets it itself: leave one of them out")
         if (held_out := run.prepared.config.tree["data"].get("holdout")) != 0:
-            cure = f"choose data with data.holdout, and leave it at 0 (here it is {held_out})"
-            why = "since what chooses must not judge"
-            raise UsageError(f"sweep.lr={settings.lr} holds out a tenth of the training data, {why}: {cure}")
+            why = "what chooses must not judge: choose data with data.holdout, and leave it at 0"
+            raise UsageError(f"sweep.lr={settings.lr} holds out a tenth, since {why} (here it is {held_out})")
         if run.seed in settings.lr_seeds:
             cure = "what chooses must not judge, give other seeds"
             raise UsageError(f"sweep.lr_seeds={settings.lr_seeds} has seed {run.seed}, which is reported: {cure}")
