@@ -1,13 +1,5 @@
-"""Studies: experiments around or on a run, each in one file that nothing else needs to name; `sample` is none."""
+"""Studies: experiments around or on a run, each a class in a file of its own and a YAML; `sample` is none."""
 
-from __future__ import annotations
+from normbench.config.groups import options
 
-import re
-from pathlib import Path
-
-# The line of each study, which begins its file, by its word on the command line.
-STUDIES = {
-    path.stem: found[1]
-    for path in sorted(Path(__file__).parent.glob("*.py"))
-    if (found := re.match(r'"""(.+?)\.?(?:"""|\n).*?\(Study\):', path.read_text("utf-8"), re.DOTALL))
-}
+STUDIES = options("study")  # their lines, by their words on the command line

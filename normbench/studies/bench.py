@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate, product, starmap
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import pandas as pd
 import torch
@@ -198,23 +198,7 @@ class Bench(Study):
     turn. Times are medians over rounds, with a 95 % interval of order statistics.
     """
 
-    title = "What a norm costs"
-    source = "Zhang & Sennrich 2019 and Zhu et al. 2025; for the roofline, Williams, Waterman & Patterson 2009"
-    words = ("norm=layernorm,rmsnorm,dyt", "model=nano", "data=pydocs")
     together = True
-    columns: ClassVar = {
-        "time_us": Column("time", "µs", "log"),
-        "baseline_us": Column("torch.nn.LayerNorm in this round", "µs", "log"),
-        "copy_us": Column("copy of the input in this round", "µs", "log"),
-        "floor_us": Column("floor", "µs", "log"),
-        "ratio": Column("× torch.nn.LayerNorm", "", "log"),
-        "over_floor": Column("× floor", "", "log"),
-        "moved_bytes": Column("what must move", "bytes", "log"),
-        "memory": Column("peak memory", "× input", "log"),
-        "without_us": Column("step without norms", "µs", "log"),
-        "share": Column("share of the norms", "%"),
-        "quotient": Column("ratio of times"),
-    }
 
     def __init__(
         self,

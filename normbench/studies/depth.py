@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from itertools import combinations, pairwise
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import pandas as pd
 import torch
@@ -32,21 +32,7 @@ class Depth(Study):
     hardly count is the curse of depth. Blocks that change the stream's shape, as in a CNN, are left out.
     """
 
-    title = "What each block is worth"
-    source = (
-        "Gromov et al. 2024 (The Unreasonable Ineffectiveness of the Deeper Layers); Sun et al. 2025 (Curse of Depth)"
-    )
-    words = ("placement=pre,post,sandwich", "norm=layernorm", "model=nano", "model.depth=6", "model.width=64",
-             "schedule.warmup=0.2", "trainer.steps=400", "trainer.eval_batches=2", "probes=off",
-             "seed=0,1,2")  # fmt: skip
     trains = True
-    columns: ClassVar = {
-        "layer": Column("block"), "to": Column("blocks in front"), "loss": Column("validation loss", "nats"),
-        "skipped": Column("loss added by skipping it", "nats"), "turned": Column("angle over it", "half turns"),
-        "swapped": Column("loss added by swapping it with the next", "nats"),
-        "distance": Column("angular distance of two streams", "half turns"),
-    }  # fmt: skip
-    baseline: ClassVar = {"placement": "pre"}
 
     def __init__(self, *, batches: Annotated[int, Setting("validation batches", low=1, high=10**6)] = 4) -> None:
         self.batches = batches

@@ -10,7 +10,8 @@ import numpy as np
 import pandas as pd
 
 from normbench.analysis.figures import style
-from normbench.analysis.figures.style import Entry, Figure
+from normbench.analysis.figures.lines import draw_band
+from normbench.analysis.figures.style import Figure
 from normbench.analysis.records import Arm
 from normbench.analysis.statistics import (
     Interval,
@@ -27,7 +28,6 @@ from normbench.studies.frame import Column
 SUMMED = ("95 % interval", "difference", "its 95 % interval", "p")  # columns behind that of a mean
 RATIOS = ("95 % interval", "ratio", "its 95 % interval", "p", "detectable factor")  # and of a geometric one
 DETECTABLE = "A ratio that is smaller or larger by the detectable factor is found by so many seeds four times in five."
-FEW = 12  # points of a line at most have a marker each
 
 
 def keys_of(rows: pd.DataFrame) -> list[str]:
@@ -202,7 +202,9 @@ def curves(
         for (_, entries, value), pane in zip(drawn, panes, strict=True):
             for entry in entries:
                 chosen = is_arm(data, entry.arm.settings | ({panel: value} if panel else {}))
-                draw_line(pane, data[chosen].sort_values(x), x, entry, entries.index(entry) / len(entries))
+                if chosen.any():
+                    line = data[chosen].sort_values(x).assign(x=data[x])
+                    draw_band(pane, line, entry, entries.index(entry) / len(entries))
         if pd.api.types.is_integer_dtype(data[x]) and "x" not in log:
             panes[0].locator_params(axis="x", integer=True, min_n_ticks=2)
         for axis in {*log}:
@@ -216,16 +218,3 @@ def curves(
     range_of = f" Line: mean of {seeds} seeds; band: from the lowest to the highest." if seeds > 1 and not band else ""
     alt = f"{columns[y].words} against {columns[x].words} for {', '.join(map(labelled, arms))}."
     return Figure(name, title[0].upper() + title[1:], caption + range_of + more, alt, canvas, data)
-
-
-def draw_line(pane: Any, line: pd.DataFrame, x: str, entry: Entry, shift: float) -> None:
-    """Draw an arm's mean as a line with its band; shift: of its markers, a share of their distance."""
-    if line.empty:
-        return
-    last = line.iloc[-1]
-    gid = style.gid_of(entry.arm, f"{last['mean']:.4g} at {x} {last[x]:g}")
-    some = None if len(line) <= FEW else (0.3 * shift, 0.3)
-    pane.plot(line[x], line["mean"], color=entry.color, linestyle=entry.dash, marker=entry.marker, mfc="none",
-              markevery=some, gid=gid)  # fmt: skip
-    if (line["high"] > line["low"]).any():
-        pane.fill_between(line[x], line["low"], line["high"], color=entry.color, alpha=0.18, linewidth=0)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import copy
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import numpy as np
 import pandas as pd
@@ -27,7 +27,7 @@ from normbench.rundir import write_bytes
 from normbench.settings import Setting
 from normbench.studies.findings import compared, curves, shown
 from normbench.studies.fold import Folded, fold, run
-from normbench.studies.frame import Column, Row, Study, Subject
+from normbench.studies.frame import Row, Study, Subject
 from normbench.training.loop import to_device
 from normbench.training.precision import make_precision
 from normbench.types import Batch, Model
@@ -74,23 +74,7 @@ class Folding(Study):
     validation batch in float32, folded and not in turns.
     """
 
-    title = "Norms folded into their neighbours"
-    source = "FlashNorm, Graef et al. 2024; SliceGPT, Ashkboos et al. 2024, §3.1; BatchNorm: Jacob et al. 2018, §3.2"
-    words = ("norm=layernorm,rmsnorm,dyt,batchnorm", "model.tied=false", "model.bias=true", "model.depth=2",
-             "trainer.steps=100", "trainer.eval_every=100", "seed=0,1")  # fmt: skip
     trains = True
-    columns: ClassVar[Mapping[str, Column]] = {
-        "of": Column("change by"),
-        "bits": Column("bits of the significand"),
-        "change": Column("largest change of a logit", "nats", "log"),
-        "loss": Column("change of the loss", "nats", "log"),
-        "folded": Column("norms folded"),
-        "kept": Column("norms or means kept"),
-        "saved": Column("parameters saved", "%"),
-        "time": Column("time over the unfolded model's"),
-        "low": Column("lower end of the time's 95 % interval"),
-        "high": Column("upper end of the time's 95 % interval"),
-    }
 
     def __init__(self, *, pairs: Annotated[int, Setting("pairs of timed batches", low=9)] = 41) -> None:
         self.pairs = pairs

@@ -21,6 +21,7 @@ from normbench import build
 from normbench.analysis.figures.style import Figure
 from normbench.analysis.tables import Table
 from normbench.config import compose
+from normbench.config.groups import options, section_of
 from normbench.config.schema import UNHASHED_KEYS, checked_values
 from normbench.errors import UsageError
 from normbench.results import TrainedRun, load_model
@@ -121,20 +122,27 @@ def our_code() -> str:
 class Study(ABC):
     """An experiment; a subclass's annotated signature says what can be set by `study.KEY=VALUE`.
 
-    title: of its page. source: papers. words: of the grid, as `normbench sweep` takes them; a person's own replace
-    them, key by key. trains: whether it measures runs that are trained first, or given. together: whether all subjects
-    are measured at once. columns: of measured numbers and coordinates. baseline: the arm others are compared with.
+    trains: whether it measures runs that are trained first, or given. together: whether all subjects are measured at
+    once. What is said of it stands in conf/study/NAME.yaml. title: of its page. source: papers. words: of the grid, as
+    `normbench sweep` takes them; a person's own replace them, key by key. columns: of measured numbers and coordinates:
+    words, unit, scale. baseline: the arm that others are compared with.
     """
 
     title: ClassVar[str]
     source: ClassVar[str]
-    words: ClassVar[tuple[str, ...]] = ()
+    words: ClassVar[Sequence[str]]
+    columns: ClassVar[dict[str, Column]]
+    baseline: ClassVar[Mapping[str, Any]] = {"norm": "layernorm"}
     trains: ClassVar[bool] = False
     together: ClassVar[bool] = False
-    columns: ClassVar[Mapping[str, Column]]
-    baseline: ClassVar[Mapping[str, Any]] = {"norm": "layernorm"}
 
     settings: dict[str, Any]  # as they were set
+
+    def __init_subclass__(cls) -> None:
+        name = cls.__module__.rpartition(".")[2]
+        for key, value in section_of("study", name).items() if name in options("study") else ():
+            found = {column: Column(*words) for column, words in value.items()} if key == "columns" else value
+            setattr(cls, key, found)
 
     def check(self, subject: Subject) -> None:  # noqa: B027 (most studies take every subject)
         """Refuse a subject before anything is trained or measured.

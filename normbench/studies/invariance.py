@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,7 +17,7 @@ from normbench.analysis.tables import Table
 from normbench.build import seeded
 from normbench.contract.norms import INVARIANCES, C, Change, NormPart
 from normbench.studies.findings import curves, keys_of, plain_table
-from normbench.studies.frame import Column, Row, Study, Subject
+from normbench.studies.frame import Row, Study, Subject
 from normbench.training.loop import to_device
 
 Inputs = Float[Tensor, "sample ... features"]
@@ -44,17 +44,6 @@ class Invariance(Study):
     changes nothing, larger weights have smaller gradients: d/d(cW) = 1/c · d/dW. WeightNorm, which normalizes weights,
     is measured where the norm itself does nothing.
     """
-
-    title = "Invariances"
-    source = "Ba et al. 2016, table 1; Zhang & Sennrich 2019, table 1; Salimans & Kingma 2016 (WeightNorm)"
-    words = ("norm=batchnorm,layernorm,rmsnorm,prmsnorm,groupnorm,instancenorm,dyt,none",
-             "model=nano", "data=digits", "model.patch=2")  # fmt: skip
-    columns: ClassVar = {
-        "deviation": Column("relative deviation"), "gradient": Column("gradient norm over that before"),
-        "scale": Column("RMS of Wx", "", "log"), "eps_deviation": Column("deviation from eps = 0", "", "log"),
-        "mean_in": Column("mean of Wx"), "std_in": Column("std of Wx"), "mean_out": Column("mean of norm(Wx)"),
-        "std_out": Column("std of norm(Wx)"), "first_out": Column("first of norm(Wx)"),
-    }  # fmt: skip
 
     def measure(self, subject: Subject) -> Iterator[Row]:
         part, no_eps = NormPart(subject.tree), {"eps": 0.0} if "eps" in subject.tree["norm"] else {}

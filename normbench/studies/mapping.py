@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
@@ -39,18 +39,7 @@ class Mapping(Study):
     validation data, before the norm's own γ and β; the fits are by least squares over all values of a layer.
     """
 
-    title = "Input against output of norm layers"
-    source = "Zhu, Chen, He, LeCun & Liu 2025 (Transformers without Normalization), figures 2 to 4"
-    words = ("norm=layernorm,rmsnorm", "model=nano", "model.depth=6", "model.width=64", "trainer.steps=400",
-             "trainer.eval_batches=2", "probes=off", "seed=0,1,2")  # fmt: skip
     trains = True
-    columns: ClassVar = {
-        "layer": Column("norm layer, by depth"), "reach": Column("α × 99th percentile of |input|"),
-        "tanh_left": Column("variance that the tanh leaves", "share"), "gamma": Column("γ of the tanh"),
-        "line_left": Column("variance that the line leaves", "share"), "alpha": Column("α of the tanh"),
-        "token": Column("token, by the deviation of its input"), "beta": Column("β of the tanh"),
-        "input": Column("input"), "output": Column("output before γ and β"),
-    }  # fmt: skip
 
     def __init__(self, *, tokens: Tokens = 1024, drawn: Drawn = 32) -> None:
         self.tokens, self.drawn = tokens, drawn

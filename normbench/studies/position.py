@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import partial
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import pandas as pd
 import torch
@@ -16,7 +16,7 @@ from normbench.analysis.tables import Table
 from normbench.errors import UsageError
 from normbench.settings import Setting
 from normbench.studies.findings import arms_of, compared, curves, is_arm, labelled, plain_table
-from normbench.studies.frame import Column, Row, Study, Subject
+from normbench.studies.frame import Row, Study, Subject
 from normbench.training.loop import to_device
 
 Found = dict[tuple[str, str, str], list[dict[str, Tensor]]]  # by what, what counts, and where: of each batch, by column
@@ -38,17 +38,7 @@ class Position(Study):
     queries that stand a quarter of the context or more behind them.
     """
 
-    title = "Hidden vectors by position"
-    source = "Zhang & Sennrich 2019 (RMSNorm), means and deviations by position; Xiao et al. 2023 (attention sinks)"
-    words = ("norm=none,layernorm,rmsnorm", "model=nano", "model.width=64", "trainer.steps=400",
-             "trainer.eval_batches=2", "probes=off", "seed=0,1,2")  # fmt: skip
     trains = True
-    columns: ClassVar = {
-        "block": Column("block"), "position": Column("position", "tokens"), "channel": Column("channel"),
-        "mean": Column("mean"), "std": Column("standard deviation"),
-        "attention": Column("attention from afar", "× uniform share"), "channel_rms": Column("RMS", "× median"),
-    }  # fmt: skip
-    baseline: ClassVar = {"norm": "none"}
 
     def __init__(self, *, batches: Batches = 4, outlier: Outlier = 6.0, sink: Sink = 3.0) -> None:
         self.batches = batches

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
@@ -42,18 +42,6 @@ class Propagation(Study):
     batch positions add up the more, the more alike they have become. Blocks keep their inputs only, and are computed
     again on the way back (Chen et al. 2016), so that 1,000 layers fit.
     """
-
-    title = "Signal propagation at initialisation"
-    source = "Xiong et al. 2020, theorem 1; Wang et al. 2022 (DeepNet); Dong et al. 2021 (rank collapse)"
-    words = ("norm=layernorm,rmsnorm,batchnorm,dyt", "placement=pre,post", "seed=0,1,2", "data.batch_size=4",
-             f"{DEPTH}=2,4,8,16,32", "model.width=256", "model.mlp=relu")  # fmt: skip
-    columns: ClassVar = {
-        "layer": Column("layer"), DEPTH: Column("depth", "layers", "log"),
-        "rms": Column("RMS of the stream", "", "log"),
-        "gradient": Column("gradient norm of the output weights", "", "log"),
-        "similarity": Column("similarity of positions", "cosine"), "angle": Column("angle between layers", "°"),
-        LAST: Column("last layer's gradient of one position", "", "log"),
-    }  # fmt: skip
 
     def __init__(self, *, layers: Annotated[int, Setting("layers shown, spread evenly", low=2)] = 64) -> None:
         self.layers = layers

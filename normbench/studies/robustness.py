@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import pandas as pd
 import torch
@@ -80,18 +80,7 @@ class Robustness(Study):
     the same random numbers whatever the norm.
     """
 
-    title = "Loss under outliers, noise and dropped positions"
-    source = "Hendrycks & Dietterich 2019 (noise in images); Dettmers et al. 2022, §4 (outlier channels)"
-    words = ("norm=none,layernorm,rmsnorm,dyt", "model.depth=2", "trainer.steps=250", "trainer.eval_every=250",
-             "seed=0,1,2")  # fmt: skip
     trains = True
-    columns: ClassVar[Mapping[str, Column]] = {
-        "kind": Column("change"),
-        "place": Column("place"),
-        "strength": Column("strength"),
-        "loss": Column("validation loss", "nats"),
-        "increase": Column("increase of the loss", "nats"),
-    }
 
     def __init__(
         self,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, ClassVar
+from collections.abc import Iterator
+from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
@@ -16,7 +16,7 @@ from normbench.analysis.tables import Table
 from normbench.errors import UsageError
 from normbench.settings import Setting
 from normbench.studies.findings import compared, curves, keys_of
-from normbench.studies.frame import Column, Row, Study, Subject
+from normbench.studies.frame import Row, Study, Subject
 from normbench.studies.steps import check_steps, steps
 from normbench.training.guard import buffers_kept
 from normbench.training.loop import to_device
@@ -58,26 +58,6 @@ class Saturation(Study):
     layer is followed as in the paper's figure 1, beside the percentiles of all units of each layer. A unit is saturated
     where its sigmoid is within `study.edge` of 0 or 1, where hardly any gradient passes.
     """
-
-    title = "Saturation of sigmoids in training"
-    source = "Ioffe & Szegedy 2015, §4.1 and figure 1"
-    words = ("norm=none,batchnorm", "data.scaling=none,unit,standard", "seed=0,1,2", "model=mlp_plain", "optim=sgd",
-             "optim.lr=0.1", "schedule=constant", "trainer.steps=600")  # fmt: skip
-    baseline: ClassVar[Mapping[str, Any]] = {"norm": "none"}
-    columns: ClassVar[Mapping[str, Column]] = {
-        SCALING: Column("scaling"),
-        "step": Column("step"),
-        "layer": Column("layer"),
-        "low": Column("15th percentile of the sigmoids' inputs"),
-        "median": Column("median of the sigmoids' inputs"),
-        "high": Column("85th percentile of the sigmoids' inputs"),
-        "unit_low": Column("15th percentile of one sigmoid's inputs"),
-        "unit_median": Column("input of one sigmoid, last layer"),
-        "unit_high": Column("85th percentile of one sigmoid's inputs"),
-        "saturated": Column("share of saturated units"),
-        "gradient": Column("gradient norm of the first layer", "", "log"),
-        "accuracy": Column("accuracy on the batch's statistics"),
-    }
 
     def __init__(
         self,

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import takewhile
 from statistics import fmean
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
@@ -23,7 +23,7 @@ from normbench.analysis.figures.style import PALETTE, Figure
 from normbench.analysis.tables import Table
 from normbench.settings import Setting
 from normbench.studies.findings import arms_of, compared, curves, is_arm, labelled
-from normbench.studies.frame import Column, Row, Study, Subject
+from normbench.studies.frame import Row, Study, Subject
 from normbench.studies.steps import check_steps, steps
 from normbench.training.guard import buffers_kept
 from normbench.types import Batch, Model, Task, stable_seed
@@ -189,30 +189,6 @@ class Smoothness(Study):
     gradient, effective smoothness; smaller is smoother). Each arm trains at its own learning rate: of `study.rates`
     that with the lowest training loss at the end, on two seeds that are not measured.
     """
-
-    title = "Covariate shift and smoothness in training"
-    source = "Santurkar et al. 2018, How does batch normalization help optimization?, §2.2 and §3.2"
-    words = ("norm=none,batchnorm,layernorm", "seed=0,1,2,3,4", "model=cnn_plain", "model.width=8", "optim=sgd",
-             "schedule=constant", "trainer.grad_clip=0", "trainer.steps=200")  # fmt: skip
-    baseline: ClassVar[Mapping[str, Any]] = {"norm": "none"}
-    columns: ClassVar[Mapping[str, Column]] = {
-        "step": Column("step"),
-        "layer": Column("layer"),
-        "rate": Column("learning rate", "", "log"),
-        "loss": Column("loss of the batch", "nats", "log"),
-        "gradient": Column("gradient norm", "", "log"),
-        "loss_low": Column("lowest loss", "nats", "log"),
-        "loss_high": Column("highest loss", "nats", "log"),
-        "loss_range": Column("range of the loss", "nats", "log"),
-        "change_low": Column("smallest change of the gradient", "", "log"),
-        "change_high": Column("change of the gradient", "", "log"),
-        "smoothness": Column("effective smoothness", "", "log"),
-        "shift": Column("covariate shift", "", "log"),
-        "relative_shift": Column("relative covariate shift", "", "log"),
-        "cosine": Column("cosine of gradients before and after"),
-        "eigenvalue": Column("top eigenvalue of the Hessian"),
-        "trace": Column("trace of the Hessian"),
-    }
 
     def __init__(
         self,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Annotated, Any, ClassVar
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any
 
 import pandas as pd
 import torch
@@ -14,7 +14,7 @@ from normbench.analysis.tables import Table
 from normbench.errors import UsageError
 from normbench.settings import Setting
 from normbench.studies.findings import compared, curves
-from normbench.studies.frame import Column, Row, Study, Subject
+from normbench.studies.frame import Row, Study, Subject
 from normbench.training.loop import evaluate, to_device
 from normbench.types import Batch, Model
 
@@ -60,17 +60,7 @@ class Statistics(Study):
     set in batches as large as evaluation's (recomputed). In a language model those of a batch tell of the future.
     """
 
-    title = "The statistics that BatchNorm is evaluated with"
-    source = "Ioffe & Szegedy 2015, algorithm 2; Wu & Johnson 2021, §3 (precise statistics); Wu & He 2018"
-    words = ("norm=batchnorm", "model=cnn", "data=digits", "data.batch_size=2,8,32", "trainer.epochs=2", "seed=0,1,2")
     trains = True
-    columns: ClassVar[Mapping[str, Column]] = {
-        "statistics": Column("statistics"),
-        SIZE: Column("training batch", "examples"),
-        "loss": Column("validation loss", "nats"),
-        "gap": Column("loss over running statistics'", "nats"),
-        "accuracy": Column("validation accuracy", "%"),
-    }
 
     def __init__(self, *, batches: Annotated[int, Setting("training batches to average over", low=1)] = 1000) -> None:
         self.batches = batches
