@@ -35,7 +35,7 @@ PARTS: dict[str, tuple[set[str], int]] = {
     "build": ({"config", "models", "norms", "recording", "training"}, 197),
     "run": ({"build", "config", "probes", "recording", "rundir", "training"}, 495),
     "results": ({"build", "config", "rundir", "training"}, 97),
-    "analysis": ({"config", "recording", "results", "rundir"}, 2252),
+    "analysis": ({"config", "recording", "results", "rundir"}, 2256),
     "sweep": ({"build", "config", "run", "rundir"}, 937),
     "contract": ({"build", "config", "training"}, 650),
     "studies": (

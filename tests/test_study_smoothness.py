@@ -23,7 +23,6 @@ from normbench.studies.conduct import planned
 from normbench.studies.findings import compared
 from normbench.studies.frame import Subject
 from normbench.studies.smoothness import (
-    SHOWN,
     Smoothness,
     at_rate,
     batch_loss,
@@ -281,9 +280,9 @@ def test_the_command_measures_both_noises_and_draws(tmp_path: Path, monkeypatch:
         ("batchnorm", False),
         ("batchnorm", True),
     }
-    assert {path.stem for path in (folder / "figures").glob("*.png")} == {*SHOWN}
+    assert {path.stem for path in (folder / "figures").glob("*.png")} == {*Smoothness.captions}
     tables = read_study(folder, folder).tables
-    assert [table.key for table in tables] == [*SHOWN]
+    assert [table.key for table in tables] == [*Smoothness.captions]
     assert [row[0] for row in tables[0].rows] == ["no norm", "BatchNorm", "BatchNorm + noise"]
     assert [row[3] == "–" for row in tables[0].rows] == [True, False, False]
 

@@ -223,7 +223,6 @@ def save(study: Study, name: str, rows: pd.DataFrame, folder: Path, command: str
         "command": command,
         "machine": {"cpu": cpu_name(), "threads": torch.get_num_threads(), "torch": torch.__version__},
         "commit": commit(),
-        "columns": {key: column.label for key, column in study.columns.items()},
     }
     tables = [*study.tables(rows), *([plain_table("left-out", "Left out", left_out, 2)] if left_out else [])]
     save_study(folder, about, tables, figures)

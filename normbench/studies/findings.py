@@ -99,9 +99,8 @@ def compared(
     table |= {"seeds": counts} if len({*counts}) > 1 else {}
     compares = False
     for value in values:
-        label, ps = columns[value].label, list[float | None]()
-        front_words = f"{label}: " if len(values) > 1 else ""
-        heads = [label, *(f"{front_words}{word}" for word in (RATIOS if ratio else SUMMED))]
+        label, more, ps = columns[value].label, RATIOS if ratio else SUMMED, list[float | None]()
+        heads = [label, *(f"{label}: {word}" if len(values) > 1 else word for word in more)]
         for _, own, arm in places:
             own = own.assign(**{value: np.log2(own[value].where(own[value] > 0))}) if ratio else own
             mine = by_seed(own, arm.settings, value)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -125,13 +124,14 @@ class Study(ABC):
     trains: whether it measures runs that are trained first, or given. together: whether all subjects are measured at
     once. What is said of it stands in conf/study/NAME.yaml. title: of its page. source: papers. words: of the grid, as
     `normbench sweep` takes them; a person's own replace them, key by key. columns: of measured numbers and coordinates:
-    words, unit, scale. baseline: the arm that others are compared with.
+    words, unit, scale. captions: title and words of figures. baseline: the arm that others are compared with.
     """
 
     title: ClassVar[str]
     source: ClassVar[str]
     words: ClassVar[Sequence[str]]
     columns: ClassVar[dict[str, Column]]
+    captions: ClassVar[Mapping[str, Sequence[str]]]
     baseline: ClassVar[Mapping[str, Any]] = {"norm": "layernorm"}
     trains: ClassVar[bool] = False
     together: ClassVar[bool] = False
@@ -172,10 +172,8 @@ class Study(ABC):
 
 def study_class(name: str) -> type[Study]:
     """Return the study of this name."""
-    module = import_module(f"normbench.studies.{name}")
-    (found,) = [one for one in vars(module).values() if inspect.isclass(one) and one.__module__ == module.__name__
-                and issubclass(one, Study)]  # fmt: skip
-    return found
+    module = import_module(f"normbench.studies.{name}").__name__
+    return next(one for one in Study.__subclasses__() if one.__module__ == module)
 
 
 def known_settings(kind: type[Study]) -> dict[str, Setting]:

@@ -32,18 +32,6 @@ CHOOSING_SEEDS = -1, -2  # of the runs that choose a learning rate: no run that 
 DISTANCES = 0.5, 1.0, 2.0, 4.0  # along the gradient, in learning rates
 PRODUCTS = 20  # with the Hessian, for each of two numbers
 
-ALONG = "On the step's own batch, along its gradient by ½ to 4 learning rates"
-SHIFT = "How far the step of all layers below moves the gradient of a layer on the same batch"
-SHOWN = {  # with title and caption
-    "smoothness": ("Effective smoothness", f"{ALONG}: change of the gradient over the distance; smaller is smoother."),
-    "loss_range": ("Loss along the gradient", f"{ALONG}: range of the loss."),
-    "change_high": ("Gradient predictiveness", f"{ALONG}: change of the gradient."),
-    "shift": ("Internal covariate shift", f"{SHIFT}: norm of the difference."),
-    "relative_shift": ("Relative covariate shift", f"{SHIFT}, over the gradient's norm."),
-    "cosine": ("Direction of gradients under covariate shift", f"{SHIFT}: cosine of the two."),
-    "eigenvalue": ("Top eigenvalue of the Hessian", "The one of largest absolute value, on the step's own batch."),
-    "trace": ("Trace of the Hessian", "On the step's own batch."),
-}
 BANDS = {"loss_range": "loss", "change_high": "change"}  # the first word of the columns of a band
 
 Vector = Float[Tensor, " elements"]
@@ -259,12 +247,12 @@ class Smoothness(Study):
         return [
             compared(rows, values=[value], key=value, title=title, notes=(caption, rates),
                      ratio=self.columns[value].scale == "log", **how)
-            for value, (title, caption) in SHOWN.items() if value in rows
+            for value, (title, caption) in self.captions.items() if value in rows
         ]  # fmt: skip
 
     def figures(self, rows: pd.DataFrame) -> list[Figure]:
         rows, found = named(rows), list[Figure]()
-        for value, (title, caption) in SHOWN.items():
+        for value, (title, caption) in self.captions.items():
             if value in rows:
                 y, band = value, None
                 if word := BANDS.get(value):
