@@ -153,14 +153,28 @@ def test_micro_batches_have_two_examples_at_least(tmp_path: Path, examples: int,
     assert sizes == [parts] * bool(parts)
 
 
-def test_effective_learning_rate_is_the_rate_over_the_squared_weights() -> None:
-    model, norms = build("layernorm")
-    probes, reading = Probes(model, norms, {"updates"}), Reading({"updates"})
-    weights = torch.cat([p.detach().flatten().double() for p in model.blocks[1].branches["mlp"].parameters()])
-    with probes.watch_update(reading, 0.25):
-        pass
-    rate = reading.scalars["update/block01.mlp/effective_lr"].item()
-    assert rate == pytest.approx(0.25 / weights.square().sum().item(), rel=1e-5)
+@pytest.mark.parametrize(("kind", "power"), [(torch.optim.SGD, 2), (torch.optim.AdamW, 1)])
+def test_effective_learning_rate_is_how_fast_weights_without_a_scale_turn(kind: Any, power: int) -> None:
+    """Van Laarhoven 2017: the loss sees the weights' direction only, and they are made larger."""
+    turns, rates = [], []
+    for scale in (1, 3, 10):
+        model, norms = build("layernorm")
+        weights = [*model.double().blocks[1].branches["mlp"].parameters()]
+        probes, reading = Probes(model, norms, {"updates"}), Reading({"updates"})
+        with torch.no_grad():
+            torch._foreach_mul_(weights, scale)
+        before = torch.cat([p.flatten() for p in weights])
+        goal = torch.randn(before.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        (goal @ before / before.norm()).backward()
+        optimizer = kind(model.parameters(), lr=1e-4)
+        with probes.watch_update(reading, optimizer):
+            optimizer.step()
+        after = torch.cat([p.flatten() for p in weights])
+        turns.append((after / after.norm() - before / before.norm()).norm().item())
+        rates.append(reading.scalars["update/block01.mlp/effective_lr"].item())
+    assert rates[2] == pytest.approx(1e-4 / before.norm().item() ** power)
+    assert [turn / turns[0] for turn in turns] == pytest.approx([1, 3**-power, 10**-power], rel=1e-2)
+    assert [rate / rates[0] for rate in rates] == pytest.approx([1, 3**-power, 10**-power])
     assert "update/block01.norms/ratio" in reading.scalars
     assert "update/block01.norms/effective_lr" not in reading.scalars
 
@@ -205,6 +219,16 @@ def test_the_report_has_the_ratio_of_gradient_variances_with_its_interval(tmp_pa
     assert list(map(float, spans[0].split(" to "))) == pytest.approx([low, high], abs=0.01)
     assert row["noise scale, examples"] == f"{np.mean(variances['rmsnorm']) / 0.5:.2f}"
     assert table.title == "Gradient noise, against layernorm" and "McCandlish" in " ".join(table.notes)
+
+
+def test_the_report_names_arms_whose_micro_batches_are_another_function(tmp_path: Path) -> None:
+    for norm in ("layernorm", "rmsnorm"):
+        noisy_run(tmp_path, norm, 0, 3.0, 0.5, probed=20)
+    (table,) = [table for table in make_report([tmp_path]).tables if table.key == "noise"]
+    assert "cross samples" not in " ".join(table.notes)
+    noisy_run(tmp_path, "batchnorm", 0, 3.0, 0.5, probed=20)
+    (table,) = [table for table in make_report([tmp_path]).tables if table.key == "noise"]
+    assert "Not like the others: batchnorm. There statistics cross samples" in " ".join(table.notes)
 
 
 def test_the_correlation_of_gamma_with_depth(tmp_path: Path) -> None:

@@ -128,8 +128,9 @@ def probed_step(
     probes = Probes(made, norms, FULL)
     with probes.watch(histograms=True) as reading:
         task.loss(made(batch.inputs), batch.targets).backward()
-    with probes.watch_update(reading, lr):
-        torch.optim.SGD(made.parameters(), lr=lr).step()
+    optimizer = torch.optim.SGD(made.parameters(), lr=lr)
+    with probes.watch_update(reading, optimizer):
+        optimizer.step()
     return made, norms, reading, seen
 
 

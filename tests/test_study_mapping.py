@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 from scipy.optimize import curve_fit
 from studied import measured, subject
+from support import TEXTS, random_batch
 
+from normbench.config import compose
+from normbench.studies.depth import streams_of
 from normbench.studies.frame import Subject
 from normbench.studies.mapping import Mapping, bare, fitted, vectors
 
@@ -93,6 +98,17 @@ def test_vectors_are_those_of_positions_that_are_no_padding() -> None:
     mask = torch.tensor([[True, True, False], [True, False, False]])
     assert torch.equal(vectors(x, -1, mask), x[mask])
     assert torch.equal(vectors(x, 1, None), x.transpose(1, 2).reshape(8, 3))
+
+
+def test_padding_does_not_count_behind_a_class_token() -> None:
+    tree = compose.read(["model.pool=class_token", *SMALL]).tree
+    one = Subject({}, tree, torch.device("cpu"), lambda: SimpleNamespace(task=TEXTS))
+    batch = random_batch(TEXTS, size=3)
+    assert batch.mask is not None and not batch.mask.all()
+    for stream in streams_of(one, batch):
+        assert len(stream) == 3 + batch.mask.sum()
+    other = batch._replace(inputs=torch.where(batch.mask, batch.inputs, 1))
+    assert torch.equal(stream, streams_of(one, other)[-1])
 
 
 def test_the_norms_of_a_cnn_are_read_by_channel() -> None:

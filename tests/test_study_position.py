@@ -41,6 +41,13 @@ def test_means_and_deviations_are_those_of_each_position() -> None:
     assert rows[rows["site"] == "final"]["block"].eq(2).all()
 
 
+def test_blocks_have_their_own_number_from_a_hundred_on() -> None:
+    rows = measured(Position(batches=1), subject("model.depth=102", "model.width=4", "model.heads=1", *SMALL[3:]))
+    assert rows["block"].max() == 102  # that of the norm behind the last one
+    numbers = rows["site"].str.extract(r"block(\d+)")[0].dropna().astype(int)
+    assert rows["block"][numbers.index].eq(numbers).all() and numbers.max() == 101
+
+
 def attention_of(weights: Any) -> list[float]:
     """What is found of attention whose logits are given, (time, time), for one window and one head."""
     found: Any = defaultdict(list)

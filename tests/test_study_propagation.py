@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 from studied import measured, subject
+from support import TEXTS
 from torch.nn import functional as F
 
+from normbench.config import compose
 from normbench.errors import UsageError
 from normbench.studies.frame import Subject
 from normbench.studies.propagation import DEPTH, LAST, Propagation, angle, exponents, slopes
@@ -82,6 +85,19 @@ def test_a_network_for_images_is_measured_too() -> None:
     assert rows["gradient"].gt(0).all()
     assert rows["angle"].notna().tolist() == [True, False, True]  # the second stage is wider
     assert LAST not in rows
+
+
+def test_a_classifier_has_no_gradient_of_one_position() -> None:
+    rows = measured(Propagation(), subject("data=digits", "model.depth=2", *SMALL[:2], "data.batch_size=8"))
+    assert rows["gradient"].gt(0).all()
+    assert LAST not in rows
+
+
+def test_texts_that_may_be_padded_are_refused() -> None:
+    tree = compose.read([*SMALL]).tree
+    texts = Subject({}, tree, torch.device("cpu"), lambda: SimpleNamespace(task=TEXTS))
+    with pytest.raises(UsageError, match=r"texts may have padding: use a language model or images"):
+        Propagation().check(texts)
 
 
 def test_an_angle_is_exact_where_its_cosine_is_not() -> None:

@@ -194,16 +194,16 @@ def step_times_table(comparisons: Sequence[Comparison]) -> Table:
 
 def noise_table(comparisons: Sequence[Comparison]) -> Table:
     """Say how noisy gradients are, as multiples of the baseline's, where seeds were probed in both."""
-    measured: dict[str, Callable[[Run], float]] = {
-        "gradient variances": lambda run: gradient_noise(run)[0],
-        "noise scales": lambda run: gradient_noise(run)[1],
-    }
-    rows = []
+    measured: dict[str, Callable[[Run], float]] = {"gradient variances": lambda run: gradient_noise(run)[0],
+                                                   "noise scales": lambda run: gradient_noise(run)[1]}  # fmt: skip
+    rows, crossing = [], set[str]()
     for one in comparisons:
         if row := ratios_of(one, measured):
             scale, _ = statistics.mean_interval(known(gradient_noise(run)[1] for run in one.arm.runs))
             rows.append({**row, "noise scale, examples": significant(scale)})
-    return made("noise", "Gradient noise", rows, heads=2)
+            crossing |= {side.name for side in (one.arm, one.baseline) for run in side.runs
+                         if run.summary.get("norm_facts", {}).get("crosses_samples")}  # fmt: skip
+    return made("noise", "Gradient noise", rows, heads=2, crossing=sorted(crossing))
 
 
 def ratios_of(one: Compared, measured: Mapping[str, Callable[[Run], float]]) -> dict[str, str]:

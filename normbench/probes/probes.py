@@ -125,16 +125,18 @@ class Probes:
         self.read_parameters(reading)
 
     @contextmanager
-    def watch_update(self, reading: Reading | None, lr: float) -> Iterator[None]:
+    def watch_update(self, reading: Reading | None, optimizer: torch.optim.Optimizer) -> Iterator[None]:
         """Add to a reading, if there is one, how far the optimizer's step inside the `with` moves the weights.
 
-        effective_lr: lr / ‖w‖², the rate at which the direction of weights moves that a norm makes free of their scale
-        (van Laarhoven 2017, §3; Hoffer et al. 2018, §3).
+        effective_lr: the rate at which the direction of weights moves that a norm makes free of their scale: lr / ‖w‖²
+        with SGD, lr / ‖w‖ with the others, whose steps do not shrink with the gradient's scale (van Laarhoven 2017, §3;
+        Hoffer et al. 2018, §3).
         """
         if reading is None or "updates" not in self.wanted:
             yield
             return
         before = {tag: [p.detach().clone() for p in parameters] for tag, parameters in self.groups.items()}
+        lr, power = optimizer.param_groups[0]["lr"], 2 if isinstance(optimizer, torch.optim.SGD) else 1
         yield
         with torch.no_grad():
             for tag, parameters in self.groups.items():
@@ -142,7 +144,7 @@ class Probes:
                 size = statistics.total_norm(before[tag])
                 reading.scalars[f"update/{tag}/ratio"] = moved / size
                 if not tag.endswith(".norms"):
-                    reading.scalars[f"update/{tag}/effective_lr"] = lr / size.square()
+                    reading.scalars[f"update/{tag}/effective_lr"] = lr / size**power
 
     def read_noise(self, reading: Reading, gradients: Iterable[Sequence[Tensor]], size: int) -> None:
         """Add to a reading how the gradients of micro-batches, of so many examples each, differ from one another.

@@ -48,11 +48,10 @@ def tails(x: Float[Tensor, "..."], channel_dim: int) -> dict[str, Scalar]:
     share of channels where that is above 6.
     """
     x = x.detach().float()
-    values = x.flatten()
-    step = -(-values.numel() // 65_536)
+    step = -(-x.numel() // 65_536)
     while math.gcd(step, x[0].numel()) > 1:  # else it would fall on some channels only
         step += 1
-    ranked = values[::step].sort().values
+    ranked = x.flatten()[::step].sort().values
     found = {f"q{share:02d}": ranked[round(share / 100 * (ranked.numel() - 1))] for share in (1, 25, 50, 75, 99)}
     channels = x.square().mean(dim=[d for d in range(x.ndim) if d != channel_dim % x.ndim]).sqrt()
     ordered = channels.sort().values

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Bool, Float
 from scipy.optimize import minimize_scalar
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from normbench.analysis.figures import style
 from normbench.analysis.figures.style import Figure
@@ -130,7 +131,9 @@ def bare(norm: nn.Module) -> nn.Module:
 def vectors(x: Tensor, channel_dim: int, mask: Bool[Tensor, "batch time"] | None) -> Vectors:
     """Return the vectors of all positions that are no padding."""
     x = x.movedim(channel_dim, -1)
-    return x[mask] if mask is not None and mask.shape == x.shape[:-1] else x.flatten(0, -2)
+    if mask is None or x.ndim != 3:
+        return x.flatten(0, -2)
+    return x[F.pad(mask, (x.shape[1] - mask.shape[1], 0), value=True)]  # a class token stands in front
 
 
 def fitted(x: Values, y: Values) -> dict[str, float]:

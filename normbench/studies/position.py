@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import partial
@@ -63,7 +64,8 @@ class Position(Study):
             for batch in subject.data.eval_batches("val", self.batches):
                 model(*to_device(batch, subject.device).arguments)
         for (what, counted, site), parts in found.items():
-            layer = int(site[5:7]) if site.startswith("block") else len(model.blocks)
+            numbered = re.match(r"block(\d+)", site)
+            layer = int(numbered[1]) if numbered else len(model.blocks)
             values = {name: torch.stack([part[name] for part in parts]).mean(dim=0).tolist() for name in parts[0]}
             for number, row in enumerate(zip(*values.values(), strict=True)):
                 place = {"block": layer, "site": site, "what": what, counted: number}

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from normbench.analysis.figures.style import Figure
 from normbench.analysis.tables import Table
 from normbench.build import build_model
+from normbench.errors import UsageError
 from normbench.probes import statistics
 from normbench.settings import Setting
 from normbench.studies.findings import compared, curves, keys_of, plain_table
@@ -38,15 +39,19 @@ class Propagation(Study):
     """Measure one forward and backward pass through a stack at initialisation, layer by layer.
 
     The position gradient is what Xiong et al. bound: that of the loss at one position, in the last branch's output
-    weights (the last FFN's); with depth it stays under post and falls as 1/√depth under pre. In the gradient of a whole
-    batch positions add up the more, the more alike they have become. Blocks keep their inputs only, and are computed
-    again on the way back (Chen et al. 2016), so that 1,000 layers fit.
+    weights (the last FFN's); with depth it stays under post and falls as 1/√depth under pre. It is left out where not
+    every position has a loss, as in classifiers. In the gradient of a whole batch positions add up the more, the more
+    alike they have become. Blocks keep their inputs only, and are computed again on the way back (Chen et al. 2016), so
+    that 1,000 layers fit.
     """
 
     def __init__(self, *, layers: Annotated[int, Setting("layers shown, spread evenly", low=2)] = 64) -> None:
         self.layers = layers
 
     def check(self, subject: Subject) -> None:
+        if subject.task.may_pad:
+            raise UsageError(f"study propagation counts every position, and {subject.task.unit} may have padding: "
+                             "use a language model or images, such as data=pydocs or data=digits")  # fmt: skip
         with torch.device("meta"):  # shapes without values
             model, _ = build_model(subject.tree, subject.task, subject.seed)
         weights = sum(parameter.numel() for parameter in model.parameters())
@@ -60,7 +65,8 @@ class Propagation(Study):
         depth, last = len(model.blocks), last_branch(model.blocks[-1])
         shown = {round(place) for place in np.linspace(0, depth - 1, min(self.layers, depth))}
         watched: dict[Any, nn.Module] = {place: model.blocks[place] for place in sorted(shown)}
-        watched.update((LAST, map) for name in last.output if isinstance(map := getattr(last, name), nn.Linear))
+        outputs = [getattr(last, name) for name in last.output] if subject.task.causal else []
+        watched.update((LAST, module) for module in outputs if isinstance(module, nn.Linear))
         seen: dict[Any, Passing] = {}
         for key, module in watched.items():
             module.register_forward_hook(partial(keep, seen, key))

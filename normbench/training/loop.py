@@ -119,7 +119,7 @@ class Loop:
             self.diverge(self.step)
         if reading is not None and self.probing.updates:
             self.read_noise(reading)
-        with self.probes.watch_update(reading, self.optimizer.param_groups[0]["lr"]):
+        with self.probes.watch_update(reading, self.optimizer):
             self.precision.step(self.optimizer, self.grad_norm)
         self.optimizer.zero_grad(set_to_none=True)
         if self.average is not None:
