@@ -133,7 +133,7 @@ def test_gradients_that_overflow_or_vanish_have_no_exponent(gradient: float) -> 
     rows = pd.concat([law("none", 1.0), law("layernorm", -0.5)])
     rows.loc[(rows[DEPTH] == 8) & (rows["norm"] == "none"), LAST] = gradient
     (table,) = exponents(rows)
-    assert [row[1] for row in table.rows] == ["–", "−0.5"]
+    assert [row[1:3] for row in table.rows] == [("0", "–"), ("3", "−0.5")]
 
 
 def test_one_depth_has_no_exponent_and_a_figure_by_layer() -> None:

@@ -190,7 +190,7 @@ SMALL = ["model=cnn_plain", "model.width=4", "data.batch_size=16", "optim=sgd", 
 
 
 def subject(*words: str) -> Subject:
-    (one,) = planned(understand([*SMALL, *words]), trained=False)
+    (one,) = planned(understand([*SMALL, *words]).plan, False, [])
     return one
 
 

@@ -363,8 +363,7 @@ def roofline(what: str, rows: pd.DataFrame) -> Figure:
     points = speeds.median().reset_index()
     points[["low", "high"]] = [ends(own) for _, own in speeds]
     columns = {"megabytes": Column("what must move", "MB"), "speed": Column("speed at which it moves", "GB/s")}
-    caption = "What must move (forward x and y; backward also x, ∂y and ∂x) over the median time; band: 95 % interval. "
-    caption += "A copy is the roof: there a norm would take the least time."
+    title, caption = f"{Bench.captions['roofline']['title']}, {what}", Bench.captions["roofline"]["caption"]
     return curves("roofline_" + what.replace(", ", "_").replace(" ", "_"), points, x="megabytes", y="speed",
-                  columns={**columns, "panel": Column("")}, title=f"Speed of the norms, {what}", caption=caption,
+                  columns={**columns, "panel": Column("")}, title=title, caption=caption,
                   panel="panel", log="xy", band=("low", "high"), wide=True)  # fmt: skip

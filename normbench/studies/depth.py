@@ -86,13 +86,10 @@ class Depth(Study):
     def figures(self, rows: pd.DataFrame) -> list[Figure]:
         blocks, pairs = rows[rows["what"] == "block"], rows[rows["what"] == "pair"]
         both = pd.concat([blocks.assign(block=words, added=blocks[words]) for words in ("skipped", "swapped")])
-        caption = "Validation loss, less that of the whole model, with one block skipped, or swapped with the next."
-        about: Any = {"title": "Loss without a block", "caption": caption}
-        about["columns"] = self.columns | {"added": Column("loss added", "nats")}
+        columns = self.columns | {"added": Column("loss added", "nats")}
         maps = [(labelled(arm), pairs[is_arm(pairs, arm.settings)]) for arm in arms_of(pairs)]
-        words = "Angular distance of two streams by the blocks that each has passed, the mean over seeds."
-        distances = grid("distances", "Angles between streams", words, maps, draw_map)
-        return [curves("worth", both, x="layer", y="added", panel="block", **about), distances]
+        worth = curves("worth", both, x="layer", y="added", panel="block", columns=columns, **self.captions["worth"])
+        return [worth, grid("distances", maps, draw_map, **self.captions["distances"])]
 
 
 def draw_map(pane: Any, rows: pd.DataFrame) -> None:

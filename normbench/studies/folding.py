@@ -112,9 +112,8 @@ class Folding(Study):
                          title="Changes")]  # fmt: skip
 
     def figures(self, rows: pd.DataFrame) -> list[Figure]:
-        caption = "Largest change of a logit: folded against not in the same precision, and not folded against float64."
-        return [curves("folding", rows.dropna(subset="change"), x="bits", y="change", panel="of", log="y",
-                       columns=self.columns, title=self.title, caption=caption)]  # fmt: skip
+        return [curves("folding", rows.dropna(subset="change"), x="bits", y="change", panel="of",
+                       columns=self.columns, **self.captions["folding"])]  # fmt: skip
 
 
 def fold_run(path: str, out: Path | None, device: str = "auto", trust: bool = False) -> int:

@@ -131,7 +131,7 @@ class Study(ABC):
     source: ClassVar[str]
     words: ClassVar[Sequence[str]]
     columns: ClassVar[dict[str, Column]]
-    captions: ClassVar[Mapping[str, Sequence[str]]]
+    captions: ClassVar[Mapping[str, Mapping[str, Any]]]
     baseline: ClassVar[Mapping[str, Any]] = {"norm": "layernorm"}
     trains: ClassVar[bool] = False
     together: ClassVar[bool] = False

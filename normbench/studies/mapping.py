@@ -77,20 +77,18 @@ class Mapping(Study):
     def figures(self, rows: pd.DataFrame) -> list[Figure]:
         fits, first = rows[rows["kind"] == "fit"], rows[rows["seed"] == rows["seed"].min()]
         both = pd.concat([fits.assign(fit=f"of a {word}", left=fits[f"{word}_left"]) for word in ("tanh", "line")])
-        caption = "Share of the variance of a norm layer's output that γ·tanh(αx)+β and a straight line leave."
-        about: Any = {"title": "Error of the fits", "caption": caption}
-        about["columns"] = self.columns | {"left": Column("variance that the fit leaves", "share")}
+        columns = self.columns | {"left": Column("variance that the fit leaves", "share")}
         layers = [(f"{labelled(arm)} · {own['site'].iloc[0]}", own) for arm in arms_of(first)
                   for _, own in first[is_arm(first, arm.settings)].groupby("layer") if len(own) > 1]  # fmt: skip
-        of = "the first, the middle and the last norm layer, before γ and β, in one run"
-        words = f"Output against input of {of}. Colours: tokens, by the deviation of their input; line: γ·tanh(αx)+β."
-        shapes = grid("mapping", "Output against input", words, layers, draw_points)
-        words = f"Input (grey) and output (line) of {of}, each less its mean, over its standard deviation."
-        histograms = grid("histograms", "Before and after the norm", words, layers, draw_histograms)
-        return [shapes, curves("errors", both, x="layer", y="left", panel="fit", **about), histograms]
+        said = self.captions
+        return [
+            grid("mapping", layers, draw_points, **said["mapping"]),
+            curves("errors", both, x="layer", y="left", panel="fit", columns=columns, **said["errors"]),
+            grid("histograms", layers, draw_histograms, **said["histograms"]),
+        ]
 
 
-def grid(name: str, title: str, caption: str, cells: list[tuple[str, pd.DataFrame]], draw: Draw) -> Figure:
+def grid(name: str, cells: list[tuple[str, pd.DataFrame]], draw: Draw, title: str, caption: str) -> Figure:
     """Return a figure with a panel, three in a row, for each cell: its words and its rows."""
     drawn, more = style.first(cells, style.MOST_PANELS, "panels")
     with style.our_style(style.PAGE):

@@ -85,14 +85,9 @@ class Position(Study):
         rows = rows[rows["position"].notna()].assign(at=rows["what"] + " " + rows["site"])
         parts = {what: own[own["site"].isin(some_of(own["site"]))] for what, own in rows.groupby("what")}
         vectors = pd.concat([parts["norm"], parts["stream"]])
-        of = "over windows and features, behind norms, and of the stream behind blocks"
         about: Any = {"x": "position", "columns": self.columns, "panel": "at", "wide": True}
-        found = [curves(name, vectors, y=name, log=log, title=f"{word} by position", caption=f"{word} {of}.", **about)
-                 for name, word, log in (("std", "Standard deviation", "y"), ("mean", "Mean", ""))]  # fmt: skip
-        about["title"] = "Attention by position"
-        caption = "Attention to a position from a quarter of the context or more behind it, over its uniform share."
-        own = [parts["attention"]] if "attention" in parts else []
-        return found + [curves("attention", part, y="attention", caption=caption, **about) for part in own]
+        drawn = [("std", vectors), ("mean", vectors), ("attention", parts.get("attention"))]
+        return [curves(name, part, y=name, **self.captions[name], **about) for name, part in drawn if part is not None]
 
 
 def some_of(sites: pd.Series) -> list[str]:

@@ -110,8 +110,7 @@ class Robustness(Study):
                          baseline=self.baseline, title="The strongest changes")]  # fmt: skip
 
     def figures(self, rows: pd.DataFrame) -> list[Figure]:
-        caption = "Validation loss by the strength of the change, at the input and at half the depth."
         named = {kind: {**self.columns, "strength": Column(words)} for kind, (_, words) in CHANGES.items()}
-        return [curves(kind, own, x="strength", y="loss", panel="place", log="xy", wide=True, title=self.title,
-                       columns=named[kind], caption=caption)
+        return [curves(kind, own, x="strength", y="loss", panel="place", log="xy", wide=True,
+                       columns=named[kind], **self.captions["change"])
                 for kind, own in rows.groupby("kind", sort=False)]  # fmt: skip

@@ -236,31 +236,30 @@ class Smoothness(Study):
                     before = step.number, loss, [parameter.detach().clone() for parameter in parameters]
 
     def tables(self, rows: pd.DataFrame) -> list[Table]:
-        rows, said = named(rows), list[str]()
+        rows, used = named(rows), list[str]()
         for arm in arms_of(rows):
             own = rows[is_arm(rows, arm.settings)]
             end = " (an end of study.rates)" if own["rate"].max() in (self.rates[:1] + self.rates[-1:]) else ""
             diverged = (own.groupby("seed")["step"].max() < rows["step"].max()).sum()
-            said.append(f"{labelled(arm)} {own['rate'].max():g}{end}" + f", {diverged} seeds diverged" * bool(diverged))
-        rates = f"Learning rates: {'; '.join(said)}."
+            used.append(f"{labelled(arm)} {own['rate'].max():g}{end}" + f", {diverged} seeds diverged" * bool(diverged))
+        rates = f"Learning rates: {'; '.join(used)}."
         how: dict[str, Any] = {"columns": self.columns, "baseline": self.baseline}
         return [
-            compared(rows, values=[value], key=value, title=title, notes=(caption, rates),
+            compared(rows, values=[value], key=value, title=said["title"], notes=(said["caption"], rates),
                      ratio=self.columns[value].scale == "log", **how)
-            for value, (title, caption) in self.captions.items() if value in rows
+            for value, said in self.captions.items() if value in rows
         ]  # fmt: skip
 
     def figures(self, rows: pd.DataFrame) -> list[Figure]:
         rows, found = named(rows), list[Figure]()
-        for value, (title, caption) in self.captions.items():
+        for value, said in self.captions.items():
             if value in rows:
                 y, band = value, None
                 if word := BANDS.get(value):
                     y, band = f"{word}_high", (f"{word}_low", f"{word}_high")
                 panel = "layer" if rows.dropna(subset=[y])["layer"].notna().any() else None
                 how: dict[str, Any] = {"x": "step", "y": y, "band": band, "panel": panel, "columns": self.columns}
-                log = "y" if self.columns[y].scale == "log" else ""
-                found.append(curves(value, rows, title=title, caption=caption, log=log, **how))
+                found.append(curves(value, rows, **said, **how))
         return found
 
 

@@ -106,6 +106,5 @@ class Statistics(Study):
         if SIZE not in rows:
             return []
         arms = rows[["statistics", *rows.columns.drop("statistics")]]  # a line for each of the statistics
-        caption = "Validation loss of the same checkpoints, less that with running statistics, by the training batch."
         return [curves("statistics", arms[arms["statistics"] != "running"], x=SIZE, y="gap", columns=self.columns,
-                       log="x", title=self.title, caption=caption)]  # fmt: skip
+                       log="x", **self.captions["gap"])]  # fmt: skip
