@@ -215,7 +215,9 @@ def list_options(groups: tuple[str, ...]) -> None:
 
 for group, told in {"norm": "what shares a statistic, invariances, cost", "placement": "its flow, its gains"}.items():
 
-    @cli.command(f"{group}s", help=f"Tell of a {group}: formula, {told}, use, paper.\n\nWithout NAME it tells of all.")
+    @cli.command(
+        f"{group}s", help=f"Tell of a {group}: formula, {told}, use, paper.\n\nWithout NAME it lists them all."
+    )
     @click.argument("name", required=False, shell_complete=later("completion", "complete_names"))
     @flag("markdown", f"Print Markdown, without the time of this machine, as in docs/{group}s.md.")
     def tell(name: str | None, markdown: bool, group: str = group) -> None:
@@ -223,7 +225,10 @@ for group, told in {"norm": "what shares a statistic, invariances, cost", "place
 
         if name:
             check_option(group, name)
-        later("norm_pages", "tell")(group, name, markdown)
+        if name or markdown:
+            later("norm_pages", "tell")(group, name, markdown)
+        else:
+            print_page(later("pages", "list_page"), [group])
 
 
 def print_page(write: Callable[..., None], words: Sequence[str]) -> None:

@@ -1,6 +1,6 @@
 """Command lines that no person would write: `python tests/fuzz.py [FIRST NUMBER]` shows those that do not end well.
 
-Each line is drawn from its number alone. Training is left out: what is fuzzed is all that comes before it.
+Each line is drawn from its number alone. Training and measuring are left out: what is fuzzed comes before.
 """
 
 from __future__ import annotations
@@ -101,13 +101,15 @@ def hang(*_: Any) -> None:
 def without_training() -> Iterator[None]:
     """Let no run train, and nothing replace the process."""
     from normbench.run import session
+    from normbench.studies import conduct
     from normbench.sweep import work
 
     os.environ["HF_HUB_OFFLINE"] = "1"
     before = signal.signal(signal.SIGALRM, hang)
     with contextlib.ExitStack() as stack:
         stack.callback(signal.signal, signal.SIGALRM, before)
-        for owner, name in ((session.Session, "train"), (work.Execution, "finish"), (os, "execv")):
+        trained = (session.Session, "train"), (work.Execution, "finish"), (conduct, "measured"), (conduct, "save")
+        for owner, name in (*trained, (os, "execv")):
             stack.enter_context(mock.patch.object(owner, name, return_value=0))
         yield
 

@@ -44,7 +44,7 @@ PARTS: dict[str, tuple[set[str], int]] = {
         2200,
     ),
     "commands": ({"analysis", "build", "config", "contract", "results", "rundir", "run", "studies", "sweep"}, 712),
-    "cli": ({"commands", "config", "recording", "run", "studies", "sweep"}, 204),
+    "cli": ({"commands", "config", "recording", "run", "studies", "sweep"}, 209),
     "__main__": ({"cli"}, 5),
     "__init__": ({"results"}, 28),
 }  # fmt: skip

@@ -39,7 +39,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def small(words: list[str]) -> list[str]:
     """Return a command with a placeholder's run, made short."""
     folder = re.search(r"([^\s=]+)/RUN", " ".join(words))
-    words = [word.replace("RUN", next(Path(folder[1]).iterdir()).name) if folder else word for word in words]
+    runs = sorted(path.parent.name for path in Path(folder[1]).glob("*/config.yaml")) if folder else []
+    words = [word.replace("RUN", runs[-1]) if runs else word for word in words]
     words = [word for word in words if word != "data.root=PATH"]  # it is where NORMBENCH_DATA says
     if {"data=wikitext2", "data=cifar10_jpeg"} & {*words}:  # whose last evaluation alone takes long
         return [*words, "--cfg", "job"]

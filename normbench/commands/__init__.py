@@ -149,10 +149,13 @@ class Outlet(io.FileIO):
 
 
 def steady(stream: Any, number: int) -> io.TextIOWrapper:
-    """Return a standard stream that raises no error: not without its reader, nor for letters that it does not have."""
+    """Return a standard stream that raises no error: not without its reader, nor for letters that it does not have.
+
+    Each line is written at once, also to a file: what a killed run has said is there.
+    """
     if stream is None:  # closed, as by >&-
         os.dup2(os.open(os.devnull, os.O_WRONLY), number)
     raw = Outlet(number, "wb", closefd=False)
-    kept = {name: getattr(stream, name) for name in ("encoding", "line_buffering", "write_through") if stream}
+    kept = {name: getattr(stream, name) for name in ("encoding", "write_through") if stream}
     binary = raw if kept.get("write_through") else io.BufferedWriter(raw)  # as python -u asks
-    return io.TextIOWrapper(binary, errors="replace", **kept)
+    return io.TextIOWrapper(binary, errors="replace", line_buffering=True, **kept)
