@@ -365,7 +365,7 @@ def compare(a: str, b: str, **flags: Any) -> int:
     return compare_arms(a, b, flags.pop("in"), **flags)
 
 
-for command in filter(None, (study, bench, fold)):
+for command in (study, bench, fold):
     cli.add_command(command)
 
 

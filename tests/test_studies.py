@@ -230,6 +230,14 @@ def test_a_report_shows_the_studies_of_its_folders(here: Path) -> None:
     assert "| LayerNorm | 0 |" in (here / "outputs/stream/report/report.md").read_text()
 
 
+def test_a_report_keeps_the_runs_beside_a_folder_of_studies(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make()
+    assert main(["train", "name=trained", *TINY, *SIZES, "quiet=true"]) == 0
+    assert main(["report", "outputs/trained", "outputs/stream"]) == 0
+    assert "did not train" in capsys.readouterr().out
+    assert main(["report", "outputs/gone", "outputs/stream"]) == 2
+
+
 def test_memory_is_asked_for_before_it_is_taken() -> None:
     check_memory(1e6, "a little")
     with pytest.raises(UsageError, match=r"much needs about 9.*free: use less"):

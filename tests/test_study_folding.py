@@ -118,7 +118,7 @@ def test_in_residual_networks_batchnorm_inside_the_branches_is_folded(model: str
         ({"placement": "post", **FREE}, {"add reads it", "LayerNorm writes to the stream"}),
         ({"placement": "deep", **FREE}, {"mul reads it", "LayerNorm writes to the stream"}),
         ({"placement": "sandwich", **FREE}, {"add reads it", "LayerNorm writes to the stream"}),
-        ({}, {"a weight with another use"}),
+        ({}, {"the weight beside it"}),
         ({"norm": "none"}, {"it has neither γ nor β"}),
         ({"norm": "dyt", "model": "cnn", "task": IMAGES}, {"ReLU reads it"}),
         ({"norm": "rmsnorm", "model": "mlp_plain", "placement": "plain", "task": IMAGES}, {"Sigmoid reads it"}),

@@ -89,7 +89,7 @@ def test_what_sticks_out_is_named_with_where_and_in_how_many_seeds() -> None:
     values = {(0, 0, 3): 9.0, (1, 0, 3): 8.0, (0, 1, 5): 7.0, (0, 1, 6): 5.0}
     rows = pd.DataFrame([(*key, value) for key, value in values.items()], columns=["seed", "block", "channel", "rms"])
     found = named_in(rows, "channel", "rms", 6.0)
-    assert found == {"number": 2, "largest": 9.0, "named": "3 (block 0: 9.0; seeds 2), 5 (block 1: 7.0; seeds 1)"}
+    assert found == {"number": 2, "largest": 9.0, "named": "3 (block 0: 9.0; in 2 seeds), 5 (block 1: 7.0; in 1 seeds)"}
     assert named_in(rows, "channel", "rms", 10.0)["named"] == "none"
 
 

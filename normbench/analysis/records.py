@@ -209,7 +209,7 @@ class Study:
         changes: words that are set otherwise, or left out where they are None.
         """
         words, *others = self.plans or [[]]
-        kept = [word for word in words if word.lstrip("+~").partition("=")[0] not in changes]
+        kept = [word for word in words if word.lstrip("+~").partition("=")[0] not in {*changes, "sweep.report"}]
         new = [f"{key}={value}" for key, value in changes.items() if value is not None]
         return shlex.join(["normbench", "sweep", *kept, *new]) if kept and not others else ""
 

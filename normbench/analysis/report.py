@@ -26,7 +26,6 @@ from normbench.analysis.sensitivity import tried_rates
 from normbench.analysis.studied import places_of_studies, studies_below
 from normbench.analysis.tables import Table
 from normbench.analysis.wording import TEMPLATES, environment, paragraphs, verdict
-from normbench.errors import UsageError
 from normbench.rundir import write_bytes
 
 MARK = "· normbench</title>"  # of the pages that reports are
@@ -64,12 +63,9 @@ def make_reports(folders: Sequence[Path], *, baseline: str | None = None, **how:
     Raises:
         UsageError: a folder is not there, no run has ended, or the baseline is no arm of some task.
     """
-    try:
-        found = read_studies(folders)
-    except UsageError:
-        if not places_of_studies(folders):
-            raise
-        return []  # what was studied has no runs of its own
+    # a study of models as they start has no runs
+    having = [one for one in folders if not places_of_studies([one]) or any(one.rglob("status.json"))]
+    found = read_studies(having) if having else []
     return [examine(one, given_baseline(one, baseline) if baseline else usual_baseline(one), **how) for one in found]
 
 

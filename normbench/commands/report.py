@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # imports pandas, scipy and matplotlib: behind every mistake 
 
 
 WIDTHS = {"column": 3.5, "page": 7.0}  # inches
+WIDEST = 9  # columns of a table that a terminal shows as it is; of a wider one, rows are columns
 
 
 def report(
@@ -128,7 +129,7 @@ def print_table(table: Table) -> None:
     """Print a table with its notes; names of arms and settings stay as they are, whatever brackets they have."""
     if table.rows:
         console().print(Text(table.title, style="bold"))
-        grid = Grid()
+        grid, table = Grid(), table.transposed() if len(table.frame.columns) > WIDEST else table
         for place, column in enumerate(table.frame.columns):
             grid.add_column(Text(column), justify="left" if place < table.heads else "right", overflow="fold")
         for row in table.rows:

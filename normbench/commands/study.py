@@ -108,4 +108,4 @@ def fold(run: str, out: Path | None, device: str, trust: bool) -> int:
 
 
 commands = {name: study_command(name, line) for name, line in STUDIES.items()}
-bench = study.commands.pop("bench", None)
+bench = commands["bench"]

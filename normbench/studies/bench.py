@@ -336,7 +336,7 @@ def summed(key: str, title: str, rows: pd.DataFrame, by: Sequence[str], numbers:
             interval = f" [{significant(low)}, {significant(high)}]" if low < high else ""
             row[Bench.columns[name].label] = significant(own[name].median()) + interval
         cells.append(row)
-    said = f"Medians of {rows['round'].nunique()} rounds with 95 % intervals; ratios are taken round by round."
+    said = f"Medians of {rows['round'].nunique()} rounds, from six on with 95 % intervals; ratios are of one round."
     return plain_table(key, title, cells, len(by), said)
 
 

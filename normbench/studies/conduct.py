@@ -91,7 +91,7 @@ def given(folders: Sequence[Path], device: str, trust: bool, left_out: list[Row]
 
     where = build.resolve_device(device)
     if others:
-        raise UsageError(f"{', '.join(map(str, folders))} has runs of several tasks: give folders of runs of one task")
+        raise UsageError(f"{', '.join(map(str, folders))} hold runs of several tasks: give folders of runs of one task")
     for arm, run in study.pairs:
         if run.status != "finished":
             left_out.append({"what": run.name, "why": run.status})

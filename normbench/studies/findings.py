@@ -119,7 +119,7 @@ def compared(
     against = ", ".join(f"{name}={word}" for name, word in (baseline or {}).items())
     means, differences = ("Geometric means", "ratios to") if ratio else ("Means", "differences from")
     said = [f"{means} over {rows['seed'].nunique()} seeds with Student's 95 % interval; {differences} the arm with "
-            f"{against} are paired by seed, their p values corrected by Holm's method."]  # fmt: skip
+            f"{against} are paired by seed; p values, but not intervals, are corrected by Holm's method."]  # fmt: skip
     said += [DETECTABLE] * ratio
     return Table(key, title, frame, (*notes, *(said if compares else ())), heads=1 + len(by))
 

@@ -64,7 +64,7 @@ class Steps(fx.Tracer):
     def layer(self, node: fx.Node) -> Any:
         """Return the layer that a step is, None for another step; its weights must have no other use."""
         if node.target is F.linear or any(self.uses[id(tensor)] > 1 for tensor in self.own.get(node, [])):
-            raise Refused("a weight with another use, such as one tied to the embedding, stands beside it")
+            raise Refused("the weight beside it is also used elsewhere, as with model.tied=true")
         return self.module[node] if isinstance(self.module.get(node), LAYERS) else None
 
     def layers_behind(self, node: fx.Node) -> Iterator[Any]:

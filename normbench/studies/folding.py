@@ -106,8 +106,8 @@ class Folding(Study):
 
     def tables(self, rows: pd.DataFrame) -> list[Table]:
         saved, changed = (rows.dropna(subset=key) for key in ("time", "change"))
-        return [compared(saved, values=["folded", "kept", "saved", "time"], columns=self.columns, key="saved",
-                         title="What was folded, and what it saves"),
+        return [compared(saved, values=["folded", "kept", "saved", "time", "low", "high"], columns=self.columns,
+                         key="saved", title="What was folded, and what it saves"),
                 compared(changed, values=["change", "loss"], by=["of", "bits"], columns=self.columns,
                          title="Changes")]  # fmt: skip
 

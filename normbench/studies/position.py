@@ -99,7 +99,7 @@ def some_of(sites: pd.Series) -> list[str]:
 def named_in(rows: pd.DataFrame, number: str, value: str, above: float) -> dict[str, Any]:
     """Name the channels or positions with values above a bound, the largest first, and tell the largest value."""
     found = rows[rows[value] > above].sort_values(value, ascending=False).groupby(number, sort=False)
-    words = [f"{which:.0f} (block {own['block'].iloc[0]}: {own[value].iloc[0]:.1f}; seeds {len({*own['seed']})})"
+    words = [f"{which:.0f} (block {own['block'].iloc[0]}: {own[value].iloc[0]:.1f}; in {len({*own['seed']})} seeds)"
              for which, own in found]  # fmt: skip
     return {"number": len(words), "largest": rows[value].max(), "named": ", ".join(words[:MOST]) or "none"}
 

@@ -84,7 +84,10 @@ class Propagation(Study):
         ends = deep[deep["layer"].isin([1, deep["layer"].max()])].groupby(front, dropna=False, sort=False)
         means = ends[[name for name in BY_LAYER if name in rows]].mean().reset_index()
         found = means.rename(columns={name: column.label for name, column in self.columns.items()})
-        return [*exponents(rows), plain_table("ends", "First and last layer", found.to_dict("records"), len(front))]
+        return [
+            *exponents(rows),
+            plain_table("ends", "Ends of the deepest stack", found.to_dict("records"), len(front)),
+        ]
 
     def figures(self, rows: pd.DataFrame) -> list[Figure]:
         caption = "At initialisation; by layer: in the deepest stack."
