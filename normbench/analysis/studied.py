@@ -23,7 +23,7 @@ FOUND = "study.json"
 class Studied:
     """A study that has been made.
 
-    about: its title, question, source, command, machine and columns. figures: their name, title and caption, the SVG
+    about: its title, question, source, command and machine. figures: their name, title and caption, the SVG
     ready to stand in a page, whether it is as wide as one, and the place of the files, from the page on.
     """
 

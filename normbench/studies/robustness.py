@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Annotated, Any
@@ -20,7 +20,7 @@ from normbench.studies.frame import Column, Row, Study, Subject
 from normbench.training.loop import evaluate
 from normbench.types import Model
 
-Levels = list[float]
+Levels = Sequence[float]
 
 
 def outlier(factor: float, x: Tensor, axis: int) -> Tensor:
@@ -85,9 +85,9 @@ class Robustness(Study):
     def __init__(
         self,
         *,
-        outlier: Annotated[Levels, Setting("factors on a channel", low=0)] = [1.0, 10.0, 100.0, 1000.0],  # noqa: B006
-        noise: Annotated[Levels, Setting("noise over the root mean square", low=0)] = [0.1, 0.3, 1.0, 3.0],  # noqa: B006
-        dropped: Annotated[Levels, Setting("shares of positions", low=0, high=1)] = [0.05, 0.1, 0.3],  # noqa: B006
+        outlier: Annotated[Levels, Setting("factors on a channel", low=0)] = (1.0, 10.0, 100.0, 1000.0),
+        noise: Annotated[Levels, Setting("noise over the root mean square", low=0)] = (0.1, 0.3, 1.0, 3.0),
+        dropped: Annotated[Levels, Setting("shares of positions", low=0, high=1)] = (0.05, 0.1, 0.3),
         batches: Annotated[int, Setting("batches of validation data", low=1)] = 2,
     ) -> None:
         self.levels = {"outlier": outlier, "noise": noise, "dropped": dropped}
