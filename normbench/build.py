@@ -19,7 +19,7 @@ from normbench.config.refusals import refusal
 from normbench.config.schema import MANY, OPEN_SECTIONS
 from normbench.errors import CombinationRefused, ContractError, RunFailure, UsageError, explain, place_of
 from normbench.models import Initialization, initialize
-from normbench.norms.foreign import fitted, measured, takes_place
+from normbench.norms.foreign import fitted, measured, takes_place, taking_mask
 from normbench.recording import Logger
 from normbench.settings import Tree
 from normbench.training.guard import buffers_kept
@@ -228,7 +228,7 @@ class NormsBySite:
     def __call__(self, num_features: int, *, channel_dim: int = -1, site: Site | None = None) -> nn.Module:
         name = site.name if site else f"norm{len(self.made)}"
         with seeded(self.seed, "norm", site.name if site else len(self.made)):
-            norm = self.factory(num_features, channel_dim=channel_dim, site=site)
+            norm = taking_mask(self.factory(num_features, channel_dim=channel_dim, site=site))
         if not hasattr(norm, "channel_dim"):  # a user's own need not keep it, and probes take statistics by channel
             norm.channel_dim = channel_dim  # type: ignore[assignment]  # torch's modules may hold numbers
         if name in self.made:

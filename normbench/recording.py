@@ -84,6 +84,9 @@ class Logger:
     def histograms(self, step: int, values: Mapping[str, Histogram]) -> None:
         """Take histograms of this step, by tag."""
 
+    def texts(self, step: int, pages: Mapping[str, str]) -> None:
+        """Take pages in Markdown of this step, by tag."""
+
     def flush(self) -> None:
         """Return when everything so far is where it is kept."""
 
@@ -150,6 +153,9 @@ class TensorBoard(Lines):
             if np.isfinite(edges).all()
         }
         self.add(step, histogram.create_summary_metadata(display_name="", description=""), buckets)
+
+    def texts(self, step: int, pages: Mapping[str, str]) -> None:
+        self.write(step, [value for tag in pages for value in text_pb(tag, pages[tag]).value])
 
     def images(self, images: Mapping[str, bytes]) -> None:
         """Take pictures, by tag, as PNG."""
@@ -224,6 +230,11 @@ class Recorder:
     def histograms(self, step: int, values: Mapping[str, Histogram]) -> None:
         """Take histograms of this step, by tag."""
         self.each("histograms", step, values)
+
+    def texts(self, step: int, pages: Mapping[str, str]) -> None:
+        """Take pages in Markdown of this step, by tag."""
+        if pages:
+            self.each("texts", step, pages)
 
     def flush(self) -> None:
         """Return when everything so far is on disk."""

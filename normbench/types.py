@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -13,6 +13,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+PADDING = -100  # of targets: F.cross_entropy leaves it out
 
 Split = Literal["train", "val", "test"]
 When = Literal["never", "training", "always"]
@@ -34,6 +36,9 @@ class Site:
     branches: number of residual branches in the whole stack (DeepNorm's constants follow from it).
     slot: which norm of the branch this is, where it has several (`in`, `out`, `inner`).
     causal: whether the model predicts each position from those before it, as a language model does.
+    side, sides: of an encoder–decoder, `encoder` or `decoder`, and how many blocks each of the two has; `layer`,
+    `depth` and `branches` count the blocks of both, the encoder's first.
+    length: the most positions that x can have; None where that has no bound.
     """
 
     role: str
@@ -42,6 +47,9 @@ class Site:
     branches: int = 1
     slot: str = ""
     causal: bool = False
+    side: Literal["", "encoder", "decoder"] = ""
+    sides: tuple[int, int] = (0, 0)
+    length: int | None = None
 
     def at(self, role: str | None = None, slot: str = "") -> Site:
         """Return the same block with another role or slot."""
@@ -64,6 +72,7 @@ class NormFacts:
     crosses_samples: whether, in training, a sample's output depends on other samples of the batch.
     sees_future: when the output at a time step can depend on later steps: `never`, `training` or `always`.
     needs_positions: whether statistics are taken over time or space alone, so that input without such axes has none.
+    counts_padding: whether a real token's output depends on the padding of a batch, its own text's or another's.
     """
 
     statistics_over: str
@@ -71,10 +80,13 @@ class NormFacts:
     crosses_samples: bool = False
     sees_future: When = "never"
     needs_positions: bool = False
+    counts_padding: bool = False
 
 
 class Norm(nn.Module):
-    """A normalization: `forward(x)` keeps the shape and dtype of x, whose features are along `channel_dim`.
+    """A normalization: `forward(x, mask=None)` keeps the shape and dtype of x, whose features are along `channel_dim`.
+
+    mask: bool, the shape of x without its features; False where x is padding, which no statistic counts.
 
     Subclasses take `(num_features, *, channel_dim=-1, site=None, ...)`, where `channel_dim` is -1 for
     `(batch, [time,] features)` and 1 for `(batch, channels, height, width)`.
@@ -157,7 +169,8 @@ class Model(nn.Module):
     """A stack of blocks between a stem and a head; it takes the two factories and imports no norm or placement.
 
     `forward(inputs)` returns logits: (batch, time, vocabulary) for a language model, (batch, classes) for a classifier.
-    A classifier of texts takes `mask=None` too: (batch, time), False where a text is padded.
+    A classifier of texts takes `mask=None` too: (batch, time), False where a text is padded. A translator takes
+    `forward(source, mask, previous, previous_mask)`: see `Batch`.
     kinds: the tasks it can do. roles: the branches of each of its blocks. residual: whether its blocks have a skip.
     has_positions: whether what its norms see has time or space beside batch and features.
     """
@@ -178,6 +191,7 @@ class Task(ABC):
 
     unit: what throughput counts. examples: what one sees when a person is shown some.
     causal: whether each position is predicted from those before it. may_pad: whether inputs may come with a mask.
+    judges: whether it judges a model by more than its logits.
     """
 
     kind: ClassVar[str]
@@ -185,6 +199,7 @@ class Task(ABC):
     examples: ClassVar[str]
     causal: ClassVar[bool] = False
     may_pad: ClassVar[bool] = False
+    judges: ClassVar[bool] = False
     input_dtype: ClassVar[torch.dtype] = torch.int64
     by_kind: ClassVar[dict[str, type[Task]]] = {}
 
@@ -210,12 +225,18 @@ class Task(ABC):
         return norm.sees_future if cls.causal else "never"
 
     def loss(self, logits: Float[Tensor, "..."], targets: Tensor, reduction: str = "mean") -> Tensor:
-        """Return the cross-entropy in nats of logits (..., classes) against targets (...)."""
+        """Return the cross-entropy in nats of logits (..., classes) against targets (...), padding left out."""
         return F.cross_entropy(logits.flatten(0, -2).float(), targets.flatten(), reduction=reduction)
 
     def totals(self, logits: Float[Tensor, "..."], targets: Tensor) -> tuple[Tensor, Tensor]:
         """Return the summed loss and the number of right predictions."""
         return self.loss(logits, targets, "sum"), (logits.argmax(dim=-1) == targets).sum()
+
+    def judge(
+        self, model: nn.Module, batches: Iterable[Batch], data: Any, device: torch.device
+    ) -> tuple[dict[str, float], str]:
+        """Return metrics that take more than logits, and a page of examples in Markdown."""
+        return {}, ""
 
     def metrics(self, loss: float, accuracy: float) -> dict[str, float]:
         """Return what is reported of the mean loss and the share of right predictions."""
@@ -303,22 +324,31 @@ class Batch(NamedTuple):
     """One batch: token ids or images, and what is to be predicted.
 
     inputs: int64 (batch, time) or float32 (batch, channels, height, width).
-    targets: int64 (batch, time) or (batch,).
+    targets: int64 (batch, time) or (batch,); `PADDING` where a translation has ended.
     mask: bool (batch, time), False where a text is padded; None where nothing is.
+    previous: int64 (batch, time), of translations the token before each target, 0 where they have ended.
     """
 
     inputs: Tensor
     targets: Tensor
     mask: Tensor | None = None
+    previous: Tensor | None = None
 
     @property
     def arguments(self) -> tuple[Tensor, ...]:
         """Return what a model is called with."""
-        return (self.inputs,) if self.mask is None else (self.inputs, self.mask)
+        if self.mask is None:
+            return (self.inputs,)
+        return (self.inputs, self.mask, *(() if self.previous is None else (self.previous, self.targets != PADDING)))
+
+    @property
+    def predictions(self) -> int:
+        """Return how many targets are no padding; waits for the device."""
+        return self.targets.numel() if self.previous is None else int((self.targets != PADDING).sum())
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Batch:
         """Return the batch with a function applied to each tensor."""
-        return Batch(*(None if tensor is None else function(tensor) for tensor in self))  # type: ignore[arg-type]  # the mask alone is None
+        return Batch(*(None if tensor is None else function(tensor) for tensor in self))  # type: ignore[arg-type]  # the first two are there
 
 
 class Data(ABC):

@@ -21,17 +21,18 @@ LEAVES = {"errors", "settings", "types"}
 PARTS: dict[str, tuple[set[str], int]] = {
     "errors": (set(), 35),
     "settings": ({"errors"}, 186),
-    "types": (set(), 181),
+    "types": (set(), 230),
     "rundir": (set(), 187),
+    "translation": (set(), 150),
     "config": (set(), 486),
-    "recording": ({"rundir"}, 230),
+    "recording": ({"rundir"}, 260),
     "loggers": ({"recording"}, 68),
-    "norms": (set(), 432),
-    "placements": (set(), 70),
-    "models": (set(), 470),
-    "data": (set(), 816),
+    "norms": (set(), 560),
+    "placements": (set(), 75),
+    "models": ({"translation"}, 900),
+    "data": ({"translation"}, 1180),
     "probes": (set(), 212),
-    "training": ({"config", "probes", "recording", "rundir"}, 643),
+    "training": ({"config", "probes", "recording", "rundir"}, 900),
     "build": ({"config", "models", "norms", "recording", "training"}, 197),
     "run": ({"build", "config", "probes", "recording", "rundir", "training"}, 495),
     "results": ({"build", "config", "rundir", "training"}, 97),
@@ -117,8 +118,8 @@ def test_a_part_keeps_its_budget(name: str) -> None:
 
 
 def test_the_house_stays_small() -> None:
-    assert sum(map(lines_of_code, MODULES)) <= 11700
-    assert len(MODULES) <= 125
+    assert sum(map(lines_of_code, MODULES)) <= 14200
+    assert len(MODULES) <= 130
     assert len(list(PACKAGE.glob("*.py"))) <= 12
 
 

@@ -43,7 +43,7 @@ def windows_of_an_epoch(data: Text, epoch: int) -> list[list[int]]:
     """Return the training windows of an epoch, each with its last target."""
     found = []
     for step in range(epoch * data.steps_per_epoch, (epoch + 1) * data.steps_per_epoch):
-        inputs, targets, _ = data.train_batch(step)
+        inputs, targets, *_ = data.train_batch(step)
         assert inputs.shape == targets.shape == (3, 8) and inputs.dtype == targets.dtype == torch.int64
         assert torch.equal(inputs[:, 1:], targets[:, :-1])
         found += torch.cat((inputs, targets[:, -1:]), dim=1).tolist()

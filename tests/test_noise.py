@@ -61,7 +61,7 @@ def test_variance_and_squared_gradient_against_gradients_by_hand(size: int) -> N
     by_hand = []
     for part in range(count):
         own = copy.deepcopy(model)
-        inputs, targets, _ = batch.map(lambda tensor, part=part: tensor[part * size : (part + 1) * size])
+        inputs, targets, *_ = batch.map(lambda tensor, part=part: tensor[part * size : (part + 1) * size])
         TEXT.loss(own(inputs), targets).backward()
         by_hand.append({name: parameter.grad.flatten().numpy() for name, parameter in own.named_parameters()})
     flat = np.stack([np.concatenate([*one.values()]) for one in by_hand])

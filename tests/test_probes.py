@@ -108,7 +108,7 @@ def test_attention_logits_are_those_that_torch_attends_by() -> None:
         model, _ = build(task=task, **settings)
         attention = model.blocks[0].branches["attention"]
         x, rotation = torch.randn(2, 16, 16), model.rotation
-        mask = None if task is TEXT else (torch.arange(16) < torch.tensor([[16], [9]]))[:, None, None, :]
+        mask = None if task is TEXT else (torch.arange(16) < torch.tensor([[16], [9]]))
         logits = attention.attention_logits(x, rotation=rotation, mask=mask)
         _, _, v = attention.queries_keys_values(x, rotation)
         y = (logits.softmax(-1) @ v).transpose(1, 2).reshape(x.shape)
@@ -225,7 +225,7 @@ def test_probes_change_nothing(norm: str) -> None:
 def test_probing_does_not_wait_for_a_gpu() -> None:
     """Everything up to `numbers` runs under CUDA's sync debug mode `error`."""
     model, norms = build("batchnorm", "sandwich")
-    inputs, targets, _ = random_batch(TEXT).map(torch.Tensor.cuda)
+    inputs, targets, *_ = random_batch(TEXT).map(torch.Tensor.cuda)
     TEXT.loss(model.cuda()(inputs), targets).backward()
     torch.cuda.set_sync_debug_mode("error")
     try:

@@ -141,8 +141,8 @@ def test_a_tied_embedding_keeps_its_mean_and_its_final_norm() -> None:
 
 def test_a_norm_whose_weight_is_no_scale_is_left_alone() -> None:
     class Gemma(RMSNorm):
-        def normalize(self, x: Any, weight: Any, bias: Any) -> Any:
-            return super().normalize(x, None if weight is None else 1 + weight, bias)
+        def normalize(self, x: Any, weight: Any, bias: Any, mask: Any) -> Any:
+            return super().normalize(x, None if weight is None else 1 + weight, bias, mask)
 
     model, norms = build(norm="rmsnorm", **FREE)
     for norm in norms.values():

@@ -80,12 +80,12 @@ def seed_matters(part: DataPart) -> Fact:
 
 def check_batch(where: str, batch: Batch, data: Data) -> int:
     """Shapes, types and values of a batch are what the task says; return the number of its predictions."""
-    task, (inputs, targets, mask) = data.task, batch
+    task, (inputs, targets, mask, _) = data.task, batch
     input_shape, target_shape = task.shapes(inputs)
     expect((mask is not None) == data.pads, f"{where} has {'no' if mask is None else 'a'} mask, and pads={data.pads}")
     tensors = {"inputs": (inputs, input_shape, task.input_dtype), "targets": (targets, target_shape, torch.int64)}
     if mask is not None:
-        expect(not task.causal, f"{where} has a mask: padding would count in the loss, cut the text into windows")
+        expect(task.may_pad, f"{where} has a mask: padding would count in the loss, cut the text into windows")
         tensors["mask"] = mask, input_shape, torch.bool
         in_front = not mask[:, 0].all() or (mask[:, 1:] & ~mask[:, :-1]).any()
         expect(not in_front, f"{where} has a row that begins with padding: pad behind the text, leave out empty ones")

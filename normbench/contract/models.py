@@ -96,7 +96,7 @@ def is_causal(part: ModelPart, kind: str) -> str:
 def ignores_padding(part: ModelPart, kind: str) -> str:
     """The same texts with more padding behind them, whatever its tokens, have the same logits."""
     model, _, data = part.make(kind)
-    inputs, _, mask = data.train_batch(0)
+    inputs, _, mask, _ = data.train_batch(0)
     tokens, real = inputs[1:, :-2], mask[1:, :-2]  # the first text is as long as the context
     padded = evaluate(model, F.pad(torch.where(real, tokens, 1), (0, 2)), F.pad(real, (0, 2)))
     return expect_small(difference(padded, evaluate(model, tokens, real)), TOLERANCE)

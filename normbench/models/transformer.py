@@ -45,8 +45,8 @@ def rotate(x: Heads, rotation: Float[Tensor, "2 time half"]) -> Heads:
 class Attention(Branch):
     """Multi-head self-attention (Vaswani et al. 2017, §3.2): (batch, time, width) to the same shape.
 
-    `rotation` (2, time, width / heads / 2), if given, rotates queries and keys; `mask` (batch, 1, 1, time) is
-    False where nobody may look.
+    `rotation` (2, time, width / heads / 2), if given, rotates queries and keys; `mask` (batch, time) is False where
+    nobody may look. Padding is behind a text, where causal attention does not look.
     """
 
     output = ("out",)
@@ -62,7 +62,8 @@ class Attention(Branch):
     def forward(self, x: Stream, rotation: Tensor | None = None, mask: Tensor | None = None) -> Stream:
         q, k, v = self.queries_keys_values(x, rotation)
         dropout_p = self.dropout_p if self.training else 0.0
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=self.causal, dropout_p=dropout_p)
+        seen = None if mask is None or self.causal else mask[:, None, None]
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, is_causal=self.causal, dropout_p=dropout_p)
         return self.dropout(self.out(y.transpose(1, 2).reshape(x.shape)))
 
     def queries_keys_values(self, x: Stream, rotation: Tensor | None) -> tuple[Heads, Heads, Heads]:
@@ -78,8 +79,9 @@ class Attention(Branch):
         q, k, _ = self.queries_keys_values(x, rotation)
         logits = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
         if self.causal:
-            seen = torch.ones(logits.shape[-2:], dtype=torch.bool, device=x.device).tril()
-            mask = seen if mask is None else mask & seen
+            mask = torch.ones(logits.shape[-2:], dtype=torch.bool, device=x.device).tril()
+        elif mask is not None:
+            mask = mask[:, None, None]
         return logits if mask is None else logits.masked_fill(~mask, -math.inf)
 
     def scaled_weights(self) -> list[Tensor]:
@@ -232,10 +234,10 @@ class Transformer(Model):
         for layer in range(depth):
             attention = Attention(width, heads, causal=task.causal, bias=bias, dropout=dropout)
             feed_forward = SwiGLU(width, bias, dropout) if mlp == "swiglu" else MLP(width, mlp, bias, dropout)
-            site = Site("block", layer, depth, branches=2 * depth, causal=task.causal)
+            site = Site("block", layer, depth, branches=2 * depth, causal=task.causal, length=length)
             self.blocks.append(placement({"attention": attention, "mlp": feed_forward}, norm, site))
-        final = Site("final", depth=depth, causal=task.causal)
-        self.final_norm = norm(width, site=final) if self.blocks[-1].needs_final_norm else nn.Identity()
+        final = Site("final", depth=depth, causal=task.causal, length=length)
+        self.final_norm = norm(width, site=final) if self.blocks[-1].needs_final_norm else None
         self.head = Head(width, task.num_classes, read, tied and task.causal)
 
     def weights_drawn(self) -> None:
@@ -253,7 +255,8 @@ class Transformer(Model):
             x = x + self.positions.weight[:time]
         x = self.dropout(x * self.scale)
         rotation = None if self.rotation is None else self.rotation[:, :time]
-        attended = None if mask is None else mask[:, None, None, :]
         for block in self.blocks:
-            x = block(x, rotation=rotation, mask=attended)
-        return self.head(self.final_norm(x), mask, self.stem)
+            x = block(x, rotation=rotation, mask=mask)
+        if self.final_norm is not None:
+            x = self.final_norm(x) if mask is None else self.final_norm(x, mask=mask)
+        return self.head(x, mask, self.stem)

@@ -36,7 +36,7 @@ class BatchNorm(RunningNorm):
         self.operator = "batch_norm" if eps else None  # torch's refuses an eps of 0 in training
         super().__init__(num_features, eps=eps, **settings)
 
-    def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None) -> Tensor:
         flat = x.flatten(0, -2) if self.channel_dim == -1 else x
         if self.track_running_stats and not self.training:
             return self.from_running(flat, weight, bias).reshape(x.shape)

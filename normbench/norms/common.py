@@ -73,11 +73,11 @@ class AffineNorm(Norm, ABC):
     def settings(self) -> dict[str, Any]:
         return {"affine": self.weight is not None, "bias": self.bias is not None} | super().settings()
 
-    def forward(self, x: Num[Tensor, "..."]) -> Num[Tensor, "..."]:
+    def forward(self, x: Num[Tensor, "..."], mask: Tensor | None = None) -> Num[Tensor, "..."]:
         dtype = torch.promote_types(x.dtype, torch.float32)
         weight = None if self.weight is None else self.weight.to(dtype)
         bias = None if self.bias is None else self.bias.to(dtype)
-        return self.normalize(x.to(dtype), weight, bias).to(x.dtype)
+        return self.normalize(x.to(dtype), weight, bias, mask).to(x.dtype)
 
     def check_count(self, count: int, cure: str) -> None:
         """Refuse a statistic over one value, which would always normalize to 0."""
@@ -86,7 +86,7 @@ class AffineNorm(Norm, ABC):
             raise UsageError(f"{found}, and needs at least 2: {cure}")
 
     @abstractmethod
-    def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None) -> Tensor:
         """Compute the formula, on arguments of one dtype: float32 or wider."""
 
 

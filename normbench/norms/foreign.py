@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -18,6 +19,27 @@ from normbench.types import Norm, NormFacts, Site, When
 
 # The positions of what a norm is tried on, by channel_dim: no size is likely to be a number of features.
 POSITIONS: dict[int, tuple[int, ...]] = {-1: (97,), 1: (11, 13)}
+
+
+class Unmasked(nn.Module):
+    """What a norm of a user's own gets beside its class where that takes no mask."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        found: Tensor = super().forward(x)
+        return found
+
+
+def taking_mask(norm: nn.Module) -> nn.Module:
+    """Return the norm, which takes a mask now, if only to leave it alone."""
+    if "mask" not in inspect.signature(norm.forward).parameters:
+        norm.__class__ = unmasked(type(norm))
+    return norm
+
+
+@cache
+def unmasked(kind: Any) -> type:
+    """Return the class that takes a mask and leaves it alone: one for each, whose counters and the like are its own."""
+    return type(kind.__name__, (Unmasked, kind), {"__module__": kind.__module__})
 
 
 class Fitted(Norm):
@@ -33,7 +55,7 @@ class Fitted(Norm):
     features_axis: int
     input_axes: int
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         moved = x.movedim(self.channel_dim, self.features_axis)
         as_it_is = self.features_axis == -1 or moved.ndim == self.input_axes
         shape = moved.shape if as_it_is else (*moved.shape[:2], -1, *[1] * (self.input_axes - 3))

@@ -66,7 +66,7 @@ class GroupNorm(AffineNorm):
         over = "features of a group and time or space, one sample"
         return replace(cls.facts, statistics_over=over, sees_future="always") if across_time else cls.facts
 
-    def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None) -> Tensor:
         self.check_count(math.prod(x.shape[1:]) // self.groups, "lower norm.groups")
         if self.each_position:
             grouped = x.unflatten(-1, (self.groups, -1))

@@ -39,7 +39,7 @@ class InstanceNorm(RunningNorm):
     ) -> None:
         super().__init__(num_features, affine=affine, track_running_stats=track_running_stats, **settings)
 
-    def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None) -> Tensor:
         x = x.movedim(self.channel_dim, 1)
         if self.track_running_stats and not self.training:
             return self.from_running(x, weight, bias).movedim(1, self.channel_dim)

@@ -12,12 +12,18 @@ from torch import Tensor, nn
 from normbench.types import Branch, NormFactory, Placement, Site
 
 
+def masked(context: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return what a norm is told beside x: the mask of what is no padding, where there is one."""
+    mask = context.get("mask")
+    return {} if mask is None else {"mask": mask}
+
+
 class Residual(Placement):
     """A block that applies its branches one after another.
 
     join: the arithmetic of one branch f, x after it; `f.shortcut(x)` is x, unless f changes its shape.
     A norm's site is named after its branch (`block03.mlp`); where a placement has two norms a branch,
-    `block03.mlp.in` and `block03.mlp.out`.
+    `block03.mlp.in` and `block03.mlp.out`. The context's `mask` says which positions are no padding; norms get it too.
     """
 
     join: Callable[[Tensor, Branch, nn.ModuleDict, dict[str, Any]], Tensor]
@@ -55,7 +61,7 @@ class Pre(Residual):
     needs_final_norm = True
 
     def join(self, x: Tensor, f: Branch, norms: nn.ModuleDict, context: dict[str, Any]) -> Tensor:
-        return f.shortcut(x) + f(norms["in"](x), **context)
+        return f.shortcut(x) + f(norms["in"](x, **masked(context)), **context)
 
 
 class Post(Residual):
@@ -67,14 +73,16 @@ class Post(Residual):
     slots = ("out",)
 
     def join(self, x: Tensor, f: Branch, norms: nn.ModuleDict, context: dict[str, Any]) -> Tensor:
-        return norms["out"](f.shortcut(x) + f(x, **context))
+        return norms["out"](f.shortcut(x) + f(x, **context), **masked(context))
 
 
 class Deep(Residual):
     """DeepNorm, post-norm with a stronger skip and smaller branch weights: x ← N(αx + f(x)).
 
     α = B^¼ multiplies the skip and β = (4B)^−¼ the branch's scaled weights at initialisation, with B residual
-    branches in the whole stack; for M Transformer layers B = 2M, so α = (2M)^¼ and β = (8M)^−¼.
+    branches in the whole stack; for M Transformer layers B = 2M, so α = (2M)^¼ and β = (8M)^−¼. In an
+    encoder–decoder of N and M layers α = 0.81·(N⁴M)^(1/16) and β = 0.87·(N⁴M)^(−1/16) in the encoder, and (3M)^¼ and
+    (12M)^−¼ in the decoder.
     Wang et al. 2022 (DeepNet), figure 2 and table 1; there the weights are Xavier normal (`init=xavier`).
     """
 
@@ -82,11 +90,15 @@ class Deep(Residual):
 
     def __init__(self, branches: Mapping[str, Branch], norm: NormFactory, site: Site) -> None:
         super().__init__(branches, norm, site)
-        self.residual_gain = float(site.branches) ** 0.25
-        self.branch_gain = (4.0 * site.branches) ** -0.25
+        encoder, decoder = site.sides
+        count = 3.0 * decoder if site.side == "decoder" else float(site.branches)
+        self.residual_gain, self.branch_gain = count**0.25, (4.0 * count) ** -0.25
+        if site.side == "encoder":
+            root = (encoder**4 * decoder) ** (1 / 16)
+            self.residual_gain, self.branch_gain = 0.81 * root, 0.87 / root
 
     def join(self, x: Tensor, f: Branch, norms: nn.ModuleDict, context: dict[str, Any]) -> Tensor:
-        return norms["out"](self.residual_gain * f.shortcut(x) + f(x, **context))
+        return norms["out"](self.residual_gain * f.shortcut(x) + f(x, **context), **masked(context))
 
 
 class PostInside(Residual):
@@ -100,7 +112,7 @@ class PostInside(Residual):
     needs_final_norm = True
 
     def join(self, x: Tensor, f: Branch, norms: nn.ModuleDict, context: dict[str, Any]) -> Tensor:
-        return f.shortcut(x) + norms["out"](f(x, **context))
+        return f.shortcut(x) + norms["out"](f(x, **context), **masked(context))
 
 
 class Sandwich(Residual):
@@ -113,7 +125,7 @@ class Sandwich(Residual):
     needs_final_norm = True
 
     def join(self, x: Tensor, f: Branch, norms: nn.ModuleDict, context: dict[str, Any]) -> Tensor:
-        return f.shortcut(x) + norms["out"](f(norms["in"](x), **context))
+        return f.shortcut(x) + norms["out"](f(norms["in"](x, **masked(context)), **context), **masked(context))
 
 
 class Parallel(Residual):
@@ -133,7 +145,7 @@ class Parallel(Residual):
         return nn.ModuleDict({"shared": self.branch_norms(self.site.role, first, norm)})
 
     def forward(self, x: Tensor, **context: Any) -> Tensor:
-        y = self.norms["shared"]["in"](x)  # type: ignore[index]  # a ModuleDict of ModuleDicts
+        y = self.norms["shared"]["in"](x, **masked(context))  # type: ignore[index]  # a ModuleDict of ModuleDicts
         return reduce(add, (f(y, **context) for f in self.branches.values()), x)
 
 

@@ -25,7 +25,7 @@ def in_pieces(batches: Iterable[Batch], size: int) -> Iterator[Batch]:
     """Yield the same examples in batches of about this size, and no smaller one unless there are fewer examples."""
     for batch in batches:
         parts = max(1, len(batch.inputs) // size)
-        split = [None if one is None else one.tensor_split(parts) for one in batch]  # the mask alone may be None
+        split = [None if one is None else one.tensor_split(parts) for one in batch]  # the last two may be None
         yield from (Batch(*(one and one[place] for one in split)) for place in range(parts))  # type: ignore[arg-type]
 
 

@@ -160,7 +160,7 @@ class Loop:
 
     def gradients(self, model: Callable[..., Tensor], precision: Precision) -> Tensor:
         """Return the mean loss over the step's batches, whose gradients add up in the parameters."""
-        count = self.trainer.accumulate
+        count, self.units = self.trainer.accumulate, 0
         total = torch.zeros((), device=self.device)
         for part in range(count):
             batch = self.seeded_batch(self.step * count + part)
@@ -168,7 +168,7 @@ class Loop:
                 loss = self.data.task.loss(model(*batch.arguments), batch.targets) / count
             precision.scaler.scale(loss).backward()
             total += loss.detach()
-        self.units = count * batch.targets.numel()
+            self.units += batch.predictions
         precision.scaler.unscale_(self.optimizer)
         return total
 
@@ -268,9 +268,13 @@ class Loop:
 
     def evaluate(self) -> None:
         """Record the validation loss; on the whole validation set at the last step."""
-        judged = (self.tagged(*each) for each in self.judged(last=self.step == self.steps))
-        values = {tag: value for shown in judged for tag, value in shown.items()}
+        values, pages = dict[str, float](), dict[str, str]()
+        for split, model, batches in self.judged(last=self.step == self.steps):
+            found, page = self.tagged(split, model, batches)
+            values |= found
+            pages |= {f"{self.data.task.examples}/{split}": page} if page else {}
         self.record(values)
+        self.recorder.texts(self.step, pages)
         if self.trainer.keep_checkpoint == "best":
             self.keep_best(values["loss/val"])
 
@@ -289,16 +293,19 @@ class Loop:
         """Keep the weights of the lowest validation loss; the same batches judge, also at the end."""
         if self.step == self.steps and self.trainer.eval_batches is not None:
             batches = self.data.eval_batches("val", self.trainer.eval_batches)
-            loss = self.tagged("val", self.model, batches)["loss/val"]
+            loss = self.tagged("val", self.model, batches)[0]["loss/val"]
         if loss < self.best_loss:
             self.best_loss = loss
             self.checkpoints.save_best({"step": self.step, "model": self.model.state_dict()})
 
-    def tagged(self, split: str, model: nn.Module, batches: Iterable[Batch]) -> dict[str, float]:
-        """Return what the batches of a split show of a model, by tag."""
+    def tagged(self, split: str, model: nn.Module, batches: Iterable[Batch]) -> tuple[dict[str, float], str]:
+        """Return what the batches of a split show of a model, by tag, and a page of examples."""
+        task = self.data.task
+        batches = [*batches] if task.judges else batches  # others may be too large to keep
         with self.precision.autocast():
-            results = evaluate(model, batches, self.data.task, self.device)
-        return {f"{name}/{split}": value for name, value in results.items()}
+            results = evaluate(model, batches, task, self.device)
+            further, page = task.judge(model, batches, self.data, self.device) if task.judges else ({}, "")
+        return {f"{name}/{split}": value for name, value in {**results, **further}.items()}, page
 
     # ---- continuation
 
@@ -351,10 +358,10 @@ def evaluate(model: nn.Module, batches: Iterable[Batch], task: Task, device: tor
     sums = torch.zeros(2, dtype=precise, device=device)
     count = 0
     for batch in batches:
+        count += batch.predictions
         batch = to_device(batch, device)
         loss, right = task.totals(model(*batch.arguments), batch.targets)
         sums[0] += loss
         sums[1] += right
-        count += batch.targets.numel()
     model.train(training)
     return task.metrics(*(sums / count).tolist())
