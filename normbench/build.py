@@ -195,6 +195,10 @@ def check_combination(tree: Tree, names: Mapping[str, str]) -> NormFacts:
     if rule := refusal(facts, placement, model, data):
         given = " with ".join(f"{section}={names[section]}" for section in rule.between)
         raise CombinationRefused(f"{given} is refused: {rule.reason}; {rule.instead}")
+    trainer = tree.get("trainer", {})
+    if trainer.get("recompute") and (trainer["compile"] or getattr(model, "recompute", None) is None):
+        what = "trainer.compile=true" if trainer["compile"] else f"model={names['model']}, which cannot"
+        raise CombinationRefused(f"trainer.recompute=true does not go with {what}: leave it out")
     return facts
 
 

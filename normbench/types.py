@@ -173,12 +173,14 @@ class Model(nn.Module):
     `forward(source, mask, previous, previous_mask)`: see `Batch`.
     kinds: the tasks it can do. roles: the branches of each of its blocks. residual: whether its blocks have a skip.
     has_positions: whether what its norms see has time or space beside batch and features.
+    recompute: whether its blocks compute again in the backward pass what they would keep for it; None: it cannot.
     """
 
     kinds: ClassVar[frozenset[str]]
     roles: ClassVar[tuple[str, ...]]
     residual: ClassVar[bool] = True
     has_positions: ClassVar[bool] = True
+    recompute: bool | None = None
 
     blocks: nn.ModuleList
 
