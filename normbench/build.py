@@ -308,7 +308,7 @@ def rehearse(model: Model, norms: Mapping[str, nn.Module], data: Data, device: t
     batch = data.train_batch(0)
     if not isinstance(batch, Batch):
         raise ContractError(f"train_batch(0) gives a {type(batch).__name__}: return a normbench.types.Batch")
-    expected = data.task.shapes(batch.inputs)
+    expected = data.task.shapes(batch)
     if (batch.inputs.shape, batch.targets.shape) != expected:
         given = f"inputs of {tuple(batch.inputs.shape)} and targets of {tuple(batch.targets.shape)}"
         raise ContractError(f"train_batch(0) has {given}: the task needs {expected[0]} and {expected[1]}")

@@ -244,9 +244,9 @@ class Task(ABC):
         """Return what is reported of the mean loss and the share of right predictions."""
         return {"loss": loss, "accuracy": accuracy}
 
-    def shapes(self, inputs: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def shapes(self, batch: Batch) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return the shapes that inputs and targets of a batch of this size and length must have."""
-        shape = (len(inputs), inputs.shape[-1])
+        shape = (len(batch.inputs), batch.inputs.shape[-1])
         return shape, shape if self.causal else shape[:1]
 
     @abstractmethod
@@ -311,8 +311,8 @@ class ImageClassification(Task):
     num_classes: int
     image_shape: tuple[int, int, int]
 
-    def shapes(self, inputs: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        return (len(inputs), *self.image_shape), (len(inputs),)
+    def shapes(self, batch: Batch) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        return (len(batch.inputs), *self.image_shape), (len(batch.inputs),)
 
     def random_batch(self, size: int, generator: torch.Generator) -> Batch:
         labels = torch.randint(self.num_classes, (size,), generator=generator)
