@@ -55,6 +55,7 @@ class Session:
         precision = make_precision(closed.trainer.precision, run.device)
         model, self.norms = build.make_model(tree, run.data.task, closed.seed)
         model.to(run.device)
+        model.recompute = closed.trainer.recompute
         with precision.autocast():
             build.rehearse(model, self.norms, run.data, run.device)
         decay = tree["optim"].get("weight_decay", 0.0)
