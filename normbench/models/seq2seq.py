@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from normbench.models.stacks import Depth, Width
+from normbench.models.stacks import Depth, Width, through
 from normbench.models.transformer import (
     Activation,
     Attention,
@@ -123,8 +123,8 @@ class Seq2Seq(Embedded):
     def passed(self, side: str, tokens: Int[Tensor, "batch time"], mask: Mask | None, **context: Any) -> Stream:
         """Return what the blocks of a side make of tokens."""
         x, rotation = self.stream(self.stem(tokens))
-        for block in self.blocks[: self.depth] if side == "encoder" else self.blocks[self.depth :]:
-            x = block(x, rotation=rotation, mask=mask, **context)
+        blocks = self.blocks[: self.depth] if side == "encoder" else self.blocks[self.depth :]
+        x = through(blocks, x, self.recompute, rotation=rotation, mask=mask, **context)
         if side not in self.final_norms:
             return x
         return self.final_norms[side](x, mask=mask)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from normbench.errors import UsageError
-from normbench.models.stacks import ACTIVATIONS, Depth, Width
+from normbench.models.stacks import ACTIVATIONS, Depth, Width, through
 from normbench.settings import Setting
 from normbench.types import Branch, ImageClassification, Model, NormFactory, PlacementFactory, Site, TextTask
 
@@ -214,6 +214,7 @@ class Head(nn.Module):
 class Embedded(Model):
     """A model whose stream starts as an embedding and positions, times a scale, with dropout."""
 
+    recompute = False
     stem: nn.Module
     rotation: Tensor | None
     scale: Tensor
@@ -309,8 +310,7 @@ class Transformer(Embedded):
             x = torch.cat((self.class_token.weight.expand(x.shape[0], 1, -1), x), dim=1)
             mask = None if mask is None else F.pad(mask, (1, 0), value=True)
         x, rotation = self.stream(x)
-        for block in self.blocks:
-            x = block(x, rotation=rotation, mask=mask)
+        x = through(self.blocks, x, self.recompute, rotation=rotation, mask=mask)
         if self.final_norm is not None:
             x = self.final_norm(x) if mask is None else self.final_norm(x, mask=mask)
         return self.head(x, mask, self.stem)
