@@ -22,6 +22,7 @@ from normbench.training.clock import Clock
 from normbench.training.guard import GRADIENT_NORM, Diverged, Guard, buffers_kept, first_nonfinite
 from normbench.training.optimizer import WeightAverage
 from normbench.training.precision import Precision
+from normbench.training.recalibration import recalibrated
 from normbench.training.schedules import Schedule
 from normbench.types import Batch, Data, Model, Task, stable_seed
 
@@ -302,10 +303,16 @@ class Loop:
         """Return what the batches of a split show of a model, by tag, and a page of examples."""
         task = self.data.task
         batches = [*batches] if task.judges else batches  # others may be too large to keep
-        with self.precision.autocast():
+        with self.precision.autocast(), recalibrated(model, self.latest_batches):
             results = evaluate(model, batches, task, self.device)
             further, page = task.judge(model, batches, self.data, self.device) if task.judges else ({}, "")
         return {f"{name}/{split}": value for name, value in {**results, **further}.items()}, page
+
+    def latest_batches(self, count: int) -> Iterator[Batch]:
+        """Yield the training batches of the latest steps, at most so many."""
+        done = self.step * self.trainer.accumulate
+        for number in range(max(0, done - count), done):
+            yield to_device(self.data.train_batch(number), self.device)
 
     # ---- continuation
 
