@@ -198,6 +198,10 @@ def check_combination(tree: Tree, names: Mapping[str, str]) -> NormFacts:
     if rule := refusal(facts, placement, model, data):
         given = " with ".join(f"{section}={names[section]}" for section in rule.between)
         raise CombinationRefused(f"{given} is refused: {rule.reason}; {rule.instead}")
+    trainer = tree.get("trainer", {})
+    if trainer.get("recompute") and (trainer["compile"] or getattr(model, "recompute", None) is None):
+        what = "trainer.compile=true" if trainer["compile"] else f"model={names['model']}, which cannot"
+        raise CombinationRefused(f"trainer.recompute=true does not go with {what}: leave it out")
     return facts
 
 
@@ -307,7 +311,7 @@ def rehearse(model: Model, norms: Mapping[str, nn.Module], data: Data, device: t
     batch = data.train_batch(0)
     if not isinstance(batch, Batch):
         raise ContractError(f"train_batch(0) gives a {type(batch).__name__}: return a normbench.types.Batch")
-    expected = data.task.shapes(batch.inputs)
+    expected = data.task.shapes(batch)
     if (batch.inputs.shape, batch.targets.shape) != expected:
         given = f"inputs of {tuple(batch.inputs.shape)} and targets of {tuple(batch.targets.shape)}"
         raise ContractError(f"train_batch(0) has {given}: the task needs {expected[0]} and {expected[1]}")

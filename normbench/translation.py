@@ -18,7 +18,8 @@ class Translation(LanguageModeling):
 
     vocabulary_size: of both languages; the last two tokens, `begin` and `end`, stand before and behind a text.
     context: the longest source or target, in tokens. label_smoothing: share of a target's probability that training
-    spreads over all tokens (Szegedy et al. 2016, §7); evaluation has none.
+    spreads over all tokens (Szegedy et al. 2016, §7); evaluation has none. lowercase: whether all text is.
+    beam, length_penalty: of the search, see `translate`.
     """
 
     kind = "translation"
@@ -27,6 +28,9 @@ class Translation(LanguageModeling):
     judges = True
 
     label_smoothing: float = 0.0
+    lowercase: bool = False
+    beam: int = 5
+    length_penalty: float = 1.0
 
     @property
     def begin(self) -> int:
@@ -41,6 +45,10 @@ class Translation(LanguageModeling):
     def loss(self, logits: Float[Tensor, "..."], targets: Tensor, reduction: str = "mean") -> Tensor:
         flat, smoothing = logits.flatten(0, -2).float(), self.label_smoothing if reduction == "mean" else 0.0
         return F.cross_entropy(flat, targets.flatten(), reduction=reduction, label_smoothing=smoothing)
+
+    def shapes(self, batch: Batch) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        assert batch.mask is not None and batch.previous is not None
+        return tuple(batch.mask.shape), tuple(batch.previous.shape)
 
     def batch(self, sources: list[Tensor], translations: list[Tensor]) -> Batch:
         """Return a padded batch of token ids (time,); what stands in the padding of inputs is 0."""

@@ -173,12 +173,14 @@ class Model(nn.Module):
     `forward(source, mask, previous, previous_mask)`: see `Batch`.
     kinds: the tasks it can do. roles: the branches of each of its blocks. residual: whether its blocks have a skip.
     has_positions: whether what its norms see has time or space beside batch and features.
+    recompute: whether its blocks compute again in the backward pass what they would keep for it; None: it cannot.
     """
 
     kinds: ClassVar[frozenset[str]]
     roles: ClassVar[tuple[str, ...]]
     residual: ClassVar[bool] = True
     has_positions: ClassVar[bool] = True
+    recompute: bool | None = None
 
     blocks: nn.ModuleList
 
@@ -242,9 +244,9 @@ class Task(ABC):
         """Return what is reported of the mean loss and the share of right predictions."""
         return {"loss": loss, "accuracy": accuracy}
 
-    def shapes(self, inputs: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def shapes(self, batch: Batch) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return the shapes that inputs and targets of a batch of this size and length must have."""
-        shape = (len(inputs), inputs.shape[-1])
+        shape = (len(batch.inputs), batch.inputs.shape[-1])
         return shape, shape if self.causal else shape[:1]
 
     @abstractmethod
@@ -309,8 +311,8 @@ class ImageClassification(Task):
     num_classes: int
     image_shape: tuple[int, int, int]
 
-    def shapes(self, inputs: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        return (len(inputs), *self.image_shape), (len(inputs),)
+    def shapes(self, batch: Batch) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        return (len(batch.inputs), *self.image_shape), (len(batch.inputs),)
 
     def random_batch(self, size: int, generator: torch.Generator) -> Batch:
         labels = torch.randint(self.num_classes, (size,), generator=generator)

@@ -90,31 +90,38 @@ def load_config(name: str, **overrides: Any) -> Any:
     return OmegaConf.merge(OmegaConf.load(CONF / f"{name}.yaml"), {"data": overrides}).data
 
 
-# What repositories hold, as their cards declare it: the configuration, which is also the folder of its files, and the
-# columns: text, images or the number of classes.
-CARDS: dict[str, tuple[str, dict[str, Any]]] = {
-    "wikitext2": ("wikitext-2-v1", {"text": "text"}),
-    "banking77": ("default", {"text": "text", "label": 77}),
-    "cifar100": ("cifar100", {"img": "image", "fine_label": 100, "coarse_label": 20}),
+# What repositories hold, as their cards declare it: the configuration, the folder of its files, the splits, and the
+# columns: text, images, numbers or how many classes there are. What is behind a `-` has labels of -1.
+THREE = "train validation test"
+CARDS: dict[str, tuple[str, str, str, dict[str, Any]]] = {
+    "wikitext2": ("wikitext-2-v1", "wikitext-2-v1", THREE, {"text": "text"}),
+    "wikitext103": ("wikitext-103-v1", "wikitext-103-v1", THREE, {"text": "text"}),
+    "text8": ("default", "data", THREE, {"text": "text"}),
+    "banking77": ("default", "data", "train test", {"text": "text", "label": 77}),
+    "sst2": ("default", "data", "train validation -test", {"idx": "number", "sentence": "text", "label": 2}),
+    "imdb": ("plain_text", "plain_text", "train test -unsupervised", {"text": "text", "label": 2}),
+    "ag_news": ("default", "data", "train test", {"text": "text", "label": 4}),
+    "cifar100": ("cifar100", "cifar100", "train test", {"img": "image", "fine_label": 100, "coarse_label": 20}),
 }
-FEATURES = {"text": datasets.Value("string"), "image": datasets.Image()}
+FEATURES = {"text": datasets.Value("string"), "image": datasets.Image(), "number": datasets.Value("int32")}
 ROWS = {
     "text": [LONG] * 200,
     "image": [{"bytes": data_helpers.png(data_helpers.pixels(0, 28, 28)), "path": None}] * 200,
+    "number": [*range(200)],
 }
 
 
 @pytest.mark.parametrize("name", CARDS)
 def test_a_configuration_loads_what_the_hub_has(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, columns = CARDS[name]
+    configuration, folder, splits, columns = CARDS[name]
     config = load_config(name, batch_size=5, holdout=0.5)
-    splits = ("train", "test") if "label_column" in config else ("train", "validation", "test")
     features = {column: FEATURES.get(kind) or datasets.ClassLabel(num_classes=kind) for column, kind in columns.items()}
-    rows = {column: ROWS.get(kind) or [row % kind for row in range(200)] for column, kind in columns.items()}
-    for split in splits:
-        data_helpers.write_parquet(tmp_path / config.hub_id / folder, rows, features, split)
-    files = [{"split": split, "path": f"{folder}/{split}-*"} for split in splits]
-    head = {"configs": [{"config_name": folder, "data_files": files, "default": True}]}
+    for split in splits.split():
+        labels = {kind: [-1 if split[0] == "-" else row % kind for row in range(200)] for kind in (2, 4, 20, 77, 100)}
+        rows = {column: (ROWS | labels)[kind] for column, kind in columns.items()}
+        data_helpers.write_parquet(tmp_path / config.hub_id / folder, rows, features, split.strip("-"))
+    files = [{"split": split, "path": f"{folder}/{split}-*"} for split in splits.replace("-", "").split()]
+    head = {"configs": [{"config_name": configuration, "data_files": files, "default": True}]}
     (tmp_path / config.hub_id / "README.md").write_text(f"---\n{yaml.safe_dump(head)}---\n")
     monkeypatch.setenv("NORMBENCH_DATA", str(tmp_path))
     data = instantiate(config, seed=0)
@@ -122,6 +129,24 @@ def test_a_configuration_loads_what_the_hub_has(name: str, tmp_path: Path, monke
         check_batch(name, batch, data)
     if "label_column" in config:
         assert len(data.classes) == columns[config.label_column] and len(data.labels["val"]) == 100
+
+
+def test_enwik8_is_the_hubs_conversion_cut_at_its_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The conversion has no card, and beside the whole text as one row its lines, which would come twice."""
+    text = (LONG * 9 + "é" * 300)[-1999:]
+    for folder, rows in (("enwik8", text.splitlines()), ("enwik8-raw", [text])):
+        file = data_helpers.write_parquet(
+            tmp_path / "LTCB/enwik8" / folder / "train", {"text": rows}, {"text": FEATURES["text"]}, "0000"
+        )
+        file.rename(file.with_name("0000.parquet"))
+    monkeypatch.setenv("NORMBENCH_DATA", str(tmp_path))
+    data = instantiate(load_config("enwik8", context=8, batch_size=2), seed=0)
+    whole, size = text.encode(), len(text.encode())
+    found = {split: tokens.tobytes() for split, tokens in data.examples.items()}
+    assert data.has_test and [*found] == ["train", "val", "test"]
+    assert found["train"] == whole[: size * 18 // 20].decode(errors="ignore").encode()
+    assert whole.endswith(found["test"]) and 0 <= size - sum(map(len, found.values())) <= 6
+    assert found["val"] in whole and 0 <= size // 20 - len(found["val"]) <= 3
 
 
 # ---- the real data sets
@@ -151,6 +176,19 @@ def test_real_text(name: str, tokens: dict[str, int], vocabulary_size: int) -> N
     data = real(name)
     assert {split: len(each) for split, each in data.examples.items()} == tokens
     assert data.task.vocabulary_size == vocabulary_size
+
+
+@pytest.mark.data
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "texts", "longest", "cut"),
+    [("sst2", [67_349, 872], 57, 0), ("imdb", [25_000, 25_000], 2_883, 24_348)],
+)
+def test_real_labelled_texts(name: str, texts: list[int], longest: int, cut: int) -> None:
+    data = real(name)
+    assert [len(labels) for labels in data.labels.values()] == texts and len(data.classes) == 2
+    assert max(map(len, data.examples["train"])) == longest and data.describe()["cut"] == cut
+    assert abs(data.constant["accuracy/val"] - 0.5) < 0.01
 
 
 @pytest.mark.data

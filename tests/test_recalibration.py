@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -53,8 +55,8 @@ def test_norms_are_as_before_also_those_that_freeze() -> None:
     model, norms = build("batchnorm", model="cnn", task=IMAGES, norm_settings={"recalibrate": 2, "freeze_after": 1})
     model.train()(random_batch(IMAGES, 8).inputs)
     before, own = {name: buffer.clone() for name, buffer in model.named_buffers()}, norms["final"].running_mean.clone()
-    batches = [random_batch(IMAGES, 8, seed) for seed in (1, 2)]
-    with recalibrated(model, lambda count: batches[:count]):
+    data: Any = SimpleNamespace(train_batch=lambda number: random_batch(IMAGES, 8, number))
+    with recalibrated(model, data, 5, torch.device("cpu")):
         assert norms["final"].num_batches_tracked == 2 and not torch.equal(norms["final"].running_mean, own)
     assert model.training and all(norm.training and norm.freeze_after == 1 for norm in norms.values())
     torch.testing.assert_close(dict(model.named_buffers()), before, rtol=0, atol=0)

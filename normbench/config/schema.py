@@ -31,6 +31,7 @@ class TrainerConfig:
     checkpoint_every: Annotated[int, Setting("steps between checkpoints", "steps", low=1, high=10**9)]
     keep_checkpoint: Annotated[Literal["last", "best", "none"], Setting("what stays; best: of the lowest loss too")]
     compile: Annotated[bool, Setting("run the training step through torch.compile")]
+    recompute: Annotated[bool, Setting("keep only some blocks' inputs and compute the rest again: memory as √depth")]
     precision: Annotated[Literal["fp32", "bf16", "fp16"], Setting("of matrix products; fp16 scales the loss")]
     tf32: Annotated[bool, Setting("let a GPU round float32 matrix products to TensorFloat-32")]
     accumulate: Annotated[int, Setting("batches whose gradients add up to one step", "batches", low=1, high=10**6)]

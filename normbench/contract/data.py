@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from normbench.contract import trials
 from normbench.contract.checks import Check, Fact, Part, drawn_by, expect
-from normbench.types import Batch, Data, Split
+from normbench.types import PADDING, Batch, Data, Split
 
 
 class DataPart(Part):
@@ -80,8 +81,8 @@ def seed_matters(part: DataPart) -> Fact:
 
 def check_batch(where: str, batch: Batch, data: Data) -> int:
     """Shapes, types and values of a batch are what the task says; return the number of its predictions."""
-    task, (inputs, targets, mask, _) = data.task, batch
-    input_shape, target_shape = task.shapes(inputs)
+    task, (inputs, targets, mask, previous) = data.task, batch
+    input_shape, target_shape = task.shapes(batch)
     expect((mask is not None) == data.pads, f"{where} has {'no' if mask is None else 'a'} mask, and pads={data.pads}")
     tensors = {"inputs": (inputs, input_shape, task.input_dtype), "targets": (targets, target_shape, torch.int64)}
     if mask is not None:
@@ -93,14 +94,15 @@ def check_batch(where: str, batch: Batch, data: Data) -> int:
         found, needed = f"{list(tensor.shape)} of {tensor.dtype}", f"{list(shape)} of {dtype}"
         expect(found == needed, f"{where} has {name} of {found}: the task needs {needed}".replace("torch.", ""))
     expect(bool(inputs.isfinite().all()), f"{where} has inputs that are not finite: mend or leave out those examples")
-    limits = {"targets": (targets, task.num_classes)}
+    answers = targets if previous is None else real(targets)
+    limits = {"targets": (answers, task.num_classes)}
     if task.input_dtype == torch.int64:
         limits["tokens"] = inputs, task.vocabulary_size  # type: ignore[attr-defined]  # as all of tokens
     for name, (tensor, count) in limits.items():
         low, high = int(tensor.min()), int(tensor.max())
         found = f"{where} has {name} from {low} to {high}"
         expect(low >= 0 and high < count, f"{found}: the task has {count}, so they go from 0 to {count - 1}")
-    return targets.numel()
+    return answers.numel()
 
 
 def batches_fit(part: DataPart) -> str:
@@ -120,7 +122,12 @@ def hashes(batches: Iterable[Batch]) -> list[int]:
     """Return a number for each example of the batches; padding does not count."""
     rows = ((batch, row) for batch in batches for row in range(len(batch.inputs)))
     shown = ((b.inputs[row] if b.mask is None else b.inputs[row][b.mask[row]], b.targets[row]) for b, row in rows)
-    return [hash(np.asarray(inputs).tobytes() + np.asarray(targets).tobytes()) for inputs, targets in shown]
+    return [hash(np.asarray(inputs).tobytes() + np.asarray(real(targets)).tobytes()) for inputs, targets in shown]
+
+
+def real(targets: Tensor) -> Tensor:
+    """Return the targets of an example without padding."""
+    return targets[targets != PADDING]
 
 
 def covers_once(part: DataPart) -> str:

@@ -96,10 +96,12 @@ class ContentData(Data):
         """Return the examples of training step `step` (from 0): a pure function of seed and step."""
         epoch, place = divmod(step, self.steps_per_epoch)
         if epoch != self._epoch:
-            order = generator(self.seed, "order", epoch)
-            # int32 takes half the memory, for very long texts.
-            self._order, self._epoch = torch.randperm(self.total, generator=order, dtype=torch.int32), epoch
+            self._order, self._epoch = self.order(epoch), epoch
         return self._order[place * self.batch_size : (place + 1) * self.batch_size].long()
+
+    def order(self, epoch: int) -> Tensor:
+        """Return the examples as an epoch takes them; int32 takes half the memory, for very long texts."""
+        return torch.randperm(self.total, generator=generator(self.seed, "order", epoch), dtype=torch.int32)
 
     def train_batch(self, step: int) -> Batch:
         """Return the examples of this step's place in its epoch's permutation: it depends on (seed, epoch) alone."""
@@ -116,13 +118,17 @@ class ContentData(Data):
         for indices in (torch.arange(count) * total // count).tensor_split(-(-count // self.eval_batch_size)):
             yield self.batch(split, indices)
 
+    def answers(self) -> Any:
+        """Return what is to be predicted of the validation data."""
+        return (self.labels or self.examples)["val"]
+
     @cached_property
     def constant(self) -> dict[str, float]:
         """Return what the best predictor reaches on the validation data that always says the same, whatever it reads.
 
         Its loss (nats) is the entropy of the classes' or tokens' frequencies, its accuracy the largest of these.
         """
-        _, counts = np.unique((self.labels or self.examples)["val"], return_counts=True)
+        _, counts = np.unique(self.answers(), return_counts=True)
         shares = counts / counts.sum()
         return {"loss/val": float(-(shares * np.log(shares)).sum()), "accuracy/val": float(shares.max())}
 

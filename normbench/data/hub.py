@@ -26,12 +26,14 @@ class Hub:
     revision: branch, tag or commit on the hub; says nothing about a local copy.
     root: folder with local copies in the hub's layout, relative to the current one; None or empty: the hub.
     config: which of the repository's configurations, where it has several.
+    folder: of the repository, to which it is narrowed where no configuration names the files that are wanted.
     """
 
     hub_id: str
     revision: str
     root: str | None
     config: str | None
+    folder: str | None = None
 
     def key(self) -> list[Any]:
         """Return the local copy's files with their sha256, or the hub's revision.
@@ -41,13 +43,14 @@ class Hub:
         Raises:
             UsageError: there is no local copy.
         """
+        chosen = [self.config, self.folder] if self.folder else [self.config]
         if not self.root:
-            return [f"hub:{self.hub_id}@{self.revision}", self.config]
+            return [f"hub:{self.hub_id}@{self.revision}", *chosen]
         folder = Path(os.path.expanduser(self.root), self.hub_id)
         files = [*sorted(folder.rglob("*.parquet")), *folder.glob("README.md")]
         if not files:
             raise UsageError(f"no copy of {self.hub_id} in data.root={self.root}: {OTHERWISE}")
-        return [*([str(file.relative_to(folder)), file_digest(file)] for file in files), self.config]
+        return [*([str(file.relative_to(folder)), file_digest(file)] for file in files), *chosen]
 
     def read(self, splits: Sequence[str], columns: Sequence[str], text: str = "") -> tuple[Any, dict[str, Any]]:
         """Return what each column declares itself to be, and lists of these columns' values by split and column.
@@ -69,6 +72,7 @@ class Hub:
         logger.info("reading %s", self.hub_id)
         place = os.path.join(os.path.expanduser(self.root or ""), self.hub_id)
         options: dict[str, Any] = {"streaming": True} if self.root else {"revision": self.revision}
+        options |= {"data_dir": self.folder} if self.folder else {}
         try:
             loaded = datasets.load_dataset(place, name=self.config, **options)
             features = next(iter(loaded.values())).features

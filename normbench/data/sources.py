@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from importlib.metadata import version
+from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -22,6 +23,7 @@ HubId = Annotated[str, Setting("owner/name on the Hugging Face hub")]
 Revision = Annotated[str, Setting("branch, tag or commit on the hub")]
 Root = Annotated[str | None, Setting("folder of local copies in the hub's layout; null: from the hub")]
 Config = Annotated[str | None, Setting("which of the repository's configurations")]
+Folder = Annotated[str | None, Setting("folder of the repository with the files, where no configuration names them")]
 TextColumn = Annotated[str, Setting("column of the text")]
 ImageColumn = Annotated[str, Setting("column of the images")]
 LabelColumn = Annotated[str, Setting("column of the classes")]
@@ -36,11 +38,12 @@ def hub_text(
     revision: Revision = "main",
     root: Root = None,
     config: Config = None,
+    folder: Folder = None,
     text_column: TextColumn = "text",
     level: Level = "character",
     vocabulary_size: VocabularySize = None,
     lines: Annotated[bool, Setting("each row is a line of its own")] = False,
-    val_splits: Annotated[Sequence[str], Setting("splits that validate")] = ("validation", "test"),
+    val_splits: Annotated[Sequence[str] | None, Setting("that validate; null: train is cut")] = ("validation", "test"),
     test_splits: Annotated[Sequence[str] | None, Setting("splits that judge once, at the end; null: none")] = None,
     holdout: Holdout = 0,
     **options: Any,
@@ -49,10 +52,12 @@ def hub_text(
 
     The rows of a split follow each other, and so do several splits that serve one purpose. In
     karpathy/tiny_shakespeare the split `train` is the first 90 % and `validation` with `test` the last tenth, as
-    nanoGPT splits it: both validate. No words or byte pairs are learned of the tokens that `holdout` takes away.
+    nanoGPT splits it: both validate. Where no split validates, nine tenths of the bytes of `train` train, a twentieth
+    validates, and the last twentieth judges at the end, as is usual with enwik8.
+    No words or byte pairs are learned of the tokens that `holdout` takes away.
     """
-    hub = Hub(hub_id, revision, root, config)
-    parts = {"train": ["train"], "val": list(val_splits), "test": list(test_splits or ())}
+    hub = Hub(hub_id, revision, root, config, folder)
+    parts = {"train": ["train"], "val": list(val_splits or ()), "test": list(test_splits or ())}
 
     def load() -> Decoded:
         _, tables = hub.read([split for splits in parts.values() for split in splits], [text_column], text_column)
@@ -61,6 +66,11 @@ def hub_text(
             if splits:
                 rows = [row for split in splits for row in tables[split][text_column]]
                 texts[part] = "".join(row.removesuffix("\n") + "\n" if lines else row for row in rows)
+        if not parts["val"]:
+            whole = texts["train"].encode()
+            cuts = pairwise(len(whole) * twentieth // 20 for twentieth in (0, 18, 19, 20))
+            # A character that a cut divides is left out.
+            texts = {part: whole[slice(*cut)].decode(errors="ignore") for part, cut in zip(SPLITS, cuts, strict=True)}
         vocabulary = learned(level, vocabulary_size, holdout, *texts.values())
         return {part: vocabulary.encode(text) for part, text in texts.items()}, vocabulary.facts
 

@@ -4,22 +4,74 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Literal
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from normbench.settings import Setting
 from normbench.types import Branch, ImageClassification, Model, NormFactory, PlacementFactory, Site
 
-Depth = Annotated[int, Setting("number of blocks", low=1, high=1_000)]
+Depth = Annotated[int, Setting("number of blocks", low=1, high=10_000)]
 Width = Annotated[int, Setting("features of the stream (CNN: of the first stage)", low=1, high=10**5)]
 NormOrder = Annotated[Literal["before", "after"], Setting("the norm inside a branch, against its activation")]
 Activation = Annotated[Literal["relu", "gelu", "silu", "sigmoid", "tanh"], Setting("activation")]
 
 ACTIVATIONS = {"relu": nn.ReLU, "gelu": nn.GELU, "silu": nn.SiLU, "sigmoid": nn.Sigmoid, "tanh": nn.Tanh}
+
+
+def segment_length(depth: int) -> int:
+    """Return how many blocks in a row are computed again at once: about √depth / 4.
+
+    What stays are the inputs of depth / n segments and what one segment of n blocks keeps, each about 16 times its
+    input, so that their sum is least at n = √(depth / 16), and grows as √depth (Chen et al. 2016, §4.1).
+    """
+    return max(1, round(math.sqrt(depth) / 4))
+
+
+def through(blocks: nn.ModuleList, x: Tensor, recompute: bool | None, **context: Any) -> Tensor:
+    """Return x behind all blocks.
+
+    recompute: keep the inputs of segments of them for the backward pass, which computes the rest again, from the same
+    random numbers and running statistics: all results have the same bits.
+    """
+    if not (recompute and torch.is_grad_enabled()):
+        for block in blocks:
+            x = block(x, **context)
+        return x
+    length = segment_length(len(blocks))
+    for start in range(0, len(blocks), length):
+        segment = blocks[start : start + length]
+        # what stands around the first run and around the second
+        contexts: Any = partial(tuple, (nullcontext(), Rerun(segment)))
+        x = checkpoint(through, segment, x, None, use_reentrant=False, context_fn=contexts, **context)
+    return x
+
+
+class Rerun(AbstractContextManager[None]):
+    """Lets a segment of blocks run again as it did first, and leave no trace: with its buffers as they were then.
+
+    Probes see the same again, running statistics included.
+    """
+
+    def __init__(self, segment: nn.Module) -> None:
+        self.before = [(module, name, buffer.clone()) for module in segment.modules()
+                       for name, buffer in module.named_buffers(recurse=False)]  # fmt: skip
+
+    def __enter__(self) -> None:
+        self.after = [(module, name, getattr(module, name)) for module, name, _ in self.before]
+        for module, name, buffer in self.before:
+            setattr(module, name, buffer.clone())
+
+    def __exit__(self, *_: object) -> None:
+        for module, name, buffer in self.after:
+            setattr(module, name, buffer)
 
 
 @dataclass(frozen=True)
@@ -48,6 +100,7 @@ class BlockStack(Model):
     """
 
     kinds = frozenset({"image_classification"})
+    recompute = False
     branch: ClassVar[Callable[..., Branch]]  # (*shape, inside), with a NormActivation as the last
     channel_dim: ClassVar[int] = -1
 
@@ -80,10 +133,7 @@ class BlockStack(Model):
 
     def features(self, x: Tensor) -> Tensor:
         """Return what the head reads."""
-        x = self.stem(x)
-        for block in self.blocks:
-            x = block(x)
-        return self.final(x)
+        return self.final(through(self.blocks, self.stem(x), self.recompute))
 
 
 class LinearBranch(Branch):

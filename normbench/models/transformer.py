@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from normbench.errors import UsageError
-from normbench.models.stacks import ACTIVATIONS, Depth, Width
+from normbench.models.stacks import ACTIVATIONS, Depth, Width, through
 from normbench.settings import Setting
 from normbench.types import Branch, ImageClassification, Model, NormFactory, PlacementFactory, Site, TextTask
 
@@ -187,6 +187,7 @@ class Transformer(Model):
 
     kinds = frozenset({"language_model", "text_classification", "image_classification"})
     roles = ("attention", "mlp")
+    recompute = False
     rotation: Tensor | None
     scale: Tensor
 
@@ -255,8 +256,7 @@ class Transformer(Model):
             x = x + self.positions.weight[:time]
         x = self.dropout(x * self.scale)
         rotation = None if self.rotation is None else self.rotation[:, :time]
-        for block in self.blocks:
-            x = block(x, rotation=rotation, mask=mask)
+        x = through(self.blocks, x, self.recompute, rotation=rotation, mask=mask)
         if self.final_norm is not None:
             x = self.final_norm(x) if mask is None else self.final_norm(x, mask=mask)
         return self.head(x, mask, self.stem)

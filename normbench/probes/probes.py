@@ -203,7 +203,10 @@ def by_place(model: Model, blocks: Mapping[str, Any], norms: Iterable[nn.Module]
         parts.append((f"block{layer}.norms", [each for each in block.parameters() if each in of_norms]))
         parts += [(f"block{layer}.{role}", branch.parameters()) for role, branch in block.branches.items()]
         parts.append((f"block{layer}.placement", block.parameters()))
-    tags: dict[nn.Parameter, str] = {}
+    placed: set[nn.Parameter] = set()
+    found = {}
     for tag, parameters in [*parts, ("outside", model.parameters())]:
-        tags |= {parameter: tag for parameter in parameters if parameter not in tags}
-    return {tag: [each for each in tags if tags[each] == tag] for tag in dict.fromkeys(tags.values())}
+        if own := [each for each in parameters if each not in placed]:
+            found[tag] = own
+            placed |= {*own}
+    return found

@@ -88,8 +88,9 @@ def first_nonfinite(model: nn.Module, batch: Batch, task: Task) -> str:
             return f"output of {names[bad[0]] or 'the model'}"
         if not loss.isfinite():
             return "the loss"
+        computed = tuple(order)  # the backward pass may compute some of it again
         loss.backward()
-        for module in reversed(order):
+        for module in reversed(computed):
             for name, parameter in module.named_parameters(names[module], recurse=False):
                 if parameter.grad is not None and not parameter.grad.isfinite().all():
                     return f"gradient of {name}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,15 +10,14 @@ import torch
 from torch import nn
 
 from normbench.training.guard import buffers_kept
-from normbench.types import Batch
+from normbench.types import Batch, Data
 
 
 @torch.no_grad()
 def average(model: nn.Module, norms: Iterable[Any], batches: Iterable[Batch]) -> None:
     """Set running statistics of norms to their plain average over batches; nothing else of the model is in training.
 
-    Each process takes its own batches, and none waits for another.
-    torch.optim.swa_utils.update_bn does the same with torch's own norms.
+    No process waits for another. torch.optim.swa_utils.update_bn does the same with torch's own norms.
     """
     training, meant = model.training, {"momentum": None, "freeze_after": None, "sync": False}
     kept = [(norm, {name: getattr(norm, name) for name in meant if hasattr(norm, name)}) for norm in norms]
@@ -36,15 +35,16 @@ def average(model: nn.Module, norms: Iterable[Any], batches: Iterable[Batch]) ->
 
 
 @contextmanager
-def recalibrated(model: nn.Module, batches: Callable[[int], Iterable[Batch]]) -> Iterator[None]:
+def recalibrated(model: nn.Module, data: Data, done: int, device: torch.device) -> Iterator[None]:
     """While this lasts, norms have statistics over as many batches as they ask for (`recalibrate`); then their own.
 
-    batches: gives so many.
+    The batches are the last ones of the `done` training batches, whole ones in each process.
     """
     norms: list[Any] = [norm for norm in model.modules() if getattr(norm, "recalibrate", 0)]
     if not norms:
         yield
         return
+    latest = map(data.train_batch, range(max(0, done - norms[0].recalibrate), done))
     with buffers_kept(model):
-        average(model, norms, batches(norms[0].recalibrate))
+        average(model, norms, (batch.map(lambda tensor: tensor.to(device)) for batch in latest))
         yield

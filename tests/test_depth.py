@@ -1,0 +1,117 @@
+"""Deep stacks: what is computed again has the same bits, and what is kept grows as √depth."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support import IMAGES, TEXT, TEXTS, build, random_batch, refused
+from torch import nn
+
+from normbench.models.stacks import segment_length, through
+from normbench.probes import Probes
+from normbench.studies.bench import peak_memory
+from normbench.training.guard import first_nonfinite
+from normbench.types import Model, Task
+
+WANTED = {"activations", "gradients", "parameters", "attention"}
+KINDS = {
+    "dropout": ("nano", TEXT, {"depth": 36, "dropout": 0.3, "bias": True}, "layernorm"),
+    "padding": ("nano", TEXTS, {"depth": 36, "position": "rotary"}, "rmsnorm"),
+    "batchnorm": ("nano", TEXT, {"depth": 36}, "batchnorm"),
+    "cnn": ("cnn", IMAGES, {"depth": 36, "stages": [1, 1, 1]}, "batchnorm"),
+    "mlp": ("mlp", IMAGES, {"depth": 36}, "batchnorm"),
+}
+
+
+def step(model: Model, norms: dict[str, nn.Module], task: Task) -> list[tuple[str, Any]]:
+    """Two steps' forward and backward passes; everything that can be seen of the second."""
+    torch.manual_seed(0)
+    for probes in (Probes(model, norms, set()), Probes(model, norms, WANTED)):
+        batch = random_batch(task)
+        with probes.watch() as reading:
+            loss = task.loss(model.train()(*batch.arguments), batch.targets)
+            loss.backward()
+    seen = [*reading.scalars.items(), *reading.numbers().items()]
+    gradients = [(name, parameter.grad) for name, parameter in model.named_parameters()]
+    return [("loss", loss), ("random", torch.rand(3)), *gradients, *model.state_dict().items(), *seen]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_computed_again_has_the_same_bits(kind: str) -> None:
+    name, task, settings, norm = KINDS[kind]
+    found = []
+    for recompute in (False, True):
+        model, norms = build(norm, model=name, task=task, **settings)
+        model.recompute = recompute
+        found.append(step(model, norms, task))
+    for (tag, kept), (again, computed) in zip(*found, strict=True):
+        assert tag == again
+        assert torch.equal(kept, computed) if isinstance(kept, torch.Tensor) else kept == computed, tag
+
+
+class Counting(nn.Module):
+    """A block whose output depends on a running statistic, which is replaced at each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls = self.calls + 1
+        return (self.weight * self.calls * x).sin()
+
+
+def test_running_statistics_are_updated_once_and_read_as_they_were() -> None:
+    blocks, x = nn.ModuleList(Counting() for _ in range(40)), torch.full((2,), 0.3)
+    gradients = []
+    for recompute in (False, True):
+        for block in blocks:
+            block.calls = torch.tensor(2.0)
+        out = through(blocks, x, recompute).sum()
+        gradients.append(torch.autograd.grad(out, [*blocks.parameters()], retain_graph=True))
+        assert gradients[-1] == torch.autograd.grad(out, [*blocks.parameters()])  # and a third time
+        assert {float(block.calls) for block in blocks} == {3.0}
+    assert gradients[0] == gradients[1]
+
+
+def activation_bytes(depth: int, recompute: bool) -> int:
+    """The most bytes that a forward and backward pass holds, of a stack of one block that stands at every place."""
+    model, _ = build("layernorm", "deep", depth=1, width=16)
+    blocks = nn.ModuleList([model.blocks[0]] * depth)
+    x = torch.randn(16, 16, 16, requires_grad=True)
+    return peak_memory(lambda: through(blocks, x, recompute).sum().backward(), torch.device("cpu"))
+
+
+def test_what_is_kept_grows_as_the_square_root_of_depth() -> None:
+    depths = 16, 64, 256
+    exponents = [
+        np.polyfit(np.log(depths), np.log([activation_bytes(depth, recompute) for depth in depths]), 1)[0]
+        for recompute in (False, True)
+    ]
+    assert exponents == pytest.approx([1.0, 0.5], abs=0.05)
+    assert [segment_length(depth) for depth in (1, 12, 64, 1000, 10_000)] == [1, 1, 2, 8, 25]
+
+
+def test_the_place_of_a_bad_gradient_is_the_same() -> None:
+    """The backward pass that computes segments again, the first one last, is not taken for the order of the forward."""
+    places = []
+    for recompute in (False, True):
+        model, _ = build("layernorm", "pre", depth=40)
+        model.recompute = recompute
+        model.blocks[30].register_full_backward_hook(lambda *_: (torch.full((4, 16, 16), torch.nan),))
+        places.append(first_nonfinite(model, random_batch(TEXT), TEXT))
+    assert places[0] == places[1]
+    assert places[0].startswith("gradient of blocks.29.")
+
+
+def test_what_cannot_compute_again_says_so(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setattr("normbench.models.stacks.BlockStack.recompute", None)
+    words = ["train", "trainer.recompute=true", "device=cpu"]
+    end = "which cannot: leave it out"
+    assert refused([*words, "model=mlp"], capsys) == f"trainer.recompute=true does not go with model=mlp, {end}"
+    said = refused([*words, "trainer.compile=true"], capsys)
+    assert said == "trainer.recompute=true does not go with trainer.compile=true: leave it out"
