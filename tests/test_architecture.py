@@ -27,7 +27,7 @@ PARTS: dict[str, tuple[set[str], int]] = {
     "config": (set(), 487),
     "recording": ({"rundir"}, 260),
     "loggers": ({"recording"}, 68),
-    "norms": (set(), 580),
+    "norms": (set(), 586),
     "placements": (set(), 75),
     "models": ({"translation"}, 900),
     "data": ({"translation"}, 1180),
