@@ -167,6 +167,8 @@ def sweep(words: tuple[str, ...], dry_run: bool, watch: Path | None, resume: Pat
         from normbench.sweep.conduct import watch as look_on
 
         return look_on(watch)
+    if {"RANK", "WORLD_SIZE"} <= os.environ.keys():
+        raise UsageError("sweep starts processes of its own, one for each run: leave out torchrun, it is train's")
     if not words and not resume:
         raise UsageError("sweep has nothing to vary: give several values, such as norm=layernorm,rmsnorm seed=0,1,2")
     for word in words:

@@ -40,7 +40,12 @@ def fingerprint(content: Mapping[str, Any]) -> str:
 
 
 class RunDirectory:
-    """One run's directory, which need not be there."""
+    """One run's directory, which need not be there.
+
+    writes: False in a process that only helps the one that holds the run.
+    """
+
+    writes = True
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -71,6 +76,9 @@ class RunDirectory:
         Raises:
             HeldElsewhere: another process holds it.
         """
+        if not self.writes:
+            yield
+            return
         with open(self.path / ".lock", "a") as lock:
             if not any(locked(lock, fcntl.LOCK_EX, pause) for pause in (0, 0.01, 0.1)):  # `is_held` takes a moment
                 pid = (read_json(self.status) or {}).get("pid", "unknown")
@@ -91,7 +99,8 @@ class RunDirectory:
         stands = {"status": status, "step": step, "steps": steps, "message": message}
         process = {"pid": os.getpid(), "host": socket.gethostname(), "heartbeat": time.time()}
         with suppress(OSError):
-            write_json(self.status, stands | process)
+            if self.writes:
+                write_json(self.status, stands | process)
 
     def sessions(self) -> list[dict[str, Any]]:
         """Return the processes that have worked on the run, the first one first."""

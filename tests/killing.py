@@ -110,13 +110,15 @@ class Server:
         self.context = multiprocessing.get_context("forkserver")
         self.context.set_forkserver_preload(PRELOADED)
 
-    def start(self, words: list[str], cwd: Path, trap: Trap | None = None) -> Child:
-        """Start `normbench` with these words."""
+    def start(
+        self, words: list[str], cwd: Path, trap: Trap | None = None, environment: dict[str, str] | None = None
+    ) -> Child:
+        """Start `normbench` with these words. environment: variables that it has beside those of the tests."""
         number = next(self.numbers)
         output, places = (self.folder / f"{number}.{kind}" for kind in ("output", "places"))
         for file in (output, places):
             file.touch()
-        process = self.context.Process(target=be_child, args=(words, cwd, output, places, trap))
+        process = self.context.Process(target=be_child, args=(words, cwd, output, places, trap, environment or {}))
         process.start()
         return Child(process, output, places)
 
@@ -124,7 +126,9 @@ class Server:
 # ---- in a child
 
 
-def be_child(words: list[str], cwd: Path, output: Path, places: Path, trap: Trap | None) -> None:
+def be_child(
+    words: list[str], cwd: Path, output: Path, places: Path, trap: Trap | None, environment: dict[str, str]
+) -> None:
     """Run one command as a process of its own would; does not return."""
     from normbench.cli import main
 
@@ -134,7 +138,7 @@ def be_child(words: list[str], cwd: Path, output: Path, places: Path, trap: Trap
         stream = os.open(output, os.O_WRONLY | os.O_APPEND)
         for number in (1, 2):
             os.dup2(stream, number)
-        os.environ["COLUMNS"] = "200"
+        os.environ |= {"COLUMNS": "200", **environment}
         os.chdir(cwd)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a sweep that has started the server blocks signals meanwhile
         watch(Places(places, trap))

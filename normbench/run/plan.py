@@ -19,6 +19,7 @@ from normbench.errors import RunFailure, UsageError
 from normbench.rundir import RunDirectory, fingerprint
 from normbench.settings import Tree, lookup
 from normbench.training.checkpoint import is_whole
+from normbench.training.parallel import from_environment
 from normbench.types import Data, NormFacts
 
 # What may be changed of a run that is extended; everything else is its parent's.
@@ -71,7 +72,7 @@ def prepare(config: Config, data: Data | None = None, device: torch.device | Non
         build.target(config.tree, section)
     build.loggers(config.tree)
     facts = build.check_combination(config.tree, config.choices.groups)
-    device = device or build.resolve_device(config.closed.device)
+    device = device or from_environment().place(build.resolve_device(config.closed.device))
     data = data or build.make_data(config.tree, config.closed.seed)
     trainer = config.closed.trainer
     steps = trainer.steps or max(1, math.ceil((trainer.epochs or 0) * data.steps_per_epoch / trainer.accumulate))

@@ -22,7 +22,7 @@ from normbench import build, recording
 from normbench.config.groups import content, options
 from normbench.errors import RunFailure, is_disk_full, is_out_of_memory
 from normbench.probes import Probes
-from normbench.recording import Display, Recorder, show_table
+from normbench.recording import Display, Recorder, Silent, show_table
 from normbench.run.plan import Run
 from normbench.rundir import RunDirectory, Status, commit, cpu_name, read_json, write_bytes, write_json
 from normbench.settings import Tree, flat
@@ -31,6 +31,7 @@ from normbench.training.clock import forget_peak, peak_memory
 from normbench.training.guard import Diverged
 from normbench.training.loop import Loop
 from normbench.training.optimizer import make_optimizer, parameter_groups
+from normbench.training.parallel import Group, ProcessLost
 from normbench.training.precision import make_precision
 from normbench.types import Model, Norm, Placement
 
@@ -44,9 +45,11 @@ NOTEWORTHY = ("compile_seconds", "skipped_steps", "leak", "padding")  # in the c
 class Session:
     """From a held directory to a result; `train` does it all."""
 
-    def __init__(self, run: Run) -> None:
-        """Build the model and its training loop; nothing is written."""
+    def __init__(self, run: Run, group: Group | None = None) -> None:
+        """Build the model and its training loop; nothing is written. group: of processes that train it together."""
         prepare_torch(run)
+        self.group = group or Group()
+        run.directory.writes = self.group.writes
         tree, closed = run.config.tree, run.config.closed
         self.run, self.directory, self.settings, self.last_beat = run, run.directory, closed, 0.0
         precision = make_precision(closed.trainer.precision, run.device)
@@ -69,6 +72,7 @@ class Session:
             precision=precision,
             settings=closed,
             steps=run.steps,
+            group=self.group,
         )
 
     def train(self, stop: Sequence[int]) -> int:
@@ -77,15 +81,16 @@ class Session:
         stop: signals that have come, as `stop_signals` notes them.
         """
         try:
-            with closing(self.prepare()):
+            with self.group.watched(), closing(self.prepare()):
                 try:
-                    complete = self.loop.run(stop, self.beat)
+                    number = self.loop.run(stop, self.beat)
                 except Diverged as result:
                     return self.finish("diverged", result.step, result.reason)
-                return self.finish("finished", self.loop.step, "") if complete else self.interrupted(stop[0])
+                return self.interrupted(number) if number else self.finish("finished", self.loop.step, "")
         except BaseException as error:
             status: Status = "out_of_memory" if is_out_of_memory(error) else "failed"
-            if is_disk_full(error) or (stop and isinstance(error, KeyboardInterrupt)):  # the same command goes on
+            stopped = isinstance(error, ProcessLost) or (stop and isinstance(error, KeyboardInterrupt))
+            if is_disk_full(error) or stopped:  # the same command goes on
                 status = "interrupted"
             self.directory.write_status(status, self.loop.step, self.run.steps, str(error))
             raise
@@ -97,12 +102,19 @@ class Session:
         run, directory, loop = self.run, self.directory, self.loop
         forget_peak(run.device)
         self.restore()
+        if not self.group.writes:
+            loop.recorder = Silent()
+            return loop.recorder
         self.beat()
         config = yaml.safe_dump(run.config.tree, sort_keys=False, allow_unicode=True)
         write_bytes(directory.config, config.encode())
-        here = describe_here(run)
+        here = describe_here(run, self.group.size)
         if elsewhere := directory.begun_elsewhere(here):
             self.say(elsewhere)
+        for before in directory.sessions()[-1:]:
+            if (known := before.get("processes", 1)) != self.group.size:
+                what = f"{known} processes worked on this run before, now {self.group.size}"
+                self.say(f"note: {what}: dropout masks are others now, and batch statistics that are not synchronised")
         write_json(directory.environment, {"sessions": [*directory.sessions(), here]})
         damaged = recording.truncate_events(directory.path, loop.step)
         for said in filter(None, (damaged, recording.truncate_metrics(directory.metrics, loop.step))):
@@ -122,10 +134,12 @@ class Session:
         Raises:
             RunFailure: the checkpoint does not fit.
         """
-        state = self.loop.checkpoints.load(self.say)
-        if state is None and self.run.parent is not None:
+        if self.run.parent is not None and self.group.writes and self.loop.checkpoints.load(self.say) is None:
             copy_record(self.run.parent, self.directory)
-            state = self.loop.checkpoints.load(self.say)
+        self.group.first(None)  # what the others read is there now
+        state = self.loop.checkpoints.load(self.say)
+        if len(set(self.group.all((state or {}).get("step")))) > 1:
+            raise RunFailure(f"the processes do not all read {self.directory.path}: give outputs= that all share")
         try:
             if state is not None:
                 self.loop.restore(state)
@@ -157,6 +171,8 @@ class Session:
     def finish(self, status: Status, step: int, message: str) -> int:
         """Write the summary, which analysis reads; a result, whether finished or diverged."""
         run, loop = self.run, self.loop
+        if not self.group.writes:
+            return 0
         summary = {
             "steps": run.steps,
             "choices": dict(run.config.choices.groups),
@@ -227,7 +243,7 @@ def stop_signals() -> Iterator[list[int]]:
         yield noted
 
 
-def describe_here(run: Run) -> dict[str, Any]:
+def describe_here(run: Run, processes: int = 1) -> dict[str, Any]:
     """Return this process, its machine and its code, and what is needed to load the model: environment.json has it."""
     return {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -242,6 +258,7 @@ def describe_here(run: Run) -> dict[str, Any]:
         "device": str(run.device),
         "accelerator": torch.cuda.get_device_name(run.device) if run.device.type == "cuda" else None,
         "threads": torch.get_num_threads(),
+        "processes": processes,
         "data": run.data.describe(),
         "choices": dict(run.config.choices.groups),
         "task": run.data.task.record(),

@@ -14,13 +14,14 @@ from typing import Any
 from rich.filesize import decimal
 
 from normbench.config.compose import Config
-from normbench.errors import RunFailure, is_disk_full, is_out_of_memory
+from normbench.errors import RunFailure, UsageError, is_disk_full, is_out_of_memory
 from normbench.recording import Recorder, Scalar, show_table
 from normbench.run.plan import Run, prepare, same_elsewhere
 from normbench.run.session import Session, describe_here, settle, show_summary, stop_signals
 from normbench.rundir import read_json, unused
 from normbench.training.estimate import Estimate, estimate
 from normbench.training.guard import Diverged
+from normbench.training.parallel import Group, from_environment
 
 
 def start(config: Config, dry: bool = False, trust: bool = False) -> int:
@@ -32,30 +33,38 @@ def start(config: Config, dry: bool = False, trust: bool = False) -> int:
     """
     with limits_named(config.closed.outputs), notes_shown(config.closed.quiet):
         run = prepare(config, trust=trust)
-    return train(run, dry)
+    group = from_environment()
+    if dry and group.size > 1:
+        raise UsageError("--dry-run measures one process: leave out torchrun")
+    group.check(run.data.train_batch(0))
+    with group.joined(run.device):
+        return train(run, dry, group)
 
 
-def train(run: Run, dry: bool = False) -> int:
-    """Make a run, go on with it, or say that it is done; return the exit status. dry: say what it would take.
+def train(run: Run, dry: bool = False, group: Group | None = None) -> int:
+    """Make a run, go on with it, or say that it is done; return the exit status.
+
+    dry: say what it would take. group: of processes that make it together.
 
     Raises:
         UsageError: any mistake of the user's; nothing was written.
         RunFailure: the machine ended the run; the last good checkpoint is intact.
     """
-    closed = run.config.closed
+    closed, group = run.config.closed, group or Group()
+    run.directory.writes = group.writes
     with limits_named(closed.outputs):
-        if (summary := run.directory.ended()) and not closed.rerun:
-            if not dry:
+        if (summary := group.first(run.directory.ended())) and not closed.rerun:
+            if not dry and group.writes:
                 with suppress(OSError, RunFailure), run.directory.held():  # where it may be written, by nobody else
                     settle(run, summary)
             return show_ended(run, summary)
         run.directory.check_creatable()
         if not closed.quiet and (same := same_elsewhere([run])):
             print(f"note: {same}")
-        return dry_run(Session(run)) if dry else make(run)
+        return dry_run(Session(run)) if dry else make(run, group)
 
 
-def make(run: Run) -> int:
+def make(run: Run, group: Group) -> int:
     """Make a run, or go on with it; return the exit status.
 
     Raises:
@@ -63,10 +72,11 @@ def make(run: Run) -> int:
     """
     with stop_signals() as stop:
         try:
-            session = Session(run)
-            make_directory(run)
+            session = Session(run, group)
+            if group.writes:
+                make_directory(run)
             with run.directory.held():
-                if summary := run.directory.ended():  # another process was faster
+                if summary := group.first(run.directory.ended()):  # another process was faster
                     return show_ended(run, summary)
                 return session.train(stop)
         except KeyboardInterrupt as error:

@@ -64,6 +64,7 @@ class Checkpoints:
 
     def __init__(self, directory: RunDirectory) -> None:
         self.current, self.previous, self.best = directory.checkpoint, directory.previous, directory.best
+        self.writes = directory.writes
         self.current_is_good = True
 
     def save(self, state: State) -> None:
@@ -72,12 +73,14 @@ class Checkpoints:
         Raises:
             OSError: the disk is full; both older files stay as they were.
         """
-        write_atomically(self.current, partial(write, state), keep=self.previous if self.current_is_good else None)
-        self.current_is_good = True
+        if self.writes:
+            write_atomically(self.current, partial(write, state), keep=self.previous if self.current_is_good else None)
+            self.current_is_good = True
 
     def save_best(self, state: State) -> None:
         """Keep the state of the lowest validation loss."""
-        write_atomically(self.best, partial(write, state))
+        if self.writes:
+            write_atomically(self.best, partial(write, state))
 
     def load(self, say: Callable[[str], None], best: bool = False) -> State | None:
         """Return the newest state that is whole, or the best, or None; what is damaged is named through `say`."""

@@ -21,6 +21,7 @@ from normbench.training.checkpoint import Checkpoints, State
 from normbench.training.clock import Clock
 from normbench.training.guard import GRADIENT_NORM, Diverged, Guard, buffers_kept, first_nonfinite
 from normbench.training.optimizer import WeightAverage
+from normbench.training.parallel import Group
 from normbench.training.precision import Precision
 from normbench.training.schedules import Schedule
 from normbench.types import Batch, Data, Model, Task, stable_seed
@@ -42,7 +43,7 @@ class Loop:
     recorder: to be set before it begins. latest: the newest value of each tag. loss_count: steps since the last log.
     first_loss: the first that was logged. runaway_since: the step from which on the logged loss is too large.
     compile_seconds: what the first step took where torch.compile works in it. units: tokens, texts or images of the
-    last step.
+    last step, of all processes of the group.
     """
 
     model: Model
@@ -55,6 +56,7 @@ class Loop:
     precision: Precision
     settings: TrainConfig
     steps: int
+    group: Group = field(default_factory=Group)
     recorder: Recorder = field(init=False)
     step: int = 0
     latest: dict[str, float] = field(default_factory=dict)
@@ -78,12 +80,13 @@ class Loop:
         self.average = None if self.trainer.ema is None else WeightAverage(self.model, self.trainer.ema)
         # compiled with eager mode's random numbers: its own would give other dropout masks
         options: Any = {"fallback_random": True}
-        self.compiled = torch.compile(self.model, options=options) if self.trainer.compile else None
+        self.shared = self.group.wrap(self.model)
+        self.compiled = torch.compile(self.shared, options=options) if self.trainer.compile else None
 
     # ---- the run
 
-    def run(self, stop: Sequence[int], beat: Callable[[], None]) -> bool:
-        """Train to the end; return whether it was reached.
+    def run(self, stop: Sequence[int], beat: Callable[[], None]) -> int:
+        """Train to the end; return the signal that has stopped it before, 0 for none.
 
         Args:
             stop: signals that have asked for a stop; looked at before each step. A checkpoint is written then.
@@ -94,9 +97,9 @@ class Loop:
         """
         self.model.train()
         while self.step < self.steps:
-            if stop:
+            if number := self.group.stopped(stop):
                 self.save()
-                return False
+                return number
             self.train_step()
             last = self.step == self.steps
             if last or due(self.step, self.trainer.log_every):
@@ -106,7 +109,7 @@ class Loop:
                 self.evaluate()
             if last or self.step % self.trainer.checkpoint_every == 0:
                 self.save()
-        return True
+        return 0
 
     def train_step(self) -> None:
         """Take one optimizer step, and probe on its way where that is due."""
@@ -145,11 +148,11 @@ class Loop:
         probed = histograms or due(self.step + 1, self.probing.every)
         if probed and compiled:
             with buffers_kept(self.model), self.probes.watch(histograms) as reading:
-                self.gradients(self.model, copy.deepcopy(self.precision))
+                self.gradients(self.shared, copy.deepcopy(self.precision))
             self.model.zero_grad(set_to_none=True)
         begun = time.perf_counter()
         with self.probes.watch(histograms) if probed and not compiled else nullcontext(reading) as reading:
-            loss = self.gradients(self.model if self.compiled is None else self.compiled, self.precision)
+            loss = self.gradients(self.shared if self.compiled is None else self.compiled, self.precision)
         self.grad_norm = nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
         if self.trainer.grad_clip:
             nn.utils.clip_grads_with_norm_(self.model.parameters(), self.trainer.grad_clip, self.grad_norm)
@@ -159,18 +162,28 @@ class Loop:
         return loss, reading
 
     def gradients(self, model: Callable[..., Tensor], precision: Precision) -> Tensor:
-        """Return the mean loss over the step's batches, whose gradients add up in the parameters."""
-        count, self.units = self.trainer.accumulate, 0
+        """Return the mean loss over the step's batches, whose gradients add up in the parameters.
+
+        Each prediction counts alike, whichever batch or process has it.
+        """
+        count, expected, self.units = self.trainer.accumulate, 0, 0
         total = torch.zeros((), device=self.device)
         for part in range(count):
-            batch = self.seeded_batch(self.step * count + part)
-            with precision.autocast():
-                loss = self.data.task.loss(model(*batch.arguments), batch.targets) / count
-            precision.scaler.scale(loss).backward()
+            batch, own, whole = self.seeded_batch(self.step * count + part)
+            expected = expected or count * whole
+            apart = getattr(model, "no_sync", nullcontext) if part < count - 1 else nullcontext
+            with apart():
+                with precision.autocast():
+                    loss = self.data.task.loss(model(*batch.arguments), batch.targets)
+                    loss = loss / (expected / (own * self.group.size))
+                precision.scaler.scale(loss).backward()
             total += loss.detach()
-            self.units += batch.predictions
+            self.units += whole
+        if self.units != expected:  # parts that have not as many predictions as the first one
+            torch._foreach_mul_([p.grad for p in self.model.parameters() if p.grad is not None], expected / self.units)
+            total *= expected / self.units
         precision.scaler.unscale_(self.optimizer)
-        return total
+        return self.group.add(total) / self.group.size
 
     def read_noise(self, reading: Reading) -> None:
         """Let probes see the gradients of equal parts of the step's last batch, beside the step, which leave no trace.
@@ -178,7 +191,7 @@ class Loop:
         They are in training mode, with dropout masks of their own, and BatchNorm has the statistics of each part.
         """
         with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []), buffers_kept(self.model):
-            batch = self.seeded_batch((self.step + 1) * self.trainer.accumulate - 1)
+            batch, *_ = self.seeded_batch((self.step + 1) * self.trainer.accumulate - 1)
             size = max(len(batch.targets) // MICRO_BATCHES, FEWEST)
             if len(batch.targets) >= 2 * size:
                 self.probes.read_noise(reading, self.part_gradients(batch, size), size)
@@ -193,14 +206,25 @@ class Loop:
             found = torch.autograd.grad(scale * loss, self.probes.trained, materialize_grads=True)
             yield torch._foreach_div(found, scale)
 
-    def seeded_batch(self, number: int) -> Batch:
-        """Return a training batch (from 0) on the device, with the generators set to what its dropout draws from."""
-        seed = stable_seed(self.settings.seed, "dropout", number)
+    def seeded_batch(self, number: int) -> tuple[Batch, int, int]:
+        """Return this process's share of a training batch (from 0) on the device, its predictions and the batch's.
+
+        The generators are set to what its dropout draws from.
+        """
+        self.set_generators(number)
+        whole = self.data.train_batch(number)
+        if self.group.rank:  # other rows have other masks
+            self.set_generators(number, self.group.rank)
+        own = self.group.rows(whole)
+        return to_device(own, self.device), own.predictions, whole.predictions
+
+    def set_generators(self, *words: int) -> None:
+        """Set the generators by a batch's number, and the rank of a process but the first."""
+        seed = stable_seed(self.settings.seed, "dropout", *words)
         if self.device.type == "cpu":
             torch.default_generator.manual_seed(seed)  # as torch.manual_seed does there, in a hundredth of its time
         else:
             torch.manual_seed(seed)
-        return to_device(self.data.train_batch(number), self.device)
 
     def diverge(self, step: int) -> None:
         """End the run at a step (counted from 0) whose loss or gradient is not finite.
@@ -210,9 +234,10 @@ class Loop:
         """
         self.optimizer.zero_grad(set_to_none=True)
         for part in range(self.trainer.accumulate):
-            batch = self.seeded_batch(step * self.trainer.accumulate + part)
+            batch, *_ = self.seeded_batch(step * self.trainer.accumulate + part)
             with self.precision.autocast():
-                where = first_nonfinite(self.model, batch, self.data.task)
+                found = self.group.all(first_nonfinite(self.model, batch, self.data.task))
+            where = next((where for where in found if where != GRADIENT_NORM), GRADIENT_NORM)
             if where != GRADIENT_NORM:
                 break
         raise Diverged(step + 1, f"not finite: {where}")
@@ -302,8 +327,9 @@ class Loop:
         """Return what the batches of a split show of a model, by tag, and a page of examples."""
         task = self.data.task
         batches = [*batches] if task.judges else batches  # others may be too large to keep
+        self.group.spread(model.buffers())  # running statistics of a norm that is not synchronised
         with self.precision.autocast():
-            results = evaluate(model, batches, task, self.device)
+            results = evaluate(model, batches, task, self.device, self.group)
             further, page = task.judge(model, batches, self.data, self.device) if task.judges else ({}, "")
         return {f"{name}/{split}": value for name, value in {**results, **further}.items()}, page
 
@@ -346,22 +372,27 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, batches: Iterable[Batch], task: Task, device: torch.device) -> dict[str, float]:
-    """Return the task's metrics over all predictions.
+def evaluate(
+    model: nn.Module, batches: Iterable[Batch], task: Task, device: torch.device, group: Group | None = None
+) -> dict[str, float]:
+    """Return the task's metrics over all predictions, of which each process of a group judges its share.
 
     The device is waited for once, at the end.
     """
-    training = model.training
+    training, group = model.training, group or Group()
     model.eval()
     # sums in place: small tensors kept from each batch would lie between the large ones and make the heap grow
     precise = torch.float32 if device.type == "mps" else torch.float64
-    sums = torch.zeros(2, dtype=precise, device=device)
-    count = 0
+    sums = torch.zeros(3, dtype=precise, device=device)
     for batch in batches:
-        count += batch.predictions
-        batch = to_device(batch, device)
-        loss, right = task.totals(model(*batch.arguments), batch.targets)
-        sums[0] += loss
-        sums[1] += right
+        small = len(batch.targets) < group.size  # then all run it, as sharded models need, and the first one counts it
+        own = batch if small else group.rows(batch)
+        ready = to_device(own, device)
+        loss, right = task.totals(model(*ready.arguments), ready.targets)
+        if not small or group.rank == 0:
+            sums[0] += loss
+            sums[1] += right
+            sums[2] += own.predictions
     model.train(training)
-    return task.metrics(*(sums / count).tolist())
+    loss, right, count = group.add(sums).tolist()
+    return task.metrics(loss / count, right / count)

@@ -1,0 +1,187 @@
+"""Processes that train a run together: they equal one process, one writes, and none stays when another has ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+from killing import Child, Server, Trap, poll
+from run_records import read_json, read_metrics
+from tiny_runs import run_directory
+
+pytest_plugins = ["run_fixtures"]
+
+LENGTHS = "trainer.eval_every=10 trainer.eval_batches=4 trainer.checkpoint_every=8 threads=1 device=cpu"
+TRANSFORMER = "train model=nano model.depth=1 model.width=16 model.heads=2 model.context=16 data=pydocs optim=sgd "
+TRANSFORMER += f"trainer.log_every=5 data.batch_size=8 data.eval_batch_size=512 {LENGTHS}"
+CNN = "train model=cnn model.width=4 norm=groupnorm norm.groups=2 data=digits data.batch_size=16 optim=sgd "
+CNN += f"trainer.log_every=5 {LENGTHS} trainer.steps=20"
+GONE = "normbench: another of the run's 2 processes has ended: the same command goes on from the last checkpoint"
+
+
+def start_all(
+    server: Server, words: str, cwd: Path, size: int = 2, traps: dict[int, Trap] | None = None, **more: str
+) -> list[Child]:
+    """Start the processes of one run as torchrun does, but from the server, which takes no time.
+
+    traps: by rank. more: of their environment.
+    """
+    cwd.mkdir(exist_ok=True)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(size), **more}
+    ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank), **group} for rank in range(size)]
+    return [server.start(words.split(), cwd, (traps or {}).get(int(each["RANK"])), each) for each in ranks]
+
+
+def end(*children: Child) -> list[int]:
+    """Return the exit statuses of processes, once they have ended."""
+    return [child.wait() for child in children]
+
+
+def run_alone(server: Server, words: str, cwd: Path) -> Child:
+    """Make a run in one process."""
+    cwd.mkdir(exist_ok=True)
+    child = server.start(words.split(), cwd)
+    assert child.wait() == 0, child.output
+    return child
+
+
+def weights(folder: Path) -> torch.Tensor:
+    """All weights of a run in its last checkpoint."""
+    state = torch.load(run_directory(folder) / "checkpoint.pt", weights_only=True)
+    return torch.cat([each.flatten().double() for each in state["model"].values()])
+
+
+def logged(folder: Path, tag: str) -> torch.Tensor:
+    lines = read_metrics(run_directory(folder))
+    return torch.tensor([line[tag] for line in lines if tag in line], dtype=torch.float64)
+
+
+def deviation(several: Path, one: Path) -> float:
+    """Return the largest deviation of a weight between two runs that are the same to rounding."""
+    assert run_directory(several).name == run_directory(one).name
+    for tag in ("loss/train", "loss/val", "grad/norm", "weight/norm"):
+        found, expected = logged(several, tag), logged(one, tag)
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
+        assert len(expected) > 1
+    torch.testing.assert_close(logged(several, "accuracy/val"), logged(one, "accuracy/val"), rtol=0, atol=1e-3)
+    return (weights(several) - weights(one)).abs().max().item()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        f"{TRANSFORMER} trainer.steps=20 probes.every=7",
+        f"{CNN} trainer.accumulate=2 trainer.ema=0.9 data.eval_batch_size=1 probes=off",
+    ],
+    ids=["transformer", "cnn"],
+)
+def test_two_processes_equal_one(words: str, server: Server, tmp_path: Path, tell: Callable[[str], None]) -> None:
+    run_alone(server, words, tmp_path / "one")
+    first, second = start_all(server, words, tmp_path / "two")
+    assert end(first, second) == [0, 0], first.output + second.output
+    tell(
+        f"2 processes against 1: weights after 20 steps deviate by {deviation(tmp_path / 'two', tmp_path / 'one'):.1e}"
+    )
+    assert deviation(tmp_path / "two", tmp_path / "one") < 1e-5
+    directory = run_directory(tmp_path / "two")
+    assert read_json(directory / "status.json")["pid"] == first.pid
+    assert second.output == ""  # it says nothing, and writes nothing
+    assert not [line for line in second.places if "write to" in line]
+    assert [each["processes"] for each in read_json(directory / "environment.json")["sessions"]] == [2]
+
+
+def workers(launcher: subprocess.Popen[str]) -> dict[str, int]:
+    """The processes that torchrun has started, by rank."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            if path.read_text().rpartition(")")[2].split()[1] == str(launcher.pid):
+                variables = path.with_name("environ").read_text().split("\0")
+                found |= {word[5:]: int(path.parent.name) for word in variables if word.startswith("RANK=")}
+    return found
+
+
+def test_a_killed_process_ends_the_others_and_the_run_goes_on(
+    server: Server, tmp_path: Path, tell: Callable[[str], None]
+) -> None:
+    """The very command of the documentation; one process goes on, and equals one that has done it all."""
+    words, folder = f"{TRANSFORMER} trainer.steps=300 probes=off", tmp_path / "two"
+    folder.mkdir()
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "normbench"]
+    pipe = subprocess.PIPE
+    launcher = subprocess.Popen(
+        [*command, *words.split()], cwd=folder, stdout=pipe, stderr=subprocess.STDOUT, text=True
+    )
+    assert poll(lambda: bool([*folder.glob("outputs/train/*/checkpoint.pt")]) or launcher.poll() is not None)
+    os.kill(workers(launcher)["1"], signal.SIGKILL)
+    killed = time.monotonic()
+    status = run_directory(folder) / "status.json"
+    assert poll(lambda: read_json(status)["status"] != "running")
+    seconds = time.monotonic() - killed
+    output, _ = launcher.communicate(timeout=60)
+    assert GONE in output.splitlines() and launcher.returncode == 1
+    assert read_json(status)["status"] == "interrupted" and read_json(status)["step"] < 300
+    tell(f"after SIGKILL of one of 2 processes the other ends the run in {seconds:.1f} s")
+    assert seconds < 10
+    child = run_alone(server, words, folder)
+    assert "going on from step" in child.output and "2 processes worked on this run before, now 1" in child.output
+    run_alone(server, words, tmp_path / "one")
+    assert deviation(folder, tmp_path / "one") < 1e-5
+
+
+def test_a_signal_to_one_process_stops_all_at_the_same_step_and_two_go_on(server: Server, tmp_path: Path) -> None:
+    words, folder = f"{TRANSFORMER} trainer.steps=20 probes=off model.dropout=0.1", tmp_path / "two"
+    stop = {1: Trap("training > gradients", 13, (signal.SIGTERM,))}
+    first, second = start_all(server, words, folder, traps=stop)
+    assert end(first, second) == [128 + signal.SIGTERM] * 2, first.output + second.output
+    assert "stopped at step 13 of 20" in first.output and "saved 13" in first.places
+    first, second = start_all(server, words, folder)
+    assert end(first, second) == [0, 0], first.output + second.output
+    assert "going on from step 13" in first.output
+    assert end(*start_all(server, words, tmp_path / "again")) == [0, 0]
+    assert torch.equal(weights(folder), weights(tmp_path / "again"))  # without a stop, with the same dropout masks
+
+
+def test_a_killed_process_is_named_where_nobody_ends_the_others(server: Server, tmp_path: Path) -> None:
+    words = f"{TRANSFORMER} trainer.steps=20 probes=off"
+    first, second = start_all(server, words, tmp_path, traps={1: Trap("training > gradients", 10)})
+    assert end(first, second) == [1, -signal.SIGKILL]
+    assert first.output.splitlines()[-1] == GONE
+    assert read_json(run_directory(tmp_path) / "status.json")["status"] == "interrupted"
+
+
+def test_divergence_in_one_process_ends_all(server: Server, tmp_path: Path) -> None:
+    first, second = start_all(server, f"{TRANSFORMER} trainer.steps=20 optim.lr=1e3 optim.momentum=0.999", tmp_path)
+    assert end(first, second) == [0, 0], first.output + second.output
+    assert read_json(run_directory(tmp_path) / "summary.json")["status"] == "diverged"
+
+
+@pytest.mark.parametrize(
+    ("words", "environment", "said"),
+    [
+        (f"{TRANSFORMER} data.batch_size=7", {}, "data.batch_size=7 cannot be shared by 2 processes"),
+        (f"{TRANSFORMER} --dry-run", {}, "--dry-run measures one process"),
+        (f"{TRANSFORMER} device=mps", {}, "device=mps"),
+        (TRANSFORMER, {"NORMBENCH_RENDEZVOUS_SECONDS": "1"}, "process 0 of 2 has not met the others at 127.0.0.1:"),
+        ("sweep norm=rmsnorm seed=0,1", {}, "leave out torchrun"),
+    ],
+)
+def test_mistakes_are_one_sentence(
+    words: str, environment: dict[str, str], said: str, server: Server, tmp_path: Path
+) -> None:
+    (child,) = start_all(server, words, tmp_path, **{"WORLD_SIZE": "2", **environment}, size=1)
+    assert child.wait() == 2, child.output
+    assert len(child.output.splitlines()) == 1 and said in child.output
+    assert not [*tmp_path.glob("outputs")]
