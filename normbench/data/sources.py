@@ -14,7 +14,7 @@ from normbench.data.batches import Holdout, Name, held_out
 from normbench.data.cache import SPLITS, Decoded, decoded
 from normbench.data.hub import Hub, classes_of, labels_of
 from normbench.data.images import Images, decode, image_arrays
-from normbench.data.streaming import Kept, streamed_images, streamed_text
+from normbench.data.streaming import Stream, streamed_images, streamed_text
 from normbench.data.text import Text, Texts, joined
 from normbench.data.vocabulary import LEVELS, Vocabulary
 from normbench.settings import Setting
@@ -66,8 +66,8 @@ def hub_text(
     """
     hub = Hub(hub_id, revision, root, config, folder)
     if streaming:
-        rows = Kept(hub, [text_column], val_splits or (), kept, holdout, buffer)
-        return streamed_text(name, rows, level, vocabulary_size, lines, **options)
+        stream = Stream(hub, [text_column], val_splits or (), kept, holdout, buffer)
+        return streamed_text(name, stream, level, vocabulary_size, lines, **options)
     parts = {"train": ["train"], "val": list(val_splits or ()), "test": list(test_splits or ())}
 
     def load() -> Decoded:
@@ -165,8 +165,8 @@ def hub_images(
     """Return labelled images of the hub; `options` are Images'."""
     hub = Hub(hub_id, revision, root, config)
     if streaming:
-        rows = Kept(hub, [image_column, label_column], [val_split], kept, holdout, buffer)
-        return streamed_images(name, rows, size, **options)
+        stream = Stream(hub, [image_column, label_column], [val_split], kept, holdout, buffer)
+        return streamed_images(name, stream, size, **options)
 
     def load() -> Decoded:
         images, trained, labels, classes = labelled(hub, val_split, image_column, label_column)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import lru_cache
 from itertools import chain, islice
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -27,72 +27,91 @@ from normbench.errors import RunFailure, UsageError
 from normbench.types import Batch, Split
 
 Rows = list[dict[str, Any]]
-
-
-class Place(NamedTuple):
-    """Where a block begins: in which pass over the data, at which turn of the files, of the row groups, and row."""
-
-    epoch: int = 0
-    file: int = 0
-    group: int = 0
-    row: int = 0
+Place = tuple[int, int, int, int]  # a pass over the data, the turns of a file and of a row group in it, and a row
 
 
 class Stream:
-    """The rows of Parquet files in blocks, over and over: each pass takes files and their row groups in another order.
+    """The rows of the split `train`, in blocks, over and over; the first ones of it, or of another split, judge.
 
-    A row group is what can be read of a file by itself, so that any block is read in about its own time.
+    Each pass takes files and their row groups in another order. A row group is what can be read of a Parquet file by
+    itself, so that any block is read in about its own time.
 
     Args:
-        files: paths or addresses that fsspec opens. columns: of them that are read. seed: of the orders.
+        hub: where the rows are. columns: of them that are read.
+        val_splits: that validate; none: the first `kept` rows of `train` do, and nothing trains on them.
+        kept: rows that judge, and as many of those that train, of which vocabulary and scaling are learned.
+        holdout: share of a block (< 1), or number of further rows of `train` that judge in place of the others.
         size: rows of a block.
-        held: of how many rows at its beginning each file, by its index, is deprived; others have them to judge.
     """
 
-    def __init__(self, files: Sequence[str], columns: Sequence[str], seed: int, size: int, held: Sequence[int]) -> None:
-        self.files, self.columns, self.seed, self.size, self.held = files, [*columns], seed, size, held
+    def __init__(
+        self, hub: Hub, columns: list[str], val_splits: Sequence[str], kept: int, holdout: float, size: int
+    ) -> None:
+        self.hub, self.columns, self.kept, self.size = hub, columns, kept, size
+        self.features, files = hub.files(["train", *val_splits], columns)
+        self.files, self.val = files.pop("train"), [*chain(*files.values())]
+        self.judging = 0 if self.val else kept
+        self.held = self.judging + (round(holdout * size) if holdout < 1 else int(holdout))
         self.open = lru_cache(1)(opened)
-        self.table = lru_cache(1)(lambda file, group: self.open(self.files[file]).read_row_group(group, self.columns))
+        self.table = lru_cache(1)(lambda file, group: self.open(file).read_row_group(group, columns))
 
-    def order(self, epoch: int, what: str, count: int) -> list[int]:
-        """Return the order of files or row groups in a pass."""
-        order: list[int] = torch.randperm(count, generator=generator(self.seed, f"order of {what}", epoch)).tolist()
-        return order
+    def content(self, name: str, key: list[Any], load: Callable[[dict[Split, Rows]], Any]) -> Content:
+        """Return what `load` makes of the rows that stay in memory, and note of how many each file is deprived."""
+        names = [file.partition(self.hub.hub_id)[2] for file in (*self.files, *self.val)]
+        stats = [os.stat(file) for file in (*self.files, *self.val) if self.hub.root]
+        known = [self.hub.hub_id, self.hub.revision, names, [[stat.st_size, stat.st_mtime_ns] for stat in stats]]
+        key = [*known, self.columns, self.kept, self.judging, self.held, *key]
 
-    def block(self, place: Place) -> tuple[Rows, Place]:
-        """Return the rows from a place on, and the place behind them.
+        def loaded() -> Any:
+            rows, held = self.first()
+            arrays, facts = load(rows)
+            return arrays, {**facts, "held": held}
 
-        Raises:
-            UsageError: all rows are held out.
-        """
-        rows, begun = list[dict[str, Any]](), place.epoch
+        content = decoded(name, "stream", key, loaded, hub_id=self.hub.hub_id)
+        self.held_of = content.facts["held"]
+        # Without the commit that `main` is today: a later one may have the same files.
+        told = [content.fingerprint, [name.partition("/")[2] for name in names]]
+        return replace(content, fingerprint=hashlib.sha256(json.dumps(told).encode()).hexdigest())
+
+    def first(self) -> tuple[dict[Split, Rows], list[int]]:
+        """Return the rows that stay in memory, and how many at the beginning of each file nothing trains on."""
+        with self.hub.reading():
+            found = [*islice(stored(self.files, self.columns), self.held + self.kept)]
+            if len(found) <= self.held:
+                raise ValueError(f"it has {len(found):,} rows for data.holdout and data.kept, and none to train on")
+            rows = [row for _, row in found]
+            val = rows[self.judging : self.held] or rows[: self.held]
+            val = val or [row for _, row in islice(stored(self.val, self.columns), self.kept)]
+        counts = Counter(file for file, _ in found[: self.held])
+        return {"train": rows[self.held :], "val": val}, [counts[file] for file in range(len(self.files))]
+
+    def block(self, place: Place, seed: int) -> tuple[Rows, Place]:
+        """Return the rows from a place on, in the orders of a seed, and the place behind them."""
+        rows = list[dict[str, Any]]()
         while len(rows) < self.size:
             epoch, turn, group, row = place
-            if not rows and epoch > begun + 1:
-                raise UsageError(f"all rows of {self.files[0]} are held out: lower data.kept and data.holdout")
             if turn == len(self.files):
-                place = Place(epoch + 1)
+                place = epoch + 1, 0, 0, 0
                 continue
-            file = self.order(epoch, "files", len(self.files))[turn]
+            file = int(torch.randperm(len(self.files), generator=generator(seed, "files", epoch))[turn])
             about = self.open(self.files[file]).metadata
             if group == about.num_row_groups:
-                place = Place(epoch, turn + 1)
+                place = epoch, turn + 1, 0, 0
                 continue
-            index = self.order(epoch, f"groups {file}", about.num_row_groups)[group]
-            first = sum(about.row_group(before).num_rows for before in range(index))
-            row = max(row, self.held[file] - first)
-            found = self.table(file, index).slice(row, self.size - len(rows)).to_pylist()
+            order = torch.randperm(about.num_row_groups, generator=generator(seed, f"groups of {file}", epoch))
+            index = int(order[group])
+            row = max(row, self.held_of[file] - sum(about.row_group(each).num_rows for each in range(index)))
+            found = self.table(self.files[file], index).slice(row, self.size - len(rows)).to_pylist()
             rows += found
             row += len(found)
-            more = row < about.row_group(index).num_rows
-            place = Place(epoch, turn, group, row) if more else Place(epoch, turn, group + 1)
+            place = (epoch, turn, group, row) if row < about.row_group(index).num_rows else (epoch, turn, group + 1, 0)
         return rows, place
 
 
 def stored(files: Sequence[str], columns: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield all rows in their own order, each with the index of its file."""
     for index, file in enumerate(files):
-        for batch in opened(file).iter_batches(64, columns=[*columns]):
+        for batch in opened(file).iter_batches(64, columns=columns):
             yield from ((index, row) for row in batch.to_pylist())
 
 
@@ -110,9 +129,9 @@ class Streamed(ContentData):
     def arrange(self, total: int, what: str) -> None:
         """Begin with the first block; how many steps a pass has is not known."""
         self.total, self.steps_per_epoch = total, 0
-        self.starts: list[tuple[int, Place]] = [(0, Place())]  # the first step of each block, and its place
+        self.starts: list[tuple[int, Place]] = [(0, (0, 0, 0, 0))]  # the first step of each block, and its place
         self.number, self.reader = -1, ThreadPoolExecutor(1)
-        self.ahead: tuple[int, Future[tuple[Rows, Place]]] | None = None
+        self.ahead: tuple[int, Future[tuple[Any, int, Place]]] = -1, Future()
 
     def train_batch(self, step: int) -> Batch:
         """Return the batch of a step; the block behind the step's own is read in the meantime."""
@@ -131,37 +150,41 @@ class Streamed(ContentData):
             UsageError: it has not one batch.
         """
         first, place = self.starts[number]
+        if self.ahead[0] != number:
+            self.ahead = number, self.reader.submit(self.read, place)
         try:
-            known = self.ahead and self.ahead[0] == number
-            future = self.ahead[1] if self.ahead and known else self.reader.submit(self.stream.block, place)
-            rows, behind = future.result()
+            self.block, count, behind = self.ahead[1].result()
         except UsageError:
             raise
         except Exception as fault:  # as in Hub.reading
             cure = "the same command goes on from the checkpoint"
             raise RunFailure(f"{self.content.name} cannot be read on ({reason(fault):.250}): {cure}") from fault
-        self.block, count = self.examples_of(rows)
         if count < self.batch_size:
             cure = f"raise data.buffer={self.stream.size:,} or lower data.batch_size={self.batch_size:,}"
             raise UsageError(f"a block of {self.content.name} has {count:,} examples, less than a batch: {cure}")
         self.turns = torch.randperm(count, generator=generator(self.seed, "block", number))
         self.starts[number + 1 :] = self.starts[number + 1 :] or [(first + count // self.batch_size, behind)]
-        self.number, self.ahead = number, (number + 1, self.reader.submit(self.stream.block, behind))
+        self.number, self.ahead = number, (number + 1, self.reader.submit(self.read, behind))
+
+    def read(self, place: Place) -> tuple[Any, int, Place]:
+        """Return the block at a place, how many examples it has, and the place behind it."""
+        rows, behind = self.stream.block(place, self.seed)
+        return *self.examples_of(rows), behind
 
     def state_dict(self) -> dict[str, Any]:
         """Return what finds a batch quickly again."""
-        return {"starts": [(step, *place) for step, place in self.starts]}
+        return {"starts": self.starts}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from such a state."""
-        self.starts, self.number = [(step, Place(*place)) for step, *place in state["starts"]], -1
+        self.starts, self.number = [*state["starts"]], -1
 
     def describe(self) -> dict[str, Any]:
         """Return what the data are; `kept` training examples are in memory, and how many there are is not known."""
-        found = {key: value for key, value in super().describe().items() if key != "steps_per_epoch"}
+        found = super().describe()
         found["kept"] = found.pop(f"train_{self.unit}")
         told = "of the kept examples and the files' names: the stream itself is not hashed"
-        return {**found, "files": len(self.stream.files), "buffer": self.stream.size, "fingerprint_is": told}
+        return {**found, "files": len(self.stream.files), "fingerprint_is": told}
 
 
 class StreamedText(Streamed, Text):
@@ -197,59 +220,8 @@ class StreamedImages(Streamed, Images):
         return self.scaled(images, torch.from_numpy(labels), step)
 
 
-# ---- what is kept in memory
-
-
-class Kept:
-    """Which rows stay in memory: the first of the split `train`, or of the one that validates, judge.
-
-    Args:
-        hub: where they are. columns: of them that are read.
-        val_splits: that validate; none: the first `kept` rows of `train` do, and nothing trains on them.
-        kept: rows that judge, and as many of those that train, of which vocabulary and scaling are learned.
-        holdout: share of a block (< 1), or number of further rows of `train` that judge in place of the others.
-        buffer: rows of a block.
-    """
-
-    def __init__(
-        self, hub: Hub, columns: list[str], val_splits: Sequence[str], kept: int, holdout: float, buffer: int
-    ) -> None:
-        self.hub, self.columns, self.kept, self.buffer = hub, columns, kept, buffer
-        self.features, files = hub.files(["train", *val_splits], columns)
-        self.train, self.val = files.pop("train"), [*chain(*files.values())]
-        self.judging = 0 if self.val else kept
-        self.held = self.judging + (round(holdout * buffer) if holdout < 1 else int(holdout))
-        self.names = [file.partition(hub.hub_id)[2] for file in (*self.train, *self.val)]
-        sizes = [os.path.getsize(file) if hub.root else 0 for file in (*self.train, *self.val)]
-        own = [hub.hub_id, hub.revision, hub.config, hub.folder, self.names, sizes]
-        self.key = ["stream", *own, columns, kept, self.judging, self.held]
-
-    def rows(self) -> tuple[dict[Split, Rows], list[int]]:
-        """Return the rows by split, and of how many at its beginning each file of `train` is deprived."""
-        with self.hub.reading():
-            found = [*islice(stored(self.train, self.columns), self.held + self.kept)]
-            if len(found) <= self.held:
-                raise ValueError(f"it has {len(found):,} rows for data.holdout and data.kept, and none to train on")
-            rows = [row for _, row in found]
-            val = rows[self.judging : self.held] or rows[: self.held]
-            val = val or [row for _, row in islice(stored(self.val, self.columns), self.kept)]
-        counts = Counter(file for file, _ in found[: self.held])
-        return {"train": rows[self.held :], "val": val}, [counts[file] for file in range(len(self.train))]
-
-    def content(self, name: str, key: list[Any], load: Callable[[], Any]) -> Content:
-        """Return what these rows decode to."""
-        content = decoded(name, "stream", [*self.key, *key], load, hub_id=self.hub.hub_id)
-        # Without the commit that `main` is today: a later one may have the same files.
-        told = [content.fingerprint, [name.partition("/")[2] for name in self.names]]
-        return replace(content, fingerprint=hashlib.sha256(json.dumps(told).encode()).hexdigest())
-
-    def stream(self, content: Content, seed: int) -> Stream:
-        """Return the stream of the other rows."""
-        return Stream(self.train, self.columns, seed, self.buffer, content.facts["held"])
-
-
 def streamed_text(
-    name: str, kept: Kept, level: str, vocabulary_size: int | None, lines: bool, **options: Any
+    name: str, stream: Stream, level: str, vocabulary_size: int | None, lines: bool, **options: Any
 ) -> StreamedText:
     """Return a text of the hub that is read while a run trains.
 
@@ -259,41 +231,34 @@ def streamed_text(
     if not LEVELS[level].total:
         allowed = ", ".join(name for name, kind in LEVELS.items() if kind.total)
         raise UsageError(f"data.level={level} needs all of a text, and a stream shows a part: use one of {allowed}")
-    (column,) = kept.columns
 
     def text_of(rows: Rows) -> str:
-        texts = [row[column] for row in rows]
-        check_text(column, texts)
+        (column,) = stream.columns
+        check_text(column, texts := [row[column] for row in rows])
         return joined(texts, lines)
 
-    def load() -> Any:
-        rows, held = kept.rows()
-        texts = {split: text_of(some) for split, some in rows.items()}
-        vocabulary = LEVELS[level].learn([texts["train"]], vocabulary_size)
-        arrays = {split: vocabulary.encode(text) for split, text in texts.items()}
-        return arrays, {**vocabulary.facts, "held": held}
+    def load(rows: dict[Split, Rows]) -> Any:
+        vocabulary = LEVELS[level].learn([text_of(rows["train"])], vocabulary_size)
+        return {split: vocabulary.encode(text_of(some)) for split, some in rows.items()}, vocabulary.facts
 
-    data = StreamedText(content := kept.content(name, [level, vocabulary_size, lines], load), **options)
-    data.stream, data.text_of = kept.stream(content, data.seed), text_of
+    data = StreamedText(stream.content(name, [level, vocabulary_size, lines], load), **options)
+    data.stream, data.text_of = stream, text_of
     return data
 
 
-def streamed_images(name: str, kept: Kept, size: int | None, **options: Any) -> StreamedImages:
+def streamed_images(name: str, stream: Stream, size: int | None, **options: Any) -> StreamedImages:
     """Return labelled images of the hub that are read while a run trains."""
-    image, label = kept.columns
-    classes = classes_of(kept.features, label, kept.hub.hub_id)
+    (image, label), where = stream.columns, stream.hub.hub_id
+    classes = classes_of(stream.features, label, where)
 
     def pixels_of(rows: Rows, every: Any = map) -> tuple[Any, Any]:
-        labels, _ = labels_of([row[label] for row in rows], classes, kept.hub.hub_id)
-        encoded = [(f"image {number} of a batch", row[image]) for number, row in enumerate(rows)]
-        return decode(encoded, kept.hub.hub_id, size, every), labels
+        labels, _ = labels_of([row[label] for row in rows], classes, where)
+        return decode([(f"row {number}", row[image]) for number, row in enumerate(rows)], where, size, every), labels
 
-    def load() -> Any:
-        rows, held = kept.rows()
-        pixels, labels = pixels_of([*rows["train"], *rows["val"]])
-        arrays, facts = image_arrays(pixels, labels, {split: len(some) for split, some in rows.items()}, classes)
-        return arrays, {**facts, "held": held}
+    def load(rows: dict[Split, Rows]) -> Any:
+        pixels, labels = pixels_of([*chain(*rows.values())])
+        return image_arrays(pixels, labels, {split: len(some) for split, some in rows.items()}, classes)
 
-    data = StreamedImages(content := kept.content(name, [size], load), **options)
-    data.stream, data.decoded = kept.stream(content, data.seed), pixels_of
+    data = StreamedImages(stream.content(name, [size], load), **options)
+    data.stream, data.decoded = stream, pixels_of
     return data

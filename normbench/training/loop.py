@@ -344,6 +344,7 @@ class Loop:
     def stateful(self) -> dict[str, Any]:
         """Return what keeps a state of its own, by its name in a checkpoint."""
         parts = {"model": self.model, "optimizer": self.optimizer, "durations": self.clock, "precision": self.precision}
+        parts |= {"data": self.data} if hasattr(self.data, "load_state_dict") else {}
         return parts if self.average is None else parts | {"average": self.average}
 
     def state(self) -> State:
