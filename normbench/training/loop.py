@@ -23,6 +23,7 @@ from normbench.training.guard import GRADIENT_NORM, Diverged, Guard, buffers_kep
 from normbench.training.optimizer import WeightAverage
 from normbench.training.parallel import Group
 from normbench.training.precision import Precision
+from normbench.training.recalibration import recalibrated
 from normbench.training.schedules import Schedule
 from normbench.types import Batch, Data, Model, Task, stable_seed
 
@@ -328,7 +329,8 @@ class Loop:
         task = self.data.task
         batches = [*batches] if task.judges else batches  # others may be too large to keep
         self.group.spread(model.buffers())  # running statistics of a norm that is not synchronised
-        with self.precision.autocast():
+        done = self.step * self.trainer.accumulate
+        with self.precision.autocast(), recalibrated(model, self.data, done, self.device):
             results = evaluate(model, batches, task, self.device, self.group)
             further, page = task.judge(model, batches, self.data, self.device) if task.judges else ({}, "")
         return {f"{name}/{split}": value for name, value in {**results, **further}.items()}, page
@@ -344,8 +346,7 @@ class Loop:
     def stateful(self) -> dict[str, Any]:
         """Return what keeps a state of its own, by its name in a checkpoint."""
         parts = {"model": self.model, "optimizer": self.optimizer, "durations": self.clock, "precision": self.precision}
-        parts |= {"data": self.data} if hasattr(self.data, "load_state_dict") else {}
-        return parts if self.average is None else parts | {"average": self.average}
+        return parts | {name: own for name in ("average", "data") if hasattr(own := getattr(self, name), "state_dict")}
 
     def state(self) -> State:
         """Return everything that an exact continuation needs."""
