@@ -171,7 +171,7 @@ class Model(nn.Module):
     `forward(inputs)` returns logits: (batch, time, vocabulary) for a language model, (batch, classes) for a classifier.
     A classifier of texts takes `mask=None` too: (batch, time), False where a text is padded. A translator takes
     `forward(source, mask, previous, previous_mask)`: see `Batch`.
-    kinds: the tasks it can do. roles: the branches of each of its blocks. residual: whether its blocks have a skip.
+    kinds: the tasks it can do. roles: the branches that its blocks have. residual: whether its blocks have a skip.
     has_positions: whether what its norms see has time or space beside batch and features.
     recompute: whether its blocks compute again in the backward pass what they would keep for it; None: it cannot.
     """
@@ -360,7 +360,7 @@ class Data(ABC):
     pads: ClassVar[bool] = False  # whether batches come with a mask
     task: Task
     fingerprint: str  # sha256 of the decoded content
-    steps_per_epoch: int
+    steps_per_epoch: int  # 0 of a stream, whose length is not known
     has_test: bool = False  # whether there is a split `test`, judged once at the end
 
     @abstractmethod
