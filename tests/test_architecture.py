@@ -30,7 +30,7 @@ PARTS: dict[str, tuple[set[str], int]] = {
     "norms": (set(), 586),
     "placements": (set(), 75),
     "models": ({"translation"}, 900),
-    "data": ({"translation"}, 1199),
+    "data": ({"translation"}, 1203),
     "probes": (set(), 215),
     "training": ({"config", "probes", "recording", "rundir"}, 900),
     "build": ({"config", "models", "norms", "recording", "training"}, 204),
