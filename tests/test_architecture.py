@@ -24,7 +24,7 @@ PARTS: dict[str, tuple[set[str], int]] = {
     "types": (set(), 230),
     "rundir": (set(), 192),
     "translation": (set(), 150),
-    "config": (set(), 487),
+    "config": (set(), 495),
     "recording": ({"rundir"}, 260),
     "loggers": ({"recording"}, 68),
     "norms": (set(), 560),
