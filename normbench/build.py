@@ -7,6 +7,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from functools import cache, partial, wraps
 from importlib.util import find_spec
 from pathlib import Path
@@ -176,7 +177,9 @@ def norm_facts(tree: Tree) -> NormFacts:
     """Return what the chosen norm declares about itself under the chosen options; what is measured, of another's."""
     found, norm = target(tree, "norm")
     if hasattr(norm, "facts_for") and hasattr(norm, "facts"):
-        return norm.facts_for(**{key: value for key, value in tree["norm"].items() if not key.startswith("_")})
+        facts = norm.facts_for(**{key: value for key, value in tree["norm"].items() if not key.startswith("_")})
+        told = "mask" in inspect.signature(norm.forward).parameters  # type: ignore[attr-defined]  # a module's
+        return facts if told or facts.sees_future == "never" else replace(facts, counts_padding=True)
     width = tree["model"].get("width")
     if not takes_place(found) and isinstance(width, int):
         with seeded("facts"), suppress(Exception):  # what makes it fail is said when the model is built

@@ -171,7 +171,7 @@ class Model(nn.Module):
     `forward(inputs)` returns logits: (batch, time, vocabulary) for a language model, (batch, classes) for a classifier.
     A classifier of texts takes `mask=None` too: (batch, time), False where a text is padded. A translator takes
     `forward(source, mask, previous, previous_mask)`: see `Batch`.
-    kinds: the tasks it can do. roles: the branches of each of its blocks. residual: whether its blocks have a skip.
+    kinds: the tasks it can do. roles: the branches that its blocks have. residual: whether its blocks have a skip.
     has_positions: whether what its norms see has time or space beside batch and features.
     recompute: whether its blocks compute again in the backward pass what they would keep for it; None: it cannot.
     """

@@ -13,7 +13,7 @@ from torch import nn
 from normbench.build import build_model
 from normbench.cli import main
 from normbench.config.groups import options, section_of
-from normbench.contract.trials import IMAGES, TEXT, TEXTS  # noqa: F401 (for the tests)
+from normbench.contract.trials import IMAGES, TEXT, TEXTS, TRANSLATIONS  # noqa: F401 (for the tests)
 from normbench.models import Xavier, initialize
 from normbench.types import Batch, Model, Task
 
@@ -29,13 +29,15 @@ SMALL: dict[str, dict[str, Any]] = {
     "cnn_plain": {"width": 8},
     "vgg": {"width": 4, "stages": [1, 2, 4], "blocks": [1, 1, 2], "strides": [2, 2, 2]},
     "mlp_plain": {"width": 16},
+    "seq2seq": {"depth": 1, "decoder_depth": 1, "width": 16, "hidden": 24, "heads": 2, "context": 16},
 }
 
 # The models of the matrix, with the task of each.
 MATRIX = {
     "transformer LM": ("nano", TEXT),
     "transformer image": ("nano", IMAGES),
-    **{name: (name, IMAGES) for name in SMALL if name not in ("nano", "vit_tiny")},
+    **{name: (name, IMAGES) for name in SMALL if name not in ("nano", "vit_tiny", "seq2seq")},
+    "seq2seq": ("seq2seq", TRANSLATIONS),
 }
 
 

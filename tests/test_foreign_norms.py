@@ -26,10 +26,10 @@ pytest_plugins = ["refusals"]
 TWINS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "torch.nn.LayerNorm": ("layernorm", {}, {}),
     "torch.nn.RMSNorm": ("rmsnorm", {}, {"eps": 1e-5}),
-    "torch.nn.BatchNorm1d": ("batchnorm", {}, {}),
-    "torch.nn.BatchNorm2d": ("batchnorm", {"momentum": 0.2}, {"momentum": 0.2}),
-    "torch.nn.GroupNorm": ("groupnorm", {"groups": 4, "across_time": True}, {"num_groups": 4}),
-    "torch.nn.InstanceNorm2d": ("instancenorm", {"affine": True}, {"affine": True}),
+    "torch.nn.BatchNorm1d": ("batchnorm", {"masked": False}, {}),
+    "torch.nn.BatchNorm2d": ("batchnorm", {"momentum": 0.2, "masked": False}, {"momentum": 0.2}),
+    "torch.nn.GroupNorm": ("groupnorm", {"groups": 4, "across_time": True, "masked": False}, {"num_groups": 4}),
+    "torch.nn.InstanceNorm2d": ("instancenorm", {"affine": True, "masked": False}, {"affine": True}),
 }
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -24,19 +26,20 @@ from normbench.types import Site
 
 def is_refused(norm: str, placement: str, kind: str) -> bool:
     model, task = MATRIX[kind]
-    chosen = {"norm": norm, "placement": placement, "model": model, "data": "pydocs" if task is TEXT else "digits"}
+    chosen = {"norm": norm, "placement": placement, "model": model}
     tree = {group: section(group, option) for group, option in chosen.items()}
-    classes = (builder.target(tree, each)[1] for each in ("placement", "model", "data"))
-    return refusal(builder.norm_facts(tree), *classes) is not None
+    classes = (builder.target(tree, each)[1] for each in ("placement", "model"))
+    data: Any = SimpleNamespace(kind=task.kind)
+    return refusal(builder.norm_facts(tree), *classes, data) is not None
 
 
 ONE_BRANCH = ["cnn", "resnet20", "resnet18", "resnet50", "mlp"]
-RESIDUAL = [*ONE_BRANCH, "transformer LM", "transformer image"]
+RESIDUAL = [*ONE_BRANCH, "transformer LM", "transformer image", "seq2seq"]
 PLAIN = ["cnn_plain", "vgg", "mlp_plain"]
 
 # The complete list of what is refused: any other refusal is a bug.
 REFUSED = {
-    *itertools.product(["instancenorm"], PLACEMENTS, ["transformer LM", "mlp", "mlp_plain"]),
+    *itertools.product(["instancenorm"], PLACEMENTS, ["transformer LM", "seq2seq", "mlp", "mlp_plain"]),
     *itertools.product(NORMS, ["parallel"], ONE_BRANCH),
     *itertools.product(NORMS, ["plain"], RESIDUAL),
     *itertools.product(NORMS, [p for p in PLACEMENTS if p != "plain"], PLAIN),
@@ -61,7 +64,7 @@ def test_matrix_trains(kind: str) -> None:
         optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
         losses = []
         for step in range(10):
-            loss = task.loss(model(batch.inputs), batch.targets)
+            loss = task.loss(model(*batch.arguments), batch.targets)
             loss.backward()
             if step == 1:  # at the first step, what reads a zero cannot learn yet
                 for name, parameter in model.named_parameters():
@@ -72,7 +75,7 @@ def test_matrix_trains(kind: str) -> None:
         assert losses[-1] < losses[0], (norm, placement, losses)
 
 
-@pytest.mark.parametrize("kind", ["transformer LM", "transformer image", "resnet20", "resnet50", "mlp"])
+@pytest.mark.parametrize("kind", ["transformer LM", "transformer image", "seq2seq", "resnet20", "resnet50", "mlp"])
 def test_pairs_start_alike(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Same seed, any two norms or placements: every weight outside the norms starts alike, before the gains."""
     gain = property(lambda self: 1.0, lambda self, value: None)  # test_deepnorm_scales_the_paper_s_weights checks it

@@ -15,7 +15,8 @@ from torch.nn import functional as F
 from torch.optim.swa_utils import update_bn
 
 from normbench.cli import main
-from normbench.studies.statistics import Statistics, average, in_pieces, use_batch
+from normbench.studies.statistics import Statistics, in_pieces, use_batch
+from normbench.training.recalibration import average
 
 pytest_plugins = ["trained_runs"]
 

@@ -16,7 +16,7 @@ from normbench.contract import trials
 from normbench.contract.checks import Check, Part, difference, drawn_by, expect, expect_small
 from normbench.types import ImageClassification, Model, Task
 
-TASKS: dict[str, Task] = {task.kind: task for task in (trials.TEXT, trials.TEXTS, trials.IMAGES)}
+TASKS: dict[str, Task] = {task.kind: task for task in (trials.TEXT, trials.TEXTS, trials.IMAGES, trials.TRANSLATIONS)}
 TOLERANCE = 1e-4  # of the largest logit, in float32
 
 
@@ -54,11 +54,11 @@ class ModelPart(Part):
 
 
 def is_made(part: ModelPart, kind: str) -> str:
-    """It can be made for a tiny task, has logits of its shape, and blocks of the branches that `roles` says."""
+    """It can be made for a tiny task, has logits of its shape, and blocks of the branches in `roles`."""
     model, norms, data = part.make(kind)
     build.rehearse(model, norms, data, torch.device("cpu"))
-    found = {tuple(block.branches) for block in model.blocks}  # type: ignore[arg-type]  # a ModuleDict
-    expect(found == {tuple(model.roles)}, f"roles={tuple(model.roles)}, and its blocks {found}")
+    found = {role for block in model.blocks for role in block.branches}  # type: ignore[union-attr]  # a ModuleDict
+    expect(found == {*model.roles}, f"roles={tuple(model.roles)}, and its blocks have {sorted(found)}")
     return f"{kind}; {len(model.blocks)} blocks, {len(norms)} norms, {len([*model.parameters()])} parameters"
 
 
@@ -87,19 +87,26 @@ def evaluation_repeats(part: ModelPart, kind: str) -> str:
 def is_causal(part: ModelPart, kind: str) -> str:
     """Change the later half of the tokens, and look at the logits before it."""
     model, _, data = part.make(kind)
-    tokens = data.train_batch(0).inputs
-    changed, half = tokens.clone(), tokens.shape[1] // 2
+    batch = data.train_batch(0)
+    name = "inputs" if batch.previous is None else "previous"
+    changed = getattr(batch, name).clone()
+    half = changed.shape[1] // 2
     changed[:, half:] = (changed[:, half:] + 1) % data.task.num_classes
-    return expect_small(difference(*(evaluate(model, each)[:, :half] for each in (changed, tokens))), TOLERANCE)
+    both = batch, batch._replace(**{name: changed})
+    return expect_small(difference(*(evaluate(model, *each.arguments)[:, :half] for each in both)), TOLERANCE)
 
 
 def ignores_padding(part: ModelPart, kind: str) -> str:
     """The same texts with more padding behind them, whatever its tokens, have the same logits."""
     model, _, data = part.make(kind)
-    inputs, _, mask, _ = data.train_batch(0)
-    tokens, real = inputs[1:, :-2], mask[1:, :-2]  # the first text is as long as the context
-    padded = evaluate(model, F.pad(torch.where(real, tokens, 1), (0, 2)), F.pad(real, (0, 2)))
-    return expect_small(difference(padded, evaluate(model, tokens, real)), TOLERANCE)
+    batch = data.train_batch(0).map(lambda tensor: tensor[1:-1])  # the first or last text is as long as the context
+    arguments = batch.map(lambda tensor: tensor[:, :-2] if tensor.ndim > 1 else tensor).arguments
+    pairs = zip(arguments[::2], arguments[1::2], strict=True)  # tokens, and which are real
+    padded = [F.pad(each, (0, 2)) for tokens, real in pairs for each in (torch.where(real, tokens, 1), real)]
+    logits, again = evaluate(model, *arguments), evaluate(model, *padded)
+    if batch.previous is not None:
+        logits, again = logits[arguments[-1]], again[:, :-2][arguments[-1]]
+    return expect_small(difference(again, logits), TOLERANCE)
 
 
 def trains(part: ModelPart, kind: str, norm: str) -> str:

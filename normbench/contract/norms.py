@@ -89,6 +89,7 @@ class NormPart(ModulePart):
             "crosses samples in training": partial(large, measure=moved_by_others, fact="crosses_samples"),
             "crosses samples in evaluation": partial(large, measure=partial(moved_by_others, training=False)),
             "sees later time steps": sees_future,
+            "counts padding": counts_padding,
             "centers: norm(x + c) = norm(x)": partial(invariant, change=shifted, fact="centers"),
             **{f"invariant: {name}": partial(invariant, change=change) for name, change in INVARIANCES.items()},
             **{f"trains: {ground}": partial(trials.trains, ground=ground) for ground in trials.GROUNDS},
@@ -147,6 +148,15 @@ def moved_by_others(norm: nn.Module, x: Tensor, training: bool = True, kept: Any
 
 
 # ---- other checks
+
+
+def counts_padding(part: NormPart) -> str | Fact:
+    """Tell whether in training outputs at real tokens depend on the padding, which the norm is told of."""
+    norm, x = build.taking_mask(part.trained("sequence")), part.input("sequence")
+    mask = torch.arange(x.shape[1]) < torch.arange(x.shape[1], 0, -2)[: len(x), None]
+    norm.register_forward_pre_hook(lambda module, inputs: (*inputs, mask))
+    moved = moved_by_others(norm, x, kept=mask)
+    return declared(part, "counts_padding", Fact(moved > TOLERANCE, f"deviation {moved:.1e}"))
 
 
 def is_made(part: NormPart) -> str:

@@ -23,6 +23,7 @@ from normbench.contract.checks import NotApplicable, Part, difference, expect, e
 from normbench.errors import ContractError, explain
 from normbench.settings import Tree
 from normbench.training.optimizer import make_optimizer, parameter_groups
+from normbench.translation import Translation
 from normbench.types import Data, ImageClassification, LanguageModeling, Task, TextClassification
 
 WIDTH = 24  # small, with many divisors for groups
@@ -51,12 +52,15 @@ def tiny_data(task: Task) -> Any:
 TEXT = LanguageModeling(vocabulary_size=17, context=16)
 TEXTS = TextClassification(num_classes=5, vocabulary_size=17, context=16)
 IMAGES = ImageClassification(num_classes=5, image_shape=(3, 16, 16))
+TRANSLATIONS = Translation(vocabulary_size=17, context=16)
 
 # Where norms and placements are tried: the words for a small model, and what it learns.
+SEQ2SEQ = f"model=seq2seq model.depth=1 model.decoder_depth=2 model.width={WIDTH} model.hidden={WIDTH} model.heads=2"
 TRANSFORMER, MLP = f"model=nano model.depth=2 model.width={WIDTH} model.heads=2", f"model=mlp model.width={WIDTH}"
 GROUNDS: dict[str, tuple[str, Task]] = {
     "Transformer, text": (TRANSFORMER, TEXT),
     "Transformer, images": (TRANSFORMER, IMAGES),
+    "Transformer, translation": (SEQ2SEQ, TRANSLATIONS),
     "CNN": (f"model=cnn model.width={WIDTH}", IMAGES),
     "MLP": (MLP, IMAGES),
     "plain CNN": (f"model=cnn_plain model.width={WIDTH}", IMAGES),

@@ -64,6 +64,7 @@ class Translations(TokenData):
         super().__init__(content, dict(zip(counts, rows, strict=True)), {}, context=context, **options)
         size, lowercase = len(self.vocabulary.symbols) + 2, content.facts["lowercase"]
         self.task = Translation(size, context, label_smoothing, lowercase, beam, length_penalty)
+        self.signature = self.task.signature  # asked for early, since it may be missing
         ends = [content.arrays[f"{side}_ends"] for side in ("source", "target")]
         self.lengths = torch.from_numpy(np.stack([np.diff(each, prepend=-1) for each in ends], axis=1))  # with the end
         total = len(self.examples["train"])
@@ -118,7 +119,8 @@ class Translations(TokenData):
     def describe(self) -> dict[str, Any]:
         """Return what the data are; `too_long` and `empty` count training pairs that were left out."""
         left_out = {"too_long": self.too_long, "empty": self.content.facts["empty"]}
-        return {**super().describe(), "vocabulary_size": self.task.vocabulary_size, **left_out}
+        size, bleu = self.task.vocabulary_size, self.signature
+        return {**super().describe(), "vocabulary_size": size, **left_out, "beam": self.task.beam, "bleu": bleu}
 
 
 def hub_translation(

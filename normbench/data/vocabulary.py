@@ -121,6 +121,7 @@ class BytePairs(Vocabulary):
     level = "bpe"
 
     def __init__(self, state: Mapping[str, Any]) -> None:
+        needs_tokenizers()
         from tokenizers import Tokenizer
 
         self.tokenizer = Tokenizer.from_str(json.dumps(state))
@@ -130,8 +131,7 @@ class BytePairs(Vocabulary):
 
     @classmethod
     def learn(cls, texts: Sequence[str], size: int | None = None) -> BytePairs:
-        if find_spec("tokenizers") is None:
-            raise UsageError("data.level=bpe needs the package tokenizers: pip install 'normbench[bpe]'")
+        needs_tokenizers()
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
         tokenizer, pairs = Tokenizer(models.BPE()), pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -146,6 +146,12 @@ class BytePairs(Vocabulary):
 
     def decode(self, tokens: Tokens) -> str:
         return str(self.tokenizer.decode(tokens.tolist()))
+
+
+def needs_tokenizers() -> None:
+    """Refuse byte pairs where the package tokenizers is not installed."""
+    if find_spec("tokenizers") is None:
+        raise UsageError("byte pairs need the package tokenizers: pip install 'normbench[bpe]'")
 
 
 LEVELS: dict[str, Any] = {kind.level: kind for kind in (Vocabulary, Bytes, Words, LowercaseWords, BytePairs)}

@@ -1,4 +1,4 @@
-"""One Transformer stack: a causal language model, or a classifier of texts or images, as the data asks."""
+"""The Transformer's parts, and one stack of them: a language model, or a classifier of texts or images, as data ask."""
 
 from __future__ import annotations
 
@@ -18,6 +18,18 @@ from normbench.types import Branch, ImageClassification, Model, NormFactory, Pla
 Stream = Float[Tensor, "batch time width"]
 Mask = Bool[Tensor, "batch time"]
 Heads = Float[Tensor, "batch heads time size"]
+
+HeadCount = Annotated[int, Setting("attention heads; they divide the width", low=1, high=10**5)]
+Context = Annotated[int, Setting("longest sequence", "tokens", low=1, high=10**7)]
+Dropout = Annotated[float, Setting("share of values dropped in training", low=0, below=1)]
+Position = Annotated[Literal["learned", "rotary"], Setting("position embedding")]
+Activation = Annotated[Literal["gelu", "relu", "silu", "sigmoid", "tanh", "swiglu"], Setting("activation of the MLP")]
+Tied = Annotated[bool, Setting("the output layer uses the token embedding")]
+Bias = Annotated[bool, Setting("biases in the linear maps of the blocks")]
+EmbeddingScale = Annotated[
+    float | Literal["unit", "learned"],
+    Setting("factor on the embedding; unit: text starts at RMS 1; learned: from √width", above=0, high=1e6),
+]
 
 
 class FusedLinear(nn.Linear):
@@ -42,47 +54,69 @@ def rotate(x: Heads, rotation: Float[Tensor, "2 time half"]) -> Heads:
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
 
 
-class Attention(Branch):
-    """Multi-head self-attention (Vaswani et al. 2017, §3.2): (batch, time, width) to the same shape.
+class MultiHead(Branch):
+    """What attention does with queries, keys and values, wherever they are from (Vaswani et al. 2017, §3.2)."""
+
+    output = ("out",)
+
+    def __init__(
+        self, width: int, heads: int, *, causal: bool, bias: bool, dropout: float, **maps: FusedLinear
+    ) -> None:
+        super().__init__()
+        self.in_features = self.out_features = width
+        self.heads, self.causal, self.dropout_p = heads, causal, dropout
+        for name, made in maps.items():
+            self.add_module(name, made)
+        self.out = nn.Linear(width, width, bias=bias)
+        self.dropout = nn.Dropout(dropout)
+
+    def split(self, x: Stream, parts: int) -> Float[Tensor, "parts batch heads time size"]:
+        """Return what a linear map has made of so many parts, each by its heads."""
+        batch, time, features = x.shape
+        return x.view(batch, time, parts, self.heads, features // parts // self.heads).permute(2, 0, 3, 1, 4)
+
+    def attended(self, q: Heads, k: Heads, v: Heads, mask: Mask | None) -> Stream:
+        """Return what the queries find; `mask` is False at keys that nobody may look at."""
+        dropout_p = self.dropout_p if self.training else 0.0
+        seen = None if mask is None or self.causal else mask[:, None, None]
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, is_causal=self.causal, dropout_p=dropout_p)
+        return self.dropout(self.out(y.transpose(1, 2).flatten(2)))
+
+    def logits(self, q: Heads, k: Heads, mask: Mask | None) -> Float[Tensor, "batch heads queries keys"]:
+        """Return q·k/√size of each query and key, −∞ where a query may not look."""
+        logits = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
+        if self.causal:
+            mask = torch.ones(logits.shape[-2:], dtype=torch.bool, device=q.device).tril()
+        elif mask is not None:
+            mask = mask[:, None, None]
+        return logits if mask is None else logits.masked_fill(~mask, -math.inf)
+
+
+class Attention(MultiHead):
+    """Multi-head self-attention: (batch, time, width) to the same shape.
 
     `rotation` (2, time, width / heads / 2), if given, rotates queries and keys; `mask` (batch, time) is False where
     nobody may look. Padding is behind a text, where causal attention does not look.
     """
 
-    output = ("out",)
+    qkv: FusedLinear
 
-    def __init__(self, width: int, heads: int, *, causal: bool, bias: bool, dropout: float) -> None:
-        super().__init__()
-        self.in_features = self.out_features = width
-        self.heads, self.causal, self.dropout_p = heads, causal, dropout
-        self.qkv = FusedLinear(width, width, parts=3, bias=bias)
-        self.out = nn.Linear(width, width, bias=bias)
-        self.dropout = nn.Dropout(dropout)
+    def __init__(self, width: int, heads: int, *, bias: bool, **settings: Any) -> None:
+        super().__init__(width, heads, bias=bias, qkv=FusedLinear(width, width, 3, bias), **settings)
 
-    def forward(self, x: Stream, rotation: Tensor | None = None, mask: Tensor | None = None) -> Stream:
-        q, k, v = self.queries_keys_values(x, rotation)
-        dropout_p = self.dropout_p if self.training else 0.0
-        seen = None if mask is None or self.causal else mask[:, None, None]
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, is_causal=self.causal, dropout_p=dropout_p)
-        return self.dropout(self.out(y.transpose(1, 2).reshape(x.shape)))
+    def forward(self, x: Stream, rotation: Tensor | None = None, mask: Tensor | None = None, **_: Any) -> Stream:
+        return self.attended(*self.queries_keys_values(x, rotation), mask)
 
     def queries_keys_values(self, x: Stream, rotation: Tensor | None) -> tuple[Heads, Heads, Heads]:
         """Return queries, keys and values; the first two rotated where asked for."""
-        batch, time, width = x.shape
-        q, k, v = self.qkv(x).view(batch, time, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        q, k, v = self.split(self.qkv(x), 3)
         return (q, k, v) if rotation is None else (rotate(q, rotation), rotate(k, rotation), v)
 
     def attention_logits(
-        self, x: Stream, rotation: Tensor | None = None, mask: Tensor | None = None
+        self, x: Stream, rotation: Tensor | None = None, mask: Tensor | None = None, **_: Any
     ) -> Float[Tensor, "batch heads time time"]:
-        """Return q·k/√size of each query and key, −∞ where a query may not look; for probes."""
-        q, k, _ = self.queries_keys_values(x, rotation)
-        logits = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
-        if self.causal:
-            mask = torch.ones(logits.shape[-2:], dtype=torch.bool, device=x.device).tril()
-        elif mask is not None:
-            mask = mask[:, None, None]
-        return logits if mask is None else logits.masked_fill(~mask, -math.inf)
+        """Return the logits of each query and key, −∞ where a query may not look; for probes."""
+        return self.logits(*self.queries_keys_values(x, rotation)[:2], mask)
 
     def scaled_weights(self) -> list[Tensor]:
         return [self.qkv.weight.chunk(3)[2], self.out.weight]
@@ -110,14 +144,21 @@ class MLP(Branch):
 
 
 class SwiGLU(MLP):
-    """fc2(silu(gate(x)) · up(x)) (Shazeer 2020, equation 6), 8/3 as wide inside, in multiples of 8."""
+    """fc2(silu(gate(x)) · up(x)) (Shazeer 2020, equation 6), `hidden` or 8/3 as wide inside, in multiples of 8."""
 
-    def __init__(self, width: int, bias: bool, dropout: float) -> None:
-        super().__init__(width, "silu", bias, dropout, hidden=8 * -(-width // 3), parts=2)
+    def __init__(self, width: int, bias: bool, dropout: float, hidden: int = 0) -> None:
+        super().__init__(width, "silu", bias, dropout, hidden=hidden or 8 * -(-width // 3), parts=2)
 
     def forward(self, x: Stream, **_: Tensor | None) -> Stream:
         gate, up = self.fc1(x).chunk(2, dim=-1)
         return self.dropout(self.fc2(self.activation(gate) * up))
+
+
+def feed_forward(width: int, activation: str, bias: bool, dropout: float, hidden: int = 0) -> MLP:
+    """Return the MLP with this activation."""
+    if activation == "swiglu":
+        return SwiGLU(width, bias, dropout, hidden)
+    return MLP(width, activation, bias, dropout, hidden)
 
 
 class TokenStem(nn.Module):
@@ -170,7 +211,43 @@ class Head(nn.Module):
         return F.linear(x, stem.embedding.weight) if self.linear is None else self.linear(x)
 
 
-class Transformer(Model):
+class Embedded(Model):
+    """A model whose stream starts as an embedding and positions, times a scale, with dropout."""
+
+    recompute = False
+    stem: nn.Module
+    rotation: Tensor | None
+    scale: Tensor
+
+    def start_stream(
+        self, length: int, width: int, size: int, position: str, scale: float | str, unit: bool, dropout: float
+    ) -> None:
+        """Make positions and scale of a stream of this length; size: of a head. unit: text starts at an RMS of 1."""
+        if position == "rotary" and size % 2:
+            raise UsageError(f"model.position=rotary needs an even width a head, not {size}: change model.heads")
+        self.starts_at_unit = unit
+        if scale == "learned":
+            self.scale = nn.Parameter(torch.tensor(width**0.5))
+        else:
+            self.register_buffer("scale", torch.tensor(1.0 if isinstance(scale, str) else scale))
+        self.positions = nn.Embedding(length, width) if position == "learned" else None
+        self.register_buffer("rotation", rotary(length, size) if position == "rotary" else None, persistent=False)
+        self.dropout = nn.Dropout(dropout)
+
+    def weights_drawn(self) -> None:
+        if self.starts_at_unit:
+            summed = [module for module in (self.stem.embedding, self.positions) if isinstance(module, nn.Embedding)]
+            self.scale.copy_(torch.stack([module.weight.square().mean() for module in summed]).sum().rsqrt())
+
+    def stream(self, x: Stream) -> tuple[Stream, Tensor | None]:
+        """Return the stream that starts with these embeddings, and the rotations at its positions, if there are any."""
+        time = x.shape[1]
+        if self.positions is not None:
+            x = x + self.positions.weight[:time]
+        return self.dropout(x * self.scale), None if self.rotation is None else self.rotation[:, :time]
+
+
+class Transformer(Embedded):
     """A stack of attention and MLP blocks (Vaswani et al. 2017).
 
     depth: blocks. width: features of the stream. heads: attention heads, which divide the width.
@@ -187,9 +264,6 @@ class Transformer(Model):
 
     kinds = frozenset({"language_model", "text_classification", "image_classification"})
     roles = ("attention", "mlp")
-    recompute = False
-    rotation: Tensor | None
-    scale: Tensor
 
     def __init__(
         self,
@@ -199,63 +273,43 @@ class Transformer(Model):
         *,
         depth: Depth,
         width: Width,
-        heads: Annotated[int, Setting("attention heads; they divide the width", low=1, high=10**5)],
-        context: Annotated[int, Setting("longest sequence", "tokens", low=1, high=10**7)],
-        dropout: Annotated[float, Setting("share of values dropped in training", low=0, below=1)],
-        position: Annotated[Literal["learned", "rotary"], Setting("position embedding")],
-        mlp: Annotated[Literal["gelu", "relu", "silu", "sigmoid", "tanh", "swiglu"], Setting("activation of the MLP")],
-        tied: Annotated[bool, Setting("the output layer uses the token embedding")],
-        bias: Annotated[bool, Setting("biases in the linear maps of the blocks")],
-        embedding_scale: Annotated[
-            float | Literal["unit", "learned"],
-            Setting("factor on the embedding; unit: text starts at RMS 1; learned: from √width", above=0, high=1e6),
-        ],
+        heads: HeadCount,
+        context: Context,
+        dropout: Dropout,
+        position: Position,
+        mlp: Activation,
+        tied: Tied,
+        bias: Bias,
+        embedding_scale: EmbeddingScale,
         patch: Annotated[int, Setting("side of an image patch", "pixels", low=1, high=10**4)],
         pool: Annotated[Literal["mean", "class_token"], Setting("what the class is read from")],
     ) -> None:
         super().__init__()
-        size = width // heads
-        if position == "rotary" and isinstance(task, ImageClassification):
+        of_images = isinstance(task, ImageClassification)
+        if position == "rotary" and of_images:
             raise UsageError("model.position=rotary is for text: images use model.position=learned")
-        if position == "rotary" and size % 2:
-            raise UsageError(f"model.position=rotary needs an even width a head, not {size}: change model.heads")
         self.stem = PatchStem(task, width, patch) if isinstance(task, ImageClassification) else TokenStem(task, width)
         read = "positions" if task.causal else pool
         self.class_token = nn.Embedding(1, width) if read == "class_token" else None
         length = self.stem.length + (read == "class_token")
-        self.starts_at_unit = embedding_scale == "unit" and not isinstance(task, ImageClassification)
-        if embedding_scale == "learned":
-            self.scale = nn.Parameter(torch.tensor(width**0.5))
-        else:
-            self.register_buffer("scale", torch.tensor(1.0 if embedding_scale == "unit" else embedding_scale))
-        self.positions = nn.Embedding(length, width) if position == "learned" else None
-        self.register_buffer("rotation", rotary(length, size) if position == "rotary" else None, persistent=False)
-        self.dropout = nn.Dropout(dropout)
+        unit = embedding_scale == "unit" and not of_images
+        self.start_stream(length, width, width // heads, position, embedding_scale, unit, dropout)
         self.blocks = nn.ModuleList()
         for layer in range(depth):
             attention = Attention(width, heads, causal=task.causal, bias=bias, dropout=dropout)
-            feed_forward = SwiGLU(width, bias, dropout) if mlp == "swiglu" else MLP(width, mlp, bias, dropout)
+            branches = {"attention": attention, "mlp": feed_forward(width, mlp, bias, dropout)}
             site = Site("block", layer, depth, branches=2 * depth, causal=task.causal, length=length)
-            self.blocks.append(placement({"attention": attention, "mlp": feed_forward}, norm, site))
+            self.blocks.append(placement(branches, norm, site))
         final = Site("final", depth=depth, causal=task.causal, length=length)
         self.final_norm = norm(width, site=final) if self.blocks[-1].needs_final_norm else None
         self.head = Head(width, task.num_classes, read, tied and task.causal)
-
-    def weights_drawn(self) -> None:
-        if self.starts_at_unit:
-            summed = [module for module in (self.stem.embedding, self.positions) if isinstance(module, nn.Embedding)]
-            self.scale.copy_(torch.stack([module.weight.square().mean() for module in summed]).sum().rsqrt())
 
     def forward(self, inputs: Tensor, mask: Mask | None = None) -> Float[Tensor, "..."]:
         x = self.stem(inputs)
         if self.class_token is not None:
             x = torch.cat((self.class_token.weight.expand(x.shape[0], 1, -1), x), dim=1)
             mask = None if mask is None else F.pad(mask, (1, 0), value=True)
-        time = x.shape[1]
-        if self.positions is not None:
-            x = x + self.positions.weight[:time]
-        x = self.dropout(x * self.scale)
-        rotation = None if self.rotation is None else self.rotation[:, :time]
+        x, rotation = self.stream(x)
         x = through(self.blocks, x, self.recompute, rotation=rotation, mask=mask)
         if self.final_norm is not None:
             x = self.final_norm(x) if mask is None else self.final_norm(x, mask=mask)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from normbench.norms.common import Eps, RunningNorm, scale_and_shift, standardize
-from normbench.types import NormFacts
+from normbench.errors import UsageError
+from normbench.norms.common import Eps, RunningNorm, has_others, scale_and_shift, standardize
+from normbench.settings import Setting
+from normbench.types import NormFacts, Site
 
 
 class BatchNorm(RunningNorm):
@@ -19,9 +22,16 @@ class BatchNorm(RunningNorm):
     the running unbiased variance, kept in training as new = (1−m)·old + m·batch with m = `momentum`, or, with
     `momentum=None`, as the average over all batches. With `track_running_stats=False` they always come from the batch.
 
+    Padding counts in no statistic and is 0 in the output; with `masked=False` it counts as if it were text.
+    `per_position=True` takes statistics over the batch for each position of a sequence (γ and β are shared); in
+    evaluation, positions past the longest that training has seen use the last one's. `sync=True` takes them over the
+    batches of all processes that train together; without it each has running statistics of its own, of which the first
+    process's are saved. Evaluation never waits for other processes.
+
     Shapes: `(batch, [time,] features)`, or `(batch, channels, height, width)` with channel_dim=1.
-    Raises UsageError where the batch has a single value for each feature.
-    Source: Ioffe & Szegedy 2015, algorithms 1 and 2; the moving average is torch.nn.BatchNorm1d's.
+    Raises UsageError where the batch has a single value for each feature (with a mask or the like on the CPU alone).
+    Source: Ioffe & Szegedy 2015, algorithms 1 and 2; the moving average is torch.nn.BatchNorm1d's; each position:
+    Cooijmans et al. 2017, section 3.
     """
 
     facts = NormFacts(
@@ -32,14 +42,42 @@ class BatchNorm(RunningNorm):
     )
     used_in = "ResNet, Inception v2 and later, DenseNet, MobileNet, EfficientNet"
 
-    def __init__(self, num_features: int, *, eps: Eps = 1e-5, **settings: Any) -> None:
-        self.operator = "batch_norm" if eps else None  # torch's refuses an eps of 0 in training
-        super().__init__(num_features, eps=eps, **settings)
+    recorded = (*RunningNorm.recorded, "per_position", "sync")
 
-    def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None) -> Tensor:
+    def __init__(
+        self,
+        num_features: int,
+        *,
+        eps: Eps = 1e-5,
+        per_position: Annotated[bool, Setting("statistics for each position of a sequence, over the batch")] = False,
+        sync: Annotated[bool, Setting("a batch's statistics over all processes, not over each one's part")] = False,
+        site: Site | None = None,
+        **settings: Any,
+    ) -> None:
+        self.operator = "batch_norm" if eps else None  # torch's refuses an eps of 0 in training
+        length = site.length if site and settings.get("channel_dim", -1) == -1 else None
+        if per_position and length is None:
+            cure = "leave it out, or use a model of sequences that are seen at once"
+            raise UsageError(f"norm.per_position=true finds no positions in this model: {cure}")
+        self.positions = (length,) if per_position and length else ()
+        super().__init__(num_features, eps=eps, site=site, **settings)
+        self.per_position, self.sync = per_position, sync
+
+    @classmethod
+    def facts_for(cls, *, per_position: bool = False, **options: Any) -> NormFacts:
+        facts = super().facts_for(**options)
+        over = "batch, for each feature and position"
+        return replace(facts, statistics_over=over, sees_future="never") if per_position else facts
+
+    def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, real: Tensor | None) -> Tensor:
+        if self.per_position:
+            return self.at_positions(x, weight, bias, real)
         flat = x.flatten(0, -2) if self.channel_dim == -1 else x
         if self.track_running_stats and not self.training:
             return self.from_running(flat, weight, bias).reshape(x.shape)
+        if real is not None or self.freeze_after or (self.sync and has_others()):
+            dims = tuple(dim for dim in range(x.ndim) if dim != self.channel_dim % x.ndim)
+            return self.from_real(x, weight, bias, real, dims)
         self.check_count(x.numel() // self.num_features, "use larger batches")
         if self.fused:
             # with a momentum of 1 torch's moving averages are the batch's own statistics
@@ -52,3 +90,14 @@ class BatchNorm(RunningNorm):
         if self.track_running_stats:
             self.update_running(mean, var)
         return y.reshape(x.shape)
+
+    def at_positions(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, real: Tensor | None) -> Tensor:
+        """Normalize each position `(batch, time, features)` by statistics of its own."""
+        if x.ndim != 3:
+            raise UsageError("norm.per_position=true needs input with time, (batch, time, features): leave it out here")
+        if self.track_running_stats and not self.training:
+            mean, var = self.beside(x)
+            return scale_and_shift((x - mean) * torch.rsqrt(var + self.eps), weight, bias, -1)
+        time, behind = x.shape[1], (0, 0, 0, self.positions[0] - x.shape[1])  # processes have batches of other lengths
+        real = x.new_ones(x.shape[:2], dtype=torch.bool).unsqueeze(-1) if real is None else real
+        return self.from_real(F.pad(x, behind), weight, bias, F.pad(real, behind), (0,))[:, :time]

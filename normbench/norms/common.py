@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
-from jaxtyping import Float, Num
-from torch import Tensor, nn
+from jaxtyping import Num
+from torch import Tensor, distributed, nn
 from torch.nn import functional as F
 
 from normbench.errors import UsageError
@@ -20,6 +21,9 @@ Affine = Annotated[bool, Setting("learned γ (and β)")]
 Bias = Annotated[bool, Setting("learned β, where there is a γ")]
 Momentum = Annotated[float | None, Setting("share of a batch in running statistics; null: cumulative", above=0, high=1)]
 Tracks = Annotated[bool, Setting("evaluate with running statistics of the training batches")]
+Masked = Annotated[bool, Setting("statistics of real positions alone; false: of padding too")]
+Freeze = Annotated[int | None, Setting("batches until running statistics serve in training too", low=1, high=10**9)]
+Recalibrate = Annotated[int, Setting("training batches to average over for an evaluation", low=0, high=10**6)]
 Impl = Annotated[Literal["auto", "torch", "eager"], Setting("what runs: the faster, torch's operator, or the formula")]
 NO_OPERATOR = "norm.impl=torch: torch has no operator for this norm with these settings, set norm.impl to auto or eager"
 
@@ -38,16 +42,62 @@ def standardize(x: Tensor, dims: tuple[int, ...], eps: float) -> Tensor:
     return centered * torch.rsqrt(centered.square().mean(dims, keepdim=True) + eps)
 
 
+class AllReduce(torch.autograd.Function):
+    """The sum of a tensor over all processes; its gradient is the sum of theirs.
+
+    torch's own differentiable collectives are deprecated or private.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        total = x.clone(memory_format=torch.contiguous_format)
+        distributed.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        found: Tensor = AllReduce.apply(gradient)
+        return found
+
+
+def has_others() -> bool:
+    """Tell whether this is one of several processes that train together."""
+    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
+
+
+def moments(
+    x: Tensor, real: Tensor | None, dims: tuple[int, ...], sync: bool = False
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return mean, biased variance and count over `dims`, which are kept with size 1, and x less the mean.
+
+    real: bool, as many axes as x, which must be 0 where it does not count; there x less the mean is 0 too. A mean over
+    nothing is 0. sync: over all processes, whose counts nₖ may differ: n = Σnₖ, μ = Σnₖμₖ/n,
+    σ² = Σnₖ(σ²ₖ+(μₖ−μ)²)/n. Nothing here waits for the device.
+    """
+    counted = torch.ones([1] * x.ndim, device=x.device) if real is None else real
+    repeats = math.prod(x.shape[dim] // counted.shape[dim] for dim in dims)
+    total, count = x.sum(dims, keepdim=True), repeats * counted.sum(dims, keepdim=True, dtype=x.dtype)
+    if sync:
+        sums = AllReduce.apply(torch.cat((total.flatten(), count.flatten()))).split((total.numel(), count.numel()))
+        total, count = sums[0].view_as(total), sums[1].view_as(count)
+    n = count.clamp_min(1)
+    centered = x - total / n if real is None else (x - total / n).where(real, 0)
+    squares = centered.square().sum(dims, keepdim=True)
+    return total / n, (AllReduce.apply(squares) if sync else squares) / n, count, centered
+
+
 class AffineNorm(Norm, ABC):
     """A norm with γ (`weight`) and β (`bias`), whose subclasses write `normalize` and need not think of precision.
 
     `forward` hands `normalize` everything in float32, or in the input's precision if that is higher, and casts last.
     The keywords are what every norm takes beside its own settings, which hands them on as `place`.
     operator: of torch.nn.functional, which computes the same faster; None where there is none, also with some settings.
-    fused: whether it is used.
+    fused: whether it is used. masked: whether padding counts in no statistic. Then whatever stands there, NaN too,
+    is taken for 0, has no gradient, and is 0 in the output.
     """
 
     operator: str | None = None
+    masked: bool = False
 
     def __init__(
         self,
@@ -77,30 +127,49 @@ class AffineNorm(Norm, ABC):
         dtype = torch.promote_types(x.dtype, torch.float32)
         weight = None if self.weight is None else self.weight.to(dtype)
         bias = None if self.bias is None else self.bias.to(dtype)
-        return self.normalize(x.to(dtype), weight, bias, mask).to(x.dtype)
+        if mask is None or not self.masked:
+            return self.normalize(x.to(dtype), weight, bias, None).to(x.dtype)
+        real = mask.unsqueeze(self.channel_dim)
+        y = self.normalize(x.to(dtype).where(real, 0), weight, bias, real)
+        return y.where(real, 0).to(x.dtype)
 
     def check_count(self, count: int, cure: str) -> None:
         """Refuse a statistic over one value, which would always normalize to 0."""
         if count < 2:
-            found = f"{type(self).__name__.lower()} here would take its statistics over {count} value"
+            values = "1 value" if count else "no real value"
+            found = f"{type(self).__name__.lower()} here would take its statistics over {values}"
             raise UsageError(f"{found}, and needs at least 2: {cure}")
 
+    def check_counts(self, counts: Tensor, cure: str) -> None:
+        """Refuse statistics none of which is over two values; on a GPU, which would have to be waited for, none is."""
+        if counts.device.type == "cpu" and not torch.compiler.is_compiling():
+            self.check_count(int(counts.max()), cure)
+
     @abstractmethod
-    def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None) -> Tensor:
-        """Compute the formula, on arguments of one dtype: float32 or wider."""
+    def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, real: Tensor | None) -> Tensor:
+        """Compute the formula, on arguments of one dtype: float32 or wider.
+
+        real: bool, the shape of x with one feature: which positions count, and x is 0 in others; None: all of them.
+        """
 
 
 class RunningNorm(AffineNorm):
     """A norm that can keep running statistics in training, for use in evaluation.
 
     momentum: weight of the newest batch in an exponential moving average; None for the plain average over all batches.
+    freeze_after: after so many training batches (of which a step has `trainer.accumulate`) running statistics stay as
+    they are, and normalize in training too. recalibrate: over so many training batches running statistics are averaged
+    for each evaluation; training goes on with its own.
     The buffers are None without `track_running_stats`.
+    A statistic over a single value has no unbiased variance and leaves the running ones alone.
     """
 
     running_mean: Tensor
     running_var: Tensor
     num_batches_tracked: Tensor
-    recorded = ("momentum", "track_running_stats")
+    positions: tuple[int, ...] = ()  # how many have statistics of their own, if each has
+    sync = False
+    recorded: ClassVar[tuple[str, ...]] = ("momentum", "track_running_stats", "masked", "freeze_after", "recalibrate")
 
     def __init__(
         self,
@@ -110,19 +179,28 @@ class RunningNorm(AffineNorm):
         affine: Affine = True,
         momentum: Momentum = 0.1,
         track_running_stats: Tracks = True,
+        masked: Masked = True,
+        freeze_after: Freeze = None,
+        recalibrate: Recalibrate = 0,
         **place: Any,
     ) -> None:
         super().__init__(num_features, eps, affine, bias=True, **place)
-        self.momentum, self.track_running_stats = momentum, track_running_stats
-        start = (torch.zeros(num_features), torch.ones(num_features), torch.tensor(0))
+        self.momentum, self.track_running_stats, self.masked = momentum, track_running_stats, masked
+        self.freeze_after, self.recalibrate = freeze_after, recalibrate
+        if not track_running_stats and (freeze_after or recalibrate):
+            what = "norm.freeze_after" if freeze_after else "norm.recalibrate"
+            raise UsageError(f"{what} is of running statistics: set norm.track_running_stats=true, or leave it out")
+        shape = (*self.positions, num_features)
+        start = (torch.zeros(shape), torch.ones(shape), torch.zeros(self.positions, dtype=torch.int64))
         for name, buffer in zip(("running_mean", "running_var", "num_batches_tracked"), start, strict=True):
             self.register_buffer(name, buffer if track_running_stats else None)
 
     @classmethod
-    def facts_for(cls, *, track_running_stats: bool | None = None, **_: Any) -> NormFacts:
+    def facts_for(cls, *, masked: bool = True, track_running_stats: bool | None = None, **_: Any) -> NormFacts:
+        facts = replace(cls.facts, counts_padding=not masked)
         if track_running_stats is None:  # the class's default
-            return cls.facts
-        return replace(cls.facts, sees_future="training" if track_running_stats else "always")
+            return facts
+        return replace(facts, sees_future="training" if track_running_stats else "always")
 
     def from_running(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         """Return γ(x−μ)/√(σ²+ε)+β with the running statistics; x `(batch, features, ...)`."""
@@ -132,10 +210,51 @@ class RunningNorm(AffineNorm):
         y = (x.movedim(1, -1) - mean) * torch.rsqrt(var + self.eps)
         return scale_and_shift(y, weight, bias, -1).movedim(-1, 1)
 
+    def from_real(
+        self, x: Tensor, weight: Tensor | None, bias: Tensor | None, real: Tensor | None, dims: tuple[int, ...]
+    ) -> Tensor:
+        """Return the same with the statistics of what is real in a batch, which in training the running ones take in.
+
+        dims: that share a statistic.
+        """
+        mean, var, count, centered = moments(x, real, dims, self.sync and self.training and has_others())
+        self.check_counts(count, "use larger batches or longer texts")
+        if self.track_running_stats:
+            frozen = self.num_batches_tracked.max() >= (self.freeze_after or math.inf)
+            self.take_in(mean, var, count, ~frozen)
+            if self.freeze_after:
+                old_mean, old_var = self.beside(x)
+                mean, var = mean.where(~frozen, old_mean), var.where(~frozen, old_var)
+                centered = x - mean
+        return scale_and_shift(centered * torch.rsqrt(var + self.eps), weight, bias, self.channel_dim)
+
+    def beside(self, x: Tensor) -> list[Tensor]:
+        """Return running mean and variance in a shape that goes with x; of a position never seen, the last one's."""
+        found = [self.running_mean.to(x.dtype), self.running_var.to(x.dtype)]
+        if not self.positions:
+            return [one.view(-1, *[1] * (x.ndim - 2)) if self.channel_dim == 1 else one for one in found]
+        last = (self.num_batches_tracked > 0).sum() - 1
+        places = torch.arange(x.shape[1], device=x.device).minimum(last).clamp_min(0)
+        return [one[places] for one in found]
+
     @torch.no_grad()
-    def update_running(self, mean: Float[Tensor, " features"], var: Float[Tensor, " features"]) -> None:
-        """Take in the mean and the unbiased variance of one batch."""
-        self.num_batches_tracked.add_(1)
+    def take_in(self, mean: Tensor, var: Tensor, count: Tensor, wanted: Tensor) -> None:
+        """Update running statistics with the average of a batch's, as `moments` gives them, where over 2 values."""
+        mean, var = (one.movedim(self.channel_dim, -1).reshape(-1, *self.running_mean.shape) for one in (mean, var))
+        count = count.reshape(-1, *self.positions)
+        known = (count > 1).expand(len(mean), *self.positions)
+        share = known / known.sum(0).clamp_min(1)
+        unbiased = share * count / (count - 1).clamp_min(1)
+        mean, var = ((one * by.unsqueeze(-1)).sum(0) for one, by in ((mean, share), (var, unbiased)))
+        self.update_running(mean, var, known.any(0) & wanted)
+
+    @torch.no_grad()
+    def update_running(self, mean: Tensor, var: Tensor, known: Tensor | None = None) -> None:
+        """Take in mean and unbiased variance of one batch, `([positions,] features)`, of the known positions."""
+        self.num_batches_tracked.add_(1 if known is None else known)
         for running, batch in ((self.running_mean, mean), (self.running_var, var)):
-            step = batch - running
-            running.add_(step / self.num_batches_tracked if self.momentum is None else step * self.momentum)
+            step = batch - running if known is None else (batch - running).where(known.unsqueeze(-1), 0)
+            if self.momentum is None:
+                running.add_(step / self.num_batches_tracked.clamp_min(1).unsqueeze(-1))
+            else:
+                running.add_(step * self.momentum)

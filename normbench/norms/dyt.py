@@ -49,7 +49,7 @@ class DyT(AffineNorm):
         self.alpha0 = published_alpha0(num_features, site) if alpha0 == "auto" else alpha0
         self.alpha = nn.Parameter(torch.full((1,), self.alpha0))
 
-    def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None) -> Tensor:
+    def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, real: Tensor | None) -> Tensor:
         return scale_and_shift(torch.tanh(self.alpha.to(x.dtype) * x), weight, bias, self.channel_dim)
 
     @torch.no_grad()

@@ -107,17 +107,17 @@ def fitted(make: Callable[..., Any], num_features: int, *, channel_dim: int = -1
 
 
 @torch.no_grad()
-def agree(norm: nn.Module, x: Tensor, other: Tensor, here: Any = ...) -> bool:
+def agree(norm: nn.Module, x: Tensor, other: Tensor, here: Any = ..., **more: Tensor) -> bool:
     """Tell whether the outputs for two inputs are alike somewhere; running statistics stay as they are."""
-    first, second = (copy.deepcopy(norm)(each)[here] for each in (x, other))
+    first, second = (copy.deepcopy(norm)(each, **more)[here] for each in (x, other))
     return torch.allclose(first, second, rtol=1e-3, atol=1e-4)
 
 
-def depends(norm: nn.Module, x: Tensor, here: Any) -> bool:
-    """Tell whether the output somewhere depends on the input elsewhere."""
+def depends(norm: nn.Module, x: Tensor, here: Any, **more: Tensor) -> bool:
+    """Tell whether the output somewhere depends on the input elsewhere; more: arguments of the norm."""
     other = 100 * x.flip(0) + 1
     other[here] = x[here]
-    return not agree(norm, x, other, here)
+    return not agree(norm, x, other, here, **more)
 
 
 def measured(norm: nn.Module, num_features: int) -> NormFacts:
@@ -125,7 +125,9 @@ def measured(norm: nn.Module, num_features: int) -> NormFacts:
     x = torch.randn(2, *POSITIONS[-1], num_features)
     in_training, later = (depends(norm.train(mode), x, (slice(None), slice(3))) for mode in (True, False))
     sees: When = "always" if later else "training" if in_training else "never"
-    facts = NormFacts("unknown", agree(norm.train(), x, x + 3), depends(norm, x, slice(1)), sees)
+    mask = torch.arange(x.shape[1]) < torch.tensor([[x.shape[1] // 3], [x.shape[1] // 2]])
+    padding = depends(norm.train(), x, mask, mask=mask)
+    facts = NormFacts("unknown", agree(norm, x, x + 3), depends(norm, x, slice(1)), sees, counts_padding=padding)
     with suppress(Exception):
         agree(norm, x[:, 0], x[:, 0])
         return facts

@@ -6,11 +6,12 @@ import math
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from normbench.errors import UsageError
-from normbench.norms.common import Affine, AffineNorm, Eps, scale_and_shift, standardize
+from normbench.norms.common import Affine, AffineNorm, Eps, Masked, moments, scale_and_shift, standardize
 from normbench.settings import Setting
 from normbench.types import NormFacts
 
@@ -21,6 +22,7 @@ class GroupNorm(AffineNorm):
     y = γ(x−μ_g)/√(σ²_g+ε)+β, with the mean and the biased variance of one group of channels in one sample: over space
     for channels-first input; for features-last input at each position, or over time as well with `across_time=True`.
     `groups="auto"` makes 32 groups of 128 channels or more, and groups of four of fewer channels.
+    Over time, padding counts in no statistic and is 0 in the output; with `masked=False` it counts as if it were text.
 
     Shapes: `(batch, [time,] features)`, or `(batch, channels, height, width)` with channel_dim=1.
     Raises UsageError where a group has a single value.
@@ -32,7 +34,7 @@ class GroupNorm(AffineNorm):
         centers=True,
     )
     used_in = "Mask R-CNN trained from scratch, Big Transfer (BiT), the U-Nets of DDPM and Stable Diffusion"
-    recorded = ("groups", "across_time")
+    recorded = ("groups", "across_time", "masked")
 
     def __init__(
         self,
@@ -45,6 +47,7 @@ class GroupNorm(AffineNorm):
             Setting("groupnorm's groups of channels; auto: 32 if C ≥ 128, else C / 4", low=1, high=10**6),
         ] = "auto",
         across_time: Annotated[bool, Setting("statistics over time too, not at each position")] = False,
+        masked: Masked = True,
         channel_dim: int = -1,
         **place: Any,
     ) -> None:
@@ -52,7 +55,7 @@ class GroupNorm(AffineNorm):
         # on 2 CPU cores as fast as torch's group_norm at width 128, and 1.6 to 2.3 times as fast from 256 on
         self.operator = "layer_norm" if self.each_position else "group_norm"
         super().__init__(num_features, eps, affine, bias=True, channel_dim=channel_dim, **place)
-        self.across_time = across_time
+        self.across_time, self.masked = across_time, masked and not self.each_position
         auto = 32 if num_features >= 128 else max(num_features // 4, 1)
         self.groups = auto if groups == "auto" else groups
         if num_features % self.groups:
@@ -62,17 +65,26 @@ class GroupNorm(AffineNorm):
             self.check_count(num_features // self.groups, "lower norm.groups")
 
     @classmethod
-    def facts_for(cls, *, across_time: bool = False, **_: Any) -> NormFacts:
+    def facts_for(cls, *, across_time: bool = False, masked: bool = True, **_: Any) -> NormFacts:
+        if not across_time:
+            return cls.facts
         over = "features of a group and time or space, one sample"
-        return replace(cls.facts, statistics_over=over, sees_future="always") if across_time else cls.facts
+        return replace(cls.facts, statistics_over=over, sees_future="always", counts_padding=not masked)
 
-    def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None) -> Tensor:
+    def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, real: Tensor | None) -> Tensor:
         self.check_count(math.prod(x.shape[1:]) // self.groups, "lower norm.groups")
         if self.each_position:
             grouped = x.unflatten(-1, (self.groups, -1))
             size = grouped.shape[-1:]
             y = F.layer_norm(grouped, size, eps=self.eps) if self.fused else standardize(grouped, (-1,), self.eps)
             return scale_and_shift(y.flatten(-2), weight, bias, -1)
+        if real is not None:
+            x, real = x.movedim(self.channel_dim, -1), real.movedim(self.channel_dim, -1).unsqueeze(-1)
+            grouped = x.unflatten(-1, (self.groups, -1))
+            _, var, count, centered = moments(grouped, real, (*range(1, x.ndim - 1), x.ndim))
+            self.check_counts(count, "lower norm.groups")
+            y = (centered * torch.rsqrt(var + self.eps)).flatten(-2)
+            return scale_and_shift(y, weight, bias, -1).movedim(-1, self.channel_dim)
         x = x.movedim(self.channel_dim, 1)
         if self.fused:
             y = F.group_norm(x, self.groups, weight, bias, self.eps)

@@ -20,8 +20,11 @@ class InstanceNorm(RunningNorm):
     `affine=True`. With `track_running_stats=True` evaluation uses running statistics as BatchNorm does: averages of
     μ and the unbiased variance over samples and training batches.
 
+    Padding counts in no statistic and is 0 in the output; with `masked=False` it counts as if it were text. Beside
+    longer texts in a batch, one of a single token is normalized to β.
+
     Shapes: `(batch, time, features)`, or `(batch, channels, height, width)` with channel_dim=1.
-    Raises UsageError where a sample has a single position.
+    Raises UsageError where every sample has a single position (with a mask, on the CPU alone).
     Source: Ulyanov, Vedaldi & Lempitsky 2016; the running statistics are torch.nn.InstanceNorm2d's.
     """
 
@@ -39,9 +42,13 @@ class InstanceNorm(RunningNorm):
     ) -> None:
         super().__init__(num_features, affine=affine, track_running_stats=track_running_stats, **settings)
 
-    def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None) -> Tensor:
+    def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, real: Tensor | None) -> Tensor:
+        evaluates = self.track_running_stats and not self.training
+        if (real is not None or self.freeze_after) and not evaluates:
+            dims = tuple(dim for dim in range(1, x.ndim) if dim != self.channel_dim % x.ndim)
+            return self.from_real(x, weight, bias, real, dims)
         x = x.movedim(self.channel_dim, 1)
-        if self.track_running_stats and not self.training:
+        if evaluates:
             return self.from_running(x, weight, bias).movedim(1, self.channel_dim)
         dims = tuple(range(2, x.ndim))
         self.check_count(math.prod(x.shape[2:]), "use input with time or space, or another norm")

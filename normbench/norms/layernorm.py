@@ -31,7 +31,7 @@ class LayerNorm(AffineNorm):
     ) -> None:
         super().__init__(num_features, eps, affine, bias, **place)
 
-    def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None) -> Tensor:
+    def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, real: Tensor | None) -> Tensor:
         if self.fused:  # torch wants the features last, which costs no copy if x is channels_last in memory
             y = F.layer_norm(x.movedim(self.channel_dim, -1), (self.num_features,), weight, bias, self.eps)
             return y.movedim(-1, self.channel_dim)

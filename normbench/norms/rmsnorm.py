@@ -34,7 +34,7 @@ class RMSNorm(AffineNorm):
     def __init__(self, num_features: int, *, eps: Eps = 1e-5, affine: Affine = True, **place: Any) -> None:
         super().__init__(num_features, eps, affine, bias=False, **place)
 
-    def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None) -> Tensor:
+    def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, real: Tensor | None) -> Tensor:
         if self.fused:  # torch wants the features last, which costs no copy if x is channels_last in memory
             y = F.rms_norm(x.movedim(self.channel_dim, -1), (self.num_features,), weight, self.eps)
             return y.movedim(-1, self.channel_dim)
@@ -73,6 +73,6 @@ class PartialRMSNorm(RMSNorm):
         # exact in decimal: in binary 0.07 * 100 is more than 7
         self.k = min(max(math.ceil(Fraction(str(fraction)) * num_features), FEWEST), num_features)
 
-    def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None) -> Tensor:
+    def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, real: Tensor | None) -> Tensor:
         mean_square = x.narrow(self.channel_dim, 0, self.k).square().mean(self.channel_dim, keepdim=True)
         return scale_and_shift(x * torch.rsqrt(mean_square + self.eps), weight, bias, self.channel_dim)

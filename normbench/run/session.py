@@ -286,10 +286,11 @@ def copy_record(parent: RunDirectory, child: RunDirectory) -> None:
 
 def caveats(run: Run) -> dict[str, str | None]:
     """Return what a reader must know of a norm that takes statistics over time: what leaks, what padding does."""
-    leaks, pads = run.data.task.shown_by(run.facts) == "training", run.data.pads and run.facts.sees_future != "never"
-    over_time = f"{run.config.choices.groups['norm']} takes statistics over time,"
-    shown = f"{over_time} so in training each position is shown its future; the training loss is not comparable"
-    padded = f"{over_time} and counts the padding of shorter texts in them"
+    leaks, pads = run.data.task.shown_by(run.facts) == "training", run.data.pads and run.facts.counts_padding
+    norm = run.config.choices.groups["norm"]
+    over_time = f"{norm} takes statistics over time, so in training each position is shown its future"
+    shown = f"{over_time}; the training loss is not comparable"
+    padded = f"{norm} counts the padding of shorter texts in its statistics"
     return {"leak": shown if leaks else None, "padding": padded if pads else None}
 
 

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator
 from typing import Annotated, Any
 
 import pandas as pd
-import torch
 from torch import nn
 
 from normbench.analysis.figures.style import Figure
@@ -16,6 +15,7 @@ from normbench.settings import Setting
 from normbench.studies.findings import compared, curves
 from normbench.studies.frame import Row, Study, Subject
 from normbench.training.loop import evaluate, to_device
+from normbench.training.recalibration import average
 from normbench.types import Batch, Model
 
 SIZE = "data.batch_size"
@@ -33,22 +33,6 @@ def use_batch(norms: Iterable[Any]) -> None:
     """Let norms take the statistics of each batch in evaluation too."""
     for norm in norms:
         norm.track_running_stats, norm.running_mean, norm.running_var = False, None, None
-
-
-@torch.no_grad()
-def average(model: Model, norms: Iterable[Any], batches: Iterable[Batch]) -> None:
-    """Set running statistics to their plain average over batches, with the model's weights as they are.
-
-    torch.optim.swa_utils.update_bn does the same with torch's own norms.
-    """
-    for norm in norms:
-        norm.train().momentum = None
-        norm.running_mean.zero_()
-        norm.running_var.fill_(1)
-        norm.num_batches_tracked.zero_()
-    for batch in batches:
-        model(*batch.arguments)
-    model.eval()
 
 
 class Statistics(Study):

@@ -23,6 +23,7 @@ from normbench.training.guard import GRADIENT_NORM, Diverged, Guard, buffers_kep
 from normbench.training.optimizer import WeightAverage
 from normbench.training.parallel import Group, cut, whole
 from normbench.training.precision import Precision
+from normbench.training.recalibration import recalibrated
 from normbench.training.schedules import Schedule
 from normbench.types import Batch, Data, Model, Task, stable_seed
 
@@ -327,7 +328,8 @@ class Loop:
         task = self.data.task
         batches = [*batches] if task.judges else batches  # others may be too large to keep
         self.group.spread(model.buffers())  # running statistics of a norm that is not synchronised
-        with self.precision.autocast():
+        done = self.step * self.trainer.accumulate
+        with self.precision.autocast(), recalibrated(model, self.data, done, self.device):
             results = evaluate(model, batches, task, self.device, self.group)
             further, page = task.judge(model, batches, self.data, self.device) if task.judges else ({}, "")
         return {f"{name}/{split}": value for name, value in {**results, **further}.items()}, page

@@ -18,7 +18,8 @@ fail() {
     exit 1
 }
 
-# set_up normbench, or set_up 'normbench[test]': make sure that .venv holds it, at the versions in constraints.txt.
+# set_up 'normbench[translation]', or 'normbench[translation,test]', which serves for both: make sure that .venv holds
+# it, at the versions in constraints.txt.
 set_up() {
     is_ready "$1" && return
     wait_for_other_set_ups
@@ -33,7 +34,7 @@ set_up() {
 
 is_ready() {
     [[ -x $venv/bin/normbench && -r $state ]] || return
-    [[ $(<"$state") == "$(ingredients)"$'\n'"$1"* ]] || return
+    [[ $(<"$state") == "$(ingredients)"$'\n'"${1%]}"* ]] || return
     [[ -z ${PYTHON-} || $(version_of "$PYTHON") == "$(version_of "$venv/bin/python")" ]]
 }
 

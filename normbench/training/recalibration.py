@@ -1,0 +1,50 @@
+"""Running statistics taken anew over training batches, with the model's weights as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from normbench.training.guard import buffers_kept
+from normbench.types import Batch, Data
+
+
+@torch.no_grad()
+def average(model: nn.Module, norms: Iterable[Any], batches: Iterable[Batch]) -> None:
+    """Set running statistics of norms to their plain average over batches; nothing else of the model is in training.
+
+    No process waits for another. torch.optim.swa_utils.update_bn does the same with torch's own norms.
+    """
+    training, meant = model.training, {"momentum": None, "freeze_after": None, "sync": False}
+    kept = [(norm, {name: getattr(norm, name) for name in meant if hasattr(norm, name)}) for norm in norms]
+    model.eval()
+    for norm, settings in kept:
+        vars(norm.train()).update({name: meant[name] for name in settings})
+        norm.running_mean.zero_()
+        norm.running_var.fill_(1)
+        norm.num_batches_tracked.zero_()
+    for batch in batches:
+        model(*batch.arguments)
+    for norm, settings in kept:
+        vars(norm).update(settings)
+    model.train(training)
+
+
+@contextmanager
+def recalibrated(model: nn.Module, data: Data, done: int, device: torch.device) -> Iterator[None]:
+    """While this lasts, norms have statistics over as many batches as they ask for (`recalibrate`); then their own.
+
+    The batches are the last ones of the `done` training batches, whole ones in each process.
+    """
+    norms: list[Any] = [norm for norm in model.modules() if getattr(norm, "recalibrate", 0)]
+    if not norms:
+        yield
+        return
+    latest = map(data.train_batch, range(max(0, done - norms[0].recalibrate), done))
+    with buffers_kept(model):
+        average(model, norms, (batch.map(lambda tensor: tensor.to(device)) for batch in latest))
+        yield

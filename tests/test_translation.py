@@ -1,0 +1,338 @@
+"""Translation: pairs of sentences and their batches, the search for translations, and how these are judged."""
+
+from __future__ import annotations
+
+import sys
+from itertools import pairwise, product
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+import torch
+from data_helpers import write_parquet
+from torch import Tensor, nn
+
+from normbench.contract.data import DataPart
+from normbench.data import hub_translation
+from normbench.data.translation import POOL, Translations
+from normbench.data.vocabulary import BytePairs
+from normbench.errors import UsageError
+from normbench.translation import Translation, translate
+from normbench.types import PADDING, Batch
+
+WORDS = ["ein", "Hund", "läuft", "über", "die", "Wiese", "und", "bellt", "laut", "heute"]
+TURNED = dict(
+    zip(WORDS, ["a", "dog", "runs", "across", "the", "meadow", "and", "barks", "loudly", "today"], strict=True)
+)
+
+
+def sentences(seed: int, count: int) -> dict[str, list[str]]:
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(1, 12, (count,), generator=generator).tolist()
+    german = [[WORDS[int(torch.randint(10, (), generator=generator))] for _ in range(length)] for length in lengths]
+    return {"de": [" ".join(row) for row in german], "en": [" ".join(map(TURNED.__getitem__, row)) for row in german]}
+
+
+def write(root: Path, both: bool = False, **rows: Any) -> Path:
+    """Write a hub-layout copy `me/pairs` with a column for each language, or one for both."""
+    texts: dict[str, Any] = {"train": sentences(0, 60), "validation": sentences(1, 9), "test": sentences(2, 7), **rows}
+    features: dict[str, Any] = dict.fromkeys(("de", "en"), datasets.Value("string"))
+    for split, columns in texts.items():
+        if both:
+            pairs = [{"de": de, "en": en} for de, en in zip(columns["de"], columns["en"], strict=True)]
+            write_parquet(root / "me/pairs", {"translation": pairs}, {"translation": features}, split)
+        else:
+            write_parquet(root / "me/pairs", columns, features, split)
+    return root
+
+
+def made(root: Path, **options: Any) -> Translations:
+    usual = {"vocabulary_size": 300, "context": 64, "batch_size": 5, "eval_batch_size": 4, "seed": 0}
+    return hub_translation(name="pairs", hub_id="me/pairs", root=str(root), **usual | options)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("pairs"))
+
+
+def shown(data: Translations, batch: Batch) -> list[tuple[str, str]]:
+    assert batch.mask is not None
+    inputs = batch.inputs.masked_fill(~batch.mask, data.task.end)
+    return [*zip(map(data.decode, inputs), map(data.decode, batch.targets), strict=True)]
+
+
+# ---- data
+
+
+def test_batches_hold_the_lower_cased_pairs_of_the_right_direction(root: Path) -> None:
+    data, other = made(root), made(root, source_column="en", target_column="de", lowercase=False)
+    rows = sentences(1, 9)
+    expected = sorted(zip(map(str.lower, rows["de"]), rows["en"], strict=True))
+    assert sorted(pair for batch in data.eval_batches("val") for pair in shown(data, batch)) == expected
+    turned = [pair for batch in other.eval_batches("test") for pair in shown(other, batch)]
+    assert sorted(turned) == sorted(zip(sentences(2, 7)["en"], sentences(2, 7)["de"], strict=True))
+    assert data.task.vocabulary_size == 300 == data.describe()["vocabulary_size"]
+    assert data.describe()["direction"] == "de to en" and "case:lc" in data.describe()["bleu"]
+    assert "case:mixed" in other.describe()["bleu"]
+
+
+def test_begin_and_end_stand_around_a_translation(root: Path) -> None:
+    data = made(root)
+    batch = data.train_batch(0)
+    assert batch.mask is not None and batch.previous is not None
+    real = batch.targets != PADDING
+    for row in range(5):
+        targets, previous = batch.targets[row][real[row]], batch.previous[row][real[row]]
+        assert previous[0] == data.task.begin == 298 and targets[-1] == data.task.end == 299
+        assert torch.equal(previous[1:], targets[:-1]) and targets[:-1].max() < 298
+        assert batch.inputs[row][batch.mask[row]][-1] == data.task.end
+    assert (batch.previous[~real] == 0).all() and (batch.inputs[~batch.mask] == 0).all()
+
+
+def test_an_epoch_takes_each_pair_once_in_batches_of_like_lengths(root: Path) -> None:
+    data = made(root)
+    for epoch in range(2):
+        rows = torch.cat([data.indices(step) for step in range(epoch * 12, epoch * 12 + 12)])
+        assert sorted(rows.tolist()) == list(range(60))
+    one_pool = [data.lengths[data.examples["train"][data.indices(step)]][:, 0] for step in range(12)]
+    spans = sorted((int(lengths.min()), int(lengths.max())) for lengths in one_pool)
+    assert POOL > 12 and all(before[1] <= after[0] for before, after in pairwise(spans))
+    assert [span[0] for span in spans] != [int(lengths.min()) for lengths in one_pool], "batches are shuffled"
+    assert not torch.equal(data.indices(0), data.indices(12)) and not torch.equal(
+        data.indices(0), made(root, seed=1).indices(0)
+    )
+    later = made(root)
+    assert torch.equal(later.indices(17), data.indices(17)), "seed and step alone decide"
+
+
+def test_both_languages_of_one_column_are_the_same_data(root: Path, tmp_path: Path) -> None:
+    both = made(write(tmp_path, both=True), pair_column="translation")
+    assert both.fingerprint == made(root).fingerprint
+
+
+def test_the_vocabulary_is_learned_of_what_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    learn, seen = BytePairs.learn, list[str]()
+    monkeypatch.setattr(BytePairs, "learn", lambda texts, size: seen.extend(texts[0].split("\n")) or learn(texts, size))
+    data = made(write(tmp_path), holdout=0.3, test_splits=None, vocabulary_size=301)
+    rows = [data.batch("train", torch.arange(42)), *data.eval_batches("val")]
+    train, held = shown(data, rows[0]), [pair for batch in rows[1:] for pair in shown(data, batch)]
+    assert sorted(seen) == sorted(text for pair in train for text in pair) and len(held) == 18
+    both = sentences(0, 60)
+    assert sorted(train + held) == sorted(zip(map(str.lower, both["de"]), both["en"], strict=True))
+
+
+def test_a_pair_longer_than_the_context_trains_not_and_cannot_judge(root: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        UsageError, match=r"data.context=9 is too short for the longest \w+ sentence of pairs, (\d+) tok"
+    ):
+        made(root, context=9)
+    long = {name: [*texts, "über " * 70] for name, texts in sentences(0, 60).items()}
+    data = made(write(tmp_path, train=long))
+    assert (data.describe()["too_long"], data.describe()["train_sentences"]) == (1, 60)
+
+
+def test_an_empty_text_is_left_out_of_training_and_cannot_judge(tmp_path: Path) -> None:
+    rows = {"de": ["ein Hund", " "], "en": ["a dog", "nothing"]}
+    more = {name: texts + rows[name] for name, texts in sentences(0, 60).items()}
+    data = made(write(tmp_path / "train", train=more))
+    assert (data.describe()["empty"], data.describe()["train_sentences"]) == (1, 61)
+    with pytest.raises(UsageError, match="test of me/pairs has an empty text"):
+        made(write(tmp_path / "test", test=rows))
+    with pytest.raises(UsageError, match="row 1 of validation of me/pairs has not the two texts de and en"):
+        made(write(tmp_path / "none", validation={"de": ["a", None], "en": ["b", "c"]}))
+
+
+def test_the_constant_predictor_knows_the_frequencies_of_the_targets(root: Path) -> None:
+    data = made(root)
+    targets = torch.cat([batch.targets[batch.targets != PADDING] for batch in data.eval_batches("val")])
+    shares = torch.bincount(targets) / len(targets)
+    entropy = float(-(shares[shares > 0] * shares[shares > 0].log()).sum())
+    assert data.constant["loss/val"] == pytest.approx(entropy, rel=1e-5)
+
+
+def test_a_missing_sacrebleu_is_said(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sacrebleu.metrics", None)
+    with pytest.raises(UsageError, match=r"sacrebleu, which is missing: pip install 'normbench\[translation\]'"):
+        made(root)
+
+
+@pytest.mark.data
+def test_multi30k_has_its_published_sizes() -> None:
+    from normbench import build
+    from normbench.config.compose import read
+
+    data = build.factory(read(["data=multi30k"]).tree, "data")(seed=0)
+    found = data.describe()
+    assert [found[f"{split}_sentences"] for split in ("train", "val", "test")] == [29000, 1014, 1000]
+    assert found["too_long"] == found["empty"] == 0 and found["vocabulary_size"] == 8000
+    last = [*data.eval_batches("test")][-1]
+    assert all(text == text.lower() and 50 < len(text) < 300 for text in shown(data, last)[-1])
+
+
+# ---- the search
+
+
+class Table(nn.Module):
+    """Logits that a random table gives for each source and beginning of a translation: no two beginnings are alike."""
+
+    def __init__(self, vocabulary: int, seed: int = 0, scale: float = 2.0) -> None:
+        super().__init__()
+        self.rows = scale * torch.randn(997, vocabulary, generator=torch.Generator().manual_seed(seed))
+        self.rows_seen: list[int] = []
+
+    def begin(self, source: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+        return source, (source * mask).sum(dim=1)
+
+    def advance(self, state: tuple[Tensor, ...], tokens: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        source, code = state
+        self.rows_seen.append(len(tokens))
+        code = (31 * code + tokens + 7 + 3 * source[:, 0]) % 997
+        return self.rows[code], (source, code)
+
+
+def likelihood(model: Table, source: Tensor, tokens: tuple[int, ...], task: Translation) -> float:
+    """Return log P of a translation with its end, token by token."""
+    mask, total = torch.ones(1, len(source), dtype=torch.bool), 0.0
+    state = model.begin(source[None], mask)
+    for last, following in zip((task.begin, *tokens), (*tokens, task.end), strict=True):
+        logits, state = model.advance(state, torch.tensor([last]))
+        total += float(logits[0].double().log_softmax(dim=-1)[following])
+    return total
+
+
+def best_of_all(model: Table, source: Tensor, task: Translation) -> tuple[int, ...]:
+    """Return the translation with the best score among all there are."""
+    limit = min(2 * len(source) + 10, task.context - 1)
+    every = (tokens for length in range(limit + 1) for tokens in product(range(task.end), repeat=length))
+    return max(every, key=lambda t: likelihood(model, source, t, task) / (len(t) + 1) ** task.length_penalty)
+
+
+def without_end(found: Tensor, task: Translation) -> list[tuple[int, ...]]:
+    return [tuple(row[: row.index(task.end)] if task.end in row else row) for row in found.tolist()]
+
+
+def random_sources(task: Translation, count: int, seed: int) -> Batch:
+    generator = torch.Generator().manual_seed(seed)
+    rows = [torch.randint(task.begin, (1 + number % 3,), generator=generator) for number in range(count)]
+    return task.batch(rows, rows)
+
+
+@pytest.mark.parametrize("penalty", [0.0, 0.6, 1.0])
+def test_a_beam_as_wide_as_all_translations_finds_the_best_one(penalty: float) -> None:
+    task = Translation(4, 5, beam=200, length_penalty=penalty)
+    lengths = set()
+    for seed in range(3):
+        model, batch = Table(4, seed), random_sources(task, 4, seed)
+        found = without_end(translate(model, batch.inputs, batch.mask, task), task)
+        for row in range(4):
+            source = batch.inputs[row][batch.mask[row]]
+            assert found[row] == best_of_all(model, source, task)
+            lengths.add(len(found[row]))
+    assert len(lengths) > 1
+
+
+def greedy(model: Table, source: Tensor, task: Translation) -> tuple[int, ...]:
+    tokens: list[int] = []
+    state, last = model.begin(source[None], torch.ones(1, len(source), dtype=torch.bool)), task.begin
+    while len(tokens) < min(2 * len(source) + 10, task.context - 1):
+        logits, state = model.advance(state, torch.tensor([last]))
+        if (last := int(logits.argmax())) == task.end:
+            break
+        tokens.append(last)
+    return tuple(tokens)
+
+
+def test_a_beam_of_one_takes_the_likeliest_token_each_time() -> None:
+    task = Translation(7, 30, beam=1)
+    model, batch = Table(7), random_sources(task, 40, 0)
+    found = without_end(translate(model, batch.inputs, batch.mask, task), task)
+    expected = [greedy(model, row[real], task) for row, real in zip(batch.inputs, batch.mask, strict=True)]
+    assert found == expected
+    assert len({len(row) for row in found}) > 4
+
+
+def searched(model: Table, source: Tensor, task: Translation) -> tuple[int, ...]:
+    """Return what the search finds for one sentence, with lists of beginnings and nothing shared between them."""
+    limit = min(2 * len(source) + 10, task.context - 1)
+    alive = [(0.0, (task.begin,), model.begin(source[None], torch.ones(1, len(source), dtype=torch.bool)))]
+    ended: list[Any] = []
+    for length in range(limit + 1):
+        grown = []
+        for total, words, state in alive:
+            logits, following = model.advance(state, torch.tensor([words[-1]]))
+            shares = logits[0].double().log_softmax(dim=-1).tolist()
+            allowed = [task.end] if length == limit else range(task.vocabulary_size)
+            grown += [(total + shares[token], (*words, token), following) for token in allowed]
+        grown.sort(key=lambda each: -each[0])
+        ended += [each for each in grown[: task.beam] if each[1][-1] == task.end]
+        alive = [each for each in grown if each[1][-1] != task.end][: task.beam]
+        if len(ended) >= task.beam:
+            break
+    best = max(ended, key=lambda each: each[0] / (len(each[1]) - 1) ** task.length_penalty)
+    return tuple(best[1][1:-1])
+
+
+@pytest.mark.parametrize("beam", [2, 5])
+def test_a_batch_is_searched_as_each_sentence_alone_and_sentences_leave_it(beam: int) -> None:
+    task = Translation(9, 30, beam=beam)
+    model, batch = Table(9, scale=1.5), random_sources(task, 30, 1)
+    found = without_end(translate(model, batch.inputs, batch.mask, task), task)
+    rows = model.rows_seen.copy()
+    expected = [searched(model, row[real], task) for row, real in zip(batch.inputs, batch.mask, strict=True)]
+    assert found == expected and len(set(found)) > 20
+    assert rows[0] == 30 * beam and sorted(rows, reverse=True) == rows and rows[-1] < 10 * beam
+
+
+def test_a_translation_that_does_not_end_is_cut() -> None:
+    task = Translation(6, 64, beam=3)
+    model = Table(6)
+    model.rows[:, task.end] = -50
+    batch = task.batch(
+        [torch.zeros(2, dtype=torch.int64), torch.zeros(30, dtype=torch.int64)], [torch.zeros(1, dtype=torch.int64)] * 2
+    )
+    assert [len(row) for row in without_end(translate(model, batch.inputs, batch.mask, task), task)] == [16, 63]
+
+
+# ---- judging
+
+
+def test_translations_that_are_the_references_have_a_bleu_of_100(root: Path) -> None:
+    class Knows(nn.Module):
+        """Finds each source among the pairs, and says its translation."""
+
+        def begin(self, source: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+            rows = [torch.cat((pairs[data.decode(row[real])], end)) for row, real in zip(source, mask, strict=True)]
+            known = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=data.task.end)
+            return known, torch.zeros(len(source), dtype=torch.int64)
+
+        def advance(self, state: tuple[Tensor, ...], tokens: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+            known, place = state
+            following = known.gather(1, place.clamp(max=known.shape[1] - 1)[:, None])[:, 0]
+            return 30.0 * nn.functional.one_hot(following, data.task.vocabulary_size), (known, place + 1)
+
+    data = made(root)
+    end = torch.tensor([data.task.end])
+    pairs = {de: data.encode(en) for batch in data.eval_batches("val") for de, en in shown(data, batch)}
+    model = Knows()
+    metrics, page = data.task.judge(model, data.eval_batches("val"), data, torch.device("cpu"))
+    assert metrics == {"bleu": pytest.approx(100)} and model.training
+    assert page.startswith("BLEU 100.0 on 9 sentences, beam 5 (nrefs:1|case:lc|eff:no|tok:13a|smooth:exp|version:")
+    source, reference = shown(data, next(data.eval_batches("val")))[0]
+    assert f"| {source} | {reference} | {reference} |" in page
+    first = next(iter(pairs))
+    pairs[first] = data.encode("nothing of it")
+    worse, _ = data.task.judge(model.eval(), data.eval_batches("val"), data, torch.device("cpu"))
+    assert 0 < worse["bleu"] < 99 and not model.training
+
+
+# ---- the contract
+
+
+def test_the_checks_of_data_hold(root: Path) -> None:
+    part = DataPart({"data": {}})
+    part.data, part.make = made(root), lambda seed=0: made(root, seed=seed)  # type: ignore[method-assign]
+    for name, check in part.contract().items():
+        if name != "a small model trains":
+            check(part)
