@@ -1,4 +1,4 @@
-"""The training loop, and what judges a model in it."""
+"""The training loop."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from normbench.probes import Probes, Reading
 from normbench.recording import Recorder
 from normbench.training.checkpoint import Checkpoints, State
 from normbench.training.clock import Clock
+from normbench.training.evaluation import evaluate, to_device
 from normbench.training.guard import GRADIENT_NORM, Diverged, Guard, buffers_kept, first_nonfinite
 from normbench.training.optimizer import WeightAverage
 from normbench.training.parallel import Group, cut, whole
 from normbench.training.precision import Precision
 from normbench.training.recalibration import recalibrated
 from normbench.training.schedules import Schedule
-from normbench.types import Batch, Data, Model, Task, stable_seed
+from normbench.types import Batch, Data, Model, stable_seed
 
 MICRO_BATCHES = 4  # into which a batch is cut for the variance of its gradients
 FEWEST = 2  # examples in one of them: statistics over a batch need two
@@ -367,36 +368,3 @@ class Loop:
 def due(step: int, every: int) -> bool:
     """Tell whether something done at the first step and then every so many (0: never) falls on this step."""
     return every > 0 and (step == 1 or step % every == 0)
-
-
-def to_device(batch: Batch, device: torch.device) -> Batch:
-    """Return the batch on the device; copies to a GPU start from pinned memory, so that nothing waits for them."""
-    ready = batch.map(Tensor.pin_memory) if device.type == "cuda" else batch
-    return ready.map(lambda tensor: tensor.to(device, non_blocking=True))
-
-
-@torch.no_grad()
-def evaluate(
-    model: nn.Module, batches: Iterable[Batch], task: Task, device: torch.device, group: Group | None = None
-) -> dict[str, float]:
-    """Return the task's metrics over all predictions, of which each process of a group judges its share.
-
-    The device is waited for once, at the end.
-    """
-    training, group = model.training, group or Group()
-    model.eval()
-    # sums in place: small tensors kept from each batch would lie between the large ones and make the heap grow
-    precise = torch.float32 if device.type == "mps" else torch.float64
-    sums = torch.zeros(3, dtype=precise, device=device)
-    for batch in batches:
-        small = len(batch.targets) < group.size  # then all run it, as sharded models need, and the first one counts it
-        own = batch if small else group.rows(batch)
-        ready = to_device(own, device)
-        loss, right = task.totals(model(*ready.arguments), ready.targets)
-        if not small or group.rank == 0:
-            sums[0] += loss
-            sums[1] += right
-            sums[2] += own.predictions
-    model.train(training)
-    loss, right, count = group.add(sums).tolist()
-    return task.metrics(loss / count, right / count)
