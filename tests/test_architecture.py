@@ -23,7 +23,7 @@ PARTS: dict[str, tuple[set[str], int]] = {
     "settings": ({"errors"}, 186),
     "types": (set(), 230),
     "rundir": (set(), 192),
-    "translation": (set(), 125),
+    "translation": (set(), 130),
     "config": (set(), 495),
     "recording": ({"rundir"}, 260),
     "loggers": ({"recording"}, 68),
@@ -36,7 +36,7 @@ PARTS: dict[str, tuple[set[str], int]] = {
     "build": ({"config", "models", "norms", "recording", "training"}, 204),
     "run": ({"build", "config", "probes", "recording", "rundir", "training"}, 525),
     "results": ({"build", "config", "rundir", "training"}, 97),
-    "analysis": ({"config", "recording", "results", "rundir"}, 2256),
+    "analysis": ({"config", "recording", "results", "rundir"}, 2260),
     "sweep": ({"build", "config", "run", "rundir"}, 937),
     "contract": ({"build", "config", "training", "translation"}, 673),
     "studies": (

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +13,7 @@ import torch
 from support import IMAGES, TEXT, TEXTS, build, random_batch, refused
 from torch import nn
 
+from normbench.cli import main
 from normbench.models.stacks import segment_length, through
 from normbench.probes import Probes
 from normbench.studies.bench import peak_memory
@@ -115,3 +119,20 @@ def test_what_cannot_compute_again_says_so(monkeypatch: pytest.MonkeyPatch, caps
     assert refused([*words, "model=mlp"], capsys) == f"trainer.recompute=true does not go with model=mlp, {end}"
     said = refused([*words, "trainer.compile=true"], capsys)
     assert said == "trainer.recompute=true does not go with trainer.compile=true: leave it out"
+
+
+@pytest.mark.slow
+def test_a_thousand_layers_take_steps(tmp_path: Path) -> None:
+    words = ["train", "experiment=thousand_layers", "placement=deep", "model.depth=1000", "trainer.steps=3"]
+    words += ["schedule.warmup=0", "trainer.log_every=1", "data=text", f"data.path={tmp_path}/text.txt", "quiet=true"]
+    (tmp_path / "text.txt").write_text("normbench trains a thousand layers. " * 60)
+    assert main([*words, f"outputs={tmp_path}", "trainer.keep_checkpoint=none", "data.batch_size=2", "device=cpu"]) == 0
+    (path,) = tmp_path.glob("*/*/metrics.jsonl")
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    losses = [row["loss/train"] for row in rows if "loss/train" in row]
+    assert losses == sorted(losses, reverse=True)
+    assert len(losses) == 3
+    gradients = {tag: value for row in rows for tag, value in row.items() if tag.startswith("grad/block")}
+    assert len(gradients) == 3000
+    assert min(gradients.values()) > 0
+    assert max(gradients.values()) < math.inf

@@ -37,7 +37,7 @@ from normbench.types import Model, Norm, Placement
 
 HEARTBEAT_SECONDS = 5.0
 PACKAGES = ("torch", "numpy", "hydra-core", "omegaconf", "datasets", "tensorboard")
-RESULTS = ("loss", "accuracy", "perplexity")
+RESULTS = ("loss", "accuracy", "perplexity", "bleu")
 
 NOTEWORTHY = ("compile_seconds", "skipped_steps", "leak", "padding")  # in the closing table, where there is any
 
