@@ -67,7 +67,7 @@ class Statistics(Study):
 
     def measure(self, subject: Subject) -> Iterator[Row]:
         data, size, rows = subject.data, int(subject.tree["data"]["batch_size"]), list[Row]()
-        steps = range(min(data.steps_per_epoch, self.batches))
+        steps = range(min(data.steps_per_epoch or self.batches, self.batches))
         for name in ("running", "batch", "cumulative", "recomputed"):
             model, norms = self.tracked(subject)
             judged: Iterable[Batch] = data.eval_batches("val")

@@ -346,7 +346,7 @@ class Loop:
     def stateful(self) -> dict[str, Any]:
         """Return what keeps a state of its own, by its name in a checkpoint."""
         parts = {"model": self.model, "optimizer": self.optimizer, "durations": self.clock, "precision": self.precision}
-        return parts if self.average is None else parts | {"average": self.average}
+        return parts | {name: own for name in ("average", "data") if hasattr(own := getattr(self, name), "state_dict")}
 
     def state(self) -> State:
         """Return everything that an exact continuation needs."""
