@@ -89,7 +89,9 @@ class Reading:
 
     def numbers(self) -> dict[str, float]:
         """Return all numbers, in one copy from the device, and the effective ranks."""
-        values = torch.stack([value.float() for value in self.scalars.values()]).tolist() if self.scalars else []
+        # of weights that several processes share, one whole number
+        scalars = [getattr(value, "full_tensor", value.clone)().float() for value in self.scalars.values()]
+        values = torch.stack(scalars).tolist() if scalars else []
         ranks = {tag: statistics.effective_rank(moment.cpu().double()) for tag, moment in self.second_moments.items()}
         return dict(zip(self.scalars, values, strict=True)) | ranks
 
@@ -184,7 +186,7 @@ class Probes:
             for parameter_name, tensor in norm.named_parameters():
                 tag = f"norm/{name}/{SYMBOLS.get(parameter_name, parameter_name)}"
                 if tensor.numel() == 1:
-                    reading.scalars[tag] = tensor.detach().clone().squeeze()  # the optimizer's step moves it
+                    reading.scalars[tag] = tensor.detach().sum()  # a copy: the optimizer's step moves it
                 else:
                     reading.scalars[f"{tag}_mean"] = tensor.mean()
                     reading.scalars[f"{tag}_std"] = tensor.std(correction=0)

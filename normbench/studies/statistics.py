@@ -14,7 +14,7 @@ from normbench.errors import UsageError
 from normbench.settings import Setting
 from normbench.studies.findings import compared, curves
 from normbench.studies.frame import Row, Study, Subject
-from normbench.training.loop import evaluate, to_device
+from normbench.training.evaluation import evaluate, to_device
 from normbench.training.recalibration import average
 from normbench.types import Batch, Model
 
