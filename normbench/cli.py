@@ -284,12 +284,12 @@ def tensorboard(words: tuple[str, ...]) -> int:
 
 @cli.command()
 @click.argument("run", type=click.Path(file_okay=False))
-@flag("prompt", "Text to go on from; by default a line's start.", default="")
+@flag("prompt", "Text to go on from, or to translate; by default a line's start.", default="")
 @flag("tokens", "How many tokens to write.", type=click.IntRange(1, 10**6), default=200)
 @flag("temperature", "Larger is more random; 0: the likeliest token.", type=click.FloatRange(0, 100), default=0.8)
 @flag("top-k", "Draw from this many of the likeliest tokens only.", type=click.IntRange(1, 10**7))
 @flag("seed", "Seeds the draws.", type=click.IntRange(0, 2**63 - 1), default=0)
-@flag("count", "How many examples; by default 60 images or 20 texts.", type=click.IntRange(1, 10**4))
+@flag("count", "How many examples; by default 60 images, 20 texts or sentences.", type=click.IntRange(1, 10**4))
 @flag("out", "Where the page of images goes; by default samples.png in RUN.", type=click.Path())
 @flag("which", "Which checkpoint.", type=click.Choice(["last", "best"]), default="last")
 @flag("device", "auto, cpu, cuda, cuda:N or mps.", default="auto")
@@ -298,8 +298,8 @@ def tensorboard(words: tuple[str, ...]) -> int:
 def sample(run: str, trust: bool, **flags: Any) -> int:
     """Show what a run's model has learned.
 
-    A language model writes text; a classifier classifies the validation data, its mistakes first (images: on a page,
-    RUN/samples.png).
+    A language model writes text; a translator translates a text or validation sentences; a classifier classifies the
+    validation data, its mistakes first (images: on a page, RUN/samples.png).
     """
     from normbench.config.groups import find_own_classes
     from normbench.studies.sample import sample as show_samples

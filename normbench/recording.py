@@ -55,7 +55,8 @@ EVENTS = "events.out.tfevents."  # how the names of event files begin
 
 # Custom Scalars tab: category -> chart -> regular expression of the tags that it overlays
 CHARTS = tomllib.loads(Path(__file__).with_name("charts.toml").read_text("utf-8"))
-METRICS = ("loss/val", "accuracy/val", "loss/train", "perplexity/val", "time/step_ms")  # columns of the HParams tab
+# columns of the HParams tab
+METRICS = ("loss/val", "accuracy/val", "bleu/val", "loss/train", "perplexity/val", "time/step_ms")
 
 REFRESH_PERIOD = 0.25  # seconds between two drawings of a live display, which take some ms of the training's time
 LINE_PERIOD = 10.0  # seconds, at most, between two lines where there is no terminal
@@ -368,6 +369,7 @@ class Display(Progress, Logger):
             "loss/train": "loss {:.4f}",
             "loss/val": "val {:.4f}",
             "accuracy/val": "accuracy {:.2%}",
+            "bleu/val": "BLEU {:.1f}",
             "optim/lr": "lr {:.1e}",
             f"time/{self.unit}_per_second": f"{{:,.0f}} {self.unit}/s",
         }

@@ -95,7 +95,17 @@ class Translation(LanguageModeling):
         self, model: nn.Module, batches: Iterable[Batch], data: Any, device: torch.device
     ) -> tuple[dict[str, float], str]:
         """Return the BLEU of the translations that beam search finds, and a page with some of them."""
-        training, rows = model.training, list[tuple[str, ...]]()
+        rows = self.translations(model, batches, data, device)
+        bleu, (_, references, translations) = self.bleu, map(list, zip(*rows, strict=True))
+        score = bleu.corpus_score(translations, [references]).score
+        title = f"BLEU {score:.1f} on {len(rows):,} {self.examples}, beam {self.beam} ({bleu.get_signature()})"
+        return {"bleu": score}, page(title, rows[:: -(-len(rows) // SHOWN)])
+
+    def translations(
+        self, model: nn.Module, batches: Iterable[Batch], data: Any, device: torch.device
+    ) -> list[tuple[str, str, str]]:
+        """Return each source, its reference and the translation that beam search finds in evaluation mode."""
+        training, rows = model.training, list[Any]()
         model.eval()
         for batch in batches:
             assert batch.mask is not None
@@ -103,10 +113,7 @@ class Translation(LanguageModeling):
             columns = batch.inputs.masked_fill(~batch.mask, self.end), batch.targets, found
             rows += zip(*(map(data.decode, column) for column in columns), strict=True)
         model.train(training)
-        bleu, (_, references, translations) = self.bleu, map(list, zip(*rows, strict=True))
-        score = bleu.corpus_score(translations, [references]).score
-        title = f"BLEU {score:.1f} on {len(rows):,} {self.examples}, beam {self.beam} ({bleu.get_signature()})"
-        return {"bleu": score}, page(title, rows[:: -(-len(rows) // SHOWN)])
+        return rows
 
 
 def page(title: str, rows: Sequence[Sequence[str]]) -> str:

@@ -35,6 +35,7 @@ def make_run(
     seed: int = 0,
     final: float = 2.0,
     accuracy: float | None = None,
+    bleu: float | None = None,
     lr: float = 1e-3,
     steps: int = 100,
     log_every: int = 10,
@@ -54,6 +55,7 @@ def make_run(
     """Make one run's directory below a folder.
 
     final, accuracy: the last validation loss (nats) and accuracy (share), which only a classifier of images has.
+    bleu: the last of the validation data, which only a translator has; data say its `kind`.
     settings: of the configuration, by dotted path. summary, ledger, session, data: what differs there. probed: probe
     at every so many steps, in four blocks. status: an unfinished one (`running`, `interrupted`) has no summary, and
     stops half-way as a `diverged`, `failed` or `out_of_memory` one does.
@@ -75,6 +77,7 @@ def make_run(
     for step in range(1, reached + 1):
         if step % eval_every == 0 or step == steps:
             share = {} if accuracy is None else {"accuracy/val": accuracy * step / steps}
+            share |= {} if bleu is None else {"bleu/val": bleu * step / steps}
             lines.append({"step": step, "loss/val": float(curve[step]), **share})
     lines += [probes(step, stream, gradient) for step in range(probed, reached + 1, probed)] if probed else []
     lines.sort(key=lambda line: line["step"])
@@ -88,7 +91,7 @@ def make_run(
         crossing = norm == "batchnorm"
         values = {tag: value for line in lines for tag, value in line.items()}
         summed |= {"choices": choices, "seed": seed, "data": told, **stands}
-        summed["metrics"] = {tag: values[tag] for tag in values if tag.startswith(("loss/", "accuracy/"))}
+        summed["metrics"] = {tag: values[tag] for tag in values if tag.startswith(("loss/", "accuracy/", "bleu/"))}
         summed["step_time"] = {"median_ms": step_ms, "p90_ms": 1.2 * step_ms, "n": reached}
         summed["norm_facts"]["crosses_samples"] = crossing
         summed["leak"] = "it takes statistics over time" if crossing and accuracy is None else None

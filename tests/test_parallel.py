@@ -154,6 +154,24 @@ def test_a_signal_to_one_process_stops_all_at_the_same_step_and_two_go_on(server
     assert torch.equal(weights(folder), weights(tmp_path / "again"))  # without a stop, with the same dropout masks
 
 
+@pytest.mark.parametrize(("before", "after"), [("sharded", "alone"), ("alone", "sharded")])
+def test_shards_are_whole_in_checkpoints_and_go_on_anywhere(
+    before: str, after: str, server: Server, tmp_path: Path
+) -> None:
+    """DyT has parameters with one element, fewer than there are processes."""
+    words = f"{TRANSFORMER} norm=dyt trainer.steps=20 trainer.accumulate=2 optim=adamw probes.every=7 model.depth=2"
+    stop = Trap("training > gradients", 13, (signal.SIGTERM,))
+
+    def run(how: str, trap: Trap | None) -> list[int]:
+        if how == "alone":
+            return end(server.start(words.split(), tmp_path, trap))
+        return end(*start_all(server, f"{words} trainer.shard=true", tmp_path, traps={0: trap} if trap else None))
+
+    assert set(run(before, stop)) == {128 + signal.SIGTERM} and set(run(after, None)) == {0}
+    run_alone(server, words, tmp_path / "one")
+    assert deviation(tmp_path, tmp_path / "one") < 1e-5
+
+
 def test_a_killed_process_is_named_where_nobody_ends_the_others(server: Server, tmp_path: Path) -> None:
     words = f"{TRANSFORMER} trainer.steps=20 probes=off"
     first, second = start_all(server, words, tmp_path, traps={1: Trap("training > gradients", 10)})
@@ -175,6 +193,7 @@ def test_divergence_in_one_process_ends_all(server: Server, tmp_path: Path) -> N
         (f"{TRANSFORMER} --dry-run", {}, "--dry-run measures one process"),
         (f"{TRANSFORMER} device=mps", {}, "device=mps"),
         (TRANSFORMER, {"NORMBENCH_RENDEZVOUS_SECONDS": "1"}, "process 0 of 2 has not met the others at 127.0.0.1:"),
+        (f"{TRANSFORMER} trainer.shard=true trainer.ema=0.9", {}, "trainer.ema needs whole weights"),
         ("sweep norm=rmsnorm seed=0,1", {}, "leave out torchrun"),
     ],
 )

@@ -11,6 +11,9 @@ import datasets
 import pytest
 import torch
 from data_helpers import write_parquet
+from made_runs import make_report, make_run
+from sketches import chosen, sketched
+from test_report import text_of
 from torch import Tensor, nn
 
 from normbench.contract.data import DataPart
@@ -325,6 +328,23 @@ def test_translations_that_are_the_references_have_a_bleu_of_100(root: Path) -> 
     pairs[first] = data.encode("nothing of it")
     worse, _ = data.task.judge(model.eval(), data.eval_batches("val"), data, torch.device("cpu"))
     assert 0 < worse["bleu"] < 99 and not model.training
+
+
+# ---- the report
+
+
+def test_translators_are_judged_by_bleu_which_is_drawn_by_epoch(tmp_path: Path) -> None:
+    told = {"kind": "translation", "val_sentences": 1014, "steps_per_epoch": 25}
+    settings = {"data.eval_batch_size": 64, "trainer.eval_batches": 4}
+    for norm, seed in product(("layernorm", "rmsnorm"), range(3)):
+        bleu = 38 + 0.1 * seed - (1.2 + 0.01 * seed) * (norm == "rmsnorm")
+        make_run(tmp_path, norm=norm, seed=seed, bleu=bleu, data=told, settings=settings)
+    report = make_report([tmp_path])
+    assert "rmsnorm is worse than layernorm: its validation BLEU is 1.210 points lower" in text_of(report)
+    assert report.tables[0].rows[0][:4] == ("layernorm", "3", "38.1", "37.8 to 38.4")
+    figure = sketched(tmp_path)["bleu-val-epochs"]
+    assert max(float(row["x"]) for row in chosen(figure)) == 4 and figure.title == "Validation BLEU by epoch"
+    assert "Evaluated on 4 batches on the way" in figure.caption
 
 
 # ---- the contract

@@ -18,7 +18,7 @@ ARMS, MARK = "arms", ".normbench"  # the folder of the arms, beside the runs, an
 
 # Custom Scalars tab: chart -> tag, whose lines are `arm/TAG/value`, `/lower` and `/upper`
 BANDS = {"gradient norm": "grad/norm", "training loss": "loss/train", "validation accuracy": "accuracy/val",
-         "validation loss": "loss/val"}  # fmt: skip
+         "validation BLEU": "bleu/val", "validation loss": "loss/val"}  # fmt: skip
 
 
 def write_arms(folder: Path, studies: Sequence[Study] = ()) -> bool:

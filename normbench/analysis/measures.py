@@ -60,7 +60,7 @@ class Metric:
         kind, _, split = self.tag.partition("/")
         if self.tag == BEST:
             return "best validation loss during training"
-        return f"{SPLITS[split]} {kind}" if split in SPLITS else self.tag
+        return f"{SPLITS[split]} {kind.replace('bleu', 'BLEU')}" if split in SPLITS else self.tag
 
 
 def loss_on(split: str) -> Metric:
@@ -71,6 +71,14 @@ def loss_on(split: str) -> Metric:
 def accuracy_on(split: str) -> Metric:
     """Return the accuracy of a split, in percent; differences are percentage points."""
     return Metric(f"accuracy/{split}", "percentage points", "%", 100.0, 2, (0.0, 100.0), lower_is_better=False)
+
+
+def bleu_on(split: str) -> Metric:
+    """Return the BLEU of a split's translations, from 0 to 100."""
+    return Metric(f"bleu/{split}", "points", "points", 1.0, 1, (0.0, 100.0), lower_is_better=False)
+
+
+OF_KINDS = {"accuracy": accuracy_on, "bleu": bleu_on}  # what is not a loss
 
 
 def known(values: Iterable[float | None]) -> list[float]:
@@ -88,7 +96,7 @@ def final(run: Run, metric: Metric) -> float:
 
 
 def metrics_of(study: Study, word: str | None = None) -> tuple[Metric, ...]:
-    """Choose by what a study is judged: test data where every run that finished has them; accuracy first of classes.
+    """Choose by what a study is judged: test data where every run that finished has them; BLEU or accuracy first.
 
     word: the tag that a person puts first, or `best`.
 
@@ -98,7 +106,8 @@ def metrics_of(study: Study, word: str | None = None) -> tuple[Metric, ...]:
     finished = [run for run in study.runs if run.status == "finished"]
     split = "test" if finished and all("loss/test" in run.metrics for run in finished) else "val"
     accuracy = (accuracy_on(split),) if study.runs[0].task.endswith("classification") else ()
-    usual = (*accuracy, loss_on(split))
+    bleu = (bleu_on(split),) if any(f"bleu/{split}" in run.metrics for run in finished) else ()
+    usual = (*bleu, *accuracy, loss_on(split))
     if word is None:
         return usual
     tags = {BEST, *(tag for run in finished for tag in (*run.metrics, *run.curves))}
@@ -108,7 +117,7 @@ def metrics_of(study: Study, word: str | None = None) -> tuple[Metric, ...]:
         raise UsageError(f"--metric={word} is not logged by these runs: give one such as {either(near)}")
     kind, _, on = word.partition("/")
     no_aim = Metric(word, "", "", bounds=(-math.inf, math.inf), judges=kind == "perplexity")
-    first = accuracy_on(on) if kind == "accuracy" else Metric(word) if kind in ("loss", BEST) else no_aim
+    first = OF_KINDS[kind](on) if kind in OF_KINDS else Metric(word) if kind in ("loss", BEST) else no_aim
     return (first, *(metric for metric in usual if metric.tag != word))
 
 
@@ -117,7 +126,7 @@ def evaluations_in_words(runs: Iterable[Run]) -> str:
     counts = set()
     for run in runs:
         limit, data = run.config["trainer.eval_batches"], run.session["data"]
-        total = data.get("val_images", data.get("val_texts"))
+        total = next((data[name] for name in ("val_images", "val_texts", "val_sentences") if name in data), None)
         if limit is not None and (total is None or limit * run.config.get("data.eval_batch_size", 0) < total):
             counts.add(f"{limit:,}")
     return f"{' or '.join(sorted(counts))} {'batch' if counts == {'1'} else 'batches'}" if counts else ""
@@ -207,7 +216,7 @@ class Yardstick:
     @property
     def on_way(self) -> Metric:
         """Return what evaluations during training tell of it."""
-        return accuracy_on("val") if self.primary.tag.startswith("accuracy") else loss_on("val")
+        return OF_KINDS.get(self.primary.tag.partition("/")[0], loss_on)("val")
 
 
 def yardstick(
@@ -238,9 +247,9 @@ def rounded_up(value: float, digits: int) -> float:
 def runs_frame(study: Study, by: Yardstick) -> pd.DataFrame:
     """Return a row for each run: what it is, and all that is measured of it; NaN where it has none.
 
-    trained: whether it is clearly better than a predictor that always says the same. best: the best validation loss (or
-    accuracy, %) on the way, chosen on the validation data. gap: last validation loss less last training loss (nats),
-    the latter in eval mode where it was recorded.
+    trained: whether it is clearly better than a predictor that always says the same. best: the best validation loss,
+    accuracy (%) or BLEU on the way, chosen on the validation data. gap: last validation loss less last training loss
+    (nats), the latter in eval mode where it was recorded.
     """
     rows, sign = [], 1 if by.on_way.lower_is_better else -1
     for arm, run in study.pairs:
@@ -255,7 +264,7 @@ def runs_frame(study: Study, by: Yardstick) -> pd.DataFrame:
             "arm": arm.name,
             **arm.settings,
             **{name: getattr(run, name) for name in ("seed", "status", "trained", "step", "steps")},
-            **{tag: value for tag, value in logged.items() if tag.partition("/")[0] in ("loss", "accuracy")},
+            **{tag: value for tag, value in logged.items() if tag.partition("/")[0] in ("loss", *OF_KINDS)},
             by.primary.tag: final(run, by.primary) / by.primary.scale,
             "best": by.on_way.scale * sign * float(best),
             "best_step": int(best_step),
@@ -265,6 +274,7 @@ def runs_frame(study: Study, by: Yardstick) -> pd.DataFrame:
             "target_seconds": float(seconds_at(run, reached)) if reached else NAN,
             f"{by.timed}_at_equal_time": value_at(run, by.timed, by.seconds) if run.status == "finished" else NAN,
             "step_median_ms": run.step_ms,
+            "processes": run.session.get("processes", 1),
             "step_p90_ms": times.get("p90_ms") or NAN,
             "steps_timed": times.get("n", NAN),
             "peak_memory_bytes": float(run.summary.get("peak_memory_bytes") or NAN),

@@ -38,7 +38,7 @@ from normbench.types import Model, Norm, Placement
 
 HEARTBEAT_SECONDS = 5.0
 PACKAGES = ("torch", "numpy", "hydra-core", "omegaconf", "datasets", "tensorboard")
-RESULTS = ("loss", "accuracy", "perplexity")
+RESULTS = ("loss", "accuracy", "perplexity", "bleu")
 
 NOTEWORTHY = ("compile_seconds", "skipped_steps", "leak", "padding")  # in the closing table, where there is any
 
@@ -55,6 +55,8 @@ class Session:
         self.run, self.directory, self.settings, self.last_beat = run, run.directory, closed, 0.0
         precision = make_precision(closed.trainer.precision, run.device)
         model, self.norms = build.make_model(tree, run.data.task, closed.seed)
+        if closed.trainer.shard:
+            self.group.shard(model, run.device)
         model.to(run.device)
         with precision.autocast():
             activations = build.rehearse(model, self.norms, run.data, run.device, closed.trainer.recompute)
@@ -156,7 +158,7 @@ class Session:
             copy_record(self.run.parent, self.directory)
         self.group.first(None)  # what the others read is there now
         state = self.loop.checkpoints.load(self.say)
-        if len(set(self.group.all((state or {}).get("step")))) > 1:
+        if self.group.first((state or {}).get("step")) != (state or {}).get("step"):
             raise RunFailure(f"the processes do not all read {self.directory.path}: give outputs= that all share")
         try:
             if state is not None:

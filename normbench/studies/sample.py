@@ -38,9 +38,10 @@ SIDE = 1.1  # inches of the page that the longer side of an image has; it is the
 class Wanted:
     """What is asked for.
 
-    prompt: text to go on from; empty: a line's start. tokens: how many follow it. temperature: divides the logits; 0
-    takes the likeliest token. top_k: only so many of the likeliest tokens are drawn from; None: all. seed: of the
-    draws. count: how many examples; None: 60 images or 20 texts. out: where the page of images goes.
+    prompt: text to go on from, or to translate; empty: a line's start, or validation sentences. tokens: how many follow
+    it. temperature: divides the logits; 0 takes the likeliest token. top_k: only so many of the likeliest tokens are
+    drawn from; None: all. seed: of the draws. count: how many examples; None: 60 images, 20 texts or sentences. out:
+    where the page of images goes.
     """
 
     prompt: str = ""
@@ -121,6 +122,30 @@ def draw(logits: Float[Tensor, " vocabulary"], wanted: Wanted, generator: torch.
     # from 0 down and in double precision: no temperature is too low for that
     cooled = (logits - logits.max()).double() / wanted.temperature
     return torch.multinomial(cooled.softmax(dim=-1).float(), 1, generator=generator)
+
+
+# ---- a translator
+
+
+def show_sentences(run: TrainedRun, model: Model, data: Any, wanted: Wanted) -> None:
+    """Print the translation of a text, or validation sentences with their references and translations.
+
+    Raises:
+        UsageError: the text is longer than the model's context.
+    """
+    task, device = data.task, next(model.parameters()).device
+    if wanted.prompt:
+        source = data.encode(wanted.prompt)
+        if len(source) >= task.context:
+            given = f"the text has {len(source) + 1:,} tokens with its end"
+            raise UsageError(f"{given}, and the model takes {task.context:,}: give it in parts")
+        [(_, _, found)] = task.translations(model, [task.batch([source], [source[:0]])], data, device)
+        print(printable(found))
+        return
+    count = wanted.count or 20
+    rows = task.translations(model, data.eval_batches("val", -(-count // data.eval_batch_size)), data, device)
+    for row in rows[:: -(-len(rows) // count)]:
+        print(printable("\n".join((*row, ""))))
 
 
 # ---- a classifier
@@ -222,4 +247,4 @@ def draw_page(title: str, examples: Sequence[Judged], images: Sequence[Pixels], 
     return page
 
 
-SHOWN = {"text": show_text, "images": show_images, "texts": show_texts}
+SHOWN = {"text": show_text, "images": show_images, "texts": show_texts, "sentences": show_sentences}

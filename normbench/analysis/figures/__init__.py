@@ -21,12 +21,12 @@ def draw_all(study: Study, baseline: Baseline, metrics: Sequence[Metric] = (), w
     along = note + (f" Not finished yet: {shortened(unfinished, TOGETHER)}." if unfinished else "")
     judged = f" The arms are judged by the final {primary.words}, not by this loss." if others else ""
     losses = [name for name in QUANTITIES if name.startswith("loss")]
-    insides = [name for name in QUANTITIES if not name.startswith(("loss", "accuracy"))]
+    insides = [name for name in QUANTITIES if not name.startswith(("loss", "accuracy", "bleu"))]
     with our_style(width):
         figures = [
             *interactions(arms, baseline, primary, note),
             forest(compare_all(arms, baseline, primary), arms, note),
-            *(draw_lines(name, arms, along) for name in ["accuracy-val-steps"] if others),
+            *(draw_lines(name, arms, along) for name in ("bleu-val-epochs", "accuracy-val-steps") if others),
             *(draw_lines(name, arms, along + judged) for name in losses),
             learning_rates(study, primary),
             step_time_against(arms, primary, note),

@@ -29,10 +29,12 @@ Bands = Mapping[tuple[str, Any], pd.DataFrame]  # by the name of an arm, and wha
 
 
 def lines_of(run: Run, name: str) -> dict[int, pd.Series]:
-    """Return a run's finite values of a figure, by step or by seconds of training, for each block; 0: for the whole."""
+    """Return a run's finite values of a figure, by step, epoch or seconds, for each block; 0: for the whole."""
     lines = {}
     for block, curve in by_block(run, QUANTITIES[name][0]).items():
         x = seconds_at(run, curve.steps) if name.endswith("time") else curve.steps
+        if name.endswith("epochs"):
+            x = x * run.config.get("trainer.accumulate", 1) / run.session["data"]["steps_per_epoch"]
         known = np.isfinite(x) & np.isfinite(curve.values)
         if known.any():
             lines[block] = pd.Series(curve.values[known], x[known])
@@ -86,7 +88,8 @@ def draw_lines(name: str, arms: Sequence[Arm], note: str) -> Figure | None:
         drawn = [entry.arm for _, entries in panels for entry in entries]
         bands |= {(arm.name, "diverged"): ends for arm in drawn if len(ends := ends_of_diverged(name, arm))}
     longest = max(len(line) for runs in found.values() for run in runs for line in run.values())
-    batches = evaluations_in_words(run for arm in arms for run in members(arm)) if "loss-val" in name else ""
+    some = name.startswith(("loss-val", "bleu-val"))
+    batches = evaluations_in_words(run for arm in arms for run in members(arm)) if some else ""
     facts = {"records": -(-longest // POINTS), "batches": batches, "arms": shortened([arm.name for arm in arms])}
     return draw_bands(name, panels, bands, kinds, note=note + more, **facts)
 
