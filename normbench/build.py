@@ -6,7 +6,7 @@ import hashlib
 import importlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import cache, partial, wraps
 from importlib.util import find_spec
@@ -25,7 +25,7 @@ from normbench.norms.foreign import fitted, measured, takes_place, taking_mask
 from normbench.recording import Logger
 from normbench.settings import Tree
 from normbench.training.guard import buffers_kept
-from normbench.training.memory import counted
+from normbench.training.memory import Kept, counted
 from normbench.training.schedules import Schedule
 from normbench.types import Batch, Branch, Data, Model, NormFactory, NormFacts, Placement, Site, Task, stable_seed
 
@@ -303,11 +303,17 @@ def make_loggers(tree: Tree, directory: Path, step: int) -> list[Logger]:
 
 
 def rehearse(
-    model: Model, norms: Mapping[str, nn.Module], data: Data, device: torch.device, recompute: bool = False
+    model: Model,
+    norms: Mapping[str, nn.Module],
+    data: Data,
+    device: torch.device,
+    recompute: bool = False,
+    whole: bool = True,
 ) -> float:
     """Run the start of the first batch through the model, as in training; buffers and generators stay as they are.
 
-    Return the bytes that a batch will keep for the backward pass; recompute: as `trainer.recompute`.
+    Return the bytes that a batch will keep for the backward pass, 0 of a model that is not `whole` here (FSDP).
+    recompute: as `trainer.recompute`.
 
     Raises:
         UsageError: the batch or the logits are not as the task says, a norm changes its input's shape or dtype, or
@@ -326,7 +332,9 @@ def rehearse(
     with ExitStack() as stack, buffers_kept(model), generators:
         for site, norm in norms.items():
             stack.enter_context(norm.register_forward_hook(partial(check_output, site)))
-        kept = stack.enter_context(counted(model, [each for each in batch if each is not None]))
+        stack.enter_context(torch.no_grad())
+        known = [each for each in batch if each is not None]
+        kept = stack.enter_context(counted(model, known) if whole else nullcontext(Kept()))
         logits = model.train()(*batch.arguments)
         if logits.shape == shape:
             data.task.loss(logits, batch.targets)

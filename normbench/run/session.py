@@ -59,7 +59,8 @@ class Session:
             self.group.shard(model, run.device)
         model.to(run.device)
         with precision.autocast():
-            activations = build.rehearse(model, self.norms, run.data, run.device, closed.trainer.recompute)
+            how = {"recompute": closed.trainer.recompute, "whole": not closed.trainer.shard}
+            activations = build.rehearse(model, self.norms, run.data, run.device, **how)
         model.recompute = closed.trainer.recompute
         decay = tree["optim"].get("weight_decay", 0.0)
         groups = parameter_groups(model, self.norms.values(), decay, closed.trainer.decay_norms)
@@ -77,7 +78,7 @@ class Session:
             steps=run.steps,
             group=self.group,
         )
-        self.memory = self.needs(activations / self.group.size)
+        self.memory = "" if closed.trainer.shard else self.needs(activations / self.group.size)
 
     def needs(self, activations: float) -> str:
         """Return a line on the memory of a step, where that is large.

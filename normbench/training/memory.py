@@ -32,7 +32,7 @@ class Kept:
 
     def of_step(self, segment: int | None) -> int:
         """Return the most that a step holds; segment: how many blocks in a row are computed again at once, if any."""
-        if segment is None:
+        if segment is None or not self.streams:
             return sum(self.parts)
         blocks, starts = self.parts[1::2], range(0, len(self.streams), segment)
         largest = max(sum(blocks[start : start + segment]) for start in starts)
