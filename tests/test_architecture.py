@@ -36,7 +36,7 @@ PARTS: dict[str, tuple[set[str], int]] = {
     "build": ({"config", "models", "norms", "recording", "training"}, 204),
     "run": ({"build", "config", "probes", "recording", "rundir", "training"}, 527),
     "results": ({"build", "config", "rundir", "training"}, 97),
-    "analysis": ({"config", "recording", "results", "rundir"}, 2260),
+    "analysis": ({"config", "recording", "results", "rundir"}, 2305),
     "sweep": ({"build", "config", "run", "rundir"}, 937),
     "contract": ({"build", "config", "training", "translation"}, 673),
     "studies": (
