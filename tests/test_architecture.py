@@ -31,7 +31,7 @@ PARTS: dict[str, tuple[set[str], int]] = {
     "placements": (set(), 75),
     "models": ({"translation"}, 900),
     "data": ({"translation"}, 1203),
-    "probes": (set(), 216),
+    "probes": (set(), 224),
     "training": ({"config", "probes", "recording", "rundir"}, 900),
     "build": ({"config", "models", "norms", "recording", "training"}, 204),
     "run": ({"build", "config", "probes", "recording", "rundir", "training"}, 527),
