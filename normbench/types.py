@@ -360,7 +360,7 @@ class Data(ABC):
     pads: ClassVar[bool] = False  # whether batches come with a mask
     task: Task
     fingerprint: str  # sha256 of the decoded content
-    steps_per_epoch: int
+    steps_per_epoch: int  # 0 of a stream, whose length is not known
     has_test: bool = False  # whether there is a split `test`, judged once at the end
 
     @abstractmethod

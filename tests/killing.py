@@ -198,7 +198,7 @@ def watch(places: Places) -> None:
     """Make normbench note where it is: which part is at work, each file operation, each batch."""
     from normbench import build, recording, rundir, types
     from normbench.run import session
-    from normbench.training import checkpoint, loop
+    from normbench.training import checkpoint, evaluation, loop
 
     def part(owner: Any, **names: str) -> None:
         for function, name in names.items():
@@ -214,7 +214,8 @@ def watch(places: Places) -> None:
     part(recording, truncate_metrics="truncating metrics", truncate_events="truncating events")
     part(session, copy_record="copying")
     part(session.Session, prepare="preparation", finish="finish")
-    ahead(loop, "to_device", lambda *_: "batch")
+    for module in (loop, evaluation):
+        ahead(module, "to_device", lambda *_: "batch")
     ahead(types.Task, "totals", lambda *_, **__: "loss")
     ahead(loop.nn.utils, "clip_grads_with_norm_", lambda *_: "gradients")
     ahead(os, "replace", lambda source, target: f"rename to {final_name(target)}")

@@ -201,6 +201,25 @@ def test_batchnorm_s_gap_is_taken_before_its_update() -> None:
     assert numbers[f"norm/{name}/std_ratio"] == pytest.approx((std / running_std).mean().item(), rel=1e-4)
 
 
+@pytest.mark.parametrize("masked", [True, False])
+def test_padding_counts_in_no_statistic_of_a_text(masked: bool) -> None:
+    """But for the gap from running statistics, which is that of what the norm counts."""
+    model, norms = build("batchnorm", "pre", "nano", TEXTS, norm_settings={"masked": masked})
+    batch, seen = random_batch(TEXTS), list[torch.Tensor]()
+    assert batch.mask is not None and not batch.mask.all()
+    norms["final"].register_forward_hook(lambda module, inputs, output: seen.extend((inputs[0], output)))
+    with Probes(model, norms, FULL).watch() as reading:
+        TEXTS.loss(model(*batch.arguments), batch.targets).backward()
+    numbers = reading.numbers()
+    for side, x in zip(("in", "out"), seen, strict=True):
+        real = x[batch.mask].detach().double()
+        assert numbers[f"act/final/rms_{side}"] == pytest.approx(real.square().mean().sqrt().item(), rel=1e-5)
+        assert numbers[f"act/final/q50_{side}"] == pytest.approx(real.quantile(0.5).item(), abs=1e-2)
+    counted = (seen[0][batch.mask] if masked else seen[0].flatten(0, 1)).detach()
+    expected = counted.std(0, correction=0).mean().item() / math.sqrt(1 + norms["final"].eps)
+    assert numbers["norm/final/std_ratio"] == pytest.approx(expected, rel=1e-4)
+
+
 @pytest.mark.parametrize("norm", ["layernorm", "batchnorm", "dyt", "none"])
 def test_probes_change_nothing(norm: str) -> None:
     """Output, gradients, buffers and random state have the same bits with a probe and without."""

@@ -16,7 +16,7 @@ import normbench
 from normbench.data import digits, pydocs
 from normbench.errors import UsageError
 from normbench.training.checkpoint import read
-from normbench.training.loop import evaluate
+from normbench.training.evaluation import evaluate
 
 pytest_plugins = ["trained_runs"]
 

@@ -16,7 +16,7 @@ from torch import nn
 from normbench.cli import main
 from normbench.results import TrainedRun, load_model
 from normbench.rundir import read_json
-from normbench.training.loop import evaluate
+from normbench.training.evaluation import evaluate
 from normbench.training.recalibration import average, recalibrated
 
 

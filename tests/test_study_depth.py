@@ -11,7 +11,7 @@ from torch import nn
 
 from normbench.errors import UsageError
 from normbench.studies.depth import Depth, angular_distance
-from normbench.training.loop import evaluate
+from normbench.training.evaluation import evaluate
 
 SMALL = ("model.depth=3", "model.width=16", "model.heads=2", "model.context=8", "data.eval_batch_size=16")
 LIVELY = "init.embedding_std=1"

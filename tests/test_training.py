@@ -13,8 +13,8 @@ from normbench import build as builder
 from normbench.contract.trials import tiny_data
 from normbench.run.session import make_ledger, parameter_counts
 from normbench.training.clock import Clock
+from normbench.training.evaluation import evaluate
 from normbench.training.guard import GRADIENT_NORM, Guard, first_nonfinite
-from normbench.training.loop import evaluate
 from normbench.training.optimizer import make_optimizer, parameter_groups
 from normbench.training.schedules import Constant, Cosine, Linear, OneCycle, Schedule
 from normbench.types import Batch

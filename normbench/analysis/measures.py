@@ -274,6 +274,7 @@ def runs_frame(study: Study, by: Yardstick) -> pd.DataFrame:
             "target_seconds": float(seconds_at(run, reached)) if reached else NAN,
             f"{by.timed}_at_equal_time": value_at(run, by.timed, by.seconds) if run.status == "finished" else NAN,
             "step_median_ms": run.step_ms,
+            "processes": run.session.get("processes", 1),
             "step_p90_ms": times.get("p90_ms") or NAN,
             "steps_timed": times.get("n", NAN),
             "peak_memory_bytes": float(run.summary.get("peak_memory_bytes") or NAN),

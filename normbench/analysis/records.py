@@ -32,7 +32,7 @@ PLAIN = {"None": "–", "True": "true", "False": "false"}  # what a reader sees 
 # Keys that tell no arms apart: the seed, where a run lies or runs, what is shown, kept or probed.
 ASIDE = (
     "seed", "name", "outputs", "quiet", "rerun", "extend", "device", "threads", "data.root", "data.path", "experiment",
-    "probes", "logger", "trainer.checkpoint_every", "trainer.keep_checkpoint",
+    "probes", "logger", "trainer.checkpoint_every", "trainer.keep_checkpoint", "trainer.shard",
 )  # fmt: skip
 
 

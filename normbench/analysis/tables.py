@@ -127,6 +127,7 @@ def costs_table(runs: pd.DataFrame) -> Table:
         **{words: ends.eq(words) for words in BAD},
     ).groupby("arm", sort=False)
     columns = {
+        **({"processes": arms["processes"].max().map(str)} if runs["processes"].max() > 1 else {}),
         "step time, ms": arms["step_median_ms"].median().map(significant),
         "90th percentile, ms": arms["step_p90_ms"].median().map(significant),
         "steps timed": arms["steps_timed"].sum().map("{:,.0f}".format),

@@ -39,6 +39,7 @@ class TrainerConfig:
     decay_norms: Annotated[bool, Setting("weight decay on γ, β and α too")]
     divergence_factor: Annotated[float, Setting("a loss above this × the first one runs away", above=1, high=1e9)]
     divergence_patience: Annotated[int, Setting("so long may a loss run away", "steps", low=1, high=10**9)]
+    shard: Annotated[bool, Setting("each process keeps a part of the weights, for large models")] = False
 
 
 @dataclass(frozen=True)
@@ -73,9 +74,9 @@ class TrainConfig:
 
 
 def closed_settings(section: type) -> dict[str, Setting]:
-    """Return the settings of a closed section, none of which may be missing."""
+    """Return the settings of a closed section; only those with a default, which older runs have not, may be missing."""
     hints = get_type_hints(section, include_extras=True)
-    return {name: replace(setting_from(hint), required=True) for name, hint in hints.items()}
+    return {name: replace(setting_from(hints[name]), required=name not in vars(section)) for name in hints}
 
 
 # Sections that hold `_target_` and its arguments.
@@ -114,7 +115,7 @@ OPTIMIZER = {
 # Keys that change what is kept or shown, never a number; they stay out of the run's hash.
 UNHASHED_KEYS = (
     "name", "outputs", "quiet", "rerun", "extend", "device", "threads", "data.root", "data.path", MANY,
-    "trainer.checkpoint_every", "trainer.keep_checkpoint",
+    "trainer.checkpoint_every", "trainer.keep_checkpoint", "trainer.shard",
 )  # fmt: skip
 
 
@@ -228,6 +229,13 @@ def check_words(config: TrainConfig) -> None:
         raise UsageError(f"device={config.device} is unknown: use auto, cpu, cuda, cuda:N or mps")
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,99}", config.name):
         raise UsageError(f"name={config.name} cannot name a folder: use letters, digits, '.', '_', '+' and '-'")
+    trainer = config.trainer
+    whole = {
+        "trainer.ema": trainer.ema, "trainer.compile": trainer.compile, "probes.updates": config.probes.updates,
+        "trainer.precision=fp16": trainer.precision == "fp16",
+    }  # fmt: skip
+    if trainer.shard and (given := next(filter(whole.get, whole), None)):
+        raise UsageError(f"{given} needs whole weights, and trainer.shard=true cuts them: leave out one of the two")
 
 
 def check_sizes(model: Tree, norm: Tree, data: Tree) -> None:

@@ -16,6 +16,8 @@ from normbench.contract import trials
 from normbench.contract.checks import Check, Fact, Part, drawn_by, expect
 from normbench.types import PADDING, Batch, Data, Split
 
+STEPS = 20  # that stand for an epoch of a stream
+
 
 class DataPart(Part):
     """Data, as a run makes them."""
@@ -34,7 +36,7 @@ class DataPart(Part):
     @property
     def steps(self) -> list[int]:
         """Steps at the ends of the first epochs, and far away."""
-        epoch = self.data.steps_per_epoch
+        epoch = self.data.steps_per_epoch or STEPS
         return sorted({0, 1, epoch // 2, epoch - 1, epoch, 2 * epoch - 1, 7 * epoch + 3})
 
     def contract(self) -> dict[str, Check]:
@@ -107,7 +109,7 @@ def check_batch(where: str, batch: Batch, data: Data) -> int:
 
 def batches_fit(part: DataPart) -> str:
     """Shapes, types and ranges are the task's in training and in whole splits; a limit gives no more batches."""
-    for step in range(min(part.data.steps_per_epoch, 100)):
+    for step in range(min(part.data.steps_per_epoch or STEPS, 100)):
         check_batch(f"train_batch({step})", part.data.train_batch(step), part.data)
     asked: list[tuple[Split, int | None]] = [("val", 1), ("val", 3), ("train", 2), ("val", None)]
     for split, limit in (("test", None), *asked) if part.data.has_test else asked:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from normbench.data.cache import file_digest, logger
 from normbench.errors import RunFailure, UsageError, is_disk_full
@@ -55,42 +58,116 @@ class Hub:
     def read(self, splits: Sequence[str], columns: Sequence[str], text: str = "") -> tuple[Any, dict[str, Any]]:
         """Return what each column declares itself to be, and lists of these columns' values by split and column.
 
-        `datasets` is imported here: that takes over a second, and a cache hit needs it not. A local copy is streamed,
-        so that it leaves no second copy in the cache of `datasets`.
+        A local copy is streamed, so that it leaves no second copy in the cache of `datasets`.
 
         Raises:
-            UsageError: the repository cannot be reached or read, a split or column is missing, or that of `text` holds
-                something else.
+            UsageError: as `reading` does, also where the column of `text` holds something else.
+            RunFailure: the disk is full.
+        """
+        with self.reading() as (datasets, place, options):
+            import pyarrow
+
+            loaded = datasets.load_dataset(place, **options | ({"streaming": True} if self.root else {}))
+            features = next(iter(loaded.values())).features
+            known(splits, loaded)
+            known(columns, features)
+            tables = {}
+            for split in splits:
+                rows = loaded[split].select_columns(list(dict.fromkeys(columns))).with_format("arrow")
+                tables[split] = pyarrow.concat_tables(list(rows.iter(batch_size=4096))).to_pydict()
+                if text:
+                    check_text(text, tables[split][text])
+            return features, tables
+
+    def files(self, splits: Sequence[str], columns: Sequence[str]) -> tuple[Any, dict[str, list[str]]]:
+        """Return what each column declares itself to be, and the paths or addresses of the files of each split.
+
+        Raises:
+            UsageError: as `reading` does.
+        """
+        with self.reading() as (datasets, place, options):
+            builder = datasets.load_dataset_builder(place, **options)
+            known(splits, found := builder.config.data_files)
+            features = builder.info.features
+            features = features or datasets.Features.from_arrow_schema(opened(found[splits[0]][0]).schema_arrow)
+            known(columns, features)
+            return features, {split: [*map(str, found[split])] for split in splits}
+
+    @contextmanager
+    def reading(self) -> Iterator[tuple[Any, str, dict[str, Any]]]:
+        """Give the library `datasets`, and what its functions take to find this repository.
+
+        It is imported here: that takes over a second, and a cache hit needs it not.
+
+        Raises:
+            UsageError: the repository cannot be reached or read, a split or column is missing.
             RunFailure: the disk is full.
         """
         import datasets
-        import pyarrow
 
         datasets.disable_progress_bars()  # the run has its own display
         for name in ("datasets", "huggingface_hub"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
         logger.info("reading %s", self.hub_id)
         place = os.path.join(os.path.expanduser(self.root or ""), self.hub_id)
-        options: dict[str, Any] = {"streaming": True} if self.root else {"revision": self.revision}
+        options = {"name": self.config} | ({} if self.root else {"revision": self.revision})
         options |= {"data_dir": self.folder} if self.folder else {}
         try:
-            loaded = datasets.load_dataset(place, name=self.config, **options)
-            features = next(iter(loaded.values())).features
-            for wanted, known in ((splits, loaded), (columns, features)):
-                if missing := [each for each in wanted if each not in known]:
-                    raise LookupError(f"it has no {missing[0]}, but {', '.join(known)}")
-            tables = {}
-            for split in splits:
-                rows = loaded[split].select_columns(list(dict.fromkeys(columns))).with_format("arrow")
-                tables[split] = pyarrow.concat_tables(list(rows.iter(batch_size=4096))).to_pydict()
-                if not all(isinstance(row, str) for row in tables[split].get(text, ())):
-                    raise TypeError(f"its {text} is not always text, set data.text_column")
-            return features, tables
-        except MemoryError:
+            yield datasets, place, options
+        except (MemoryError, UsageError):
             raise
         except Exception as fault:  # YAML's, Arrow's, HTTP's and its own errors have no common class
             error = RunFailure if any(map(is_disk_full, causes(fault))) else UsageError
             raise error(f"{self.hub_id} cannot be read ({reason(fault):.250}): {OTHERWISE}") from fault
+
+
+def opened(file: str) -> Any:
+    """Return a Parquet file, of which nothing but its table of contents is read yet."""
+    import fsspec
+    from pyarrow import parquet
+
+    system, path = fsspec.core.url_to_fs(file)
+    return parquet.ParquetFile(system.open(path))
+
+
+def known(wanted: Iterable[str], there: Iterable[str]) -> None:
+    """Refuse splits or columns that are not there."""
+    if missing := [each for each in wanted if each not in there]:
+        raise LookupError(f"it has no {missing[0]}, but {', '.join(there)}")
+
+
+def check_text(column: str, rows: Iterable[Any]) -> None:
+    """Refuse rows that are no text."""
+    if not all(isinstance(row, str) for row in rows):
+        raise TypeError(f"its {column} is not always text, set data.text_column")
+
+
+def classes_of(features: Any, column: str, hub_id: str) -> list[str]:
+    """Return the names of the classes that a label column declares.
+
+    Raises:
+        UsageError: it declares none.
+    """
+    if not (names := getattr(features[column], "names", None)):
+        cure = "set data.label_column, or declare it as class_label under dataset_info in the copy's README.md"
+        raise UsageError(f"column {column} of {hub_id} declares no classes: {cure}")
+    return [str(name) for name in names]
+
+
+def labels_of(labels: Sequence[Any], declared: Sequence[str] | None, where: str) -> tuple[np.ndarray, list[str]]:
+    """Return the index of each row's class, and the names of the classes: those declared, or the sorted labels.
+
+    Raises:
+        UsageError: a row has no label, or one that is not declared.
+    """
+    import pandas as pd
+
+    found = pd.Categorical(labels, categories=range(len(declared)) if declared else None)
+    if (wrong := np.flatnonzero(found.codes < 0)).size:
+        allowed = f", from 0 to {len(declared) - 1}" if declared else ""
+        said = "no label" if pd.isna(labels[wrong[0]]) else f"the label {labels[wrong[0]]}"
+        raise UsageError(f"row {wrong[0]} of {where} has {said}: each row needs one{allowed}")
+    return found.codes.astype(np.int64), [str(name) for name in declared or found.categories]
 
 
 def causes(fault: BaseException) -> list[BaseException]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -68,7 +69,10 @@ class Images(ContentData):
 
     def batch(self, split: Split, indices: Int64[Tensor, " batch"], step: int | None = None) -> Batch:
         """Return images of a split, those of a training step augmented."""
-        images, labels = self.examples[split][indices], self.labels[split][indices]
+        return self.scaled(self.examples[split][indices], self.labels[split][indices], step)
+
+    def scaled(self, images: PixelBatch, labels: Int64[Tensor, " batch"], step: int | None) -> Batch:
+        """Return what the model sees of images, those of a training step augmented."""
         if step is not None and (self.crop or self.flip):
             images = moved(images, self.crop, self.flip, self.seed, step)
         inputs = images.float().sub_(self._shift).div_(self._divisor)
@@ -161,15 +165,16 @@ def image_arrays(pixels: Pixels, labels: Any, counts: Mapping[str, int], classes
     return arrays, {"classes": list(classes)}
 
 
-def decode(images: Sequence[tuple[str, Any]], where: str, size: int | None = None) -> Pixels:
+def decode(images: Sequence[tuple[str, Any]], where: str, size: int | None = None, every: Any = map) -> Pixels:
     """Return the pixels of images: grey where all are grey, else three channels.
 
-    One thread, as Pillow gains nothing from two on small images; Pillow is imported late, as a cache hit needs it not.
+    Pillow is imported late, as a cache hit needs it not.
 
     Args:
         images: the name of each image, and its file, its encoded bytes, or as the hub stores them.
         where: what to call all of them in an error.
         size: side in pixels that each is brought to, by its shorter side and a cut around its middle; None: as it is.
+        every: applies a function to each; one thread does by default, as Pillow gains nothing from two on small images.
 
     Raises:
         UsageError: images cannot be read, or differ in size.
@@ -177,11 +182,9 @@ def decode(images: Sequence[tuple[str, Any]], where: str, size: int | None = Non
     pixels = np.empty((0, 0, 0, 0), dtype=np.uint8)
     faults: list[str] = []
     with warnings.catch_warnings(action="ignore"):  # damage that leaves an image is no fault
-        for row, (name, encoded) in enumerate(images):
-            try:
-                image = decode_one(encoded, size)
-            except Exception as fault:  # on damaged files Pillow raises nearly anything
-                faults.append(f"{name}: {reason(fault):.120}")
+        for row, ((name, _), image) in enumerate(zip(images, every(partial(tried, size), images), strict=True)):
+            if isinstance(image, Exception):
+                faults.append(f"{name}: {reason(image):.120}")
                 continue
             if not pixels.size:
                 pixels = np.empty((len(images), *image.shape), dtype=np.uint8)
@@ -195,6 +198,14 @@ def decode(images: Sequence[tuple[str, Any]], where: str, size: int | None = Non
         found = f"{len(faults):,} of the {len(images):,} images of {where} cannot be read ({', '.join(faults[:3])})"
         raise UsageError(f"{found}: mend or remove them, or set data.image_column to the column of the images")
     return pixels
+
+
+def tried(size: int | None, image: tuple[str, Any]) -> UInt8[np.ndarray, "channels height width"] | Exception:
+    """Return the pixels of a named image, or what went wrong."""
+    try:
+        return decode_one(image[1], size)
+    except Exception as fault:  # on damaged files Pillow raises nearly anything
+        return fault
 
 
 def decode_one(encoded: Any, size: int | None) -> UInt8[np.ndarray, "channels height width"]:

@@ -17,9 +17,9 @@ import numpy as np
 
 from normbench.data.batches import Name
 from normbench.data.cache import SPLITS, Content, Decoded, decoded, file_digest
-from normbench.data.hub import reason
+from normbench.data.hub import labels_of, reason
 from normbench.data.images import Images, decode, image_arrays
-from normbench.data.sources import ImageColumn, LabelColumn, labels_of
+from normbench.data.sources import ImageColumn, LabelColumn, Size
 from normbench.data.text import Text
 from normbench.errors import RunFailure, UsageError
 from normbench.settings import Setting
@@ -36,7 +36,7 @@ def own_images(
     *,
     name: Name = "images",
     path: OwnPath,
-    size: Annotated[int | None, Setting("side of all images; null: as they are", "pixels", low=1, high=10**4)] = None,
+    size: Size = None,
     image_column: ImageColumn = "image",
     label_column: LabelColumn = "label",
     split_column: Annotated[str | None, Setting("column of the splits; null: a tenth of each class is val")] = None,

@@ -12,11 +12,11 @@ import numpy as np
 
 from normbench.data.batches import Holdout, Name, held_out
 from normbench.data.cache import SPLITS, Decoded, decoded
-from normbench.data.hub import Hub
+from normbench.data.hub import Hub, classes_of, labels_of
 from normbench.data.images import Images, decode, image_arrays
-from normbench.data.text import Text, Texts
+from normbench.data.streaming import Stream, streamed_images, streamed_text
+from normbench.data.text import Text, Texts, joined
 from normbench.data.vocabulary import LEVELS, Vocabulary
-from normbench.errors import UsageError
 from normbench.settings import Setting
 
 HubId = Annotated[str, Setting("owner/name on the Hugging Face hub")]
@@ -26,8 +26,13 @@ Config = Annotated[str | None, Setting("which of the repository's configurations
 Folder = Annotated[str | None, Setting("folder of the repository with the files, where no configuration names them")]
 TextColumn = Annotated[str, Setting("column of the text")]
 ImageColumn = Annotated[str, Setting("column of the images")]
+Size = Annotated[int | None, Setting("side of all images; null: as they are", "pixels", low=1, high=10**4)]
 LabelColumn = Annotated[str, Setting("column of the classes")]
+ValSplit = Annotated[str, Setting("split that validates")]
 Level = Annotated[Literal["character", "byte", "word", "lowercase_word", "bpe"], Setting("what a token is")]
+Streaming = Annotated[bool, Setting("read the rows while a run trains, as of data that do not fit in memory")]
+Buffer = Annotated[int, Setting("rows of a stream that are shuffled together", "rows", low=1, high=10**8)]
+KeptRows = Annotated[int, Setting("rows of a stream that judge, in memory", "rows", low=1, high=10**8)]
 VocabularySize = Annotated[int | None, Setting("most symbols; null: all words, 8,192 byte pairs", low=2, high=10**7)]
 
 
@@ -46,6 +51,9 @@ def hub_text(
     val_splits: Annotated[Sequence[str] | None, Setting("that validate; null: train is cut")] = ("validation", "test"),
     test_splits: Annotated[Sequence[str] | None, Setting("splits that judge once, at the end; null: none")] = None,
     holdout: Holdout = 0,
+    streaming: Streaming = False,
+    buffer: Buffer = 10_000,
+    kept: KeptRows = 1_000,
     **options: Any,
 ) -> Text:
     """Return a text of the hub; `options` are Text's.
@@ -57,6 +65,9 @@ def hub_text(
     No words or byte pairs are learned of the tokens that `holdout` takes away.
     """
     hub = Hub(hub_id, revision, root, config, folder)
+    if streaming:
+        stream = Stream(hub, [text_column], val_splits or (), kept, holdout, buffer)
+        return streamed_text(name, stream, level, vocabulary_size, lines, **options)
     parts = {"train": ["train"], "val": list(val_splits or ()), "test": list(test_splits or ())}
 
     def load() -> Decoded:
@@ -64,8 +75,7 @@ def hub_text(
         texts = {}
         for part, splits in parts.items():
             if splits:
-                rows = [row for split in splits for row in tables[split][text_column]]
-                texts[part] = "".join(row.removesuffix("\n") + "\n" if lines else row for row in rows)
+                texts[part] = joined([row for split in splits for row in tables[split][text_column]], lines)
         if not parts["val"]:
             whole = texts["train"].encode()
             cuts = pairwise(len(whole) * twentieth // 20 for twentieth in (0, 18, 19, 20))
@@ -104,7 +114,7 @@ def hub_texts(
     label_column: LabelColumn = "label",
     level: Level = "lowercase_word",
     vocabulary_size: VocabularySize = None,
-    val_split: Annotated[str, Setting("split that validates")] = "test",
+    val_split: ValSplit = "test",
     holdout: Holdout = 0,
     **options: Any,
 ) -> Texts:
@@ -144,19 +154,28 @@ def hub_images(
     config: Config = None,
     image_column: ImageColumn = "image",
     label_column: LabelColumn = "label",
+    val_split: ValSplit = "test",
+    size: Size = None,
+    holdout: Holdout = 0,
+    streaming: Streaming = False,
+    buffer: Buffer = 1_000,
+    kept: KeptRows = 5_000,
     **options: Any,
 ) -> Images:
-    """Return labelled images of the hub; the split `test` validates; `options` are Images'."""
+    """Return labelled images of the hub; `options` are Images'."""
     hub = Hub(hub_id, revision, root, config)
+    if streaming:
+        stream = Stream(hub, [image_column, label_column], [val_split], kept, holdout, buffer)
+        return streamed_images(name, stream, size, **options)
 
     def load() -> Decoded:
-        images, trained, labels, classes = labelled(hub, "test", image_column, label_column)
+        images, trained, labels, classes = labelled(hub, val_split, image_column, label_column)
         counts = {"train": trained, "val": len(images) - trained}
         names = [f"row {row} of {split}" for split, count in counts.items() for row in range(count)]
-        return image_arrays(decode([*zip(names, images, strict=True)], hub_id), labels, counts, classes)
+        return image_arrays(decode([*zip(names, images, strict=True)], hub_id, size), labels, counts, classes)
 
-    key = ["hub", hub.key(), image_column, label_column]
-    return Images(decoded(name, "images", key, load, hub_id=hub_id), **options)
+    key = ["hub", hub.key(), image_column, label_column, *([val_split, size] if size or val_split != "test" else [])]
+    return Images(decoded(name, "images", key, load, hub_id=hub_id), holdout=holdout, **options)
 
 
 def labelled(
@@ -170,27 +189,9 @@ def labelled(
         UsageError: the label column declares no classes, or a row has none of them.
     """
     features, tables = hub.read(["train", val_split], [column, label_column], text)
-    if not (names := getattr(features[label_column], "names", None)):
-        cure = "set data.label_column, or declare it as class_label under dataset_info in the copy's README.md"
-        raise UsageError(f"column {label_column} of {hub.hub_id} declares no classes: {cure}")
+    names = classes_of(features, label_column, hub.hub_id)
     rows, labels = ([*tables["train"][each], *tables[val_split][each]] for each in (column, label_column))
     return rows, len(tables["train"][column]), *labels_of(labels, names, hub.hub_id)
-
-
-def labels_of(labels: Sequence[Any], declared: Sequence[str] | None, where: str) -> tuple[np.ndarray, list[str]]:
-    """Return the index of each row's class, and the names of the classes: those declared, or the sorted labels.
-
-    Raises:
-        UsageError: a row has no label, or one that is not declared.
-    """
-    import pandas as pd
-
-    found = pd.Categorical(labels, categories=range(len(declared)) if declared else None)
-    if (wrong := np.flatnonzero(found.codes < 0)).size:
-        allowed = f", from 0 to {len(declared) - 1}" if declared else ""
-        said = "no label" if pd.isna(labels[wrong[0]]) else f"the label {labels[wrong[0]]}"
-        raise UsageError(f"row {wrong[0]} of {where} has {said}: each row needs one{allowed}")
-    return found.codes.astype(np.int64), [str(name) for name in declared or found.categories]
 
 
 # ---- data that installed packages carry: no network, no copies

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any
 
 import numpy as np
@@ -19,6 +19,11 @@ from normbench.settings import Setting
 from normbench.types import Batch, LanguageModeling, Split, TextClassification
 
 Context = Annotated[int, Setting("length of a window; set model.context, it follows", "tokens", low=1, high=10**7)]
+
+
+def joined(rows: Iterable[str], lines: bool) -> str:
+    """Return the text of rows, each of which is a line of its own where `lines` says so."""
+    return "".join(row.removesuffix("\n") + "\n" if lines else row for row in rows)
 
 
 class TokenData(ContentData):

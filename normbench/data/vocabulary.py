@@ -21,6 +21,7 @@ class Vocabulary:
     """The symbols that tokens stand for, each token the index of one; here Unicode characters, by their code points."""
 
     level: ClassVar[str] = "character"
+    total: ClassVar[bool] = False  # whether there is a token for whatever a text holds
 
     def __init__(self, symbols: Iterable[str]) -> None:
         self.symbols = tuple(symbols)
@@ -60,6 +61,7 @@ class Bytes(Vocabulary):
     """The 256 bytes of UTF-8, whatever the text."""
 
     level = "byte"
+    total = True
 
     def __init__(self, symbols: Iterable[str] | None = None) -> None:
         super().__init__(map(chr, range(256)))
@@ -79,6 +81,7 @@ class Words(Vocabulary):
     """
 
     level = "word"
+    total = True
     unknown, line_end = "<unk>", "<eos>"
 
     @classmethod
@@ -119,6 +122,7 @@ class BytePairs(Vocabulary):
     """
 
     level = "bpe"
+    total = True
 
     def __init__(self, state: Mapping[str, Any]) -> None:
         needs_tokenizers()

@@ -99,5 +99,5 @@ class BatchNorm(RunningNorm):
             mean, var = self.beside(x)
             return scale_and_shift((x - mean) * torch.rsqrt(var + self.eps), weight, bias, -1)
         time, behind = x.shape[1], (0, 0, 0, self.positions[0] - x.shape[1])  # processes have batches of other lengths
-        real = x.new_ones(x.shape[:2], dtype=torch.bool).unsqueeze(-1) if real is None else real
+        real = x.new_ones(*x.shape[:2], 1) if real is None else real
         return self.from_real(F.pad(x, behind), weight, bias, F.pad(real, behind), (0,))[:, :time]

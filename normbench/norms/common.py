@@ -70,18 +70,18 @@ def moments(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return mean, biased variance and count over `dims`, which are kept with size 1, and x less the mean.
 
-    real: bool, as many axes as x, which must be 0 where it does not count; there x less the mean is 0 too. A mean over
+    real: 1 or 0, as many axes as x, which must be finite; where it does not count, x less the mean is 0. A mean over
     nothing is 0. sync: over all processes, whose counts nₖ may differ: n = Σnₖ, μ = Σnₖμₖ/n,
     σ² = Σnₖ(σ²ₖ+(μₖ−μ)²)/n. Nothing here waits for the device.
     """
-    counted = torch.ones([1] * x.ndim, device=x.device) if real is None else real
+    counted = x.new_ones([1] * x.ndim) if real is None else real
     repeats = math.prod(x.shape[dim] // counted.shape[dim] for dim in dims)
-    total, count = x.sum(dims, keepdim=True), repeats * counted.sum(dims, keepdim=True, dtype=x.dtype)
+    total, count = x.sum(dims, keepdim=True), repeats * counted.sum(dims, keepdim=True)
     if sync:
         sums = AllReduce.apply(torch.cat((total.flatten(), count.flatten()))).split((total.numel(), count.numel()))
         total, count = sums[0].view_as(total), sums[1].view_as(count)
     n = count.clamp_min(1)
-    centered = x - total / n if real is None else (x - total / n).where(real, 0)
+    centered = x - total / n if real is None else (x - total / n).mul_(real)
     squares = centered.square().sum(dims, keepdim=True)
     return total / n, (AllReduce.apply(squares) if sync else squares) / n, count, centered
 
@@ -129,9 +129,9 @@ class AffineNorm(Norm, ABC):
         bias = None if self.bias is None else self.bias.to(dtype)
         if mask is None or not self.masked:
             return self.normalize(x.to(dtype), weight, bias, None).to(x.dtype)
-        real = mask.unsqueeze(self.channel_dim)
-        y = self.normalize(x.to(dtype).where(real, 0), weight, bias, real)
-        return y.where(real, 0).to(x.dtype)
+        cleaned = x.to(dtype).where(mask.unsqueeze(self.channel_dim), 0)
+        real = mask.unsqueeze(self.channel_dim).to(dtype)
+        return (self.normalize(cleaned, weight, bias, real) * real).to(x.dtype)
 
     def check_count(self, count: int, cure: str) -> None:
         """Refuse a statistic over one value, which would always normalize to 0."""
@@ -149,7 +149,7 @@ class AffineNorm(Norm, ABC):
     def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, real: Tensor | None) -> Tensor:
         """Compute the formula, on arguments of one dtype: float32 or wider.
 
-        real: bool, the shape of x with one feature: which positions count, and x is 0 in others; None: all of them.
+        real: the shape of x with one feature, 1 where positions count, 0 where x is padding, and 0; None: all count.
         """
 
 
@@ -226,7 +226,8 @@ class RunningNorm(AffineNorm):
                 old_mean, old_var = self.beside(x)
                 mean, var = mean.where(~frozen, old_mean), var.where(~frozen, old_var)
                 centered = x - mean
-        return scale_and_shift(centered * torch.rsqrt(var + self.eps), weight, bias, self.channel_dim)
+        scale = scale_and_shift(torch.rsqrt(var + self.eps), weight, None, self.channel_dim)
+        return scale_and_shift(centered * scale, None, bias, self.channel_dim)
 
     def beside(self, x: Tensor) -> list[Tensor]:
         """Return running mean and variance in a shape that goes with x; of a position never seen, the last one's."""

@@ -79,12 +79,7 @@ class GroupNorm(AffineNorm):
             y = F.layer_norm(grouped, size, eps=self.eps) if self.fused else standardize(grouped, (-1,), self.eps)
             return scale_and_shift(y.flatten(-2), weight, bias, -1)
         if real is not None:
-            x, real = x.movedim(self.channel_dim, -1), real.movedim(self.channel_dim, -1).unsqueeze(-1)
-            grouped = x.unflatten(-1, (self.groups, -1))
-            _, var, count, centered = moments(grouped, real, (*range(1, x.ndim - 1), x.ndim))
-            self.check_counts(count, "lower norm.groups")
-            y = (centered * torch.rsqrt(var + self.eps)).flatten(-2)
-            return scale_and_shift(y, weight, bias, -1).movedim(-1, self.channel_dim)
+            return self.from_real(x, real, weight, bias)
         x = x.movedim(self.channel_dim, 1)
         if self.fused:
             y = F.group_norm(x, self.groups, weight, bias, self.eps)
@@ -93,3 +88,15 @@ class GroupNorm(AffineNorm):
             y = standardize(grouped, tuple(range(2, grouped.ndim)), self.eps).flatten(1, 2)
             y = scale_and_shift(y, weight, bias, 1)
         return y.movedim(1, self.channel_dim)
+
+    def from_real(self, x: Tensor, real: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        """Return the same of what is real: from the statistics of each feature, which is faster."""
+        x, real = x.movedim(self.channel_dim, -1), real.movedim(self.channel_dim, -1)
+        mean, var, count, centered = moments(x, real, tuple(range(1, x.ndim - 1)))
+        self.check_counts(count * (self.num_features // self.groups), "lower norm.groups")
+        mean, var = mean.unflatten(-1, (self.groups, -1)), var.unflatten(-1, (self.groups, -1))
+        shift = mean - mean.mean(-1, keepdim=True)
+        scale = torch.rsqrt((var + shift.square()).mean(-1, keepdim=True) + self.eps).expand_as(shift)
+        scale = scale_and_shift(scale.flatten(-2), weight, None, -1)
+        y = centered * scale + scale_and_shift(shift.flatten(-2) * scale, None, bias, -1)
+        return y.movedim(-1, self.channel_dim)

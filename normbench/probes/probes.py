@@ -1,8 +1,9 @@
 """Probes: what is measured inside the network, on the training step's own forward and backward pass.
 
 They only read: hooks look at what passes by, gradients are read before they are clipped, and nothing leaves the device
-before the step is done. Nothing random is drawn and nothing is changed: a run has the same bits without them. Where
-a step takes several batches, what passes by is the last one's, and gradients are those of all.
+before the step is done, but for the number of real tokens where texts are padded: what is read of norms leaves out
+padding. Nothing random is drawn and nothing is changed: a run has the same bits without them. Where a step takes
+several batches, what passes by is the last one's, and gradients are those of all.
 """
 
 from __future__ import annotations
@@ -28,6 +29,12 @@ def quietly(read: Callable[..., None], name: str, module: nn.Module, inputs: tup
         read(name, module, inputs, *rest)
 
 
+def without_padding(x: Tensor, norm: Any, context: Mapping[str, Any]) -> tuple[Tensor, int]:
+    """Return the real positions of what a norm was given with a mask, or all of x, and where its features are."""
+    mask = context.get("mask")
+    return (x, norm.channel_dim) if mask is None else (x.movedim(norm.channel_dim, -1)[mask], -1)
+
+
 @dataclass
 class Reading:
     """Numbers and histograms by tag, still on the device; second moments of features, whose ranks the host computes.
@@ -41,26 +48,30 @@ class Reading:
     histograms: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
     second_moments: dict[str, Tensor] = field(default_factory=dict)
 
-    def see_norm(self, name: str, norm: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    def see_norm(
+        self, name: str, norm: Any, inputs: tuple[Tensor, ...], context: Mapping[str, Any], output: Tensor
+    ) -> None:
         """Read what enters and what leaves a norm; of one whose output is bounded, how much reaches the bound."""
-        for side, x in (("in", inputs[0]), ("out", output)):
-            found = statistics.moments(x, norm.channel_dim) if "activations" in self.wanted else {}
+        for side, whole in (("in", inputs[0]), ("out", output)):
+            x, channel_dim = without_padding(whole, norm, context)
+            found = statistics.moments(x, channel_dim) if "activations" in self.wanted else {}
             if "tails" in self.wanted:
-                found |= statistics.tails(x, norm.channel_dim)
+                found |= statistics.tails(x, channel_dim)
             self.scalars |= {f"act/{name}/{word}_{side}": value for word, value in found.items()}
             if self.with_histograms:
                 self.histograms[f"act/{name}/{side}"] = statistics.histogram(x)
         if "activations" in self.wanted and hasattr(norm, "saturation"):
             self.scalars[f"act/{name}/saturated_out"] = norm.saturation(inputs[0])
 
-    def see_running(self, name: str, norm: Any, inputs: tuple[Tensor, ...]) -> None:
+    def see_running(self, name: str, norm: Any, inputs: tuple[Tensor, ...], context: Mapping[str, Any]) -> None:
         """Read how far a batch is from the running statistics, before they are updated.
 
         mean_gap: root mean square over channels of (batch mean − running mean) / running std; std_ratio: mean of
         batch std / running std.
         """
-        x = inputs[0].detach().float()
-        others = [d for d in range(x.ndim) if d != norm.channel_dim % x.ndim]
+        told = context if getattr(norm, "masked", False) else {}
+        x, channel_dim = without_padding(inputs[0].detach().float(), norm, told)
+        others = [d for d in range(x.ndim) if d != channel_dim % x.ndim]
         variance, mean = torch.var_mean(x, dim=others, correction=0)
         running_std = (norm.running_var + norm.eps).sqrt()
         self.scalars[f"norm/{name}/mean_gap"] = statistics.rms((mean - norm.running_mean) / running_std)
@@ -89,7 +100,9 @@ class Reading:
 
     def numbers(self) -> dict[str, float]:
         """Return all numbers, in one copy from the device, and the effective ranks."""
-        values = torch.stack([value.float() for value in self.scalars.values()]).tolist() if self.scalars else []
+        # of weights that several processes share, one whole number
+        scalars = [getattr(value, "full_tensor", value.clone)().float() for value in self.scalars.values()]
+        values = torch.stack(scalars).tolist() if scalars else []
         ranks = {tag: statistics.effective_rank(moment.cpu().double()) for tag, moment in self.second_moments.items()}
         return dict(zip(self.scalars, values, strict=True)) | ranks
 
@@ -162,10 +175,11 @@ class Probes:
     def attach(self, reading: Reading) -> Iterator[Any]:
         """Put hooks on norms, blocks and attention."""
         for name, norm in self.norms.items():
-            yield norm.register_forward_hook(partial(quietly, reading.see_norm, name))
+            yield norm.register_forward_hook(partial(quietly, reading.see_norm, name), with_kwargs=True)
             tracks = isinstance(norm, Norm) and getattr(norm, "running_mean", None) is not None
             if tracks and "parameters" in self.wanted:
-                yield norm.register_forward_pre_hook(partial(quietly, reading.see_running, name))
+                see = partial(quietly, reading.see_running, name)
+                yield norm.register_forward_pre_hook(see, with_kwargs=True)
         for layer, block in self.blocks.items():
             yield block.register_forward_hook(partial(quietly, reading.see_stream, f"stream{layer}"))
             for role, branch in block.branches.items():
@@ -184,7 +198,7 @@ class Probes:
             for parameter_name, tensor in norm.named_parameters():
                 tag = f"norm/{name}/{SYMBOLS.get(parameter_name, parameter_name)}"
                 if tensor.numel() == 1:
-                    reading.scalars[tag] = tensor.detach().clone().squeeze()  # the optimizer's step moves it
+                    reading.scalars[tag] = tensor.detach().sum()  # a copy: the optimizer's step moves it
                 else:
                     reading.scalars[f"{tag}_mean"] = tensor.mean()
                     reading.scalars[f"{tag}_std"] = tensor.std(correction=0)

@@ -75,6 +75,8 @@ def prepare(config: Config, data: Data | None = None, device: torch.device | Non
     device = device or from_environment().place(build.resolve_device(config.closed.device))
     data = data or build.make_data(config.tree, config.closed.seed)
     trainer = config.closed.trainer
+    if not (trainer.steps or data.steps_per_epoch):
+        raise UsageError("a stream has no length that trainer.epochs could be of: set trainer.steps=1000 or the like")
     steps = trainer.steps or max(1, math.ceil((trainer.epochs or 0) * data.steps_per_epoch / trainer.accumulate))
     if parent is not None:
         check_extension(parent, steps)

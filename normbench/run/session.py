@@ -54,6 +54,8 @@ class Session:
         self.run, self.directory, self.settings, self.last_beat = run, run.directory, closed, 0.0
         precision = make_precision(closed.trainer.precision, run.device)
         model, self.norms = build.make_model(tree, run.data.task, closed.seed)
+        if closed.trainer.shard:
+            self.group.shard(model, run.device)
         model.to(run.device)
         model.recompute = closed.trainer.recompute
         with precision.autocast():
@@ -138,7 +140,7 @@ class Session:
             copy_record(self.run.parent, self.directory)
         self.group.first(None)  # what the others read is there now
         state = self.loop.checkpoints.load(self.say)
-        if len(set(self.group.all((state or {}).get("step")))) > 1:
+        if self.group.first((state or {}).get("step")) != (state or {}).get("step"):
             raise RunFailure(f"the processes do not all read {self.directory.path}: give outputs= that all share")
         try:
             if state is not None:

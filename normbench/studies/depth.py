@@ -18,7 +18,7 @@ from normbench.settings import Setting
 from normbench.studies.findings import arms_of, compared, curves, is_arm, keys_of, labelled
 from normbench.studies.frame import Column, Row, Study, Subject
 from normbench.studies.mapping import Vectors, grid, vectors
-from normbench.training.loop import evaluate, to_device
+from normbench.training.evaluation import evaluate, to_device
 from normbench.types import Batch
 
 EXAMPLES = 16  # of a batch, whose streams are compared

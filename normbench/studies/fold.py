@@ -125,7 +125,7 @@ def take_apart(norm: Any, x: Tensor) -> tuple[nn.Module, Tensor, Tensor]:
     weight, bias = (getattr(norm, name, None) for name in ("weight", "bias"))
     zeros, bare = x.new_zeros(x.shape[norm.channel_dim]), nn.Identity()
     scale, shift = zeros + (1 if weight is None else weight), zeros + (0 if bias is None else bias)
-    if getattr(norm, "running_mean", None) is not None:
+    if getattr(getattr(norm, "running_mean", None), "ndim", 0) == 1:  # statistics for each position do not fold
         scale = scale * torch.rsqrt(norm.running_var + norm.eps)
         shift = shift - scale * norm.running_mean
     elif weight is None and bias is None:

@@ -28,7 +28,7 @@ from normbench.settings import Setting
 from normbench.studies.findings import compared, curves, shown
 from normbench.studies.fold import Folded, fold, run
 from normbench.studies.frame import Row, Study, Subject
-from normbench.training.loop import to_device
+from normbench.training.evaluation import to_device
 from normbench.training.precision import make_precision
 from normbench.types import Batch, Model
 

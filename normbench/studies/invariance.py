@@ -18,7 +18,7 @@ from normbench.build import seeded
 from normbench.contract.norms import INVARIANCES, C, Change, NormPart
 from normbench.studies.findings import curves, keys_of, plain_table
 from normbench.studies.frame import Row, Study, Subject
-from normbench.training.loop import to_device
+from normbench.training.evaluation import to_device
 
 Inputs = Float[Tensor, "sample ... features"]
 Layer = Callable[[Tensor, Tensor], Tensor]  # (weights, inputs) to norm(Wx)

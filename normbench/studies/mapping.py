@@ -21,7 +21,7 @@ from normbench.analysis.tables import Table
 from normbench.settings import Setting
 from normbench.studies.findings import arms_of, compared, curves, is_arm, labelled
 from normbench.studies.frame import Column, Row, Study, Subject
-from normbench.training.loop import to_device
+from normbench.training.evaluation import to_device
 
 Values = Float[np.ndarray, " values"]
 Vectors = Float[Tensor, "positions features"]

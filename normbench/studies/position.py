@@ -18,7 +18,7 @@ from normbench.errors import UsageError
 from normbench.settings import Setting
 from normbench.studies.findings import arms_of, compared, curves, is_arm, labelled, plain_table
 from normbench.studies.frame import Row, Study, Subject
-from normbench.training.loop import to_device
+from normbench.training.evaluation import to_device
 
 Found = dict[tuple[str, str, str], list[dict[str, Tensor]]]  # by what, what counts, and where: of each batch, by column
 

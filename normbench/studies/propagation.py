@@ -21,7 +21,7 @@ from normbench.probes import statistics
 from normbench.settings import Setting
 from normbench.studies.findings import compared, curves, keys_of, plain_table
 from normbench.studies.frame import Column, Row, Study, Subject, check_memory
-from normbench.training.loop import to_device
+from normbench.training.evaluation import to_device
 from normbench.types import Branch
 
 Passing = tuple[Tensor, Tensor]  # what enters a module, and what leaves it

@@ -17,7 +17,7 @@ from normbench.build import seeded
 from normbench.settings import Setting
 from normbench.studies.findings import compared, curves
 from normbench.studies.frame import Column, Row, Study, Subject
-from normbench.training.loop import evaluate
+from normbench.training.evaluation import evaluate
 from normbench.types import Model
 
 Levels = Sequence[float]

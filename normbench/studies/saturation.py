@@ -18,8 +18,8 @@ from normbench.settings import Setting
 from normbench.studies.findings import compared, curves, keys_of
 from normbench.studies.frame import Row, Study, Subject
 from normbench.studies.steps import check_steps, steps
+from normbench.training.evaluation import to_device
 from normbench.training.guard import buffers_kept
-from normbench.training.loop import to_device
 from normbench.types import Model
 
 SCALING = "data.scaling"

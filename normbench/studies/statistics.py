@@ -14,7 +14,7 @@ from normbench.errors import UsageError
 from normbench.settings import Setting
 from normbench.studies.findings import compared, curves
 from normbench.studies.frame import Row, Study, Subject
-from normbench.training.loop import evaluate, to_device
+from normbench.training.evaluation import evaluate, to_device
 from normbench.training.recalibration import average
 from normbench.types import Batch, Model
 
@@ -67,7 +67,7 @@ class Statistics(Study):
 
     def measure(self, subject: Subject) -> Iterator[Row]:
         data, size, rows = subject.data, int(subject.tree["data"]["batch_size"]), list[Row]()
-        steps = range(min(data.steps_per_epoch, self.batches))
+        steps = range(min(data.steps_per_epoch or self.batches, self.batches))
         for name in ("running", "batch", "cumulative", "recomputed"):
             model, norms = self.tracked(subject)
             judged: Iterable[Batch] = data.eval_batches("val")

@@ -11,7 +11,7 @@ from torch import nn
 from normbench import build
 from normbench.errors import UsageError
 from normbench.studies.frame import Subject
-from normbench.training.loop import to_device
+from normbench.training.evaluation import to_device
 from normbench.training.optimizer import make_optimizer, parameter_groups
 from normbench.types import Batch, Model, stable_seed
 

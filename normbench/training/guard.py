@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 import torch
 from torch import Tensor, nn
 
+from normbench.training.parallel import Group
 from normbench.types import Batch, Task
 
 GRADIENT_NORM = "the gradient norm"
@@ -63,12 +64,14 @@ def buffers_kept(model: nn.Module) -> Iterator[None]:
                 setattr(module, name, buffer.copy_(before))
 
 
-def first_nonfinite(model: nn.Module, batch: Batch, task: Task) -> str:
+def first_nonfinite(model: nn.Module, batch: Batch, task: Task, group: Group | None = None) -> str:
     """Return the first module, in the order of computation, whose output is not finite on this batch.
 
     Where all are: the weight nearest to the loss whose gradient is not. The batch is run again with hooks; buffers
-    (running statistics) are as before when it returns, and gradients are none.
+    (running statistics) are as before when it returns, and gradients are none. All processes of a group run as far as
+    the first one that finds something, and return the same: forward and backward may wait for each other.
     """
+    group = group or Group()
     names = {module: name for name, module in model.named_modules()}
     order: list[nn.Module] = []
     bad: list[nn.Module] = []
@@ -84,14 +87,12 @@ def first_nonfinite(model: nn.Module, batch: Batch, task: Task) -> str:
         for module in names:
             stack.enter_context(module.register_forward_hook(hook))
         loss = task.loss(model(*batch.arguments), batch.targets)
-        if bad:
-            return f"output of {names[bad[0]] or 'the model'}"
-        if not loss.isfinite():
-            return "the loss"
+        found = f"output of {names[bad[0]] or 'the model'}" if bad else "" if loss.isfinite() else "the loss"
+        if found := group.any(found):
+            return found
         computed = tuple(order)  # the backward pass may compute some of it again
         loss.backward()
-        for module in reversed(computed):
-            for name, parameter in module.named_parameters(names[module], recurse=False):
-                if parameter.grad is not None and not parameter.grad.isfinite().all():
-                    return f"gradient of {name}"
-        return GRADIENT_NORM
+        found = next((f"gradient of {name}" for module in reversed(computed)
+                      for name, parameter in module.named_parameters(names[module], recurse=False)
+                      if parameter.grad is not None and not parameter.grad.isfinite().all()), "")  # fmt: skip
+        return group.any(found) or GRADIENT_NORM

@@ -1,4 +1,4 @@
-"""The training loop, and what judges a model in it."""
+"""The training loop."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from normbench.probes import Probes, Reading
 from normbench.recording import Recorder
 from normbench.training.checkpoint import Checkpoints, State
 from normbench.training.clock import Clock
+from normbench.training.evaluation import evaluate, to_device
 from normbench.training.guard import GRADIENT_NORM, Diverged, Guard, buffers_kept, first_nonfinite
 from normbench.training.optimizer import WeightAverage
-from normbench.training.parallel import Group
+from normbench.training.parallel import Group, cut, whole
 from normbench.training.precision import Precision
 from normbench.training.recalibration import recalibrated
 from normbench.training.schedules import Schedule
-from normbench.types import Batch, Data, Model, Task, stable_seed
+from normbench.types import Batch, Data, Model, stable_seed
 
 MICRO_BATCHES = 4  # into which a batch is cut for the variance of its gradients
 FEWEST = 2  # examples in one of them: statistics over a batch need two
@@ -74,7 +75,7 @@ class Loop:
         self.clock = Clock(self.device)
         fused = all(group.get("fused") for group in self.optimizer.param_groups)
         # a scaled loss leaves out overflowing steps by itself, until its scale is lost
-        latches = fused and self.device.type == "cuda"
+        latches = fused and self.device.type == "cuda" and not self.trainer.shard
         self.guard = None if self.precision.scales else Guard(self.optimizer, self.device, latches)
         self.base_lrs = [group["lr"] for group in self.optimizer.param_groups]
         self.loss_sum, self.grad_norm = (torch.zeros((), device=self.device) for _ in range(2))
@@ -154,7 +155,7 @@ class Loop:
         begun = time.perf_counter()
         with self.probes.watch(histograms) if probed and not compiled else nullcontext(reading) as reading:
             loss = self.gradients(self.shared if self.compiled is None else self.compiled, self.precision)
-        self.grad_norm = nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
+        self.grad_norm = whole(nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None]))
         if self.trainer.grad_clip:
             nn.utils.clip_grads_with_norm_(self.model.parameters(), self.trainer.grad_clip, self.grad_norm)
         if compiled and not self.compile_seconds:
@@ -237,8 +238,7 @@ class Loop:
         for part in range(self.trainer.accumulate):
             batch, *_ = self.seeded_batch(step * self.trainer.accumulate + part)
             with self.precision.autocast():
-                found = self.group.all(first_nonfinite(self.model, batch, self.data.task))
-            where = next((where for where in found if where != GRADIENT_NORM), GRADIENT_NORM)
+                where = first_nonfinite(self.model, batch, self.data.task, self.group)
             if where != GRADIENT_NORM:
                 break
         raise Diverged(step + 1, f"not finite: {where}")
@@ -282,7 +282,7 @@ class Loop:
             "loss/train": loss,
             "optim/lr": self.optimizer.param_groups[0]["lr"],
             "grad/norm": self.grad_norm.item(),
-            "weight/norm": nn.utils.get_total_norm(list(self.model.parameters())).item(),
+            "weight/norm": whole(nn.utils.get_total_norm(list(self.model.parameters()))).item(),
         }
         if (step_ms := self.clock.recent()) is not None:
             values["time/step_ms"] = step_ms
@@ -322,7 +322,7 @@ class Loop:
             loss = self.tagged("val", self.model, batches)[0]["loss/val"]
         if loss < self.best_loss:
             self.best_loss = loss
-            self.checkpoints.save_best({"step": self.step, "model": self.model.state_dict()})
+            self.checkpoints.save_best(self.group.gathered({"step": self.step, "model": self.model.state_dict()}))
 
     def tagged(self, split: str, model: nn.Module, batches: Iterable[Batch]) -> tuple[dict[str, float], str]:
         """Return what the batches of a split show of a model, by tag, and a page of examples."""
@@ -346,18 +346,21 @@ class Loop:
     def stateful(self) -> dict[str, Any]:
         """Return what keeps a state of its own, by its name in a checkpoint."""
         parts = {"model": self.model, "optimizer": self.optimizer, "durations": self.clock, "precision": self.precision}
-        return parts if self.average is None else parts | {"average": self.average}
+        return parts | {name: own for name in ("average", "data") if hasattr(own := getattr(self, name), "state_dict")}
 
     def state(self) -> State:
         """Return everything that an exact continuation needs."""
         own = {name: getattr(self, name) for name in SAVED} | {"loss_sum": self.loss_sum}
-        return own | {name: part.state_dict() for name, part in self.stateful().items()}
+        return self.group.gathered(own | {name: part.state_dict() for name, part in self.stateful().items()})
 
     def restore(self, state: State) -> None:
         """Go back to where `state` was taken."""
         for name in SAVED:
             setattr(self, name, state[name])
         self.loss_sum = state["loss_sum"].to(self.device)
+        parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        state |= {"model": cut(state["model"], self.model.state_dict())}
+        state["optimizer"] |= {"state": cut(state["optimizer"]["state"], dict(enumerate(parameters)))}
         for name, part in self.stateful().items():
             part.load_state_dict(state[name])
 
@@ -365,36 +368,3 @@ class Loop:
 def due(step: int, every: int) -> bool:
     """Tell whether something done at the first step and then every so many (0: never) falls on this step."""
     return every > 0 and (step == 1 or step % every == 0)
-
-
-def to_device(batch: Batch, device: torch.device) -> Batch:
-    """Return the batch on the device; copies to a GPU start from pinned memory, so that nothing waits for them."""
-    ready = batch.map(Tensor.pin_memory) if device.type == "cuda" else batch
-    return ready.map(lambda tensor: tensor.to(device, non_blocking=True))
-
-
-@torch.no_grad()
-def evaluate(
-    model: nn.Module, batches: Iterable[Batch], task: Task, device: torch.device, group: Group | None = None
-) -> dict[str, float]:
-    """Return the task's metrics over all predictions, of which each process of a group judges its share.
-
-    The device is waited for once, at the end.
-    """
-    training, group = model.training, group or Group()
-    model.eval()
-    # sums in place: small tensors kept from each batch would lie between the large ones and make the heap grow
-    precise = torch.float32 if device.type == "mps" else torch.float64
-    sums = torch.zeros(3, dtype=precise, device=device)
-    for batch in batches:
-        small = len(batch.targets) < group.size  # then all run it, as sharded models need, and the first one counts it
-        own = batch if small else group.rows(batch)
-        ready = to_device(own, device)
-        loss, right = task.totals(model(*ready.arguments), ready.targets)
-        if not small or group.rank == 0:
-            sums[0] += loss
-            sums[1] += right
-            sums[2] += own.predictions
-    model.train(training)
-    loss, right, count = group.add(sums).tolist()
-    return task.metrics(loss / count, right / count)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from datetime import timedelta
 from operator import itemgetter
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from normbench.errors import RunFailure, UsageError
-from normbench.types import Batch
+from normbench.types import Batch, Model
 
 WAIT = "NORMBENCH_RENDEZVOUS_SECONDS"  # how long a process waits for the others at the start
 WAIT_SECONDS = 300.0
@@ -76,9 +76,16 @@ class Group:
         """Return the first process's value."""
         return value
 
-    def all(self, value: Any) -> list[Any]:
-        """Return the values of all processes."""
-        return [value]
+    def any(self, words: str) -> str:
+        """Return the first process's words that has any."""
+        return words
+
+    def shard(self, model: Model, device: torch.device) -> None:
+        """Let each process keep a part of each weight, on its device; they are whole while a block computes."""
+
+    def gathered(self, state: Any) -> Any:
+        """Return a state in which no weight is a part: of the process that writes, on the CPU."""
+        return state
 
     def stopped(self, stop: Sequence[int]) -> int:
         """Return a signal that has come to one of the processes, the same one for all; 0: none."""
@@ -93,7 +100,7 @@ class Processes(Group):
     """
 
     def __init__(self, rank: int, size: int, local: int) -> None:
-        self.rank, self.size, self.local = rank, size, local
+        self.rank, self.size, self.local, self.shards = rank, size, local, False
 
     def place(self, device: torch.device) -> torch.device:
         """Return the device of this process.
@@ -157,7 +164,7 @@ class Processes(Group):
             raise ProcessLost(f"another of the run's {self.size} processes has ended: {cure}") from error
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        return DistributedDataParallel(model)
+        return model if self.shards else DistributedDataParallel(model)
 
     def rows(self, batch: Batch) -> Batch:
         return batch.map(itemgetter(slice(self.rank, None, self.size)))
@@ -175,15 +182,51 @@ class Processes(Group):
         dist.broadcast_object_list(values, 0)
         return values[0]
 
-    def all(self, value: Any) -> list[Any]:
-        values = [None] * self.size
-        dist.all_gather_object(values, value)
-        return values
+    def any(self, words: str) -> str:
+        values = [""] * self.size
+        dist.all_gather_object(values, words)
+        return next(filter(None, values), "")
+
+    def shard(self, model: Model, device: torch.device) -> None:
+        from torch.distributed.device_mesh import init_device_mesh  # its imports take a second
+        from torch.distributed.fsdp import fully_shard
+
+        self.shards, mesh = True, init_device_mesh(device.type, (self.size,))
+        for block in model.blocks:
+            fully_shard(block, mesh=mesh)
+        # what is outside the blocks is put away behind each forward too, so that its parameters are always parts
+        fully_shard(model, mesh=mesh, reshard_after_forward=True)
+
+    def gathered(self, state: Any) -> Any:
+        if isinstance(state, dict):
+            return {key: self.gathered(value) for key, value in state.items()}
+        tensor = whole(state)  # to which all give their parts, and which the first one keeps
+        return state if tensor is state else tensor.cpu() if self.writes else None
 
     def stopped(self, stop: Sequence[int]) -> int:
         number = torch.tensor(stop[0] if stop else 0)
         dist.all_reduce(number, dist.ReduceOp.MAX)
         return int(number)
+
+
+def whole(value: Any) -> Any:
+    """Return all of a tensor of which each process has a part (a DTensor), and anything else as it is."""
+    return value.full_tensor() if hasattr(value, "full_tensor") else value
+
+
+def cut(state: Mapping[Any, Any], like: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Return tensors, or what an optimizer keeps of them, as parts where those of the same key in `like` are."""
+
+    def part(value: Any, own: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: part(each, own) for key, each in value.items()}
+        if not hasattr(own, "full_tensor") or getattr(value, "shape", None) != own.shape:
+            return value
+        from torch.distributed.tensor import distribute_tensor
+
+        return distribute_tensor(value.to(own.device), own.device_mesh, own.placements)
+
+    return {key: part(value, like.get(key)) for key, value in state.items()}
 
 
 def from_environment() -> Group:

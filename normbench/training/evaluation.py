@@ -1,0 +1,44 @@
+"""What a model is worth, over all batches of a split."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from normbench.training.parallel import Group
+from normbench.types import Batch, Task
+
+
+def to_device(batch: Batch, device: torch.device) -> Batch:
+    """Return the batch on the device; copies to a GPU start from pinned memory, so that nothing waits for them."""
+    ready = batch.map(Tensor.pin_memory) if device.type == "cuda" else batch
+    return ready.map(lambda tensor: tensor.to(device, non_blocking=True))
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module, batches: Iterable[Batch], task: Task, device: torch.device, group: Group | None = None
+) -> dict[str, float]:
+    """Return the task's metrics over all predictions, of which each process of a group judges its share.
+
+    The device is waited for once, at the end.
+    """
+    training, group = model.training, group or Group()
+    model.eval()
+    # sums in place: small tensors kept from each batch would lie between the large ones and make the heap grow
+    precise = torch.float32 if device.type == "mps" else torch.float64
+    sums = torch.zeros(3, dtype=precise, device=device)
+    for batch in batches:
+        small = len(batch.targets) < group.size  # then all run it, as sharded models need, and the first one counts it
+        own = batch if small else group.rows(batch)
+        ready = to_device(own, device)
+        loss, right = task.totals(model(*ready.arguments), ready.targets)
+        if not small or group.rank == 0:
+            sums[0] += loss
+            sums[1] += right
+            sums[2] += own.predictions
+    model.train(training)
+    loss, right, count = group.add(sums).tolist()
+    return task.metrics(loss / count, right / count)
