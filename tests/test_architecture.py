@@ -36,9 +36,9 @@ PARTS: dict[str, tuple[set[str], int]] = {
     "build": ({"config", "models", "norms", "recording", "training"}, 218),
     "run": ({"build", "config", "probes", "recording", "rundir", "training"}, 542),
     "results": ({"build", "config", "rundir", "training"}, 97),
-    "analysis": ({"config", "recording", "results", "rundir"}, 2260),
+    "analysis": ({"config", "recording", "results", "rundir"}, 2305),
     "sweep": ({"build", "config", "run", "rundir"}, 937),
-    "contract": ({"build", "config", "training", "translation"}, 673),
+    "contract": ({"build", "config", "training", "translation"}, 674),
     "studies": (
         {"analysis", "build", "config", "contract", "norms", "probes", "recording", "results", "run", "rundir", "sweep"}
         | {"training"},
