@@ -23,7 +23,7 @@ PARTS: dict[str, tuple[set[str], int]] = {
     "settings": ({"errors"}, 186),
     "types": (set(), 230),
     "rundir": (set(), 192),
-    "translation": (set(), 130),
+    "translation": (set(), 126),
     "config": (set(), 495),
     "recording": ({"rundir"}, 260),
     "loggers": ({"recording"}, 68),
