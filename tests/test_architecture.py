@@ -30,15 +30,15 @@ PARTS: dict[str, tuple[set[str], int]] = {
     "norms": (set(), 586),
     "placements": (set(), 75),
     "models": ({"translation"}, 900),
-    "data": ({"translation"}, 1203),
+    "data": ({"translation"}, 1206),
     "probes": (set(), 224),
-    "training": ({"config", "probes", "recording", "rundir"}, 933),
+    "training": ({"config", "probes", "recording", "rundir"}, 945),
     "build": ({"config", "models", "norms", "recording", "training"}, 218),
     "run": ({"build", "config", "probes", "recording", "rundir", "training"}, 542),
     "results": ({"build", "config", "rundir", "training"}, 97),
     "analysis": ({"config", "recording", "results", "rundir"}, 2305),
     "sweep": ({"build", "config", "run", "rundir"}, 937),
-    "contract": ({"build", "config", "training", "translation"}, 674),
+    "contract": ({"build", "config", "training", "translation"}, 675),
     "studies": (
         {"analysis", "build", "config", "contract", "norms", "probes", "recording", "results", "run", "rundir", "sweep"}
         | {"training"},
