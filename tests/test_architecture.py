@@ -31,7 +31,7 @@ PARTS: dict[str, tuple[set[str], int]] = {
     "placements": (set(), 75),
     "models": ({"translation"}, 900),
     "data": ({"translation"}, 1206),
-    "probes": (set(), 224),
+    "probes": (set(), 234),
     "training": ({"config", "probes", "recording", "rundir"}, 945),
     "build": ({"config", "models", "norms", "recording", "training"}, 218),
     "run": ({"build", "config", "probes", "recording", "rundir", "training"}, 542),

@@ -9,7 +9,7 @@ is called at each time step, numbers are the mean over its calls, and histograms
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -49,13 +49,18 @@ class Reading:
     scalars: dict[str, Tensor] = field(default_factory=dict)
     histograms: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
     second_moments: dict[str, Tensor] = field(default_factory=dict)
-    calls: Counter[str] = field(default_factory=Counter)  # of a norm, by tag, in this forward pass
+    calls: defaultdict[str, list[Tensor]] = field(default_factory=lambda: defaultdict(list))  # numbers of norms, by tag
+
+    def begin(self, *_: Any) -> None:
+        """Let the calls of norms in another forward pass begin."""
+        self.calls.clear()
+        self.histograms.clear()
 
     def keep(self, found: Mapping[str, Tensor]) -> None:
-        """Take in what one call of a norm shows: the mean over its calls in a forward pass is what is kept."""
+        """Take in what one call of a norm shows: the mean over its calls is kept, but for those without a number."""
         for tag, value in found.items():
-            self.calls[tag] = count = self.calls[tag] + 1
-            self.scalars[tag] = value if count == 1 else (self.scalars[tag] * (count - 1) + value) / count
+            self.calls[tag].append(value)
+            self.scalars[tag] = torch.stack(self.calls[tag]).nanmean() if self.calls[tag][1:] else value
 
     def see_norm(
         self, name: str, norm: Any, inputs: tuple[Tensor, ...], context: Mapping[str, Any], output: Tensor
@@ -67,11 +72,10 @@ class Reading:
             if "tails" in self.wanted:
                 found |= statistics.tails(x, channel_dim)
             self.keep({f"act/{name}/{word}_{side}": value for word, value in found.items()})
-            if self.with_histograms and not self.calls[name]:
+            if self.with_histograms and f"act/{name}/{side}" not in self.histograms:
                 self.histograms[f"act/{name}/{side}"] = statistics.histogram(x)
         if "activations" in self.wanted and hasattr(norm, "saturation"):
             self.keep({f"act/{name}/saturated_out": norm.saturation(inputs[0])})
-        self.calls[name] += 1
 
     def see_running(self, name: str, norm: Any, inputs: tuple[Tensor, ...], context: Mapping[str, Any]) -> None:
         """Read how far a batch is from the running statistics, before they are updated.
@@ -184,7 +188,7 @@ class Probes:
 
     def attach(self, reading: Reading) -> Iterator[Any]:
         """Put hooks on norms, blocks and attention."""
-        yield self.model.register_forward_pre_hook(lambda *_: reading.calls.clear())
+        yield self.model.register_forward_pre_hook(reading.begin)
         for name, norm in self.norms.items():
             yield norm.register_forward_hook(partial(quietly, reading.see_norm, name), with_kwargs=True)
             tracks = isinstance(norm, Norm) and getattr(norm, "running_mean", None) is not None
