@@ -16,6 +16,7 @@ from sketches import chosen, sketched
 from test_report import text_of
 from torch import Tensor, nn
 
+from normbench.analysis.wording import paragraphs
 from normbench.contract.data import DataPart
 from normbench.data import hub_translation
 from normbench.data.translation import POOL, Translations
@@ -268,11 +269,9 @@ def searched(model: Table, source: Tensor, task: Translation) -> tuple[int, ...]
             shares = logits[0].double().log_softmax(dim=-1).tolist()
             allowed = [task.end] if length == limit else range(task.vocabulary_size)
             grown += [(total + shares[token], (*words, token), following) for token in allowed]
-        grown.sort(key=lambda each: -each[0])
-        ended += [each for each in grown[: task.beam] if each[1][-1] == task.end]
-        alive = [each for each in grown if each[1][-1] != task.end][: task.beam]
-        if len(ended) >= task.beam:
-            break
+        kept = sorted(grown, key=lambda each: -each[0])[: task.beam - len(ended)]
+        ended += [each for each in kept if each[1][-1] == task.end]
+        alive = [each for each in kept if each[1][-1] != task.end]
     best = max(ended, key=lambda each: each[0] / (len(each[1]) - 1) ** task.length_penalty)
     return tuple(best[1][1:-1])
 
@@ -285,7 +284,7 @@ def test_a_batch_is_searched_as_each_sentence_alone_and_sentences_leave_it(beam:
     rows = model.rows_seen.copy()
     expected = [searched(model, row[real], task) for row, real in zip(batch.inputs, batch.mask, strict=True)]
     assert found == expected and len(set(found)) > 20
-    assert rows[0] == 30 * beam and sorted(rows, reverse=True) == rows and rows[-1] < 10 * beam
+    assert rows[0] == 30 and 30 * beam / 2 < max(rows) <= 30 * beam and rows[-1] < 10 * beam
 
 
 def test_a_translation_that_does_not_end_is_cut() -> None:
@@ -334,7 +333,7 @@ def test_translations_that_are_the_references_have_a_bleu_of_100(root: Path) -> 
 
 
 def test_translators_are_judged_by_bleu_which_is_drawn_by_epoch(tmp_path: Path) -> None:
-    told = {"kind": "translation", "val_sentences": 1014, "steps_per_epoch": 25}
+    told = {"kind": "translation", "val_sentences": 1014, "steps_per_epoch": 25, "beam": 5, "bleu": "nrefs:1|case:lc"}
     settings = {"data.eval_batch_size": 64, "trainer.eval_batches": 4}
     for norm, seed in product(("layernorm", "rmsnorm"), range(3)):
         bleu = 38 + 0.1 * seed - (1.2 + 0.01 * seed) * (norm == "rmsnorm")
@@ -342,6 +341,9 @@ def test_translators_are_judged_by_bleu_which_is_drawn_by_epoch(tmp_path: Path) 
     report = make_report([tmp_path])
     assert "rmsnorm is worse than layernorm: its validation BLEU is 1.210 points lower" in text_of(report)
     assert report.tables[0].rows[0][:4] == ("layernorm", "3", "38.1", "37.8 to 38.4")
+    assert "judged by: validation BLEU after the last step (beam 5, nrefs:1|case:lc)" in paragraphs(
+        "facts.jinja", "facts", report
+    )
     figure = sketched(tmp_path)["bleu-val-epochs"]
     assert max(float(row["x"]) for row in chosen(figure)) == 4 and figure.title == "Validation BLEU by epoch"
     assert "Evaluated on 4 batches on the way" in figure.caption
@@ -353,6 +355,5 @@ def test_translators_are_judged_by_bleu_which_is_drawn_by_epoch(tmp_path: Path) 
 def test_the_checks_of_data_hold(root: Path) -> None:
     part = DataPart({"data": {}})
     part.data, part.make = made(root), lambda seed=0: made(root, seed=seed)  # type: ignore[method-assign]
-    for name, check in part.contract().items():
-        if name != "a small model trains":
-            check(part)
+    for check in part.contract().values():
+        check(part)
