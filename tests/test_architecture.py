@@ -30,7 +30,7 @@ PARTS: dict[str, tuple[set[str], int]] = {
     "norms": (set(), 586),
     "placements": (set(), 75),
     "models": ({"translation"}, 900),
-    "data": ({"translation"}, 1203),
+    "data": ({"translation"}, 1206),
     "probes": (set(), 224),
     "training": ({"config", "probes", "recording", "rundir"}, 945),
     "build": ({"config", "models", "norms", "recording", "training"}, 218),
