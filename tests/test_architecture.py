@@ -32,7 +32,7 @@ PARTS: dict[str, tuple[set[str], int]] = {
     "models": ({"translation"}, 900),
     "data": ({"translation"}, 1206),
     "probes": (set(), 234),
-    "training": ({"config", "probes", "recording", "rundir"}, 945),
+    "training": ({"config", "probes", "recording", "rundir"}, 947),
     "build": ({"config", "models", "norms", "recording", "training"}, 218),
     "run": ({"build", "config", "probes", "recording", "rundir", "training"}, 542),
     "results": ({"build", "config", "rundir", "training"}, 97),

@@ -134,6 +134,8 @@ class Processes(Group):
             UsageError: they do not all come.
             ProcessLost: one has ended before this one.
         """
+        if device.type == "cuda":
+            torch.cuda.set_device(device)  # where timing events and collectives are
         try:
             seconds = float(os.environ.get(WAIT, WAIT_SECONDS))
             with hushed():
