@@ -215,6 +215,17 @@ def test_the_loop_is_as_fast_as_torch_s_own() -> None:
     assert statistics.median(mine / other for mine, other in times) < 2
 
 
+@pytest.mark.parametrize(("name", "placement"), [("rnnsearch", "plain"), ("seq2seq", "pre")])
+def test_translators_learn_in_16_bits_too(name: str, placement: str) -> None:
+    model, _ = build("layernorm", placement, name, TRANSLATIONS)
+    batch = random_batch(TRANSLATIONS)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = TRANSLATIONS.loss(model(*batch.arguments), batch.targets)
+    loss.backward()
+    assert loss.item() == pytest.approx(TRANSLATIONS.loss(model(*batch.arguments), batch.targets).item(), rel=0.02)
+    assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
 # ---- what is seen of them
 
 

@@ -81,7 +81,8 @@ class GRU(nn.Module):
         real, counted = step
         from_gates, from_candidate = self.projected("state", state, counted)
         reset, update = torch.sigmoid(gates + from_gates).chunk(2, dim=-1)
-        new = torch.lerp(torch.tanh(torch.addcmul(candidate, reset, from_candidate)), state, update)
+        new = torch.tanh(candidate + reset * from_candidate)
+        new = new + update * (state - new)
         return new if real is None else torch.where(real[:, None], new, state)
 
     def run(self, x: Stream, mask: Mask | None, backwards: bool = False) -> Stream:
