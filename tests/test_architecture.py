@@ -38,7 +38,7 @@ PARTS: dict[str, tuple[set[str], int]] = {
     "results": ({"build", "config", "rundir", "training"}, 97),
     "analysis": ({"config", "recording", "results", "rundir"}, 2305),
     "sweep": ({"build", "config", "run", "rundir"}, 937),
-    "contract": ({"build", "config", "training", "translation"}, 674),
+    "contract": ({"build", "config", "training", "translation"}, 675),
     "studies": (
         {"analysis", "build", "config", "contract", "norms", "probes", "recording", "results", "run", "rundir", "sweep"}
         | {"training"},
