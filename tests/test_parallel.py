@@ -17,9 +17,10 @@ import pytest
 import torch
 from data_helpers import write_parquet
 from killing import Child, Server, Trap, poll
+from made_runs import make_report, make_run
 from run_records import read_json, read_metrics
 from test_translation import write as write_pairs
-from tiny_runs import run_directory
+from tiny_runs import run_directory, slow
 
 from normbench.config.compose import read
 from normbench.run.plan import prepare
@@ -92,11 +93,10 @@ def deviation(several: Path, one: Path) -> float:
 @pytest.mark.parametrize(
     "words",
     [
-        f"{TRANSFORMER} trainer.steps=20 probes.every=7",
-        PAIRS,
-        f"{CNN} norm=groupnorm norm.groups=2 trainer.accumulate=2 trainer.ema=0.9 data.eval_batch_size=1 probes=off",
+        f"{TRANSFORMER} trainer.steps=20 probes=full data.batch_size=16",
+        f"{PAIRS} trainer.accumulate=2 data.eval_batch_size=1",  # fewer sentences than processes
     ],
-    ids=["transformer", "translation", "cnn"],
+    ids=["text", "translation"],
 )
 def test_two_processes_equal_one(words: str, server: Server, tmp_path: Path, tell: Callable[[str], None]) -> None:
     """Also where parts of a batch and batches of a step have not equally many predictions, as in translation."""
@@ -146,14 +146,15 @@ def test_each_prediction_of_a_step_counts_alike(tmp_path: Path) -> None:
 
 
 TEXTS = "train model=nano model.depth=2 model.width=16 model.heads=2 model.context=64 data=banking77 data.root=hub "
-TEXTS += f"data.batch_size=6 optim=sgd probes=off norm=batchnorm norm.sync=true {LENGTHS} trainer.steps=20"
+TEXTS += f"data.batch_size=6 optim=sgd probes=off {LENGTHS} trainer.steps=20"
 
 
-@pytest.mark.parametrize("words", [TEXTS, f"{CNN} norm=batchnorm norm.sync=true probes=full"], ids=["texts", "images"])
+@pytest.mark.parametrize("words", [TEXTS, f"{CNN} trainer.ema=0.9"], ids=["texts", "images"])
 def test_synchronised_statistics_make_two_processes_one(
     words: str, server: Server, tmp_path: Path, tell: Callable[[str], None]
 ) -> None:
     """Over real tokens, of which the two have not equally many; running statistics are among the weights."""
+    words += " norm=batchnorm norm.sync=true"
     for folder in (tmp_path / "one", tmp_path / "two"):
         write_texts(folder / "hub")
     run_alone(server, words, tmp_path / "one")
@@ -179,7 +180,8 @@ def test_a_killed_process_ends_the_others_and_the_run_goes_on(
     server: Server, tmp_path: Path, tell: Callable[[str], None]
 ) -> None:
     """The very command of the documentation; one process goes on, and equals one that has done it all."""
-    words, folder = f"{TRANSFORMER} trainer.steps=300 probes=off", tmp_path / "two"
+    words = f"{TRANSFORMER} trainer.steps=160 trainer.eval_every=80 probes=off"
+    folder = tmp_path / "two"
     folder.mkdir()
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "normbench"]
     pipe = subprocess.PIPE
@@ -194,7 +196,7 @@ def test_a_killed_process_ends_the_others_and_the_run_goes_on(
     seconds = time.monotonic() - killed
     output, _ = launcher.communicate(timeout=60)
     assert GONE in output.splitlines() and launcher.returncode == 1
-    assert read_json(status)["status"] == "interrupted" and read_json(status)["step"] < 300
+    assert read_json(status)["status"] == "interrupted" and read_json(status)["step"] < 160
     tell(f"after SIGKILL of one of 2 processes the other ends the run in {seconds:.1f} s")
     assert seconds < 10
     child = run_alone(server, words, folder)
@@ -216,7 +218,7 @@ def test_a_signal_to_one_process_stops_all_at_the_same_step_and_two_go_on(server
     assert torch.equal(weights(folder), weights(tmp_path / "again"))  # without a stop, with the same dropout masks
 
 
-@pytest.mark.parametrize(("before", "after"), [("sharded", "alone"), ("alone", "sharded")])
+@pytest.mark.parametrize(("before", "after"), [("sharded", "alone"), *slow(("alone", "sharded"))])
 def test_shards_are_whole_in_checkpoints_and_go_on_anywhere(
     before: str, after: str, server: Server, tmp_path: Path
 ) -> None:
@@ -232,6 +234,20 @@ def test_shards_are_whole_in_checkpoints_and_go_on_anywhere(
     assert set(run(before, stop)) == {128 + signal.SIGTERM} and set(run(after, None)) == {0}
     run_alone(server, words, tmp_path / "one")
     assert deviation(tmp_path, tmp_path / "one") < 1e-5
+
+
+@pytest.mark.parametrize("other", [1, 2])
+def test_a_report_tells_the_processes_beside_the_step_times(other: int, tmp_path: Path) -> None:
+    for sync, processes in ((False, 2), (True, other)):
+        for seed in range(3):
+            time = 10.0 + 5 * sync
+            make_run(tmp_path, step_ms=time, seed=seed, session={"processes": processes}, settings={"norm.sync": sync})
+    report = make_report([tmp_path])
+    tables = {table.key: table.frame for table in report.tables}
+    assert [*tables["costs"]["processes"]] == ["2", str(other)]
+    assert "1.5" in tables["step-times"].to_string()  # what synchronising costs
+    topics = [finding.topic for finding in report.findings]
+    assert ("different processes" in topics) == (other == 1)
 
 
 def test_a_killed_process_is_named_where_nobody_ends_the_others(server: Server, tmp_path: Path) -> None:
