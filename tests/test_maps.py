@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 
 import numpy as np
@@ -72,7 +72,7 @@ def test_areas_are_compared_by_seed_and_stand_for_what_they_are_made_of(report: 
 def test_a_map_has_a_panel_for_each_arm_one_scale_and_marks(report: Report) -> None:
     figures = {one.name: one for one in draw_all(report.study, {"norm": "layernorm"}, report.by.metrics)}
     figure = figures["map-factor-lr"]
-    *panes, bar = figure.canvas.axes
+    *panes, _ = figure.canvas.axes
     assert [pane.get_title("left") for pane in panes] == ["DyT", "LayerNorm", "no norm"]
     assert len({pane.collections[0].get_clim() for pane in panes}) == 1
     words = [text.get_text() for text in panes[0].texts]  # row by row from the smallest factor
@@ -94,7 +94,7 @@ def test_neighbouring_colours_of_a_map_can_be_told_apart() -> None:
 
     shades = [matplotlib.colors.to_hex(matplotlib.colormaps[COLORS](place)) for place in np.linspace(0, 1, 7)]
     for blindness in BLINDNESS:
-        assert min(distance(one, other, blindness) for one, other in zip(shades, shades[1:], strict=False)) >= 6
+        assert min(distance(one, other, blindness) for one, other in pairwise(shades)) >= 6
 
 
 def test_a_grid_with_holes_or_two_levels_is_no_map(tmp_path: Path) -> None:
