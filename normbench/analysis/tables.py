@@ -235,8 +235,8 @@ def designs_table(found: Sequence[Contrast]) -> Table:
         row = {
             "what": one.step,
             **pair_of(one),
-            "for the arm": f"{2**own:.3g}" if ratio else fixed(own, places, sign=True),
-            "for the baseline": f"{2**other:.3g}" if ratio else fixed(other, places, sign=True),
+            "for the arm": f"{2**own:.3g}" if ratio else fixed(own, places, sign=one.kind != "area"),
+            "for the baseline": f"{2**other:.3g}" if ratio else fixed(other, places, sign=one.kind != "area"),
             "difference": f"× {2**one.mean:.2g}" if ratio else f"{fixed(one.mean, places, True)} {one.metric.unit}",
             "95 % interval": span(ends, 2 if ratio else places, sign=not ratio),
             "p": wording.chance(one.p),
