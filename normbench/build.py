@@ -6,7 +6,7 @@ import hashlib
 import importlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import cache, partial, wraps
 from importlib.util import find_spec
@@ -20,10 +20,12 @@ from normbench.config.refusals import refusal
 from normbench.config.schema import MANY, OPEN_SECTIONS
 from normbench.errors import CombinationRefused, ContractError, RunFailure, UsageError, explain, place_of
 from normbench.models import Initialization, initialize
+from normbench.models.stacks import segment_length
 from normbench.norms.foreign import fitted, measured, takes_place, taking_mask
 from normbench.recording import Logger
 from normbench.settings import Tree
 from normbench.training.guard import buffers_kept
+from normbench.training.memory import Kept, counted
 from normbench.training.schedules import Schedule
 from normbench.types import Batch, Branch, Data, Model, NormFactory, NormFacts, Placement, Site, Task, stable_seed
 
@@ -300,9 +302,18 @@ def make_loggers(tree: Tree, directory: Path, step: int) -> list[Logger]:
 # ---- one pass before anything is written, so that what does not fit leaves no run directory behind
 
 
-@torch.no_grad()
-def rehearse(model: Model, norms: Mapping[str, nn.Module], data: Data, device: torch.device) -> None:
+def rehearse(
+    model: Model,
+    norms: Mapping[str, nn.Module],
+    data: Data,
+    device: torch.device,
+    recompute: bool = False,
+    whole: bool = True,
+) -> float:
     """Run the start of the first batch through the model, as in training; buffers and generators stay as they are.
+
+    Return the bytes that a batch will keep for the backward pass, 0 of a model that is not `whole` here (FSDP).
+    recompute: as `trainer.recompute`.
 
     Raises:
         UsageError: the batch or the logits are not as the task says, a norm changes its input's shape or dtype, or
@@ -315,16 +326,22 @@ def rehearse(model: Model, norms: Mapping[str, nn.Module], data: Data, device: t
     if (batch.inputs.shape, batch.targets.shape) != expected:
         given = f"inputs of {tuple(batch.inputs.shape)} and targets of {tuple(batch.targets.shape)}"
         raise ContractError(f"train_batch(0) has {given}: the task needs {expected[0]} and {expected[1]}")
-    batch = batch.map(lambda tensor: tensor[:REHEARSED_EXAMPLES].to(device))
+    size, batch = len(batch.targets), batch.map(lambda tensor: tensor[:REHEARSED_EXAMPLES].to(device))
+    shape = (*batch.targets.shape, data.task.num_classes)
     generators = torch.random.fork_rng([device] if device.type == "cuda" else [])
     with ExitStack() as stack, buffers_kept(model), generators:
         for site, norm in norms.items():
             stack.enter_context(norm.register_forward_hook(partial(check_output, site)))
+        stack.enter_context(torch.no_grad())
+        known = [each for each in batch if each is not None]
+        kept = stack.enter_context(counted(model, known) if whole else nullcontext(Kept()))
         logits = model.train()(*batch.arguments)
-    shape = (*batch.targets.shape, data.task.num_classes)
+        if logits.shape == shape:
+            data.task.loss(logits, batch.targets)
     if logits.shape != shape:
         found = tuple(logits.shape)
         raise ContractError(f"the model's logits have the shape {found}, and the data need {shape}: change its forward")
+    return kept.of_step(segment_length(len(model.blocks)) if recompute else None) * size / len(batch.targets)
 
 
 def check_output(site: str, norm: nn.Module, inputs: tuple[Tensor, ...], output: Any) -> None:

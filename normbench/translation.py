@@ -128,67 +128,62 @@ def translate(
 ) -> Int64[Tensor, "batch longest"]:
     """Return the best translation of each source that beam search finds, with `end` behind it.
 
-    The search keeps the `beam` likeliest beginnings. One that ends among them is a translation, and its score is
-    log P / length ** length_penalty, where the end counts. A sentence leaves the batch when `beam` translations of it
-    have ended, and none is longer than twice its source and ten tokens, or the context. beam=1 takes the likeliest
-    token each time. Source: Wu et al. 2016, §7 (the second of its three forms of a length penalty).
+    The search goes on with the `beam` likeliest beginnings. One that ends among them is a translation, and its place is
+    not filled again; a sentence is done when none is left. The best translation has the largest
+    log P / length ** length_penalty, where the end counts. None is longer than twice its source and ten tokens, or the
+    context. beam=1 takes the likeliest token each time. Source: Bahdanau et al. 2015, whose search loses a place to
+    each translation; Wu et al. 2016, §7, for the division by a power of the length.
 
     Args:
         model: in evaluation mode. `begin(source, mask)` returns its state, tensors (batch, ...). `advance(state,
-            tokens)` returns the logits (batch, vocabulary) behind one more token (batch,) of each, and the new state;
-            a tensor in it that it returns as it was given is of the source, the same for all translations of it.
+            tokens)` returns the logits (rows, vocabulary) behind one more token (rows,) of each beginning, and the new
+            state; a tensor in it that it returns as it was given is of the source, the same for all its beginnings.
         source: each text with its end.
         mask: False where it is padded.
         task: vocabulary and search.
     """
-    beam, device = task.beam, source.device
+    beam, size, device = task.beam, len(source), source.device
     limits = (2 * mask.sum(dim=1) + 10).clamp(max=task.context - 1)
-    found = torch.full((len(source), int(limits.max())), task.end, device=device)
-    best, ended = torch.full(limits.shape, -torch.inf, device=device), torch.zeros_like(limits)
-    places = torch.arange(len(source), device=device)  # of the sentences that are searched, in `found`
-    state = tuple(each.repeat_interleave(beam, dim=0) for each in model.begin(source, mask))
-    scores = torch.tensor([0.0] + [-torch.inf] * (beam - 1), device=device).repeat(len(source), 1)
-    texts = torch.empty(len(source) * beam, 0, dtype=torch.int64, device=device)
-    last = torch.full((len(texts),), task.begin, device=device)
+    found = torch.full((size, int(limits.max())), task.end, device=device)
+    best, places = torch.full((size,), -torch.inf, device=device), torch.full((size, 1), beam, device=device)
+    # Of each row: its sentence, its number among the beginnings of that, log P, and tokens.
+    owner, slot = torch.arange(size, device=device), torch.zeros(size, dtype=torch.int64, device=device)
+    scores, texts = torch.zeros(size, device=device), torch.full((size, 1), task.begin, device=device)
+    state = model.begin(source, mask)
     for length in range(1, task.context + 1):
-        logits, following = model.advance(state, last)
-        top, tokens, parents = candidates(logits.float(), scores, task.end, closing := length > limits)
-        ends, first = tokens == task.end, torch.arange(len(places), device=device) * beam
-        finished = ends[:, :beam] & top[:, :beam].isfinite()
-        value, which = (top[:, :beam] / length**task.length_penalty).masked_fill(~finished, -torch.inf).max(dim=1)
+        logits, following = model.advance(state, texts[:, -1])
+        likely, tokens = likeliest(logits.float(), beam, task.end, length > limits[owner])
+        sums = torch.full((size, beam, likely.shape[1]), -torch.inf, device=device)
+        sums[owner, slot] = scores[:, None] + likely
+        rows = torch.zeros(size, beam, dtype=torch.int64, device=device)
+        rows[owner, slot] = torch.arange(len(owner), device=device)
+        top, place = sums.flatten(1).topk(beam)
+        parent = rows.gather(1, place // likely.shape[1])
+        token = tokens[parent, place % likely.shape[1]]
+        kept = (torch.arange(beam, device=device) < places) & top.isfinite()
+        ends, goes = kept & (token == task.end), kept & (token != task.end)
+        value, which = (top / length**task.length_penalty).masked_fill(~ends, -torch.inf).max(dim=1)
         better = value > best
-        row = first + parents.gather(1, which[:, None])[:, 0]
-        found[places[better], : length - 1] = texts[row[better]]
-        ended += finished.sum(dim=1)
-        stays = ~closing & (ended < beam)
-        if not stays.any():
+        found[better, : length - 1] = texts[parent[better, which[better]], 1:]
+        best, places = torch.maximum(best, value), places - ends.sum(dim=1, keepdim=True)
+        before, (owner, slot) = owner, goes.nonzero(as_tuple=True)
+        if not len(owner):
             break
-        scores, chosen = top.masked_fill(ends, -torch.inf).topk(beam)
-        rows = (first[:, None] + parents.gather(1, chosen))[stays].flatten()
-        kept = zip(following, state, strict=True)
-        state = tuple(new if new is old and stays.all() else new[rows] for new, old in kept)
-        last = tokens.gather(1, chosen)[stays].flatten()
-        texts = torch.cat((texts[rows], last[:, None]), dim=1)
-        best = torch.maximum(best, value)
-        scores, places, limits, best, ended = (each[stays] for each in (scores, places, limits, best, ended))
+        moved = not torch.equal(owner, before)
+        state = tuple(
+            new[parent[goes]] if moved or new is not old else new for new, old in zip(following, state, strict=True)
+        )
+        scores, texts = top[goes], torch.cat((texts[parent[goes]], token[goes][:, None]), dim=1)
     return found
 
 
-def candidates(
-    logits: Float[Tensor, "rows vocabulary"],
-    scores: Float[Tensor, "batch beam"],
-    end: int,
-    closing: Bool[Tensor, " batch"],
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the best continuations, twice as many as go on: log P, token, and which of the beam it continues.
-
-    closing: sentences that must end now.
-    """
-    total, beam = logits.logsumexp(dim=-1, keepdim=True), scores.shape[1]
+def likeliest(
+    logits: Float[Tensor, "rows vocabulary"], count: int, end: int, closing: Bool[Tensor, " rows"]
+) -> tuple[Float[Tensor, "rows count"], Int64[Tensor, "rows count"]]:
+    """Return log P of the likeliest next tokens, and these tokens. closing: rows that must end now."""
+    total = logits.logsumexp(dim=1, keepdim=True)
     if closing.any():
         others = torch.arange(logits.shape[1], device=logits.device) != end
-        logits = logits.masked_fill(closing.repeat_interleave(beam)[:, None] & others, -torch.inf)
-    likely, tokens = logits.topk(min(2 * beam, logits.shape[1]))
-    sums = scores[:, :, None] + (likely - total).view(*scores.shape, -1)
-    top, place = sums.flatten(1).topk(min(2 * beam, sums[0].numel()))
-    return top, tokens.view(len(scores), -1).gather(1, place), place // sums.shape[2]
+        logits = logits.masked_fill(closing[:, None] & others, -torch.inf)
+    likely, tokens = logits.topk(min(count, logits.shape[1]))
+    return likely - total, tokens

@@ -29,14 +29,16 @@ SMALL: dict[str, dict[str, Any]] = {
     "cnn_plain": {"width": 8},
     "vgg": {"width": 4, "stages": [1, 2, 4], "blocks": [1, 1, 2], "strides": [2, 2, 2]},
     "mlp_plain": {"width": 16},
-    "seq2seq": {"depth": 1, "decoder_depth": 1, "width": 16, "hidden": 24, "heads": 2, "context": 16},
+    "rnnsearch": {"width": 12, "embedding": 16, "context": 8},
+    "seq2seq": {"depth": 1, "decoder_depth": 1, "width": 16, "hidden": 24, "heads": 2, "context": 8},
 }
 
 # The models of the matrix, with the task of each.
 MATRIX = {
     "transformer LM": ("nano", TEXT),
     "transformer image": ("nano", IMAGES),
-    **{name: (name, IMAGES) for name in SMALL if name not in ("nano", "vit_tiny", "seq2seq")},
+    **{name: (name, IMAGES) for name in SMALL if name not in ("nano", "vit_tiny", "rnnsearch", "seq2seq")},
+    "rnnsearch": ("rnnsearch", TRANSLATIONS),
     "seq2seq": ("seq2seq", TRANSLATIONS),
 }
 

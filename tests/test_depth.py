@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ import torch
 from support import IMAGES, TEXT, TEXTS, build, random_batch, refused
 from torch import nn
 
+from normbench.build import rehearse
 from normbench.cli import main
 from normbench.models.stacks import segment_length, through
 from normbench.probes import Probes
@@ -119,6 +122,76 @@ def test_what_cannot_compute_again_says_so(monkeypatch: pytest.MonkeyPatch, caps
     assert refused([*words, "model=mlp"], capsys) == f"trainer.recompute=true does not go with model=mlp, {end}"
     said = refused([*words, "trainer.compile=true"], capsys)
     assert said == "trainer.recompute=true does not go with trainer.compile=true: leave it out"
+
+
+# ---- memory, stated before a run starts
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "mlp"])  # whose batch statistics outweigh it
+def test_what_a_step_keeps_is_counted_on_two_examples(kind: str) -> None:
+    name, task, settings, norm = KINDS[kind]
+    model, norms = build(norm, model=name, task=task, **settings)
+    kept = dict[int, torch.UntypedStorage]()
+    batch = random_batch(task, size=8)
+    there = {
+        each.data_ptr() for each in (*model.parameters(), *model.buffers(), *(one for one in batch if one is not None))
+    }
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        task.loss(model(*batch.arguments), batch.targets)
+    expected = sum(kept[pointer].nbytes() for pointer in kept.keys() - there)
+    data: Any = SimpleNamespace(task=task, train_batch=lambda step: batch)
+    assert rehearse(model, norms, data, torch.device("cpu")) == pytest.approx(expected, rel=0.03)
+
+
+def test_half_precision_counts_what_it_makes_of_the_weights_once() -> None:
+    model, norms = build(depth=2, width=64)
+    data: Any = SimpleNamespace(task=TEXT, train_batch=lambda step: random_batch(TEXT, size=64))
+    needs = []
+    for enabled in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            needs.append(rehearse(model, norms, data, torch.device("cpu")))
+    assert 0.4 < needs[1] / needs[0] < 0.9
+
+
+def test_the_count_with_blocks_computed_again_is_that_of_the_allocator() -> None:
+    model, norms = build("layernorm", "deep", depth=64, width=16)
+    batch, cpu = random_batch(TEXT, size=64), torch.device("cpu")
+    data: Any = SimpleNamespace(task=TEXT, train_batch=lambda step: batch)
+    for recompute in (False, True):
+        counted = rehearse(model, norms, data, cpu, recompute)
+        model.recompute = recompute
+        for _ in range(2):  # gradients are there the second time
+            peak = peak_memory(lambda: TEXT.loss(model(batch.inputs), batch.targets).backward(), cpu)
+        assert 0.8 < counted / peak < 1.1
+
+
+def test_memory_is_stated_warned_of_and_refused(monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Path) -> None:
+    words = ["train", "model.width=64", "model.heads=2", "data.batch_size=8", "trainer.steps=1", "device=cpu"]
+    words += ["data=text", f"data.path={tmp_path}/text.txt", "trainer.ema=0.9"]
+    (tmp_path / "text.txt").write_text("normbench " * 200)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("normbench.training.memory.LARGE", 0)
+    assert main([*words, "--dry-run"]) == 0
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("the tensors"))
+    size = r"(\d+\.\d [kM]B)"
+    pattern = rf"the tensors of a step need about {size} of memory \(weights {size}, gradients {size}, optimizer {size}"
+    found = re.match(pattern, line)
+    assert found, line
+    _, weights, gradients, optimizer = (float(one[:-3]) * {"k": 1, "M": 1e3}[one[-2]] for one in found.groups())
+    assert gradients == weights
+    assert optimizer == pytest.approx(3 * weights, rel=0.05)  # Adam's two averages, and that of the weights
+    monkeypatch.setattr("normbench.training.memory.memory_of", lambda device: (1e6, 1e12))
+    assert main([*words, "--dry-run"]) == 0
+    warning = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: the tensors"))
+    cure = "use trainer.recompute=true or a smaller data.batch_size, model.depth or model.width"
+    assert warning.endswith(f" MB are free: {cure}")
+    monkeypatch.setattr("normbench.training.memory.memory_of", lambda device: (1e6, 2e6))
+    assert ", and cpu has 2.0 MB: use trainer.recompute=true or" in refused(words, capsys)
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
@@ -20,6 +21,7 @@ from PIL import Image
 from scipy import stats
 from sketches import chosen, sketched
 
+from normbench.analysis.figures.finals import places_of
 from normbench.analysis.figures.lines import POINTS, band_of
 from normbench.analysis.figures.style import DARK, Figure
 from normbench.analysis.sensitivity import tried_rates
@@ -237,3 +239,53 @@ def test_figures_can_stand_in_one_page(figures: dict[str, Figure]) -> None:
         assert set(re.findall(r'href="#([^"]+)"', text) + re.findall(r"url\(#([^)]+)\)", text)) <= ids
         assert root.get("aria-label") == figures[name].alt
         assert re.search(r"<style[^>]*>(@media|\.nb-figure)", text), "no rule reaches beyond the figure"
+
+
+# ---- settings that are numbers
+
+
+@pytest.mark.parametrize(
+    ("levels", "places"),
+    [
+        (["pre", "post", "deep"], [0, 1, 2]),
+        ([8, 32], [0, 1]),
+        ([2, 8, 128], np.log2([2, 8, 128]) / 3),
+        ([32, 2, 8], np.log2([32, 2, 8]) / 2),
+        ([0, 0.1, 0.5], [0, 0.4, 2]),
+        ([16, 32, 64], [4 / 6, 8 / 6, 16 / 6]),
+    ],
+)
+def test_numbers_stand_by_size_and_over_a_wide_range_by_its_logarithm(
+    levels: list[object], places: list[float]
+) -> None:
+    assert places_of(levels) == pytest.approx(places)
+
+
+def test_runs_that_train_are_counted_at_each_level_in_its_order(tmp_path: Path) -> None:
+    """Of post with 12 blocks one trains, one diverges and one ends at a constant predictor's loss; with 96 none."""
+    fates = {("pre", 6): "ttt", ("pre", 12): "ttt", ("pre", 96): "ttt"}
+    fates |= {("post", 6): "ttt", ("post", 12): "tdc", ("post", 96): "ddc"}
+    data = {"constant": {"loss/val": 3.1}}
+    for (placement, depth), fate in fates.items():
+        for seed, one in enumerate(fate):
+            ended: dict[str, Any] = {
+                "status": "diverged" if one == "d" else "finished",
+                "final": 3.1 if one == "c" else 2.0,
+            }
+            make_run(tmp_path, placement=placement, seed=seed, settings={"model.depth": depth}, data=data, **ended)
+    figures = sketched(tmp_path, {"model.depth": 12})
+    figure = figures["survival-placement-depth"]
+    rows = {(row["arm"], row["depth"]): (row["train"], row["runs"]) for row in chosen(figure)}
+    assert rows == {(arm, str(depth)): (str(fate.count("t")), "3") for (arm, depth), fate in fates.items()}
+    (half,) = chosen(figure, arm="post", depth="12")
+    p, z = 1 / 3, stats.norm.ppf(0.975)
+    centre, reach = p + z**2 / 6, z * np.sqrt(p * (1 - p) / 3 + z**2 / 36)
+    expected = [100 * (centre + sign * reach) / (1 + z**2 / 3) for sign in (-1, 1)]
+    assert [float(half["low"]), float(half["high"])] == pytest.approx(expected)
+    assert "of 3 at each point" in figure.caption and "post at 96 0 of 3" in figure.alt
+    assert [row["depth"] for row in chosen(figures["interaction-placement-depth"], arm="pre")] == ["6", "12", "96"]
+    assert [tick.get_text() for tick in figure.canvas.axes[0].get_xticklabels()] == ["12", "6", "96"]
+
+
+def test_over_levels_that_are_words_none_are_counted(grid: Path) -> None:
+    assert not [name for name in sketched(grid) if name.startswith("survival")]

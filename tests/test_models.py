@@ -35,11 +35,11 @@ def is_refused(norm: str, placement: str, kind: str) -> bool:
 
 ONE_BRANCH = ["cnn", "resnet20", "resnet18", "resnet50", "mlp"]
 RESIDUAL = [*ONE_BRANCH, "transformer LM", "transformer image", "seq2seq"]
-PLAIN = ["cnn_plain", "vgg", "mlp_plain"]
+PLAIN = ["cnn_plain", "vgg", "mlp_plain", "rnnsearch"]
 
 # The complete list of what is refused: any other refusal is a bug.
 REFUSED = {
-    *itertools.product(["instancenorm"], PLACEMENTS, ["transformer LM", "seq2seq", "mlp", "mlp_plain"]),
+    *itertools.product(["instancenorm"], PLACEMENTS, ["transformer LM", "seq2seq", "rnnsearch", "mlp", "mlp_plain"]),
     *itertools.product(NORMS, ["parallel"], ONE_BRANCH),
     *itertools.product(NORMS, ["plain"], RESIDUAL),
     *itertools.product(NORMS, [p for p in PLACEMENTS if p != "plain"], PLAIN),

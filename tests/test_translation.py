@@ -268,11 +268,9 @@ def searched(model: Table, source: Tensor, task: Translation) -> tuple[int, ...]
             shares = logits[0].double().log_softmax(dim=-1).tolist()
             allowed = [task.end] if length == limit else range(task.vocabulary_size)
             grown += [(total + shares[token], (*words, token), following) for token in allowed]
-        grown.sort(key=lambda each: -each[0])
-        ended += [each for each in grown[: task.beam] if each[1][-1] == task.end]
-        alive = [each for each in grown if each[1][-1] != task.end][: task.beam]
-        if len(ended) >= task.beam:
-            break
+        kept = sorted(grown, key=lambda each: -each[0])[: task.beam - len(ended)]
+        ended += [each for each in kept if each[1][-1] == task.end]
+        alive = [each for each in kept if each[1][-1] != task.end]
     best = max(ended, key=lambda each: each[0] / (len(each[1]) - 1) ** task.length_penalty)
     return tuple(best[1][1:-1])
 
@@ -285,7 +283,7 @@ def test_a_batch_is_searched_as_each_sentence_alone_and_sentences_leave_it(beam:
     rows = model.rows_seen.copy()
     expected = [searched(model, row[real], task) for row, real in zip(batch.inputs, batch.mask, strict=True)]
     assert found == expected and len(set(found)) > 20
-    assert rows[0] == 30 * beam and sorted(rows, reverse=True) == rows and rows[-1] < 10 * beam
+    assert rows[0] == 30 and 30 * beam / 2 < max(rows) <= 30 * beam and rows[-1] < 10 * beam
 
 
 def test_a_translation_that_does_not_end_is_cut() -> None:
@@ -353,6 +351,5 @@ def test_translators_are_judged_by_bleu_which_is_drawn_by_epoch(tmp_path: Path) 
 def test_the_checks_of_data_hold(root: Path) -> None:
     part = DataPart({"data": {}})
     part.data, part.make = made(root), lambda seed=0: made(root, seed=seed)  # type: ignore[method-assign]
-    for name, check in part.contract().items():
-        if name != "a small model trains":
-            check(part)
+    for check in part.contract().values():
+        check(part)

@@ -159,6 +159,7 @@ def evaluation_repeats(part: DataPart) -> str:
 def trains(part: DataPart) -> str:
     """A small model takes a few steps on the first batch."""
     context = getattr(part.data.task, "context", None)  # of text
-    words = trials.MLP if context is None else f"{trials.TRANSFORMER} model.context={context}"
+    network = trials.TRANSFORMER if part.data.train_batch(0).previous is None else trials.SEQ2SEQ
+    words = trials.MLP if context is None else f"{network} model.context={context}"
     losses = trials.train(trials.composed(words), part.data, steps=4)
     return f"{words.split()[0]}, loss {losses[0]:.4g} to {losses[-1]:.4g} in 4 steps of {trials.LEARNING_RATE}"

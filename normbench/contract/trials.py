@@ -52,7 +52,7 @@ def tiny_data(task: Task) -> Any:
 TEXT = LanguageModeling(vocabulary_size=17, context=16)
 TEXTS = TextClassification(num_classes=5, vocabulary_size=17, context=16)
 IMAGES = ImageClassification(num_classes=5, image_shape=(3, 16, 16))
-TRANSLATIONS = Translation(vocabulary_size=17, context=16)
+TRANSLATIONS = Translation(vocabulary_size=17, context=8)
 
 # Where norms and placements are tried: the words for a small model, and what it learns.
 SEQ2SEQ = f"model=seq2seq model.depth=1 model.decoder_depth=2 model.width={WIDTH} model.hidden={WIDTH} model.heads=2"
@@ -65,6 +65,7 @@ GROUNDS: dict[str, tuple[str, Task]] = {
     "MLP": (MLP, IMAGES),
     "plain CNN": (f"model=cnn_plain model.width={WIDTH}", IMAGES),
     "plain MLP": (f"model=mlp_plain model.width={WIDTH}", IMAGES),
+    "recurrent, translation": (f"model=rnnsearch model.width={WIDTH} model.embedding={WIDTH}", TRANSLATIONS),
 }
 LEARNING_RATE, STEPS = 3e-3, 8
 

@@ -3,6 +3,7 @@
 
 from normbench.models.cnn import VGG, BottleneckResNet, ConvNet, PlainConvNet, ResNet
 from normbench.models.initialization import Initialization, Kaiming, Normal, Xavier, initialize
+from normbench.models.recurrent import RNNSearch
 from normbench.models.seq2seq import Seq2Seq
 from normbench.models.stacks import PlainMLP, ResidualMLP
 from normbench.models.transformer import Transformer

@@ -214,7 +214,7 @@ class Head(nn.Module):
 class Embedded(Model):
     """A model whose stream starts as an embedding and positions, times a scale, with dropout."""
 
-    recompute = False
+    recompute: bool | None = False
     stem: nn.Module
     rotation: Tensor | None
     scale: Tensor

@@ -30,6 +30,7 @@ from normbench.training.checkpoint import Checkpoints
 from normbench.training.clock import forget_peak, peak_memory
 from normbench.training.guard import Diverged
 from normbench.training.loop import Loop
+from normbench.training.memory import memory_line, state_share
 from normbench.training.optimizer import make_optimizer, parameter_groups
 from normbench.training.parallel import Group, ProcessLost
 from normbench.training.precision import make_precision
@@ -57,9 +58,10 @@ class Session:
         if closed.trainer.shard:
             self.group.shard(model, run.device)
         model.to(run.device)
-        model.recompute = closed.trainer.recompute
         with precision.autocast():
-            build.rehearse(model, self.norms, run.data, run.device)
+            how = {"recompute": closed.trainer.recompute, "whole": not closed.trainer.shard}
+            activations = build.rehearse(model, self.norms, run.data, run.device, **how)
+        model.recompute = closed.trainer.recompute
         decay = tree["optim"].get("weight_decay", 0.0)
         groups = parameter_groups(model, self.norms.values(), decay, closed.trainer.decay_norms)
         wanted = {name for name, value in vars(closed.probes).items() if value is True}
@@ -76,6 +78,23 @@ class Session:
             steps=run.steps,
             group=self.group,
         )
+        self.memory = "" if closed.trainer.shard else self.needs(activations / self.group.size)
+
+    def needs(self, activations: float) -> str:
+        """Return a line on the memory of a step, where that is large.
+
+        Raises:
+            UsageError: it is more than there is.
+        """
+        run, trainer, model = self.run, self.settings.trainer, self.loop.model
+        trial = nn.Parameter(torch.zeros(64, 64, device=run.device))
+        optimizer = make_optimizer(build.factory(run.config.tree, "optim"), [{"params": [trial]}], run.device)
+        weights = sum(each.nbytes for each in model.parameters())
+        trained = sum(each.nbytes for each in model.parameters() if each.requires_grad)
+        state = trained * state_share(optimizer, trial) + (0 if trainer.ema is None else weights)
+        needs = {"weights": weights, "gradients": trained, "optimizer": state, "activations": activations}
+        again = "trainer.recompute=true or " if model.recompute is False else ""
+        return memory_line(needs, run.device, f"use {again}a smaller data.batch_size, model.depth or model.width")
 
     def train(self, stop: Sequence[int]) -> int:
         """Train to an end of any kind; return the exit status. A failure is noted, and raised again.
@@ -165,6 +184,8 @@ class Session:
             self.say(f"going on from step {start_step:,}")
         for words in filter(None, caveats(self.run).values()):
             self.say(f"warning: {words}")
+        if self.memory:
+            self.say(self.memory)
         if (warmup := loop.schedule.warmup_steps(steps)) >= steps:
             self.say(f"note: the run ends within its warm-up of {warmup:,} steps (schedule.warmup)")
 

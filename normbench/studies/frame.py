@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib import import_module
@@ -28,6 +27,7 @@ from normbench.run.plan import without
 from normbench.rundir import fingerprint
 from normbench.settings import Setting, Tree, settings_of
 from normbench.sweep.words import key_of
+from normbench.training.memory import memory_of
 from normbench.types import Data, Model, NormFacts, Task
 
 Row = dict[str, Any]  # a coordinate (layer, step, ...) or a measured number by column
@@ -204,12 +204,6 @@ def check_memory(needed: float, what: str, device: torch.device | None = None) -
     Raises:
         UsageError: it would not fit.
     """
-    free = float("inf")
-    if device is not None and device.type == "cuda":
-        free = torch.cuda.mem_get_info(device)[0]
-    else:
-        with suppress(OSError, StopIteration):
-            lines = Path("/proc/meminfo").read_text().splitlines()
-            free = 1024.0 * int(next(line for line in lines if line.startswith("MemAvailable")).split()[1])
+    free, _ = memory_of(device or torch.device("cpu"))
     if needed > free:
         raise UsageError(f"{what} needs about {needed / 2**30:,.1f} GiB, and {free / 2**30:,.1f} are free: use less")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from normbench.analysis.comparisons import Baseline, compare_all, contenders
-from normbench.analysis.figures.finals import forest, interactions, learning_rates, step_time_against
+from normbench.analysis.figures.finals import forest, interactions, learning_rates, step_time_against, survival
 from normbench.analysis.figures.lines import QUANTITIES, draw_lines
 from normbench.analysis.figures.style import COLUMN, TOGETHER, UNDER_WAY, Figure, members, our_style
 from normbench.analysis.measures import Metric, metrics_of
@@ -25,6 +25,7 @@ def draw_all(study: Study, baseline: Baseline, metrics: Sequence[Metric] = (), w
     with our_style(width):
         figures = [
             *interactions(arms, baseline, primary, note),
+            survival(arms, baseline, note),
             forest(compare_all(arms, baseline, primary), arms, note),
             *(draw_lines(name, arms, along) for name in ("bleu-val-epochs", "accuracy-val-steps") if others),
             *(draw_lines(name, arms, along + judged) for name in losses),

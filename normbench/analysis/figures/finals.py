@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
+from scipy import stats
 
 from normbench.analysis.comparisons import Baseline, Comparison
 from normbench.analysis.designs import Crossing, crossings
@@ -14,7 +15,7 @@ from normbench.analysis.figures import style as grid
 from normbench.analysis.figures.style import INK, Entry, Figure, described, first, panels_of, plain
 from normbench.analysis.measures import Metric, known
 from normbench.analysis.records import Arm, Study, shortened
-from normbench.analysis.sensitivity import outcome, tried_rates
+from normbench.analysis.sensitivity import is_lost, outcome, tried_rates
 from normbench.analysis.statistics import mean_interval
 from normbench.analysis.wording import fixed, in_words, precision, span
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 MOST_ROWS = 40  # of the forest plot
 MOST_CROSSINGS = 3
+WIDE = 8  # times the smallest of some numbers: over a range from there on an axis is logarithmic
+TRAINED = Metric("runs that train", "points", "%", 100.0, 0, (0.0, 100.0), lower_is_better=False)
 
 # ---- differences from the baseline, paired by seed
 
@@ -99,16 +102,24 @@ def rows_of(one: Comparison) -> list[dict[str, Any]]:
 
 
 def draw_against(
-    arms: Sequence[Arm], data: pd.DataFrame, x: str, axis: str, metric: Metric, crosses: bool = False, apart: float = 0
+    arms: Sequence[Arm],
+    data: pd.DataFrame,
+    x: str,
+    axis: str,
+    metric: Metric,
+    crosses: bool = False,
+    apart: float = 0,
+    what: str = "final",
 ) -> tuple[Canvas, list[Axes], str]:
     """Draw how arms ended along an axis, with lines from low to high; return panels and a note.
 
     x: the column of data with places on the axis; markers are filled where `filled` is yes. crosses: at the upper edge
-    in a row for each arm, where runs diverged. apart: how far arms at the same place stand from each other.
+    in a row for each arm, where runs diverged. apart: how far arms at the same place stand from each other. what: of
+    the metric is drawn.
     """
     panels, more = first(panels_of(arms, set(data["arm"])), grid.MOST_PANELS, "panels")
     named: Any = "points" if data["arm"].is_unique else "lines"
-    canvas, panes = grid.draw_grid(panels, axis, f"final {metric.words} ({metric.symbol})", named=named)
+    canvas, panes = grid.draw_grid(panels, axis, f"{what} {metric.words} ({metric.symbol})", named=named)
     beyond, sentence = grid.limit(panes[0], data, metric, max(len(entries) for _, entries in panels), crosses)
     for (_, entries), pane in zip(panels, panes, strict=True):
         across = pane.get_xaxis_transform()
@@ -140,20 +151,72 @@ def interactions(arms: Sequence[Arm], baseline: Baseline, metric: Metric, note: 
 def draw_interaction(one: Crossing, metric: Metric, note: str) -> Figure:
     """Draw the means over the seeds with t intervals."""
     subject, factor = (key.rpartition(".")[2] for key in (one.subject, one.factor))
-    rows = []
+    rows, places = [], places_of(one.levels)
     for place, level in one.cells.columns:
         seeds = known(one.cells[place, level].groupby(level="seed").mean())
         mean, interval = mean_interval(seeds, metric.bounds)
         low, high = interval or (mean, mean)
-        row = {"arm": one.arms[place].name, factor: one.levels[level], "place": level, "seeds": len(seeds)}
+        row = {"arm": one.arms[place].name, factor: one.levels[level], "place": places[level], "seeds": len(seeds)}
         rows.append({**row, "filled": "no", "mean": mean, "low": low, "high": high})
-    data = pd.DataFrame(rows)
-    canvas, panes, more = draw_against(one.arms, data, "place", factor, metric, apart=0.03)
-    for pane in panes:
-        pane.set_xticks(range(len(one.levels)), [plain(in_words(level), 20) for level in one.levels])
+    canvas, data, more = draw_levels(one, rows, metric)
     facts = {"metric": metric, "subject": subject, "factor": factor, "others": len(one.cells.index.names) > 1}
-    data = data.drop(columns=["filled", "place"])
     return described(f"interaction-{subject}-{factor}", "interaction", canvas, data, note + more, **facts)
+
+
+def survival(arms: Sequence[Arm], baseline: Baseline, note: str) -> Figure | None:
+    """Draw the share of runs that train over the first factor that is a number; None where all of them do.
+
+    Intervals: of a binomial share (Wilson 1927).
+    """
+    for one in crossings(arms, baseline, TRAINED):
+        subject, factor = (key.rpartition(".")[2] for key in (one.subject, one.factor))
+        rows, places = [], places_of(one.levels)
+        for arm in one.arms if are_numbers(one.levels) else ():
+            for level, place in zip(one.levels, places, strict=True):
+                runs = [run for run in arm.runs if run.ended and run.config.get(one.factor) == level]
+                train = sum(not is_lost(run) for run in runs)
+                row = {"arm": arm.name, factor: level, "place": place, "runs": len(runs), "train": train}
+                if runs:
+                    low, high = stats.binomtest(train, len(runs)).proportion_ci(method="wilson")
+                    mean = {"mean": 100 * train / len(runs), "low": 100 * low, "high": 100 * high}
+                    rows.append({**row, "filled": "no", **mean})
+        if any(row["train"] < row["runs"] for row in rows):
+            canvas, data, more = draw_levels(one, rows, TRAINED, "share of")
+            facts = {"subject": subject, "factor": factor, "counts": sorted({*data["runs"]}), "rows": rows}
+            return described(f"survival-{subject}-{factor}", "survival", canvas, data, note + more, **facts)
+    return None
+
+
+def draw_levels(
+    one: Crossing, rows: Sequence[dict[str, Any]], metric: Metric, what: str = "final"
+) -> tuple[Canvas, pd.DataFrame, str]:
+    """Draw what was found of each arm at each level of a factor, at the level's place; return a note too."""
+    data = pd.DataFrame(rows).sort_values("place", kind="stable")
+    axis = one.factor.rpartition(".")[2]
+    apart = 0.3 / max(len(one.arms), 4)
+    canvas, panes, more = draw_against(one.arms, data, "place", axis, metric, apart=apart, what=what)
+    for pane in panes:
+        pane.set_xticks(places_of(one.levels), [plain(in_words(level), 20) for level in one.levels])
+    return canvas, data.drop(columns=["filled", "place"]), more
+
+
+def are_numbers(levels: Sequence[Any]) -> bool:
+    """Say whether levels are three numbers or more, which have places on an axis of their own."""
+    return len(levels) > 2 and all(type(level) in (int, float) for level in levels)
+
+
+def places_of(levels: Sequence[Any]) -> list[float]:
+    """Return where levels stand on an axis: words in a row; numbers by size, over a wide range by its logarithm.
+
+    On average two neighbours have the distance 1.
+    """
+    places = np.arange(len(levels), dtype=float)
+    if are_numbers(levels):
+        places = np.array(levels, dtype=float)
+        places = np.log(places) if 0 < WIDE * places.min() <= places.max() else places
+        places *= (len(levels) - 1) / np.ptp(places)
+    found: list[float] = places.tolist()
+    return found
 
 
 def learning_rates(study: Study, metric: Metric) -> Figure | None:

@@ -1,0 +1,228 @@
+"""The recurrent translator with attention, and the gated recurrent unit with norms that it is made of."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from normbench.models.stacks import Width
+from normbench.models.transformer import (
+    Context,
+    Dropout,
+    Embedded,
+    EmbeddingScale,
+    FusedLinear,
+    Head,
+    Mask,
+    Stream,
+    Tied,
+    TokenStem,
+)
+from normbench.settings import Setting
+from normbench.translation import Translation
+from normbench.types import Branch, NormFactory, PlacementFactory, Site
+
+Vector = Float[Tensor, "batch features"]
+Row = Bool[Tensor, " batch"]
+Step = tuple[Row, Row] | tuple[None, None]  # which texts have not ended, and which count in a norm's statistics
+State = tuple[Tensor, ...]
+
+
+def steps(mask: Mask | None, length: int) -> list[Step]:
+    """Return what each time step is told of padding.
+
+    Where fewer than two texts have not ended, the states that the others ended in count too: BatchNorm has no
+    statistics of one.
+    """
+    if mask is None:
+        return [(None, None)] * length
+    counted = mask | (mask.sum(dim=0) < 2)
+    return [*zip(mask.unbind(1), counted.unbind(1), strict=True)]
+
+
+class Normed(nn.Module):
+    """N(Wx + b)."""
+
+    def __init__(self, inputs: int, outputs: int, norm: NormFactory, site: Site) -> None:
+        super().__init__()
+        self.linear = nn.Linear(inputs, outputs)
+        self.norm = norm(outputs, site=site)
+
+    def forward(self, x: Float[Tensor, "... in"], mask: Tensor | None = None) -> Float[Tensor, "... out"]:
+        return self.norm(self.linear(x), mask=mask)
+
+
+class GRU(nn.Module):
+    """A gated recurrent unit with norms (Cho et al. 2014; norms as in Nematus, Zhang & Sennrich 2019).
+
+    r, z = σ(N(Wx + b) + N(Uh)), the two gates as one vector; h̃ = tanh(N(Wx + b) + r ⊙ N(Uh)); h ← (1 − z) ⊙ h̃ + z ⊙ h.
+    Without norms this is torch.nn.GRU with a `bias_hh` of 0.
+    """
+
+    def __init__(self, inputs: int, width: int, norm: NormFactory, site: Site, name: str) -> None:
+        super().__init__()
+        self.parts = {"gates": 2 * width, "candidate": width}
+        self.input = FusedLinear(inputs, width, parts=3, bias=True)
+        self.state = FusedLinear(width, width, parts=3, bias=False)
+        names = {f"{of}_{part}": size for of in ("input", "state") for part, size in self.parts.items()}
+        made = {each: norm(size, site=site.at("cell", f"{name}_{each}")) for each, size in names.items()}
+        self.norms = nn.ModuleDict(made)
+
+    def projected(self, of: str, x: Tensor, mask: Tensor | None) -> list[Tensor]:
+        """Return N(Wx + b), or with of=`state` N(Uh): of the gates, and of the candidate."""
+        split = self.get_submodule(of)(x).split((*self.parts.values(),), dim=-1)
+        return [self.norms[f"{of}_{part}"](each, mask=mask) for part, each in zip(self.parts, split, strict=True)]
+
+    def forward(self, gates: Vector, candidate: Vector, state: Vector, step: Step) -> Vector:
+        """Return the next state from what `projected` made of the input; that of a text that has ended stays."""
+        real, counted = step
+        from_gates, from_candidate = self.projected("state", state, counted)
+        reset, update = torch.sigmoid(gates + from_gates).chunk(2, dim=-1)
+        new = torch.lerp(torch.tanh(torch.addcmul(candidate, reset, from_candidate)), state, update)
+        return new if real is None else torch.where(real[:, None], new, state)
+
+    def run(self, x: Stream, mask: Mask | None, backwards: bool = False) -> Stream:
+        """Return the states at all positions, from a state of 0."""
+        projected = [each.unbind(1) for each in self.projected("input", x, mask)]
+        every = [*zip(*projected, steps(mask, x.shape[1]), strict=True)]
+        state, states = x.new_zeros(len(x), self.parts["candidate"]), list[Tensor]()
+        for gates, candidate, step in reversed(every) if backwards else every:
+            state = self(gates, candidate, state, step)
+            states.append(state)
+        return torch.stack(states[::-1] if backwards else states, dim=1)
+
+
+class BidirectionalGRU(Branch):
+    """The encoder: the states of two units, one that reads forwards and one backwards (Bahdanau et al. 2015, §3.2)."""
+
+    def __init__(self, inputs: int, width: int, norm: NormFactory, site: Site, dropout: float) -> None:
+        super().__init__()
+        self.in_features, self.out_features = inputs, 2 * width
+        self.forwards = GRU(inputs, width, norm, site, "forwards")
+        self.backwards = GRU(inputs, width, norm, site, "backwards")
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Stream, mask: Mask | None = None, **_: Any) -> Stream:
+        return self.dropout(torch.cat((self.forwards.run(x, mask), self.backwards.run(x, mask, True)), dim=-1))
+
+
+class ConditionalGRU(Branch):
+    """The decoder: two gated recurrent units with additive attention between them, and what is read from them.
+
+    s′ = GRU₁(y, s); c = Σ softmax(v · tanh(N(W m + b) + N(W s′ + b))) m over the memory m; s ← GRU₂(c, s′); the output
+    is tanh(N(W s + b) + N(W y + b) + N(W c + b)). The first s is tanh(N(W m̄ + b)), with m̄ the mean of the memory.
+    Bahdanau et al. 2015, appendix A.2, in the form of Nematus (Sennrich et al. 2017, §2), norms included; attention is
+    as wide as a state here, and twice there.
+    """
+
+    def __init__(self, inputs: int, width: int, norm: NormFactory, site: Site, dropout: float) -> None:
+        super().__init__()
+        self.in_features = self.out_features = inputs
+        self.initial = Normed(2 * width, width, norm, site.at("initial"))
+        self.first = GRU(inputs, width, norm, site, "first")
+        self.second = GRU(2 * width, width, norm, site, "second")
+        self.keys = Normed(2 * width, width, norm, site.at("attention", "memory"))
+        self.query = Normed(width, width, norm, site.at("attention", "state"))
+        self.score = nn.Linear(width, 1, bias=False)
+        read = {"state": width, "embedding": inputs, "context": 2 * width}
+        made = {name: Normed(size, inputs, norm, site.at("output", name)) for name, size in read.items()}
+        self.outputs = nn.ModuleDict(made)
+        self.dropout = nn.Dropout(dropout)
+
+    def begin(self, memory: Stream, memory_mask: Mask) -> tuple[Vector, Stream]:
+        """Return the first state, and what attention compares it with at each position of the memory."""
+        weights = memory_mask.to(memory.dtype).unsqueeze(-1)
+        mean = (memory * weights).sum(dim=1) / weights.sum(dim=1)
+        return torch.tanh(self.initial(mean)), self.keys(memory, memory_mask)
+
+    def go_on(
+        self, x: Stream, state: Vector, keys: Stream, memory: Stream, memory_mask: Mask, mask: Mask | None = None
+    ) -> tuple[Stream, Vector]:
+        """Return the outputs from embeddings of the tokens before them, and the last state."""
+        projected = [each.unbind(1) for each in self.first.projected("input", x, mask)]
+        hidden, attended = [], []
+        bias = torch.zeros_like(memory_mask, dtype=x.dtype).masked_fill(~memory_mask, -torch.inf)
+        for gates, candidate, step in zip(*projected, steps(mask, x.shape[1]), strict=True):
+            state = self.first(gates, candidate, state, step)
+            scores = self.score(torch.tanh(keys + self.query(state, step[1]).unsqueeze(1))).squeeze(-1)
+            context = torch.bmm((scores + bias).softmax(dim=-1).unsqueeze(1), memory).squeeze(1)
+            state = self.second(*self.second.projected("input", context, step[1]), state, step)
+            hidden.append(state)
+            attended.append(context)
+        read = {"state": torch.stack(hidden, dim=1), "embedding": x, "context": torch.stack(attended, dim=1)}
+        summed = torch.stack([self.outputs[name](each, mask) for name, each in read.items()]).sum(dim=0)
+        return self.dropout(torch.tanh(summed)), state
+
+    def forward(self, x: Stream, *, memory: Stream, memory_mask: Mask, mask: Mask | None = None, **_: Any) -> Stream:
+        return self.go_on(x, *self.begin(memory, memory_mask), memory, memory_mask, mask)[0]
+
+
+class RNNSearch(Embedded):
+    """A recurrent translator with attention (Bahdanau et al. 2015) and norms in its cells (Zhang & Sennrich 2019).
+
+    width: features of a state, in the encoder of each direction. embedding: features of a token's embedding. Both
+    languages have one vocabulary with one embedding, which where `tied` is the output layer's too. Takes
+    `placement=plain` only.
+
+    data flow: source ─ embedding ─ BidirectionalGRU ─ memory; translation up to each token ─ embedding ─
+    ConditionalGRU, which reads the memory ─ head.
+    """
+
+    kinds = frozenset({"translation"})
+    roles = ("cell",)
+    residual = False
+    has_positions = False
+    recompute = None  # each step needs the one before
+
+    def __init__(
+        self,
+        task: Translation,
+        norm: NormFactory,
+        placement: PlacementFactory,
+        *,
+        width: Width,
+        embedding: Annotated[int, Setting("features of a token's embedding", low=1, high=10**5)],
+        context: Context,
+        dropout: Dropout,
+        tied: Tied,
+        embedding_scale: EmbeddingScale,
+    ) -> None:
+        super().__init__()
+        self.stem = TokenStem(task, embedding)
+        self.start_stream(task.context, embedding, 1, "none", embedding_scale, embedding_scale == "unit", dropout)
+        about: Any = {"depth": 2, "branches": 2, "sides": (1, 1), "length": task.context}
+        sites = Site("block", 0, side="encoder", **about), Site("block", 1, side="decoder", causal=True, **about)
+        made = [kind(embedding, width, norm, site, dropout)
+                for kind, site in zip((BidirectionalGRU, ConditionalGRU), sites, strict=True)]  # fmt: skip
+        placed = [placement({"cell": branch}, norm, site) for branch, site in zip(made, sites, strict=True)]
+        self.blocks = nn.ModuleList(placed)
+        self.head = Head(embedding, task.num_classes, "positions", tied)
+
+    @property
+    def decoder(self) -> Any:
+        """Return what the second block is of: a ConditionalGRU."""
+        return self.blocks[1].branches["cell"]  # type: ignore[index]  # a placement has them
+
+    def embedded(self, tokens: Int[Tensor, "batch time"]) -> Stream:
+        """Return the embeddings of tokens."""
+        return self.stream(self.stem(tokens))[0]
+
+    def forward(
+        self, source: Int[Tensor, "batch source"], mask: Mask, previous: Int[Tensor, "batch time"], previous_mask: Mask
+    ) -> Float[Tensor, "batch time vocabulary"]:
+        memory = self.blocks[0](self.embedded(source), mask=mask)
+        x = self.blocks[1](self.embedded(previous), mask=previous_mask, memory=memory, memory_mask=mask)
+        return self.head(x, None, self.stem)
+
+    def begin(self, source: Int[Tensor, "batch source"], mask: Mask) -> State:
+        """Return the state in front of a translation: tensors (batch, ...)."""
+        memory = self.blocks[0](self.embedded(source), mask=mask)
+        return *self.decoder.begin(memory, mask), memory, mask
+
+    def advance(self, state: State, tokens: Int[Tensor, " batch"]) -> tuple[Float[Tensor, "batch vocabulary"], State]:
+        """Return the logits behind one more token of each translation, and the state with it."""
+        x, last = self.decoder.go_on(self.embedded(tokens.unsqueeze(1)), *state)
+        return self.head(x[:, 0], None, self.stem), (last, *state[1:])

@@ -1,0 +1,115 @@
+"""What training keeps in memory, counted before it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.filesize import decimal
+from torch import Tensor, nn
+
+from normbench.errors import UsageError
+from normbench.types import Model
+
+LARGE = 5e8  # bytes that are worth a line
+CASTS = ("ToCopyBackward0", "TBackward0")  # by which autocast makes of a weight what a matrix product keeps
+
+
+@dataclass
+class Kept:
+    """What a forward pass keeps for the backward pass, in bytes.
+
+    parts: what is before the first block, the first block, what is between it and the next, and so on. streams: what
+    enters each block.
+    """
+
+    parts: list[int] = field(default_factory=lambda: [0])
+    streams: list[int] = field(default_factory=list)
+
+    def of_step(self, segment: int | None) -> int:
+        """Return the most that a step holds; segment: how many blocks in a row are computed again at once, if any."""
+        if segment is None or not self.streams:
+            return sum(self.parts)
+        blocks, starts = self.parts[1::2], range(0, len(self.streams), segment)
+        largest = max(sum(blocks[start : start + segment]) for start in starts)
+        return sum(self.parts[::2]) + sum(self.streams[start] for start in starts) + largest
+
+
+@contextmanager
+def counted(model: Model, known: Sequence[Tensor]) -> Iterator[Kept]:
+    """Count what a forward pass inside the `with` would keep for a backward pass, and let go of it block by block.
+
+    There can be no backward pass behind it. known: what is there anyway, as parameters and buffers are.
+    """
+    kept, seen = Kept(), dict[int, Any]()
+    there = {each.untyped_storage().data_ptr() for each in (*known, *model.parameters(), *model.buffers())}
+
+    def keep(tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in there | seen.keys() and not is_cast(tensor):
+            seen[storage.data_ptr()] = storage  # held, so that nothing else comes to lie there
+            kept.parts[-1] += storage.nbytes()
+
+    def enter(block: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        kept.streams.append(inputs[0].nbytes)
+        kept.parts.append(0)
+
+    def leave(block: nn.Module, inputs: object, output: object) -> None:
+        kept.parts.append(0)
+        seen.clear()
+
+    with ExitStack() as stack:
+        for block in model.blocks:
+            stack.enter_context(block.register_forward_pre_hook(enter))
+            stack.enter_context(block.register_forward_hook(leave))
+        stack.enter_context(torch.enable_grad())
+        stack.enter_context(torch.autograd.graph.saved_tensors_hooks(keep, lambda nothing: nothing))
+        yield kept
+
+
+def is_cast(tensor: Tensor) -> bool:
+    """Tell whether a tensor is a weight in another number format, which does not grow with the batch."""
+    node: Any = tensor.grad_fn
+    while type(node).__name__ in CASTS:
+        node = node.next_functions[0][0]
+    return type(node).__name__ == "AccumulateGrad"
+
+
+def state_share(optimizer: torch.optim.Optimizer, trial: nn.Parameter) -> float:
+    """Return the size of an optimizer's state in that of the parameters, as a step of another parameter tells."""
+    trial.grad = torch.zeros_like(trial)
+    optimizer.step()
+    states = (each for state in optimizer.state.values() for each in state.values() if isinstance(each, Tensor))
+    return sum(each.nbytes for each in states) / trial.nbytes
+
+
+def memory_line(needs: Mapping[str, float], device: torch.device, cure: str) -> str:
+    """Return a line on what a step needs, in bytes by name, where that is large. cure: what would need less.
+
+    Raises:
+        UsageError: the machine has less.
+    """
+    free, most = memory_of(device)
+    free, total = free + needs["weights"], sum(needs.values())  # the weights lie there already
+    parts = ", ".join(f"{name} {decimal(int(size))}" for name, size in needs.items())
+    whole = f"the tensors of a step need about {decimal(int(total))} of memory ({parts})"
+    if total > most:
+        raise UsageError(f"{whole}, and {device} has {decimal(int(most))}: {cure}")
+    if total > free:
+        return f"warning: {whole}, and {decimal(int(free))} are free: {cure}"
+    return whole if total > LARGE else ""
+
+
+def memory_of(device: torch.device) -> tuple[float, float]:
+    """Return the bytes that are free on a device, and all that it has; infinity where that is not known."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)
+    found = dict[str, str]()
+    with suppress(OSError):
+        found = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    free, most = (1024 * float(found.get(name, "inf").split()[0]) for name in ("MemAvailable", "MemTotal"))
+    return free, most
