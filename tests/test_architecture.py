@@ -42,7 +42,7 @@ PARTS: dict[str, tuple[set[str], int]] = {
     "studies": (
         {"analysis", "build", "config", "contract", "norms", "probes", "recording", "results", "run", "rundir", "sweep"}
         | {"training"},
-        2184,
+        2185,
     ),
     "commands": ({"analysis", "build", "config", "contract", "results", "rundir", "run", "studies", "sweep"}, 712),
     "cli": ({"commands", "config", "recording", "run", "studies", "sweep"}, 211),

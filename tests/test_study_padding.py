@@ -61,8 +61,9 @@ def test_padding_moves_the_norm_that_counts_it_alone(tmp_path: Path) -> None:
         assert (moved[1:] > 1e-4).all() if words[-1] == "norm.masked=false" else (moved < 1e-6).all()
         assert (parts[-1].groupby("kind")["change"].first() == 0).all()
     rows: Any = pd.concat(parts)
-    (table,), figures = study.tables(rows), study.figures(rows)
-    assert table.frame["arm"].tolist()[:3] == ["LayerNorm", "GroupNorm · masked=true", "GroupNorm · masked=false"]
+    (table, other), figures = study.tables(rows), study.figures(rows)
+    assert table.title == "Accuracy by the share of padding, at 0.5" and other.title.endswith(", at 6")
+    assert table.frame["arm"].tolist() == ["LayerNorm", "GroupNorm · masked=true", "GroupNorm · masked=false"]
     assert [figure.name for figure in figures] == ["padding", "length"]
     assert [len(own) for _, own in figures[0].data.groupby("counted", sort=False)] == [6, 6]  # LayerNorm is in both
 

@@ -57,7 +57,7 @@ class Padding(Study):
         self,
         *,
         shares: Annotated[Sequence[float], Setting("shares of padding", low=0, below=1)] = (0.0, 0.5, 0.75, 0.9),
-        lengths: Annotated[Sequence[int], Setting("of texts", "tokens", low=2, high=10**6)] = (8, 16, 24, 32),
+        lengths: Annotated[Sequence[int], Setting("of texts", "tokens", low=2, high=10**6)] = (16, 24, 32),
     ) -> None:
         self.levels: dict[str, Sequence[float]] = {"padding": shares, "length": lengths}
 
@@ -99,8 +99,9 @@ class Padding(Study):
 
     def tables(self, rows: pd.DataFrame) -> list[Table]:
         most = rows[rows["level"] == rows.groupby("kind")["level"].transform("max")]
-        return [compared(most, values=["accuracy", "change"], by=["kind", "level"], columns=self.columns,
-                         baseline=self.baseline, title="At the largest share of padding and length")]  # fmt: skip
+        return [compared(own, values=["accuracy", "change"], columns=self.columns, key=kind,
+                         title=f"{self.captions[kind]['title']}, at {own['level'].iloc[0]:g}")
+                for kind, own in most.groupby("kind", sort=False)]  # fmt: skip
 
     def figures(self, rows: pd.DataFrame) -> list[Figure]:
         masked, parts = rows.get("norm.masked", pd.Series(AS_IT_IS, rows.index)), list[pd.DataFrame]()
