@@ -30,9 +30,9 @@ PARTS: dict[str, tuple[set[str], int]] = {
     "norms": (set(), 586),
     "placements": (set(), 75),
     "models": ({"translation"}, 900),
-    "data": ({"translation"}, 1216),
-    "probes": (set(), 224),
-    "training": ({"config", "probes", "recording", "rundir"}, 933),
+    "data": ({"translation"}, 1219),
+    "probes": (set(), 234),
+    "training": ({"config", "probes", "recording", "rundir"}, 947),
     "build": ({"config", "models", "norms", "recording", "training"}, 218),
     "run": ({"build", "config", "probes", "recording", "rundir", "training"}, 542),
     "results": ({"build", "config", "rundir", "training"}, 97),
@@ -42,7 +42,7 @@ PARTS: dict[str, tuple[set[str], int]] = {
     "studies": (
         {"analysis", "build", "config", "contract", "norms", "probes", "recording", "results", "run", "rundir", "sweep"}
         | {"training"},
-        2185,
+        2206,
     ),
     "commands": ({"analysis", "build", "config", "contract", "results", "rundir", "run", "studies", "sweep"}, 712),
     "cli": ({"commands", "config", "recording", "run", "studies", "sweep"}, 211),

@@ -51,7 +51,7 @@ def start_all(
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(size), **more}
-    ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank), **group} for rank in range(size)]
+    ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} | group for rank in range(size)]
     return [server.start(words.split(), cwd, (traps or {}).get(int(each["RANK"])), each) for each in ranks]
 
 
@@ -271,6 +271,8 @@ def test_divergence_in_one_process_ends_all(server: Server, tmp_path: Path) -> N
         (f"{TRANSFORMER} --dry-run", {}, "--dry-run measures one process"),
         (f"{TRANSFORMER} device=mps", {}, "device=mps"),
         (TRANSFORMER, {"NORMBENCH_RENDEZVOUS_SECONDS": "1"}, "process 0 of 2 has not met the others at 127.0.0.1:"),
+        (TRANSFORMER, {"NORMBENCH_RENDEZVOUS_SECONDS": "1", "RANK": "1"}, "process 1 of 2 has not met the others at"),
+        (TRANSFORMER, {"MASTER_PORT": "none"}, "does not say how processes meet"),
         (f"{TRANSFORMER} trainer.shard=true trainer.ema=0.9", {}, "trainer.ema needs whole weights"),
         ("sweep norm=rmsnorm seed=0,1", {}, "leave out torchrun"),
     ],

@@ -16,6 +16,7 @@ from sketches import chosen, sketched
 from test_report import text_of
 from torch import Tensor, nn
 
+from normbench.analysis.wording import paragraphs
 from normbench.contract.data import DataPart
 from normbench.data import hub_translation
 from normbench.data.translation import POOL, Translations
@@ -332,7 +333,7 @@ def test_translations_that_are_the_references_have_a_bleu_of_100(root: Path) -> 
 
 
 def test_translators_are_judged_by_bleu_which_is_drawn_by_epoch(tmp_path: Path) -> None:
-    told = {"kind": "translation", "val_sentences": 1014, "steps_per_epoch": 25}
+    told = {"kind": "translation", "val_sentences": 1014, "steps_per_epoch": 25, "beam": 5, "bleu": "nrefs:1|case:lc"}
     settings = {"data.eval_batch_size": 64, "trainer.eval_batches": 4}
     for norm, seed in product(("layernorm", "rmsnorm"), range(3)):
         bleu = 38 + 0.1 * seed - (1.2 + 0.01 * seed) * (norm == "rmsnorm")
@@ -340,6 +341,9 @@ def test_translators_are_judged_by_bleu_which_is_drawn_by_epoch(tmp_path: Path) 
     report = make_report([tmp_path])
     assert "rmsnorm is worse than layernorm: its validation BLEU is 1.210 points lower" in text_of(report)
     assert report.tables[0].rows[0][:4] == ("layernorm", "3", "38.1", "37.8 to 38.4")
+    assert "judged by: validation BLEU after the last step (beam 5, nrefs:1|case:lc)" in paragraphs(
+        "facts.jinja", "facts", report
+    )
     figure = sketched(tmp_path)["bleu-val-epochs"]
     assert max(float(row["x"]) for row in chosen(figure)) == 4 and figure.title == "Validation BLEU by epoch"
     assert "Evaluated on 4 batches on the way" in figure.caption

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
+from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 from support import NORMS, PLACEMENTS, TRANSLATIONS, build, random_batch
 from torch import nn
 
+from normbench.errors import UsageError
 from normbench.models.recurrent import GRU, ConditionalGRU
 from normbench.models.seq2seq import CrossAttention
 from normbench.norms import BatchNorm, LayerNorm, NoNorm
 from normbench.norms.foreign import taking_mask
+from normbench.probes import Probes
+from normbench.studies.position import Position
 from normbench.types import PADDING, Site
 
 RESIDUAL = [name for name in PLACEMENTS if name != "plain"]
@@ -206,3 +213,65 @@ def test_the_loop_is_as_fast_as_torch_s_own() -> None:
     runs = partial(ours.run, x, None), lambda: theirs(x)[0]
     times = [[seconds(run) for run in runs] for _ in range(12)][2:]
     assert statistics.median(mine / other for mine, other in times) < 2
+
+
+# ---- what is seen of them
+
+
+@pytest.mark.parametrize(
+    ("name", "placement", "site", "calls"),
+    [("rnnsearch", "plain", "block01.cell.second_state_gates", 8), ("seq2seq", "sandwich", "block01.cross.out", 1)],
+)
+def test_probes_keep_the_mean_over_the_calls_of_a_norm(name: str, placement: str, site: str, calls: int) -> None:
+    """In a recurrent cell a norm is called at each time step; the steps of another forward pass do not count."""
+    model, norms = build("batchnorm", placement, name, TRANSLATIONS)
+    outputs: list[torch.Tensor] = []
+    norms[site].register_forward_hook(
+        lambda _, inputs, context, output: outputs.append(output[context["mask"]]), with_kwargs=True
+    )
+    batch = random_batch(TRANSLATIONS)
+    wanted = ("activations", "parameters", "attention", "tails", "geometry")
+    with Probes(model, norms, wanted).watch(histograms=True) as reading:
+        for _ in range(2):
+            outputs.clear()
+            model(*batch.arguments).sum().backward()
+    found = reading.numbers()
+    assert len(outputs) == calls
+    for word, read in {"mean": torch.mean, "rms": lambda x: x.square().mean().sqrt()}.items():
+        expected = statistics.mean(float(read(x.detach())) for x in outputs)
+        assert found[f"act/{site}/{word}_out"] == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    assert {tag: value for tag, value in found.items() if not math.isfinite(value)} == {}
+    assert {f"norm/{site}/mean_gap", f"norm/{site}/gamma_mean"} <= found.keys()
+    assert sum(counts := reading.host_histograms()[f"act/{site}/out"][0]) == outputs[0].numel(), counts
+
+
+def test_each_call_of_a_cell_is_one_position_and_padding_does_not_count() -> None:
+    """The study of positions, by hand on one norm of the decoder and on the stream."""
+    model, norms = build("rmsnorm", "plain", "rnnsearch", TRANSLATIONS, dropout=0.0)
+    batches = [random_batch(TRANSLATIONS, size=3), random_batch(replace(TRANSLATIONS, context=5), size=3)]
+    data = SimpleNamespace(task=TRANSLATIONS, pads=True, eval_batches=lambda split, limit: batches)
+    one: Any = SimpleNamespace(build=lambda: (model, norms), data=data, device=torch.device("cpu"), task=TRANSLATIONS)
+    rows = pd.DataFrame(Position(sites="second_state_gates").measure(one))
+    site = "block01.cell.second_state_gates"
+    assert set(rows["site"]) == {site, "block00", "block01"}
+    found = rows[rows["site"] == site]
+    assert found["position"].tolist() == [*range(8)]
+    outputs: list[torch.Tensor] = []
+    norms[site].register_forward_hook(lambda _, inputs, output: outputs.append(output.detach().double()))
+    ends = []
+    for batch in batches:
+        model(*batch.arguments)
+        ends.append(len(outputs))
+    longest, both = outputs[ends[0] - 1], (outputs[0], outputs[ends[0]])
+    assert (batches[0].targets[:, -1] != PADDING).sum() == 1  # where one goes on, those that ended count too
+    assert found["std"].iloc[-1] == pytest.approx(float(longest.std(correction=0)))
+    assert found["mean"].iloc[0] == pytest.approx(float(sum(x.mean() for x in both)) / 2)
+    later = zip((outputs[1], outputs[ends[0] + 1]), batches, strict=True)
+    second = [x[batch.targets[:, 1] != PADDING] for x, batch in later]
+    assert found["mean"].iloc[1] == pytest.approx(float(sum(x.mean() for x in second)) / 2)
+
+
+def test_a_site_that_is_not_there_is_refused() -> None:
+    one: Any = SimpleNamespace(build=lambda: build("rmsnorm", "plain", "rnnsearch", TRANSLATIONS))
+    with pytest.raises(UsageError, match=r"study.sites=gate9 is in the name of no norm's site: use some of block01"):
+        next(Position(sites="gate9").measure(one))

@@ -14,6 +14,8 @@ from jaxtyping import Integer, UInt
 
 from normbench.errors import UsageError
 
+LINES = 10**5  # that are encoded together: what the library makes of one takes many times its own space
+
 Tokens = Integer[np.ndarray, " tokens"]
 
 
@@ -145,7 +147,9 @@ class BytePairs(Vocabulary):
         return cls(json.loads(tokenizer.to_str()))
 
     def encode(self, text: str) -> UInt[np.ndarray, " tokens"]:
-        encodings = self.tokenizer.encode_batch_fast(text.splitlines(keepends=True))
+        lines = text.splitlines(keepends=True)
+        some = (lines[start : start + LINES] for start in range(0, len(lines), LINES))
+        encodings = (each for part in some for each in self.tokenizer.encode_batch_fast(part))
         return self.array(token for encoding in encodings for token in encoding.ids)
 
     def decode(self, tokens: Tokens) -> str:

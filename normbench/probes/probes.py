@@ -3,11 +3,13 @@
 They only read: hooks look at what passes by, gradients are read before they are clipped, and nothing leaves the device
 before the step is done, but for the number of real tokens where texts are padded: what is read of norms leaves out
 padding. Nothing random is drawn and nothing is changed: a run has the same bits without them. Where a step takes
-several batches, what passes by is the last one's, and gradients are those of all.
+several batches, what passes by is the last one's, and gradients are those of all. Of a norm in a recurrent cell, which
+is called at each time step, numbers are the mean over its calls, and histograms the first call's.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -47,6 +49,18 @@ class Reading:
     scalars: dict[str, Tensor] = field(default_factory=dict)
     histograms: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
     second_moments: dict[str, Tensor] = field(default_factory=dict)
+    calls: defaultdict[str, list[Tensor]] = field(default_factory=lambda: defaultdict(list))  # numbers of norms, by tag
+
+    def begin(self, *_: Any) -> None:
+        """Let the calls of norms in another forward pass begin."""
+        self.calls.clear()
+        self.histograms.clear()
+
+    def keep(self, found: Mapping[str, Tensor]) -> None:
+        """Take in what one call of a norm shows: the mean over its calls is kept, but for those without a number."""
+        for tag, value in found.items():
+            self.calls[tag].append(value)
+            self.scalars[tag] = torch.stack(self.calls[tag]).nanmean() if self.calls[tag][1:] else value
 
     def see_norm(
         self, name: str, norm: Any, inputs: tuple[Tensor, ...], context: Mapping[str, Any], output: Tensor
@@ -57,11 +71,11 @@ class Reading:
             found = statistics.moments(x, channel_dim) if "activations" in self.wanted else {}
             if "tails" in self.wanted:
                 found |= statistics.tails(x, channel_dim)
-            self.scalars |= {f"act/{name}/{word}_{side}": value for word, value in found.items()}
-            if self.with_histograms:
+            self.keep({f"act/{name}/{word}_{side}": value for word, value in found.items()})
+            if self.with_histograms and f"act/{name}/{side}" not in self.histograms:
                 self.histograms[f"act/{name}/{side}"] = statistics.histogram(x)
         if "activations" in self.wanted and hasattr(norm, "saturation"):
-            self.scalars[f"act/{name}/saturated_out"] = norm.saturation(inputs[0])
+            self.keep({f"act/{name}/saturated_out": norm.saturation(inputs[0])})
 
     def see_running(self, name: str, norm: Any, inputs: tuple[Tensor, ...], context: Mapping[str, Any]) -> None:
         """Read how far a batch is from the running statistics, before they are updated.
@@ -74,8 +88,8 @@ class Reading:
         others = [d for d in range(x.ndim) if d != channel_dim % x.ndim]
         variance, mean = torch.var_mean(x, dim=others, correction=0)
         running_std = (norm.running_var + norm.eps).sqrt()
-        self.scalars[f"norm/{name}/mean_gap"] = statistics.rms((mean - norm.running_mean) / running_std)
-        self.scalars[f"norm/{name}/std_ratio"] = (variance.sqrt() / running_std).mean()
+        self.keep({f"norm/{name}/mean_gap": statistics.rms((mean - norm.running_mean) / running_std)})
+        self.keep({f"norm/{name}/std_ratio": (variance.sqrt() / running_std).mean()})
 
     def see_stream(self, name: str, block: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         """Read the residual stream that leaves a block."""
@@ -121,7 +135,7 @@ class Probes:
 
     def __init__(self, model: Model, norms: Mapping[str, nn.Module], wanted: Collection[str]) -> None:
         self.blocks: dict[str, Any] = {f"{layer:02d}": block for layer, block in enumerate(model.blocks)}
-        self.norms, self.wanted = norms, wanted
+        self.model, self.norms, self.wanted = model, norms, wanted
         self.groups = by_place(model, self.blocks, norms.values())
         self.trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
 
@@ -174,6 +188,7 @@ class Probes:
 
     def attach(self, reading: Reading) -> Iterator[Any]:
         """Put hooks on norms, blocks and attention."""
+        yield self.model.register_forward_pre_hook(reading.begin)
         for name, norm in self.norms.items():
             yield norm.register_forward_hook(partial(quietly, reading.see_norm, name), with_kwargs=True)
             tracks = isinstance(norm, Norm) and getattr(norm, "running_mean", None) is not None

@@ -36,7 +36,7 @@ def start(config: Config, dry: bool = False, trust: bool = False) -> int:
     group = from_environment()
     if dry and group.size > 1:
         raise UsageError("--dry-run measures one process: leave out torchrun")
-    group.check(run.data.train_batch(0))
+    group.check(run.data)
     with group.joined(run.device):
         return train(run, dry, group)
 

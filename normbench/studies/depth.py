@@ -38,7 +38,10 @@ class Depth(Study):
         self.batches = batches
 
     def check(self, subject: Subject) -> None:
-        streams = streams_of(subject, to_device(subject.data.train_batch(0), subject.device))
+        batch = to_device(subject.data.train_batch(0), subject.device)
+        if batch.previous is not None:
+            raise UsageError("study depth is for one stack of blocks, and a translator has two: use model=nano")
+        streams = streams_of(subject, batch)
         if not any(one.shape == other.shape for one, other in pairwise(streams)):
             raise UsageError(
                 "study depth skips blocks that keep the stream's shape, and none here does: use model=nano"

@@ -50,7 +50,7 @@ class Mapping(Study):
         batch = to_device(next(subject.data.eval_batches("val", 1)), subject.device)
         seen: dict[str, tuple[Vectors, Vectors]] = {}
         for site, norm in norms.items():
-            norm.register_forward_hook(partial(self.see, seen, site, bare(norm), batch.mask))
+            norm.register_forward_hook(partial(self.see, seen, site, bare(norm)), with_kwargs=True)
         with torch.no_grad():
             model(*batch.arguments)
         for layer, (site, (x, y)) in enumerate(seen.items()):
@@ -62,11 +62,13 @@ class Mapping(Study):
                 for token, pair in ((token, pair) for token, pairs in enumerate(some.tolist()) for pair in pairs):
                     yield {**place, "kind": "point", "token": token, "input": pair[0], "output": pair[1]}
 
-    def see(self, seen: Any, site: str, plain: Any, mask: Any, _: nn.Module, inputs: Any, output: Any) -> None:
-        """Keep some random vectors of a norm's input, and what it makes of them without γ and β."""
-        x, y = (vectors(part, plain.channel_dim, mask).cpu().double() for part in (inputs[0], plain(inputs[0])))
+    def see(self, seen: Any, site: str, plain: Any, _: nn.Module, inputs: Any, context: Any, output: Any) -> None:
+        """Keep some random vectors of each call's input of a norm, and what it makes of them without γ and β."""
+        both = inputs[0], plain(*inputs, **context)
+        x, y = (vectors(part, plain.channel_dim, context.get("mask")).cpu().double() for part in both)
         some = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[: self.tokens]
-        seen[site] = x[some], y[some]
+        calls = [*([seen[site]] if site in seen else []), (x[some], y[some])]
+        seen[site] = [torch.cat(parts) for parts in zip(*calls, strict=True)]
 
     def tables(self, rows: pd.DataFrame) -> list[Table]:
         fits, title = rows[rows["kind"] == "fit"], "How well a tanh and a line describe norm layers"

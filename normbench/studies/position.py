@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ Found = dict[tuple[str, str, str], list[dict[str, Tensor]]]  # by what, what cou
 
 Batches = Annotated[int, Setting("validation batches", low=1, high=10**6)]
 Outlier = Annotated[float, Setting("RMS of an outlier channel, × the median one's", low=1, high=1e6)]
+Sites = Annotated[str, Setting("what the names of the norms' sites must have in them, such as state_gates")]
 Sink = Annotated[float, Setting("attention that a sink gets, × the uniform share", low=1, high=1e6)]
 
 MOST = 6  # channels or positions are named
@@ -31,18 +33,19 @@ EXAMPLES = 8  # of a batch, whose attention is looked at
 
 
 class Position(Study):
-    """Measure mean and standard deviation of hidden vectors at each position of a trained language model.
+    """Measure mean and standard deviation of hidden vectors at each position of a trained language model or translator.
 
     They are taken over windows and features, of what each norm gives (with `norm=none` of what stands there) and of the
-    stream behind each block. Named beside them: outlier channels of the stream, by their root mean square over the
-    median channel's, and attention sinks: positions that get several times the uniform share, 1/t, of the attention of
-    queries that stand a quarter of the context or more behind them.
+    stream behind each block, padding left out; each call of a norm in a recurrent cell is one position. Named beside
+    them: outlier channels of the stream, by their root mean square over the median channel's, and, where texts have no
+    padding, attention sinks: positions that get several times the uniform share, 1/t, of the attention of queries that
+    stand a quarter of the context or more behind them.
     """
 
     trains = True
 
-    def __init__(self, *, batches: Batches = 4, outlier: Outlier = 6.0, sink: Sink = 3.0) -> None:
-        self.batches = batches
+    def __init__(self, *, batches: Batches = 4, outlier: Outlier = 6.0, sink: Sink = 3.0, sites: Sites = "") -> None:
+        self.batches, self.sites = batches, sites
         self.named = {"outlier channels": ("channel", "channel_rms", outlier)}
         self.named |= {"attention sinks": ("position", "attention", sink)}
 
@@ -53,20 +56,27 @@ class Position(Study):
     def measure(self, subject: Subject) -> Iterator[Row]:
         model, norms = subject.build()
         found: Found = defaultdict(list)
-        for site, norm in norms.items():
-            norm.register_forward_hook(partial(see_vectors, found, "norm", site))
+        hooked = [site for site in norms if self.sites in site]
+        if not hooked:
+            raise UsageError(f"study.sites={self.sites} is in the name of no norm's site: use some of {[*norms][-1]}")
+        for site in hooked:
+            norms[site].register_forward_hook(partial(see_vectors, found, "norm", site), with_kwargs=True)
         for layer, block in enumerate(model.blocks):
-            block.register_forward_hook(partial(see_vectors, found, "stream", f"block{layer:02d}"))
+            block.register_forward_hook(partial(see_vectors, found, "stream", f"block{layer:02d}"), with_kwargs=True)
             for branch in block.branches.values():  # type: ignore[operator]  # a placement has them
-                if hasattr(branch, "attention_logits"):
+                if hasattr(branch, "attention_logits") and not subject.data.pads:
                     branch.register_forward_hook(partial(see_attention, found, f"block{layer:02d}"), with_kwargs=True)
+        batches: Found = defaultdict(list)
         with torch.no_grad():
             for batch in subject.data.eval_batches("val", self.batches):
                 model(*to_device(batch, subject.device).arguments)
-        for (what, counted, site), parts in found.items():
+                for key, calls in found.items():
+                    batches[key].append({name: torch.cat([call[name] for call in calls]) for name in calls[0]})
+                found.clear()
+        for (what, counted, site), parts in batches.items():
             numbered = re.match(r"block(\d+)", site)
             layer = int(numbered[1]) if numbered else len(model.blocks)
-            values = {name: torch.stack([part[name] for part in parts]).mean(dim=0).tolist() for name in parts[0]}
+            values = {name: mean_of([part[name] for part in parts]) for name in parts[0]}
             for number, row in enumerate(zip(*values.values(), strict=True)):
                 place = {"block": layer, "site": site, "what": what, counted: number}
                 yield place | dict(zip(values, row, strict=True))
@@ -104,12 +114,22 @@ def named_in(rows: pd.DataFrame, number: str, value: str, above: float) -> dict[
     return {"number": len(words), "largest": rows[value].max(), "named": ", ".join(words[:MOST]) or "none"}
 
 
-def see_vectors(found: Found, what: str, site: str, _: nn.Module, __: Any, x: Tensor) -> None:
+def mean_of(values: list[Tensor]) -> list[float]:
+    """Return the mean of batches at each place that one of them has."""
+    return nn.utils.rnn.pad_sequence(values, batch_first=True, padding_value=math.nan).nanmean(dim=0).tolist()
+
+
+def see_vectors(found: Found, what: str, site: str, _: nn.Module, __: Any, context: dict[str, Any], x: Tensor) -> None:
     """Keep means and deviations by position, and of the stream also how far each channel sticks out."""
-    x = x.cpu().double()
-    found[what, "position", site].append({"mean": x.mean((0, 2)), "std": x.std((0, 2), correction=0)})
+    x, mask = x.cpu().double(), context.get("mask")
+    real = torch.ones(x.shape[:-1], dtype=torch.bool) if mask is None else mask.cpu()
+    if x.ndim == 2:  # one position a call
+        x, real = x[:, None], real[:, None]
+    at = [x[real[:, place], place] for place in range(x.shape[1])]
+    moments = {"mean": [each.mean() for each in at], "std": [each.std(correction=0) for each in at]}
+    found[what, "position", site].append({name: torch.stack(each) for name, each in moments.items()})
     if what == "stream":
-        rms = x.square().mean((0, 1)).sqrt()
+        rms = x[real].square().mean(dim=0).sqrt()
         found["channels", "channel", site].append({"channel_rms": rms / rms.median()})
 
 

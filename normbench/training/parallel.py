@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from normbench.errors import RunFailure, UsageError
-from normbench.types import Batch, Model
+from normbench.types import Batch, Data, Model
 
 WAIT = "NORMBENCH_RENDEZVOUS_SECONDS"  # how long a process waits for the others at the start
 WAIT_SECONDS = 300.0
@@ -44,8 +44,8 @@ class Group:
         """Return the device of this process."""
         return device
 
-    def check(self, batch: Batch) -> None:
-        """Refuse a training batch that the processes cannot share."""
+    def check(self, data: Data) -> None:
+        """Refuse training batches that the processes cannot share."""
 
     @contextmanager
     def joined(self, device: torch.device) -> Iterator[None]:
@@ -116,13 +116,13 @@ class Processes(Group):
             raise UsageError(f"this machine has {there} GPUs, one for each process: use --nproc-per-node {there}")
         return torch.device("cuda", self.local)
 
-    def check(self, batch: Batch) -> None:
-        """Refuse a training batch that the processes cannot share.
+    def check(self, data: Data) -> None:
+        """Refuse training batches that the processes cannot share.
 
         Raises:
-            UsageError: it has not a multiple of `size` examples.
+            UsageError: they have not a multiple of `size` examples.
         """
-        if (examples := len(batch.targets)) % self.size:
+        if (examples := len(data.train_batch(0).targets)) % self.size:
             what = f"data.batch_size={examples} cannot be shared by {self.size} processes"
             raise UsageError(f"{what}: it is the batch of all together, give a multiple of {self.size}")
 
@@ -134,13 +134,17 @@ class Processes(Group):
             UsageError: they do not all come.
             ProcessLost: one has ended before this one.
         """
-        seconds = float(os.environ.get(WAIT, WAIT_SECONDS))
+        if device.type == "cuda":
+            torch.cuda.set_device(device)  # where timing events and collectives are
         try:
-            wait = timedelta(seconds=seconds)
-            store, rank, size = next(dist.rendezvous("env://", timeout=wait))
-            backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-            dist.init_process_group(backend, store=store, rank=rank, world_size=size)
-        except (ValueError, RuntimeError) as error:
+            seconds = float(os.environ.get(WAIT, WAIT_SECONDS))
+            with hushed():
+                store, rank, size = next(dist.rendezvous("env://", timeout=timedelta(seconds=seconds)))
+                backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+                dist.init_process_group(backend, store=store, rank=rank, world_size=size)
+        except ValueError as error:
+            raise UsageError(f"the environment does not say how processes meet ({error}): use torchrun") from error
+        except RuntimeError as error:
             where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
             what = f"process {self.rank} of {self.size} has not met the others at {where} within {seconds:g} s"
             raise UsageError(f"{what}: start them all, by torchrun, or let it wait longer with {WAIT}") from error
@@ -207,6 +211,19 @@ class Processes(Group):
         number = torch.tensor(stop[0] if stop else 0)
         dist.all_reduce(number, dist.ReduceOp.MAX)
         return int(number)
+
+
+@contextmanager
+def hushed() -> Iterator[None]:
+    """Drop what torch's C++ code writes to the standard error, pages for each try to connect."""
+    kept = os.dup(2)
+    try:
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 def whole(value: Any) -> Any:
