@@ -36,7 +36,7 @@ PARTS: dict[str, tuple[set[str], int]] = {
     "build": ({"config", "models", "norms", "recording", "training"}, 218),
     "run": ({"build", "config", "probes", "recording", "rundir", "training"}, 542),
     "results": ({"build", "config", "rundir", "training"}, 97),
-    "analysis": ({"config", "recording", "results", "rundir"}, 2306),
+    "analysis": ({"config", "recording", "results", "rundir"}, 2447),
     "sweep": ({"build", "config", "run", "rundir"}, 939),
     "contract": ({"build", "config", "training", "translation"}, 675),
     "studies": (
