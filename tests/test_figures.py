@@ -24,7 +24,7 @@ from sketches import chosen, sketched
 from normbench.analysis.figures.finals import places_of
 from normbench.analysis.figures.lines import POINTS, band_of
 from normbench.analysis.figures.style import DARK, Figure
-from normbench.analysis.sensitivity import tried_rates
+from normbench.analysis.sensitivity import tried_levels
 
 # ---- the numbers
 
@@ -137,7 +137,7 @@ def test_each_arm_is_shown_over_its_rates_and_elsewhere_at_the_best(tmp_path: Pa
     found = chosen(figures["learning-rates"], arm="dyt")
     shown = [(float(row["learning_rate"]), float(row["mean"]), row["diverged"], row["best"]) for row in found]
     assert shown == [(1e-3, 3, "0", "no"), (1e-2, 2, "0", "yes"), (1e-1, 1, "1", "no")]
-    assert {one.best for one in tried_rates(read_study([tmp_path]))} == {1e-2}
+    assert {one.best for one in tried_levels(read_study([tmp_path]).arms)} == {1e-2}
     assert float(chosen(figures["loss-val-steps"], arm="dyt")[-1]["mean"]) == pytest.approx(2)
     assert "learning rate" in figures["loss-val-steps"].caption
 

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import copy
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import TEXTS, build, random_batch, section
 from test_norms import make
 from torch import Tensor, nn
 
+from normbench.build import norm_facts
 from normbench.errors import UsageError
 from normbench.norms.common import RunningNorm
+from normbench.run.session import caveats
 from normbench.types import Site
 
 FEATURES, LENGTH = 6, 8
@@ -186,6 +190,25 @@ def test_the_unmasked_norm_depends_on_padding(kind: str) -> None:
         assert all(move < 1e-9 for move in moved) if masked else moved[1] > 0.1
         assert masked or no_more_padding or moved[0] > 0.1
         assert type(norm).facts_for(**KINDS[kind][1], masked=masked).counts_padding is not masked
+
+
+@pytest.mark.parametrize("kind", CROSSING)
+@pytest.mark.parametrize("placement", ["pre", "post"])
+def test_a_model_s_answer_in_training_does_not_depend_on_what_stands_in_the_padding(kind: str, placement: str) -> None:
+    name, options = KINDS[kind]
+    batch = random_batch(TEXTS)
+    assert batch.mask is not None and not batch.mask.all()
+    other = torch.where(batch.mask, batch.inputs, (batch.inputs + 5) % TEXTS.vocabulary_size)
+    for masked in (True, False):
+        model, _ = build(name, placement, "nano", TEXTS, norm_settings=options | {"masked": masked})
+        first, second = (model.train()(inputs, batch.mask).detach() for inputs in (batch.inputs, other))
+        assert torch.allclose(first, second, atol=1e-5) is masked
+        run: Any = SimpleNamespace(
+            facts=norm_facts({"norm": section("norm", name, **options, masked=masked)}),
+            data=SimpleNamespace(task=TEXTS, pads=True),
+            config=SimpleNamespace(choices=SimpleNamespace(groups={"norm": name})),
+        )
+        assert (caveats(run)["padding"] is None) is masked
 
 
 @pytest.mark.parametrize("name", OTHERS)

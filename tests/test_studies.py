@@ -92,6 +92,16 @@ def make(*words: str) -> pd.DataFrame:
     return pd.read_csv(folder / "rows.csv")
 
 
+def test_arms_that_leave_a_setting_as_it_is_are_told_apart(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Stream, "words", (*TINY, *SIZES))
+    tie = "sweep.tie=norm=layernorm,batchnorm,batchnorm;norm.momentum=default,0.1,0.3"
+    rows = make(tie, "seed=0")
+    assert [*rows.columns[:3]] == ["norm", "norm.momentum", "seed"] and rows["norm.momentum"].iloc[0] == "default"
+    (table,) = read_study(here / "outputs/stream/studies/stream", here).tables
+    arms = ["LayerNorm", "BatchNorm · momentum=0.1", "BatchNorm · momentum=0.3"]
+    assert table.frame["arm"].tolist()[:3] == arms
+
+
 def test_a_study_leaves_rows_figures_findings_and_a_page(here: Path) -> None:
     rows = make()
     assert [*rows.columns] == ["norm", "seed", "layer", "rms", "weight"]

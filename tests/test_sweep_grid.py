@@ -110,6 +110,14 @@ def test_tied_settings_vary_as_one(tmp_path: Path) -> None:
     ]
 
 
+def test_a_tie_may_leave_a_setting_as_it_is() -> None:
+    """An option that does not know the setting can stand beside those that do."""
+    tie = "sweep.tie=norm=layernorm,batchnorm,batchnorm;norm.masked=default,default,false"
+    points = varied(tie)
+    assert points == [{"norm": "layernorm"}, {"norm": "batchnorm"}, {"norm": "batchnorm", "norm.masked": "False"}]
+    assert len(understand([tie, "device=cpu", "threads=1"]).plan.runs) == 3
+
+
 def test_tied_batch_sizes_see_each_sample_as_often() -> None:
     runs = understand([f"sweep.tie={TIE}", "model=cnn", "data=digits", "device=cpu", "threads=1"]).plan.runs
     sizes = [run.prepared.config.tree["data"]["batch_size"] for run in runs]

@@ -134,6 +134,20 @@ def test_batches_are_padded_to_their_longest_text(tmp_path: Path) -> None:
     assert seen == ["where is my card ?", "is my card lost ?", "<unk>", "why a fee ?", "what is this fee , please ?"]
 
 
+def test_training_texts_are_cut_and_padded_as_asked_for(tmp_path: Path) -> None:
+    root = write_questions(tmp_path)
+    plain, changed = questions(root), questions(root, train_length=3, pad_to=7)
+    for step in range(3):
+        one, other = plain.train_batch(step), changed.train_batch(step)
+        assert other.inputs.shape[1] == 7 and other.mask.sum(1).tolist() == one.mask.sum(1).clamp_max(3).tolist()
+        assert torch.equal(other.inputs[:, :3][other.mask[:, :3]], one.inputs[:, :3][one.mask[:, :3]])
+    for one, other in zip(plain.eval_batches("val"), changed.eval_batches("val"), strict=True):
+        assert torch.equal(one.inputs, other.inputs)
+    assert max(questions(root, pad_to=2).train_batch(step).inputs.shape[1] for step in range(5)) > 2
+    with pytest.raises(UsageError, match=r"data\.pad_to=17 is more than model\.context=16"):
+        questions(root, pad_to=17)
+
+
 def test_no_words_are_learned_from_held_out_texts(tmp_path: Path) -> None:
     texts = [f"question {number}" for number in range(10)]
     data = questions(write_questions(tmp_path, texts, [0, 1] * 5, times=1), holdout=4)

@@ -14,7 +14,7 @@ from scipy import stats
 
 from normbench.analysis.records import Run
 from normbench.analysis.report import Report
-from normbench.analysis.sensitivity import tried_rates
+from normbench.analysis.sensitivity import tried_levels
 from normbench.analysis.wording import paragraphs
 from normbench.data.own import text_file
 from normbench.data.sources import digits
@@ -120,7 +120,7 @@ def test_an_arm_that_trains_at_no_rate_is_not_the_least_sensitive(tmp_path: Path
     for norm, losses in (("layernorm", (2.5, 2.6)), ("dyt", (3.349, 3.3495))):
         for lr, final in zip((1e-3, 3e-3), losses, strict=True):
             make_run(tmp_path, norm=norm, lr=lr, final=final, data=CONSTANT)
-    dyt, layernorm = tried_rates(read_study([tmp_path]))
+    dyt, layernorm = tried_levels(read_study([tmp_path]).arms)
     assert not dyt.sensitivity and layernorm.sensitivity
     assert dyt.lost == {1e-3: 1, 3e-3: 1}
 

@@ -267,16 +267,21 @@ def contenders(study: Study, baseline: Baseline) -> tuple[tuple[Arm, ...], bool]
     """
     if LEARNING_RATE in baseline or not (families := rate_families(study)):
         return study.arms, False
-    return tuple(replace(without_rate(best_rate(family)), rates=len(family)) for family in families), True
+    return tuple(replace(without(best_rate(family), LEARNING_RATE), rates=len(family)) for family in families), True
 
 
 def rate_families(study: Study) -> tuple[tuple[Arm, ...], ...]:
     """Return the arms that differ in nothing but the learning rate; none where it is not what varies, or all."""
     if LEARNING_RATE not in study.varied or len(study.varied) == 1:
         return ()
+    return families_of(study.arms, LEARNING_RATE)
+
+
+def families_of(arms: Iterable[Arm], *keys: str) -> tuple[tuple[Arm, ...], ...]:
+    """Return the arms that differ in nothing but some settings."""
     families: dict[str, list[Arm]] = {}
-    for arm in study.arms:
-        families.setdefault(without_rate(arm).name, []).append(arm)
+    for arm in arms:
+        families.setdefault(without(arm, *keys).name, []).append(arm)
     return tuple(map(tuple, families.values()))
 
 
@@ -301,6 +306,6 @@ def settled_seeds(arm: Arm) -> set[int]:
     return {run.seed for run in arm.runs if run.status in SETTLED}
 
 
-def without_rate(arm: Arm) -> Arm:
-    """Return the arm under the name that it shares with those at other learning rates."""
-    return replace(arm, settings={key: value for key, value in arm.settings.items() if key != LEARNING_RATE})
+def without(arm: Arm, *keys: str) -> Arm:
+    """Return the arm under the name that it shares with those that have these settings otherwise."""
+    return replace(arm, settings={key: value for key, value in arm.settings.items() if key not in keys})

@@ -1,8 +1,9 @@
 """Studies that cross factors: what a setting does to an arm, less what it does to the baseline, seed by seed.
 
 Of a setting with words, or with two values, that is the change from its usual value to another (so their difference is
-an interaction, a difference of differences); of one with three numbers or more the slope per doubling; of the learning
-rate the largest at which an arm still trains, and how sensitive the arm is to it.
+an interaction, a difference of differences); of one with three numbers or more the slope per doubling, and the largest
+at which an arm still trains; how sensitive the arm is to the learning rate; and of two such settings the share of their
+grid in which it trains.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import pandas as pd
 from normbench.analysis.comparisons import USUAL, Baseline, Compared, corrected_over
 from normbench.analysis.measures import NAN, Metric, final, loss_on
 from normbench.analysis.records import LEARNING_RATE, Arm, Run, Study, in_order
-from normbench.analysis.sensitivity import tried_rates
+from normbench.analysis.sensitivity import AREA, are_numbers, areas, failing, tried_levels
 from normbench.analysis.statistics import ALPHA, Interval, paired_difference
 from normbench.analysis.wording import in_words, paragraphs
 
@@ -26,7 +27,8 @@ from normbench.analysis.wording import in_words, paragraphs
 STEPS = {
     "change": "{last} instead of {usual}",
     "slope": "Each doubling of {factor}",
-    "rate": "The largest learning rate that trains",
+    "largest": "The largest {factor} that trains",
+    "area": "The share of the grid of {factor} that trains",
     "sensitivity": "The sensitivity to the learning rate",
 }
 
@@ -37,9 +39,9 @@ Effects = Mapping[int, float]  # by seed
 class Contrast(Compared):
     """The effect of a factor on an arm less that on its baseline, in each seed that has all it takes.
 
-    kind: of effect, `change`, `slope`, `rate` (logarithm to base 2 of the largest that trains) or `sensitivity`.
-    levels: of the factor, the usual one first, or all from low to high. own, other: the effects on the arm and on the
-    baseline.
+    kind: of effect, `change`, `slope`, `largest` (logarithm to base 2 of the largest that trains), `area` (percent) or
+    `sensitivity`. levels: of the factor, the usual one first, or all from low to high. own, other: the effects on the
+    arm and on the baseline.
     """
 
     own: tuple[float, ...] = ()
@@ -51,7 +53,7 @@ class Contrast(Compared):
     @property
     def sides(self) -> list[tuple[str, tuple[float, ...]]]:
         """Return the names of arm and baseline, each with the effects on it, the one that gains more first."""
-        better = (self.mean > 0) == (self.kind == "rate" or not self.metric.lower_is_better)
+        better = (self.mean > 0) == (self.kind == "largest" or not self.metric.lower_is_better)
         return [(self.arm.name, self.own), (self.baseline.name, self.other)][:: 1 if better else -1]
 
     @property
@@ -61,9 +63,14 @@ class Contrast(Compared):
         return Interval(-one.upper, -one.lower) if one and self.mean < 0 else one
 
     @property
+    def word(self) -> str:
+        """Name the factor."""
+        return "learning rate" if self.factor == LEARNING_RATE else self.factor.rpartition(".")[2]
+
+    @property
     def step(self) -> str:
         """Name what has the effect, such as `warmup=0.1 instead of 0`."""
-        last, name = Arm({self.factor: self.levels[-1]}).name, self.factor.rpartition(".")[2]
+        last, name = Arm({self.factor: self.levels[-1]}).name, self.word
         return STEPS[self.kind].format(usual=in_words(self.levels[0]), last=last, factor=name)
 
     @property
@@ -82,8 +89,18 @@ def contrasts(study: Study, arms: Sequence[Arm], baseline: Baseline, metric: Met
 
     arms: those that are compared, each at its best learning rate where that was a choice.
     """
-    crossed = [one for crossing in crossings(arms, baseline, metric) for one in crossing.contrasts()]
-    found = [*crossed, *over_rates(study, baseline)]
+    mapped = areas(study)
+    keys = {key for one in mapped for key in one.keys}  # of which the map tells
+    crossed = [one for one in crossings(arms, baseline, metric) if not keys & {one.subject, one.factor}]
+    found = [one for crossing in crossed for one in crossing.contrasts()]
+    for one, other in permutations(mapped, 2):
+        if one.keys == other.keys and other.arm.settings == {**one.arm.settings, **baseline}:
+            about: dict[str, Any] = {"kind": "area", "factor": one.words, "levels": one.levels[1]}
+            found.append(contrast(one.shares, other.shares, one.arm, other.arm, AREA, **about))
+    if LEARNING_RATE not in keys:
+        found += over_levels(study.arms, LEARNING_RATE, baseline)
+    for key in {*failing(arms)} - keys - {LEARNING_RATE}:
+        found += over_levels(arms, key, baseline)
     corrected, family = corrected_over(found)
     return tuple(replace(one, corrected=p, family=family) for one, p in zip(found, corrected, strict=True))
 
@@ -132,7 +149,7 @@ def effects(levels: Mapping[int, Any]) -> list[tuple[str, dict[int, float]]]:
     That is the slope over the logarithm to base 2, by least squares, of three numbers above 0 or more; else the change
     from the first level to each other.
     """
-    if len(levels) > 2 and all(type(level) in (int, float) and level > 0 for level in levels.values()):
+    if are_numbers([*levels.values()]) and min(levels.values()) > 0:
         x = np.log2([*levels.values()])
         x -= x.mean()
         return [("slope", dict(zip(levels, x / (x @ x), strict=True)))]
@@ -171,17 +188,18 @@ def ending(run: Run, metric: Metric) -> float:
     return float((np.fmin if metric.lower_is_better else np.fmax)(final(run, metric), worst))
 
 
-# ---- learning rates
+# ---- from where to where arms train
 
 
-def over_rates(study: Study, baseline: Baseline) -> list[Contrast]:
-    """Compare arms that were trained at the same learning rates: the largest that trains, and the sensitivity."""
-    tried, found = tried_rates(study), []
+def over_levels(arms: Sequence[Arm], key: str, baseline: Baseline) -> list[Contrast]:
+    """Compare arms at the same levels of a setting: the largest that trains, and sensitivity to the learning rate."""
+    tried, found = tried_levels(arms, key), []
     for one, other in permutations(tried, 2):
-        if other.arm.settings == {**one.arm.settings, **baseline} and [*other.by_rate] == [*one.by_rate]:
-            sides = {"rate": (one.largest, other.largest), "sensitivity": (one.sensitivity, other.sensitivity)}
+        if other.arm.settings == {**one.arm.settings, **baseline} and [*other.by_level] == [*one.by_level]:
+            sides = {"largest": (one.largest, other.largest)}
+            sides |= {"sensitivity": (one.sensitivity, other.sensitivity)} if key == LEARNING_RATE else {}
             for kind, own in sides.items():
-                about: dict[str, Any] = {"kind": kind, "factor": LEARNING_RATE, "levels": [*one.by_rate]}
+                about: dict[str, Any] = {"kind": kind, "factor": key, "levels": [*one.by_level]}
                 found.append(contrast(*own, one.arm, other.arm, loss_on("val"), **about))
     return found
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from jinja2 import ChainableUndefined
 
-from normbench.analysis.comparisons import Comparison, rate_families, settled_seeds, without_rate
+from normbench.analysis.comparisons import Comparison, rate_families, settled_seeds, without
 from normbench.analysis.measures import finite
 from normbench.analysis.records import LEARNING_RATE, Study, candidates, shortened
 from normbench.analysis.wording import TEMPLATES, environment, in_words, paragraphs
@@ -198,5 +198,5 @@ def open_rates(study: Study) -> Iterator[Finding]:
         lacking = {arm.settings[LEARNING_RATE]: every - settled_seeds(arm) for arm in family}
         if open_ones := {rate: sorted(map(str, lacks)) for rate, lacks in lacking.items() if lacks}:
             words = "; ".join(f"lr {in_words(rate)} lacks seed {shortened(own, 6)}" for rate, own in open_ones.items())
-            text = f"{without_rate(family[0]).name}: the choice of its learning rate is not final, as {words}"
+            text = f"{without(family[0], LEARNING_RATE).name}: the choice of its learning rate is not final, as {words}"
             yield Finding("learning rate", text)

@@ -33,6 +33,7 @@ PLAIN = {"None": "–", "True": "true", "False": "false"}  # what a reader sees 
 ASIDE = (
     "seed", "name", "outputs", "quiet", "rerun", "extend", "device", "threads", "data.root", "data.path", "experiment",
     "probes", "logger", "trainer.checkpoint_every", "trainer.keep_checkpoint", "trainer.shard",
+    "trainer.recompute",
 )  # fmt: skip
 
 

@@ -22,7 +22,7 @@ from normbench.analysis.figures import draw_all
 from normbench.analysis.figures.style import COLUMN, KINDS, dark_rules
 from normbench.analysis.measures import Yardstick, activations_frame, runs_frame, yardstick
 from normbench.analysis.records import Arm, Study, read_studies, shortened
-from normbench.analysis.sensitivity import tried_rates
+from normbench.analysis.sensitivity import areas, failing, tried_levels
 from normbench.analysis.studied import places_of_studies, studies_below
 from normbench.analysis.tables import Table
 from normbench.analysis.wording import TEMPLATES, environment, paragraphs, verdict
@@ -94,7 +94,9 @@ def examine(
         tables.results_table(runs, study, by),
         *(tables.differences_table(family, primary=family is ours) for family in (ours, *others) if family),
         tables.designs_table(crossed),
-        tables.rates_table(tried_rates(study)),
+        *(tables.survival_table(arms, key) for key in failing(arms)),
+        tables.areas_table(areas(study)),
+        tables.rates_table(tried_levels(study.arms)),
         tables.costs_table(runs),
         tables.step_times_table(ours),
         tables.noise_table(ours),

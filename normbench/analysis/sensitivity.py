@@ -1,19 +1,23 @@
-"""How arms ended, and how they take to the learning rate."""
+"""How arms ended, how they take to the learning rate, and from where to where they train."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from normbench.analysis.comparisons import LOST, best_rate, rate_families, without_rate
+from normbench.analysis.comparisons import LOST, best_rate, families_of, without
 from normbench.analysis.measures import TRAINING_LOSS, Metric, final, finite, known, loss_on
 from normbench.analysis.records import LEARNING_RATE, Arm, Run, Study
 from normbench.analysis.statistics import learning_rate_sensitivity
+
+AREA = Metric("share of the grid that trains", "percentage points", "%", 1.0, 0, (0.0, 100.0), lower_is_better=False)
 
 
 def outcome(arm: Arm, metric: Metric) -> dict[str, Any]:
@@ -34,31 +38,31 @@ def is_lost(run: Run) -> bool:
 
 @dataclass(frozen=True)
 class Tried:
-    """An arm that was trained at several learning rates.
+    """An arm that was trained at several levels of a setting that is a number, above all of the learning rate.
 
-    arm: as it is called without one. by_rate: the arm at each rate, from low to high. best: the rate of `best_rate`.
+    arm: as it is called without one. by_level: the arm at each level, from low to high. best: the level of `best_rate`.
     """
 
     arm: Arm
-    by_rate: Mapping[float, Arm]
+    by_level: Mapping[float, Arm]
     best: float
 
     @property
     def losses(self) -> dict[float, float]:
-        """Return the mean final validation loss (nats) by rate; NaN where no run finished."""
-        return {rate: outcome(arm, loss_on("val"))["mean"] for rate, arm in self.by_rate.items()}
+        """Return the mean final validation loss (nats) by level; NaN where no run finished."""
+        return {level: outcome(arm, loss_on("val"))["mean"] for level, arm in self.by_level.items()}
 
     @property
     def lost(self) -> dict[float, int]:
-        """Return how many runs did not get through or did not train, by rate."""
-        return {rate: sum(map(is_lost, arm.runs)) for rate, arm in self.by_rate.items()}
+        """Return how many runs did not get through or did not train, by level."""
+        return {level: sum(map(is_lost, arm.runs)) for level, arm in self.by_level.items()}
 
     @property
     def by_seed(self) -> dict[int, dict[float, Run]]:
-        """Return the runs of each seed that has ended at every rate."""
-        ended = {rate: {run.seed: run for run in arm.runs if run.ended} for rate, arm in self.by_rate.items()}
+        """Return the runs of each seed that has ended at every level."""
+        ended = {level: {run.seed: run for run in arm.runs if run.ended} for level, arm in self.by_level.items()}
         common = sorted(set[int].intersection(*map(set, ended.values())))
-        return {seed: {rate: runs[seed] for rate, runs in ended.items()} for seed in common}
+        return {seed: {level: runs[seed] for level, runs in ended.items()} for seed in common}
 
     @property
     def sensitivity(self) -> dict[int, float]:
@@ -67,7 +71,7 @@ class Tried:
         There is none for an arm that does not train at its best rate: it takes every rate alike, and learns at none.
         """
         found = dict[int, float]()
-        for seed, runs in self.by_seed.items() if self.by_rate[self.best].trained else ():
+        for seed, runs in self.by_seed.items() if self.by_level[self.best].trained else ():
             starts = [loss for run in runs.values() for loss in finite(run.curves.get(TRAINING_LOSS)).values[:1]]
             ends = {rate: final(run, loss_on("val")) for rate, run in runs.items()}
             score = learning_rate_sensitivity(ends, float(np.mean(starts))) if starts else None
@@ -76,21 +80,75 @@ class Tried:
 
     @property
     def largest(self) -> dict[int, float]:
-        """Return the base 2 logarithm of the largest rate at which each seed trains; of none, half the lowest rate."""
+        """Return the base 2 logarithm of the largest level at which each seed trains; of none, half the lowest."""
         found = {}
         for seed, runs in self.by_seed.items():
-            train = [rate for rate, run in runs.items() if not is_lost(run)]
+            train = [level for level, run in runs.items() if not is_lost(run)]
             found[seed] = math.log2(max(train, default=min(runs) / 2))
         return found
 
 
-def tried_rates(study: Study, fewest: int = 2) -> list[Tried]:
-    """Return every arm that was trained at so many learning rates or more, where they vary in the study."""
+def tried_levels(arms: Iterable[Arm], key: str = LEARNING_RATE, fewest: int = 2) -> list[Tried]:
+    """Return every arm that was trained at so many levels of a setting, which are numbers, or more."""
     found = []
-    for family in rate_families(study) or (study.arms,):
-        arms = [arm for arm in family if arm.settings.get(LEARNING_RATE) is not None]  # an optimizer may have none
-        if len(arms) >= fewest:
-            by_rate = {float(arm.settings[LEARNING_RATE]): arm for arm in arms}
-            best = float(best_rate(arms).settings[LEARNING_RATE])
-            found.append(Tried(without_rate(arms[0]), dict(sorted(by_rate.items())), best))
+    having = [arm for arm in arms if arm.settings.get(key) is not None]  # an optimizer may have no learning rate
+    for family in families_of(having, key):
+        if len(family) >= fewest:
+            by_level = {float(arm.settings[key]): arm for arm in family}
+            best = float(best_rate(family).settings[key])
+            found.append(Tried(without(family[0], key), dict(sorted(by_level.items())), best))
+    return found
+
+
+@dataclass(frozen=True)
+class Area:
+    """An arm over the grid of two settings that are numbers.
+
+    arm: as it is called without them. keys: the two. cells: the arm at each pair of their levels.
+    """
+
+    arm: Arm
+    keys: tuple[str, str]
+    cells: Mapping[tuple[float, float], Arm]
+
+    @property
+    def words(self) -> str:
+        """Name the grid, such as `factor and lr`."""
+        return " and ".join(key.rpartition(".")[2] for key in self.keys)
+
+    @property
+    def levels(self) -> list[list[float]]:
+        """Return the levels of the two, from low to high."""
+        return [sorted({pair[place] for pair in self.cells}) for place in (0, 1)]
+
+    @property
+    def shares(self) -> dict[int, float]:
+        """Return the percentage of the grid at which a seed trains, for each that has ended everywhere."""
+        train = defaultdict(list)
+        for run in (run for arm in self.cells.values() for run in arm.runs if run.ended):
+            train[run.seed].append(100.0 * (not is_lost(run)))
+        return {seed: float(np.mean(own)) for seed, own in train.items() if len(own) == len(self.cells)}
+
+
+def are_numbers(levels: Sequence[Any]) -> bool:
+    """Say whether levels are three numbers or more, which have places on an axis of their own."""
+    return len(levels) > 2 and all(type(level) in (int, float) for level in levels)
+
+
+def failing(arms: Sequence[Arm]) -> list[str]:
+    """Return the settings whose levels are numbers above 0, where some run of the arms is lost."""
+    levels: dict[str, list[Any]] = {key: [arm.settings.get(key) for arm in arms] for key in arms[0].settings}
+    lost = any(is_lost(run) for arm in arms for run in arm.runs)
+    return [key for key, own in levels.items() if lost and are_numbers([*{*own}]) and min(own) > 0]
+
+
+def areas(study: Study) -> list[Area]:
+    """Return every arm that was trained at all pairs of the levels of two settings that are numbers."""
+    levels = {key: [*{arm.settings.get(key) for arm in study.arms}] for key in study.varied}
+    found = []
+    for keys in combinations([key for key in levels if are_numbers(levels[key])], 2):
+        for family in families_of(study.arms, *keys):
+            cells = {(arm.settings[keys[0]], arm.settings[keys[1]]): arm for arm in family}
+            if len(cells) == len(levels[keys[0]]) * len(levels[keys[1]]):
+                found.append(Area(without(family[0], *keys), keys, cells))
     return found

@@ -15,7 +15,7 @@ from normbench.analysis.comparisons import Compared, Comparison, by_seed
 from normbench.analysis.designs import Contrast
 from normbench.analysis.measures import IN_BLOCKS, Yardstick, evaluations_in_words, gradient_noise, known
 from normbench.analysis.records import ASIDE, Arm, Run, Study
-from normbench.analysis.sensitivity import Tried
+from normbench.analysis.sensitivity import AREA, Area, Tried, is_lost, tried_levels
 from normbench.analysis.wording import NONE, duration, fixed, in_words, plain, significant, span
 from normbench.config.groups import GROUPS
 from normbench.errors import UsageError
@@ -229,14 +229,14 @@ def designs_table(found: Sequence[Contrast]) -> Table:
     """Say what factors do to arms, less what they do to their baselines."""
     rows = []
     for one in (one for one in found if one.n):
-        ratio, places = one.kind == "rate", wording.precision(one.mean, one.interval)
+        ratio, places = one.kind == "largest", wording.precision(one.mean, one.interval)
         own, other = (sum(side) / one.n for side in (one.own, one.other))
         ends = one.interval.powers if ratio and one.interval else one.interval
         row = {
             "what": one.step,
             **pair_of(one),
-            "for the arm": f"{2**own:.3g}" if ratio else fixed(own, places, sign=True),
-            "for the baseline": f"{2**other:.3g}" if ratio else fixed(other, places, sign=True),
+            "for the arm": f"{2**own:.3g}" if ratio else fixed(own, places, sign=one.kind != "area"),
+            "for the baseline": f"{2**other:.3g}" if ratio else fixed(other, places, sign=one.kind != "area"),
             "difference": f"× {2**one.mean:.2g}" if ratio else f"{fixed(one.mean, places, True)} {one.metric.unit}",
             "95 % interval": span(ends, 2 if ratio else places, sign=not ratio),
             "p": wording.chance(one.p),
@@ -248,7 +248,30 @@ def designs_table(found: Sequence[Contrast]) -> Table:
     return made("designs", "Crossed factors", rows, 3, marked, kinds=kinds, several=len(found) > 1)
 
 
-# ---- learning rates, and runs that give no result
+# ---- levels of settings that are numbers, and runs that give no result
+
+
+def survival_table(arms: Sequence[Arm], key: str) -> Table:
+    """Say at which levels of a setting arms train, in how many of the runs that have ended, and up to which level."""
+    rows, word = [], key.rpartition(".")[2]
+    for one in tried_levels(arms, key):
+        ended = {level: [not is_lost(run) for run in arm.runs if run.ended] for level, arm in one.by_level.items()}
+        row = {"arm": one.arm.name} | {f"{plain(at)}": f"{sum(own)} of {len(own)}" for at, own in ended.items() if own}
+        for words, share in (("all", 1.0), ("most", 0.5)):
+            upto = max((at for at, own in ended.items() if own and sum(own) >= share * len(own)), default=None)
+            row[f"{words} train up to"] = NONE if upto is None else plain(upto)
+        rows.append(row)
+    return made(f"survival-{word}", f"Runs that train, by {word}", rows)
+
+
+def areas_table(mapped: Sequence[Area]) -> Table:
+    """Say in which share of a grid of two settings arms train."""
+    rows = []
+    for one in mapped:
+        share, interval = statistics.mean_interval([*one.shares.values()], AREA.bounds)
+        row = {"arm": one.arm.name, "grid of": one.words, "seeds": str(len(one.shares)), "cells": str(len(one.cells))}
+        rows.append({**row, "trains, %": fixed(share, 1), "95 % interval": span(interval, 1)})
+    return made("areas", "Share of a grid that trains", rows, heads=2)
 
 
 def rates_table(tried: Sequence[Tried]) -> Table:

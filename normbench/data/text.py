@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from jaxtyping import Int, Int64
 from torch import Tensor
+from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 from normbench.data.batches import ContentData, generator
@@ -116,7 +117,12 @@ class Texts(TokenData):
     Args:
         content: of the arrays `train_tokens` (texts in a row), `train_ends`, `train_labels`, the same of `val`, and of
             the fact `classes`. Of a text the first `context` tokens are used.
+        train_length: tokens to which texts are cut in training.
+        pad_to: tokens to which training batches are padded, if their texts are shorter.
         options: of TokenData.
+
+    Raises:
+        UsageError: `pad_to` is more than the context.
     """
 
     kind = "text_classification"
@@ -124,18 +130,30 @@ class Texts(TokenData):
     pads = True
     task: TextClassification
 
-    def __init__(self, content: Content, **options: Any) -> None:
+    def __init__(
+        self,
+        content: Content,
+        *,
+        train_length: Annotated[int | None, Setting("most of a training text", "tokens", low=1, high=10**7)] = None,
+        pad_to: Annotated[int | None, Setting("shortest training batch", "tokens", low=1, high=10**7)] = None,
+        **options: Any,
+    ) -> None:
         ends = content.by_split("ends")
         texts = {split: tokens.tensor_split(ends[split][:-1]) for split, tokens in content.by_split("tokens").items()}
         super().__init__(content, texts, content.by_split("labels"), **options)
         self.classes, size = tuple(content.facts["classes"]), len(self.vocabulary.symbols)
         self.task = TextClassification(num_classes=len(self.classes), vocabulary_size=size, context=self.context)
+        if pad_to and pad_to > self.context:
+            raise UsageError(f"data.pad_to={pad_to} is more than model.context={self.context}: make that as large")
+        self.train_length, self.pad_to = train_length or self.context, pad_to or 0
         self.arrange(len(self.examples["train"]), "texts of")
 
     def batch(self, split: Split, indices: Int64[Tensor, " batch"], step: int | None = None) -> Batch:
         """Return texts of a split, and where they are padded."""
-        rows = [self.examples[split][index][: self.context].long() for index in indices]
+        most, least = (self.context, 0) if step is None else (min(self.context, self.train_length), self.pad_to)
+        rows = [self.examples[split][index][:most].long() for index in indices]
         inputs = pad_sequence(rows, batch_first=True)
+        inputs = F.pad(inputs, (0, max(0, least - inputs.shape[1])))
         lengths = torch.tensor([len(row) for row in rows])
         return Batch(inputs, self.labels[split][indices], torch.arange(inputs.shape[1]) < lengths[:, None])
 

@@ -2,7 +2,7 @@
 # ruff: noqa: F401 (imported for those who name them, conf/model and conf/init above all)
 
 from normbench.models.cnn import VGG, BottleneckResNet, ConvNet, PlainConvNet, ResNet
-from normbench.models.initialization import Initialization, Kaiming, Normal, Xavier, initialize
+from normbench.models.initialization import Initialization, Kaiming, Normal, Orthogonal, Scaled, Xavier, initialize
 from normbench.models.recurrent import RNNSearch
 from normbench.models.seq2seq import Seq2Seq
 from normbench.models.stacks import PlainMLP, ResidualMLP

@@ -2,11 +2,12 @@
 
 | parameter | value |
 |---|---|
-| weight of a linear map or convolution | std of `init=` × one standard-normal draw |
+| weight of a linear map or convolution | what `init=` makes of one standard-normal draw (std × draw) × `init.factor` |
 | embedding (tokens, positions, class token) | `init.embedding_std` × one standard-normal draw |
 | factor on a text's embedding | 1 / root mean square of what it multiplies, with `model.embedding_scale=unit` |
 | bias | 0 |
 | a branch's scaled weights | × the placement's gain (DeepNorm's β) |
+| all weights of a branch | × what `init=` gives its block's place (`init=scaled`: 1/√place, from 1) |
 | a branch's output weights | × 1/√(residual branches), with `init.residual_scale` (GPT-2) |
 | norms | untouched: a norm knows its own start |
 | anything else (Conv1d, a parameter of a user's own) | untouched: as its class makes it, from seeded random numbers |
@@ -19,8 +20,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 import torch
@@ -29,6 +31,8 @@ from torch import Tensor, nn
 from normbench.settings import Setting
 from normbench.types import Branch, Model, Placement, stable_seed
 
+Factor = Annotated[float, Setting("factor on all weights but embeddings", above=0, high=1e4)]
+
 
 @dataclass(frozen=True)
 class Initialization(ABC):
@@ -36,14 +40,24 @@ class Initialization(ABC):
 
     embedding_std: standard deviation of embeddings.
     residual_scale: GPT-2's 1/√(residual branches) on the weights that write to the stream (Radford et al. 2019, §2.3).
+    factor: on all weights but embeddings, whose size `embedding_std` and `model.embedding_scale` say.
     """
 
     embedding_std: Annotated[float, Setting("standard deviation of embeddings", low=0, high=1e3)]
     residual_scale: Annotated[bool, Setting("GPT-2's 1/√branches on weights that write to the stream")]
+    factor: Factor = field(default=1.0, kw_only=True)
 
     @abstractmethod
     def std(self, fan_in: int, fan_out: int) -> float:
         """Return the standard deviation of a weight matrix."""
+
+    def weight(self, draw: Tensor) -> Tensor:
+        """Return the start of a weight (out, in, ...) that has this standard-normal draw."""
+        return draw * self.std(draw[0].numel(), draw[:, 0].numel())
+
+    def at_place(self, place: int) -> float:
+        """Return the factor on the weights of the block at this place, from 1, of its stack."""
+        return 1.0
 
 
 @dataclass(frozen=True)
@@ -72,6 +86,32 @@ class Kaiming(Initialization):
         return math.sqrt(2.0 / fan_in)
 
 
+@dataclass(frozen=True)
+class Scaled(Xavier):
+    """Xavier, in the l-th block of its stack times 1/√l: DS-Init, α = 1 (Zhang, Titov & Sennrich 2019), normal draw."""
+
+    def at_place(self, place: int) -> float:
+        return place**-0.5
+
+
+@dataclass(frozen=True)
+class Orthogonal(Initialization):
+    """Rows, or columns where there are fewer, that are orthonormal (Saxe et al. 2014); kernels of convolutions as rows.
+
+    The draw's Q of Q·R, with the signs that make it uniform over such matrices: R has a positive diagonal.
+    """
+
+    def std(self, fan_in: int, fan_out: int) -> float:
+        return max(fan_in, fan_out) ** -0.5
+
+    def weight(self, draw: Tensor) -> Tensor:
+        matrix = draw.flatten(1)
+        wide = matrix.shape[0] < matrix.shape[1]
+        q, r = torch.linalg.qr(matrix.T if wide else matrix)
+        q = q * r.diagonal().sign()
+        return (q.T if wide else q).reshape(draw.shape)
+
+
 @torch.no_grad()
 def initialize(model: Model, init: Initialization, seed: int, norms: Iterable[nn.Module] = ()) -> None:
     """Give every weight outside the norms its start, then apply the gains (see the module's table)."""
@@ -79,15 +119,24 @@ def initialize(model: Model, init: Initialization, seed: int, norms: Iterable[nn
     for name, module in model.named_modules():
         if id(module) in inside_norms or not isinstance(module, nn.Embedding | nn.Linear | nn.Conv2d):
             continue
-        weight = module.weight
-        fan_in, fan_out = weight[0].numel(), weight[:, 0].numel() // getattr(module, "parts", 1)  # of a FusedLinear
-        std = init.embedding_std if isinstance(module, nn.Embedding) else init.std(fan_in, fan_out)
         generator = torch.Generator().manual_seed(stable_seed(seed, f"{name}.weight"))
-        weight.copy_(torch.randn(weight.shape, generator=generator) * std)
+        draw = torch.randn(module.weight.shape, generator=generator)
+        if isinstance(module, nn.Embedding):
+            module.weight.copy_(draw * init.embedding_std)
+        else:  # of a FusedLinear each part by itself
+            parts = [init.weight(part) for part in draw.chunk(getattr(module, "parts", 1))]
+            module.weight.copy_(torch.cat(parts) * init.factor)
         if isinstance(bias := getattr(module, "bias", None), Tensor):
             bias.zero_()
     blocks = [module for module in model.modules() if isinstance(module, Placement)]
     branches = [(block, branch) for block in blocks for branch in block.branches.values() if isinstance(branch, Branch)]
+    places = Counter[str]()
+    for block in blocks:
+        side = str(getattr(getattr(block, "site", None), "side", ""))
+        places[side] += 1
+        for module in block.branches.modules():
+            if isinstance(module, nn.Linear | nn.Conv2d) and id(module) not in inside_norms:
+                module.weight.mul_(init.at_place(places[side]))
     for block, branch in branches:
         for weight in branch.scaled_weights():
             weight.mul_(block.branch_gain)

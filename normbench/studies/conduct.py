@@ -35,7 +35,7 @@ from normbench.studies.findings import plain_table
 from normbench.studies.frame import Row, Study, Subject, make_study, study_class
 from normbench.sweep.conduct import understand
 from normbench.sweep.plan import SweepPlan
-from normbench.sweep.words import key_of
+from normbench.sweep.words import AS_IT_IS, key_of
 from normbench.types import Data
 
 # Coordinates that TensorBoard takes for steps, the first that is there.
@@ -191,8 +191,9 @@ def measured(study: Study, subjects: Sequence[Subject], journal: Path, quiet: bo
             found[keys[id(one)]].append(row)
         for key, rows in found.items():
             keep(key, rows)
-    named = [({key: show(value) if isinstance(value, list) else value for key, value in one.settings.items()}, one)
-             for one in subjects]  # fmt: skip
+    settings = dict.fromkeys((key for one in subjects for key in one.settings), AS_IT_IS)  # an arm may be without some
+    named = [({key: show(value) if isinstance(value, list) else value
+               for key, value in (settings | {**one.settings}).items()}, one) for one in subjects]  # fmt: skip
     return pd.DataFrame([{**words, "seed": one.seed, **row} for words, one in named for row in kept[keys[id(one)]]])
 
 

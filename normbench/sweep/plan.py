@@ -6,7 +6,7 @@ import itertools
 import json
 import math
 import re
-from collections import ChainMap, Counter
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,7 +24,7 @@ from normbench.rundir import fingerprint
 from normbench.settings import Tree, show
 from normbench.sweep.folder import Entry, arm_name
 from normbench.sweep.launchers import Launcher
-from normbench.sweep.words import EXCLUDE, REPEATED, TIE, is_own, key_of, read_settings
+from normbench.sweep.words import AS_IT_IS, EXCLUDE, REPEATED, TIE, is_own, key_of, read_settings
 from normbench.types import Data
 
 # The folder of a sweep that neither the words nor an experiment name, and that of `train`.
@@ -83,6 +83,8 @@ def words_of(key: str, value: Any) -> list[str]:
 def product(words: Iterable[str], ties: Sequence[Sequence[str]]) -> list[Point]:
     """Return all combinations of what varies, in the order of the words, then of the ties, the last one changing first.
 
+    A point does without a setting whose value is `default`.
+
     Raises:
         UsageError: what varies is what all runs share, a tie has unlike numbers of values, or there are too many runs.
     """
@@ -91,7 +93,8 @@ def product(words: Iterable[str], ties: Sequence[Sequence[str]]) -> list[Point]:
     if math.prod(map(len, axes)) > MOST_RUNS:
         keys = " × ".join(" and ".join(axis[0]) for axis in axes)
         raise UsageError(f"a sweep over {keys} has more than {MOST_RUNS:,} runs, which is the most: give fewer values")
-    points = [dict(ChainMap(*reversed(point))) for point in itertools.product(*axes)]
+    points = [{key: value for part in point for key, value in part.items() if value != AS_IT_IS}
+              for point in itertools.product(*axes)]  # fmt: skip
     fixed = [compose.text(compose.parsed(word)) for word in words if word not in several]
     return [Point((*(f"{key}={value}" for key, value in point.items()), *fixed), point) for point in points]
 

@@ -46,6 +46,7 @@ class SweepConfig:
 SETTINGS = closed_settings(SweepConfig)
 SWEEP_KEYS = {f"sweep.{name}": setting for name, setting in SETTINGS.items()}
 EXCLUDE, TIE = REPEATED = ("sweep.exclude", "sweep.tie")  # what may be given several times
+AS_IT_IS = "default"  # in place of a value: as the option has it, which need not know the setting
 LISTS = ("sweep.lr_grid", "sweep.lr_seeds")
 ONCE = ("sweep.extend", "sweep.retry_failed")  # of one command, not of those that go on
 HOW = (*ONCE, "sweep.timeout", "sweep.jobs", "sweep.report", "launcher", "quiet", "name", "outputs")  # not which runs

@@ -50,7 +50,7 @@ def counted(model: Model, known: Sequence[Tensor]) -> Iterator[Kept]:
 
     def keep(tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in there | seen.keys() and not is_cast(tensor):
+        if not (storage.data_ptr() in there or storage.data_ptr() in seen or is_cast(tensor)):
             seen[storage.data_ptr()] = storage  # held, so that nothing else comes to lie there
             kept.parts[-1] += storage.nbytes()
 

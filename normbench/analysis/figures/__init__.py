@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from normbench.analysis.comparisons import Baseline, compare_all, contenders
 from normbench.analysis.figures.finals import forest, interactions, learning_rates, step_time_against, survival
 from normbench.analysis.figures.lines import QUANTITIES, draw_lines
+from normbench.analysis.figures.maps import maps
 from normbench.analysis.figures.style import COLUMN, TOGETHER, UNDER_WAY, Figure, members, our_style
 from normbench.analysis.measures import Metric, metrics_of
 from normbench.analysis.records import Study, shortened
@@ -26,6 +27,7 @@ def draw_all(study: Study, baseline: Baseline, metrics: Sequence[Metric] = (), w
         figures = [
             *interactions(arms, baseline, primary, note),
             survival(arms, baseline, note),
+            *maps(study, primary),
             forest(compare_all(arms, baseline, primary), arms, note),
             *(draw_lines(name, arms, along) for name in ("bleu-val-epochs", "accuracy-val-steps") if others),
             *(draw_lines(name, arms, along + judged) for name in losses),

@@ -15,7 +15,7 @@ from normbench.analysis.figures import style as grid
 from normbench.analysis.figures.style import INK, Entry, Figure, described, first, panels_of, plain
 from normbench.analysis.measures import Metric, known
 from normbench.analysis.records import Arm, Study, shortened
-from normbench.analysis.sensitivity import is_lost, outcome, tried_rates
+from normbench.analysis.sensitivity import are_numbers, is_lost, outcome, tried_levels
 from normbench.analysis.statistics import mean_interval
 from normbench.analysis.wording import fixed, in_words, precision, span
 
@@ -127,7 +127,9 @@ def draw_against(
             own, look = data[data["arm"] == entry.arm.name], {"color": entry.color, "marker": entry.marker}
             at = own[x] + apart * (place - (len(entries) - 1) / 2)
             spans = own[x] - own.get(f"{x}_low", own[x]), own.get(f"{x}_high", own[x]) - own[x]
-            reach = own["mean"] - own["low"], own["high"] - own["mean"]
+            reach = [
+                side.clip(0) for side in (own["mean"] - own["low"], own["high"] - own["mean"])
+            ]  # a mean is rounded
             full, lost = own["filled"] == "yes", own.loc[own["diverged"] > 0, x] if crosses else []
             line = {"linestyle": entry.dash, "mfc": "none", "elinewidth": 0.8}
             drawn = [
@@ -200,11 +202,6 @@ def draw_levels(
     return canvas, data.drop(columns=["filled", "place"]), more
 
 
-def are_numbers(levels: Sequence[Any]) -> bool:
-    """Say whether levels are three numbers or more, which have places on an axis of their own."""
-    return len(levels) > 2 and all(type(level) in (int, float) for level in levels)
-
-
 def places_of(levels: Sequence[Any]) -> list[float]:
     """Return where levels stand on an axis: words in a row; numbers by size, over a wide range by its logarithm.
 
@@ -221,7 +218,7 @@ def places_of(levels: Sequence[Any]) -> list[float]:
 
 def learning_rates(study: Study, metric: Metric) -> Figure | None:
     """Draw each arm over its learning rates; None where no arm has two, or none has finished."""
-    tried = tried_rates(study, fewest=1)
+    tried = tried_levels(study.arms, fewest=1)
     rows = [
         {
             "arm": one.arm.name,
@@ -231,9 +228,9 @@ def learning_rates(study: Study, metric: Metric) -> Figure | None:
             "largest": 2 ** np.mean([*one.largest.values()]) if one.largest else np.nan,
         }
         for one in tried
-        for rate, arm in one.by_rate.items()
+        for rate, arm in one.by_level.items()
     ]
-    if not any(row["finished"] for row in rows) or all(len(one.by_rate) < 2 for one in tried):
+    if not any(row["finished"] for row in rows) or all(len(one.by_level) < 2 for one in tried):
         return None
     data, arms = pd.DataFrame(rows), [one.arm for one in tried]
     crosses = data["diverged"].any()

@@ -162,8 +162,12 @@ def first(found: Sequence[Any], most: int, words: str) -> tuple[Sequence[Any], s
 
 
 def words(arm: Arm, keys: Sequence[str]) -> str:
-    """Return some of an arm's settings as its name has them, but for proper names: LayerNorm for layernorm."""
-    return Arm({key: proper(arm, key) for key in keys}).name if keys else ""
+    """Return some of an arm's settings as its name has them, but for proper names: LayerNorm for layernorm.
+
+    Those that the arm leaves as they are, which studies know as `default`, are left out.
+    """
+    told = {key: proper(arm, key) for key in keys if arm.settings[key] != "default"}
+    return Arm(told).name if told else ""
 
 
 def proper(arm: Arm, key: str) -> Any:

@@ -1,0 +1,101 @@
+"""How weights start: orthogonal, scaled by depth, times a factor, and all of it paired."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+import torch
+from support import IMAGES, TEXT, TRANSLATIONS, build, section
+
+from normbench.models import Kaiming, Normal, Orthogonal, Scaled, Xavier
+
+WORDS: dict[str, Any] = {"embedding_std": 0.02, "residual_scale": False}
+INITS: dict[str, Any] = {
+    "normal": Normal(**WORDS, weight_std=0.02),
+    "xavier": Xavier(**WORDS),
+    "kaiming": Kaiming(**WORDS),
+    "scaled": Scaled(**WORDS),
+    "orthogonal": Orthogonal(**WORDS),
+}
+
+
+def weights(init: Any, **how: Any) -> dict[str, torch.Tensor]:
+    model, _ = build(**{"init": init, "width": 64, "depth": 4, **how})
+    return {name: value.detach() for name, value in model.named_parameters()}
+
+
+@pytest.mark.parametrize("name", INITS)
+def test_the_factor_multiplies_all_weights_but_embeddings(name: str) -> None:
+    """A power of two leaves the bits; the norms and what the text's stream starts at stay."""
+    assert section("init", name)["factor"] == 1.0
+    one = weights(INITS[name])
+    four = weights(dataclasses.replace(INITS[name], factor=4.0))
+    for key, weight in one.items():
+        linear = weight.ndim == 2 and "embedding" not in key and "positions" not in key
+        assert torch.equal(four[key], 4 * weight if linear else weight), key
+
+
+def test_orthogonal_weights_are_what_qr_makes_of_the_draw() -> None:
+    """Against torch's own, with the same draw; the parts of a fused map are orthogonal each by itself."""
+    found = weights(INITS["orthogonal"])
+    drawn = weights(Normal(**WORDS, weight_std=1.0))
+    eye = torch.eye(64)
+    qkv = found["blocks.0.branches.attention.qkv.weight"]
+    for part in qkv.chunk(3):
+        assert torch.allclose(part @ part.T, eye, atol=1e-5)
+    wide, tall = found["blocks.0.branches.mlp.fc2.weight"], found["blocks.0.branches.mlp.fc1.weight"]
+    assert torch.allclose(wide @ wide.T, eye, atol=1e-5)
+    assert torch.allclose(tall.T @ tall, eye, atol=1e-5)
+    assert tall.std().item() == pytest.approx(Orthogonal(**WORDS).std(64, 256), rel=0.01)
+    # Q·R of the draw with a positive diagonal: Qᵀ·draw is upper triangular
+    r = tall.T @ drawn["blocks.0.branches.mlp.fc1.weight"]
+    assert torch.allclose(r.tril(-1), torch.zeros(64, 64), atol=1e-4)
+    assert r.diagonal().min() > 0
+
+
+def test_kernels_of_convolutions_are_rows() -> None:
+    found = weights(INITS["orthogonal"], model="cnn", task=IMAGES, width=8, depth=3)
+    kernel = found["blocks.0.branches.conv.conv2.weight"]
+    rows = kernel.flatten(1)
+    assert kernel.shape == (8, 8, 3, 3)
+    assert torch.allclose(rows @ rows.T, torch.eye(8), atol=1e-5)
+
+
+def test_an_orthogonal_linear_stack_keeps_the_length_of_what_it_is_given() -> None:
+    """Saxe et al. 2014: the gain through depth is 1, which that of independent draws is not."""
+    x, lengths = torch.randn(8, 64), {}
+    for name in ("orthogonal", "kaiming"):
+        found = weights(INITS[name], norm="none", model="mlp", task=IMAGES, depth=30)
+        y = x
+        for layer in range(30):
+            y = y @ found[f"blocks.{layer}.branches.linear.fc1.weight"].T
+        lengths[name] = (y.norm() / x.norm()).item()
+    assert lengths["orthogonal"] == pytest.approx(1, rel=1e-4)
+    assert not 0.1 < lengths["kaiming"] < 10
+
+
+def test_scaled_is_xavier_over_the_root_of_the_place() -> None:
+    xavier, scaled = weights(INITS["xavier"]), weights(INITS["scaled"])
+    for key, weight in xavier.items():
+        place = 1 + int(key.split(".")[1]) if ".branches." in key else 1
+        assert torch.allclose(scaled[key], weight / math.sqrt(place), rtol=1e-6), key
+
+
+def test_the_decoder_s_blocks_are_counted_anew() -> None:
+    how = {"model": "seq2seq", "task": TRANSLATIONS, "depth": 2, "decoder_depth": 2}
+    xavier, scaled = weights(INITS["xavier"], **how), weights(INITS["scaled"], **how)
+    keys = [key for key in xavier if key.endswith("fc1.weight")]
+    ratios = {int(key.split(".")[1]): (scaled[key] / xavier[key]).mean().item() for key in keys}
+    assert ratios == pytest.approx({0: 1, 1: 0.5**0.5, 2: 1, 3: 0.5**0.5})
+
+
+@pytest.mark.parametrize("name", INITS)
+def test_starts_are_paired_over_norms_and_placements(name: str) -> None:
+    reference = weights(INITS[name])
+    for norm, placement in (("rmsnorm", "post"), ("none", "parallel"), ("batchnorm", "sandwich")):
+        found = weights(INITS[name], norm=norm, placement=placement, task=TEXT)
+        shared = [key for key in reference if ".norms." not in key and "final" not in key]
+        assert all(torch.equal(found[key], reference[key]) for key in shared)

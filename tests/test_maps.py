@@ -1,0 +1,162 @@
+"""From where to where arms train: largest levels of any setting that is a number, and maps of two such settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import pairwise, product
+from pathlib import Path
+
+import numpy as np
+import pytest
+from color_vision import BLINDNESS, distance
+from made_runs import make_report, make_run, read_study
+
+from normbench.analysis.figures import draw_all
+from normbench.analysis.report import Report
+from normbench.analysis.sensitivity import areas, tried_levels
+
+CONSTANT = {"constant": {"loss/val": 3.3}}
+FACTORS, RATES = (0.25, 1.0, 4.0), (1e-3, 1e-2, 1e-1)
+DEPTHS = (6, 24, 100, 200)
+
+Ends = Callable[[float, float, int], float]  # of factor, rate and seed: a final loss; above 3.3 a run diverges
+
+
+def crossed(folder: Path, norms: Mapping[str, Ends], **more: float) -> Path:
+    for norm, factor, rate, seed in product(norms, FACTORS, RATES, range(3)):
+        end = norms[norm](factor, rate, seed)
+        how = {"status": "diverged" if end > 3.3 else "finished", "data": CONSTANT}
+        make_run(folder, norm=norm, lr=rate, seed=seed, final=end, settings={"init.factor": factor, **more}, **how)
+    return folder
+
+
+def wide(factor: float, rate: float, seed: int) -> float:
+    """Trains everywhere."""
+    return 2.0 + 0.1 * abs(np.log10(rate) + 2) + 0.05 * abs(np.log2(factor)) + 0.01 * seed
+
+
+def narrow(factor: float, rate: float, seed: int) -> float:
+    """Diverges at large weights and rates, stays where it starts at small ones; one seed learns in a cell more."""
+    if factor * rate > 0.05:
+        return 9.0
+    return 3.29 if factor < 1 and (rate < 1e-1 or seed) else wide(factor, rate, seed)
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    folder = tmp_path_factory.mktemp("maps")
+    return make_report([crossed(folder, {"layernorm": wide, "dyt": narrow, "none": narrow})])
+
+
+def test_the_share_of_the_grid_is_by_seed_and_has_an_interval(report: Report) -> None:
+    mapped = {one.arm.name: one for one in areas(report.study)}
+    assert mapped["layernorm"].shares == {0: 100.0, 1: 100.0, 2: 100.0}
+    # of nine cells 1 × 0.1 and 4 × 0.1 diverge (4 × 0.01 does not), and 0.25 learns in one, with one seed
+    assert mapped["dyt"].shares == pytest.approx({0: 500 / 9, 1: 400 / 9, 2: 400 / 9})
+    (table,) = [table for table in report.tables if table.key == "areas"]
+    rows = {row[0]: row[1:] for row in table.rows}
+    assert rows["layernorm"] == ("factor and lr", "3", "9", "100.0", "–")
+    assert rows["dyt"][3] == "48.1"
+    assert rows["dyt"][4] == "32.2 to 64.1"  # 400/9 + (0, 0, 100/9), t interval
+
+
+def test_areas_are_compared_by_seed_and_stand_for_what_they_are_made_of(report: Report) -> None:
+    (table,) = [table for table in report.tables if table.key == "designs"]
+    assert {row[0] for row in table.rows} == {"The share of the grid of factor and lr that trains"}
+    assert [row[1] for row in table.rows] == ["dyt", "none"]
+    said = [text for text, key in report.verdict if key == "designs"]
+    start = "layernorm trains in 100 % of the grid of factor and lr, dyt in 48 %: 52 percentage points more (95 %: "
+    assert any(text.startswith(start) for text in said), said
+
+
+def test_a_map_has_a_panel_for_each_arm_one_scale_and_marks(report: Report) -> None:
+    figures = {one.name: one for one in draw_all(report.study, {"norm": "layernorm"}, report.by.metrics)}
+    figure = figures["map-factor-lr"]
+    *panes, _ = figure.canvas.axes
+    assert [pane.get_title("left") for pane in panes] == ["DyT", "LayerNorm", "no norm"]
+    assert len({pane.collections[0].get_clim() for pane in panes}) == 1
+    words = [text.get_text() for text in panes[0].texts]  # row by row from the smallest factor
+    assert words == ["–", "–", "–", "2.11", "2.01", "×", "2.21", "2.11", "×"]
+    cells = figure.data.set_index(["arm", "factor", "lr"])
+    assert cells.loc[("layernorm", 4.0, 1e-3), "mean"] == pytest.approx(wide(4.0, 1e-3, 1))
+    assert cells.loc[("dyt", 4.0, 1e-1), "mean"] == pytest.approx(3.3)  # as a constant predictor
+    assert dict(cells.loc[("dyt", 0.25, 1e-1)]) == pytest.approx(
+        {"mean": (2.2 + 2 * 3.29) / 3, "runs": 3, "train": 1, "diverged": 0}
+    )
+    assert figure.title == "Final validation loss over factor and lr"
+    assert figure.svg.count("<path") > 27
+
+
+def test_neighbouring_colours_of_a_map_can_be_told_apart() -> None:
+    import matplotlib
+
+    from normbench.analysis.figures.maps import COLORS
+
+    shades = [matplotlib.colors.to_hex(matplotlib.colormaps[COLORS](place)) for place in np.linspace(0, 1, 7)]
+    for blindness in BLINDNESS:
+        assert min(distance(one, other, blindness) for one, other in pairwise(shades)) >= 6
+
+
+def test_a_grid_with_holes_or_two_levels_is_no_map(tmp_path: Path) -> None:
+    crossed(tmp_path, {"layernorm": wide, "dyt": narrow})
+    study = read_study([tmp_path])
+    assert {one.arm.name for one in areas(study)} == {"layernorm", "dyt"}
+    for path in [path for path in tmp_path.glob("dyt-*") if "-s" in path.name][:1]:
+        for other in tmp_path.glob("dyt-*"):
+            if (other / "config.yaml").read_text().split("seed")[0] == (path / "config.yaml").read_text().split("seed")[
+                0
+            ]:
+                pass
+    few = tmp_path / "few"
+    for norm, factor, rate in product(("layernorm", "dyt"), FACTORS[:2], RATES):
+        make_run(few, norm=norm, lr=rate, final=2.0, settings={"init.factor": factor})
+    assert not areas(read_study([few]))
+
+
+# ---- the largest level
+
+
+@pytest.fixture(scope="module")
+def deep(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    folder = tmp_path_factory.mktemp("depth")
+    upto = {
+        ("deep", 0.0): [200] * 3,
+        ("deep", 0.2): [200] * 3,
+        ("post", 0.0): [6, 24, 6],
+        ("post", 0.2): [100, 100, 24],
+    }
+    for (placement, warmup), depth, seed in product(upto, DEPTHS, range(3)):
+        trains = depth <= upto[placement, warmup][seed]
+        how = {"settings": {"model.depth": depth, "schedule.warmup": warmup}, "data": CONSTANT}
+        final = 2.0 + 0.01 * seed if trains else 3.3
+        make_run(folder, placement=placement, seed=seed, final=final, **how)
+    return make_report([folder], baseline="placement=deep")
+
+
+def test_the_largest_depth_that_trains_is_a_number_of_each_arm(deep: Report) -> None:
+    found = {
+        one.arm.name: {seed: 2**log for seed, log in one.largest.items()}
+        for one in tried_levels(deep.study.arms, "model.depth")
+    }
+    assert found["post · warmup=0.0"] == pytest.approx({0: 6, 1: 24, 2: 6})
+    (table,) = [table for table in deep.tables if table.key == "survival-depth"]
+    rows = {row[0]: row[1:] for row in table.rows}
+    assert list(table.frame) == ["arm", "6", "24", "100", "200", "all train up to", "most train up to"]
+    assert rows["post · warmup=0.0"] == ("3 of 3", "1 of 3", "0 of 3", "0 of 3", "6", "6")
+    assert rows["post · warmup=0.2"] == ("3 of 3", "3 of 3", "2 of 3", "0 of 3", "24", "100")
+    assert rows["deep · warmup=0.0"][-2:] == ("200", "200")
+
+
+def test_the_largest_depth_is_compared_by_seed(deep: Report) -> None:
+    said = [text for text, key in deep.verdict if key == "designs"]
+    ratio = 2 ** np.mean(np.log2([200 / 6, 200 / 24, 200 / 6]))
+    sides = "deep · warmup=0.0 trains up to depth 200 (the largest tried), post · warmup=0.0 up to 6 to 24"
+    assert any(text.startswith(f"{sides}, at values {ratio:.1f} times") for text in said), said
+
+
+def test_where_all_train_nothing_is_said_of_the_largest(tmp_path: Path) -> None:
+    for placement, depth, seed in product(("deep", "post"), DEPTHS, range(2)):
+        make_run(tmp_path, placement=placement, seed=seed, settings={"model.depth": depth}, data=CONSTANT)
+    report = make_report([tmp_path])
+    assert not [table for table in report.tables if table.key.startswith("survival")]
+    assert not [row for table in report.tables if table.key == "designs" for row in table.rows if "largest" in row[0]]

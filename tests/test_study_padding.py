@@ -1,0 +1,81 @@
+"""What padding costs a classifier of texts: padded and cut by hand, and beside a norm that counts it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from support import refused
+from trained_runs import SIZE, write_questions
+
+from normbench import build
+from normbench.config.compose import read
+from normbench.studies.frame import Subject
+from normbench.studies.padding import Padding, of_length, padded
+from normbench.types import Batch
+
+pytest_plugins = ["refusals"]
+
+
+def test_texts_are_sorted_by_length_and_padded_again() -> None:
+    inputs = torch.tensor([[1, 2, 3, 0], [4, 5, 0, 0], [6, 7, 8, 0], [9, 9, 9, 9]])
+    mask = torch.arange(4) < torch.tensor([[3], [2], [3], [4]])
+    batches = [Batch(inputs, torch.arange(4), mask), Batch(inputs[3:, :3], torch.tensor([7]), mask[3:, :3])]
+    found = of_length(batches, range(3, 5))
+    assert {length: texts.tolist() for length, (texts, _) in found.items()} == {
+        3: [[1, 2, 3], [6, 7, 8], [9, 9, 9]],
+        4: [[9, 9, 9, 9]],
+    }
+    assert found[3][1].tolist() == [0, 2, 7] and found[4][1].tolist() == [3]
+    (batch,) = padded(*found[3], 5)
+    assert batch.inputs.tolist() == [[1, 2, 3, 0, 0], [6, 7, 8, 0, 0], [9, 9, 9, 0, 0]]
+    assert batch.mask is not None and batch.mask.tolist() == [[True] * 3 + [False] * 2] * 3
+    assert batch.targets.tolist() == [0, 2, 7]
+    study = Padding(shares=[0.5, 0.75], lengths=[2])
+    for kind, level, length, real in (("padding", 0.75, 12, 3), ("length", 2, 2, 2)):
+        (batch,) = study.batches(kind, level, {3: found[3]})
+        assert batch.inputs.shape[1] == length and batch.mask is not None and batch.mask.sum() == 3 * real
+
+
+def subject(root: Path, *words: str) -> Subject:
+    """A classifier of a few questions as it starts."""
+    write_questions(root)
+    tree = read(["data=banking77", f"data.root={root}", "data.batch_size=8", *SIZE, *words]).tree
+    settings = {"norm": words[0].removeprefix("norm="), "norm.masked": tree["norm"].get("masked", "default")}
+    return Subject(settings, tree, torch.device("cpu"), lambda: build.make_data(tree, 0))
+
+
+def test_padding_moves_the_norm_that_counts_it_alone(tmp_path: Path) -> None:
+    study, parts = Padding(shares=[0.0, 0.25, 0.5], lengths=[3, 6]), []
+    across = ["norm=groupnorm", "norm.across_time=true"]
+    for words in (["norm=layernorm"], [*across, "norm.masked=true"], [*across, "norm.masked=false"]):
+        one = subject(tmp_path, *words)
+        study.check(one)
+        parts.append(pd.DataFrame([{**one.settings, "seed": 0, **row} for row in study.measure(one)]))
+        shown = parts[-1][parts[-1]["kind"] == "padding"]
+        moved = (shown["loss"] - shown["loss"].iloc[0]).abs()
+        assert len(parts[-1]) == 5 and shown["level"].tolist() == [0.0, 0.25, 0.5]
+        assert (moved[1:] > 1e-4).all() if words[-1] == "norm.masked=false" else (moved < 1e-6).all()
+        assert (parts[-1].groupby("kind")["change"].first() == 0).all()
+    rows: Any = pd.concat(parts)
+    (table, other), figures = study.tables(rows), study.figures(rows)
+    assert table.title == "Accuracy by the share of padding, at 0.5" and other.title.endswith(", at 6")
+    assert table.frame["arm"].tolist() == ["LayerNorm", "GroupNorm · masked=true", "GroupNorm · masked=false"]
+    assert [figure.name for figure in figures] == ["padding", "length"]
+    assert [len(own) for _, own in figures[0].data.groupby("counted", sort=False)] == [6, 6]  # LayerNorm is in both
+
+
+def test_what_cannot_be_measured_is_refused_before_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["study", "padding", "sweep.tie=null", "norm=layernorm"]
+    assert "labelled texts" in refused([*words, "data=pydocs", "model.context=32"], capsys)
+    write_questions(tmp_path)
+    assert "study.lengths" in refused(
+        [*words, f"data.root={tmp_path}", "data.batch_size=8", "study.lengths=100"], capsys
+    )
+    assert not (tmp_path / "outputs").exists()
