@@ -13,7 +13,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from support import refused
 
 from normbench.cli import main
@@ -124,7 +123,6 @@ def test_the_time_by_hand() -> None:
 def test_the_peak_is_that_of_what_came_last() -> None:
     """In a process of its own: one that has run other tests may hold free memory, which nothing needs to ask for."""
     code = """
-import torch
 from normbench.training.clock import forget_peak, peak_memory
 for size in (300_000_000, 1):
     forget_peak(torch.device("cpu"))
