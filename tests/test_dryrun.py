@@ -123,11 +123,12 @@ def test_the_time_by_hand() -> None:
 def test_the_peak_is_that_of_what_came_last() -> None:
     """In a process of its own: one that has run other tests may hold free memory, which nothing needs to ask for."""
     code = """
+from torch import device
 from normbench.training.clock import forget_peak, peak_memory
 for size in (300_000_000, 1):
-    forget_peak(torch.device("cpu"))
+    forget_peak(device("cpu"))
     assert len(b"x" * size) == size
-    print(peak_memory(torch.device("cpu")))
+    print(peak_memory(device("cpu")))
 """
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert int(found[0]) - int(found[1]) > 250_000_000
