@@ -36,6 +36,8 @@ CNN += f"trainer.log_every=5 {LENGTHS} trainer.steps=20"
 PAIRS = "train model=seq2seq model.depth=1 model.decoder_depth=1 model.width=16 model.heads=2 model.hidden=32 "
 PAIRS += "model.dropout=0 data.hub_id=me/pairs data.root=hub data.vocabulary_size=300 data.batch_size=6 data.beam=2 "
 PAIRS += f"trainer.accumulate=2 optim=sgd optim.lr=0.1 {LENGTHS} trainer.steps=20 trainer.log_every=1"
+RECURRENT = PAIRS.replace("seq2seq model.depth=1 model.decoder_depth=1", "rnnsearch").replace("model.heads=2 ", "")
+RECURRENT = RECURRENT.replace("model.hidden", "model.embedding")
 GONE = "normbench: another of the run's 2 processes has ended: the same command goes on from the last checkpoint"
 
 
@@ -95,8 +97,9 @@ def deviation(several: Path, one: Path) -> float:
     [
         f"{TRANSFORMER} trainer.steps=20 probes=full data.batch_size=16",
         f"{PAIRS} trainer.accumulate=2 data.eval_batch_size=1",  # fewer sentences than processes
+        f"{RECURRENT} trainer.shard=true",
     ],
-    ids=["text", "translation"],
+    ids=["text", "translation", "parts of a recurrent translator"],
 )
 def test_two_processes_equal_one(words: str, server: Server, tmp_path: Path, tell: Callable[[str], None]) -> None:
     """Also where parts of a batch and batches of a step have not equally many predictions, as in translation."""

@@ -31,7 +31,6 @@ class TrainerConfig:
     checkpoint_every: Annotated[int, Setting("steps between checkpoints", "steps", low=1, high=10**9)]
     keep_checkpoint: Annotated[Literal["last", "best", "none"], Setting("what stays; best: of the lowest loss too")]
     compile: Annotated[bool, Setting("run the training step through torch.compile")]
-    recompute: Annotated[bool, Setting("keep only some blocks' inputs and compute the rest again: memory as √depth")]
     precision: Annotated[Literal["fp32", "bf16", "fp16"], Setting("of matrix products; fp16 scales the loss")]
     tf32: Annotated[bool, Setting("let a GPU round float32 matrix products to TensorFloat-32")]
     accumulate: Annotated[int, Setting("batches whose gradients add up to one step", "batches", low=1, high=10**6)]
@@ -39,6 +38,7 @@ class TrainerConfig:
     decay_norms: Annotated[bool, Setting("weight decay on γ, β and α too")]
     divergence_factor: Annotated[float, Setting("a loss above this × the first one runs away", above=1, high=1e9)]
     divergence_patience: Annotated[int, Setting("so long may a loss run away", "steps", low=1, high=10**9)]
+    recompute: Annotated[bool, Setting("keep some blocks' inputs, compute the rest again: memory as √depth")] = False
     shard: Annotated[bool, Setting("each process keeps a part of the weights, for large models")] = False
 
 

@@ -39,7 +39,9 @@ def make_optimizer(factory: Any, groups: list[dict[str, Any]], device: torch.dev
         UsageError: the class does not take one of the settings, or needs another loop than ours.
     """
     name, known = factory.func.__name__, inspect.signature(factory).parameters
-    if "fused" in known and not IMPLEMENTATIONS & factory.keywords.keys() and device.type in ("cpu", "cuda", "mps"):
+    free = "fused" in known and not IMPLEMENTATIONS & factory.keywords.keys()
+    cut = any(hasattr(each, "full_tensor") for group in groups for each in group["params"])  # torch fuses not all then
+    if free and not cut and device.type in ("cpu", "cuda", "mps"):
         factory = partial(factory, fused=True)
     try:
         optimizer = factory(groups)

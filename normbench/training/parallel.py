@@ -193,13 +193,16 @@ class Processes(Group):
 
     def shard(self, model: Model, device: torch.device) -> None:
         from torch.distributed.device_mesh import init_device_mesh  # its imports take a second
-        from torch.distributed.fsdp import fully_shard
+        from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
         self.shards, mesh = True, init_device_mesh(device.type, (self.size,))
-        for block in model.blocks:
+        # the search for translations calls what is inside a recurrent model's blocks, so that model is one piece
+        for block in () if model.recompute is None else model.blocks:
             fully_shard(block, mesh=mesh)
         # what is outside the blocks is put away behind each forward too, so that its parameters are always parts
         fully_shard(model, mesh=mesh, reshard_after_forward=True)
+        for name in {"begin", "advance"}.intersection(dir(model)):  # which a search calls in place of `forward`
+            register_fsdp_forward_method(model, name)
 
     def gathered(self, state: Any) -> Any:
         if isinstance(state, dict):
