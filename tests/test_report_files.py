@@ -225,13 +225,22 @@ print(time.perf_counter() - begun, used.ru_utime + used.ru_stime, int(high.split
 
 @pytest.mark.slow
 def test_a_hundred_runs_take_seconds(tmp_path: Path, tell: Callable[[str], None]) -> None:
-    finals = [2 + 0.01 * seed for seed in range(10)]
-    arms = dict.fromkeys(("layernorm", "rmsnorm", "dyt", "groupnorm", "batchnorm"), finals)
-    for placement in ("pre", "post"):
-        make_study(tmp_path, arms, placement=placement, steps=10_000, eval_every=500, probed=1000)
-    done = subprocess.run([sys.executable, "-c", MANY, str(tmp_path)], capture_output=True, text=True, check=True)
-    seconds, processor, memory = map(float, done.stdout.split()[-3:])
-    tell(f"report of 100 runs of 1,000 logged steps: {seconds:.1f} s, {processor:.1f} s of a core, {memory:.2f} GiB")
-    assert processor < 10  # what 1,000 may take is in scripts/benchmark/report.py
+    """What 80 runs more cost is compared with the rest of the work, which says how fast this machine is."""
+
+    def measured(seeds: int) -> list[float]:
+        finals = [2 + 0.01 * seed for seed in range(seeds)]
+        arms = dict.fromkeys(("layernorm", "rmsnorm", "dyt", "groupnorm", "batchnorm"), finals)
+        for placement in ("pre", "post"):
+            make_study(tmp_path / f"{seeds}", arms, placement=placement, steps=10_000, eval_every=500, probed=1000)
+        command = [sys.executable, "-c", MANY, str(tmp_path / f"{seeds}")]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        return [float(word) for word in done.stdout.split()[-3:]]
+
+    few, (seconds, processor, memory) = measured(2)[1], measured(10)
+    tell(
+        f"report of 100 runs of 1,000 logged steps: {seconds:.1f} s, {processor:.1f} s of a core, "
+        f"{processor / few:.2f} × that of 20 runs, {memory:.2f} GiB"
+    )
+    assert processor < 2 * few  # what 1,000 may take is in scripts/benchmark/report.py
     assert memory < 1.5
-    assert max(path.stat().st_size for path in tmp_path.glob("report/figures/*.svg")) < 1_000_000  # runs are bands
+    assert max(path.stat().st_size for path in tmp_path.glob("10/report/figures/*.svg")) < 1_000_000  # runs are bands

@@ -170,7 +170,7 @@ def test_multi30k_has_its_published_sizes() -> None:
     data = build.factory(read(["data=multi30k"]).tree, "data")(seed=0)
     found = data.describe()
     assert [found[f"{split}_sentences"] for split in ("train", "val", "test")] == [29000, 1014, 1000]
-    assert found["too_long"] == found["empty"] == 0 and found["vocabulary_size"] == 8000
+    assert found["too_long"] == found["empty"] == 0 and found["vocabulary_size"] == 4000
     last = [*data.eval_batches("test")][-1]
     assert all(text == text.lower() and 50 < len(text) < 300 for text in shown(data, last)[-1])
 
