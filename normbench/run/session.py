@@ -323,9 +323,11 @@ def show_summary(run: Run, summary: Mapping[str, Any], *before: str | None) -> N
         return
     print(*(f"{line}\n" for line in before if line), sep="", end="")
     status = summary["status"] + (f" at step {summary['step']}: {summary['message']}" if summary["message"] else "")
+    data = summary["data"]
     rows = {
         "status": status,
         **dict(sorted(summary["metrics"].items())),
+        **({"bleu": f"beam {data['beam']}, {data['bleu']}"} if "bleu" in data else {}),
         **{f"step time, {key}": value for key, value in summary["step_time"].items()},
         **{name.replace("_", " "): summary[name] for name in NOTEWORTHY if summary[name]},
     }
