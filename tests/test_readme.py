@@ -17,6 +17,12 @@ from normbench.config.groups import options
 
 PAGES = {path: path.read_text("utf-8") for path in (REPOSITORY / "README.md", *sorted(REPOSITORY.glob("docs/*.md")))}
 TEXT = "\n".join(PAGES.values())
+LONG = {
+    "data=wikitext2",
+    "data=cifar10_jpeg",
+    "model=rnnsearch",
+    "model=seq2seq",
+}  # the last evaluation alone takes long
 SHORT = ["trainer.steps=4", "trainer.eval_every=2", "trainer.eval_batches=1", "model.width=8", "threads=1"]
 
 
@@ -42,7 +48,7 @@ def small(words: list[str]) -> list[str]:
     runs = sorted(path.parent.name for path in Path(folder[1]).glob("*/config.yaml")) if folder else []
     words = [word.replace("RUN", runs[-1]) if runs else word for word in words]
     words = [word for word in words if word != "data.root=PATH"]  # it is where NORMBENCH_DATA says
-    if {"data=wikitext2", "data=cifar10_jpeg"} & {*words}:  # whose last evaluation alone takes long
+    if LONG & {*words} and "--dry-run" not in words:
         return [*words, "--cfg", "job"]
     if words[0] in ("study", "bench") and not folder and "outputs/" not in " ".join(words):
         return [*words, "--help"]  # test_studies asks whether their words are understood
@@ -53,6 +59,8 @@ def small(words: list[str]) -> list[str]:
     if "--dry-run" not in words and {"experiment=smoke", "name=first"} & {*words}:
         few = ["sweep.lr_grid=[1e-3]", "seed=0,1"] if "sweep.lr=auto" in words else []
         return [*words, *SHORT, "launcher=local", *few]
+    if words[0] == "sweep" and "experiment=" in " ".join(words) and "--dry-run" not in words:
+        return [*words, "--dry-run"]
     return words
 
 
@@ -60,7 +68,7 @@ def small(words: list[str]) -> list[str]:
 @pytest.mark.data
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 def test_the_commands_of_a_page(page: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for line in "".join(blocks(PAGES[page], "bash")).splitlines():
+    for line in "".join(blocks(PAGES[page], "bash")).replace("\\\n", " ").splitlines():
         words = shlex.split(line)
         words = words[words.index("normbench") + 1 if words[:1] == ["torchrun"] else 1 :]  # here in one process
         if words and words[0] == "tensorboard":
