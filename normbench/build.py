@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import cache, partial, wraps
 from importlib.util import find_spec
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -24,8 +25,10 @@ from normbench.models.stacks import segment_length
 from normbench.norms.foreign import fitted, measured, takes_place, taking_mask
 from normbench.recording import Logger
 from normbench.settings import Tree
+from normbench.training.evaluation import to_device
 from normbench.training.guard import buffers_kept
 from normbench.training.memory import Kept, counted
+from normbench.training.parallel import Group
 from normbench.training.schedules import Schedule
 from normbench.types import Batch, Branch, Data, Model, NormFactory, NormFacts, Placement, Site, Task, stable_seed
 
@@ -202,7 +205,7 @@ def check_combination(tree: Tree, names: Mapping[str, str]) -> NormFacts:
         raise CombinationRefused(f"{given} is refused: {rule.reason}; {rule.instead}")
     trainer = tree.get("trainer", {})
     if trainer.get("recompute") and (trainer["compile"] or getattr(model, "recompute", None) is None):
-        what = "trainer.compile=true" if trainer["compile"] else f"model={names['model']}, which cannot"
+        what = "trainer.compile=true" if trainer["compile"] else f"model={names['model']}, a recurrent one"
         raise CombinationRefused(f"trainer.recompute=true does not go with {what}: leave it out")
     return facts
 
@@ -308,12 +311,12 @@ def rehearse(
     data: Data,
     device: torch.device,
     recompute: bool = False,
-    whole: bool = True,
+    group: Group | None = None,
 ) -> float:
     """Run the start of the first batch through the model, as in training; buffers and generators stay as they are.
 
-    Return the bytes that a batch will keep for the backward pass, 0 of a model that is not `whole` here (FSDP).
-    recompute: as `trainer.recompute`.
+    Return the bytes that a batch will keep for the backward pass, 0 of a model that is cut between processes (FSDP).
+    recompute: as `trainer.recompute`. group: of processes that share the batch.
 
     Raises:
         UsageError: the batch or the logits are not as the task says, a norm changes its input's shape or dtype, or
@@ -326,7 +329,9 @@ def rehearse(
     if (batch.inputs.shape, batch.targets.shape) != expected:
         given = f"inputs of {tuple(batch.inputs.shape)} and targets of {tuple(batch.targets.shape)}"
         raise ContractError(f"train_batch(0) has {given}: the task needs {expected[0]} and {expected[1]}")
-    size, batch = len(batch.targets), batch.map(lambda tensor: tensor[:REHEARSED_EXAMPLES].to(device))
+    group = group or Group()
+    size = len((own := group.rows(batch)).targets)
+    batch = to_device(own.map(itemgetter(slice(REHEARSED_EXAMPLES))), device)
     shape = (*batch.targets.shape, data.task.num_classes)
     generators = torch.random.fork_rng([device] if device.type == "cuda" else [])
     with ExitStack() as stack, buffers_kept(model), generators:
@@ -334,7 +339,7 @@ def rehearse(
             stack.enter_context(norm.register_forward_hook(partial(check_output, site)))
         stack.enter_context(torch.no_grad())
         known = [each for each in batch if each is not None]
-        kept = stack.enter_context(counted(model, known) if whole else nullcontext(Kept()))
+        kept = stack.enter_context(nullcontext(Kept()) if group.shards else counted(model, known))
         logits = model.train()(*batch.arguments)
         if logits.shape == shape:
             data.task.loss(logits, batch.targets)

@@ -26,6 +26,8 @@ Which = Literal["last", "best"]
 
 LOADED = ("norm", "placement", "model", "data")  # the sections that make what is loaded
 
+MEANINGS = ("classes", "vocabulary")  # of what data describe: what predictions stand for
+
 # What a summary tells that has its place among the columns already: the rest of it follows behind them.
 PLACED = {"status", "step", "steps", "seed", "choices", "metrics", "data"}
 
@@ -56,14 +58,19 @@ class TrainedRun(RunDirectory):
         """Return the data, decoded or from their cache; where their folder has gone, from that of NORMBENCH_DATA.
 
         Raises:
-            UsageError: they are not there.
+            UsageError: they are not there, or their classes or tokens are not those that the model was trained on.
         """
         from normbench import build
 
         section = dict(self.tree["data"])
         if (root := section.get("root")) and not Path(os.path.expanduser(root)).is_dir():
             section["root"] = os.environ.get("NORMBENCH_DATA", root)
-        return build.make_data({**self.tree, "data": section}, self.tree["seed"])
+        data = build.make_data({**self.tree, "data": section}, self.tree["seed"])
+        before, now = self.sessions()[-1]["data"], data.describe()
+        if self.task() != data.task or any(before.get(key, now.get(key)) != now.get(key) for key in MEANINGS):
+            what = f"{self.path} was trained on other data or another vocabulary than are there now"
+            raise UsageError(f"{what}: bring those back, or train anew with rerun=true")
+        return data
 
     def task(self) -> Task:
         """Return what the data ask of the model: as the run noted it."""

@@ -162,6 +162,6 @@ def test_data_that_have_changed_and_pages_that_cannot_be_written_are_refused(
 ) -> None:
     config = Path(shutil.copytree(runs["texts"], "copy")) / "config.yaml"
     config.write_text(config.read_text().replace("level: lowercase_word", "level: character"))
-    assert "vocabulary_size=25" in refused(["sample", "copy"], capsys)
+    assert "was trained on other data or another vocabulary" in refused(["sample", "copy"], capsys)
     sentence = "no/page.png cannot be written (No such file or directory): give another"
     assert sentence in refused(["sample", str(runs["images"]), "--count=1", "--out", "no/page.png"], capsys)

@@ -129,7 +129,7 @@ def test_the_vocabulary_is_learned_of_what_trains(tmp_path: Path, monkeypatch: p
 
 def test_a_pair_longer_than_the_context_trains_not_and_cannot_judge(root: Path, tmp_path: Path) -> None:
     with pytest.raises(
-        UsageError, match=r"data.context=9 is too short for the longest \w+ sentence of pairs, (\d+) tok"
+        UsageError, match=r"model.context=9 is too short for the longest \w+ sentence of pairs, (\d+) tok"
     ):
         made(root, context=9)
     long = {name: [*texts, "über " * 70] for name, texts in sentences(0, 60).items()}

@@ -99,8 +99,9 @@ def contrasts(study: Study, arms: Sequence[Arm], baseline: Baseline, metric: Met
             found.append(contrast(one.shares, other.shares, one.arm, other.arm, AREA, **about))
     if LEARNING_RATE not in keys:
         found += over_levels(study.arms, LEARNING_RATE, baseline)
-    for key in {*failing(arms)} - keys - {LEARNING_RATE}:
-        found += over_levels(arms, key, baseline)
+    for key in failing(arms):
+        if key not in {*keys, LEARNING_RATE}:
+            found += over_levels(arms, key, baseline)
     corrected, family = corrected_over(found)
     return tuple(replace(one, corrected=p, family=family) for one, p in zip(found, corrected, strict=True))
 

@@ -26,7 +26,7 @@ NOTES = {
     "placement": "Words differ: x + N(f(x)), sometimes called post-norm, is post_inside here; x + attention(N(x)) + "
     "mlp(N(x)), sometimes called pre-norm, is parallel.",
     "norm": "Other norms, such as your own, torch's, timm's and transformers': norm._target_=package.module.Class.",
-    "data": "Where none is chosen, CNNs, MLPs and vit_tiny learn digits, and other models pydocs.",
+    "data": "Where none is chosen, CNNs, MLPs and vit_tiny learn digits, translators multi30k, others pydocs.",
 }
 
 

@@ -131,15 +131,16 @@ def hub_texts(
         used = trained - held_out(trained, holdout, "texts")
         parts = ["\n".join(texts[row] for row in sorted(part)) for part in np.split(order, [used, trained])]
         vocabulary = LEVELS[level].learn(parts, vocabulary_size)
-        arrays = {}
+        arrays, empty = {}, 0
         for split, part in zip(SPLITS, np.split(order, [trained]), strict=False):
             encoded = [vocabulary.encode(texts[row]) for row in part]
             # An empty text is one unknown token, since nothing cannot be averaged.
+            empty += sum(not len(tokens) for tokens in encoded)
             encoded = [tokens if len(tokens) else np.zeros(1, np.uint8) for tokens in encoded]
             arrays[f"{split}_tokens"] = np.concatenate(encoded)
             arrays[f"{split}_ends"] = np.cumsum([len(tokens) for tokens in encoded])
             arrays[f"{split}_labels"] = labels[part]
-        return arrays, {"classes": classes, **vocabulary.facts}
+        return arrays, {"classes": classes, "empty": empty, **vocabulary.facts}
 
     key = ["hub", hub.key(), text_column, label_column, level, vocabulary_size, val_split, float(holdout)]
     return Texts(decoded(name, "texts", key, load, hub_id=hub_id), holdout=holdout, **options)

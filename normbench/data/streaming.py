@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import lru_cache
 from itertools import chain, islice
 from operator import itemgetter
+from threading import Thread
 from typing import Any
 
 import torch
@@ -130,7 +131,7 @@ class Streamed(ContentData):
         """Begin with the first block; how many steps a pass has is not known."""
         self.total, self.steps_per_epoch = total, 0
         self.starts: list[tuple[int, Place]] = [(0, (0, 0, 0, 0))]  # the first step of each block, and its place
-        self.number, self.reader = -1, ThreadPoolExecutor(1)
+        self.number = -1
         self.ahead: tuple[int, Future[tuple[Any, int, Place]]] = -1, Future()
 
     def train_batch(self, step: int) -> Batch:
@@ -151,7 +152,7 @@ class Streamed(ContentData):
         """
         first, place = self.starts[number]
         if self.ahead[0] != number:
-            self.ahead = number, self.reader.submit(self.read, place)
+            self.ahead = number, self.reading(place)
         try:
             self.block, count, behind = self.ahead[1].result()
         except UsageError:
@@ -164,12 +165,24 @@ class Streamed(ContentData):
             raise UsageError(f"a block of {self.content.name} has {count:,} examples, less than a batch: {cure}")
         self.turns = torch.randperm(count, generator=generator(self.seed, "block", number))
         self.starts[number + 1 :] = self.starts[number + 1 :] or [(first + count // self.batch_size, behind)]
-        self.number, self.ahead = number, (number + 1, self.reader.submit(self.read, behind))
+        self.number, self.ahead = number, (number + 1, self.reading(behind))
 
-    def read(self, place: Place) -> tuple[Any, int, Place]:
-        """Return the block at a place, how many examples it has, and the place behind it."""
-        rows, behind = self.stream.block(place, self.seed)
-        return *self.examples_of(rows), behind
+    def reading(self, place: Place) -> Future[tuple[Any, int, Place]]:
+        """Begin to read a block: what is in it, how many examples these are, and the place behind it.
+
+        By a daemon, which nobody waits for at the end of a run: a block of the hub may take minutes.
+        """
+        found: Future[tuple[Any, int, Place]] = Future()
+
+        def read() -> None:
+            try:
+                rows, behind = self.stream.block(place, self.seed)
+                found.set_result((*self.examples_of(rows), behind))
+            except BaseException as fault:  # which `result` raises
+                found.set_exception(fault)
+
+        Thread(target=read, daemon=True).start()
+        return found
 
     def state_dict(self) -> dict[str, Any]:
         """Return what finds a batch quickly again."""

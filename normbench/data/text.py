@@ -48,7 +48,8 @@ class TokenData(ContentData):
 
     def describe(self) -> dict[str, Any]:
         size, level = len(self.vocabulary.symbols), self.vocabulary.level
-        return {**super().describe(), "vocabulary_size": size, "level": level, "context": self.context}
+        about = {"vocabulary_size": size, "level": level, "vocabulary": self.vocabulary.digest}
+        return {**super().describe(), **about, "context": self.context}
 
 
 class Text(TokenData):
@@ -158,6 +159,7 @@ class Texts(TokenData):
         return Batch(inputs, self.labels[split][indices], torch.arange(inputs.shape[1]) < lengths[:, None])
 
     def describe(self) -> dict[str, Any]:
-        """Return what the data are; `cut` counts training texts that are longer than the context."""
-        cut = sum(len(text) > self.context for text in self.examples["train"])
-        return {**super().describe(), "cut": cut, "classes": list(self.classes)}
+        """Return what the data are; `cut` counts the texts that are longer than the context, `empty` those of none."""
+        cut = sum(len(text) > self.context for texts in self.examples.values() for text in texts)
+        left = {"cut": cut, "empty": self.content.facts["empty"]}
+        return {**super().describe(), **left, "classes": list(self.classes)}

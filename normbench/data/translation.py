@@ -73,10 +73,13 @@ class Translations(TokenData):
             fits = self.lengths[rows].amax(dim=1) <= context
             if split != "train" and not fits.all():
                 longest = int(self.lengths[rows].max())
-                there = f"the longest {split} sentence of {content.name}, {longest:,} tokens with its end"
-                raise UsageError(f"data.context={context:,} is too short for {there}: set model.context={longest}")
+                there = f"the longest {split} sentence of {content.name}, {longest:,} tokens with the end token"
+                raise UsageError(f"model.context={context:,} is too short for {there}: set model.context={longest}")
             self.examples[split] = rows[fits] if split == "train" else rows[self.by_length(rows)]
         self.too_long = total - len(self.examples["train"])
+        if not len(self.examples["train"]):
+            out = f"{content.facts['empty']:,} have an empty text, {total:,} are longer than model.context={context:,}"
+            raise UsageError(f"no training pair of {content.name} is left ({out}): use other data or a larger context")
         self.arrange(len(self.examples["train"]), "sentences of")
 
     def by_length(self, rows: Tensor) -> Int64[Tensor, " rows"]:
@@ -163,9 +166,11 @@ def hub_translation(
         pairs: dict[Split, list[list[str]]] = {part: [] for part in splits if splits[part]}
         for part in pairs:
             for each in splits[part]:
-                pairs[part] += paired(tables[each], columns, pair_column, lowercase, f"{each} of {hub_id}")
-        if empty := [part for part in pairs if part != "train" and not all(map(all, pairs[part]))]:
-            raise UsageError(f"{' and '.join(splits[empty[0]])} of {hub_id} has an empty text: remove its row")
+                found = paired(tables[each], columns, pair_column, lowercase, f"{each} of {hub_id}")
+                if part != "train" and (empty := [row for row, pair in enumerate(found) if not all(pair)]):
+                    cure = "remove it from a copy that data.root names, or choose another split"
+                    raise UsageError(f"row {empty[0]} of {each} of {hub_id} has an empty text: {cure}")
+                pairs[part] += found
         train = [pair for pair in pairs["train"] if all(pair)]
         left_out = len(pairs["train"]) - len(train)
         pairs["train"] = [train[row] for row in np.random.RandomState(0).permutation(len(train))]

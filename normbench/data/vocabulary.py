@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections import Counter
@@ -30,6 +31,11 @@ class Vocabulary:
         self.index = {symbol: index for index, symbol in enumerate(self.symbols)}
         # What JSON can hold, and `recall` makes the vocabulary of.
         self.facts: dict[str, Any] = {"level": self.level, "symbols": list(self.symbols)}
+
+    @property
+    def digest(self) -> str:
+        """Return what tells it from others, in eight digits."""
+        return hashlib.sha256(json.dumps(self.facts).encode()).hexdigest()[:8]
 
     @classmethod
     def learn(cls, texts: Sequence[str], size: int | None = None) -> Vocabulary:

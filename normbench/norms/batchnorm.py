@@ -25,8 +25,8 @@ class BatchNorm(RunningNorm):
     Padding counts in no statistic and is 0 in the output; with `masked=False` it counts as if it were text.
     `per_position=True` takes statistics over the batch for each position of a sequence (γ and β are shared); in
     evaluation, positions past the longest that training has seen use the last one's. `sync=True` takes them over the
-    batches of all processes that train together; without it each has running statistics of its own, of which the first
-    process's are saved. Evaluation never waits for other processes.
+    batches of all processes that train together; without it the running statistics that count are the first process's.
+    Evaluation never waits for other processes.
 
     Shapes: `(batch, [time,] features)`, or `(batch, channels, height, width)` with channel_dim=1.
     Raises UsageError where the batch has a single value for each feature (with a mask or the like on the CPU alone).
@@ -78,7 +78,7 @@ class BatchNorm(RunningNorm):
         if real is not None or self.freeze_after or (self.sync and has_others()):
             dims = tuple(dim for dim in range(x.ndim) if dim != self.channel_dim % x.ndim)
             return self.from_real(x, weight, bias, real, dims)
-        self.check_count(x.numel() // self.num_features, "use larger batches")
+        self.check_count(x.numel() // self.num_features, "use a larger data.batch_size")
         if self.fused:
             # with a momentum of 1 torch's moving averages are the batch's own statistics
             mean, var = x.new_zeros(self.num_features), x.new_zeros(self.num_features)
@@ -98,6 +98,8 @@ class BatchNorm(RunningNorm):
         if self.track_running_stats and not self.training:
             mean, var = self.beside(x)
             return scale_and_shift((x - mean) * torch.rsqrt(var + self.eps), weight, bias, -1)
-        time, behind = x.shape[1], (0, 0, 0, self.positions[0] - x.shape[1])  # processes have batches of other lengths
         real = x.new_ones(*x.shape[:2], 1) if real is None else real
-        return self.from_real(F.pad(x, behind), weight, bias, F.pad(real, behind), (0,))[:, :time]
+        if not (self.sync and has_others()):
+            return self.from_real(x, weight, bias, real, (0,))
+        behind = 0, 0, 0, self.positions[0] - x.shape[1]  # other processes may have longer texts
+        return self.from_real(F.pad(x, behind), weight, bias, F.pad(real, behind), (0,))[:, : x.shape[1]]

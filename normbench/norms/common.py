@@ -114,6 +114,7 @@ class AffineNorm(Norm, ABC):
         if impl == "torch" and self.operator is None:
             raise UsageError(NO_OPERATOR)
         self.num_features, self.channel_dim = num_features, channel_dim
+        self.where = f" at {site.name}" if site else ""
         self.eps: Any = eps  # a number wherever the formula has one
         self.fused = self.operator is not None and impl != "eager"
         self.implementation = f"torch.nn.functional.{self.operator}" if self.fused else "eager"
@@ -136,9 +137,8 @@ class AffineNorm(Norm, ABC):
     def check_count(self, count: int, cure: str) -> None:
         """Refuse a statistic over one value, which would always normalize to 0."""
         if count < 2:
-            values = "1 value" if count else "no real value"
-            found = f"{type(self).__name__.lower()} here would take its statistics over {values}"
-            raise UsageError(f"{found}, and needs at least 2: {cure}")
+            found = f"{type(self).__name__.lower()}{self.where} has {'1 value' if count else 'no real value'}"
+            raise UsageError(f"{found} for a statistic, and needs at least 2: {cure}")
 
     def check_counts(self, counts: Tensor, cure: str) -> None:
         """Refuse statistics none of which is over two values; on a GPU, which would have to be waited for, none is."""
@@ -241,9 +241,10 @@ class RunningNorm(AffineNorm):
     @torch.no_grad()
     def take_in(self, mean: Tensor, var: Tensor, count: Tensor, wanted: Tensor) -> None:
         """Update running statistics with the average of a batch's, as `moments` gives them, where over 2 values."""
-        mean, var = (one.movedim(self.channel_dim, -1).reshape(-1, *self.running_mean.shape) for one in (mean, var))
-        count = count.reshape(-1, *self.positions)
-        known = (count > 1).expand(len(mean), *self.positions)
+        there = (mean.shape[1],) if self.positions else ()
+        mean, var = (one.movedim(self.channel_dim, -1).reshape(-1, *there, self.num_features) for one in (mean, var))
+        count = count.reshape(-1, *there)
+        known = (count > 1).expand(len(mean), *there)
         share = known / known.sum(0).clamp_min(1)
         unbiased = share * count / (count - 1).clamp_min(1)
         mean, var = ((one * by.unsqueeze(-1)).sum(0) for one, by in ((mean, share), (var, unbiased)))
@@ -252,10 +253,11 @@ class RunningNorm(AffineNorm):
     @torch.no_grad()
     def update_running(self, mean: Tensor, var: Tensor, known: Tensor | None = None) -> None:
         """Take in mean and unbiased variance of one batch, `([positions,] features)`, of the known positions."""
-        self.num_batches_tracked.add_(1 if known is None else known)
-        for running, batch in ((self.running_mean, mean), (self.running_var, var)):
+        first = slice(len(mean)) if self.positions else ...
+        tracked = self.num_batches_tracked[first].add_(1 if known is None else known)
+        for running, batch in ((self.running_mean[first], mean), (self.running_var[first], var)):
             step = batch - running if known is None else (batch - running).where(known.unsqueeze(-1), 0)
             if self.momentum is None:
-                running.add_(step / self.num_batches_tracked.clamp_min(1).unsqueeze(-1))
+                running.add_(step / tracked.clamp_min(1).unsqueeze(-1))
             else:
                 running.add_(step * self.momentum)

@@ -75,7 +75,7 @@ class Reading:
             if self.with_histograms and f"act/{name}/{side}" not in self.histograms:
                 self.histograms[f"act/{name}/{side}"] = statistics.histogram(x)
         if "activations" in self.wanted and hasattr(norm, "saturation"):
-            self.keep({f"act/{name}/saturated_out": norm.saturation(inputs[0])})
+            self.keep({f"act/{name}/saturated_out": norm.saturation(without_padding(inputs[0], norm, context)[0])})
 
     def see_running(self, name: str, norm: Any, inputs: tuple[Tensor, ...], context: Mapping[str, Any]) -> None:
         """Read how far a batch is from the running statistics, before they are updated.
@@ -191,7 +191,7 @@ class Probes:
         yield self.model.register_forward_pre_hook(reading.begin)
         for name, norm in self.norms.items():
             yield norm.register_forward_hook(partial(quietly, reading.see_norm, name), with_kwargs=True)
-            tracks = isinstance(norm, Norm) and getattr(norm, "running_mean", None) is not None
+            tracks = isinstance(norm, Norm) and getattr(getattr(norm, "running_mean", None), "ndim", 0) == 1
             if tracks and "parameters" in self.wanted:
                 see = partial(quietly, reading.see_running, name)
                 yield norm.register_forward_pre_hook(see, with_kwargs=True)

@@ -79,7 +79,7 @@ def prepare(config: Config, data: Data | None = None, device: torch.device | Non
         raise UsageError("a stream has no length that trainer.epochs could be of: set trainer.steps=1000 or the like")
     steps = trainer.steps or max(1, math.ceil((trainer.epochs or 0) * data.steps_per_epoch / trainer.accumulate))
     if parent is not None:
-        check_extension(parent, steps)
+        check_extension(parent, steps, data)
     tree = {**config.tree, "trainer": {**config.tree["trainer"], "steps": steps, "epochs": None}}
     threads = config.closed.threads or torch.get_num_threads()
     directory = directory_of(tree, config.choices, data, device, threads, parent)
@@ -177,10 +177,12 @@ def extended(config: Config, parent: RunDirectory, trust: bool) -> Config:
     return Config(tree, closed, Choices(summary["choices"], tuple(words)), config.words)
 
 
-def check_extension(parent: RunDirectory, steps: int) -> None:
-    """Refuse to extend without a checkpoint, or to fewer steps."""
+def check_extension(parent: RunDirectory, steps: int, data: Data) -> None:
+    """Refuse to extend without a checkpoint, on other data, or to fewer steps."""
     if not parent.checkpoint.exists() or not is_whole(parent.checkpoint):
         cure = "make that run anew with rerun=true, and without trainer.keep_checkpoint=none"
         raise UsageError(f"extend={parent.path} has no checkpoint.pt, or a damaged one: {cure}")
+    if any(each["data"]["fingerprint"] != data.fingerprint for each in parent.sessions()[-1:]):
+        raise UsageError(f"extend={parent.path} was trained on other data than are there now: bring those back")
     if steps <= (done := (parent.ended() or {})["steps"]):
         raise UsageError(f"trainer.steps={steps} does not extend a run of {done} steps: give a larger number")

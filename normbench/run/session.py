@@ -32,7 +32,7 @@ from normbench.training.guard import Diverged
 from normbench.training.loop import Loop
 from normbench.training.memory import memory_line, state_share
 from normbench.training.optimizer import make_optimizer, parameter_groups
-from normbench.training.parallel import Group, ProcessLost
+from normbench.training.parallel import Group, ProcessLost, is_lost
 from normbench.training.precision import make_precision
 from normbench.types import Model, Norm, Placement
 
@@ -40,6 +40,7 @@ HEARTBEAT_SECONDS = 5.0
 PACKAGES = ("torch", "numpy", "hydra-core", "omegaconf", "datasets", "tensorboard")
 RESULTS = ("loss", "accuracy", "perplexity", "bleu")
 
+GAINS = ("branch_gain", "residual_gain")
 NOTEWORTHY = ("compile_seconds", "skipped_steps", "leak", "padding")  # in the closing table, where there is any
 
 
@@ -59,8 +60,7 @@ class Session:
             self.group.shard(model, run.device)
         model.to(run.device)
         with precision.autocast():
-            how = {"recompute": closed.trainer.recompute, "whole": not closed.trainer.shard}
-            activations = build.rehearse(model, self.norms, run.data, run.device, **how)
+            activations = build.rehearse(model, self.norms, run.data, run.device, closed.trainer.recompute, self.group)
         model.recompute = closed.trainer.recompute
         decay = tree["optim"].get("weight_decay", 0.0)
         groups = parameter_groups(model, self.norms.values(), decay, closed.trainer.decay_norms)
@@ -78,7 +78,7 @@ class Session:
             steps=run.steps,
             group=self.group,
         )
-        self.memory = "" if closed.trainer.shard else self.needs(activations / self.group.size)
+        self.memory = "" if self.group.shards else self.needs(activations)
 
     def needs(self, activations: float) -> str:
         """Return a line on the memory of a step, where that is large.
@@ -135,7 +135,7 @@ class Session:
         for before in directory.sessions()[-1:]:
             if (known := before.get("processes", 1)) != self.group.size:
                 what = f"{known} processes worked on this run before, now {self.group.size}"
-                self.say(f"note: {what}: dropout masks are others now, and batch statistics that are not synchronised")
+                self.say(f"note: {what}; dropout masks and unsynchronised batch statistics differ from here on")
         write_json(directory.environment, {"sessions": [*directory.sessions(), here]})
         damaged = recording.truncate_events(directory.path, loop.step)
         for said in filter(None, (damaged, recording.truncate_metrics(directory.metrics, loop.step))):
@@ -165,7 +165,7 @@ class Session:
             if state is not None:
                 self.loop.restore(state)
         except (KeyError, ValueError, RuntimeError) as error:
-            if is_out_of_memory(error):
+            if is_out_of_memory(error) or is_lost(error):
                 raise
             what = f"the checkpoint in {self.directory.path} is of another version of normbench"
             raise RunFailure(f"{what}: rerun=true makes it anew") from error
@@ -184,6 +184,8 @@ class Session:
             self.say(f"going on from step {start_step:,}")
         for words in filter(None, caveats(self.run).values()):
             self.say(f"warning: {words}")
+        if cut := self.run.data.describe().get("cut"):
+            self.say(f"note: {cut:,} texts are longer than model.context, and are cut")
         if self.memory:
             self.say(self.memory)
         if (warmup := loop.schedule.warmup_steps(steps)) >= steps:
@@ -354,7 +356,7 @@ def distinct(values: Iterable[Any]) -> Any:
 
 def make_ledger(model: Model, norms: Mapping[str, nn.Module], tree: Tree, device: torch.device) -> dict[str, Any]:
     """Return the ledger of a run, from what was really built."""
-    placement = next(module for module in model.modules() if isinstance(module, Placement))
+    placements = [module for module in model.modules() if isinstance(module, Placement)]
     init, ours = tree["init"], [norm for norm in norms.values() if isinstance(norm, Norm)]
     decided = [norm.settings() for norm in ours]  # at construction
     return {
@@ -368,8 +370,7 @@ def make_ledger(model: Model, norms: Mapping[str, nn.Module], tree: Tree, device
         "norm_parameters_decayed": tree["trainer"]["decay_norms"],
         "parameters": parameter_counts(model, norms.values()),
         "init": str(init["_target_"]).rpartition(".")[2].lower(),
-        "branch_gain": round(placement.branch_gain, 6),
-        "residual_gain": round(placement.residual_gain, 6),
+        **{gain: distinct(round(getattr(each, gain), 6) for each in placements) for gain in GAINS},
         "residual_scale": init.get("residual_scale"),
         "precision": tree["trainer"]["precision"],
         "float32_matrix_products": torch.get_float32_matmul_precision(),

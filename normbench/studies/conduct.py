@@ -35,7 +35,7 @@ from normbench.studies.findings import plain_table
 from normbench.studies.frame import Row, Study, Subject, make_study, study_class
 from normbench.sweep.conduct import understand
 from normbench.sweep.plan import SweepPlan
-from normbench.sweep.words import AS_IT_IS, key_of
+from normbench.sweep.words import AS_IT_IS, TIE, key_of
 from normbench.types import Data
 
 # Coordinates that TensorBoard takes for steps, the first that is there.
@@ -48,16 +48,23 @@ PLACES = ("step", "layer", "position", "depth", "round")
 def grid_words(kind: type[Study], name: str, words: Sequence[str]) -> list[str]:
     """Return a study's words with a person's own in place of those for the same keys.
 
-    Where they choose another option of a group, the study's settings for the group's own fall away.
+    Where they choose another option of a group, the study's settings for the group's own fall away; and settings that
+    vary together, where they set one of them.
     """
     keys = {key_of(word) for word in words}
     defaults = [f"name={name}", "sweep.extend=true", "sweep.report=false", *(() if kind.trains else ["sweep.jobs=1"])]
     kept = [
         word
         for word in (*defaults, *kind.words)
-        if key_of(word) not in keys and key_of(word).partition(".")[0] not in keys & {*GROUPS}
+        if not keys & {key_of(word), *tied(word)} and key_of(word).partition(".")[0] not in keys & {*GROUPS}
     ]
     return [*kept, *words]
+
+
+def tied(word: str) -> list[str]:
+    """Return the keys of the settings that a word lets vary together."""
+    _, _, value = word.partition("=")
+    return [key_of(part) for part in compose.value_of(value).split(";")] if key_of(word) == TIE else []
 
 
 def planned(plan: SweepPlan, trained: bool, left_out: list[Row]) -> list[Subject]:
@@ -86,7 +93,7 @@ def given(folders: Sequence[Path], device: str, trust: bool, left_out: list[Row]
     (study, *others), loaded, found = read_studies(folders), dict[str, Data](), []
 
     def load(trained: TrainedRun) -> Data:
-        key = json.dumps(trained.tree["data"], sort_keys=True)
+        key = json.dumps([trained.tree["data"], trained.sessions()[-1]["data"]["fingerprint"]], sort_keys=True)
         return loaded[key] if key in loaded else loaded.setdefault(key, trained.data())
 
     where = build.resolve_device(device)

@@ -19,7 +19,8 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights, fuse_linear_bn_weights
 
 from normbench.errors import UsageError, explain
 from normbench.norms import RMSNorm
-from normbench.types import Batch, Model
+from normbench.norms.foreign import taking_mask
+from normbench.types import PADDING, Batch, Model
 
 LAYERS = nn.Linear | nn.Conv2d
 PASS_SCALES = {"mean", "getitem"}  # what a scale and shift of each channel may be moved past
@@ -123,7 +124,7 @@ def take_apart(norm: Any, x: Tensor) -> tuple[nn.Module, Tensor, Tensor]:
         Refused: it is not made of these.
     """
     weight, bias = (getattr(norm, name, None) for name in ("weight", "bias"))
-    zeros, bare = x.new_zeros(x.shape[norm.channel_dim]), nn.Identity()
+    zeros, bare = x.new_zeros(x.shape[norm.channel_dim]), taking_mask(nn.Identity())
     scale, shift = zeros + (1 if weight is None else weight), zeros + (0 if bias is None else bias)
     if getattr(getattr(norm, "running_mean", None), "ndim", 0) == 1:  # statistics for each position do not fold
         scale = scale * torch.rsqrt(norm.running_var + norm.eps)
@@ -233,6 +234,7 @@ def take_in(norm: Any, steps: Steps) -> tuple[nn.Module, str]:
 
 @torch.inference_mode()
 def run(model: Model, batch: Batch) -> Tensor:
-    """Return the logits of a batch, computed in the model's precision, as double."""
+    """Return the logits of a batch, but for those at padding, computed in the model's precision, as double."""
     dtype = next(model.parameters()).dtype
-    return model(*batch.map(lambda one: one.to(dtype) if one.is_floating_point() else one).arguments).double()
+    logits = model(*batch.map(lambda one: one.to(dtype) if one.is_floating_point() else one).arguments)
+    return logits[batch.targets != PADDING].double()

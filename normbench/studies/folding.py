@@ -30,7 +30,7 @@ from normbench.studies.fold import Folded, fold, run
 from normbench.studies.frame import Row, Study, Subject
 from normbench.training.evaluation import to_device
 from normbench.training.precision import make_precision
-from normbench.types import Batch, Model
+from normbench.types import PADDING, Batch, Model
 
 
 def changes(model: Model, folded: Model, batches: Sequence[Batch]) -> Iterator[Row]:
@@ -43,8 +43,9 @@ def changes(model: Model, folded: Model, batches: Sequence[Batch]) -> Iterator[R
         for name, pair in {"folding": (plain, other), "rounding": (exact, plain)}.items():
             found = []
             for batch in batches:
-                first, second = (run(one, batch).flatten(0, -2) for one in pair)
-                losses = [float(F.cross_entropy(one, batch.targets.flatten())) for one in (first, second)]
+                first, second = (run(one, batch) for one in pair)
+                targets = batch.targets[batch.targets != PADDING]
+                losses = [float(F.cross_entropy(one, targets)) for one in (first, second)]
                 found.append((float((second - first).abs().max()), losses[1] - losses[0]))
             change, loss = np.transpose(found)
             if change.any():  # in float64 there is no rounding

@@ -62,7 +62,7 @@ class Padding(Study):
         self.levels: dict[str, Sequence[float]] = {"padding": shares, "length": lengths}
 
     def check(self, subject: Subject) -> None:
-        if not getattr(target(subject.tree, "data")[1], "pads", False):
+        if getattr(target(subject.tree, "data")[1], "kind", "") != "text_classification":
             raise UsageError("study padding is about labelled texts: choose data=banking77, sst2 or imdb")
         if not all(map(self.texts(subject).get, self.levels)):
             room, longest = self.room(subject), max(self.levels["length"])

@@ -67,8 +67,6 @@ def sample(
     run = TrainedRun(path, trust)
     model = load_model(run, which=which, ema=ema, device=device)
     data = run.data()
-    if (before := run.task()) != data.task:
-        raise UsageError(f"the data of {run.path} are not what they were ({before}; now {data.task}): bring those back")
     SHOWN[data.task.examples](run, model, data, Wanted(**wanted))
     return 0
 
@@ -144,8 +142,8 @@ def show_sentences(run: TrainedRun, model: Model, data: Any, wanted: Wanted) -> 
         return
     count = wanted.count or 20
     rows = task.translations(model, data.eval_batches("val", -(-count // data.eval_batch_size)), data, device)
-    for row in rows[:: -(-len(rows) // count)]:
-        print(printable("\n".join((*row, ""))))
+    for place in range(shown := min(count, len(rows))):
+        print(printable("\n".join((*rows[place * len(rows) // shown], ""))))
 
 
 # ---- a classifier

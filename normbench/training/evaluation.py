@@ -7,12 +7,19 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+from normbench.errors import UsageError
 from normbench.training.parallel import Group
-from normbench.types import Batch, Task
+from normbench.types import Batch, Norm, Task
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
-    """Return the batch on the device; copies to a GPU start from pinned memory, so that nothing waits for them."""
+    """Return the batch on the device; copies to a GPU start from pinned memory, so that nothing waits for them.
+
+    Raises:
+        UsageError: an example has no real token.
+    """
+    if batch.mask is not None and batch.mask.device.type == "cpu" and not batch.mask.flatten(1).any(dim=1).all():
+        raise UsageError("a batch has a text without a real token: leave empty texts out of the data")
     ready = batch.map(Tensor.pin_memory) if device.type == "cuda" else batch
     return ready.map(lambda tensor: tensor.to(device, non_blocking=True))
 
@@ -25,20 +32,26 @@ def evaluate(
 
     The device is waited for once, at the end.
     """
-    training, group = model.training, group or Group()
+    training, group, whole = model.training, group or Group(), any(map(reads_batch, model.modules()))
     model.eval()
     # sums in place: small tensors kept from each batch would lie between the large ones and make the heap grow
     precise = torch.float32 if device.type == "mps" else torch.float64
     sums = torch.zeros(3, dtype=precise, device=device)
     for batch in batches:
-        small = len(batch.targets) < group.size  # then all run it, as sharded models need, and the first one counts it
-        own = batch if small else group.rows(batch)
+        apart = whole or len(batch.targets) < group.size  # then all run it, as shards need, and the first one counts it
+        own = batch if apart else group.rows(batch)
         ready = to_device(own, device)
         loss, right = task.totals(model(*ready.arguments), ready.targets)
-        if not small or group.rank == 0:
+        if not apart or group.rank == 0:
             sums[0] += loss
             sums[1] += right
             sums[2] += own.predictions
     model.train(training)
     loss, right, count = group.add(sums).tolist()
     return task.metrics(loss / count, right / count)
+
+
+def reads_batch(module: nn.Module) -> bool:
+    """Tell whether a module is a norm that takes statistics over a batch in evaluation too."""
+    crosses = isinstance(module, Norm) and module.facts.crosses_samples
+    return crosses and not getattr(module, "track_running_stats", True)

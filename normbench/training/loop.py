@@ -6,7 +6,7 @@ import copy
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any
@@ -75,7 +75,7 @@ class Loop:
         self.clock = Clock(self.device)
         fused = all(group.get("fused") for group in self.optimizer.param_groups)
         # a scaled loss leaves out overflowing steps by itself, until its scale is lost
-        latches = fused and self.device.type == "cuda" and not self.trainer.shard
+        latches = fused and self.device.type == "cuda" and not self.group.shards
         self.guard = None if self.precision.scales else Guard(self.optimizer, self.device, latches)
         self.base_lrs = [group["lr"] for group in self.optimizer.param_groups]
         self.loss_sum, self.grad_norm = (torch.zeros((), device=self.device) for _ in range(2))
@@ -319,7 +319,8 @@ class Loop:
         """Keep the weights of the lowest validation loss; the same batches judge, also at the end."""
         if self.step == self.steps and self.trainer.eval_batches is not None:
             batches = self.data.eval_batches("val", self.trainer.eval_batches)
-            loss = self.tagged("val", self.model, batches)[0]["loss/val"]
+            with self.judging(self.model):
+                loss = evaluate(self.model, batches, self.data.task, self.device, self.group)["loss"]
         if loss < self.best_loss:
             self.best_loss = loss
             self.checkpoints.save_best(self.group.gathered({"step": self.step, "model": self.model.state_dict()}))
@@ -328,12 +329,18 @@ class Loop:
         """Return what the batches of a split show of a model, by tag, and a page of examples."""
         task = self.data.task
         batches = [*batches] if task.judges else batches  # others may be too large to keep
-        self.group.spread(model.buffers())  # running statistics of a norm that is not synchronised
-        done = self.step * self.trainer.accumulate
-        with self.precision.autocast(), recalibrated(model, self.data, done, self.device):
+        with self.judging(model):
             results = evaluate(model, batches, task, self.device, self.group)
             further, page = task.judge(model, batches, self.data, self.device) if task.judges else ({}, "")
         return {f"{name}/{split}": value for name, value in {**results, **further}.items()}, page
+
+    @contextmanager
+    def judging(self, model: nn.Module) -> Iterator[None]:
+        """Give a model the running statistics with which it is evaluated."""
+        self.group.spread(model.buffers())  # of a norm that is not synchronised
+        done = self.step * self.trainer.accumulate
+        with self.precision.autocast(), recalibrated(model, self.data, done, self.device):
+            yield
 
     # ---- continuation
 

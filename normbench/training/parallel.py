@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from datetime import timedelta
 from operator import itemgetter
 from typing import Any
@@ -19,7 +19,7 @@ from normbench.errors import RunFailure, UsageError
 from normbench.types import Batch, Data, Model
 
 WAIT = "NORMBENCH_RENDEZVOUS_SECONDS"  # how long a process waits for the others at the start
-WAIT_SECONDS = 300.0
+WAIT_SECONDS, MOST_SECONDS = 300.0, 10**6
 LOST = "gloo", "nccl", "closed by peer", "reset by peer", "broken pipe"  # torch's words for a process that is gone
 
 
@@ -34,6 +34,7 @@ class Group:
     """
 
     rank, size = 0, 1
+    shards = False  # whether the processes have parts of the model
 
     @property
     def writes(self) -> bool:
@@ -100,7 +101,7 @@ class Processes(Group):
     """
 
     def __init__(self, rank: int, size: int, local: int) -> None:
-        self.rank, self.size, self.local, self.shards = rank, size, local, False
+        self.rank, self.size, self.local = rank, size, local
 
     def place(self, device: torch.device) -> torch.device:
         """Return the device of this process.
@@ -124,7 +125,9 @@ class Processes(Group):
         """
         if (examples := len(data.train_batch(0).targets)) % self.size:
             what = f"data.batch_size={examples} cannot be shared by {self.size} processes"
-            raise UsageError(f"{what}: it is the batch of all together, give a multiple of {self.size}")
+            whole = examples // self.size * self.size
+            near = f"{whole} or {whole + self.size}" if whole else str(self.size)
+            raise UsageError(f"{what}: it is the batch of all together, use {near}")
 
     @contextmanager
     def joined(self, device: torch.device) -> Iterator[None]:
@@ -136,8 +139,8 @@ class Processes(Group):
         """
         if device.type == "cuda":
             torch.cuda.set_device(device)  # where timing events and collectives are
+        seconds = waiting_time()
         try:
-            seconds = float(os.environ.get(WAIT, WAIT_SECONDS))
             with hushed():
                 store, rank, size = next(dist.rendezvous("env://", timeout=timedelta(seconds=seconds)))
                 backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
@@ -162,7 +165,7 @@ class Processes(Group):
         try:
             yield
         except RuntimeError as error:
-            if isinstance(error, RunFailure) or not any(word in str(error).lower() for word in LOST):
+            if not is_lost(error):
                 raise
             cure = "the same command goes on from the last checkpoint"
             raise ProcessLost(f"another of the run's {self.size} processes has ended: {cure}") from error
@@ -195,6 +198,8 @@ class Processes(Group):
         from torch.distributed.device_mesh import init_device_mesh  # its imports take a second
         from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
+        if single := [name for name, parameter in model.named_parameters() if not parameter.ndim]:
+            raise UsageError(f"trainer.shard=true cannot cut {single[0]}, a single number: leave out what has it")
         self.shards, mesh = True, init_device_mesh(device.type, (self.size,))
         # the search for translations calls what is inside a recurrent model's blocks, so that model is one piece
         for block in () if model.recompute is None else model.blocks:
@@ -214,6 +219,23 @@ class Processes(Group):
         number = torch.tensor(stop[0] if stop else 0)
         dist.all_reduce(number, dist.ReduceOp.MAX)
         return int(number)
+
+
+def is_lost(error: Exception) -> bool:
+    """Tell whether torch says that another process is gone."""
+    return not isinstance(error, RunFailure) and any(word in str(error).lower() for word in LOST)
+
+
+def waiting_time() -> float:
+    """Return for how many seconds a process waits for the others at the start.
+
+    Raises:
+        UsageError: the environment's word is no such number.
+    """
+    with suppress(ValueError):
+        if 0 < (seconds := float(os.environ.get(WAIT, WAIT_SECONDS))) <= MOST_SECONDS:
+            return seconds
+    raise UsageError(f"{WAIT}={os.environ[WAIT]} is not allowed: use seconds, above 0 and up to {MOST_SECONDS:,}")
 
 
 @contextmanager
