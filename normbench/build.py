@@ -205,7 +205,7 @@ def check_combination(tree: Tree, names: Mapping[str, str]) -> NormFacts:
         raise CombinationRefused(f"{given} is refused: {rule.reason}; {rule.instead}")
     trainer = tree.get("trainer", {})
     if trainer.get("recompute") and (trainer["compile"] or getattr(model, "recompute", None) is None):
-        what = "trainer.compile=true" if trainer["compile"] else f"model={names['model']}, a recurrent one"
+        what = "trainer.compile=true" if trainer["compile"] else f"model={names['model']}, which cannot"
         raise CombinationRefused(f"trainer.recompute=true does not go with {what}: leave it out")
     return facts
 

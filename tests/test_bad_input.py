@@ -85,7 +85,7 @@ VALUES = {
     "trainer.steps=null trainer.epochs=null": "trainer.steps and trainer.epochs are both null: set one of them",
     "experiment=nanogpt_cpu trainer.epochs=1": "add trainer.steps=null",
     "model.heads=3": "model.heads=3 does not divide model.width=128: set model.heads to one of 1, 2, 4",
-    "norm=groupnorm norm.groups=128": "groupnorm here would take its statistics over 1 value",
+    "norm=groupnorm norm.groups=128": "groupnorm at block00.attention has 1 value",
     f"{CNN} norm=groupnorm norm.groups=3": "norm.groups=3 makes 3 groups of 16 features",
     "model.position=foo": "model.position=foo is not allowed: use learned or rotary",
     f"{CNN} model.depth=4": "model.depth=4 is not a multiple of the 3 stages",

@@ -190,6 +190,8 @@ def test_memory_is_stated_warned_of_and_refused(monkeypatch: pytest.MonkeyPatch,
     warning = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: the tensors"))
     cure = "use trainer.recompute=true or a smaller data.batch_size, model.depth or model.width"
     assert warning.endswith(f" MB are free: {cure}")
+    monkeypatch.setattr("normbench.training.memory.memory_of", lambda device: (1e6, 2e5))
+    assert "weights and gradients of the model need more than the 200.0 kB" in refused(words, capsys)
     monkeypatch.setattr("normbench.training.memory.memory_of", lambda device: (1e6, 2e6))
     assert ", and cpu has 2.0 MB: use trainer.recompute=true or" in refused(words, capsys)
 

@@ -19,6 +19,7 @@ from normbench.build import norm_facts
 from normbench.errors import UsageError
 from normbench.norms.common import RunningNorm
 from normbench.run.session import caveats
+from normbench.training.evaluation import to_device
 from normbench.types import Site
 
 FEATURES, LENGTH = 6, 8
@@ -326,3 +327,11 @@ def test_what_is_of_running_statistics_needs_them() -> None:
     for changes in ({"freeze_after": 3}, {"recalibrate": 3}):
         with pytest.raises(UsageError, match=r"set norm\.track_running_stats=true"):
             make("instancenorm", FEATURES, **changes)
+
+
+def test_an_example_without_a_real_token_is_refused() -> None:
+    batch = random_batch(TEXTS)
+    assert batch.mask is not None
+    batch.mask[1] = False
+    with pytest.raises(UsageError, match="without a real token: leave empty texts out"):
+        to_device(batch, torch.device("cpu"))

@@ -152,7 +152,11 @@ TEXTS = "train model=nano model.depth=2 model.width=16 model.heads=2 model.conte
 TEXTS += f"data.batch_size=6 optim=sgd probes=off {LENGTHS} trainer.steps=20"
 
 
-@pytest.mark.parametrize("words", [TEXTS, f"{CNN} trainer.ema=0.9"], ids=["texts", "images"])
+@pytest.mark.parametrize(
+    "words",
+    [TEXTS, f"{CNN} trainer.ema=0.9", f"{TEXTS} norm.track_running_stats=false trainer.keep_checkpoint=best"],
+    ids=["texts", "images", "texts without running statistics"],
+)
 def test_synchronised_statistics_make_two_processes_one(
     words: str, server: Server, tmp_path: Path, tell: Callable[[str], None]
 ) -> None:
@@ -277,6 +281,7 @@ def test_divergence_in_one_process_ends_all(server: Server, tmp_path: Path) -> N
         (f"{TRANSFORMER} device=mps", {}, "device=mps"),
         (TRANSFORMER, {"NORMBENCH_RENDEZVOUS_SECONDS": "1"}, "process 0 of 2 has not met the others at 127.0.0.1:"),
         (TRANSFORMER, {"NORMBENCH_RENDEZVOUS_SECONDS": "1", "RANK": "1"}, "process 1 of 2 has not met the others at"),
+        (TRANSFORMER, {"NORMBENCH_RENDEZVOUS_SECONDS": "inf"}, "NORMBENCH_RENDEZVOUS_SECONDS=inf is not allowed"),
         (TRANSFORMER, {"MASTER_PORT": "none"}, "does not say how processes meet"),
         (f"{TRANSFORMER} trainer.shard=true trainer.ema=0.9", {}, "trainer.ema needs whole weights"),
         ("sweep norm=rmsnorm seed=0,1", {}, "leave out torchrun"),
@@ -288,4 +293,19 @@ def test_mistakes_are_one_sentence(
     (child,) = start_all(server, words, tmp_path, **{"WORLD_SIZE": "2", **environment}, size=1)
     assert child.wait() == 2, child.output
     assert len(child.output.splitlines()) == 1 and said in child.output
+    assert not [*tmp_path.glob("outputs")]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("train model=mlp data=digits norm=batchnorm data.batch_size=2 device=cpu", "has 1 value for a statistic"),
+        (f"{TRANSFORMER} model.embedding_scale=learned trainer.shard=true", "a single number"),
+    ],
+)
+def test_what_a_share_cannot_be_is_refused_before_a_run_begins(
+    words: str, said: str, server: Server, tmp_path: Path
+) -> None:
+    children = start_all(server, words, tmp_path)
+    assert end(*children) == [2, 2] and all(said in child.output for child in children)
     assert not [*tmp_path.glob("outputs")]

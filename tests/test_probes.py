@@ -253,3 +253,23 @@ def test_probing_does_not_wait_for_a_gpu() -> None:
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert all(math.isfinite(value) for value in reading.numbers().values())
+
+
+def test_statistics_of_each_position_are_not_compared_with_a_batch() -> None:
+    for settings, there in (({}, True), ({"per_position": True}, False)):
+        model, norms = build("batchnorm", task=TEXTS, norm_settings=settings)
+        with Probes(model, norms, {"parameters"}).watch() as reading:
+            model(*random_batch(TEXTS).arguments)
+        assert any(tag.endswith("mean_gap") for tag in reading.scalars) == there
+
+
+def test_saturation_leaves_out_padding() -> None:
+    model, norms = build("dyt", task=TEXTS)
+    batch = random_batch(TEXTS)
+    assert batch.mask is not None and not batch.mask.all()
+    with torch.no_grad():
+        model.stem.embedding.weight[0] = 1e4  # of the tokens that stand for padding
+    padded = batch._replace(inputs=batch.inputs.where(batch.mask, 0).clamp_min(1).where(batch.mask, 0))
+    with Probes(model, norms, {"activations"}).watch() as reading:
+        model(*padded.arguments)
+    assert reading.scalars["act/block00.attention/saturated_out"] == 0

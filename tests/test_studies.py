@@ -341,3 +341,9 @@ def test_the_commands_of_a_study_s_page_are_understood(name: str) -> None:
         if all("=" in word for word in words):
             plan = understand(conduct.grid_words(type(study), name, [word for word in words if word not in own])).plan
             assert plan.runs
+
+
+def test_words_of_a_person_s_own_take_the_place_of_settings_that_vary_together() -> None:
+    words = conduct.grid_words(study_class("padding"), "padding", ["norm=rmsnorm"])
+    assert "norm=rmsnorm" in words and "data=banking77" in words
+    assert not [word for word in words if word.startswith("sweep.tie")]

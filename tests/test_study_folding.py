@@ -11,7 +11,7 @@ import pytest
 import safetensors
 import safetensors.torch
 import torch
-from support import IMAGES, SMALL, TEXT, TEXTS, build, random_batch, refused, section
+from support import IMAGES, SMALL, TEXT, TEXTS, TRANSLATIONS, build, random_batch, refused, section
 from torch import nn
 from torch.nn import functional as F
 
@@ -62,6 +62,14 @@ def test_all_norms_before_linear_layers_are_folded(norm: str, task: Task, placem
         assert {issubclass(kind, nn.Identity) for kind in kinds} == {norm == "batchnorm"}
         if norm == "layernorm":
             assert kinds == {RMSNorm}
+
+
+@pytest.mark.parametrize(("model", "task"), [("nano", TEXTS), ("seq2seq", TRANSLATIONS)])
+@pytest.mark.parametrize("norm", ["batchnorm", "layernorm"])
+def test_norms_of_padded_texts_are_folded(norm: str, model: str, task: Task) -> None:
+    _, found, count = folded(task, norm=norm, model=model, **FREE)
+    assert {*found.refused} - {"final"} <= {f"{site}, its mean" for site in found.done}
+    assert len(found.done) == count - ("final" in found.refused)
 
 
 @pytest.mark.parametrize("affine", [True, False])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -13,6 +14,7 @@ from trained_runs import SIZE, write_questions
 
 from normbench import build
 from normbench.config.compose import read
+from normbench.errors import UsageError
 from normbench.studies.frame import Subject
 from normbench.studies.padding import Padding, of_length, padded
 from normbench.types import Batch
@@ -74,6 +76,9 @@ def test_what_cannot_be_measured_is_refused_before_training(
     monkeypatch.chdir(tmp_path)
     words = ["study", "padding", "sweep.tie=null", "norm=layernorm"]
     assert "labelled texts" in refused([*words, "data=pydocs", "model.context=32"], capsys)
+    translations = {"data": {"_target_": "normbench.data.hub_translation"}}
+    with pytest.raises(UsageError, match="labelled texts"):
+        Padding().check(SimpleNamespace(tree=translations))  # type: ignore[arg-type]
     write_questions(tmp_path)
     assert "study.lengths" in refused(
         [*words, f"data.root={tmp_path}", "data.batch_size=8", "study.lengths=100"], capsys

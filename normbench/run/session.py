@@ -30,7 +30,7 @@ from normbench.training.checkpoint import Checkpoints
 from normbench.training.clock import forget_peak, peak_memory
 from normbench.training.guard import Diverged
 from normbench.training.loop import Loop
-from normbench.training.memory import memory_line, state_share
+from normbench.training.memory import memory_line, state_share, weights_that_fit
 from normbench.training.optimizer import make_optimizer, parameter_groups
 from normbench.training.parallel import Group, ProcessLost, is_lost
 from normbench.training.precision import make_precision
@@ -55,7 +55,8 @@ class Session:
         tree, closed = run.config.tree, run.config.closed
         self.run, self.directory, self.settings, self.last_beat = run, run.directory, closed, 0.0
         precision = make_precision(closed.trainer.precision, run.device)
-        model, self.norms = build.make_model(tree, run.data.task, closed.seed)
+        with weights_that_fit():
+            model, self.norms = build.make_model(tree, run.data.task, closed.seed)
         if closed.trainer.shard:
             self.group.shard(model, run.device)
         model.to(run.device)

@@ -172,10 +172,15 @@ def measured(run: Run, found: Estimate, steps: int) -> dict[str, Scalar]:
     return {
         "state": f"{state}; set aside and made anew" if run.config.closed.rerun and state != "new" else state,
         "memory, peak of a step": found.peak and f"{decimal(found.peak)} ({whose})",
-        "time of a step": found.step_ms and f"{found.step_ms:,.3g} ms (median of {found.measured})",
+        "time of a step": found.step_ms and f"{rounded(found.step_ms)} ms (median of {found.measured})",
         "time of a probed step": f"{found.probed_ms:,.3g} ms ({found.probed(steps):,} of the steps)",
         "time of an evaluation": f"{evaluations}, {found.last_evaluation:,.3g} s for the last",
         "time in all, about": f"{timedelta(seconds=round(found.seconds(steps)))}, without the start of the process",
         "disk, checkpoints": f"{decimal(found.checkpoint)} each: 3 while one is written, "
         + stay.get(run.config.closed.trainer.keep_checkpoint, "2 stay"),
     }
+
+
+def rounded(number: float) -> str:
+    """Return a number with three digits at least."""
+    return f"{number:,.3g}" if number < 1000 else f"{number:,.0f}"

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from rich.filesize import decimal
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from normbench.errors import UsageError
 from normbench.types import Model
@@ -85,6 +86,31 @@ def state_share(optimizer: torch.optim.Optimizer, trial: nn.Parameter) -> float:
     optimizer.step()
     states = (each for state in optimizer.state.values() for each in state.values() if isinstance(each, Tensor))
     return sum(each.nbytes for each in states) / trial.nbytes
+
+
+@contextmanager
+def weights_that_fit() -> Iterator[None]:
+    """Refuse a model that is built inside, as soon as its weights and their gradients are more than the machine has.
+
+    Raises:
+        UsageError: they are.
+    """
+    most, size = memory_of(torch.device("cpu"))[1], 0
+
+    def add(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        nonlocal size
+        size += 0 if parameter is None else 2 * parameter.nbytes
+        if size > most:
+            what = (
+                f"weights and gradients of the model need more than the {decimal(int(most))} of memory that there are"
+            )
+            raise UsageError(f"{what}: use a smaller model.depth or model.width")
+
+    handle = register_module_parameter_registration_hook(add)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def memory_line(needs: Mapping[str, float], device: torch.device, cure: str) -> str:
