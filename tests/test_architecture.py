@@ -36,7 +36,7 @@ PARTS: dict[str, tuple[set[str], int]] = {
     "build": ({"config", "models", "norms", "recording", "training"}, 223),
     "run": ({"build", "config", "probes", "recording", "rundir", "training"}, 551),
     "results": ({"build", "config", "rundir", "training"}, 103),
-    "analysis": ({"config", "recording", "results", "rundir"}, 2448),
+    "analysis": ({"config", "recording", "results", "rundir"}, 2449),
     "sweep": ({"build", "config", "run", "rundir"}, 939),
     "contract": ({"build", "config", "training", "translation"}, 675),
     "studies": (

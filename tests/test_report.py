@@ -250,6 +250,8 @@ def test_the_best_value_comes_from_the_curve_and_the_gap_from_the_end(tmp_path: 
     row = make_report([tmp_path]).runs.iloc[0]
     assert (row["best"], row["best_step"]) == (1.25, 100)
     assert row["gap"] == pytest.approx(row["loss/val"] - row["loss/train"])
+    make_run(tmp_path / "smoothed", settings={"data.label_smoothing": 0.1})
+    assert math.isnan(make_report([tmp_path / "smoothed"]).runs.iloc[0]["gap"])
 
 
 def test_activations_are_the_last_ones_of_each_block_over_seeds(tmp_path: Path) -> None:

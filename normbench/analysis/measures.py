@@ -258,6 +258,7 @@ def runs_frame(study: Study, by: Yardstick) -> pd.DataFrame:
         best, best_step = min(zip(sign * curve.values, curve.steps, strict=True), default=(NAN, 0))
         reached = stays_at(run, target)
         training = loss_on("train_eval" if "loss/train_eval" in run.metrics else "train")
+        smoothed = training == loss_on("train") and run.config.get("data.label_smoothing")  # as no other loss is
         spikes, judged = count_spikes(finite(run.curves.get(TRAINING_LOSS)).values)
         row = {
             "run": run.name,
@@ -268,7 +269,7 @@ def runs_frame(study: Study, by: Yardstick) -> pd.DataFrame:
             by.primary.tag: final(run, by.primary) / by.primary.scale,
             "best": by.on_way.scale * sign * float(best),
             "best_step": int(best_step),
-            "gap": final(run, loss_on("val")) - final(run, training),
+            "gap": NAN if smoothed else final(run, loss_on("val")) - final(run, training),
             "training_seconds": float(seconds_at(run, run.step)),
             "target": target,
             "target_seconds": float(seconds_at(run, reached)) if reached else NAN,
