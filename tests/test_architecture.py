@@ -44,7 +44,7 @@ PARTS: dict[str, tuple[set[str], int]] = {
         | {"training"},
         2210,
     ),
-    "commands": ({"analysis", "build", "config", "contract", "results", "rundir", "run", "studies", "sweep"}, 712),
+    "commands": ({"analysis", "build", "config", "contract", "results", "rundir", "run", "studies", "sweep"}, 714),
     "cli": ({"commands", "config", "recording", "run", "studies", "sweep"}, 211),
     "__main__": ({"cli"}, 5),
     "__init__": ({"results"}, 28),

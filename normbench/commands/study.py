@@ -81,7 +81,9 @@ def write_page(formatter: click.HelpFormatter, name: str) -> None:
     formatter.write_text(f"Source: {kind.source}.")
     what = "Runs that it trains first, as normbench sweep does" if kind.trains else "Models that it measures"
     with formatter.section(f"{what} (your own words replace these, key by key)"):
-        formatter.write_text(" ".join(kind.words))
+        formatter.write_text(" ".join(word for word in kind.words if ";" not in word))
+        for word in (word for word in kind.words if ";" in word):  # settings that vary together, one a line
+            formatter.write("  " + word.replace(";", ";\n    ") + "\n")
     known = {f"study.{key}": setting for key, setting in known_settings(kind).items()}
     if known:
         values = {f"study.{key}": show(one.default) for key, one in inspect.signature(kind).parameters.items()}
