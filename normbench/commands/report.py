@@ -129,7 +129,7 @@ def print_table(table: Table) -> None:
     """Print a table with its notes; names of arms and settings stay as they are, whatever brackets they have."""
     if table.rows:
         console().print(Text(table.title, style="bold"))
-        grid, table = Grid(), table.transposed() if len(table.frame.columns) > WIDEST else table
+        grid, table = Grid(), table.transposed() if len(table.rows) < len(table.frame.columns) > WIDEST else table
         for place, column in enumerate(table.frame.columns):
             grid.add_column(Text(column), justify="left" if place < table.heads else "right", overflow="fold")
         for row in table.rows:
