@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,8 +11,10 @@ from support import IMAGES, TEXT, build, random_batch, section
 from torch import nn
 
 from normbench import build as builder
+from normbench.config.compose import read
 from normbench.contract.trials import tiny_data
-from normbench.run.session import make_ledger, parameter_counts
+from normbench.run.plan import prepare
+from normbench.run.session import make_ledger, parameter_counts, prepare_torch
 from normbench.training.clock import Clock
 from normbench.training.evaluation import evaluate
 from normbench.training.guard import GRADIENT_NORM, Guard, first_nonfinite
@@ -191,3 +194,11 @@ def test_ledger_counts_and_names_what_was_built() -> None:
     assert ledger["parameters"] == parameter_counts(model, norms.values())
     assert (ledger["residual_gain"], ledger["branch_gain"]) == pytest.approx((4**0.25, 16**-0.25), abs=1e-6)
     assert ledger["norm_parameters_decayed"] is False and "torch" in ledger["implementation"]
+
+
+def test_numbers_that_slow_a_cpu_down_are_0(tmp_path: Path) -> None:
+    torch.set_flush_denormal(False)
+    small = torch.full((3,), 1e-39)
+    assert (0.5 * small > 0).all()
+    prepare_torch(prepare(read([f"outputs={tmp_path}", "device=cpu"])))
+    assert (0.5 * small == 0).all()
