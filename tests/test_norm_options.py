@@ -96,8 +96,8 @@ REFUSED: list[tuple[str, dict[str, Any], tuple[int, ...], str]] = [
     ("groupnorm", {"groups": 5}, (6, FEATURES), "choose a divisor"),
     ("groupnorm", {"groups": 12}, (6, FEATURES), "lower norm.groups"),
     # statistics of a single value
-    ("batchnorm", {}, (1, FEATURES), "larger batches"),
-    ("batchnorm", {"channel_dim": 1}, (1, FEATURES, 1, 1), "larger batches"),
+    ("batchnorm", {}, (1, FEATURES), "larger data.batch_size"),
+    ("batchnorm", {"channel_dim": 1}, (1, FEATURES, 1, 1), "larger data.batch_size"),
     ("instancenorm", {}, (6, FEATURES), "another norm"),
     ("groupnorm", {"channel_dim": 1, "groups": FEATURES}, (6, FEATURES, 1, 1), "lower norm.groups"),
     ("groupnorm", {"across_time": True, "groups": FEATURES}, (6, 1, FEATURES), "lower norm.groups"),

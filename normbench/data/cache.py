@@ -19,7 +19,7 @@ from torch import Tensor
 from normbench.errors import RunFailure, UsageError, is_disk_full
 from normbench.types import Split
 
-FORMAT = 3  # goes up whenever the same source decodes to other arrays or facts
+FORMAT = 2  # goes up whenever the same source decodes to other arrays or facts
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
 Decoded = tuple[Mapping[str, Any], Mapping[str, Any]]  # arrays by name, and what JSON can hold about them
 

@@ -159,7 +159,7 @@ class Texts(TokenData):
         return Batch(inputs, self.labels[split][indices], torch.arange(inputs.shape[1]) < lengths[:, None])
 
     def describe(self) -> dict[str, Any]:
-        """Return what the data are; `cut` counts the texts that are longer than the context, `empty` those of none."""
+        """Return what the data are; `cut` counts texts longer than the context, `empty` those without a token."""
         cut = sum(len(text) > self.context for texts in self.examples.values() for text in texts)
-        left = {"cut": cut, "empty": self.content.facts["empty"]}
+        left = {"cut": cut, "empty": self.content.facts.get("empty")}
         return {**super().describe(), **left, "classes": list(self.classes)}

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from normbench.errors import UsageError
 from normbench.training.parallel import Group
-from normbench.types import Batch, Norm, Task
+from normbench.types import Batch, NormFacts, Task
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
@@ -53,5 +53,5 @@ def evaluate(
 
 def reads_batch(module: nn.Module) -> bool:
     """Tell whether a module is a norm that takes statistics over a batch in evaluation too."""
-    crosses = isinstance(module, Norm) and module.facts.crosses_samples
-    return crosses and not getattr(module, "track_running_stats", True)
+    facts = getattr(module, "facts", None)  # as norms of ours have them
+    return isinstance(facts, NormFacts) and facts.crosses_samples and not getattr(module, "track_running_stats", True)
