@@ -269,7 +269,7 @@ def test_saturation_leaves_out_padding() -> None:
     assert batch.mask is not None and not batch.mask.all()
     with torch.no_grad():
         model.stem.embedding.weight[0] = 1e4  # of the tokens that stand for padding
-    padded = batch._replace(inputs=batch.inputs.where(batch.mask, 0).clamp_min(1).where(batch.mask, 0))
+    padded = batch._replace(inputs=batch.inputs.clamp_min(1).where(batch.mask, 0))
     with Probes(model, norms, {"activations"}).watch() as reading:
         model(*padded.arguments)
     assert reading.scalars["act/block00.attention/saturated_out"] == 0

@@ -17,12 +17,8 @@ from normbench.config.groups import options
 
 PAGES = {path: path.read_text("utf-8") for path in (REPOSITORY / "README.md", *sorted(REPOSITORY.glob("docs/*.md")))}
 TEXT = "\n".join(PAGES.values())
-LONG = {
-    "data=wikitext2",
-    "data=cifar10_jpeg",
-    "model=rnnsearch",
-    "model=seq2seq",
-}  # the last evaluation alone takes long
+# whose last evaluation alone takes long
+LONG = {"data=wikitext2", "data=cifar10_jpeg", "model=rnnsearch", "model=seq2seq"}
 SHORT = ["trainer.steps=4", "trainer.eval_every=2", "trainer.eval_batches=1", "model.width=8", "threads=1"]
 
 

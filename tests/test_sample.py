@@ -163,5 +163,14 @@ def test_data_that_have_changed_and_pages_that_cannot_be_written_are_refused(
     config = Path(shutil.copytree(runs["texts"], "copy")) / "config.yaml"
     config.write_text(config.read_text().replace("level: lowercase_word", "level: character"))
     assert "was trained on other data or another vocabulary" in refused(["sample", "copy"], capsys)
+    for key, words in (
+        ("vocabulary", ["sample", "other"]),
+        ("fingerprint", ["train", "extend=other", "trainer.steps=99"]),
+    ):
+        record = Path(shutil.copytree(runs["texts"], "other", dirs_exist_ok=True)) / "environment.json"
+        known = json.loads(record.read_text())
+        known["sessions"][-1]["data"][key] = "01234567"  # of as many words, or texts
+        record.write_text(json.dumps(known))
+        assert "was trained on other data" in refused(words, capsys)
     sentence = "no/page.png cannot be written (No such file or directory): give another"
     assert sentence in refused(["sample", str(runs["images"]), "--count=1", "--out", "no/page.png"], capsys)

@@ -76,9 +76,9 @@ def test_what_cannot_be_measured_is_refused_before_training(
     monkeypatch.chdir(tmp_path)
     words = ["study", "padding", "sweep.tie=null", "norm=layernorm"]
     assert "labelled texts" in refused([*words, "data=pydocs", "model.context=32"], capsys)
-    translations = {"data": {"_target_": "normbench.data.hub_translation"}}
+    translator: Any = SimpleNamespace(tree={"data": {"_target_": "normbench.data.hub_translation"}})
     with pytest.raises(UsageError, match="labelled texts"):
-        Padding().check(SimpleNamespace(tree=translations))  # type: ignore[arg-type]
+        Padding().check(translator)
     write_questions(tmp_path)
     assert "study.lengths" in refused(
         [*words, f"data.root={tmp_path}", "data.batch_size=8", "study.lengths=100"], capsys

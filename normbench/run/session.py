@@ -55,7 +55,7 @@ class Session:
         tree, closed = run.config.tree, run.config.closed
         self.run, self.directory, self.settings, self.last_beat = run, run.directory, closed, 0.0
         precision = make_precision(closed.trainer.precision, run.device)
-        with weights_that_fit():
+        with weights_that_fit(run.device):
             model, self.norms = build.make_model(tree, run.data.task, closed.seed)
         if closed.trainer.shard:
             self.group.shard(model, run.device)

@@ -89,21 +89,23 @@ def state_share(optimizer: torch.optim.Optimizer, trial: nn.Parameter) -> float:
 
 
 @contextmanager
-def weights_that_fit() -> Iterator[None]:
-    """Refuse a model that is built inside, as soon as its weights and their gradients are more than the machine has.
+def weights_that_fit(device: torch.device) -> Iterator[None]:
+    """Refuse a model that is built inside, on the CPU, as soon as its weights are more than the machine has room for.
+
+    device: where it will train; on the CPU gradients take as much again.
 
     Raises:
         UsageError: they are.
     """
-    most, size = memory_of(torch.device("cpu"))[1], 0
+    most, size, seen = memory_of(torch.device("cpu"))[1], 0, set[nn.Parameter]()  # shared ones are registered twice
 
     def add(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
         nonlocal size
-        size += 0 if parameter is None else 2 * parameter.nbytes
+        if parameter is not None and parameter not in seen:
+            seen.add(parameter)
+            size += parameter.nbytes * (2 if device.type == "cpu" else 1)
         if size > most:
-            what = (
-                f"weights and gradients of the model need more than the {decimal(int(most))} of memory that there are"
-            )
+            what = f"weights and gradients of the model need more than the {decimal(int(most))} of memory here"
             raise UsageError(f"{what}: use a smaller model.depth or model.width")
 
     handle = register_module_parameter_registration_hook(add)
