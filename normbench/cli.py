@@ -5,6 +5,8 @@ Nothing heavy is imported before it is needed: a command imports what it runs wh
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import shutil
 import sys
@@ -24,6 +26,8 @@ from normbench.settings import printable
 
 INFO = ("all", "config", "defaults", "defaults-tree", "searchpath")  # what Hydra tells
 COMPLETE = "_NORMBENCH_COMPLETE"  # where a shell's completion script says what it asks
+
+atexit.register(gc.freeze)  # else Python looks for circles among all that torch has, a third of a second, and then ends
 
 
 def main(argv: list[str] | None = None) -> int:

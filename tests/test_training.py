@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+import platform
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,11 +18,11 @@ from normbench import build as builder
 from normbench.config.compose import read
 from normbench.contract.trials import tiny_data
 from normbench.run.plan import prepare
-from normbench.run.session import make_ledger, parameter_counts, prepare_torch
+from normbench.run.session import Session, make_ledger, parameter_counts, prepare_torch
 from normbench.training.clock import Clock
 from normbench.training.evaluation import evaluate
 from normbench.training.guard import GRADIENT_NORM, Guard, first_nonfinite
-from normbench.training.optimizer import make_optimizer, parameter_groups
+from normbench.training.optimizer import make_optimizer, parameter_groups, plain_step
 from normbench.training.schedules import Constant, Cosine, Linear, OneCycle, Schedule
 from normbench.types import Batch
 
@@ -202,3 +206,60 @@ def test_numbers_that_slow_a_cpu_down_are_0(tmp_path: Path) -> None:
     assert (0.5 * small > 0).all()
     prepare_torch(prepare(read([f"outputs={tmp_path}", "device=cpu"])))
     assert (0.5 * small == 0).all()
+
+
+# ---- what a step does not pay for
+
+
+ONE_RUN = """
+import resource, sys
+from normbench.cli import main
+from normbench.training.loop import Loop
+
+def faults(step=Loop.train_step, seen=[]):
+    def counted(loop):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        step(loop)
+        seen.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+    Loop.train_step = counted
+    return seen
+
+seen = faults()
+assert main(["train", "device=cpu", "trainer.steps=30", "trainer.eval_every=30", "trainer.eval_batches=1", "quiet=true"]) == 0
+print(sorted(seen[10:])[10], "torch._dynamo" in sys.modules)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux" or platform.libc_ver()[0] != "glibc", reason="counts what glibc gives back")
+def test_a_step_gives_no_memory_back_and_a_run_never_imports_the_compiler(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", ONE_RUN], cwd=tmp_path, capture_output=True, text=True, check=True)
+    faults, compiler = done.stdout.split()[-2:]
+    assert int(faults) < 100  # 2,000 where freed memory goes back to the system
+    assert compiler == "False"
+
+
+@pytest.mark.parametrize("name", ["AdamW", "Adam", "SGD", "RMSprop"])
+def test_a_plain_step_is_torch_s_own_step(name: str) -> None:
+    def trained(step: Callable[[torch.optim.Optimizer], object]) -> torch.Tensor:
+        weight = nn.Parameter(torch.linspace(-1, 1, 12).view(3, 4))
+        optimizer = getattr(torch.optim, name)([weight], lr=0.1)
+        for _ in range(3):
+            weight.grad = weight.detach().cos()
+            step(optimizer)
+        return weight.detach()
+
+    assert torch.equal(trained(plain_step), trained(lambda optimizer: optimizer.step()))
+
+
+def test_gradients_that_are_small_enough_are_not_clipped_and_others_as_torch_does(tmp_path: Path) -> None:
+    def gradients(clip: float) -> list[torch.Tensor]:
+        words = ["device=cpu", "threads=1", f"trainer.grad_clip={clip}", f"outputs={tmp_path}", "probes=off"]
+        loop = Session(prepare(read(words))).loop
+        loop.forward_backward()
+        return [p.grad for p in loop.parameters if p.grad is not None]
+
+    free = gradients(0)
+    norm = nn.utils.get_total_norm(free)
+    assert all(map(torch.equal, gradients(2 * norm.item()), free))
+    expected = [gradient * (norm / 2 / (norm + 1e-6)) for gradient in free]
+    torch.testing.assert_close(gradients(norm.item() / 2), expected)

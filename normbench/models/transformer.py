@@ -70,10 +70,14 @@ class MultiHead(Branch):
         self.out = nn.Linear(width, width, bias=bias)
         self.dropout = nn.Dropout(dropout)
 
-    def split(self, x: Stream, parts: int) -> Float[Tensor, "parts batch heads time size"]:
-        """Return what a linear map has made of so many parts, each by its heads."""
+    def split(self, x: Stream, parts: int) -> list[Heads]:
+        """Return what a linear map has made of so many parts, each by its heads.
+
+        Their gradients lie side by side in memory, as the map's has them: no copy but one.
+        """
         batch, time, features = x.shape
-        return x.view(batch, time, parts, self.heads, features // parts // self.heads).permute(2, 0, 3, 1, 4)
+        split = x.view(batch, time, parts, self.heads, features // parts // self.heads).unbind(2)
+        return [part.transpose(1, 2) for part in split]
 
     def attended(self, q: Heads, k: Heads, v: Heads, mask: Mask | None) -> Stream:
         """Return what the queries find; `mask` is False at keys that nobody may look at."""

@@ -73,6 +73,7 @@ class Loop:
         self.trainer, self.probing = self.settings.trainer, self.settings.probes
         self.eval_every = self.trainer.eval_every or math.ceil(self.steps / 10)
         self.clock = Clock(self.device)
+        self.parameters = [*self.model.parameters()]
         fused = all(group.get("fused") for group in self.optimizer.param_groups)
         # a scaled loss leaves out overflowing steps by itself, until its scale is lost
         latches = fused and self.device.type == "cuda" and not self.group.shards
@@ -155,9 +156,11 @@ class Loop:
         begun = time.perf_counter()
         with self.probes.watch(histograms) if probed and not compiled else nullcontext(reading) as reading:
             loss = self.gradients(self.shared if self.compiled is None else self.compiled, self.precision)
-        self.grad_norm = whole(nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None]))
-        if self.trainer.grad_clip:
-            nn.utils.clip_grads_with_norm_(self.model.parameters(), self.trainer.grad_clip, self.grad_norm)
+        self.grad_norm = whole(nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None]))
+        clip = self.trainer.grad_clip
+        # asking a GPU would wait for it; elsewhere gradients that are small enough are left alone
+        if clip and (self.device.type != "cpu" or clip / (self.grad_norm + 1e-6) < 1):
+            nn.utils.clip_grads_with_norm_(self.parameters, clip, self.grad_norm)
         if compiled and not self.compile_seconds:
             loss.item()  # waits for the device
             self.compile_seconds = time.perf_counter() - begun
@@ -182,7 +185,7 @@ class Loop:
             total += loss.detach()
             self.units += whole
         if self.units != expected:  # parts that have not as many predictions as the first one
-            torch._foreach_mul_([p.grad for p in self.model.parameters() if p.grad is not None], expected / self.units)
+            torch._foreach_mul_([p.grad for p in self.parameters if p.grad is not None], expected / self.units)
             total *= expected / self.units
         precision.scaler.unscale_(self.optimizer)
         return self.group.add(total) / self.group.size
@@ -282,7 +285,7 @@ class Loop:
             "loss/train": loss,
             "optim/lr": self.optimizer.param_groups[0]["lr"],
             "grad/norm": self.grad_norm.item(),
-            "weight/norm": whole(nn.utils.get_total_norm(list(self.model.parameters()))).item(),
+            "weight/norm": whole(nn.utils.get_total_norm(self.parameters)).item(),
         }
         if (step_ms := self.clock.recent()) is not None:
             values["time/step_ms"] = step_ms

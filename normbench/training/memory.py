@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from normbench.errors import UsageError
+from normbench.training.optimizer import plain_step
 from normbench.types import Model
 
 LARGE = 5e8  # bytes that are worth a line
@@ -83,7 +84,7 @@ def is_cast(tensor: Tensor) -> bool:
 def state_share(optimizer: torch.optim.Optimizer, trial: nn.Parameter) -> float:
     """Return the size of an optimizer's state in that of the parameters, as a step of another parameter tells."""
     trial.grad = torch.zeros_like(trial)
-    optimizer.step()
+    plain_step(optimizer)
     states = (each for state in optimizer.state.values() for each in state.values() if isinstance(each, Tensor))
     return sum(each.nbytes for each in states) / trial.nbytes
 

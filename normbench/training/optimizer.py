@@ -16,6 +16,10 @@ from normbench.errors import UsageError
 # Settings of torch.optim's classes that choose which code runs; of each two at most one may be true.
 IMPLEMENTATIONS = {"fused", "foreach", "differentiable"}
 
+# Methods of an optimizer that import torch.compile, which takes a second, only to be marked as not to be compiled: here
+# they are marked without it.
+UNCOMPILED = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
+
 
 def parameter_groups(
     model: nn.Module, norms: Iterable[nn.Module], weight_decay: float, decay_norms: bool
@@ -39,6 +43,9 @@ def make_optimizer(factory: Any, groups: list[dict[str, Any]], device: torch.dev
         UsageError: the class does not take one of the settings, or needs another loop than ours.
     """
     name, known = factory.func.__name__, inspect.signature(factory).parameters
+    for method in map(partial(getattr, torch.optim.Optimizer), UNCOMPILED):
+        if own := getattr(method, "__wrapped__", None):
+            vars(own).setdefault("__dynamo_disable", own)
     free = "fused" in known and not IMPLEMENTATIONS & factory.keywords.keys()
     cut = any(hasattr(each, "full_tensor") for group in groups for each in group["params"])  # torch fuses not all then
     if free and not cut and device.type in ("cpu", "cuda", "mps"):
@@ -51,6 +58,15 @@ def make_optimizer(factory: Any, groups: list[dict[str, Any]], device: torch.dev
     if isinstance(optimizer, torch.optim.LBFGS | torch.optim.SparseAdam):
         raise UsageError(f"optim: {name} cannot train here, it wants closures or sparse gradients: use another")
     return optimizer
+
+
+def plain_step(optimizer: torch.optim.Optimizer) -> None:
+    """Let an optimizer step; of torch's own without what they wrap around it for torch.compile and for hooks."""
+    if type(optimizer).__module__.startswith("torch.optim") and not optimizer.defaults.get("differentiable"):
+        with torch.no_grad():
+            inspect.unwrap(type(optimizer).step)(optimizer)
+    else:
+        optimizer.step()
 
 
 class WeightAverage:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from normbench.errors import UsageError
+from normbench.training.optimizer import plain_step
 
 # Matrix products and a convolution, forward and backward, in a process that may die of it.
 TRIAL = """
@@ -49,10 +50,12 @@ class Precision:
 
     def step(self, optimizer: torch.optim.Optimizer, grad_norm: Tensor) -> None:
         """Let the optimizer step."""
-        if self.scales:
-            self.skipped += ~grad_norm.isfinite()
+        if not self.scales:
+            return plain_step(optimizer)
+        self.skipped += ~grad_norm.isfinite()
         self.scaler.step(optimizer)
         self.scaler.update()
+        return None
 
     def lost(self) -> bool:
         """Tell whether the gradients overflow even where the loss is not scaled up; waits for the device."""
