@@ -225,7 +225,8 @@ def faults(step=Loop.train_step, seen=[]):
     return seen
 
 seen = faults()
-assert main(["train", "device=cpu", "trainer.steps=30", "trainer.eval_every=30", "trainer.eval_batches=1", "quiet=true"]) == 0
+words = "train device=cpu trainer.steps=30 trainer.eval_every=30 trainer.eval_batches=1 quiet=true"
+assert main(words.split()) == 0
 print(sorted(seen[10:])[10], "torch._dynamo" in sys.modules)
 """
 

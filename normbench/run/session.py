@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import platform
 import shlex
 import signal
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import version
 from types import FrameType
@@ -31,7 +30,7 @@ from normbench.training.checkpoint import Checkpoints
 from normbench.training.clock import forget_peak, peak_memory
 from normbench.training.guard import Diverged
 from normbench.training.loop import Loop
-from normbench.training.memory import memory_line, state_share, weights_that_fit
+from normbench.training.memory import keep_freed_memory, memory_line, state_share, weights_that_fit
 from normbench.training.optimizer import make_optimizer, parameter_groups
 from normbench.training.parallel import Group, ProcessLost, is_lost
 from normbench.training.precision import make_precision
@@ -43,12 +42,6 @@ RESULTS = ("loss", "accuracy", "perplexity", "bleu")
 
 GAINS = ("branch_gain", "residual_gain")
 NOTEWORTHY = ("compile_seconds", "skipped_steps", "leak", "padding")  # in the closing table, where there is any
-
-
-# What glibc's mallopt takes: how much freed memory stays, from which size on a request has pages of its own, and by how
-# much the heap grows at a time.
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_TOP_PAD = -1, -3, -2
-KEPT, GROWTH = 2**30, 2**26  # bytes
 
 
 class Session:
@@ -265,18 +258,6 @@ def prepare_torch(run: Run) -> None:
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # it costs time for nothing
     if run.device.type == "cpu":
         keep_freed_memory()
-
-
-def keep_freed_memory() -> None:
-    """Let the C library (glibc; others do as they do) keep what is freed for the next step.
-
-    By default it gives the activations of each step back to the system, which hands them out anew, page by page: 2,000
-    page faults a step of `nano`, an eighth of its time.
-    """
-    with suppress(OSError, AttributeError):
-        libc = ctypes.CDLL(None)
-        for parameter, value in ((M_TRIM_THRESHOLD, KEPT), (M_MMAP_THRESHOLD, KEPT), (M_TOP_PAD, GROWTH)):
-            libc.mallopt(parameter, value)
 
 
 @contextmanager
