@@ -178,6 +178,10 @@ def sweep(words: tuple[str, ...], dry_run: bool, watch: Path | None, resume: Pat
     for word in words:
         if word.startswith(("rerun=", "extend=")) and not word.endswith(("=false", "=null")):
             raise UsageError(f"{word} is train's alone: give normbench train the words of the one run")
+    if not dry_run and not any("launcher=" in word for word in words):
+        from normbench.sweep.launchers import start_server
+
+        start_server()  # loads torch while this process does
     from normbench.commands.report import report_of_sweep
     from normbench.sweep.conduct import resume as go_on
     from normbench.sweep.conduct import sweep as make_runs

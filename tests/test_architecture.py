@@ -37,7 +37,7 @@ PARTS: dict[str, tuple[set[str], int]] = {
     "run": ({"build", "config", "probes", "recording", "rundir", "training"}, 553),
     "results": ({"build", "config", "rundir", "training"}, 103),
     "analysis": ({"config", "recording", "results", "rundir"}, 2449),
-    "sweep": ({"build", "config", "run", "rundir"}, 939),
+    "sweep": ({"build", "config", "run", "rundir"}, 943),
     "contract": ({"build", "config", "training", "translation"}, 675),
     "studies": (
         {"analysis", "build", "config", "contract", "norms", "probes", "recording", "results", "run", "rundir", "sweep"}
@@ -45,7 +45,7 @@ PARTS: dict[str, tuple[set[str], int]] = {
         2210,
     ),
     "commands": ({"analysis", "build", "config", "contract", "results", "rundir", "run", "studies", "sweep"}, 714),
-    "cli": ({"commands", "config", "recording", "run", "studies", "sweep"}, 214),
+    "cli": ({"commands", "config", "recording", "run", "studies", "sweep"}, 217),
     "__main__": ({"cli"}, 3),
     "__init__": ({"results"}, 28),
 }  # fmt: skip

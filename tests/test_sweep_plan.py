@@ -94,7 +94,7 @@ def test_what_is_left_out_is_told_with_its_reason() -> None:
 
 
 def test_runs_side_by_side_have_cores_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("normbench.sweep.launchers.cpu_count", lambda: 8)
+    monkeypatch.setattr("joblib.cpu_count", lambda: 8)
     given = (0, None, 0), (2, None, 0), (0, 4, 0), (0, 16, 0), (3, 2, 0), (0, None, 2), (16, None, 0)
     assert [Processes().share(*one) for one in given] == [(8, 1), (2, 1), (2, 4), (1, 16), (3, 2), (2, 1), (16, 1)]
     assert Here().share(2, None, 0) == (1, 8)
@@ -111,7 +111,7 @@ def test_runs_side_by_side_have_cores_of_their_own(monkeypatch: pytest.MonkeyPat
 def test_runs_take_turns_on_gpus(
     monkeypatch: pytest.MonkeyPatch, gpus: int, more: list[str], devices: list[str], jobs: int
 ) -> None:
-    monkeypatch.setattr("normbench.sweep.launchers.cpu_count", lambda: 8)
+    monkeypatch.setattr("joblib.cpu_count", lambda: 8)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
     sweep = understand(["seed=range(0,4)", *CNN, "device=auto", *more])

@@ -14,11 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from multiprocessing import resource_tracker
+from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import Annotated, Any, Literal
-
-from joblib import cpu_count  # knows a container's share as well as the process's
 
 from normbench.settings import Setting
 
@@ -29,7 +27,16 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 # All that a run imports sooner or later.
 PARTS = ("data", "models", "norms", "placements", "sweep.work")
-PRELOADED = ["torch._dynamo", *(f"normbench.{part}" for part in PARTS)]
+PRELOADED = [f"normbench.{part}" for part in PARTS]
+
+
+def start_server() -> None:
+    """Start the server from which runs are forked, unless there is one; it loads torch while this process goes on."""
+    multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOADED)
+    resource_tracker.ensure_running()  # else the server starts it, and it lets the signals through again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # a signal to all must not end the server
+    forkserver.ensure_running()
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class Launcher:
@@ -65,6 +72,8 @@ class Launcher:
             jobs, threads: as they were asked for; 0 and None: they were not.
             gpus: of this machine; 0: the runs are the CPU's, or another machine's.
         """
+        from joblib import cpu_count  # knows a container's share as well as the process's
+
         threads = threads or self.threads
         return jobs or self.jobs or gpus or max(1, cpu_count() // threads), threads
 
@@ -102,13 +111,10 @@ class Processes(Launcher):
     """Runs side by side, each a fresh process that is forked from a server in which torch is loaded already."""
 
     def start(self, tasks: Sequence[Task], jobs: int, notes: Path) -> Sequence[Any]:
-        multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOADED)
-        resource_tracker.ensure_running()  # else the server starts it, and it lets the signals through again
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # a signal to all must not end the server
+        start_server()
         processes = [RunProcess(task) for task in tasks]
         for process in processes:
             process.start()
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return processes
 
 
@@ -116,6 +122,8 @@ class Here(Launcher):
     """One run after another in this process."""
 
     def share(self, jobs: int, threads: int | None, gpus: int) -> tuple[int, int]:
+        from joblib import cpu_count
+
         return 1, threads or cpu_count()
 
     def start(self, tasks: Sequence[Task], jobs: int, notes: Path) -> Sequence[Any]:
