@@ -1,0 +1,152 @@
+"""Times normbench against its peers, in alternation, and prints ratios with medians and extremes.
+
+    scripts/benchmark --quick                                  # does everything work? under 3 minutes
+    scripts/benchmark start mistake norms --pairs 5            # some parts
+    scripts/benchmark --nanogpt DIR --examples DIR --out FILE  # all, hours; nothing else should be at work
+
+DIR are checkouts of karpathy/nanoGPT and pytorch/examples; they are copied, and nothing is written there. What needs
+the public data sets takes them from the folder that NORMBENCH_DATA names.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import shlex
+import sys
+import tempfile
+from dataclasses import replace
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+
+import peers
+from commands import Bench, Failed, Left
+from parts import PARTS, Part
+from results import HEADS, Row, line, markdown
+from rich.console import Console
+from rich.table import Table
+
+from normbench.rundir import commit, cpu_name
+
+NEEDS = {
+    "nanogpt": f"--nanogpt DIR, a checkout of {peers.NANOGPT}",
+    "examples": f"--examples DIR, a checkout of {peers.EXAMPLES}",
+    "data": "NORMBENCH_DATA, a folder with the public data sets",
+    "torchvision": "pip install torchvision",
+}
+
+
+def main() -> int:
+    """Measure the parts that are asked for, print and write what was found; return the exit status."""
+    options = parsed()
+    rows, ended, console = list[Row](), dict[str, str](), Console(stderr=True)
+    failed = False
+    with tempfile.TemporaryDirectory(prefix="normbench-") as folder, console.status("") as status:
+        bench = Bench(
+            Path(folder), 1, options.quick, os.process_cpu_count() if sys.version_info >= (3, 13) else
+            len(os.sched_getaffinity(0)), options.nanogpt, options.examples, say=status.update,
+        )  # fmt: skip
+        for name in options.parts:
+            part = PARTS[name]
+            own = replace(bench, pairs=options.pairs or (1 if options.quick else part.pairs),
+                          say=lambda text, name=name: status.update(f"{name}: {text}"))  # fmt: skip
+            try:
+                check_needs(part, bench)
+                for row in part.measure(own):
+                    print(line(row), flush=True)
+                    rows.append(row)
+            except (Failed, Left) as reason:
+                failed |= isinstance(reason, Failed)
+                ended[name] = f"{'failed' if isinstance(reason, Failed) else 'left out'}: {reason}"
+                print(f"{name} {ended[name]}", flush=True)
+        known = facts(options, bench)
+    show(rows, known)
+    if options.out:
+        options.out.write_text(markdown(rows, known, ended))
+    return 1 if failed else 0
+
+
+def parsed() -> argparse.Namespace:
+    """The options of the command line."""
+    parser = argparse.ArgumentParser("benchmark", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    listed = "\n".join(f"{name:<10} {part.about}" for name, part in PARTS.items()).replace("%", "%%")
+    parser.add_argument(
+        "parts", nargs="*", metavar="PART", help=f"what to measure; all but learning if none:\n{listed}"
+    )
+    parser.add_argument("--nanogpt", type=checkout, metavar="DIR", help=f"a checkout of {peers.NANOGPT}")
+    parser.add_argument("--examples", type=checkout, metavar="DIR", help=f"a checkout of {peers.EXAMPLES}")
+    parser.add_argument("--pairs", type=positive, metavar="N", help="alternated pairs of each part")
+    parser.add_argument("--quick", action="store_true", help="one small pair of each: for breakage, not for times")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="a page in Markdown with what was measured")
+    options = parser.parse_args()
+    if unknown := set(options.parts) - set(PARTS):
+        parser.error(f"no part is named {', '.join(sorted(unknown))}: choose from {', '.join(PARTS)}")
+    options.parts = [*dict.fromkeys(options.parts)] or [name for name, part in PARTS.items() if part.default]
+    return options
+
+
+def positive(text: str) -> int:
+    """Return a whole number from 1 on."""
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text} is no number of pairs: give 1 or more")
+    return int(text)
+
+
+def checkout(text: str) -> Path:
+    """Return an existing folder."""
+    if not Path(text).is_dir():
+        raise argparse.ArgumentTypeError(f"{text} is no folder: give that of a checkout")
+    return Path(text).absolute()
+
+
+def check_needs(part: Part, bench: Bench) -> None:
+    """Leave a part out that needs what is not here.
+
+    Raises:
+        Left: with what is missing.
+    """
+    there = {
+        "nanogpt": bench.nanogpt,
+        "examples": bench.examples,
+        "data": os.environ.get("NORMBENCH_DATA"),
+        "torchvision": find_spec("torchvision"),
+    }
+    if missing := [NEEDS[need] for need in part.needs if not there[need]]:
+        raise Left(f"it needs {', and '.join(missing)}")
+
+
+def facts(options: argparse.Namespace, bench: Bench) -> dict[str, str]:
+    """Return where and with what was measured."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
+    found = {
+        "machine": f"{cpu_name()}, {bench.threads} cores, {memory:.0f} GiB, {platform.system()} {platform.release()}",
+        "versions": f"Python {platform.python_version()}, torch {version('torch')}, normbench {commit()}",
+        "command": shlex.join(["scripts/benchmark", *sys.argv[1:]]),
+    }
+    for threads, peak in sorted(bench.peaks.items()):
+        found[f"peaks, threads: {threads}"] = (
+            f"matrix product {peak['matrix'] / 1e9:.0f} GFLOP/s (the fastest of 1024³, 1536³, 2048³, fp32); copy "
+            f"{peak['copy'] / 1e9:.1f} GB/s read and written ({peak['bytes'] / 2**20:.0f} MiB)"
+        )
+    for name, path in {peers.NANOGPT: options.nanogpt, peers.EXAMPLES: options.examples}.items():
+        if path:
+            found[name] = peers.commit(path)
+    return found
+
+
+def show(rows: list[Row], known: dict[str, str]) -> None:
+    """Print a table of all rows, below what they were measured on."""
+    table = Table(*HEADS)
+    for row in rows:
+        table.add_row(*row.cells)
+    print("", *(f"{name}: {fact}" for name, fact in known.items()), sep="\n")
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,370 @@
+"""The parts of the benchmark: what each measures, against what, and the target of the ratio."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import pstats
+import re
+import statistics
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import learning
+import peers
+from commands import NORMBENCH, Bench, Done, Failed, Settings, imports
+from results import Row, compared, shares
+
+MNIST_WORDS = ("model=cnn", "norm=batchnorm", "data=mnist")  # chosen on training data only
+NANO = ("model=nano", "data=pydocs", "device=cpu")
+EXAMPLE = "experiment=nanogpt_cpu"
+TRANSLATOR = ("model=seq2seq", "data=multi30k")
+TORCH = [sys.executable, "-c", "import torch"]
+LARGER = {"width": "model.width=512", "depth": "model.depth=16", "context": "model.context=256",
+          "batch": "data.batch_size=48"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Part:
+    """Yields the rows of one measurement. needs: `nanogpt`, `examples` (checkouts), `data`, `torchvision`."""
+
+    measure: Callable[[Bench], Iterator[Row]]
+    pairs: int
+    about: str
+    needs: tuple[str, ...] = ()
+    default: bool = True
+
+
+# ---- where the time goes
+
+
+def account(bench: Bench, *words: str, threads: int = 0, evaluates: bool = True) -> Settings:
+    """Return what a run takes, measured on some of its steps."""
+    bench.say("where the time goes")
+    steps = bench.size(60, 15)
+    return bench.worker("account", threads, words=words, steps=steps, evaluates=evaluates)[0]
+
+
+def told(bench: Bench, found: Settings, whole: float, threads: int = 0) -> list[str]:
+    """Say where the time of a run goes, and which share of the machine's peaks its steps reach."""
+    peak, step = bench.peak(threads), found["step"]
+    flops, moved = found["flops"] / step, found["bytes"] / step
+    return [
+        f"of {whole:.3g} s: {shares(found['seconds'], whole, 'the rest (Python, start)')}",
+        f"a step alone {1e3 * step:.3g} ms, its kernels alone {1e3 * found['alone']:.3g} ms; "
+        f"{flops / 1e9:.3g} GFLOP/s, {flops / peak['matrix']:.0%} of the matrix peak; operators touch "
+        f"{moved / 1e9:.3g} GB/s, {moved / peak['copy']:.0%} of the copy peak",
+    ]
+
+
+def near(bench: Bench, moved: float, seconds: float) -> str:
+    """Say which share of the copy peak is reached where so many bytes must move."""
+    return f"{moved / seconds / 1e9:.3g} GB/s of what must move, {moved / seconds / bench.peak()['copy']:.0%} of a copy"
+
+
+# ---- nanoGPT's example
+
+
+def nanogpt(bench: Bench) -> Iterator[Row]:
+    """Whole processes of nanoGPT's documented example on a CPU."""
+    steps = bench.size(2000, 20)
+    peer, words = peers.nanogpt_copy(bench), [EXAMPLE, f"trainer.steps={steps}"]
+    warm_up(bench, peer)
+    pairs = [*bench.alternate(lambda: bench.train(*words), lambda: bench.run(peers.nanogpt_command(steps), peer))]
+    found = account(bench, *words)
+    ours, theirs = (statistics.median(one.seconds for one in side) for side in zip(*pairs, strict=True))
+    losses = (
+        sorted(one.summary["metrics"]["loss/val"] for one, _ in pairs),
+        sorted(map(final_loss, (p for _, p in pairs))),
+    )
+    step = statistics.median(one.summary["step_time"]["median_ms"] or 0 for one, _ in pairs)
+    notes = [
+        *told(bench, found, ours),
+        f"a step within the run {step:.3g} ms",
+        f"floor, the kernels of its steps and evaluations alone: {found['floor']:.3g} s, "
+        f"{found['floor'] / theirs:.3g} of nanoGPT's; ours is {ours / found['floor']:.3g} × the floor, and may be 1.08",
+        f"validation loss {losses[0][0]:.4f} (all batches); nanoGPT {losses[1][0]:.4f} (20 batches)",
+    ]
+    target = max(0.82, 1.08 * found["floor"] / theirs)
+    yield compared("nanogpt", f"whole process, {steps:,} steps", seconds(pairs), target, peer="nanoGPT", notes=notes)
+    peaks = [(one.peak / 2**20, other.peak / 2**20) for one, other in pairs]
+    yield compared("nanogpt", "peak memory of a run", peaks, 1.0, unit="MiB", peer="nanoGPT")
+
+
+def warm_up(bench: Bench, peer: Path) -> None:
+    """Let data be decoded and files be in memory before anything is measured."""
+    bench.say("warm-up")
+    bench.train(EXAMPLE, "trainer.steps=1", "trainer.eval_batches=1")
+    bench.run(peers.nanogpt_command(1, "--eval_iters=1"), peer)
+
+
+def seconds(pairs: list[tuple[Done, Done]]) -> list[tuple[float, float]]:
+    """Return the seconds of pairs of processes."""
+    return [(one.seconds, other.seconds) for one, other in pairs]
+
+
+def final_loss(done: Done) -> float:
+    """Return nanoGPT's last validation loss."""
+    return float(re.findall(r"val loss ([\d.]+)", done.output)[-1])
+
+
+def step(bench: Bench) -> Iterator[Row]:
+    """The time of a step of the same example on one thread, by each one's own clock."""
+    steps = bench.size(200, 20)
+    peer = peers.nanogpt_copy(bench)
+    words = [EXAMPLE, f"trainer.steps={steps}", f"trainer.eval_every={steps}", "trainer.eval_batches=1"]
+    command = peers.nanogpt_command(steps, "--eval_iters=1", f"--eval_interval={steps}")
+
+    def theirs() -> float:
+        times = re.findall(r"time ([\d.]+)ms", bench.run(command, peer, threads=1).output)
+        return statistics.median(map(float, times[10:]))
+
+    warm_up(bench, peer)
+    pairs = bench.alternate(lambda: bench.train(*words, threads=1).summary["step_time"]["median_ms"], theirs)
+    pairs, found = [*pairs], account(bench, EXAMPLE, threads=1)
+    notes = told(bench, found, found["run"], 1)
+    yield compared("step", "a step on one thread", pairs, 0.85, unit="ms", peer="nanoGPT", notes=notes)
+
+
+def sweep16(bench: Bench) -> Iterator[Row]:
+    """Runs as a sweep against as many of nanoGPT one after another."""
+    steps, runs = bench.size(300, 20), bench.size(16, 2)
+    peer = peers.nanogpt_copy(bench)
+    warm_up(bench, peer)
+    words = [EXAMPLE, f"trainer.steps={steps}", f"seed=range({runs})", "quiet=true"]
+    pairs = [*bench.alternate(lambda: bench.run([*NORMBENCH, "sweep", *words]),
+                              lambda: bench.run(peers.nanogpt_command(steps), peer))]  # fmt: skip
+    found = account(bench, *words[:2], threads=1)
+    times = [(ours.seconds, runs * one.seconds) for ours, one in pairs]
+    notes = [f"nanoGPT's are {runs} × the time of one of its runs, measured once for each sweep",
+             "one run alone on one thread, " + told(bench, found, found["run"], 1)[0]]  # fmt: skip
+    yield compared("sweep16", f"{runs} runs of {steps} steps", times, 0.60, peer="nanoGPT", notes=notes)
+
+
+# ---- ours against ours
+
+
+def recording(bench: Bench) -> Iterator[Row]:
+    """What recording and light probes cost, in blocks of steps that take turns."""
+    steps = bench.size(200, 50)
+    bench.say(f"{bench.pairs} rounds of three blocks of {steps} steps")
+    found = bench.worker("recording", words=NANO, rounds=bench.pairs, steps=steps)
+    for arm, what, target in (("recording", "a step with recording", 1.02), ("probes", "and with light probes", 1.03)):
+        pairs = [(1e3 * row[arm] / steps, 1e3 * row["bare"] / steps) for row in found]
+        notes = [f"recording is a log each 10 steps and a checkpoint each {steps}"] if arm == "recording" else []
+        yield compared("recording", what, pairs, target, unit="ms", peer="bare loop", notes=notes)
+
+
+def start(bench: Bench) -> Iterator[Row]:
+    """From the start of a process to its first training step, against importing torch."""
+    words = [*NORMBENCH, "train", *NANO, "quiet=true", "trainer.steps=1", "trainer.eval_batches=1", "probes=off"]
+    bench.say("warm-up")
+    bench.run(words), bench.run(TORCH)
+    pairs = bench.alternate(lambda: first_step(bench, words), lambda: bench.run(TORCH).seconds)
+    pairs = [*pairs]
+    notes = [imports(bench.run([sys.executable, "-X", "importtime", *words[1:]]).complaints)]
+    yield compared("start", "start to first training step", pairs, 1.4, peer="import torch", notes=notes)
+
+
+def first_step(bench: Bench, command: list[str]) -> float:
+    """Return when the first step of a new process was recorded."""
+    return bench.seen(command, "outputs/*/*/metrics.jsonl")[0][0]
+
+
+def mistake(bench: Bench) -> Iterator[Row]:
+    """From a mistake to the sentence that says it, against importing torch."""
+    words = [*NORMBENCH, "train", "norm=rmsnrm"]
+    bench.run(words, expected=2), bench.run(TORCH)
+    pairs = [*bench.alternate(lambda: bench.run(words, expected=2), lambda: bench.run(TORCH))]
+    notes = [imports(bench.run([sys.executable, "-X", "importtime", *words[1:]], expected=2).complaints)]
+    yield compared("mistake", "a mistake to the exit", seconds(pairs), 0.20, peer="import torch", notes=notes)
+
+
+def further(bench: Bench) -> Iterator[Row]:
+    """The start of each further run of a sweep, behind the end of the one before, against a fresh process."""
+    runs = bench.size(9, 3)
+    words = [*NANO, "quiet=true", "trainer.steps=1", "trainer.eval_batches=1", "probes=off"]
+    sweep = [*NORMBENCH, "sweep", *words, f"seed=range({runs})", "sweep.jobs=1", "sweep.report=false"]
+    fresh = [*NORMBENCH, "train", *words]
+    bench.say("warm-up")
+    bench.run(fresh)
+    pairs = bench.alternate(lambda: later_starts(bench, sweep), lambda: first_step(bench, fresh))
+    note = (
+        f"each the median of {runs - 1} runs, from a run's summary.json to the next one's first line in metrics.jsonl"
+    )
+    yield compared("further", "start of a further run", [*pairs], 0.05, peer="fresh process", notes=[note])
+
+
+def later_starts(bench: Bench, sweep: list[str]) -> float:
+    """Return the median seconds from the end of a run to the first step of the next one."""
+    seen = bench.seen(sweep, "outputs/sweep/*/metrics.jsonl", "outputs/sweep/*/summary.json")
+    firsts = [seconds for seconds, path in seen if path.name == "metrics.jsonl"]
+    ends = [seconds for seconds, path in seen if path.name == "summary.json"]
+    return statistics.median(later - end for end, later in zip(ends[:-1], firsts[1:], strict=True))
+
+
+def sweep36(bench: Bench) -> Iterator[Row]:
+    """A sweep against the same runs one after another, each a process."""
+    steps = bench.size(100, 20)
+    arms = bench.size(
+        "norm=layernorm,rmsnorm,dyt,groupnorm placement=pre,post,sandwich seed=range(3)", "seed=0,1"
+    ).split()
+    lengths = [f"trainer.steps={steps}", f"trainer.eval_every={steps}"]
+    pairs, runs = list[tuple[float, float]](), list[Settings]()
+    for number in range(bench.pairs):
+        bench.say(f"pair {number + 1} of {bench.pairs}")
+        where = bench.new()
+        whole = bench.run([*NORMBENCH, "sweep", *arms, *NANO, *lengths, "quiet=true"], where)
+        (plan,) = (where / "outputs/sweep/.sweep/plans").glob("*.json")
+        runs = json.loads(plan.read_text())["runs"]
+        single = {run["run"]: bench.train(*run["words"]) for run in runs}
+        pairs.append((whole.seconds, sum(done.seconds for done in single.values())))
+        check_same(where / "outputs/sweep", single)
+    found = account(bench, *NANO, "trainer.steps=100", "trainer.eval_every=100", threads=1)
+    notes = ["both made the same runs, to the last bit of their losses; the sweep's report is in its time",
+             "one run alone on one thread, " + told(bench, found, found["run"], 1)[0]]  # fmt: skip
+    yield compared("sweep36", f"{len(runs)} runs of {steps} steps", pairs, 0.40, peer="one by one", notes=notes)
+
+
+def check_same(folder: Path, single: dict[str, Done]) -> None:
+    """Require that a sweep has made the very runs that single processes have made.
+
+    Raises:
+        Failed: it has not.
+    """
+    for run, done in single.items():
+        if json.loads((folder / run / "summary.json").read_text())["metrics"] != done.summary["metrics"]:
+            raise Failed(f"the sweep's run {run} is not the one that a process of its own makes")
+
+
+def scaling(bench: Bench) -> Iterator[Row]:
+    """How a step's time grows with the model, against how its operations grow."""
+    larger = LARGER if not bench.quick else {"depth": "model.depth=16"}
+    bench.say(f"{bench.pairs} rounds")
+    settings = {"words": [*NANO, "probes=off"], "larger": larger, "rounds": bench.pairs, "steps": bench.size(12, 4)}
+    found = bench.worker("scaling", **settings)
+    for name in larger:
+        rows = [row for row in found if row["name"] == name]
+        pairs = [(row["time"], row["flops"]) for row in rows]
+        speed = f"a step takes {1e3 * statistics.median(row['step'] for row in rows):.3g} ms"
+        yield compared("scaling", f"4 × the {name}", pairs, 1.0, unit="×", peer="operations", notes=[speed])
+
+
+# ---- others
+
+
+def mnist(bench: Bench) -> Iterator[Row]:
+    """MNIST to 99.0 %, with a cold cache, against PyTorch's example."""
+    peer, seeds, theirs_seeds = peers.mnist_copy(bench), itertools.count(), itertools.count(1)
+
+    def ours() -> Done:
+        return bench.train(*MNIST_WORDS, f"seed={next(seeds)}", cache=bench.new())
+
+    def theirs() -> float:
+        command = [sys.executable, "-u", "main.py", f"--seed={next(theirs_seeds)}"]
+        return bench.until(command, peer, lambda line: int((re.findall(r"Accuracy: (\d+)/", line) or [0])[0]) >= 9900)
+
+    pairs = [*bench.alternate(ours, theirs)]
+    found = account(bench, *MNIST_WORDS)
+    reached = [one.summary["metrics"]["accuracy/val"] for one, _ in pairs]
+    few = sum(share < 0.99 for share in reached)
+    notes = [f"accuracies {', '.join(f'{share:.2%}' for share in reached)}",
+             *told(bench, found, statistics.median(one.seconds for one, _ in pairs))]  # fmt: skip
+    times = [(one.seconds, other) for one, other in pairs]
+    short = f"{few} of {len(reached)} seeds stay below 99 %" if few else ""
+    yield compared("mnist", "whole process to 99.0 %", times, 0.10, peer="pytorch/examples", short=short, notes=notes)
+
+
+def norms(bench: Bench) -> Iterator[Row]:
+    """Forward and backward of norms, in rounds."""
+    rows = bench.size(8192, 512)
+    bench.say(f"{bench.pairs} rounds at {rows} × 512")
+    about, *found = bench.worker("norms", rounds=bench.pairs, rows=rows, features=512)
+    for name, peer, target in (("rmsnorm", "layernorm", 1.8), ("rmsnorm compiled", "layernorm", 1.3),
+                               ("dyt", "dyt eager", 0.60)):  # fmt: skip
+        if name in about["failed"]:
+            bench.say(f"norms: {name} is left out: {about['failed'][name]}")
+            continue
+        pairs = [(1e3 * row[name], 1e3 * row[peer]) for row in found]
+        time = statistics.median(one for one, _ in pairs) / 1e3
+        notes = [f"runs as {about['runs'][name]}; {near(bench, about['bytes'], time)}"]
+        what = f"{name}, forward and backward, {rows:,} × 512"
+        yield compared("norms", what, pairs, target, unit="ms", peer=peer, notes=notes)
+
+
+def multi30k(bench: Bench) -> Iterator[Row]:
+    """Training speed of a translator against a plain loop around torch's Transformer."""
+    settings = {"words": [*TRANSLATOR, "probes=off"], "steps": bench.size(60, 5)}
+    bench.say("warm-up")
+    bench.worker("plain", words=settings["words"], steps=5)
+    pairs = [(ours[0]["speed"], plain[0]["speed"]) for ours, plain in bench.alternate(
+        lambda: bench.worker("translator", **settings), lambda: bench.worker("plain", **settings))]  # fmt: skip
+    found = account(bench, *TRANSLATOR, evaluates=False)
+    notes = told(bench, found, found["run"])
+    yield compared(
+        "multi30k", "tokens a second", pairs, 1.3, unit="/s", peer="nn.Transformer", higher=True, notes=notes
+    )
+
+
+def report(bench: Bench) -> Iterator[Row]:
+    """A report on many runs."""
+    count, folder = bench.size(1000, 20), bench.new()
+    bench.say(f"making up {count} runs")
+    bench.worker("make_runs", folder=str(folder), count=count)
+    done = []
+    for number in range(bench.pairs):
+        bench.say(f"report {number + 1} of {bench.pairs}")
+        done.append(bench.run([*NORMBENCH, "report", str(folder)]))
+    profile = bench.new() / "profile"
+    bench.run([sys.executable, "-m", "cProfile", "-o", str(profile), *NORMBENCH[1:], "report", str(folder)])
+    took = tuple(one.seconds for one in done)
+    gibibytes = tuple(one.peak / 2**30 for one in done)
+    what, note = f"report on {count:,} runs", f"profiled: {packages(profile)}"
+    yield Row("report", what, f"{statistics.median(took):.3g} s", "", took, 15, unit=" s", notes=(note,))
+    yield Row("report", "its peak memory", f"{statistics.median(gibibytes):.3g} GiB", "", gibibytes, 1.5, unit=" GiB")
+
+
+def packages(profile: Path) -> str:
+    """Say in which packages a profiled process has spent its time; what C functions take is their callers'."""
+    took = Counter[str]()
+    for (path, _, _), (_, _, own, _, callers) in pstats.Stats(str(profile)).stats.items():  # type: ignore[attr-defined]
+        spent = {path: own} if path != "~" or not callers else {}
+        spent |= {where: numbers[2] for (where, _, _), numbers in callers.items()} if path == "~" else {}
+        for where, time in spent.items():
+            parts = Path(where).parts
+            after = parts.index("site-packages") + 1 if "site-packages" in parts else None
+            ours = "normbench" if "normbench" in parts else "Python"
+            took[parts[after] if after else ours] += time
+    return shares(dict(took.most_common(6)), sum(took.values()))
+
+
+def learned(bench: Bench) -> Iterator[Row]:
+    """What documented trainings reach."""
+    for name in learning.SHORT:
+        training = learning.TRAININGS[name]
+        bench.say(name)
+        summary = bench.train(*training.words.split()).summary
+        value = summary["metrics"][training.metric]
+        yield Row("learning", f"{name}, {training.metric}", f"{value:.4g}", training.source, (value,), training.mark,
+                  higher=training.higher)  # fmt: skip
+
+
+PARTS = {
+    "nanogpt": Part(nanogpt, 3, "nanoGPT's example on a CPU, whole processes; peak memory", ("data", "nanogpt")),
+    "step": Part(step, 5, "a step of it on one thread", ("data", "nanogpt")),
+    "recording": Part(recording, 5, "recording and light probes, against a bare loop"),
+    "start": Part(start, 9, "start to first training step, against importing torch"),
+    "mistake": Part(mistake, 9, "a mistake to the exit, against importing torch"),
+    "sweep16": Part(sweep16, 2, "16 runs as a sweep, against nanoGPT's one after another", ("data", "nanogpt")),
+    "further": Part(further, 5, "start of a further run of a sweep, against a fresh process"),
+    "mnist": Part(mnist, 3, "MNIST to 99 %, against PyTorch's example", ("data", "examples", "torchvision")),
+    "norms": Part(norms, 15, "forward and backward of norms"),
+    "scaling": Part(scaling, 5, "growth of a step's time, against that of its operations"),
+    "multi30k": Part(multi30k, 5, "a Transformer that translates, against a plain loop", ("data",)),
+    "sweep36": Part(sweep36, 2, "36 runs as a sweep, against one after another"),
+    "report": Part(report, 3, "a report on 1,000 runs"),
+    "learning": Part(learned, 1, "what documented trainings reach (a quarter of an hour)", ("data",), default=False),
+}

@@ -1,0 +1,299 @@
+"""Measurements within a process: `workers.py NAME '{"settings": ...}'` prints JSON, one object a line."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import torch
+from kernels import best, floor, operations, profiled, recorded
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from normbench import build
+from normbench.config.compose import read
+from normbench.errors import UsageError
+from normbench.recording import Silent
+from normbench.run.plan import prepare
+from normbench.run.session import Session
+from normbench.run.train import make_directory
+from normbench.studies.bench import last_level_cache
+from normbench.training.estimate import estimate
+from normbench.training.loop import Loop, due
+from normbench.types import PADDING
+
+Found = dict[str, Any]
+
+
+def session_of(words: Sequence[str]) -> Session:
+    """Return a run that is ready to train and records nothing."""
+    session = Session(prepare(read([*words, "quiet=true"])))
+    session.loop.recorder = Silent()
+    session.loop.model.train()
+    return session
+
+
+def clocked(call: Callable[[], object], times: int = 1) -> float:
+    """Return the mean seconds of some calls."""
+    begun = time.perf_counter()
+    for _ in range(times):
+        call()
+    return (time.perf_counter() - begun) / times
+
+
+def peaks(quick: bool) -> Iterator[Found]:
+    """Yield operations a second of the fastest matrix product, and bytes a second of a copy beyond the last cache."""
+    rounds, speeds = 2 if quick else 7, list[float]()
+    for size in (1024, 1536, 2048):
+        one, other = torch.randn(2, size, size)
+        speeds.append(2 * size**3 / best(lambda one=one, other=other: one @ other, rounds))
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    size = 2**26 if quick else min(max(2**28, 2 * last_level_cache(torch.device("cpu"))), free // 4)
+    source = torch.zeros(size // 4)
+    target = torch.ones_like(source)
+    yield {"matrix": max(speeds), "copy": 2 * source.nbytes / best(lambda: target.copy_(source), rounds), "bytes": size}
+
+
+# ---- where the time of a run goes
+
+
+def account(words: Sequence[str], steps: int, evaluates: bool) -> Iterator[Found]:
+    """Yield what a run takes, from some of its steps: seconds by class, its kernels alone, operations and bytes."""
+    session = session_of(words)
+    loop, trainer = session.loop, session.loop.trainer
+    whole, found = loop.steps, dict[str, float]()
+    make_directory(session.run)
+    with closing(session.prepare()):
+        for _ in range(steps):
+            loop.train_step()
+        step = statistics.median(loop.clock.read()) / 1e3
+        saves = -(-whole // trainer.checkpoint_every) * clocked(loop.save, 2)
+        found["recording"] = whole / trainer.log_every * clocked(lambda: log(loop), 5) + saves
+        found["data"] = whole * clocked(lambda: loop.data.train_batch(loop.step), 10)
+        kernels = recorded(loop.train_step)
+        alone, flops = kernels.replayed(10), operations(loop.train_step)
+        found |= {kind: whole * seconds for kind, seconds in profiled(loop.train_step, 5).items()}
+        forward, evaluation_floor = 0.0, 0.0
+        if evaluates:
+            forward = floor(evaluated(loop).replayed(5))
+            batches = [sum(len([*each]) for _, _, each in loop.judged(last)) for last in (False, True)]
+            with tempfile.TemporaryDirectory() as folder:
+                seen = estimate(loop, Path(folder))
+            found["evaluation"] = seen.evaluations(whole) * seen.evaluation + seen.last_evaluation
+            evaluation_floor = forward * (seen.evaluations(whole) * batches[0] + batches[1])
+    yield {
+        "seconds": found,
+        "step": step,
+        "run": whole * step + found["recording"] + found.get("evaluation", 0.0),
+        "alone": floor(alone),
+        "alone_by_class": alone,
+        "floor": whole * floor(alone) + evaluation_floor,
+        "flops": flops,
+        "bytes": kernels.bytes,
+    }
+
+
+def log(loop: Loop) -> None:
+    """Log as if a step had been taken since the last time."""
+    loop.loss_count = max(1, loop.loss_count)
+    loop.log()
+
+
+def evaluated(loop: Loop) -> Any:
+    """Return the operators of a validation batch."""
+    batch = next(iter(loop.data.eval_batches("val", 1)))
+    return recorded(lambda: loop.tagged("val", loop.model, [batch]))
+
+
+def recording(words: Sequence[str], rounds: int, steps: int) -> Iterator[Found]:
+    """Yield the seconds of blocks of steps that take turns: bare, with recording, and with light probes as well."""
+    lengths = [f"trainer.steps={(rounds + 1) * steps}", f"trainer.checkpoint_every={steps}"]
+    arms = {"bare": "off", "recording": "off", "probes": "light"}
+    sessions = {arm: session_of([*words, *lengths, f"probes={arms[arm]}", f"name={arm}"]) for arm in arms}
+    recorders = [sessions[arm] for arm in arms if arm != "bare"]
+    for session in recorders:
+        make_directory(session.run)
+        session.prepare()
+    for number in range(rounds + 1):
+        order = [*arms][number % 3 :] + [*arms][: number % 3]
+        found = {arm: clocked(lambda arm=arm: block(sessions[arm], steps, arm != "bare")) for arm in order}
+        if number:  # the first warms up
+            yield found
+    for session in recorders:
+        session.loop.recorder.close()
+
+
+def block(session: Session, steps: int, records: bool) -> None:
+    """Take some steps as `Loop.run` does, without evaluations."""
+    loop = session.loop
+    for _ in range(steps):
+        loop.train_step()
+        if records and due(loop.step, loop.trainer.log_every):
+            loop.log()
+            session.beat()
+        if records and loop.step % loop.trainer.checkpoint_every == 0:
+            loop.save()
+
+
+def scaling(words: Sequence[str], larger: dict[str, str], rounds: int, steps: int) -> Iterator[Found]:
+    """Yield, for each that is larger, the growth of a step's time over that of its operations."""
+    base = session_of(words).loop
+    loops = {name: session_of([*words, word]).loop for name, word in larger.items()}
+    counts = {name: operations(loop.train_step) for name, loop in {"base": base, **loops}.items()}
+    clocked(base.train_step, 3)
+    for loop in loops.values():
+        loop.train_step()
+    for _ in range(rounds):
+        for name, loop in loops.items():
+            small, large = clocked(base.train_step, steps), clocked(loop.train_step, max(1, steps // 4))
+            yield {"name": name, "time": large / small, "flops": counts[name] / counts["base"], "step": large}
+
+
+# ---- norms
+
+
+def norms(rounds: int, rows: int, features: int) -> Iterator[Found]:
+    """Yield the seconds of forward and backward of norms that take turns; first, what runs behind each name."""
+    x, gradient = torch.randn(2, rows, features)
+    made = {"layernorm": nn.LayerNorm(features), "dyt eager": PlainDyT(features)}
+    made |= {"rmsnorm": norm("rmsnorm", features), "dyt": norm("dyt", features)}
+    try:
+        made["rmsnorm compiled"] = norm("rmsnorm", features, "compile")
+    except UsageError:  # which this version has no word for
+        made["rmsnorm compiled"] = torch.compile(norm("rmsnorm", features, "eager"), dynamic=False, fullgraph=True)
+    x.requires_grad_()
+    calls, failed = dict[str, Callable[[], object]](), dict[str, str]()
+    for name, each in made.items():
+        calls[name] = lambda each=each: torch.autograd.grad(each(x), (x, *each.parameters()), gradient)
+        try:
+            clocked(calls[name], 3)
+        except Exception as error:  # a compiler may raise anything
+            failed[name] = next(iter(str(error).splitlines()), type(error).__name__)
+            del calls[name]
+    runs = {name: str(getattr(each, "implementation", type(each).__name__)) for name, each in made.items()}
+    yield {"runs": runs, "failed": failed, "bytes": 5 * x.nbytes}
+    for number in range(rounds):
+        ordered = [*calls][number % len(calls) :] + [*calls][: number % len(calls)]
+        yield {name: clocked(calls[name], 5) for name in ordered}
+
+
+class PlainDyT(nn.Module):
+    """DyT as its paper writes it: γ·tanh(αx) + β."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.alpha = nn.Parameter(torch.tensor(0.5))
+        self.weight, self.bias = nn.Parameter(torch.ones(features)), nn.Parameter(torch.zeros(features))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight * torch.tanh(self.alpha * x) + self.bias
+
+
+def norm(name: str, features: int, impl: str = "auto") -> nn.Module:
+    """Return one of our norms.
+
+    Raises:
+        UsageError: there is no such implementation.
+    """
+    made: nn.Module = build.factory(read([f"norm={name}", f"norm.impl={impl}"]).tree, "norm")(features)
+    return made
+
+
+# ---- translation
+
+
+def translator(words: Sequence[str], steps: int) -> Iterator[Found]:
+    """Yield the tokens a second of our translator."""
+    loop, units = session_of([*words, f"trainer.steps={steps}"]).loop, 0
+    warm = steps // 5
+    for number in range(steps):
+        if number == warm:
+            begun = time.perf_counter()
+        loop.train_step()
+        units += loop.units * (number >= warm)
+    yield {"speed": units / (time.perf_counter() - begun)}
+
+
+class Plain(nn.Module):
+    """torch's own Transformer between one embedding and a linear layer with its weight."""
+
+    def __init__(self, tree: Found, vocabulary: int) -> None:
+        super().__init__()
+        width = tree["width"]
+        self.embedding, self.head = nn.Embedding(vocabulary, width), nn.Linear(width, vocabulary)
+        nn.init.normal_(self.embedding.weight, std=width**-0.5)
+        self.head.weight = self.embedding.weight
+        self.position = nn.Parameter(0.02 * torch.randn(tree["context"] + 1, width))
+        self.transformer = nn.Transformer(
+            width, tree["heads"], tree["depth"], tree["decoder_depth"], tree["hidden"], tree["dropout"],
+            batch_first=True,
+        )  # fmt: skip
+        self.dropout = nn.Dropout(tree["dropout"])
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Return tokens with their positions."""
+        scaled = self.embedding(tokens) * self.embedding.embedding_dim**0.5
+        return self.dropout(scaled + self.position[: tokens.shape[1]])
+
+    def forward(self, source: Tensor, mask: Tensor, previous: Tensor, real: Tensor) -> Tensor:
+        causal = nn.Transformer.generate_square_subsequent_mask(previous.shape[1], dtype=torch.bool)
+        states = self.transformer(
+            self.embed(source), self.embed(previous), tgt_mask=causal, src_key_padding_mask=~mask,
+            tgt_key_padding_mask=~real, memory_key_padding_mask=~mask, tgt_is_causal=True,
+        )  # fmt: skip
+        return self.head(states)
+
+
+def plain(words: Sequence[str], steps: int) -> Iterator[Found]:
+    """Yield the tokens a second of a loop as a tutorial writes it, with torch's Transformer, on the same batches."""
+    run = prepare(read([*words, f"trainer.steps={steps}"]))
+    tree, task = run.config.tree, run.data.task
+    model = Plain(tree["model"], task.vocabulary_size)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=tree["optim"]["lr"])
+    warm, units = steps // 5, 0
+    for number in range(steps):
+        if number == warm:
+            begun = time.perf_counter()
+        batch = run.data.train_batch(number)
+        logits = model(*batch.arguments).flatten(0, 1)
+        smoothing = tree["data"]["label_smoothing"]
+        loss = F.cross_entropy(logits, batch.targets.flatten(), ignore_index=PADDING, label_smoothing=smoothing)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        units += batch.predictions * (number >= warm)
+    yield {"speed": units / (time.perf_counter() - begun), "parameters": sum(p.numel() for p in model.parameters())}
+
+
+# ---- reports
+
+
+def make_runs(folder: str, count: int) -> Iterator[Found]:
+    """Make up run directories of 1,000 logged steps, as the tests make them."""
+    sys.path.insert(0, str(Path(__file__).parents[3] / "tests"))
+    from made_runs import make_run
+
+    arms = itertools.product(
+        range(10), (3e-4, 1e-3, 3e-3, 1e-2, 3e-2), ("pre", "post", "deep", "sandwich"),
+        ("layernorm", "rmsnorm", "dyt", "groupnorm", "batchnorm"),
+    )  # fmt: skip
+    for seed, lr, placement, norm in itertools.islice(arms, count):
+        make_run(
+            Path(folder), norm=norm, placement=placement, lr=lr, seed=seed, steps=10_000, eval_every=500, probed=1000,
+            final=2 + lr * seed,
+        )  # fmt: skip
+    yield {"runs": count}
+
+
+if __name__ == "__main__":
+    for row in globals()[sys.argv[1]](**json.loads(sys.argv[2])):
+        print(json.dumps(row), flush=True)
