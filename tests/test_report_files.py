@@ -241,6 +241,6 @@ def test_a_hundred_runs_take_seconds(tmp_path: Path, tell: Callable[[str], None]
         f"report of 100 runs of 1,000 logged steps: {seconds:.1f} s, {processor:.1f} s of a core, "
         f"{processor / few:.2f} × that of 20 runs, {memory:.2f} GiB"
     )
-    assert processor < 2 * few  # what 1,000 may take is in scripts/benchmark/report.py
+    assert processor < 2 * few  # what 1,000 may take is in scripts/benchmark report
     assert memory < 1.5
     assert max(path.stat().st_size for path in tmp_path.glob("10/report/figures/*.svg")) < 1_000_000  # runs are bands

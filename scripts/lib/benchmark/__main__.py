@@ -16,6 +16,7 @@ import platform
 import shlex
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -23,7 +24,7 @@ from pathlib import Path
 
 import peers
 from commands import Bench, Failed, Left
-from parts import PARTS, Part
+from parts import PARTS
 from results import HEADS, Row, line, markdown
 from rich.console import Console
 from rich.table import Table
@@ -41,31 +42,41 @@ NEEDS = {
 def main() -> int:
     """Measure the parts that are asked for, print and write what was found; return the exit status."""
     options = parsed()
-    rows, ended, console = list[Row](), dict[str, str](), Console(stderr=True)
     failed = False
-    with tempfile.TemporaryDirectory(prefix="normbench-") as folder, console.status("") as status:
-        bench = Bench(
-            Path(folder), 1, options.quick, os.process_cpu_count() if sys.version_info >= (3, 13) else
-            len(os.sched_getaffinity(0)), options.nanogpt, options.examples, say=status.update,
-        )  # fmt: skip
+    rows, ended, status = list[Row](), dict[str, str](), Console(stderr=True).status("")
+    with tempfile.TemporaryDirectory(prefix="normbench-") as folder, status:
+        threads = len(os.sched_getaffinity(0))
+        bench = Bench(Path(folder), 1, options.quick, threads, options.nanogpt, options.examples, status.update)
         for name in options.parts:
-            part = PARTS[name]
-            own = replace(bench, pairs=options.pairs or (1 if options.quick else part.pairs),
-                          say=lambda text, name=name: status.update(f"{name}: {text}"))  # fmt: skip
             try:
-                check_needs(part, bench)
-                for row in part.measure(own):
+                for row in measured(name, bench, options.pairs):
                     print(line(row), flush=True)
                     rows.append(row)
             except (Failed, Left) as reason:
                 failed |= isinstance(reason, Failed)
-                ended[name] = f"{'failed' if isinstance(reason, Failed) else 'left out'}: {reason}"
-                print(f"{name} {ended[name]}", flush=True)
+                ended[name] = str(reason)
+                print(f"{name}: {reason}", flush=True)
+            if options.out:  # as far as it is: all takes hours
+                options.out.write_text(markdown(rows, facts(options, bench), ended))
         known = facts(options, bench)
     show(rows, known)
-    if options.out:
-        options.out.write_text(markdown(rows, known, ended))
-    return 1 if failed else 0
+    return int(failed)
+
+
+def measured(name: str, bench: Bench, pairs: int | None) -> Iterator[Row]:
+    """Yield the rows of a part.
+
+    Raises:
+        Left: it needs what is not here.
+        Failed: a command has failed.
+    """
+    part, environment = PARTS[name], os.environ.get("NORMBENCH_DATA")
+    there = {"nanogpt": bench.nanogpt, "examples": bench.examples, "data": environment}
+    there["torchvision"] = find_spec("torchvision") if "torchvision" in part.needs else None
+    if missing := [NEEDS[need] for need in part.needs if not there[need]]:
+        raise Left(f"left out: it needs {', and '.join(missing)}")
+    number = pairs or (1 if bench.quick else part.pairs)
+    yield from part.measure(replace(bench, pairs=number, say=lambda text: bench.say(f"{name}: {text}")))
 
 
 def parsed() -> argparse.Namespace:
@@ -73,7 +84,7 @@ def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser("benchmark", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     listed = "\n".join(f"{name:<10} {part.about}" for name, part in PARTS.items()).replace("%", "%%")
     parser.add_argument(
-        "parts", nargs="*", metavar="PART", help=f"what to measure; all but learning if none:\n{listed}"
+        "parts", nargs="*", metavar="PART", help=f"what to measure; all but the last two if none:\n{listed}"
     )
     parser.add_argument("--nanogpt", type=checkout, metavar="DIR", help=f"a checkout of {peers.NANOGPT}")
     parser.add_argument("--examples", type=checkout, metavar="DIR", help=f"a checkout of {peers.EXAMPLES}")
@@ -99,22 +110,6 @@ def checkout(text: str) -> Path:
     if not Path(text).is_dir():
         raise argparse.ArgumentTypeError(f"{text} is no folder: give that of a checkout")
     return Path(text).absolute()
-
-
-def check_needs(part: Part, bench: Bench) -> None:
-    """Leave a part out that needs what is not here.
-
-    Raises:
-        Left: with what is missing.
-    """
-    there = {
-        "nanogpt": bench.nanogpt,
-        "examples": bench.examples,
-        "data": os.environ.get("NORMBENCH_DATA"),
-        "torchvision": find_spec("torchvision"),
-    }
-    if missing := [NEEDS[need] for need in part.needs if not there[need]]:
-        raise Left(f"it needs {', and '.join(missing)}")
 
 
 def facts(options: argparse.Namespace, bench: Bench) -> dict[str, str]:

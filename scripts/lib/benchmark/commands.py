@@ -85,13 +85,22 @@ class Bench:
                 _, status, usage = os.wait4(process.pid, 0)
             except BaseException:
                 process.kill()
+                process.wait()
                 raise
             seconds = time.perf_counter() - begun
             process.returncode = os.waitstatus_to_exitcode(status)
             said = [file.seek(0) or file.read() for file in (output, complaints)]
         if process.returncode != expected:
-            raise Failed(f"{short(command)} ended with status {process.returncode}: {last_line(said[1] or said[0])}")
+            raise Failed(
+                f"failed: {short(command)} ended with status {process.returncode}: {last_line(said[1] or said[0])}"
+            )
         return Done(seconds, 1024 * usage.ru_maxrss, *said)
+
+    def warm_up(self, *commands: Sequence[str], where: Path | None = None) -> None:
+        """Let data be decoded and files be in memory before anything is measured."""
+        for command in commands if not self.quick else ():
+            self.say("warm-up")
+            self.run(command, where)
 
     def train(self, *words: str, threads: int = 0, **more: Any) -> Done:
         """Make a run of `normbench train` in a new folder."""
@@ -119,7 +128,9 @@ class Bench:
                 process.wait()
             complaints.seek(0)
             if process.returncode:
-                raise Failed(f"{short(command)} ended with {process.returncode}: {last_line(complaints.read())}")
+                raise Failed(
+                    f"failed: {short(command)} ended with {process.returncode}: {last_line(complaints.read())}"
+                )
         return sorted((seconds, path) for path, seconds in found.items())
 
     def until(self, command: Sequence[str], where: Path, reached: Callable[[str], bool]) -> float:
@@ -128,18 +139,15 @@ class Bench:
         Raises:
             Failed: it has ended before.
         """
-        begun = time.perf_counter()
-        process = self.start(command, where, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        assert process.stdout
-        said = ""
-        try:
-            for said in process.stdout:
-                if reached(said):
-                    return time.perf_counter() - begun
-        finally:
-            process.kill()
-            process.wait()
-        raise Failed(f"{short(command)} ended before it was there: {said.strip()}")
+        begun, said = time.perf_counter(), ""
+        with self.start(command, where, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+            try:
+                for said in process.stdout or ():
+                    if reached(said):
+                        return time.perf_counter() - begun
+            finally:
+                process.kill()
+        raise Failed(f"failed: {short(command)} ended before it was there: {said.strip()}")
 
     def worker(self, name: str, threads: int = 0, **settings: Any) -> list[Settings]:
         """Return what a function of workers.py measures, in a process of its own."""

@@ -11,11 +11,12 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-import learning
 import peers
 from commands import NORMBENCH, Bench, Done, Failed, Settings, imports
+from learning import learned
 from results import Row, compared, shares
 
 MNIST_WORDS = ("model=cnn", "norm=batchnorm", "data=mnist")  # chosen on training data only
@@ -44,7 +45,7 @@ class Part:
 def account(bench: Bench, *words: str, threads: int = 0, evaluates: bool = True) -> Settings:
     """Return what a run takes, measured on some of its steps."""
     bench.say("where the time goes")
-    steps = bench.size(60, 15)
+    steps = bench.size(60, 12)
     return bench.worker("account", threads, words=words, steps=steps, evaluates=evaluates)[0]
 
 
@@ -73,8 +74,8 @@ def nanogpt(bench: Bench) -> Iterator[Row]:
     steps = bench.size(2000, 20)
     peer, words = peers.nanogpt_copy(bench), [EXAMPLE, f"trainer.steps={steps}"]
     warm_up(bench, peer)
-    pairs = [*bench.alternate(lambda: bench.train(*words), lambda: bench.run(peers.nanogpt_command(steps), peer))]
     found = account(bench, *words)
+    pairs = [*bench.alternate(lambda: bench.train(*words), lambda: bench.run(peers.nanogpt_command(steps), peer))]
     ours, theirs = (statistics.median(one.seconds for one in side) for side in zip(*pairs, strict=True))
     losses = (
         sorted(one.summary["metrics"]["loss/val"] for one, _ in pairs),
@@ -95,10 +96,9 @@ def nanogpt(bench: Bench) -> Iterator[Row]:
 
 
 def warm_up(bench: Bench, peer: Path) -> None:
-    """Let data be decoded and files be in memory before anything is measured."""
-    bench.say("warm-up")
-    bench.train(EXAMPLE, "trainer.steps=1", "trainer.eval_batches=1")
-    bench.run(peers.nanogpt_command(1, "--eval_iters=1"), peer)
+    """Have the data of both ready, and what they import."""
+    bench.warm_up([*NORMBENCH, "train", EXAMPLE, "trainer.steps=1", "trainer.eval_batches=1", "quiet=true"])
+    bench.warm_up(peers.nanogpt_command(1, "--eval_iters=1"), where=peer)
 
 
 def seconds(pairs: list[tuple[Done, Done]]) -> list[tuple[float, float]]:
@@ -123,10 +123,10 @@ def step(bench: Bench) -> Iterator[Row]:
         return statistics.median(map(float, times[10:]))
 
     warm_up(bench, peer)
+    found = account(bench, EXAMPLE, threads=1)
     pairs = bench.alternate(lambda: bench.train(*words, threads=1).summary["step_time"]["median_ms"], theirs)
-    pairs, found = [*pairs], account(bench, EXAMPLE, threads=1)
     notes = told(bench, found, found["run"], 1)
-    yield compared("step", "a step on one thread", pairs, 0.85, unit="ms", peer="nanoGPT", notes=notes)
+    yield compared("step", "a step on one thread", [*pairs], 0.85, unit="ms", peer="nanoGPT", notes=notes)
 
 
 def sweep16(bench: Bench) -> Iterator[Row]:
@@ -135,9 +135,9 @@ def sweep16(bench: Bench) -> Iterator[Row]:
     peer = peers.nanogpt_copy(bench)
     warm_up(bench, peer)
     words = [EXAMPLE, f"trainer.steps={steps}", f"seed=range({runs})", "quiet=true"]
+    found = account(bench, *words[:2], threads=1)
     pairs = [*bench.alternate(lambda: bench.run([*NORMBENCH, "sweep", *words]),
                               lambda: bench.run(peers.nanogpt_command(steps), peer))]  # fmt: skip
-    found = account(bench, *words[:2], threads=1)
     times = [(ours.seconds, runs * one.seconds) for ours, one in pairs]
     notes = [f"nanoGPT's are {runs} × the time of one of its runs, measured once for each sweep",
              "one run alone on one thread, " + told(bench, found, found["run"], 1)[0]]  # fmt: skip
@@ -161,8 +161,7 @@ def recording(bench: Bench) -> Iterator[Row]:
 def start(bench: Bench) -> Iterator[Row]:
     """From the start of a process to its first training step, against importing torch."""
     words = [*NORMBENCH, "train", *NANO, "quiet=true", "trainer.steps=1", "trainer.eval_batches=1", "probes=off"]
-    bench.say("warm-up")
-    bench.run(words), bench.run(TORCH)
+    bench.warm_up(words, TORCH)
     pairs = bench.alternate(lambda: first_step(bench, words), lambda: bench.run(TORCH).seconds)
     pairs = [*pairs]
     notes = [imports(bench.run([sys.executable, "-X", "importtime", *words[1:]]).complaints)]
@@ -177,7 +176,7 @@ def first_step(bench: Bench, command: list[str]) -> float:
 def mistake(bench: Bench) -> Iterator[Row]:
     """From a mistake to the sentence that says it, against importing torch."""
     words = [*NORMBENCH, "train", "norm=rmsnrm"]
-    bench.run(words, expected=2), bench.run(TORCH)
+    bench.warm_up(TORCH)
     pairs = [*bench.alternate(lambda: bench.run(words, expected=2), lambda: bench.run(TORCH))]
     notes = [imports(bench.run([sys.executable, "-X", "importtime", *words[1:]], expected=2).complaints)]
     yield compared("mistake", "a mistake to the exit", seconds(pairs), 0.20, peer="import torch", notes=notes)
@@ -189,8 +188,7 @@ def further(bench: Bench) -> Iterator[Row]:
     words = [*NANO, "quiet=true", "trainer.steps=1", "trainer.eval_batches=1", "probes=off"]
     sweep = [*NORMBENCH, "sweep", *words, f"seed=range({runs})", "sweep.jobs=1", "sweep.report=false"]
     fresh = [*NORMBENCH, "train", *words]
-    bench.say("warm-up")
-    bench.run(fresh)
+    bench.warm_up(fresh)
     pairs = bench.alternate(lambda: later_starts(bench, sweep), lambda: first_step(bench, fresh))
     note = (
         f"each the median of {runs - 1} runs, from a run's summary.json to the next one's first line in metrics.jsonl"
@@ -213,6 +211,7 @@ def sweep36(bench: Bench) -> Iterator[Row]:
         "norm=layernorm,rmsnorm,dyt,groupnorm placement=pre,post,sandwich seed=range(3)", "seed=0,1"
     ).split()
     lengths = [f"trainer.steps={steps}", f"trainer.eval_every={steps}"]
+    found = account(bench, *NANO, "trainer.steps=100", "trainer.eval_every=100", threads=1)
     pairs, runs = list[tuple[float, float]](), list[Settings]()
     for number in range(bench.pairs):
         bench.say(f"pair {number + 1} of {bench.pairs}")
@@ -223,7 +222,6 @@ def sweep36(bench: Bench) -> Iterator[Row]:
         single = {run["run"]: bench.train(*run["words"]) for run in runs}
         pairs.append((whole.seconds, sum(done.seconds for done in single.values())))
         check_same(where / "outputs/sweep", single)
-    found = account(bench, *NANO, "trainer.steps=100", "trainer.eval_every=100", threads=1)
     notes = ["both made the same runs, to the last bit of their losses; the sweep's report is in its time",
              "one run alone on one thread, " + told(bench, found, found["run"], 1)[0]]  # fmt: skip
     yield compared("sweep36", f"{len(runs)} runs of {steps} steps", pairs, 0.40, peer="one by one", notes=notes)
@@ -237,7 +235,7 @@ def check_same(folder: Path, single: dict[str, Done]) -> None:
     """
     for run, done in single.items():
         if json.loads((folder / run / "summary.json").read_text())["metrics"] != done.summary["metrics"]:
-            raise Failed(f"the sweep's run {run} is not the one that a process of its own makes")
+            raise Failed(f"failed: the sweep's run {run} is not the one that a process of its own makes")
 
 
 def scaling(bench: Bench) -> Iterator[Row]:
@@ -267,8 +265,7 @@ def mnist(bench: Bench) -> Iterator[Row]:
         command = [sys.executable, "-u", "main.py", f"--seed={next(theirs_seeds)}"]
         return bench.until(command, peer, lambda line: int((re.findall(r"Accuracy: (\d+)/", line) or [0])[0]) >= 9900)
 
-    pairs = [*bench.alternate(ours, theirs)]
-    found = account(bench, *MNIST_WORDS)
+    found, pairs = account(bench, *MNIST_WORDS), [*bench.alternate(ours, theirs)]
     reached = [one.summary["metrics"]["accuracy/val"] for one, _ in pairs]
     few = sum(share < 0.99 for share in reached)
     notes = [f"accuracies {', '.join(f'{share:.2%}' for share in reached)}",
@@ -297,12 +294,10 @@ def norms(bench: Bench) -> Iterator[Row]:
 
 def multi30k(bench: Bench) -> Iterator[Row]:
     """Training speed of a translator against a plain loop around torch's Transformer."""
-    settings = {"words": [*TRANSLATOR, "probes=off"], "steps": bench.size(60, 5)}
-    bench.say("warm-up")
-    bench.worker("plain", words=settings["words"], steps=5)
+    settings = {"words": [*TRANSLATOR, "probes=off"], "steps": bench.size(60, 4)}
+    found = account(bench, *TRANSLATOR, evaluates=False)
     pairs = [(ours[0]["speed"], plain[0]["speed"]) for ours, plain in bench.alternate(
         lambda: bench.worker("translator", **settings), lambda: bench.worker("plain", **settings))]  # fmt: skip
-    found = account(bench, *TRANSLATOR, evaluates=False)
     notes = told(bench, found, found["run"])
     yield compared(
         "multi30k", "tokens a second", pairs, 1.3, unit="/s", peer="nn.Transformer", higher=True, notes=notes
@@ -341,17 +336,6 @@ def packages(profile: Path) -> str:
     return shares(dict(took.most_common(6)), sum(took.values()))
 
 
-def learned(bench: Bench) -> Iterator[Row]:
-    """What documented trainings reach."""
-    for name in learning.SHORT:
-        training = learning.TRAININGS[name]
-        bench.say(name)
-        summary = bench.train(*training.words.split()).summary
-        value = summary["metrics"][training.metric]
-        yield Row("learning", f"{name}, {training.metric}", f"{value:.4g}", training.source, (value,), training.mark,
-                  higher=training.higher)  # fmt: skip
-
-
 PARTS = {
     "nanogpt": Part(nanogpt, 3, "nanoGPT's example on a CPU, whole processes; peak memory", ("data", "nanogpt")),
     "step": Part(step, 5, "a step of it on one thread", ("data", "nanogpt")),
@@ -366,5 +350,6 @@ PARTS = {
     "multi30k": Part(multi30k, 5, "a Transformer that translates, against a plain loop", ("data",)),
     "sweep36": Part(sweep36, 2, "36 runs as a sweep, against one after another"),
     "report": Part(report, 3, "a report on 1,000 runs"),
-    "learning": Part(learned, 1, "what documented trainings reach (a quarter of an hour)", ("data",), default=False),
+    "learning": Part(learned, 1, "what documented trainings reach, in a quarter of an hour", ("data",), default=False),
+    "learning_long": Part(partial(learned, long=True), 1, "and in an hour", ("data",), default=False),
 }

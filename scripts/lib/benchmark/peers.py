@@ -60,7 +60,9 @@ def column(folder: Path, split: str, name: str) -> list[str]:
     """Return a column of the parquet files of a split."""
     files = sorted(folder.glob(f"{split}-*.parquet"))
     if not files:
-        raise Failed(f"{folder} has no parquet file of {split}: NORMBENCH_DATA must name the folder of the data sets")
+        raise Failed(
+            f"failed: {folder} has no parquet file of {split}: NORMBENCH_DATA must name the folder of the data sets"
+        )
     return [value for file in files for value in parquet.read_table(file, columns=[name])[name].to_pylist()]
 
 

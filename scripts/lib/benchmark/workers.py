@@ -80,8 +80,8 @@ def account(words: Sequence[str], steps: int, evaluates: bool) -> Iterator[Found
         found["recording"] = whole / trainer.log_every * clocked(lambda: log(loop), 5) + saves
         found["data"] = whole * clocked(lambda: loop.data.train_batch(loop.step), 10)
         kernels = recorded(loop.train_step)
-        alone, flops = kernels.replayed(10), operations(loop.train_step)
-        found |= {kind: whole * seconds for kind, seconds in profiled(loop.train_step, 5).items()}
+        alone, flops = kernels.replayed(steps // 6), operations(loop.train_step)
+        found |= {kind: whole * seconds for kind, seconds in profiled(loop.train_step, 3).items()}
         forward, evaluation_floor = 0.0, 0.0
         if evaluates:
             forward = floor(evaluated(loop).replayed(5))
