@@ -190,4 +190,6 @@ def test_a_part_without_its_peer_is_left_out_and_one_that_works_is_measured(tmp_
     first, second, *_ = done.stdout.splitlines()
     assert first.startswith("step: left out: it needs NORMBENCH_DATA") and "a checkout of karpathy/nanoGPT" in first
     assert second.startswith("mistake: a mistake to the exit: ")
-    assert "| mistake: a mistake to the exit |" in (tmp_path / "page.md").read_text()
+    page = (tmp_path / "page.md").read_text()
+    assert "| mistake: a mistake to the exit |" in page
+    assert "- command: scripts/benchmark step mistake --quick --out PATH\n" in page  # which names no folder of mine

@@ -39,6 +39,7 @@ case "$*" in
             chmod +x "${{0%/*}}/$tool"
         done ;;
     *"-m pytest"*) echo "pytest in $PWD: $*" ;;
+    *"/scripts/lib/benchmark "*) echo "benchmark in $PWD: ${{*:2}}" ;;
 esac
 """
 
@@ -109,6 +110,12 @@ def test_the_check_command_has_the_test_extra_which_serves_both(machine: Machine
     machine.run("normbench")
     machine.run("test")
     assert [call.endswith(",test]") for call in machine.installs()] == [False, True]
+
+
+def test_the_benchmark_needs_no_test_tools(machine: Machine) -> None:
+    told = machine.run("benchmark", "start", "--out", "two words")
+    assert told.stdout == f"benchmark in {machine.elsewhere}: start --out two words\n", told.stderr
+    assert [call.endswith("[translation]") for call in machine.installs()] == [True]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-# Makes .venv in the checkout, $root. Sourced by scripts/normbench and scripts/test, which call set_up.
+# Makes .venv in the checkout, $root. Sourced by scripts/normbench, scripts/test and scripts/benchmark.
 #
 # .venv/set-up.state holds what a finished set-up was made from; while one is under way it says only that.
 # shellcheck shell=bash

@@ -118,7 +118,7 @@ def facts(options: argparse.Namespace, bench: Bench) -> dict[str, str]:
     found = {
         "machine": f"{cpu_name()}, {bench.threads} cores, {memory:.0f} GiB, {platform.system()} {platform.release()}",
         "versions": f"Python {platform.python_version()}, torch {version('torch')}, normbench {commit()}",
-        "command": shlex.join(["scripts/benchmark", *sys.argv[1:]]),
+        "command": shlex.join(["scripts/benchmark", *("PATH" if "/" in word else word for word in sys.argv[1:])]),
     }
     for threads, peak in sorted(bench.peaks.items()):
         found[f"peaks, threads: {threads}"] = (

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -45,8 +45,8 @@ class Done:
 class Bench:
     """Where and how parts measure.
 
-    folder: for whatever they write. pairs: alternated pairs; None: as many as the part has by default. quick: only to
-    see whether it works. nanogpt, examples: checkouts of the peers. threads: of whole processes.
+    folder: for whatever they write. pairs: how many are measured in alternation. quick: only to see whether it works.
+    nanogpt, examples: checkouts of the peers. threads: of whole processes.
     """
 
     folder: Path
@@ -128,9 +128,7 @@ class Bench:
                 process.wait()
             complaints.seek(0)
             if process.returncode:
-                raise Failed(
-                    f"failed: {short(command)} ended with {process.returncode}: {last_line(complaints.read())}"
-                )
+                raise Failed(f"failed: {short(command)} ended: {last_line(complaints.read())}")
         return sorted((seconds, path) for path, seconds in found.items())
 
     def until(self, command: Sequence[str], where: Path, reached: Callable[[str], bool]) -> float:
@@ -162,15 +160,14 @@ class Bench:
             (self.peaks[threads],) = self.worker("peaks", threads, quick=self.quick)
         return self.peaks[threads]
 
-    def alternate(self, first: Callable[[], Any], second: Callable[[], Any]) -> Iterator[tuple[Any, Any]]:
-        """Yield pairs of both, whichever comes first taking turns."""
+    def alternate(self, ours: Callable[[], Any], theirs: Callable[[], Any]) -> list[tuple[Any, Any]]:
+        """Return pairs of what both have measured, of which the first takes turns."""
+        pairs = []
         for number in range(self.pairs):
             self.say(f"pair {number + 1} of {self.pairs}")
-            if number % 2:
-                behind = second()
-                yield first(), behind
-            else:
-                yield first(), second()
+            behind = theirs() if number % 2 else None
+            pairs.append((ours(), theirs() if behind is None else behind))
+        return pairs
 
 
 def last_line(text: str) -> str:

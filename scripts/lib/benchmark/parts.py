@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 import peers
-from commands import NORMBENCH, Bench, Done, Failed, Settings, imports
+from commands import NORMBENCH, Bench, Done, Failed, Left, Settings, imports
 from learning import learned
 from results import Row, compared, shares
 
@@ -23,6 +23,7 @@ MNIST_WORDS = ("model=cnn", "norm=batchnorm", "data=mnist")  # chosen on trainin
 NANO = ("model=nano", "data=pydocs", "device=cpu")
 EXAMPLE = "experiment=nanogpt_cpu"
 TRANSLATOR = ("model=seq2seq", "data=multi30k")
+GRID = ("norm=layernorm,rmsnorm,dyt,groupnorm", "placement=pre,post,sandwich", "seed=range(3)")
 TORCH = [sys.executable, "-c", "import torch"]
 LARGER = {"width": "model.width=512", "depth": "model.depth=16", "context": "model.context=256",
           "batch": "data.batch_size=48"}  # fmt: skip
@@ -61,11 +62,6 @@ def told(bench: Bench, found: Settings, whole: float, threads: int = 0) -> list[
     ]
 
 
-def near(bench: Bench, moved: float, seconds: float) -> str:
-    """Say which share of the copy peak is reached where so many bytes must move."""
-    return f"{moved / seconds / 1e9:.3g} GB/s of what must move, {moved / seconds / bench.peak()['copy']:.0%} of a copy"
-
-
 # ---- nanoGPT's example
 
 
@@ -75,19 +71,17 @@ def nanogpt(bench: Bench) -> Iterator[Row]:
     peer, words = peers.nanogpt_copy(bench), [EXAMPLE, f"trainer.steps={steps}"]
     warm_up(bench, peer)
     found = account(bench, *words)
-    pairs = [*bench.alternate(lambda: bench.train(*words), lambda: bench.run(peers.nanogpt_command(steps), peer))]
+    pairs = bench.alternate(lambda: bench.train(*words), lambda: bench.run(peers.nanogpt_command(steps), peer))
     ours, theirs = (statistics.median(one.seconds for one in side) for side in zip(*pairs, strict=True))
-    losses = (
-        sorted(one.summary["metrics"]["loss/val"] for one, _ in pairs),
-        sorted(map(final_loss, (p for _, p in pairs))),
-    )
+    losses = [(one.summary["metrics"]["loss/val"], final_loss(other)) for one, other in pairs]
+    loss, other = map(statistics.median, zip(*losses, strict=True))
     step = statistics.median(one.summary["step_time"]["median_ms"] or 0 for one, _ in pairs)
     notes = [
         *told(bench, found, ours),
         f"a step within the run {step:.3g} ms",
         f"floor, the kernels of its steps and evaluations alone: {found['floor']:.3g} s, "
         f"{found['floor'] / theirs:.3g} of nanoGPT's; ours is {ours / found['floor']:.3g} × the floor, and may be 1.08",
-        f"validation loss {losses[0][0]:.4f} (all batches); nanoGPT {losses[1][0]:.4f} (20 batches)",
+        f"validation loss {loss:.4f} on all batches; nanoGPT {other:.4f} on 20",
     ]
     target = max(0.82, 1.08 * found["floor"] / theirs)
     yield compared("nanogpt", f"whole process, {steps:,} steps", seconds(pairs), target, peer="nanoGPT", notes=notes)
@@ -126,7 +120,7 @@ def step(bench: Bench) -> Iterator[Row]:
     found = account(bench, EXAMPLE, threads=1)
     pairs = bench.alternate(lambda: bench.train(*words, threads=1).summary["step_time"]["median_ms"], theirs)
     notes = told(bench, found, found["run"], 1)
-    yield compared("step", "a step on one thread", [*pairs], 0.85, unit="ms", peer="nanoGPT", notes=notes)
+    yield compared("step", "a step on one thread", pairs, 0.85, unit="ms", peer="nanoGPT", notes=notes)
 
 
 def sweep16(bench: Bench) -> Iterator[Row]:
@@ -136,8 +130,9 @@ def sweep16(bench: Bench) -> Iterator[Row]:
     warm_up(bench, peer)
     words = [EXAMPLE, f"trainer.steps={steps}", f"seed=range({runs})", "quiet=true"]
     found = account(bench, *words[:2], threads=1)
-    pairs = [*bench.alternate(lambda: bench.run([*NORMBENCH, "sweep", *words]),
-                              lambda: bench.run(peers.nanogpt_command(steps), peer))]  # fmt: skip
+    pairs = bench.alternate(
+        lambda: bench.run([*NORMBENCH, "sweep", *words]), lambda: bench.run(peers.nanogpt_command(steps), peer)
+    )
     times = [(ours.seconds, runs * one.seconds) for ours, one in pairs]
     notes = [f"nanoGPT's are {runs} × the time of one of its runs, measured once for each sweep",
              "one run alone on one thread, " + told(bench, found, found["run"], 1)[0]]  # fmt: skip
@@ -163,7 +158,6 @@ def start(bench: Bench) -> Iterator[Row]:
     words = [*NORMBENCH, "train", *NANO, "quiet=true", "trainer.steps=1", "trainer.eval_batches=1", "probes=off"]
     bench.warm_up(words, TORCH)
     pairs = bench.alternate(lambda: first_step(bench, words), lambda: bench.run(TORCH).seconds)
-    pairs = [*pairs]
     notes = [imports(bench.run([sys.executable, "-X", "importtime", *words[1:]]).complaints)]
     yield compared("start", "start to first training step", pairs, 1.4, peer="import torch", notes=notes)
 
@@ -177,7 +171,7 @@ def mistake(bench: Bench) -> Iterator[Row]:
     """From a mistake to the sentence that says it, against importing torch."""
     words = [*NORMBENCH, "train", "norm=rmsnrm"]
     bench.warm_up(TORCH)
-    pairs = [*bench.alternate(lambda: bench.run(words, expected=2), lambda: bench.run(TORCH))]
+    pairs = bench.alternate(lambda: bench.run(words, expected=2), lambda: bench.run(TORCH))
     notes = [imports(bench.run([sys.executable, "-X", "importtime", *words[1:]], expected=2).complaints)]
     yield compared("mistake", "a mistake to the exit", seconds(pairs), 0.20, peer="import torch", notes=notes)
 
@@ -190,10 +184,8 @@ def further(bench: Bench) -> Iterator[Row]:
     fresh = [*NORMBENCH, "train", *words]
     bench.warm_up(fresh)
     pairs = bench.alternate(lambda: later_starts(bench, sweep), lambda: first_step(bench, fresh))
-    note = (
-        f"each the median of {runs - 1} runs, from a run's summary.json to the next one's first line in metrics.jsonl"
-    )
-    yield compared("further", "start of a further run", [*pairs], 0.05, peer="fresh process", notes=[note])
+    note = f"medians of {runs - 1} runs each, from a run's summary.json to the next one's first line in metrics.jsonl"
+    yield compared("further", "start of a further run", pairs, 0.05, peer="fresh process", notes=[note])
 
 
 def later_starts(bench: Bench, sweep: list[str]) -> float:
@@ -207,9 +199,7 @@ def later_starts(bench: Bench, sweep: list[str]) -> float:
 def sweep36(bench: Bench) -> Iterator[Row]:
     """A sweep against the same runs one after another, each a process."""
     steps = bench.size(100, 20)
-    arms = bench.size(
-        "norm=layernorm,rmsnorm,dyt,groupnorm placement=pre,post,sandwich seed=range(3)", "seed=0,1"
-    ).split()
+    arms = ["seed=0,1"] if bench.quick else GRID
     lengths = [f"trainer.steps={steps}", f"trainer.eval_every={steps}"]
     found = account(bench, *NANO, "trainer.steps=100", "trainer.eval_every=100", threads=1)
     pairs, runs = list[tuple[float, float]](), list[Settings]()
@@ -265,7 +255,7 @@ def mnist(bench: Bench) -> Iterator[Row]:
         command = [sys.executable, "-u", "main.py", f"--seed={next(theirs_seeds)}"]
         return bench.until(command, peer, lambda line: int((re.findall(r"Accuracy: (\d+)/", line) or [0])[0]) >= 9900)
 
-    found, pairs = account(bench, *MNIST_WORDS), [*bench.alternate(ours, theirs)]
+    found, pairs = account(bench, *MNIST_WORDS), bench.alternate(ours, theirs)
     reached = [one.summary["metrics"]["accuracy/val"] for one, _ in pairs]
     few = sum(share < 0.99 for share in reached)
     notes = [f"accuracies {', '.join(f'{share:.2%}' for share in reached)}",
@@ -280,14 +270,16 @@ def norms(bench: Bench) -> Iterator[Row]:
     rows = bench.size(8192, 512)
     bench.say(f"{bench.pairs} rounds at {rows} × 512")
     about, *found = bench.worker("norms", rounds=bench.pairs, rows=rows, features=512)
-    for name, peer, target in (("rmsnorm", "layernorm", 1.8), ("rmsnorm compiled", "layernorm", 1.3),
-                               ("dyt", "dyt eager", 0.60)):  # fmt: skip
-        if name in about["failed"]:
-            bench.say(f"norms: {name} is left out: {about['failed'][name]}")
-            continue
+    for name, peer, target in (
+        ("rmsnorm", "layernorm", 1.8), ("dyt", "dyt eager", 0.60), ("rmsnorm compiled", "layernorm", 1.3),
+    ):  # fmt: skip
+        if name not in found[0]:
+            raise Left(f"left out: {name}: {about['failed']}")
         pairs = [(1e3 * row[name], 1e3 * row[peer]) for row in found]
         time = statistics.median(one for one, _ in pairs) / 1e3
-        notes = [f"runs as {about['runs'][name]}; {near(bench, about['bytes'], time)}"]
+        speed = about["bytes"] / time
+        moved = f"{speed / 1e9:.3g} GB/s of what must move, {speed / bench.peak()['copy']:.0%} of a copy"
+        notes = [f"runs as {about['runs'][name]}; {moved}"]
         what = f"{name}, forward and backward, {rows:,} × 512"
         yield compared("norms", what, pairs, target, unit="ms", peer=peer, notes=notes)
 
