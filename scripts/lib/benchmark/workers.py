@@ -275,15 +275,20 @@ class Plain(nn.Module):
         return self.head(states)
 
 
-def plain(words: Sequence[str], steps: int) -> Iterator[Found]:
-    """Yield the tokens a second of a loop as a tutorial writes it, with torch's Transformer, on the same batches."""
+def plain(words: Sequence[str], steps: int, shuffled: bool) -> Iterator[Found]:
+    """Yield the tokens a second of a loop as a tutorial writes it, with torch's Transformer.
+
+    shuffled: on sentences in any order, as a tutorial has them; else on our batches, of sentences of like length.
+    """
     run = prepare(read([*words, f"trainer.steps={steps}"]))
     tree, task = run.config.tree, run.data.task
     model = Plain(tree["model"], task.vocabulary_size)
     optimizer = torch.optim.AdamW(model.parameters(), lr=tree["optim"]["lr"])
+    data: Any = run.data
+    order = torch.randperm(data.total, generator=torch.Generator().manual_seed(0)).split(data.batch_size)
 
     def step(number: int) -> int:
-        batch = run.data.train_batch(number)
+        batch = data.batch("train", order[number]) if shuffled else data.train_batch(number)
         logits = model(*batch.arguments).flatten(0, 1)
         smoothing = tree["data"]["label_smoothing"]
         loss = F.cross_entropy(logits, batch.targets.flatten(), ignore_index=PADDING, label_smoothing=smoothing)
