@@ -27,7 +27,10 @@ from normbench.settings import printable
 INFO = ("all", "config", "defaults", "defaults-tree", "searchpath")  # what Hydra tells
 COMPLETE = "_NORMBENCH_COMPLETE"  # where a shell's completion script says what it asks
 
-atexit.register(gc.freeze)  # else Python looks for circles among all that torch has, a third of a second, and then ends
+# Python looks for circles among the objects that it has, and torch makes half a million that are none: looking takes a
+# fifth of the start, and a third of a second at the end. A training has Python's own threshold.
+gc.set_threshold(100_000)
+atexit.register(gc.freeze)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -34,7 +34,7 @@ PARTS: dict[str, tuple[set[str], int]] = {
     "probes": (set(), 234),
     "training": ({"config", "probes", "recording", "rundir"}, 1015),
     "build": ({"config", "models", "norms", "recording", "training"}, 223),
-    "run": ({"build", "config", "probes", "recording", "rundir", "training"}, 553),
+    "run": ({"build", "config", "probes", "recording", "rundir", "training"}, 555),
     "results": ({"build", "config", "rundir", "training"}, 103),
     "analysis": ({"config", "recording", "results", "rundir"}, 2449),
     "sweep": ({"build", "config", "run", "rundir"}, 943),
@@ -45,7 +45,7 @@ PARTS: dict[str, tuple[set[str], int]] = {
         2210,
     ),
     "commands": ({"analysis", "build", "config", "contract", "results", "rundir", "run", "studies", "sweep"}, 714),
-    "cli": ({"commands", "config", "recording", "run", "studies", "sweep"}, 217),
+    "cli": ({"commands", "config", "recording", "run", "studies", "sweep"}, 218),
     "__main__": ({"cli"}, 3),
     "__init__": ({"results"}, 28),
 }  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import platform
 import shlex
@@ -250,6 +251,7 @@ def prepare_torch(run: Run) -> None:
     whose gradients vanish, took 8 times as long a step with them.
     """
     trainer = run.config.closed.trainer
+    gc.set_threshold(700)  # the start has another
     torch.set_num_threads(run.threads)
     torch.set_float32_matmul_precision("high" if trainer.tf32 else "highest")
     torch.backends.cudnn.allow_tf32 = trainer.tf32
