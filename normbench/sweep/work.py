@@ -32,7 +32,7 @@ from normbench.sweep.plan import PlannedRun, Planner
 # An exit status of a task, beside 0 (the folder says how the run has ended) and 128 + the signal that has ended it.
 DISK_FULL = 3
 
-TICK = 0.05  # seconds between two looks at our own processes
+TICK = 0.02  # seconds between two looks at our own processes
 TRIES = 2  # of a run whose process dies
 
 
