@@ -103,19 +103,25 @@ class Session:
 
         stop: signals that have come, as `stop_signals` notes them.
         """
+        with self.noted(stop), self.group.watched(), closing(self.prepare()):
+            try:
+                number = self.loop.run(stop, self.beat)
+            except Diverged as result:
+                return self.finish("diverged", result.step, result.reason)
+            return self.interrupted(number) if number else self.finish("finished", self.loop.step, "")
+
+    @contextmanager
+    def noted(self, stop: Sequence[int]) -> Iterator[None]:
+        """Note how the run stands if something inside fails, which is raised again."""
         try:
-            with self.group.watched(), closing(self.prepare()):
-                try:
-                    number = self.loop.run(stop, self.beat)
-                except Diverged as result:
-                    return self.finish("diverged", result.step, result.reason)
-                return self.interrupted(number) if number else self.finish("finished", self.loop.step, "")
+            yield
         except BaseException as error:
             status: Status = "out_of_memory" if is_out_of_memory(error) else "failed"
             stopped = isinstance(error, ProcessLost) or (stop and isinstance(error, KeyboardInterrupt))
             if is_disk_full(error) or stopped:  # the same command goes on
                 status = "interrupted"
-            self.directory.write_status(status, self.loop.step, self.run.steps, str(error))
+            if not self.directory.ended():
+                self.directory.write_status(status, self.loop.step, self.run.steps, str(error))
             raise
 
     # ---- where it starts

@@ -6,7 +6,7 @@ import copy
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any
@@ -104,22 +104,23 @@ class Loop:
                 self.save()
                 return number
             self.train_step()
-            last = self.step == self.steps
-            if last or due(self.step, self.trainer.log_every):
-                self.log()
-                beat()
-            if last or self.step % self.eval_every == 0:
-                self.evaluate()
-            if last or self.step % self.trainer.checkpoint_every == 0:
-                self.save()
+            self.follow(beat)
         return 0
+
+    def follow(self, beat: Callable[[], None]) -> None:
+        """Do what is due behind a step: log, evaluate, save."""
+        last = self.step == self.steps
+        if last or due(self.step, self.trainer.log_every):
+            self.log()
+            beat()
+        if last or self.step % self.eval_every == 0:
+            self.evaluate()
+        if last or self.step % self.trainer.checkpoint_every == 0:
+            self.save()
 
     def train_step(self) -> None:
         """Take one optimizer step, and probe on its way where that is due."""
-        self.clock.start()
-        factor = self.schedule.factor(self.step, self.steps)
-        for group, lr in zip(self.optimizer.param_groups, self.base_lrs, strict=True):
-            group["lr"] = lr * factor
+        self.begin_step()
         loss, reading = self.forward_backward()
         if self.guard and not self.guard.admits(self.step, loss, self.grad_norm):
             self.diverge(self.step)
@@ -128,6 +129,17 @@ class Loop:
         with self.probes.watch_update(reading, self.optimizer):
             self.precision.step(self.optimizer, self.grad_norm)
         self.optimizer.zero_grad(set_to_none=True)
+        self.end_step(loss, reading)
+
+    def begin_step(self) -> None:
+        """Start the clock, and set the learning rates."""
+        self.clock.start()
+        factor = self.schedule.factor(self.step, self.steps)
+        for group, lr in zip(self.optimizer.param_groups, self.base_lrs, strict=True):
+            group["lr"] = lr * factor
+
+    def end_step(self, loss: Tensor, reading: Reading | None) -> None:
+        """Take in what a step has given, once the weights have moved."""
         if self.average is not None:
             self.average.update()
         self.loss_sum += loss
@@ -142,19 +154,11 @@ class Loop:
     def forward_backward(self) -> tuple[Tensor, Reading | None]:
         """Return the loss, with its clipped gradients in the parameters, and what probes saw, if they were due.
 
-        Probes ride on this very pass. A compiled model runs code of its own, which hooks cannot look into and must not
-        change: there the uncompiled model runs the same batches beside it, and leaves no trace. It comes before the
-        step itself, which moves the running statistics that probes compare a batch with.
+        Probes ride on this very pass, but for a compiled model's, which hooks cannot look into and must not change.
         """
-        compiled, reading = self.compiled is not None, None  # torch's module has no truth value
-        histograms = due(self.step + 1, self.probing.histograms_every)
-        probed = histograms or due(self.step + 1, self.probing.every)
-        if probed and compiled:
-            with buffers_kept(self.model), self.probes.watch(histograms) as reading:
-                self.gradients(self.shared, copy.deepcopy(self.precision))
-            self.model.zero_grad(set_to_none=True)
-        begun = time.perf_counter()
-        with self.probes.watch(histograms) if probed and not compiled else nullcontext(reading) as reading:
+        compiled = self.compiled is not None  # torch's module has no truth value
+        with nullcontext(self.look_beside()) if compiled else self.watched() as reading:
+            begun = time.perf_counter()
             loss = self.gradients(self.shared if self.compiled is None else self.compiled, self.precision)
         self.grad_norm = whole(nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None]))
         clip = self.trainer.grad_clip
@@ -165,6 +169,25 @@ class Loop:
             loss.item()  # waits for the device
             self.compile_seconds = time.perf_counter() - begun
         return loss, reading
+
+    def watched(self) -> AbstractContextManager[Reading | None]:
+        """Let probes look at the step's forward and backward pass, if they are due."""
+        histograms = due(self.step + 1, self.probing.histograms_every)
+        return self.probes.watch(histograms) if histograms or due(self.step + 1, self.probing.every) else nullcontext()
+
+    def look_beside(self) -> Reading | None:
+        """Return what probes see, if they are due, where other code than the model's own makes the step.
+
+        The model runs the same batches beside it, and leaves no trace. It comes before the step itself, which moves the
+        running statistics that probes compare a batch with.
+        """
+        with self.watched() as reading:
+            if reading is None:
+                return None
+            with buffers_kept(self.model):
+                self.gradients(self.shared, copy.deepcopy(self.precision))
+        self.model.zero_grad(set_to_none=True)
+        return reading
 
     def gradients(self, model: Callable[..., Tensor], precision: Precision) -> Tensor:
         """Return the mean loss over the step's batches, whose gradients add up in the parameters.
