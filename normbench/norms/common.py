@@ -143,7 +143,8 @@ class AffineNorm(Norm, ABC):
     def check_counts(self, counts: Tensor, cure: str) -> None:
         """Refuse statistics none of which is over two values; on a GPU, which would have to be waited for, none is."""
         if counts.device.type == "cpu" and not torch.compiler.is_compiling():
-            self.check_count(int(counts.max()), cure)
+            # of all seeds, where several are trained as one model, in which a number is known of none alone
+            self.check_count(int(torch.func.debug_unwrap(counts).max()), cure)
 
     @abstractmethod
     def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, real: Tensor | None) -> Tensor:

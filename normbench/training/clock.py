@@ -22,7 +22,7 @@ class Clock:
     def __init__(self, device: torch.device, warmup: int = 10) -> None:
         self.device = device
         self.durations: list[float] = []
-        self.pending: list[tuple[Any, Any]] = []
+        self.pending: list[tuple[Any, Any, int]] = []
         self.to_skip = warmup
         self.started: Any = None
         self.reported = 0
@@ -41,19 +41,23 @@ class Clock:
         """Begin a step."""
         self.started = self.mark()
 
-    def stop(self, counts: bool = True) -> None:
-        """End a step; one that did more than train (`counts=False`: probing) is left out."""
+    def stop(self, counts: bool = True, seeds: int = 1) -> None:
+        """End a step; one that did more than train (`counts=False`: probing) is left out.
+
+        seeds: that it has trained together, among which its time is divided.
+        """
         if self.to_skip:
             self.to_skip -= 1
         elif counts:
-            self.pending.append((self.started, self.mark()))
+            self.pending.append((self.started, self.mark(), seeds))
 
     def read(self) -> list[float]:
         """Return the durations of all steps so far; waits for the device."""
         events = self.device.type == "cuda"
         if events:
             torch.cuda.synchronize()
-        self.durations += [start.elapsed_time(end) if events else 1e3 * (end - start) for start, end in self.pending]
+        for start, end, seeds in self.pending:
+            self.durations.append((start.elapsed_time(end) if events else 1e3 * (end - start)) / seeds)
         self.pending.clear()
         return self.durations
 

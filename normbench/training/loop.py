@@ -138,14 +138,14 @@ class Loop:
         for group, lr in zip(self.optimizer.param_groups, self.base_lrs, strict=True):
             group["lr"] = lr * factor
 
-    def end_step(self, loss: Tensor, reading: Reading | None) -> None:
-        """Take in what a step has given, once the weights have moved."""
+    def end_step(self, loss: Tensor, reading: Reading | None, seeds: int = 1) -> None:
+        """Take in what a step has given, once the weights have moved. seeds: that it has trained together."""
         if self.average is not None:
             self.average.update()
         self.loss_sum += loss
         self.loss_count += 1
         self.step += 1
-        self.clock.stop(counts=reading is None)
+        self.clock.stop(reading is None, seeds)
         if reading is not None:
             self.record(reading.numbers())
             if reading.histograms:
