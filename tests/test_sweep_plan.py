@@ -117,7 +117,7 @@ def test_runs_take_turns_on_gpus(
     sweep = understand(["seed=range(0,4)", *CNN, "device=auto", *more])
     assert (sweep.planner.devices, sweep.planner.jobs) == (devices, jobs)
     monkeypatch.setattr(sweep.planner.launcher, "start", lambda tasks, *_: map(str, tasks))
-    execution = Execution(sweep.planner, SweepFolder(sweep.plan.folder), list(sweep.plan.runs))
+    execution = Execution(sweep.planner, SweepFolder(sweep.plan.folder), [[run] for run in sweep.plan.runs])
     assert execution.start()
     assert [task.device for task in execution.at_work.values()] == (devices * 4)[: min(4, jobs)]
 

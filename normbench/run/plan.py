@@ -32,7 +32,8 @@ FIXED_KEYS = ("trainer", "trainer.precision", "trainer.accumulate", "trainer.ema
 class Run:
     """A run that is fully decided; nothing has been written yet. Another process that is sent it can make it.
 
-    config: with its length in steps. threads: of the CPU. parent: the finished run that this one extends.
+    config: with its length in steps. threads: of the CPU. parent: the finished run that this one extends. stack: how
+    many seeds at the most are trained as one model with it.
     """
 
     config: Config
@@ -42,6 +43,13 @@ class Run:
     steps: int
     directory: RunDirectory
     parent: RunDirectory | None = None
+    stack: int = 1
+
+    @property
+    def command(self) -> list[str]:
+        """The words that make it: `train`'s, or those of a sweep with this seed alone."""
+        words = self.config.words
+        return ["train", *words] if self.stack == 1 else ["sweep", *words, f"sweep.stack={self.stack}"]
 
     @cached_property
     def data(self) -> Data:
@@ -52,7 +60,9 @@ class Run:
         return {name: value for name, value in vars(self).items() if name != "data"}
 
 
-def prepare(config: Config, data: Data | None = None, device: torch.device | None = None, trust: bool = False) -> Run:
+def prepare(
+    config: Config, data: Data | None = None, device: torch.device | None = None, trust: bool = False, stack: int = 1
+) -> Run:
     """Decide everything about a run, the name of its directory included.
 
     Args:
@@ -60,6 +70,7 @@ def prepare(config: Config, data: Data | None = None, device: torch.device | Non
         data: of another run with the same section `data` and seed.
         device: of the machine that will make it, where that is not this one.
         trust: whether a run that is extended may have classes that are neither normbench's nor torch's.
+        stack: how many seeds at the most are trained as one model with it.
 
     Raises:
         UsageError: any mistake that shows before the model is built.
@@ -82,14 +93,22 @@ def prepare(config: Config, data: Data | None = None, device: torch.device | Non
         check_extension(parent, steps, data)
     tree = {**config.tree, "trainer": {**config.tree["trainer"], "steps": steps, "epochs": None}}
     threads = config.closed.threads or torch.get_num_threads()
-    directory = directory_of(tree, config.choices, data, device, threads, parent)
-    run = Run(replace(config, tree=tree), facts, device, threads, steps, directory, parent)
+    if stack > 1:
+        check_stackable(config, data, stack)
+    directory = directory_of(tree, config.choices, data, device, threads, parent, stack)
+    run = Run(replace(config, tree=tree), facts, device, threads, steps, directory, parent, stack)
     vars(run)["data"] = data
     return run
 
 
 def directory_of(
-    tree: Tree, choices: Choices, data: Data, device: torch.device, threads: int, parent: RunDirectory | None
+    tree: Tree,
+    choices: Choices,
+    data: Data,
+    device: torch.device,
+    threads: int,
+    parent: RunDirectory | None,
+    stack: int,
 ) -> RunDirectory:
     """Return the directory of a run: its name ends in a hash of whatever changes its numbers."""
     content = {
@@ -101,12 +120,31 @@ def directory_of(
     }
     if code := build.own_code(tree):  # a class that its author has changed makes another run
         content["code"] = code
+    if stack > 1:
+        content["stack"] = stack
     name = "-".join([*choices.words, f"s{tree['seed']}", fingerprint(content)])
     return RunDirectory(Path(tree["outputs"]) / tree["name"] / name)
 
 
+def check_stackable(config: Config, data: Data, stack: int) -> None:
+    """Refuse to train a run's seeds as one model where something needs each by itself.
+
+    Raises:
+        UsageError: with the reason.
+    """
+    trainer, names = config.closed.trainer, config.choices.groups
+    given = {
+        "trainer.compile=true": trainer.compile, "trainer.recompute=true": trainer.recompute,
+        "trainer.shard=true": trainer.shard, "trainer.precision=fp16": trainer.precision == "fp16",
+        "extend": config.closed.extend, f"data={names['data']}, whose batches have lengths of their own,": data.pads,
+    }  # fmt: skip
+    if refused := next(filter(given.get, given), None):
+        why = "trains seeds as one model, of which each step is the same computation for all"
+        raise UsageError(f"{refused} does not go with sweep.stack={stack}, which {why}: leave out one of the two")
+
+
 def same_elsewhere(runs: Iterable[Run]) -> str | None:
-    """Say which runs that have ended differ from new ones in threads or device only."""
+    """Say which runs that have ended differ from new ones in threads, device or stack only."""
     new = [run for run in runs if not run.directory.config.exists()]
     wanted = {fingerprint(without(run.config.tree, UNHASHED_KEYS)): run for run in new}
     paths = [run.directory.path for run in new]
@@ -115,8 +153,9 @@ def same_elsewhere(runs: Iterable[Run]) -> str | None:
     for there in map(RunDirectory, sorted(path for folder, pattern in patterns for path in folder.glob(pattern))):
         content = fingerprint(without(there.configuration(), UNHASHED_KEYS)) if there.ended() else ""
         if run := wanted.get(content):
-            here = {"threads": run.threads, "device": run.device.type}
-            known = {key: str(each.get(key)).partition(":")[0] for each in there.sessions()[-1:] for key in here}
+            here = {"threads": run.threads, "device": run.device.type, "stack": run.stack}
+            last = [{"stack": 1, **each} for each in there.sessions()[-1:]]
+            known = {key: str(each.get(key)).partition(":")[0] for each in last for key in here}
             if other := [f"{key}={known[key]}" for key in known if known[key] != str(here[key])]:
                 del wanted[content]
                 found.append(f"{there.path} is this run with {' '.join(other)}, which shows it; here it is made anew")
@@ -138,7 +177,7 @@ def check_unchanged(run: Run) -> None:
     Raises:
         RunFailure: its device, threads, data or own class differ.
     """
-    here = directory_of(run.config.tree, run.config.choices, run.data, run.device, run.threads, run.parent)
+    here = directory_of(run.config.tree, run.config.choices, run.data, run.device, run.threads, run.parent, run.stack)
     if here.path != run.directory.path:
         what = f"it would be another run here ({here.path.name}; on {run.device}, {run.threads} threads)"
         raise RunFailure(f"{what}: the device, the threads, the data or the code of an own class are not as planned")

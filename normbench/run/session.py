@@ -48,13 +48,17 @@ NOTEWORTHY = ("compile_seconds", "skipped_steps", "leak", "padding")  # in the c
 class Session:
     """From a held directory to a result; `train` does it all."""
 
-    def __init__(self, run: Run, group: Group | None = None) -> None:
-        """Build the model and its training loop; nothing is written. group: of processes that train it together."""
+    def __init__(self, run: Run, group: Group | None = None, seeds: Sequence[int] = ()) -> None:
+        """Build the model and its training loop; nothing is written.
+
+        group: of processes that train it together. seeds: that are trained as one model with it.
+        """
         prepare_torch(run)
         self.group = group or Group()
         run.directory.writes = self.group.writes
         tree, closed = run.config.tree, run.config.closed
         self.run, self.directory, self.settings, self.last_beat = run, run.directory, closed, 0.0
+        self.seeds = [*seeds] or [closed.seed]
         precision = make_precision(closed.trainer.precision, run.device)
         with weights_that_fit(run.device):
             model, self.norms = build.make_model(tree, run.data.task, closed.seed)
@@ -95,6 +99,7 @@ class Session:
         trained = sum(each.nbytes for each in model.parameters() if each.requires_grad)
         state = trained * state_share(optimizer, trial) + (0 if trainer.ema is None else weights)
         needs = {"weights": weights, "gradients": trained, "optimizer": state, "activations": activations}
+        needs = {name: len(self.seeds) * size for name, size in needs.items()}
         again = "trainer.recompute=true or " if model.recompute is False else ""
         return memory_line(needs, run.device, f"use {again}a smaller data.batch_size, model.depth or model.width")
 
@@ -137,7 +142,7 @@ class Session:
         self.beat()
         config = yaml.safe_dump(run.config.tree, sort_keys=False, allow_unicode=True)
         write_bytes(directory.config, config.encode())
-        here = describe_here(run, self.group.size)
+        here = describe_here(run, self.group.size) | {"stack": run.stack, "seeds": self.seeds}
         if elsewhere := directory.begun_elsewhere(here):
             self.say(elsewhere)
         for before in directory.sessions()[-1:]:
@@ -210,6 +215,7 @@ class Session:
             "steps": run.steps,
             "choices": dict(run.config.choices.groups),
             "seed": self.settings.seed,
+            "stack": run.stack,
             "metrics": recording.finite({tag: loop.latest[tag] for tag in loop.latest if tag.split("/")[0] in RESULTS}),
             "step_time": loop.clock.summary(),
             "peak_memory_bytes": peak_memory(run.device),  # since this process took the run up
@@ -288,7 +294,7 @@ def describe_here(run: Run, processes: int = 1) -> dict[str, Any]:
     """Return this process, its machine and its code, and what is needed to load the model: environment.json has it."""
     return {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": shlex.join(["normbench", "train", *run.config.words]),
+        "command": shlex.join(["normbench", *run.command]),
         "commit": commit(),
         "machine": platform.machine(),
         "system": platform.platform(),

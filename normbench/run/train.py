@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from rich.filesize import decimal
 
+from normbench import build
 from normbench.config.compose import Config
 from normbench.errors import RunFailure, UsageError, is_disk_full, is_out_of_memory
 from normbench.recording import Recorder, Scalar, show_table
@@ -21,7 +24,10 @@ from normbench.run.session import Session, describe_here, settle, show_summary, 
 from normbench.rundir import read_json, unused
 from normbench.training.estimate import Estimate, estimate
 from normbench.training.guard import Diverged
+from normbench.training.loop import Loop
+from normbench.training.optimizer import make_optimizer
 from normbench.training.parallel import Group, from_environment
+from normbench.training.stack import Stack
 
 
 def start(config: Config, dry: bool = False, trust: bool = False) -> int:
@@ -70,19 +76,93 @@ def make(run: Run, group: Group) -> int:
     Raises:
         RunFailure: among others, a class raises KeyboardInterrupt, and nobody has stopped the run.
     """
+    with stopped_by_signals() as stop:
+        session = Session(run, group)
+        if group.writes:
+            make_directory(run)
+        with run.directory.held():
+            if summary := group.first(run.directory.ended()):  # another process was faster
+                return show_ended(run, summary)
+            return session.train(stop)
+
+
+@contextmanager
+def stopped_by_signals() -> Iterator[list[int]]:
+    """Give the signals that have come, as `stop_signals` notes them.
+
+    Raises:
+        RunFailure: a class raises KeyboardInterrupt, and nobody has stopped the run.
+    """
     with stop_signals() as stop:
         try:
-            session = Session(run, group)
-            if group.writes:
-                make_directory(run)
-            with run.directory.held():
-                if summary := group.first(run.directory.ended()):  # another process was faster
-                    return show_ended(run, summary)
-                return session.train(stop)
+            yield stop
         except KeyboardInterrupt as error:
             if stop:
                 raise
             raise RunFailure("a class of the run raised KeyboardInterrupt, and nobody stopped it") from error
+
+
+# ---- several seeds as one model
+
+
+def train_stack(runs: Sequence[Run], seeds: Sequence[int]) -> int:
+    """Make runs as one model that differ in their seed alone, or go on with them; return the exit status.
+
+    seeds: of all runs of the stack, also of those that are over and not among `runs`.
+
+    Raises:
+        UsageError: something of the runs needs each by itself.
+        RunFailure: the machine ended the runs; the last good checkpoints are intact.
+    """
+    with limits_named(runs[0].config.closed.outputs), ExitStack() as stack:
+        for run in runs:
+            run.directory.check_creatable()
+        stop = stack.enter_context(stopped_by_signals())
+        sessions = [Session(run, seeds=seeds) for run in runs]
+        for run in runs:
+            make_directory(run)
+            stack.enter_context(run.directory.held())
+        left = [session for session in sessions if not session.directory.ended()]  # another process was faster
+        status = 0
+        for together in by_step(left):
+            status = status or make_stack(together, stop)
+        return status
+
+
+def by_step(sessions: Sequence[Session]) -> list[list[Session]]:
+    """Return sessions that go on from the same step together, first those that are behind.
+
+    Where a kill came between their checkpoints, they go back to the newest that all have.
+    """
+    steps = [session.loop.checkpoints.steps() for session in sessions]
+    common = min(map(max, steps), default=0)
+    found = defaultdict[int, list[Session]](list)
+    for session, known in zip(sessions, steps, strict=True):
+        if common in known:
+            session.loop.checkpoints.go_back(common)
+        found[common if common in known else max(known)].append(session)
+    return [found[step] for step in sorted(found)]
+
+
+def make_stack(sessions: Sequence[Session], stop: Sequence[int]) -> int:
+    """Train sessions that stand at the same step as one model; return the exit status."""
+    of = {id(session.loop): session for session in sessions}
+    with ExitStack() as stack:
+        for session in sessions:
+            stack.enter_context(session.noted(stop))
+            stack.enter_context(closing(session.prepare()))
+        run, loops = sessions[0].run, {session.settings.seed: session.loop for session in sessions}
+        make = partial(make_optimizer, build.factory(run.config.tree, "optim"), device=run.device)
+        made = Stack(loops, sessions[0].seeds, make)
+
+        def ended(loop: Loop, end: Diverged) -> None:
+            of[id(loop)].finish("diverged", end.step, end.reason)
+
+        number = made.run(stop, lambda loop: of[id(loop)].beat(), ended)
+        for _, loop in made.live:
+            session = of[id(loop)]
+            _ = session.interrupted(number) if number else session.finish("finished", loop.step, "")
+    return 128 + number if number else 0
 
 
 @contextmanager

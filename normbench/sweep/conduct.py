@@ -23,7 +23,7 @@ from normbench.run.train import limits_named, measure, notes_shown
 from normbench.rundir import CHOICE_FILE, fingerprint
 from normbench.sweep import tuning
 from normbench.sweep.folder import LOOK_SECONDS, Standing, SweepFolder, View, say, say_done, show_arms, show_failures
-from normbench.sweep.plan import SWEEP_NAME, Planner, SweepPlan, balanced, changed, exclude, read_grid
+from normbench.sweep.plan import SWEEP_NAME, Planner, SweepPlan, balanced, changed, exclude, read_grid, stacked
 from normbench.sweep.words import HOW, ONCE, SweepConfig, key_of, read_settings
 from normbench.sweep.work import Execution, Stopped
 
@@ -51,6 +51,11 @@ class Sweep:
     def folder(self) -> SweepFolder:
         """The folder of the runs that are reported."""
         return SweepFolder(self.plan.folder)
+
+    @property
+    def as_stacks(self) -> str:
+        """The words for runs that are one model with others."""
+        return f"in stacks of up to {self.planner.stack} seeds, " if self.planner.stack > 1 else ""
 
     @property
     def asked(self) -> list[str]:
@@ -100,6 +105,7 @@ class Sweep:
                 seconds = start + measure(session).seconds(first.steps)
                 total, each = (timedelta(seconds=math.ceil(seconds * n)) for n in ((number + later) / beside, 1))
                 line = f"about {total} for {whole}, {beside} at a time, each {each} as its start and a few steps tell"
+                line += f"; {self.as_stacks}they take another time, which is not measured" * bool(self.as_stacks)
             except Exception as error:  # of a user's class, as a run of the sweep would fail with, or it diverges
                 line = f"the time of {whole} is not known: {first.run} fails ({explain(error)})"
             say(self.console, line)
@@ -179,11 +185,13 @@ class Sweep:
         view = View(self.console, folder, plan.runs)
         if left := whole - len(view.over):
             folder.write_plan(plan.runs, *((self.words, self.asked) if self.is_reported(plan) else ()))
-            share = f"{min(left, planner.jobs)} at a time with threads={planner.threads} each"
+            beside = min(-(-left // planner.stack), planner.jobs)
+            share = f"{self.as_stacks}{beside} at a time with threads={planner.threads} each"
             say(self.console, f"{left} of {whole} runs to do, {share}, in {plan.folder}")
             self.say_elsewhere(plan)
             with closing(view):
-                Execution(planner, folder, balanced(plan.runs), self.settings.timeout).finish(view)
+                stacks = stacked(balanced(plan.runs), planner.stack)
+                Execution(planner, folder, stacks, self.settings.timeout).finish(view)
         standings = view.read()
         self.failed |= {one.entry.run: one for one in standings if one.state == "failed"}
         return standings
@@ -198,7 +206,7 @@ def understand(words: Sequence[str]) -> Sweep:
     points, own = read_grid(words)
     settings, section = read_settings(own)
     path = section.pop("_target_")
-    planner = Planner(imported(path, f"launcher._target_={path}")(**section), settings.jobs or 0)
+    planner = Planner(imported(path, f"launcher._target_={path}")(**section), settings.jobs or 0, stack=settings.stack)
     kept, excluded = exclude(points, settings.exclude or ())
     with Console().status(f"planning {len(kept):,} runs"), notes_shown("quiet=true" in words):
         plan = planner.plan(kept, excluded)

@@ -25,6 +25,7 @@ from normbench.config.groups import GROUPS
 from normbench.config.schema import may_run_code
 from normbench.errors import HeldElsewhere
 from normbench.rundir import RunDirectory, fingerprint, read_json, write_json
+from normbench.sweep.words import is_own
 
 LOOK_SECONDS = 1.0
 LINE_SECONDS = 60.0  # at most, between two lines of a log
@@ -37,7 +38,7 @@ PLAN = {"words": [str], "asked": [str], "runs": [ENTRY]}
 class Entry:
     """One run in the list of those that a sweep makes.
 
-    arm: what varies, less the seed. words: those that `train` is given.
+    arm: what varies, less the seed. words: those that `train` is given, or of a stack `sweep`.
     """
 
     run: str
@@ -263,7 +264,8 @@ def show_failures(failed: Sequence[Standing], command: str) -> int:
         table.add_row(Text(one.entry.run), Text(one.cause))
     if failed:
         console.print(table)
-        for one in failed:
-            say(console, shlex.join(["normbench", "train", *one.entry.words]))
+        for words in (one.entry.words for one in failed):
+            alone = ["sweep", *words, "sweep.retry_failed=true"] if any(map(is_own, words)) else ["train", *words]
+            say(console, shlex.join(["normbench", *alone]))
         say(console, f"these repeat one each; all are tried again by: {command} sweep.retry_failed=true")
     return 1 if failed else 0

@@ -207,11 +207,24 @@ def balanced(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
     return sorted(runs, key=position)
 
 
+def stacked(runs: Iterable[PlannedRun], size: int) -> list[Sequence[PlannedRun]]:
+    """Return runs in stacks of at most so many that differ in their seed alone, in the order of their first ones."""
+    found, growing = list[Sequence[PlannedRun]](), dict[tuple[str, int], list[PlannedRun]]()
+    for run in runs:
+        key = arm_name(run.arm), run.steps
+        if len(growing.get(key, ())) in (0, size):
+            growing[key] = []
+            found.append(growing[key])
+        growing[key].append(run)
+    return found
+
+
 @dataclass
 class Planner:
     """Plans grids; data that several runs share are loaded once.
 
-    jobs, threads, devices, quiet: what the words ask for, or the first run's configuration, or our own defaults.
+    jobs, threads, devices, quiet: what the words ask for, or the first run's configuration, or our own defaults. stack:
+    how many seeds of an arm are one model.
     """
 
     launcher: Launcher
@@ -219,6 +232,7 @@ class Planner:
     threads: int = 0
     devices: Sequence[str] = ()
     quiet: bool = False
+    stack: int = 1
     loaded: dict[tuple[str, int], Data] = field(default_factory=dict)
 
     def plan(self, points: Sequence[Point], excluded: Mapping[str, int] | None = None) -> SweepPlan:
@@ -237,7 +251,7 @@ class Planner:
                 left_out[str(refusal)] += 1
                 continue
             name, arm = run.directory.path.name, {key: point.varied[key] for key in point.varied if key != "seed"}
-            runs.setdefault(name, PlannedRun(name, arm, config.tree["seed"], run.steps, run.config.words, run))
+            runs.setdefault(name, PlannedRun(name, arm, config.tree["seed"], run.steps, run.command[1:], run))
         if not runs:
             reasons = "; ".join(left_out) or "what varies stands for no value"
             raise UsageError(f"the grid is empty: none of its {left_out.total()} runs is left ({reasons})")
@@ -268,7 +282,7 @@ class Planner:
         settings: dict[str, Any] = {"quiet": True, "threads": config.closed.threads or self.threads}
         words = config.words if config.closed.threads else changed(config.words, {"threads": str(self.threads)})
         config = replace(config, tree=config.tree | settings, closed=replace(config.closed, **settings), words=words)
-        return prepare(config, self.data(config.tree), torch.device(self.devices[0]))
+        return prepare(config, self.data(config.tree), torch.device(self.devices[0]), stack=self.stack)
 
     def data(self, tree: Tree) -> Data:
         """Return what a run learns, loaded once; a class of the user's own may draw it from the seed."""

@@ -26,7 +26,7 @@ def check_tunable(plan: SweepPlan, settings: SweepConfig) -> None:
         UsageError: with the reason.
     """
     for run in plan.runs:
-        if word := next((word for word in run.words if key_of(word) == RATE), ""):
+        if word := next((word for word in run.prepared.config.words if key_of(word) == RATE), ""):
             raise UsageError(f"{word} is not for sweep.lr={settings.lr}, which sets it itself: leave one of them out")
         if (held_out := run.prepared.config.tree["data"].get("holdout")) != 0:
             why = "what chooses must not judge: choose data with data.holdout, and leave it at 0"
@@ -104,7 +104,9 @@ def tuning_grid(plan: SweepPlan, settings: SweepConfig, choices: Sequence[Mappin
         for lr in sorted({*tried.get(name, {}), *news[name]}):
             for seed in settings.lr_seeds:
                 varied = {RATE: f"{lr:.12g}", "seed": str(seed)}
-                points.append(Point(changed(first.words, {**varied, **common}), {**first.arm, **varied}))
+                points.append(
+                    Point(changed(first.prepared.config.words, {**varied, **common}), {**first.arm, **varied})
+                )
     return points if any(news.values()) else []
 
 
@@ -112,7 +114,7 @@ def tuned_grid(plan: SweepPlan, choices: Sequence[Mapping[str, Any]]) -> list[Po
     """Return the runs that are reported, each at its arm's own rate; arms without one are left out."""
     rates = {choice["name"]: {RATE: f"{choice['lr']:.12g}"} for choice in choices if choice["lr"] is not None}
     runs = [(run, rates[arm_name(run.arm)]) for run in plan.runs if arm_name(run.arm) in rates]
-    return [Point(changed(run.words, rate), {**run.arm, "seed": str(run.seed)}) for run, rate in runs]
+    return [Point(changed(run.prepared.config.words, rate), {**run.arm, "seed": str(run.seed)}) for run, rate in runs]
 
 
 def choose(tuning: SweepPlan, grid: Sequence[float]) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ import signal
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,7 +25,7 @@ from normbench.config.groups import find_own_classes
 from normbench.errors import HeldElsewhere, RunFailure, explain, is_disk_full
 from normbench.run.plan import check_unchanged
 from normbench.run.session import stop_signals
-from normbench.run.train import train
+from normbench.run.train import train, train_stack
 from normbench.sweep.folder import LOOK_SECONDS, SweepFolder, View, say
 from normbench.sweep.plan import PlannedRun, Planner
 
@@ -42,12 +42,14 @@ class Stopped(Exception):
 
 @dataclass(frozen=True)
 class RunTask:
-    """Makes one run, wherever a launcher has brought it; a failure is noted, whatever it is.
+    """Makes one run, or a stack of several as one model, wherever a launcher has brought it.
 
-    here: where relative paths begin. timeout: minutes after which it has failed.
+    A failure is noted, whatever it is. here: where relative paths begin. timeout: minutes after which it has failed.
+    todo: those that are not over, by their places in the stack.
     """
 
-    planned: PlannedRun
+    stack: Sequence[PlannedRun]
+    todo: Sequence[int]
     device: str
     here: Path
     timeout: float | None = None
@@ -55,12 +57,14 @@ class RunTask:
     def __call__(self) -> int:
         os.chdir(self.here)
         find_own_classes()
-        run = replace(self.planned.prepared, device=torch.device(self.device))
+        planned = [self.stack[place] for place in self.todo]
+        runs = [replace(one.prepared, device=torch.device(self.device)) for one in planned]
         output = io.StringIO()
         try:
             with redirect_stdout(output), redirect_stderr(output), time_limit(self.timeout):
-                check_unchanged(run)
-                return train(run)
+                for run in runs:
+                    check_unchanged(run)
+                return train_stack(runs, [one.seed for one in self.stack]) if runs[0].stack > 1 else train(runs[0])
         except KeyboardInterrupt:
             return 128 + signal.SIGINT
         except HeldElsewhere:
@@ -69,7 +73,9 @@ class RunTask:
             if not (is_disk_full(error) or is_disk_full(error.__cause__)):
                 with suppress(OSError):
                     details = output.getvalue() + traceback.format_exc()
-                    SweepFolder(run.directory.path.parent).note_failure(self.planned.run, explain(error), details)
+                    for run, one in zip(runs, planned, strict=True):
+                        if not run.directory.ended():
+                            SweepFolder(run.directory.path.parent).note_failure(one.run, explain(error), details)
                     return 0
         return DISK_FULL
 
@@ -104,13 +110,13 @@ def time_limit(minutes: float | None) -> Iterator[None]:
 class Execution:
     """One sweep at work.
 
-    waiting: runs that are not known to be over. timeout: minutes that each may take. at_work: those that were started.
-    deaths: of a run's processes.
+    waiting: stacks of runs that are not known to be over. timeout: minutes that each may take. at_work: those that were
+    started. deaths: of a run's processes.
     """
 
     planner: Planner
     folder: SweepFolder
-    waiting: list[PlannedRun]
+    waiting: list[Sequence[PlannedRun]]
     timeout: float | None = None
     at_work: dict[Any, RunTask] = field(default_factory=dict)
     deaths: Counter[str] = field(default_factory=Counter)
@@ -132,7 +138,7 @@ class Execution:
                     if not self.start():
                         time.sleep(LOOK_SECONDS if self.planner.launcher.elsewhere or not self.at_work else TICK)
                     for job in [job for job in self.at_work if job.done()]:
-                        self.settle(job, self.at_work.pop(job).planned)
+                        self.settle(job, self.at_work.pop(job).stack)
             except BaseException:
                 self.stop(view)
                 raise
@@ -159,14 +165,16 @@ class Execution:
             RunFailure: the launcher starts nothing.
         """
         planner, tasks = self.planner, list[RunTask]()
-        for run in list(self.waiting):
+        for stack in list(self.waiting):
             used = [task.device for task in (*self.at_work.values(), *tasks)]
             if len(used) >= planner.jobs and not planner.launcher.elsewhere:
                 break
-            if (standing := self.folder.look(run)).state != "running":
-                self.waiting.remove(run)
-                if not standing.over:
-                    tasks.append(RunTask(run, min(planner.devices, key=used.count), Path.cwd(), self.timeout))
+            standings = [self.folder.look(run) for run in stack]
+            if all(standing.state != "running" for standing in standings):
+                self.waiting.remove(stack)
+                if todo := [place for place, standing in enumerate(standings) if not standing.over]:
+                    device = min(planner.devices, key=used.count)
+                    tasks.append(RunTask(stack, todo, device, Path.cwd(), self.timeout))
         try:
             started = planner.launcher.start(tasks, planner.jobs, self.folder.notes.absolute()) if tasks else []
         except Exception as error:  # whatever a launcher raises
@@ -174,8 +182,8 @@ class Execution:
         self.at_work |= zip(started, tasks, strict=True)
         return bool(tasks)
 
-    def settle(self, job: Any, run: PlannedRun) -> None:
-        """See how a run has ended; one whose process has died is tried once more, and then marked as failed.
+    def settle(self, job: Any, stack: Sequence[PlannedRun]) -> None:
+        """See how runs have ended; those whose process has died are tried once more, and then marked as failed.
 
         Raises:
             OSError: the disk is full.
@@ -186,12 +194,14 @@ class Execution:
             status, how = 1, " ".join(str(error).split())[:500]
         if status == DISK_FULL:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        if (standing := self.folder.look(run)).over:
-            return
-        self.waiting.append(run)
-        self.deaths[run.run] += standing.state != "running" and status not in (128, 128 + signal.SIGTERM)
-        if self.deaths[run.run] == TRIES:
-            cause = f"its process ended without a word, twice ({how or status}); where memory is short, give it more"
-            self.folder.note_failure(run.run, cause)
-            if run.prepared.directory.path.is_dir():
-                run.prepared.directory.write_status("failed", standing.step, run.steps, cause)
+        left = [(run, standing) for run in stack if not (standing := self.folder.look(run)).over]
+        self.waiting += [stack] * bool(left)
+        for run, standing in left:
+            self.deaths[run.run] += standing.state != "running" and status not in (128, 128 + signal.SIGTERM)
+            if self.deaths[run.run] == TRIES:
+                cause = (
+                    f"its process ended without a word, twice ({how or status}); where memory is short, give it more"
+                )
+                self.folder.note_failure(run.run, cause)
+                if run.prepared.directory.path.is_dir():
+                    run.prepared.directory.write_status("failed", standing.step, run.steps, cause)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import pickle
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -81,6 +82,21 @@ class Checkpoints:
         """Keep the state of the lowest validation loss."""
         if self.writes:
             write_atomically(self.best, partial(write, state))
+
+    def steps(self) -> list[int]:
+        """Return the steps at which a run may go on: those of whole checkpoints, and 0 where there are not two."""
+        found = []
+        for path in (self.current, self.previous):
+            with suppress(OSError, ValueError):
+                found.append(read(path)["step"])
+        return found if len(found) == 2 else [*found, 0]
+
+    def go_back(self, step: int) -> None:
+        """Remove the checkpoints of later steps than one of `steps`."""
+        for path in (self.current, self.previous):
+            with suppress(OSError, ValueError):
+                if read(path)["step"] > step:
+                    path.unlink()
 
     def load(self, say: Callable[[str], None], best: bool = False) -> State | None:
         """Return the newest state that is whole, or the best, or None; what is damaged is named through `say`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -44,7 +45,7 @@ class Stack:
     that of the whole divided by the seeds that it trains. Each step waits for the device, since one seed's may be bad.
 
     Each of `seeds` keeps its place: that of a run which is over, and has no loop, is filled with another's weights and
-    batches, and a seed that has diverged goes on for nothing, so that the others' masks and bits stay.
+    batches, and that of a seed that has diverged is computed for nothing, so that the others' masks and bits stay.
     """
 
     def __init__(self, loops: Mapping[int, Loop], seeds: Sequence[int], make: MakeOptimizer) -> None:
@@ -85,9 +86,9 @@ class Stack:
                 self.optimizer.state[flat][name] = whole
         for place, loop in self.live:
             loop.group = Place()
-            loop.optimizer.register_state_dict_pre_hook(lambda _, place=place, loop=loop: self.hand_out(place, loop))
+            loop.optimizer.register_state_dict_pre_hook(partial(self.hand_out, place, loop))
 
-    def hand_out(self, place: int, loop: Loop) -> None:
+    def hand_out(self, place: int, loop: Loop, _: object) -> None:
         """Let a loop's optimizer have its part of the state, in a single run's form."""
         for number, (flat, sizes) in enumerate(zip(self.flats, self.sizes, strict=True)):
             for name, value in self.optimizer.state.get(flat, {}).items():
@@ -118,6 +119,8 @@ class Stack:
             yield
         except Diverged as result:
             self.live = [(place, other) for place, other in self.live if other is not loop]
+            for tensor in tensors(loop).values():
+                tensor.data = tensor.data.clone()  # which the next steps leave alone
             self.ended(loop, result)
 
     def train_step(self) -> None:
