@@ -32,12 +32,12 @@ PARTS: dict[str, tuple[set[str], int]] = {
     "models": ({"translation"}, 825),
     "data": ({"translation"}, 1239),
     "probes": (set(), 234),
-    "training": ({"config", "probes", "recording", "rundir"}, 1015),
+    "training": ({"config", "probes", "recording", "rundir"}, 1196),
     "build": ({"config", "models", "norms", "recording", "training"}, 223),
-    "run": ({"build", "config", "probes", "recording", "rundir", "training"}, 555),
+    "run": ({"build", "config", "probes", "recording", "rundir", "training"}, 641),
     "results": ({"build", "config", "rundir", "training"}, 103),
     "analysis": ({"config", "recording", "results", "rundir"}, 2449),
-    "sweep": ({"build", "config", "run", "rundir"}, 943),
+    "sweep": ({"build", "config", "run", "rundir"}, 977),
     "contract": ({"build", "config", "training", "translation"}, 675),
     "studies": (
         {"analysis", "build", "config", "contract", "norms", "probes", "recording", "results", "run", "rundir", "sweep"}

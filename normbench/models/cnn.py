@@ -180,8 +180,8 @@ class ConvStack(BlockStack):
         return nn.Sequential(convolution, nn.MaxPool2d(3, stride=2, padding=1)), stride
 
     def forward(self, inputs: Image) -> Float[Tensor, "batch classes"]:
-        channels_last = inputs.movedim(1, -1).contiguous().movedim(-1, 1)  # in memory; vmap knows no such format
-        return self.head(self.features(channels_last).mean(dim=(2, 3)))
+        # channels_last in memory, for which vmap has no word
+        return self.head(self.features(inputs.movedim(1, -1).contiguous().movedim(-1, 1)).mean(dim=(2, 3)))
 
 
 class ConvNet(ConvStack):

@@ -49,10 +49,7 @@ class Session:
     """From a held directory to a result; `train` does it all."""
 
     def __init__(self, run: Run, group: Group | None = None, seeds: Sequence[int] = ()) -> None:
-        """Build the model and its training loop; nothing is written.
-
-        group: of processes that train it together. seeds: that are trained as one model with it.
-        """
+        """Build the model and its loop; nothing is written. group: of processes that train it; seeds: of one model."""
         prepare_torch(run)
         self.group = group or Group()
         run.directory.writes = self.group.writes

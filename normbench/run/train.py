@@ -160,8 +160,10 @@ def make_stack(sessions: Sequence[Session], stop: Sequence[int]) -> int:
 
         number = made.run(stop, lambda loop: of[id(loop)].beat(), ended)
         for _, loop in made.live:
-            session = of[id(loop)]
-            _ = session.interrupted(number) if number else session.finish("finished", loop.step, "")
+            if number:
+                of[id(loop)].interrupted(number)
+            else:
+                of[id(loop)].finish("finished", loop.step, "")
     return 128 + number if number else 0
 
 

@@ -152,9 +152,9 @@ class Loop:
                 self.recorder.histograms(self.step, reading.host_histograms())
 
     def forward_backward(self) -> tuple[Tensor, Reading | None]:
-        """Return the loss, with its clipped gradients in the parameters, and what probes saw, if they were due.
+        """Return the loss, with its clipped gradients in the parameters, and what probes saw of this pass, if due.
 
-        Probes ride on this very pass, but for a compiled model's, which hooks cannot look into and must not change.
+        A compiled model runs code of its own, which hooks cannot look into and must not change.
         """
         compiled = self.compiled is not None  # torch's module has no truth value
         with nullcontext(self.look_beside()) if compiled else self.watched() as reading:
@@ -178,8 +178,7 @@ class Loop:
     def look_beside(self) -> Reading | None:
         """Return what probes see, if they are due, where other code than the model's own makes the step.
 
-        The model runs the same batches beside it, and leaves no trace. It comes before the step itself, which moves the
-        running statistics that probes compare a batch with.
+        The model runs the same batches before it, while running statistics are as they were, and leaves no trace.
         """
         with self.watched() as reading:
             if reading is None:
@@ -249,10 +248,8 @@ class Loop:
     def set_generators(self, *words: int) -> None:
         """Set the generators by a batch's number, and the rank of a process but the first."""
         seed = stable_seed(self.settings.seed, "dropout", *words)
-        if self.device.type == "cpu":
-            torch.default_generator.manual_seed(seed)  # as torch.manual_seed does there, in a hundredth of its time
-        else:
-            torch.manual_seed(seed)
+        # on a CPU as torch.manual_seed does, in a hundredth of its time
+        (torch.default_generator if self.device.type == "cpu" else torch).manual_seed(seed)
 
     def diverge(self, step: int) -> None:
         """End the run at a step (counted from 0) whose loss or gradient is not finite.

@@ -140,12 +140,14 @@ class Stack:
                 if (reading := readings[place]) is not None and loop.probing.updates:
                     loop.read_noise(reading)
                 watching.enter_context(loop.probes.watch_update(reading, loop.optimizer))
+                for group, own in zip(self.optimizer.param_groups, loop.optimizer.param_groups, strict=True):
+                    group["lr"] = own["lr"]  # the same for all
             self.optimizer.step()
         for place, loop in self.live:
             loop.end_step(losses[place], readings[place], len(self.live))
 
     def gradients(self) -> Tensor:
-        """Return the loss of each seed, with its gradients in the optimizer's weights, which have the learning rates.
+        """Return the loss of each seed, with its gradients in the optimizer's weights.
 
         The batches of all seeds have one shape, and every step's as many predictions.
         """
@@ -153,28 +155,25 @@ class Stack:
         count, device, losses, sums = now.trainer.accumulate, now.device, list[Tensor](), list[Tensor]()
         for number in range(now.step * count, (now.step + 1) * count):
             batches = [loop.data.train_batch(number) for loop in self.places]
-            inputs, targets = (torch.stack(each) for each in list(zip(*batches, strict=True))[:2])
-            batch = to_device(Batch(inputs, targets), device)
+            whole = Batch(*(torch.stack(each) for each in zip(*batches, strict=True) if each[0] is not None))
+            batch = to_device(whole, device)
             torch.manual_seed(stable_seed("dropout", number, *self.seeds))
             # torch has no batched form of the CPU's other kernels for attention
             attention = sdpa_kernel(SDPBackend.MATH) if device.type == "cpu" else nullcontext()
             with attention, now.precision.autocast():
-                losses.append(self.losses(self.weights, self.others, batch.inputs, batch.targets) / count)
+                losses.append(self.losses(self.weights, self.others, batch.arguments, batch.targets) / count)
             found = torch.autograd.grad(losses[-1].sum(), [*self.weights.values()])
             sums = [*torch._foreach_add(sums, found)] if sums else [*found]
         rows = iter([each.reshape(len(self.seeds), -1) for each in sums])
-        for flat, sizes, group, own in zip(
-            self.flats, self.sizes, self.optimizer.param_groups, now.optimizer.param_groups, strict=True
-        ):
+        for flat, sizes in zip(self.flats, self.sizes, strict=True):
             flat.grad = torch.cat([next(rows) for _ in sizes], dim=1)
-            group["lr"] = own["lr"]
         for _, loop in self.live:
             loop.units = count * batches[0].predictions
         return torch.stack([each.detach() for each in losses]).sum(dim=0)
 
-    def loss(self, weights: dict[str, Tensor], others: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> Tensor:
+    def loss(self, weights: Any, others: Any, arguments: tuple[Tensor, ...], targets: Tensor) -> Tensor:
         """Return the loss of one seed on its batch."""
-        return self.first.data.task.loss(functional_call(self.first.model, (weights, others), (inputs,)), targets)
+        return self.first.data.task.loss(functional_call(self.first.model, (weights, others), arguments), targets)
 
     def clip(self) -> Tensor:
         """Clip the gradients of each seed by their own norm, and return the norms."""
@@ -223,6 +222,5 @@ def kept_of_each_weight(make: MakeOptimizer, device: torch.device) -> set[str]:
     if (together.view_as(start) - torch.stack(apart)).abs().max() > ALIKE * steps.abs().max():
         name = type(optimizers[0]).__name__
         raise UsageError(f"sweep.stack: {name} does not treat each weight by itself: use another, or sweep.stack=1")
-    return {
-        name for name, value in optimizers[0].state[together].items() if getattr(value, "shape", 0) == together.shape
-    }
+    state = optimizers[0].state[together]
+    return {name for name in state if getattr(state[name], "shape", None) == together.shape}
