@@ -5,8 +5,6 @@ Nothing heavy is imported before it is needed: a command imports what it runs wh
 
 from __future__ import annotations
 
-import atexit
-import gc
 import os
 import shutil
 import sys
@@ -26,11 +24,6 @@ from normbench.settings import printable
 
 INFO = ("all", "config", "defaults", "defaults-tree", "searchpath")  # what Hydra tells
 COMPLETE = "_NORMBENCH_COMPLETE"  # where a shell's completion script says what it asks
-
-# Python looks for circles among the objects that it has, and torch makes half a million that are none: looking takes a
-# fifth of the start, and a third of a second at the end. A training has Python's own threshold.
-gc.set_threshold(100_000)
-atexit.register(gc.freeze)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 PATIENCE = 120.0  # seconds for anything
-PRELOADED = ["pytest", "torch._dynamo", "normbench.cli", "normbench.run.train"]
+PRELOADED = ["pytest", "normbench.cli", "normbench.run.train"]
 PRELOADED += ["normbench.config.compose", "normbench.data", "normbench.norms", "normbench.placements"]
 
 
@@ -217,7 +217,7 @@ def watch(places: Places) -> None:
     for module in (loop, evaluation):
         ahead(module, "to_device", lambda *_: "batch")
     ahead(types.Task, "totals", lambda *_, **__: "loss")
-    ahead(loop.nn.utils, "clip_grads_with_norm_", lambda *_: "gradients")
+    ahead(loop.nn.utils, "get_total_norm", lambda *_: "gradients")
     ahead(os, "replace", lambda source, target: f"rename to {final_name(target)}")
     ahead(os, "unlink", lambda path, **_: f"unlink {final_name(path)}")
     ahead(os, "fsync", lambda descriptor: f"fsync {final_name(os.readlink(f'/proc/self/fd/{descriptor}'))}")

@@ -44,8 +44,8 @@ PARTS: dict[str, tuple[set[str], int]] = {
         | {"training"},
         2210,
     ),
-    "commands": ({"analysis", "build", "config", "contract", "results", "rundir", "run", "studies", "sweep"}, 714),
-    "cli": ({"commands", "config", "recording", "run", "studies", "sweep"}, 218),
+    "commands": ({"analysis", "build", "config", "contract", "results", "rundir", "run", "studies", "sweep"}, 718),
+    "cli": ({"commands", "config", "recording", "run", "studies", "sweep"}, 214),
     "__main__": ({"cli"}, 3),
     "__init__": ({"results"}, 28),
 }  # fmt: skip

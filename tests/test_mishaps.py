@@ -114,11 +114,11 @@ def last_step(directory: Path) -> int:
 def test_too_little_memory_ends_the_run_and_loses_nothing(
     server: Server, undisturbed: dict[str, Record], tmp_path: Path
 ) -> None:
-    child = start(server, "transformer", tmp_path, Trap("evaluation > begin", 4, memory=1 << 20))
+    child = start(server, "transformer", tmp_path, Trap("evaluation > begin", 1, memory=1 << 20))
     assert_sentence(child, 1, "out of memory", "data.eval_batch_size")
     status = read_json(run_directory(tmp_path) / "status.json")
-    assert (status["status"], status["step"]) == ("out_of_memory", 40)
-    assert last_step(run_directory(tmp_path)) == 32
+    assert (status["status"], status["step"]) == ("out_of_memory", 10)
+    assert last_step(run_directory(tmp_path)) == 8
     finish(server, "transformer", tmp_path, undisturbed)
 
 

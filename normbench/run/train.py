@@ -27,7 +27,6 @@ from normbench.training.guard import Diverged
 from normbench.training.loop import Loop
 from normbench.training.optimizer import make_optimizer
 from normbench.training.parallel import Group, from_environment
-from normbench.training.stack import Stack
 
 
 def start(config: Config, dry: bool = False, trust: bool = False) -> int:
@@ -147,6 +146,8 @@ def by_step(sessions: Sequence[Session]) -> list[list[Session]]:
 def make_stack(sessions: Sequence[Session], stop: Sequence[int]) -> int:
     """Train sessions that stand at the same step as one model; return the exit status."""
     of = {id(session.loop): session for session in sessions}
+    from normbench.training.stack import Stack  # torch.func takes a while to import
+
     with ExitStack() as stack:
         for session in sessions:
             stack.enter_context(session.noted(stop))

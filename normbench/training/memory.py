@@ -21,10 +21,9 @@ from normbench.types import Model
 LARGE = 5e8  # bytes that are worth a line
 CASTS = ("ToCopyBackward0", "TBackward0")  # by which autocast makes of a weight what a matrix product keeps
 
-# What glibc's mallopt takes: how much freed memory stays, from which size on a request has pages of its own, and by how
-# much the heap grows at a time.
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_TOP_PAD = -1, -3, -2
-KEPT, GROWTH = 2**30, 2**26  # bytes
+# What glibc's mallopt takes: how much freed memory stays, and from which size on a request has pages of its own.
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+KEPT = 2**30  # bytes
 
 
 @dataclass
@@ -158,5 +157,5 @@ def keep_freed_memory() -> None:
     """
     with suppress(OSError, AttributeError):
         libc = ctypes.CDLL(None)
-        for parameter, value in ((M_TRIM_THRESHOLD, KEPT), (M_MMAP_THRESHOLD, KEPT), (M_TOP_PAD, GROWTH)):
-            libc.mallopt(parameter, value)
+        for parameter in (M_TRIM_THRESHOLD, M_MMAP_THRESHOLD):
+            libc.mallopt(parameter, KEPT)
