@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal
+from functools import cache
+from types import MappingProxyType
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
 from jaxtyping import Num
@@ -13,6 +16,7 @@ from torch import Tensor, distributed, nn
 from torch.nn import functional as F
 
 from normbench.errors import UsageError
+from normbench.norms.kernels import check_compiler, check_liger
 from normbench.settings import Setting
 from normbench.types import Norm, NormFacts, Site
 
@@ -24,8 +28,25 @@ Tracks = Annotated[bool, Setting("evaluate with running statistics of the traini
 Masked = Annotated[bool, Setting("statistics of real positions alone; false: of padding too")]
 Freeze = Annotated[int | None, Setting("batches until running statistics serve in training too", low=1, high=10**9)]
 Recalibrate = Annotated[int, Setting("training batches to average over for an evaluation", low=0, high=10**6)]
-Impl = Annotated[Literal["auto", "torch", "eager"], Setting("what runs: the faster, torch's operator, or the formula")]
-NO_OPERATOR = "norm.impl=torch: torch has no operator for this norm with these settings, set norm.impl to auto or eager"
+Impl = Annotated[
+    Literal["auto", "torch", "eager", "native", "compile", "liger"],
+    Setting(
+        "what runs: the fastest, torch's operator, the formula, our backward on torch's kernels, compiled, Liger's"
+    ),
+]
+LACKING = {
+    "torch": "torch has no operator",
+    "native": "normbench has no backward of its own",
+    "compile": "there is nothing to compile",
+    "liger": "Liger has no kernel",
+}
+VERSIONS = 100  # of the compiled function: for each norm, its settings, training or not, dtype and shape
+
+
+def refuse(impl: str) -> None:
+    """Refuse an implementation that a norm does not have."""
+    cure = "set norm.impl to auto or eager"
+    raise UsageError(f"norm.impl={impl}: {LACKING[impl]} for this norm with these settings, {cure}")
 
 
 def scale_and_shift(x: Tensor, weight: Tensor | None, bias: Tensor | None, channel_dim: int) -> Tensor:
@@ -92,11 +113,13 @@ class AffineNorm(Norm, ABC):
     `forward` hands `normalize` everything in float32, or in the input's precision if that is higher, and casts last.
     The keywords are what every norm takes beside its own settings, which hands them on as `place`.
     operator: of torch.nn.functional, which computes the same faster; None where there is none, also with some settings.
-    fused: whether it is used. masked: whether padding counts in no statistic. Then whatever stands there, NaN too,
-    is taken for 0, has no gradient, and is 0 in the output.
+    fused: whether it is used. kernels: functions that compute the same, `native` and `liger`, with these settings.
+    masked: whether padding counts in no statistic. Then whatever stands there, NaN too, is taken for 0, has no
+    gradient, and is 0 in the output.
     """
 
     operator: str | None = None
+    kernels: Mapping[str, Callable[..., Tensor]] = MappingProxyType({})
     masked: bool = False
 
     def __init__(
@@ -111,20 +134,49 @@ class AffineNorm(Norm, ABC):
         impl: Impl = "auto",
     ) -> None:
         super().__init__()
-        if impl == "torch" and self.operator is None:
-            raise UsageError(NO_OPERATOR)
+        if (impl == "torch" and self.operator is None) or (impl in ("native", "liger") and impl not in self.kernels):
+            refuse(impl)
+        if impl in (checks := {"compile": check_compiler, "liger": check_liger}):
+            checks[impl]()
         self.num_features, self.channel_dim = num_features, channel_dim
         self.where = f" at {site.name}" if site else ""
         self.eps: Any = eps  # a number wherever the formula has one
-        self.fused = self.operator is not None and impl != "eager"
-        self.implementation = f"torch.nn.functional.{self.operator}" if self.fused else "eager"
+        self.impl = impl
+        self.place(torch.empty(0).device)
         self.weight = nn.Parameter(torch.ones(num_features)) if affine else None
         self.bias = nn.Parameter(torch.zeros(num_features)) if affine and bias else None
 
     def settings(self) -> dict[str, Any]:
         return {"affine": self.weight is not None, "bias": self.bias is not None} | super().settings()
 
+    def place(self, device: torch.device) -> None:
+        """Choose what runs on a device."""
+        word: str = self.impl
+        if word == "auto":  # on a GPU torch's operators are fused both ways
+            native = "native" in self.kernels and device.type == "cpu"
+            word = "native" if native else "torch" if self.operator else "eager"
+        self.fused, self.compiled, self.chosen = word == "torch", word == "compile", self.kernels.get(word)
+        names = {"torch": f"torch.nn.functional.{self.operator}", "compile": "torch.compile", "liger": "liger_kernel"}
+        self.implementation = names.get(word, word)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move to another device, by torch's own way there, and choose again."""
+        moved = super()._apply(fn, recurse)
+        self.place(fn(torch.empty(0)).device)
+        return moved
+
+    @property
+    def kernel(self) -> Callable[..., Tensor] | None:
+        """Return the chosen function that computes the formula; None for itself, as within a compiled model."""
+        return None if torch.compiler.is_compiling() else self.chosen
+
     def forward(self, x: Num[Tensor, "..."], mask: Tensor | None = None) -> Num[Tensor, "..."]:
+        if self.compiled and not torch.compiler.is_compiling():
+            return compiled()(self, x, mask)
+        return self.computed(x, mask)
+
+    def computed(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """Return the output, in the input's precision."""
         dtype = torch.promote_types(x.dtype, torch.float32)
         weight = None if self.weight is None else self.weight.to(dtype)
         bias = None if self.bias is None else self.bias.to(dtype)
@@ -152,6 +204,13 @@ class AffineNorm(Norm, ABC):
 
         real: the shape of x with one feature, 1 where positions count, 0 where x is padding, and 0; None: all count.
         """
+
+
+@cache
+def compiled() -> Callable[..., Tensor]:
+    """Return `AffineNorm.computed` compiled: once for all norms with the same settings, and for each kind of input."""
+    torch._dynamo.config.recompile_limit = max(VERSIONS, torch._dynamo.config.recompile_limit)
+    return torch.compile(AffineNorm.computed, fullgraph=True)
 
 
 class RunningNorm(AffineNorm):

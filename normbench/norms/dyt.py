@@ -9,7 +9,8 @@ import torch
 from jaxtyping import Float, Num
 from torch import Tensor, nn
 
-from normbench.norms.common import Affine, AffineNorm, Bias, scale_and_shift
+from normbench.norms.common import Affine, AffineNorm, Bias
+from normbench.norms.kernels import dyt_formula, liger_dyt, native_dyt
 from normbench.settings import Setting
 from normbench.types import NormFacts, Site
 
@@ -45,12 +46,15 @@ class DyT(AffineNorm):
         bias: Bias = True,
         **place: Any,
     ) -> None:
+        self.kernels = {"native": native_dyt, "liger": liger_dyt} if affine else {}
         super().__init__(num_features, None, affine, bias, **place)
         self.alpha0 = published_alpha0(num_features, site) if alpha0 == "auto" else alpha0
         self.alpha = nn.Parameter(torch.full((1,), self.alpha0))
 
     def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, real: Tensor | None) -> Tensor:
-        return scale_and_shift(torch.tanh(self.alpha.to(x.dtype) * x), weight, bias, self.channel_dim)
+        x = x.movedim(self.channel_dim, -1)
+        y = (self.kernel or dyt_formula)(x, self.alpha.to(x.dtype), weight, bias)
+        return y.movedim(-1, self.channel_dim)
 
     @torch.no_grad()
     def saturation(self, x: Num[Tensor, "..."]) -> Float[Tensor, ""]:

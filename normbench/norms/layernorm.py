@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from normbench.norms.common import Affine, AffineNorm, Bias, Eps, scale_and_shift, standardize
+from normbench.norms.kernels import liger_layer_norm
 from normbench.types import NormFacts
 
 
@@ -29,11 +30,14 @@ class LayerNorm(AffineNorm):
     def __init__(
         self, num_features: int, *, eps: Eps = 1e-5, affine: Affine = True, bias: Bias = True, **place: Any
     ) -> None:
+        self.kernels = {"liger": liger_layer_norm} if affine and bias else {}
         super().__init__(num_features, eps, affine, bias, **place)
 
     def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, real: Tensor | None) -> Tensor:
         if self.fused:  # torch wants the features last, which costs no copy if x is channels_last in memory
             y = F.layer_norm(x.movedim(self.channel_dim, -1), (self.num_features,), weight, bias, self.eps)
             return y.movedim(-1, self.channel_dim)
+        if self.kernel:
+            return self.kernel(x.movedim(self.channel_dim, -1), weight, bias, self.eps).movedim(-1, self.channel_dim)
         y = standardize(x, (self.channel_dim,), self.eps)
         return scale_and_shift(y, weight, bias, self.channel_dim)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from jaxtyping import Num
 from torch import Tensor
 
-from normbench.errors import UsageError
-from normbench.norms.common import NO_OPERATOR, Impl
+from normbench.norms.common import Impl, refuse
 from normbench.types import Norm, NormFacts, Site
 
 
@@ -27,8 +26,8 @@ class NoNorm(Norm):
         self, num_features: int, *, channel_dim: int = -1, site: Site | None = None, impl: Impl = "auto"
     ) -> None:
         super().__init__()
-        if impl == "torch":
-            raise UsageError(NO_OPERATOR)
+        if impl not in ("auto", "eager"):
+            refuse(impl)
         self.channel_dim = channel_dim
 
     def forward(self, x: Num[Tensor, "..."]) -> Num[Tensor, "..."]:

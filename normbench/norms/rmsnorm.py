@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from normbench.norms.common import Affine, AffineNorm, Eps, scale_and_shift
+from normbench.norms.kernels import liger_rms_norm, native_rms_norm, rms_formula
 from normbench.settings import Setting
 from normbench.types import NormFacts
 
@@ -30,16 +32,18 @@ class RMSNorm(AffineNorm):
     facts = NormFacts(statistics_over="features of one position", centers=False)
     used_in = "T5, LLaMA, Mistral, Gemma, Qwen 2, OLMo 2"
     operator: str | None = "rms_norm"
+    kernels = MappingProxyType({"native": native_rms_norm, "liger": liger_rms_norm})
 
     def __init__(self, num_features: int, *, eps: Eps = 1e-5, affine: Affine = True, **place: Any) -> None:
         super().__init__(num_features, eps, affine, bias=False, **place)
 
     def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, real: Tensor | None) -> Tensor:
-        if self.fused:  # torch wants the features last, which costs no copy if x is channels_last in memory
-            y = F.rms_norm(x.movedim(self.channel_dim, -1), (self.num_features,), weight, self.eps)
-            return y.movedim(-1, self.channel_dim)
-        mean_square = x.square().mean(self.channel_dim, keepdim=True)
-        return scale_and_shift(x * torch.rsqrt(mean_square + self.eps), weight, bias, self.channel_dim)
+        x = x.movedim(self.channel_dim, -1)  # which costs no copy if x is channels_last in memory
+        if self.fused:
+            y = F.rms_norm(x, (self.num_features,), weight, self.eps)
+        else:
+            y = (self.kernel or rms_formula)(x, weight, self.eps)
+        return y.movedim(-1, self.channel_dim)
 
 
 class PartialRMSNorm(RMSNorm):
@@ -57,6 +61,7 @@ class PartialRMSNorm(RMSNorm):
     facts = NormFacts(statistics_over="the first features of one position", centers=False)
     used_in = "no widely used network"
     operator = None
+    kernels = MappingProxyType({})
     recorded = ("fraction", "k")
 
     def __init__(

@@ -1,0 +1,235 @@
+"""What computes some norms faster than their formula: autograd functions on torch's own kernels, and Liger's kernels.
+
+All take x with its features along the last axis, and all arguments in one dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache, partial
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from normbench.errors import UsageError
+
+BLOCK = 2**18  # values that are worked on at once: a MiB in float32, which stays in a core's own cache
+
+layer_norm_backward = torch.ops.aten.native_layer_norm_backward
+
+
+def in_blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Yield contiguous tensors with the same positions in blocks, `(rows, features)`, small enough for a cache."""
+    if tensors[0].numel() <= BLOCK:
+        return iter([tensors])
+    rows = max(BLOCK // tensors[0].shape[-1], 1)
+    return zip(*(tensor.view(-1, tensor.shape[-1]).split(rows) for tensor in tensors), strict=True)
+
+
+def gradients(formula: Callable[..., Tensor], dy: Tensor, *inputs: Tensor | None) -> tuple[Any, ...]:
+    """Return the gradients of a formula's inputs, which can be differentiated in turn; None for an input of None."""
+
+    def of_tensors(*tensors: Tensor) -> Tensor:
+        given = iter(tensors)
+        return formula(*(None if each is None else next(given) for each in inputs))
+
+    found = iter(torch.func.vjp(of_tensors, *(each for each in inputs if each is not None))[1](dy))
+    return tuple(None if each is None else next(found) for each in inputs)
+
+
+# ---- RMSNorm
+
+
+def rms_formula(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    """Return γ·x/√(ms(x)+ε)."""
+    y = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+    return y if weight is None else y * weight
+
+
+class RMSNormFunction(torch.autograd.Function):
+    """Computes y = γ·x·r, with r = 1/√(ms(x)+ε), and its gradients by LayerNorm's kernel.
+
+    With g = γ·∂y, and means over the n features of a position, RMSNorm has ∂x = r·(g − x·r²·mean(g·x)), and LayerNorm,
+    whose kernel is handed μ and r = 1/σ, ∂x = r·(g − mean(g) − (x−μ)·r²·mean(g·(x−μ))). So with μ = 0 the kernel gives
+    RMSNorm's but for r·mean(g) = r·(∂y·γ)/n, which is added back; and ∂γ = Σ ∂y·x·r as it should be.
+    """
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        scale = norm.mul_(x.shape[-1] ** -0.5).square_().add_(eps).rsqrt_()
+        y = torch.empty_like(x)
+        for rows, scales, out in in_blocks(x, scale, y):
+            torch.mul(rows, scales, out=out)
+            if weight is not None:
+                out.mul_(weight)
+        return y, scale
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        x, weight, ctx.eps = inputs
+        ctx.mark_non_differentiable(output[1])
+        ctx.set_materialize_grads(False)  # which would be zeros as large as it
+        ctx.save_for_backward(x, weight, output[1])
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor, _: Any) -> tuple[Any, ...]:
+        x, weight, scale = ctx.saved_tensors
+        if torch.is_grad_enabled():  # a derivative of this is wanted, too
+            return *gradients(partial(rms_formula, eps=ctx.eps), dy, x, weight), None
+        dy, wanted = dy.contiguous(), [*ctx.needs_input_grad[:2], False]
+        dx, dweight, _ = layer_norm_backward(dy, x, x.shape[-1:], torch.zeros_like(scale), scale, weight, None, wanted)
+        if dx is not None:
+            rows = dy.view(-1, x.shape[-1])
+            sums = rows.sum(-1) if weight is None else rows.mv(weight)  # autocast leaves mv alone
+            dx.view_as(rows).add_(sums.mul_(scale.view(-1)).div_(x.shape[-1]).unsqueeze(-1))
+        return dx, dweight, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], x: Tensor, weight: Tensor | None, eps: float) -> Any:
+        x = x.expand(info.batch_size, *x.shape) if in_dims[0] is None else x.movedim(in_dims[0], 0)
+        own = weight is not None and in_dims[1] is not None  # a γ for each of the batch
+        y, scale = RMSNormFunction.apply(x.contiguous(), None if own else weight, eps)
+        if weight is not None and in_dims[1] is not None:
+            y = y * weight.movedim(in_dims[1], 0).view(-1, *[1] * (x.ndim - 2), x.shape[-1])
+        return (y, scale), (0, 0)
+
+
+def native_rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    """Return `rms_formula`, faster on a CPU."""
+    y: Tensor = RMSNormFunction.apply(x.contiguous(), weight, eps)[0]
+    return y
+
+
+# ---- DyT
+
+
+def dyt_formula(x: Tensor, alpha: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    """Return γ·tanh(αx)+β."""
+    y = torch.tanh(alpha * x)
+    y = y if weight is None else y * weight
+    return y if bias is None else y + bias
+
+
+class DyTFunction(torch.autograd.Function):
+    """Computes y = γ·t+β, with t = tanh(αx), which is kept: ∂x = α·d with d = γ·∂y·(1−t²), ∂α = Σ d·x.
+
+    ∂γ = Σ ∂y·t and ∂β = Σ ∂y over positions are LayerNorm's, with μ = 0 and σ = 1.
+    """
+
+    @staticmethod
+    def forward(x: Tensor, alpha: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+        y, tanh = torch.empty_like(x), torch.empty_like(x)
+        for rows, squashed, out in in_blocks(x, tanh, y):
+            torch.mul(rows, alpha, out=squashed).tanh_()
+            if bias is None:
+                torch.mul(squashed, weight, out=out)
+            else:
+                torch.addcmul(bias, squashed, weight, out=out)
+        return y, tanh
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.mark_non_differentiable(output[1])
+        ctx.set_materialize_grads(False)  # which would be zeros as large as it
+        ctx.save_for_backward(*inputs, output[1])
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor, _: Any) -> tuple[Any, ...]:
+        x, alpha, weight, bias, tanh = ctx.saved_tensors
+        if torch.is_grad_enabled():  # a derivative of this is wanted, too
+            return gradients(dyt_formula, dy, x, alpha, weight, bias)
+        dy, dx, sums = dy.contiguous(), torch.empty_like(x), list[Tensor]()
+        for rows, squashed, above, out in in_blocks(x, tanh, dy, dx):
+            torch.mul(above, weight, out=out)
+            torch.ops.aten.tanh_backward.grad_input(out, squashed, grad_input=out)
+            sums.append(torch.dot(out.view(-1), rows.view(-1)))  # autocast leaves dot alone
+            out.mul_(alpha)
+        zeros = dy.new_zeros(*dy.shape[:-1], 1)
+        wanted = [False, ctx.needs_input_grad[2], bias is not None and ctx.needs_input_grad[3]]
+        of_affine = layer_norm_backward(dy, tanh, dy.shape[-1:], zeros, zeros + 1, weight, bias, wanted)
+        return dx, torch.stack(sums).sum().view_as(alpha), *of_affine[1:]
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Tensor | None) -> Any:
+        def formula(x: Tensor, alpha: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+            tanh = torch.tanh(alpha * x)
+            return (tanh * weight if bias is None else torch.addcmul(bias, tanh, weight)), tanh
+
+        return torch.func.vmap(formula, in_dims)(*inputs), (0, 0)
+
+
+def native_dyt(x: Tensor, alpha: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return `dyt_formula`, faster on a CPU."""
+    y: Tensor = DyTFunction.apply(x.contiguous(), alpha, weight, bias)[0]
+    return y
+
+
+# ---- Liger's kernels
+
+
+class DifferentiableOnce(torch.autograd.Function):
+    """Leaves its input alone, and refuses a second derivative, which kernels that autograd cannot look into lack."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor) -> Tensor:
+        return y.view_as(y)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Tensor:
+        if torch.is_grad_enabled():
+            raise UsageError("norm.impl=liger has no second derivative, which is asked for: set norm.impl=eager")
+        return dy
+
+
+def by_liger(module: str, x: Tensor, *more: Any) -> Tensor:
+    """Return what a kernel of Liger's computes: the autograd function in one of its modules."""
+    if not x.is_cuda or x.dtype != torch.float32:
+        found = f"{str(x.dtype).removeprefix('torch.')} on {x.device.type}"
+        raise UsageError(f"norm.impl=liger computes in float32 on CUDA, not in {found}: set norm.impl=auto")
+    words = {"rms_norm": "RMSNorm", "layer_norm": "LayerNorm", "dyt": "DyT"}
+    function = getattr(import_module(f"liger_kernel.ops.{module}"), f"Liger{words[module]}Function")
+    y: Tensor = DifferentiableOnce.apply(function.apply(x, *more))
+    return y
+
+
+def liger_rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    """Return `rms_formula`, by Liger: all in float32, as Gemma has it; no gradient is overwritten by another."""
+    return by_liger("rms_norm", x, weight, eps, 0.0, "gemma", False)
+
+
+def liger_layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """Return γ(x−μ)/√(σ²+ε)+β, by Liger."""
+    return by_liger("layer_norm", x, weight, bias, eps)
+
+
+def liger_dyt(x: Tensor, alpha: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return `dyt_formula`, by Liger."""
+    return by_liger("dyt", x, alpha, weight, bias)
+
+
+# ---- what has to be there
+
+
+@cache
+def check_liger() -> None:
+    """Refuse Liger's kernels where they cannot run."""
+    if find_spec("liger_kernel") is None:
+        raise UsageError("norm.impl=liger needs the package liger-kernel: pip install 'normbench[liger]'")
+    if not torch.cuda.is_available():
+        raise UsageError("norm.impl=liger needs CUDA, and torch finds none here: set norm.impl=auto")
+
+
+@cache
+def check_compiler() -> None:
+    """Refuse to compile where torch finds nothing that does."""
+    from torch._inductor.cpp_builder import get_cpp_compiler  # slow to import
+
+    try:
+        get_cpp_compiler()
+    except Exception as error:
+        cure = "install one, such as g++, or set norm.impl=auto"
+        raise UsageError(f"norm.impl=compile needs a C++ compiler, and torch finds none: {cure}") from error
