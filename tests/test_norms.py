@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from killing import Server
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
-from normbench.norms import BatchNorm, InstanceNorm
+from normbench.norms import BatchNorm, InstanceNorm, kernels
 from normbench.types import Norm, Site
 
 pytest_plugins = ["run_fixtures"]
@@ -23,6 +23,7 @@ pytest_plugins = ["run_fixtures"]
 CONF = Path(__file__).resolve().parents[1] / "conf" / "norm"
 NAMES = sorted(path.stem for path in CONF.glob("*.yaml"))
 OPERATORS = {"batchnorm", "groupnorm", "instancenorm", "layernorm", "rmsnorm"}  # torch has one
+NATIVE = {"rmsnorm", "dyt"}  # we have a backward of our own
 
 FEATURES = 12
 EPS = 0.1  # large, so that its place shows
@@ -40,6 +41,16 @@ def options(name: str) -> dict[str, Any]:
     return {str(key): value for key, value in OmegaConf.load(CONF / f"{name}.yaml").items()}
 
 
+@pytest.fixture(autouse=True)
+def native_functions_of_few_values() -> Iterator[None]:
+    """Let them run in the small cases here, and in several blocks."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("RMS_FEW", "DYT_FEW"):
+            patch.setattr(kernels, name, 0)
+        patch.setattr(kernels, "BLOCK", 7 * FEATURES)
+        yield
+
+
 def make(name: str, width: int = FEATURES, channel_dim: int = -1, site: Site | None = None, **changes: Any) -> Any:
     """The norm of conf/norm/<name>.yaml, as a run makes it."""
     return instantiate(options(name) | changes)(width, channel_dim=channel_dim, site=site)
@@ -51,7 +62,7 @@ def layouts(name: str) -> list[str]:
 
 
 def implementations(name: str) -> list[str]:
-    return ["torch", "eager"] if name in OPERATORS else ["eager"]
+    return ["torch"] * (name in OPERATORS) + ["native"] * (name in NATIVE) + ["eager"]
 
 
 def cases(names: list[str]) -> list[tuple[str, str, str]]:
@@ -171,6 +182,7 @@ def test_output_and_gradients_are_those_of_the_formula(name: str, layout: str, i
 
 
 def check_bfloat16() -> None:
+    kernels.RMS_FEW = kernels.DYT_FEW = 0
     for case in BFLOAT16:
         check_half_precision(*case, torch.bfloat16)
 

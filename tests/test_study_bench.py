@@ -19,6 +19,7 @@ from normbench.build import factory
 from normbench.cli import main
 from normbench.config.compose import read
 from normbench.errors import UsageError
+from normbench.norms import RMSNorm
 from normbench.studies import bench
 from normbench.studies.bench import (
     BOTH,
@@ -50,6 +51,7 @@ def test_operators_are_read_off_the_graph() -> None:
     assert operators(F.layer_norm(x.movedim(-1, 0).movedim(0, -1), (8,))) == "NativeLayerNorm"
     assert operators(torch.tanh(2 * x).add(1)) == "3 operators"
     assert operators(nn.LayerNorm(8)(x.bfloat16().float()).bfloat16()) == "NativeLayerNorm, 3 casts"
+    assert operators(RMSNorm(512)(torch.randn(100, 512, requires_grad=True))) == "RMSNormFunction"
     assert "operators" in operators(F.rms_norm(x, (8,))), "torch has fused it: say so in the page of this study"
 
 
@@ -100,14 +102,14 @@ def test_a_cold_call_is_timed_alone_right_after_the_flush() -> None:
 
 
 def test_implementations_are_those_that_are_there() -> None:
-    words = ("torch", "eager", "compiled")
+    words = ("torch", "native", "eager", "compile")
     found = {name: [(one.implementation, one.code) for one in candidates(subject(f"norm={name}"), 32, words)]
              for name in ("layernorm", "dyt")}  # fmt: skip
-    compiled = ("compiled", "torch.compile of eager")
+    compiled = ("compile", "torch.compile")
     assert found["layernorm"] == [("torch", "torch.nn.functional.layer_norm"), ("eager", "eager"), compiled]
-    assert found["dyt"] == [("eager", "eager"), compiled]
-    (own,) = candidates(subject("norm._target_=torch.nn.RMSNorm", "~norm.impl"), 32, ["eager"])
-    assert own.code.endswith("RMSNorm")
+    assert found["dyt"] == [("native", "native"), ("eager", "eager"), compiled]
+    own, other = candidates(subject("norm._target_=torch.nn.RMSNorm", "~norm.impl"), 32, words)
+    assert own.code.endswith("RMSNorm") and other.code == f"torch.compile of {own.code}"
 
 
 @pytest.mark.parametrize(
@@ -162,7 +164,7 @@ def test_every_candidate_is_measured_in_every_round(made: pd.DataFrame) -> None:
     assert alone["over_floor"].to_numpy() == pytest.approx((alone["time_us"] / alone["copy_us"] / copies).to_numpy())
     steps = made[made["passes"] == bench.STEP]
     assert len(steps) == 2 * 2 and (steps["without_us"] > 0).all()
-    assert set(steps["code"]) == {f"3 × torch.nn.functional.{name}_norm" for name in ("layer", "rms")}
+    assert set(steps["code"]) == {"3 × torch.nn.functional.layer_norm", "3 × native"}
 
 
 def test_findings_follow_from_the_rows(made: pd.DataFrame) -> None:
@@ -185,8 +187,8 @@ def test_a_compiled_norm_is_one_function_and_agrees_with_its_formula() -> None:
     one = subject("norm=dyt")
     with torch.random.fork_rng():
         rows = [*Bench(rows=[8], features=[16], dtypes=["float32"], rounds=1, steps=0).measure(one)]
-    assert {row["operators"] for row in rows if row["implementation"] == "compiled"} == {"CompiledFunction"}
-    eager, compiled = candidates(one, 16, ["eager", "compiled"])
+    assert {row["operators"] for row in rows if row["implementation"] == "compile"} == {"CompiledFunction"}
+    eager, compiled = candidates(one, 16, ["eager", "compile"])
     x = torch.randn(1, 8, 16)
     torch.testing.assert_close(compiled.norm(x), eager.norm(x))
 
@@ -196,7 +198,7 @@ def test_a_compiled_norm_is_one_function_and_agrees_with_its_formula() -> None:
 @pytest.mark.parametrize("name", ["layernorm", "rmsnorm"])
 def test_times_agree_with_a_script_written_by_hand(name: str, rows: int) -> None:
     """Within a tenth, by the median of 81 ratios of neighbours: the machine has other work too."""
-    one, features = subject(f"norm={name}"), 512
+    one, features = subject(f"norm={name}", "norm.impl=torch"), 512
     norm, x, dy = factory(one.tree, "norm")(features), *torch.randn(2, 1, rows, features)
     names = {"norm": norm, "x": x.requires_grad_(), "wanted": [x, *norm.parameters()], "dy": dy}
     by_hand = benchmark.Timer("torch.autograd.grad(norm(x), wanted, dy)", globals=names)

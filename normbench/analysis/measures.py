@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from normbench.analysis.records import Arm, Curve, Run, Study
+from normbench.analysis.records import Arm, Curve, Run, Study, shortened
 from normbench.analysis.statistics import count_spikes
 from normbench.errors import UsageError
 from normbench.settings import either
@@ -130,6 +130,21 @@ def evaluations_in_words(runs: Iterable[Run]) -> str:
         if limit is not None and (total is None or limit * run.config.get("data.eval_batch_size", 0) < total):
             counts.add(f"{limit:,}")
     return f"{' or '.join(sorted(counts))} {'batch' if counts == {'1'} else 'batches'}" if counts else ""
+
+
+def implementation(run: Run) -> str:
+    """Return what ran its norms, such as `torch.nn.functional.layer_norm`; empty where that is not recorded."""
+    found = run.summary.get("ledger", {}).get("implementation") or ""
+    return found if isinstance(found, str) else " and ".join(found)
+
+
+def implementations_in_words(arms: Iterable[Arm]) -> str:
+    """Say what ran the norms whose times are told: `native (rmsnorm); torch.nn.functional.layer_norm (layernorm)`."""
+    found = defaultdict[str, dict[str, None]](dict)
+    for arm in arms:
+        for run in arm.runs:
+            found[implementation(run)][arm.name] = None
+    return "; ".join(f"{word} ({shortened([*names], 4)})" for word, names in sorted(found.items()) if word)
 
 
 # ---- time
@@ -274,6 +289,7 @@ def runs_frame(study: Study, by: Yardstick) -> pd.DataFrame:
             "target": target,
             "target_seconds": float(seconds_at(run, reached)) if reached else NAN,
             f"{by.timed}_at_equal_time": value_at(run, by.timed, by.seconds) if run.status == "finished" else NAN,
+            "implementation": implementation(run),
             "step_median_ms": run.step_ms,
             "processes": run.session.get("processes", 1),
             "step_p90_ms": times.get("p90_ms") or NAN,

@@ -13,7 +13,14 @@ import pandas as pd
 from normbench.analysis import statistics, wording
 from normbench.analysis.comparisons import Compared, Comparison, by_seed
 from normbench.analysis.designs import Contrast
-from normbench.analysis.measures import IN_BLOCKS, Yardstick, evaluations_in_words, gradient_noise, known
+from normbench.analysis.measures import (
+    IN_BLOCKS,
+    Yardstick,
+    evaluations_in_words,
+    gradient_noise,
+    implementations_in_words,
+    known,
+)
 from normbench.analysis.records import ASIDE, Arm, Run, Study
 from normbench.analysis.sensitivity import AREA, Area, Tried, is_lost, tried_levels
 from normbench.analysis.wording import NONE, duration, fixed, in_words, plain, significant, span
@@ -107,7 +114,8 @@ def results_table(runs: pd.DataFrame, study: Study, by: Yardstick) -> Table:
         mean = finished[by.primary.tag].mean() if by.primary.tag in finished else math.nan
         badness.append(math.inf if math.isnan(mean) else mean if by.primary.lower_is_better else -mean)
     rows = [rows[place] for place in np.argsort(badness, kind="stable")]
-    return made("arms", "Results of each arm", rows, by=by, evaluated=evaluations_in_words(study.runs))
+    ran = implementations_in_words(study.arms)
+    return made("arms", "Results of each arm", rows, by=by, evaluated=evaluations_in_words(study.runs), ran=ran)
 
 
 def time_to_target(times: pd.Series) -> str:
@@ -128,6 +136,7 @@ def costs_table(runs: pd.DataFrame) -> Table:
     ).groupby("arm", sort=False)
     columns = {
         **({"processes": arms["processes"].max().map(str)} if runs["processes"].max() > 1 else {}),
+        "norms run as": arms["implementation"].agg(lambda own: " or ".join(filter(None, own.unique())) or NONE),
         "step time, ms": arms["step_median_ms"].median().map(significant),
         "90th percentile, ms": arms["step_p90_ms"].median().map(significant),
         "steps timed": arms["steps_timed"].sum().map("{:,.0f}".format),
@@ -190,7 +199,8 @@ def differences_table(comparisons: Sequence[Comparison], primary: bool = True) -
 def step_times_table(comparisons: Sequence[Comparison]) -> Table:
     """Say how long a step takes, as a multiple of the baseline's, where seeds were timed in both."""
     rows = [row for one in comparisons if (row := ratios_of(one, {"step times": lambda run: run.step_ms}))]
-    return made("step-times", "Ratios of step times", rows, heads=2)
+    ran = implementations_in_words(side for one in comparisons for side in (one.arm, one.baseline))
+    return made("step-times", "Ratios of step times", rows, heads=2, ran=ran)
 
 
 def noise_table(comparisons: Sequence[Comparison]) -> Table:

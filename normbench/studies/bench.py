@@ -35,7 +35,7 @@ from normbench.studies.steps import check_steps, steps
 from normbench.training.precision import DTYPES, make_precision
 
 FORMATS = ("float32", "bfloat16", "float16")
-IMPLEMENTATIONS = ("torch", "eager", "compiled")
+IMPLEMENTATIONS = ("torch", "native", "liger", "eager", "compile")
 FORWARD, BOTH, STEP = "forward", "forward and backward", "training step"
 
 # The least that must move through memory, in tensors as large as the input: x and y; then x, ∂y and ∂x as well.
@@ -78,15 +78,18 @@ def candidates(subject: Subject, features: int, implementations: Sequence[str]) 
         chosen = {**section, "impl": impl} if "impl" in section else section
         return build.factory({"norm": chosen}, "norm")(features, channel_dim=-1, site=None).to(subject.device)
 
-    eager = make("eager")
-    for word in implementations:
-        norm: Any = torch.compile(eager, dynamic=False, fullgraph=True) if word == "compiled" else eager
-        if word == "torch":
-            try:
-                norm = make("torch")
-            except UsageError:  # torch has no operator for it
-                continue
-        yield Candidate(word, f"torch.compile of {code_of(eager)}" if word == "compiled" else code_of(norm), norm)
+    ours = "impl" in subject.tree["norm"]
+    make("eager")  # which is always there, unless other settings are wrong
+    for word in implementations if ours else [word for word in implementations if word in ("eager", "compile")]:
+        try:
+            norm = make(word)
+        except UsageError:  # it has none of this kind, or not on this machine
+            continue
+        code = code_of(norm)
+        if word == "compile" and not ours:
+            norm.compile(fullgraph=True)
+            code = f"torch.compile of {code}"
+        yield Candidate(word, code, norm)
 
 
 def code_of(norm: nn.Module) -> str:
@@ -191,8 +194,9 @@ class Bench(Study):
     All are timed in turn, round by round, on the same numbers: forward, and forward and backward. Beside each stand
     torch.nn.LayerNorm in the same round, and the floor: the bytes that must move, at the speed at which torch copies a
     tensor of that size. For a cold cache the last level cache is filled with other data before each measurement.
-    Two norms compare like with like if each runs as one operator of torch's, or as one compiled function, or as
-    several operators, which is read off autograd's graph: one operator against several compares kernels, not norms.
+    Two norms compare like with like if each runs as one operator of torch's or one function with its own backward, or
+    as one compiled function, or as several operators, which is read off autograd's graph: one operator against several
+    compares kernels, not norms.
 
     The share of the norms in a training step is 1 − the time of a step without norms / that with them, step by step in
     turn. Times are medians over rounds, with a 95 % interval of order statistics.
@@ -242,9 +246,8 @@ class Bench(Study):
                 yield subjects[0], {"dtype": dtype, "code": str(error)}
                 continue
             for rows, features in self.sizes:
-                torch.compiler.reset()
-                with torch._dynamo.config.patch(recompile_limit=100):  # of all norms together, which share a method
-                    yield from self.timed(subjects, rows, features, dtype)
+                torch.compiler.reset()  # so that each size is compiled for itself
+                yield from self.timed(subjects, rows, features, dtype)
         if self.steps:
             yield from self.timed_steps(subjects)
 

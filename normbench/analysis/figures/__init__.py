@@ -9,7 +9,7 @@ from normbench.analysis.figures.finals import forest, interactions, learning_rat
 from normbench.analysis.figures.lines import QUANTITIES, draw_lines
 from normbench.analysis.figures.maps import maps
 from normbench.analysis.figures.style import COLUMN, TOGETHER, UNDER_WAY, Figure, members, our_style
-from normbench.analysis.measures import Metric, metrics_of
+from normbench.analysis.measures import Metric, implementations_in_words, metrics_of
 from normbench.analysis.records import Study, shortened
 
 
@@ -23,6 +23,8 @@ def draw_all(study: Study, baseline: Baseline, metrics: Sequence[Metric] = (), w
     judged = f" The arms are judged by the final {primary.words}, not by this loss." if others else ""
     losses = [name for name in QUANTITIES if name.startswith("loss")]
     insides = [name for name in QUANTITIES if not name.startswith(("loss", "accuracy", "bleu"))]
+    words = implementations_in_words(arms)
+    ran = f" The norms ran as {words}." if words else ""
     with our_style(width):
         figures = [
             *interactions(arms, baseline, primary, note),
@@ -30,9 +32,9 @@ def draw_all(study: Study, baseline: Baseline, metrics: Sequence[Metric] = (), w
             *maps(study, primary),
             forest(compare_all(arms, baseline, primary), arms, note),
             *(draw_lines(name, arms, along) for name in ("bleu-val-epochs", "accuracy-val-steps") if others),
-            *(draw_lines(name, arms, along + judged) for name in losses),
+            *(draw_lines(name, arms, along + judged + ran * name.endswith("time")) for name in losses),
             learning_rates(study, primary),
-            step_time_against(arms, primary, note),
+            step_time_against(arms, primary, note + ran),
             *(draw_lines(name, arms, along) for name in insides),
         ]
     return [figure for figure in figures if figure]
