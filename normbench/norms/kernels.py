@@ -16,7 +16,7 @@ from torch import Tensor
 
 from normbench.errors import UsageError
 
-BLOCK = 2**17  # values that are worked on at once: half a MiB in float32, of which some fit into a core's own cache
+BLOCK = 2**17  # values that a thread works on at once: half a MiB in float32, of which some fit into a core's own cache
 
 # Of so few values the formula takes less time than the call of an autograd function written in Python.
 RMS_FEW, DYT_FEW = 2**15, 2**17
@@ -26,9 +26,10 @@ layer_norm_backward = torch.ops.aten.native_layer_norm_backward
 
 def in_blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Yield contiguous tensors with the same positions in blocks, `(rows, features)`, small enough for a cache."""
-    if tensors[0].numel() <= BLOCK:
+    block = BLOCK * torch.get_num_threads()
+    if tensors[0].numel() <= block:
         return iter([tensors])
-    rows = max(BLOCK // tensors[0].shape[-1], 1)
+    rows = max(block // tensors[0].shape[-1], 1)
     return zip(*(tensor.view(-1, tensor.shape[-1]).split(rows) for tensor in tensors), strict=True)
 
 
@@ -163,7 +164,7 @@ class DyTFunction(torch.autograd.Function):
         return dx, torch.stack(sums).sum().view_as(alpha), *of_affine[1:]
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Tensor | None) -> Any:
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> Any:
         def formula(x: Tensor, alpha: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
             tanh = torch.tanh(alpha * x)
             return (tanh * weight if bias is None else torch.addcmul(bias, tanh, weight)), tanh
