@@ -27,7 +27,7 @@ PARTS: dict[str, tuple[set[str], int]] = {
     "config": (set(), 495),
     "recording": ({"rundir"}, 240),
     "loggers": ({"recording"}, 68),
-    "norms": (set(), 805),
+    "norms": (set(), 803),
     "placements": (set(), 74),
     "models": ({"translation"}, 825),
     "data": ({"translation"}, 1239),

@@ -13,6 +13,7 @@ from made_runs import make_report, make_run, make_study, plan, read_study
 from scipy import stats
 
 from normbench.analysis.comparisons import given_baseline
+from normbench.analysis.figures import draw_all
 from normbench.analysis.measures import rounded_up, seconds_at
 from normbench.analysis.records import Run
 from normbench.analysis.report import Report
@@ -103,6 +104,21 @@ def test_step_times_are_compared_by_their_ratio(tmp_path: Path) -> None:
     mean = stats.gmean(np.divide(times["rmsnorm"], times["layernorm"]))
     assert float(row["ratio of step times"]) == pytest.approx(mean, abs=0.0005)
     assert list(map(float, row["95 % interval"].split(" to "))) == pytest.approx([low, high], abs=0.002)
+
+
+def test_every_time_names_what_ran_the_norms(tmp_path: Path) -> None:
+    """The arms' costs in a column; times to a target, ratios and figures over time in the words below them."""
+    ran = {"layernorm": "torch.nn.functional.layer_norm", "rmsnorm": ["native", "eager"]}
+    for norm, seed in product(ran, range(3)):
+        make_run(tmp_path, norm=norm, seed=seed, step_ms=10.0 + seed + len(norm), ledger={"implementation": ran[norm]})
+    report = make_report([tmp_path])
+    column = {row["arm"]: row["norms run as"] for row in table(report, "costs")}
+    assert column == {"layernorm": "torch.nn.functional.layer_norm", "rmsnorm": "native and eager"}
+    said = "ran as native and eager (rmsnorm); torch.nn.functional.layer_norm (layernorm)."
+    notes = {one.key: " ".join(" ".join(one.notes).split()) for one in report.tables}
+    assert said in notes["arms"] and said in notes["step-times"] and said not in notes["differences"]
+    drawn = {one.name: said in one.caption for one in draw_all(report.study, dict(report.baseline.settings))}
+    assert {name for name, named in drawn.items() if named} == {name for name in drawn if "time" in name} != set()
 
 
 # ---- baselines

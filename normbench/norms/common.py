@@ -30,9 +30,7 @@ Freeze = Annotated[int | None, Setting("batches until running statistics serve i
 Recalibrate = Annotated[int, Setting("training batches to average over for an evaluation", low=0, high=10**6)]
 Impl = Annotated[
     Literal["auto", "torch", "eager", "native", "compile", "liger"],
-    Setting(
-        "what runs: the fastest, torch's operator, the formula, our backward on torch's kernels, compiled, Liger's"
-    ),
+    Setting("what runs: the fastest, torch's operator, formula, own backward, compiled, or Liger's kernel"),
 ]
 LACKING = {
     "torch": "torch has no operator",
