@@ -174,9 +174,9 @@ class DyTFunction(torch.autograd.Function):
 
 def native_dyt(x: Tensor, alpha: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return `dyt_formula`, faster on a CPU."""
-    if x.numel() <= DYT_FEW:
+    if x.numel() <= DYT_FEW or not x.is_contiguous():  # to copy it would take what is saved
         return dyt_formula(x, alpha, weight, bias)
-    y: Tensor = DyTFunction.apply(x.contiguous(), alpha, weight, bias)[0]
+    y: Tensor = DyTFunction.apply(x, alpha, weight, bias)[0]
     return y
 
 
