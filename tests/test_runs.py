@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from run_records import read_json
-from support import EXPERIMENTS
+from support import EXPERIMENTS, refused
 
 from normbench.cli import main
 from normbench.data import pydocs
@@ -153,6 +153,25 @@ def test_compiled_runs_have_the_same_probes_and_no_trace_of_them(tmp_path: Path)
     probed = [[line for line in metrics_of(run) if any("act/" in tag for tag in line)] for run in (eager, compiled)]
     first, again = probed[0][0], probed[1][0]  # the same weights, batch and masks at the first step
     assert first["step"] == again["step"] == 1 and first == pytest.approx(again, rel=1e-4, abs=1e-6)
+
+
+def test_replaying_a_step_whole_needs_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = refused(["train", "device=cpu", "trainer.compile=cudagraphs", f"outputs={tmp_path}"], capsys)
+    assert said == "trainer.compile=cudagraphs needs a CUDA GPU, and the run is on cpu: use true or false"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_steps_that_are_replayed_whole_are_the_compiled_steps_and_faster(
+    tmp_path: Path, tell: Callable[[str], None]
+) -> None:
+    words = ["device=cuda", "model.dropout=0.1", "trainer.steps=60", "trainer.log_every=1", "trainer.eval_every=60"]
+    runs = [in_a_process(tmp_path, *words, f"trainer.compile={how}") for how in ("true", "cudagraphs")]
+    plain, replayed = ([loss for _, loss in losses(run)] for run in runs)
+    assert replayed == pytest.approx(plain, rel=1e-4)
+    times = [summary_of(run)["step_time"]["median_ms"] for run in runs]
+    tell(f"a step replayed whole takes {times[1] / times[0]:.2f} of a compiled step's time")
+    assert times[1] < times[0]
 
 
 @pytest.mark.slow

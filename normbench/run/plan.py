@@ -84,8 +84,10 @@ def prepare(
     build.loggers(config.tree)
     facts = build.check_combination(config.tree, config.choices.groups)
     device = device or from_environment().place(build.resolve_device(config.closed.device))
-    data = data or build.make_data(config.tree, config.closed.seed)
     trainer = config.closed.trainer
+    if trainer.compile == "cudagraphs" and device.type != "cuda":
+        raise UsageError(f"trainer.compile=cudagraphs needs a CUDA GPU, and the run is on {device}: use true or false")
+    data = data or build.make_data(config.tree, config.closed.seed)
     if not (trainer.steps or data.steps_per_epoch):
         raise UsageError("a stream has no length that trainer.epochs could be of: set trainer.steps=1000 or the like")
     steps = trainer.steps or max(1, math.ceil((trainer.epochs or 0) * data.steps_per_epoch / trainer.accumulate))

@@ -82,7 +82,7 @@ class Loop:
         self.loss_sum, self.grad_norm = (torch.zeros((), device=self.device) for _ in range(2))
         self.average = None if self.trainer.ema is None else WeightAverage(self.model, self.trainer.ema)
         # compiled with eager mode's random numbers: its own would give other dropout masks
-        options: Any = {"fallback_random": True}
+        options: Any = {"fallback_random": True, "triton.cudagraphs": self.trainer.compile == "cudagraphs"}
         self.shared = self.group.wrap(self.model)
         self.compiled = torch.compile(self.shared, options=options) if self.trainer.compile else None
 
