@@ -77,7 +77,7 @@ class MultiHead(Branch):
         """
         batch, time, features = x.shape
         split = x.view(batch, time, parts, self.heads, features // parts // self.heads).unbind(2)
-        return [part.transpose(1, 2) for part in split]
+        return [split[part].transpose(1, 2) for part in range(parts)]  # which torch.fx can follow
 
     def attended(self, q: Heads, k: Heads, v: Heads, mask: Mask | None) -> Stream:
         """Return what the queries find; `mask` is False at keys that nobody may look at."""
