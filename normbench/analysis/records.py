@@ -279,11 +279,16 @@ def read_recorded(path: Path) -> tuple[dict[str, Curve], bool, str]:
     except OSError as error:
         return {}, False, f"metrics.jsonl cannot be read ({error.strerror})"
     good = list(takewhile(lambda line: line[1] != UNREADABLE, lines))
-    points = defaultdict(list)
-    for _, step, numbers in good:
-        for tag, value in numbers.items():
-            points[tag].append((step, value))
-    curves = {tag: Curve(*map(np.array, zip(*own, strict=True))) for tag, own in points.items()}
+    alike, points = defaultdict(list), defaultdict(list)  # lines that have the same tags, as rows of one table
+    for place, (_, step, numbers) in enumerate(good):
+        alike[tuple(numbers)].append((place, step, *numbers.values()))
+    for tags, rows in alike.items():
+        table = np.array(rows, float)
+        for column, tag in enumerate(tags, 2):
+            points[tag].append(table[:, [0, 1, column]])
+    joined = {tag: np.concatenate(own) for tag, own in points.items()}
+    ordered = {tag: table[table[:, 0].argsort(), 1:].T for tag, table in joined.items()}
+    curves = {tag: Curve(steps.astype(int), values.copy()) for tag, (steps, values) in ordered.items()}
     torn = len(good) == len(lines) - 1
     whole = torn or len(good) == len(lines)
     return curves, torn, "" if whole else f"metrics.jsonl is damaged at line {len(good) + 1} of {len(lines)}"
