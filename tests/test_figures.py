@@ -14,7 +14,6 @@ from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
-import pandas as pd
 import pytest
 from made_runs import make_run, read_study
 from PIL import Image
@@ -24,6 +23,7 @@ from sketches import chosen, sketched
 from normbench.analysis.figures.finals import places_of
 from normbench.analysis.figures.lines import POINTS, band_of
 from normbench.analysis.figures.style import DARK, Figure
+from normbench.analysis.records import Curve
 from normbench.analysis.sensitivity import tried_levels
 
 # ---- the numbers
@@ -87,12 +87,12 @@ def test_a_run_that_diverged_is_a_cross_and_in_no_mean(figures: dict[str, Figure
 def test_seeds_of_unlike_speed_are_joined_at_equal_times() -> None:
     """Two seeds whose loss is the same function of time, recorded at the same steps but other times."""
     steps = np.arange(10, 110, 10)
-    lines = [pd.Series(4 - 0.01 * steps * pace, steps * pace) for pace in (0.5, 1.0)]
+    lines = [Curve(steps * pace, 4 - 0.01 * steps * pace) for pace in (0.5, 1.0)]
     band = band_of(lines, between=True)
     assert (band["x"].min(), band["x"].max()) == (10, 50)
     for column in ("mean", "low", "high"):
         np.testing.assert_allclose(band[column], 4 - 0.01 * band["x"])
-    assert band_of([lines[0], pd.Series(0.0 * steps, steps * 50.0)], between=True).empty
+    assert band_of([lines[0], Curve(steps * 50.0, 0.0 * steps)], between=True).empty
 
 
 def test_final_values_are_means_paired_differences_and_a_front(figures: dict[str, Figure]) -> None:

@@ -12,7 +12,7 @@ import pandas as pd
 from normbench.analysis.figures import style as grid
 from normbench.analysis.figures.style import CAPTIONS, Entry, Figure, Panel, described, members
 from normbench.analysis.measures import by_block, evaluations_in_words, seconds_at
-from normbench.analysis.records import Arm, Run, shortened
+from normbench.analysis.records import Arm, Curve, Run, shortened
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,7 +28,7 @@ Bands = Mapping[tuple[str, Any], pd.DataFrame]  # by the name of an arm, and wha
 # ---- several runs as one line with a band
 
 
-def lines_of(run: Run, name: str) -> dict[int, pd.Series]:
+def lines_of(run: Run, name: str) -> dict[int, Curve]:
     """Return a run's finite values of a figure, by step, epoch or seconds, for each block; 0: for the whole."""
     lines = {}
     for block, curve in by_block(run, QUANTITIES[name][0]).items():
@@ -37,32 +37,36 @@ def lines_of(run: Run, name: str) -> dict[int, pd.Series]:
             x = x * run.config.get("trainer.accumulate", 1) / run.session["data"]["steps_per_epoch"]
         known = np.isfinite(x) & np.isfinite(curve.values)
         if known.any():
-            lines[block] = pd.Series(curve.values[known], x[known])
+            lines[block] = Curve(x[known], curve.values[known])
     return lines
 
 
-def at_step(blocks: Mapping[int, pd.Series], step: int) -> pd.Series:
+def at_step(blocks: Mapping[int, Curve], step: int) -> Curve:
     """Return a quantity over a run's blocks at one step."""
-    return pd.Series({block: line[step] for block, line in blocks.items() if step in line.index})
+    found = {block: line.values[line.steps == step] for block, line in blocks.items()}
+    return Curve(np.array([block for block, own in found.items() if len(own)]), np.concatenate([*found.values()]))
 
 
-def band_of(lines: Sequence[pd.Series], between: bool = False) -> pd.DataFrame:
+def band_of(lines: Sequence[Curve], between: bool = False) -> pd.DataFrame:
     """Return mean, lowest and highest of several lines where all have a value; of many places, means of neighbours.
 
     between: lines have values between two places, too, so that runs of unlike speed can be joined.
     """
-    joined = pd.concat(lines, axis=1, join="outer" if between else "inner").sort_index().rename_axis("x")
-    known = joined.interpolate("index", limit_area="inside").dropna().reset_index()
-    if (size := -(-len(known) // POINTS)) > 1:
-        known = known.groupby(np.arange(len(known)) // size).mean()
-    x, y = known.pop("x"), known.agg(["mean", "min", "max"], axis=1)
-    return pd.DataFrame({"runs": len(lines), "x": x, "mean": y["mean"], "low": y["min"], "high": y["max"]})
+    x, having = np.unique(np.concatenate([line.steps for line in lines]), return_counts=True)
+    x = x if between else x[having == len(lines)]
+    table = np.array([x, *(np.interp(x, *line, left=np.nan, right=np.nan) for line in lines)])
+    table = table.compress(np.isfinite(table).all(axis=0), axis=1)
+    x, y = table[0].astype(x.dtype), table[1:]
+    if (size := -(-len(x) // POINTS)) > 1:
+        x, *y = pd.DataFrame(table.T).groupby(np.arange(len(x)) // size).mean().to_numpy().T
+    mean, low, high = (how(y, axis=0) for how in (np.mean, np.min, np.max))
+    return pd.DataFrame({"runs": len(lines), "x": x, "mean": mean, "low": low, "high": high})
 
 
 def ends_of_diverged(name: str, arm: Arm) -> pd.DataFrame:
     """Return the last finite points of the runs that diverged, with the columns of a band."""
     lines = [lines_of(run, name).get(0) for run in arm.runs if run.status == "diverged"]
-    ends = [(1, line.index[-1], *[line.iloc[-1]] * 3) for line in lines if line is not None]
+    ends = [(1, line.steps[-1], *[line.values[-1]] * 3) for line in lines if line is not None]
     return pd.DataFrame(ends, columns=["runs", "x", "mean", "low", "high"])
 
 
@@ -80,23 +84,23 @@ def draw_lines(name: str, arms: Sequence[Arm], note: str) -> Figure | None:
     for (_, entries), kind in product(panels, kinds):
         for arm in [entry.arm.name for entry in entries]:
             lines = [at_step(run, kind) if axis == "depth" else run[max(run)] for run in found[arm]]
-            if lines := [line for line in lines if len(line)]:
+            if lines := [line for line in lines if len(line.steps)]:
                 bands[arm, kind] = band_of(lines, between=axis == "time")
     if not any(len(band) > 1 for band in bands.values()):
         return None
     if name.startswith("loss"):
         drawn = [entry.arm for _, entries in panels for entry in entries]
         bands |= {(arm.name, "diverged"): ends for arm in drawn if len(ends := ends_of_diverged(name, arm))}
-    longest = max(len(line) for runs in found.values() for run in runs for line in run.values())
+    longest = max(len(line.steps) for runs in found.values() for run in runs for line in run.values())
     some = name.startswith(("loss-val", "bleu-val"))
     batches = evaluations_in_words(run for arm in arms for run in members(arm)) if some else ""
     facts = {"records": -(-longest // POINTS), "batches": batches, "arms": shortened([arm.name for arm in arms])}
     return draw_bands(name, panels, bands, kinds, note=note + more, **facts)
 
 
-def three_steps(found: Iterable[Sequence[Mapping[int, pd.Series]]]) -> list[int]:
+def three_steps(found: Iterable[Sequence[Mapping[int, Curve]]]) -> list[int]:
     """Return the first, the middle and the last step at which some block has a value."""
-    recorded = [line.index for runs in found for run in runs for line in run.values()]
+    recorded = [line.steps for runs in found for run in runs for line in run.values()]
     steps = np.unique(np.concatenate(recorded)) if recorded else np.array([])
     wanted = [steps[0], steps[[0, -1]].mean(), steps[-1]] if recorded else []
     return list(dict.fromkeys(int(steps[np.abs(steps - place).argmin()]) for place in wanted))
