@@ -136,7 +136,7 @@ class Arm:
     runs: tuple[Run, ...] = ()
     rates: int = 1
 
-    @property
+    @cached_property
     def name(self) -> str:
         """Name it, such as `rmsnorm · pre`: options by their words, other settings as `lr=0.001`."""
         shown = {key: PLAIN.get(str(value), str(value)) for key, value in self.settings.items()}
