@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import numpy as np
 import pytest
 from made_runs import make_run, make_study, read_study
 
-from normbench.analysis.records import read_recorded, read_run, read_studies
+from normbench.analysis.records import beside, read_recorded, read_run, read_studies
 from normbench.rundir import RunDirectory
 
 
@@ -143,3 +145,21 @@ def test_runs_of_several_tasks_are_several_studies(tmp_path: Path) -> None:
     make_run(tmp_path)
     make_run(tmp_path, accuracy=0.9)
     assert [study.task for study in read_studies([tmp_path])] == ["image_classification", "language_model"]
+
+
+# ---- a second process
+
+
+@pytest.mark.parametrize("cores", [{0}, {0, 1}])
+def test_work_beside_has_the_same_result_whoever_does_it(monkeypatch: pytest.MonkeyPatch, cores: set[int]) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: cores)
+    here, large = os.getpid(), np.arange(100_000)
+    elsewhere, killed = (
+        beside(lambda: (os.getpid(), large)),
+        beside(lambda: os.getpid() == here or os.kill(os.getpid(), signal.SIGKILL)),
+    )
+    process, found = elsewhere()
+    assert (process == here) == (len(cores) == 1) and np.array_equal(found, large)
+    assert killed() is True  # its process has died, so it was done here
+    with pytest.raises(ZeroDivisionError):
+        beside(lambda: 1 / 0)()

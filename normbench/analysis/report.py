@@ -21,7 +21,7 @@ from normbench.analysis.fairness import Finding, findings
 from normbench.analysis.figures import draw_all
 from normbench.analysis.figures.style import COLUMN, KINDS, dark_rules
 from normbench.analysis.measures import Yardstick, activations_frame, runs_frame, yardstick
-from normbench.analysis.records import Arm, Study, read_studies, shortened
+from normbench.analysis.records import Arm, Study, beside, read_studies, shortened
 from normbench.analysis.sensitivity import areas, failing, tried_levels
 from normbench.analysis.studied import places_of_studies, studies_below
 from normbench.analysis.tables import Table
@@ -143,19 +143,22 @@ def save(report: Report, out: Path, width: float = COLUMN) -> Path:
     folder = out / "figures"
     folder.mkdir(parents=True, exist_ok=True)
     figures = draw_all(report.study, dict(report.baseline.settings), report.by.metrics, width)
-    files = {f"figures/{name}": content for figure in figures for name, content in figure.files().items()}
+    others = beside(lambda: [figure.files() for figure in figures[1::2]])  # at the same time
+    drawn = [*(figure.files() for figure in figures[::2]), *others()]
+    files = {f"figures/{name}": content for own in drawn for name, content in own.items()}
+    shown = [{**vars(one), "svg": files[f"figures/{one.name}.svg"].decode()} for one in figures]
     files["runs.csv"] = report.runs.to_csv(index=False).encode()
     files["runs.parquet"] = report.runs.to_parquet(index=False)
     if len(report.blocks):
         files["activations.csv"] = report.blocks.to_csv(index=False).encode()
     words = words_of(report) | {"studies": studies_below(report.study.folders, out)}
     for name in ("report.tex", "report.md", "report.html"):  # the page is last, so that all it links to is there
-        files[name] = page_of(name, title_of(report.study), report=report, figures=figures, **words).encode()
+        files[name] = page_of(name, title_of(report.study), report=report, figures=shown, **words).encode()
     page = out / "report.html"
     owned = folder.iterdir() if page.is_file() and MARK in page.read_text("utf-8", "replace") else ()
-    drawn = [path for path in owned if path.name.lstrip(".").startswith(KINDS)]
+    older = [path for path in owned if path.name.lstrip(".").startswith(KINDS)]
     torn = [path for name in files for path in (out / name).parent.glob(f".{Path(name).name}.*.tmp")]
-    for path in {*drawn, *torn} - {out / name for name in files}:
+    for path in {*older, *torn} - {out / name for name in files}:
         path.unlink()
     for name, content in files.items():
         write_bytes(out / name, content)
