@@ -158,6 +158,12 @@ def chosen_options(words: Sequence[str], *more: Path) -> dict[str, str]:
     return {group: (defaults | found)[group] for group in GROUPS}
 
 
+@cache
+def usual_options() -> dict[str, str]:
+    """Return the option of each group that `normbench train` has by default; each run of a sweep asks."""
+    return chosen_options([])
+
+
 def chosen_tree(words: Sequence[str], *more: Path) -> tuple[dict[str, str], dict[str, Any]]:
     """Return the option of each group, and what these set: what Hydra composes without the words' own settings.
 
