@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from made_runs import make_run, make_study, read_study
 
-from normbench.analysis.records import beside, read_recorded, read_run, read_studies
+from normbench.analysis import beside
+from normbench.analysis.records import read_recorded, read_run, read_studies
 from normbench.rundir import RunDirectory
 
 

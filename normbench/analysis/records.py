@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import operator
-import os
-import pickle
 import shlex
-import warnings
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import takewhile
@@ -17,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from normbench.analysis import beside
 from normbench.config.groups import GROUPS
 from normbench.config.schema import OPEN_SECTIONS
 from normbench.errors import UsageError
@@ -246,33 +244,6 @@ def read_studies(folders: Sequence[Path]) -> list[Study]:
         where = ", ".join(map(str, folders))
         raise UsageError(f"{where} holds no run that has ended{why}: wait for one, or give another folder")
     return [study_of([run for run in runs if run.task == task], folders, damaged) for task in tasks]
-
-
-def beside(work: Callable[[], Any]) -> Callable[[], Any]:
-    """Begin work in a forked process, which has all that is in memory; return what waits for its result.
-
-    It is done here where there is one core, and done again where that process dies or the work raises.
-    """
-    if len(os.sched_getaffinity(0)) < 2:
-        return work
-    here, there = os.pipe()
-    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # of other threads: they are not used
-        child = os.fork()
-    if not child:
-        try:
-            with open(there, "wb") as pipe:
-                pickle.dump(work(), pipe, pickle.HIGHEST_PROTOCOL)
-            os._exit(0)
-        finally:
-            os._exit(1)
-    os.close(there)
-
-    def result() -> Any:
-        with open(here, "rb") as pipe:
-            content = pipe.read()
-        return work() if os.waitpid(child, 0)[1] else pickle.loads(content)
-
-    return result
 
 
 def read_runs(found: Sequence[tuple[RunDirectory, str]]) -> tuple[list[Run], list[tuple[str, str]]]:

@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from normbench import __version__
-from normbench.analysis import tables
+from normbench.analysis import beside, tables
 from normbench.analysis.causes import next_steps, why
 from normbench.analysis.comparisons import Comparison, compare_all, contenders, given_baseline, partner, usual_baseline
 from normbench.analysis.designs import contrasts, said
@@ -21,7 +21,7 @@ from normbench.analysis.fairness import Finding, findings
 from normbench.analysis.figures import draw_all
 from normbench.analysis.figures.style import COLUMN, KINDS, dark_rules
 from normbench.analysis.measures import Yardstick, activations_frame, runs_frame, yardstick
-from normbench.analysis.records import Arm, Study, beside, read_studies, shortened
+from normbench.analysis.records import Arm, Study, read_studies, shortened
 from normbench.analysis.sensitivity import areas, failing, tried_levels
 from normbench.analysis.studied import places_of_studies, studies_below
 from normbench.analysis.tables import Table

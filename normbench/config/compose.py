@@ -24,7 +24,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from normbench.config import GROUPS
-from normbench.config.groups import Choices, config_directory, find_own_classes, options, options_with, usual_options
+from normbench.config.groups import Choices, chosen_options, config_directory, find_own_classes, options, options_with
 from normbench.config.schema import MANY, OPEN_SECTIONS, TrainConfig, checked, section_settings
 from normbench.errors import UsageError
 from normbench.settings import either, flat, nearest
@@ -139,7 +139,7 @@ def choices(groups: dict[str, str], tree: dict[str, Any], words: tuple[str, ...]
     """Return the option of each group, a class of the user's own by its name, and the words that name the run."""
     own = {group: str(tree[group]["_target_"]).rpartition(".")[2].lower() for group in OPEN_SECTIONS[:4]
            if is_overridden(f"{group}._target_", words)}  # fmt: skip
-    named, defaults = {**groups, **own, MANY: ",".join(tree[MANY]) or "none"}, usual_options()
+    named, defaults = {**groups, **own, MANY: ",".join(tree[MANY]) or "none"}, chosen_options([])
     others = [named[group] for group in NAMING_GROUPS if named[group] != defaults[group]]
     return Choices(named, (named["norm"], named["placement"], *others))
 

@@ -65,13 +65,13 @@ def own_folder(folder: Path) -> Path:
     return folder.absolute()
 
 
+@cache
 def options(group: str, *more: Path) -> dict[str, str]:
     """Return the options of a group and their one lines, from `conf/` and further folders."""
     files = [file for folder in (config_directory(), *more) for file in sorted((folder / group).glob("*.yaml"))]
     return {file.stem: first_comment(file) for file in files if file.is_file()}
 
 
-@cache
 def first_comment(path: Path) -> str:
     """Return the first comment of a YAML that is not Hydra's `@package` header."""
     found = re.search(r"^# *(?!@package)(\S.*)$", path.read_text("utf-8"), re.MULTILINE)
@@ -156,12 +156,6 @@ def chosen_options(words: Sequence[str], *more: Path) -> dict[str, str]:
             found = content(group, option, more)["defaults"] | found
     found |= {group: option for group, option in given.items() if group in GROUPS and option in options(group, *more)}
     return {group: (defaults | found)[group] for group in GROUPS}
-
-
-@cache
-def usual_options() -> dict[str, str]:
-    """Return the option of each group that `normbench train` has by default; each run of a sweep asks."""
-    return chosen_options([])
 
 
 def chosen_tree(words: Sequence[str], *more: Path) -> tuple[dict[str, str], dict[str, Any]]:

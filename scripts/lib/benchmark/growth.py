@@ -1,12 +1,16 @@
 #!/usr/bin/env python3
-"""What many runs cost behind the training: looking at their directories, going on with their sweep, and the report.
+"""What a study of many runs costs: the runs themselves, their directories, their report, and TensorBoard.
 
-    .venv/bin/python scripts/benchmark/growth.py                          # 1,000, 3,000 and 10,000 runs, half an hour
-    .venv/bin/python scripts/benchmark/growth.py --runs 300 --lines 10
+    .venv/bin/python scripts/benchmark/growth.py                               # all of it, half an hour
+    .venv/bin/python scripts/benchmark/growth.py presets --presets nano cnn    # what a run takes, and would on a GPU
+    .venv/bin/python scripts/benchmark/growth.py folders --runs 300            # directories that are made up
+    .venv/bin/python scripts/benchmark/growth.py tensorboard --events 100
 
-A sweep of 5 norms × 4 placements is planned, and each of its runs made up as the tests make them, finished, with so
-many logged lines. Then each command is a process of its own, below a folder that is deleted. TensorBoard loads real
-event files, copies of one, so `--events` says how many there are at most.
+presets: the time, arithmetic and operations of a step are measured on one core. What a GPU would take is computed from
+them, from a share of its peak that it might reach and the time to start an operation, both assumed: see `Preset`.
+
+folders: a sweep of 5 norms × 4 placements is planned and its runs made up as the tests make them, finished. Each
+command is a process of its own. tensorboard: its data server reads copies of what one run of nano has written.
 """
 
 from __future__ import annotations
@@ -23,81 +27,141 @@ import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
+from normbench.rundir import cpu_name
+
 TESTS = Path(__file__).parents[2] / "tests"
 NORMS, PLACEMENTS = "layernorm,rmsnorm,dyt,groupnorm,batchnorm", "pre,post,deep,sandwich"
-EVENTS = (100, 300, 1000)
-LOAD_EVENTS = """
-import sys, time
-from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
-loaded = EventMultiplexer(size_guidance={"scalars": 1000, "tensors": 10}).AddRunsFromDirectory(sys.argv[1])
-loaded.Reload()
-print(len(loaded.Runs()))
-"""
+LINES = 100  # logged in each run that is made up
+ALONE = ["device=cpu", "threads=1", "quiet=true"]
+
+FLOPS = 20e12  # a second, of float32: 30 % of the 67e12 that an H100's data sheet has, without tensor cores
+LAUNCH = 10e-6  # seconds of the host for each operation
+START = 5.0  # seconds of a process up to its first step, once data are decoded
 
 
 def main() -> None:
-    """Measure, and print a line for each number of runs and command."""
+    """Measure what was asked for."""
     options = parsed()
-    print(f"{processor()}, {len(os.sched_getaffinity(0))} cores, Python {platform.python_version()}, "
+    print(f"{cpu_name()}, {len(os.sched_getaffinity(0))} cores, Python {platform.python_version()}, "
           f"torch {version('torch')}")  # fmt: skip
-    for runs in options.runs:
-        with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-            measure(Path(folder), runs, options.lines)
+    if "presets" in options.parts:
+        for preset in options.presets:
+            print(Preset.measured(preset), flush=True)
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        measure_events(Path(folder), [number for number in EVENTS if number <= options.events])
+        for runs in options.runs if "folders" in options.parts else ():
+            measure_folders(Path(folder, str(runs)), runs)
+        if "tensorboard" in options.parts:
+            measure_tensorboard(Path(folder), options.events)
 
 
 def parsed() -> argparse.Namespace:
     """Return the options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parts = ["presets", "folders", "tensorboard"]
+    parser.add_argument("parts", nargs="*", default=parts, metavar="PART", help=", ".join(parts))
+    parser.add_argument("--presets", nargs="+", default=["nano", "small", "cnn", "resnet20", "vit_tiny"])
     parser.add_argument("--runs", type=int, nargs="+", default=[1000, 3000, 10_000])
-    parser.add_argument("--lines", type=int, default=100, help="logged lines of a run")
-    parser.add_argument("--events", type=int, default=1000, help="event files for TensorBoard at most; 0: none")
-    parser.add_argument("--folder", type=Path, help="where the runs are made up, by default the system's own place")
+    parser.add_argument("--events", type=int, nargs="+", default=[100, 300, 1000])
+    parser.add_argument("--folder", type=Path, help="where runs are made, by default the system's temporary folder")
     return parser.parse_args()
 
 
-def processor() -> str:
-    """Return the name of the CPU."""
-    from normbench.rundir import cpu_name
-
-    return cpu_name()
+# ---- what a run takes
 
 
-def measure(folder: Path, runs: int, lines: int) -> None:
+@dataclass
+class Preset:
+    """What a run of a preset takes. seconds: from its first step to its end, on one core. flops, operations: a step."""
+
+    name: str
+    parameters: int
+    steps: int
+    step_ms: float
+    seconds: float
+    flops: int
+    operations: int
+    checkpoint: int
+
+    @classmethod
+    def measured(cls, name: str) -> Preset:
+        """Measure a few steps of a run."""
+        from torch.utils.flop_counter import FlopCounterMode
+
+        from normbench.config.compose import read
+        from normbench.recording import Recorder
+        from normbench.run.plan import prepare
+        from normbench.run.session import Session
+        from normbench.training.estimate import estimate
+
+        run = prepare(read([f"model={name}", *ALONE]))
+        loop = Session(run).loop
+        with tempfile.TemporaryDirectory() as folder, closing(Recorder(Path(folder))) as loop.recorder:
+            found = estimate(loop, Path(folder))
+            with FlopCounterMode(display=False) as arithmetic:
+                loop.train_step()
+            operations = counted(loop.train_step)
+        parameters = sum(parameter.numel() for parameter in loop.model.parameters())
+        step_ms, seconds = found.step_ms or found.probed_ms, found.seconds(run.steps)
+        return cls(
+            name, parameters, run.steps, step_ms, seconds, arithmetic.get_total_flops(), operations, found.checkpoint
+        )
+
+    def __str__(self) -> str:
+        kernels, launches = self.flops / FLOPS, self.operations * LAUNCH
+        gpu = START + max(kernels, launches) * self.seconds / self.step_ms * 1e3
+        return (
+            f"{self.name:9s} {self.parameters:11,} parameters, {self.steps:,} steps: {self.step_ms:.1f} ms a step, "
+            f"{self.flops / 1e9:.3g} GFLOP, {self.operations:,} operations, checkpoint {self.checkpoint / 1e6:.1f} MB, "
+            f"{3600 / (START + self.seconds):,.0f} runs a core-hour; a GPU, computed: arithmetic "
+            f"{kernels * 1e3:.2f} ms, launches {launches * 1e3:.1f} ms, {3600 / gpu:,.0f} runs an hour"
+        )
+
+
+def counted(step: object) -> int:
+    """Return how many operations a step gives to the device."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Count(TorchDispatchMode):
+        operations = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            Count.operations += 1
+            return func(*args, **(kwargs or {}))
+
+    with Count():
+        step()  # type: ignore[operator]
+    return Count.operations
+
+
+# ---- what is done with many directories
+
+
+def measure_folders(folder: Path, runs: int) -> None:
     """Make a sweep's runs up, and time what is done with them."""
+    folder.mkdir()
     words = [f"norm={NORMS}", f"placement={PLACEMENTS}", f"seed=range(0,{max(1, runs // 20)})", "data=pydocs"]
-    words += ["device=cpu", "threads=1", "trainer.steps=1000", "name=many", "sweep.report=false"]
-    timed(folder, runs, "plan", ["sweep", *words, "--dry-run"])
+    words += [*ALONE[:2], "trainer.steps=1000", "name=many", "sweep.report=false"]
+    timed(folder, f"{runs:,} runs: sweep --dry-run, new", ["sweep", *words, "--dry-run"])
     with ProcessPoolExecutor(1) as pool:  # what it imports would count as memory of the commands that follow
-        sweep = pool.submit(made_up, folder, words, lines).result()
-    print(f"{runs:6,} runs  {'a directory':24s} {size_of(sweep) / runs / 1e3:8.0f} kB")
-    timed(folder, runs, "runs outputs/many", ["runs", "outputs/many"])
-    timed(folder, runs, "runs", ["runs", "outputs"])
-    timed(folder, runs, "sweep --resume --dry-run", ["sweep", "--resume", "outputs/many", "--dry-run"])
-    timed(folder, runs, "sweep --resume", ["sweep", "--resume", "outputs/many"])
-    timed(folder, runs, "load_runs", code="import normbench; normbench.load_runs('outputs')")
-    timed(folder, runs, "report", ["report", "outputs/many"])
+        pool.submit(make_up, folder, words).result()
+    timed(folder, f"{runs:,} runs: runs", ["runs", "outputs"])
+    timed(folder, f"{runs:,} runs: runs FOLDER", ["runs", "outputs/many"])
+    timed(folder, f"{runs:,} runs: load_runs", code="import normbench; normbench.load_runs('outputs')")
+    timed(folder, f"{runs:,} runs: sweep --resume --dry-run", ["sweep", "--resume", "outputs/many", "--dry-run"])
+    timed(folder, f"{runs:,} runs: sweep --resume", ["sweep", "--resume", "outputs/many"])
+    timed(folder, f"{runs:,} runs: report", ["report", "outputs/many"])
+    timed(folder, f"{runs:,} runs: arms for TensorBoard", code="from pathlib import Path; "
+          "from normbench.analysis.arms import write_arms; write_arms(Path('outputs'))")  # fmt: skip
+    shutil.rmtree(folder)
 
 
-def timed(folder: Path, runs: int, name: str, words: Sequence[str] = (), code: str = "") -> None:
-    """Print how long a command takes, and how much memory."""
-    command = [sys.executable, *(["-c", code] if code else ["-m", "normbench", *words])]
-    begun = time.perf_counter()
-    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL)
-    _, status, used = os.wait4(process.pid, 0)
-    seconds = time.perf_counter() - begun
-    if status:
-        raise SystemExit(f"{' '.join(command)} has failed with status {os.waitstatus_to_exitcode(status)}")
-    each = f"{seconds:8.1f} s {used.ru_utime + used.ru_stime:8.1f} s of a core {used.ru_maxrss / 2**20:6.2f} GiB"
-    print(f"{runs:6,} runs  {name:24s} {each}", flush=True)
-
-
-def made_up(folder: Path, words: Sequence[str], lines: int) -> Path:
-    """Make the directories that a sweep of these words plans, and its note of them; return its folder."""
+def make_up(folder: Path, words: Sequence[str]) -> None:
+    """Make the directories that a sweep of these words plans, and its note of them."""
     sys.path.insert(0, str(TESTS))
     from made_runs import make_run
 
@@ -106,35 +170,56 @@ def made_up(folder: Path, words: Sequence[str], lines: int) -> Path:
     os.chdir(folder)
     sweep = understand([*words, "quiet=true"])
     for run in sweep.plan.runs:
-        tree = run.prepared.config.tree
         make_run(
             run.prepared.directory.path.parent, norm=run.arm["norm"], placement=run.arm["placement"], seed=run.seed,
-            final=2 + run.seed / 1e3, steps=1000, log_every=1000 // lines, eval_every=100, probed=100,
-            name=run.run, settings={"optim.lr": tree["optim"]["lr"], "name": "many"},
+            final=2 + run.seed / 1e3, steps=1000, log_every=1000 // LINES, eval_every=100, probed=100, name=run.run,
         )  # fmt: skip
     sweep.folder.write_plan(sweep.plan.runs, words, sweep.asked)
-    return sweep.plan.folder.absolute()
 
 
-def size_of(folder: Path) -> int:
-    """Return how many bytes the files below a folder hold."""
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+def timed(folder: Path, name: str, words: Sequence[str] = (), code: str = "") -> None:
+    """Print how long a command takes, and how much memory."""
+    command = [sys.executable, *(["-c", code] if code else ["-m", "normbench", *words])]
+    begun = time.perf_counter()
+    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL)
+    _, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise SystemExit(f"{' '.join(command)} has failed with status {process.returncode}")
+    print(line_of(name, time.perf_counter() - begun, used), flush=True)
 
 
-def measure_events(folder: Path, numbers: Sequence[int]) -> None:
-    """Time how long TensorBoard reads the event files of some runs, each a copy of one that was trained."""
-    if not numbers:
-        return
-    words = ["device=cpu", "threads=1", "trainer.steps=1000", "model.depth=2", "model.width=32", "name=one"]
-    subprocess.run([sys.executable, "-m", "normbench", "train", *words, "quiet=true"], cwd=folder, check=True)
+def line_of(name: str, seconds: float, used: resource.struct_rusage) -> str:
+    """Return a line on the time and memory of a process."""
+    return (
+        f"{name:40s} {seconds:7.1f} s {used.ru_utime + used.ru_stime:7.1f} s of cores {used.ru_maxrss / 2**20:.2f} GiB"
+    )
+
+
+# ---- TensorBoard
+
+
+def measure_tensorboard(folder: Path, numbers: Sequence[int]) -> None:
+    """Train a run, say how large its files are, and time how long TensorBoard's data server reads so many of them."""
+    from tensorboard_data_server import server_binary
+
+    words = ["model=nano", "trainer.steps=2000", "name=one", *ALONE]
+    timed(folder, "a run of nano, 2,000 steps", ["train", *words])
     (run,) = (folder / "outputs/one").iterdir()
-    print("files of a run:", json.dumps({file.name: file.stat().st_size for file in sorted(run.iterdir())}))
+    print("bytes:", json.dumps({file.name: file.stat().st_size for file in sorted(run.iterdir())}))
     for number in numbers:
         for place in range(number):
             (copy := folder / f"events/{place:05}").mkdir(parents=True, exist_ok=True)
             for file in run.glob("events.*"):
                 shutil.copy(file, copy)
-        timed(folder, number, "TensorBoard", code=f"import sys; sys.argv[1:] = ['events']\n{LOAD_EVENTS}")
+        begun = time.perf_counter()
+        command = [server_binary(), "--logdir", "events", "--port", "0", "--reload", "once", "-vv"]
+        server = subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True)
+        next(line for line in server.stderr or () if "Finished load cycle" in line)
+        seconds = time.perf_counter() - begun
+        server.kill()
+        _, server.returncode, used = os.wait4(server.pid, 0)
+        print(line_of(f"{number:,} runs: TensorBoard has read all", seconds, used), flush=True)
 
 
 if __name__ == "__main__":
