@@ -22,7 +22,7 @@ PARTS: dict[str, tuple[set[str], int]] = {
     "errors": (set(), 35),
     "settings": ({"errors"}, 186),
     "types": (set(), 198),
-    "rundir": (set(), 192),
+    "rundir": (set(), 200),
     "translation": (set(), 126),
     "config": (set(), 498),
     "recording": ({"rundir"}, 240),
@@ -36,7 +36,7 @@ PARTS: dict[str, tuple[set[str], int]] = {
     "build": ({"config", "models", "norms", "recording", "training"}, 223),
     "run": ({"build", "config", "probes", "recording", "rundir", "training"}, 643),
     "results": ({"build", "config", "rundir", "training"}, 103),
-    "analysis": ({"config", "recording", "results", "rundir"}, 2471),
+    "analysis": ({"config", "recording", "results", "rundir"}, 2522),
     "sweep": ({"build", "config", "run", "rundir"}, 977),
     "contract": ({"build", "config", "training", "translation"}, 675),
     "studies": (
@@ -118,7 +118,7 @@ def test_a_part_keeps_its_budget(name: str) -> None:
 
 
 def test_the_house_stays_small() -> None:
-    assert sum(map(lines_of_code, MODULES)) <= 14200
+    assert sum(map(lines_of_code, MODULES)) <= 14250
     assert len(MODULES) <= 130
     assert len(list(PACKAGE.glob("*.py"))) <= 12
 
