@@ -267,6 +267,7 @@ def test_stacks_are_of_one_arm_and_another_run_than_one_alone() -> None:
 
 
 REFUSED = {
+    "norm.impl=compile": "norm.impl=compile does not go with sweep.stack=2",
     "trainer.compile=true": "trainer.compile=true does not go with sweep.stack=2, which trains seeds as one model",
     "trainer.recompute=true": "trainer.recompute=true does not go with sweep.stack=2",
     "trainer.precision=fp16": "trainer.precision=fp16 does not go with sweep.stack=2",

@@ -134,8 +134,9 @@ def check_stackable(config: Config, data: Data, stack: int) -> None:
     Raises:
         UsageError: with the reason.
     """
-    trainer, names = config.closed.trainer, config.choices.groups
+    trainer, names, impl = config.closed.trainer, config.choices.groups, config.tree["norm"].get("impl")
     given = {
+        f"norm.impl={impl}": impl in ("compile", "liger"),  # which torch.func cannot look into
         "trainer.compile=true": trainer.compile, "trainer.recompute=true": trainer.recompute,
         "trainer.shard=true": trainer.shard, "trainer.precision=fp16": trainer.precision == "fp16",
         "extend": config.closed.extend, f"data={names['data']}, whose batches have lengths of their own,": data.pads,
