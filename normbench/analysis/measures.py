@@ -138,7 +138,7 @@ def implementation(run: Run) -> str:
     return found if isinstance(found, str) else " and ".join(found)
 
 
-def implementations_in_words(arms: Iterable[Arm]) -> str:
+def ran_as(arms: Iterable[Arm]) -> str:
     """Say what ran the norms whose times are told: `native (rmsnorm); torch.nn.functional.layer_norm (layernorm)`."""
     found = defaultdict[str, dict[str, None]](dict)
     for arm in arms:

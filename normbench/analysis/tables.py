@@ -13,14 +13,7 @@ import pandas as pd
 from normbench.analysis import statistics, wording
 from normbench.analysis.comparisons import Compared, Comparison, by_seed
 from normbench.analysis.designs import Contrast
-from normbench.analysis.measures import (
-    IN_BLOCKS,
-    Yardstick,
-    evaluations_in_words,
-    gradient_noise,
-    implementations_in_words,
-    known,
-)
+from normbench.analysis.measures import IN_BLOCKS, Yardstick, evaluations_in_words, gradient_noise, known, ran_as
 from normbench.analysis.records import ASIDE, Arm, Run, Study
 from normbench.analysis.sensitivity import AREA, Area, Tried, is_lost, tried_levels
 from normbench.analysis.wording import NONE, duration, fixed, in_words, plain, significant, span
@@ -114,7 +107,7 @@ def results_table(runs: pd.DataFrame, study: Study, by: Yardstick) -> Table:
         mean = finished[by.primary.tag].mean() if by.primary.tag in finished else math.nan
         badness.append(math.inf if math.isnan(mean) else mean if by.primary.lower_is_better else -mean)
     rows = [rows[place] for place in np.argsort(badness, kind="stable")]
-    ran = implementations_in_words(study.arms)
+    ran = ran_as(study.arms)
     return made("arms", "Results of each arm", rows, by=by, evaluated=evaluations_in_words(study.runs), ran=ran)
 
 
@@ -199,7 +192,7 @@ def differences_table(comparisons: Sequence[Comparison], primary: bool = True) -
 def step_times_table(comparisons: Sequence[Comparison]) -> Table:
     """Say how long a step takes, as a multiple of the baseline's, where seeds were timed in both."""
     rows = [row for one in comparisons if (row := ratios_of(one, {"step times": lambda run: run.step_ms}))]
-    ran = implementations_in_words(side for one in comparisons for side in (one.arm, one.baseline))
+    ran = ran_as(side for one in comparisons for side in (one.arm, one.baseline))
     return made("step-times", "Ratios of step times", rows, heads=2, ran=ran)
 
 

@@ -17,8 +17,8 @@ import click
 
 from normbench.errors import UsageError
 
-# Python looks for circles among the objects that it has, and torch makes half a million that are none: looking takes a
-# fifth of the start, and a third of a second at the end. A training has Python's own threshold.
+# Python's garbage collector searches torch's half a million objects for reference cycles: a fifth of the start, and a
+# third of a second at the end. A training sets it back.
 gc.set_threshold(100_000)
 atexit.register(gc.freeze)
 

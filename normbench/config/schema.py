@@ -30,10 +30,7 @@ class TrainerConfig:
     eval_train: Annotated[bool, Setting("evaluate on as many batches of the training data too")]
     checkpoint_every: Annotated[int, Setting("steps between checkpoints", "steps", low=1, high=10**9)]
     keep_checkpoint: Annotated[Literal["last", "best", "none"], Setting("what stays; best: of the lowest loss too")]
-    compile: Annotated[
-        bool | Literal["cudagraphs"],
-        Setting("step through torch.compile; cudagraphs: and replayed whole, for small models"),
-    ]
+    compile: Annotated[bool | Literal["cudagraphs"], Setting("use torch.compile; cudagraphs: and CUDA graphs as well")]
     precision: Annotated[Literal["fp32", "bf16", "fp16"], Setting("of matrix products; fp16 scales the loss")]
     tf32: Annotated[bool, Setting("let a GPU round float32 matrix products to TensorFloat-32")]
     accumulate: Annotated[int, Setting("batches whose gradients add up to one step", "batches", low=1, high=10**6)]

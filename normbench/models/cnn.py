@@ -180,7 +180,7 @@ class ConvStack(BlockStack):
         return nn.Sequential(convolution, nn.MaxPool2d(3, stride=2, padding=1)), stride
 
     def forward(self, inputs: Image) -> Float[Tensor, "batch classes"]:
-        # channels_last in memory, for which vmap has no word
+        # channels_last in memory; vmap does not accept memory_format
         return self.head(self.features(inputs.movedim(1, -1).contiguous().movedim(-1, 1)).mean(dim=(2, 3)))
 
 

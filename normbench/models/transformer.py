@@ -73,7 +73,7 @@ class MultiHead(Branch):
     def split(self, x: Stream, parts: int) -> list[Heads]:
         """Return what a linear map has made of so many parts, each by its heads.
 
-        Their gradients lie side by side in memory, as the map's has them: no copy but one.
+        In the backward pass their gradients are put together with one copy.
         """
         batch, time, features = x.shape
         split = x.view(batch, time, parts, self.heads, features // parts // self.heads).unbind(2)

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
+from itertools import chain
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -140,15 +141,15 @@ class AffineNorm(Norm, ABC):
         self.where = f" at {site.name}" if site else ""
         self.eps: Any = eps  # a number wherever the formula has one
         self.impl = impl
-        self.place(torch.empty(0).device)
+        self.choose_for(torch.empty(0).device)
         self.weight = nn.Parameter(torch.ones(num_features)) if affine else None
         self.bias = nn.Parameter(torch.zeros(num_features)) if affine and bias else None
 
     def settings(self) -> dict[str, Any]:
         return {"affine": self.weight is not None, "bias": self.bias is not None} | super().settings()
 
-    def place(self, device: torch.device) -> None:
-        """Choose what runs on a device."""
+    def choose_for(self, device: torch.device) -> None:
+        """Choose what runs on a device: as the norm is built, and again when it moves."""
         word: str = self.impl
         if word == "auto":  # on a GPU torch's operators are fused both ways
             native = "native" in self.kernels and device.type == "cpu"
@@ -160,7 +161,8 @@ class AffineNorm(Norm, ABC):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Move to another device, by torch's own way there, and choose again."""
         moved = super()._apply(fn, recurse)
-        self.place(fn(torch.empty(0)).device)
+        own = next(chain(self.parameters(recurse=False), self.buffers(recurse=False)), None)
+        self.choose_for((fn(torch.empty(1)) if own is None else own).device)
         return moved
 
     @property
@@ -193,7 +195,7 @@ class AffineNorm(Norm, ABC):
     def check_counts(self, counts: Tensor, cure: str) -> None:
         """Refuse statistics none of which is over two values; on a GPU, which would have to be waited for, none is."""
         if counts.device.type == "cpu" and not torch.compiler.is_compiling():
-            # of all seeds, where several are trained as one model, in which a number is known of none alone
+            # under vmap over all seeds at once, where no single number can be read
             self.check_count(int(torch.func.debug_unwrap(counts).max()), cure)
 
     @abstractmethod

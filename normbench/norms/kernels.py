@@ -62,27 +62,19 @@ class RMSNormFunction(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(x: Tensor, weight: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
         scale = norm.mul_(x.shape[-1] ** -0.5).square_().add_(eps).rsqrt_()
-        y = torch.empty_like(x)
+        y, ctx.eps = torch.empty_like(x), eps
         for rows, scales, out in in_blocks(x, scale, y):
             torch.mul(rows, scales, out=out)
             if weight is not None:
                 out.mul_(weight)
-        return y, scale
+        ctx.save_for_backward(x, weight, scale)
+        return y
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        x, weight, ctx.eps = inputs
-        ctx.mark_non_differentiable(output[1])
-        ctx.set_materialize_grads(False)  # which would be zeros as large as it
-        ctx.save_for_backward(x, weight, output[1])
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor | None, _: Any) -> tuple[Any, ...]:
-        if dy is None:
-            return None, None, None
+    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
         x, weight, scale = ctx.saved_tensors
         if torch.is_grad_enabled():  # a derivative of this is wanted, too
             return *gradients(partial(rms_formula, eps=ctx.eps), dy, x, weight), None
@@ -94,21 +86,12 @@ class RMSNormFunction(torch.autograd.Function):
             dx.view_as(rows).add_(sums.mul_(scale.view(-1)).div_(x.shape[-1]).unsqueeze(-1))
         return dx, dweight, None
 
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], x: Tensor, weight: Tensor | None, eps: float) -> Any:
-        x = x.expand(info.batch_size, *x.shape) if in_dims[0] is None else x.movedim(in_dims[0], 0)
-        own = weight is not None and in_dims[1] is not None  # a γ for each of the batch
-        y, scale = RMSNormFunction.apply(x.contiguous(), None if own else weight, eps)
-        if weight is not None and in_dims[1] is not None:
-            y = y * weight.movedim(in_dims[1], 0).view(-1, *[1] * (x.ndim - 2), x.shape[-1])
-        return (y, scale), (0, 0)
-
 
 def native_rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     """Return `rms_formula`, faster on a CPU."""
-    if x.numel() <= RMS_FEW:
+    if x.numel() <= RMS_FEW or torch._C._are_functorch_transforms_active():  # torch.func takes the formula
         return rms_formula(x, weight, eps)
-    y: Tensor = RMSNormFunction.apply(x.contiguous(), weight, eps)[0]
+    y: Tensor = RMSNormFunction.apply(x.contiguous(), weight, eps)
     return y
 
 
@@ -129,7 +112,7 @@ class DyTFunction(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(x: Tensor, alpha: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, x: Tensor, alpha: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         y, tanh = torch.empty_like(x), torch.empty_like(x)
         for rows, squashed, out in in_blocks(x, tanh, y):
             torch.mul(rows, alpha, out=squashed).tanh_()
@@ -137,18 +120,11 @@ class DyTFunction(torch.autograd.Function):
                 torch.mul(squashed, weight, out=out)
             else:
                 torch.addcmul(bias, squashed, weight, out=out)
-        return y, tanh
+        ctx.save_for_backward(x, alpha, weight, bias, tanh)
+        return y
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.mark_non_differentiable(output[1])
-        ctx.set_materialize_grads(False)  # which would be zeros as large as it
-        ctx.save_for_backward(*inputs, output[1])
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor | None, _: Any) -> tuple[Any, ...]:
-        if dy is None:
-            return None, None, None, None
+    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
         x, alpha, weight, bias, tanh = ctx.saved_tensors
         if torch.is_grad_enabled():  # a derivative of this is wanted, too
             return gradients(dyt_formula, dy, x, alpha, weight, bias)
@@ -163,20 +139,13 @@ class DyTFunction(torch.autograd.Function):
         of_affine = layer_norm_backward(dy, tanh, dy.shape[-1:], zeros, zeros + 1, weight, bias, wanted)
         return dx, torch.stack(sums).sum().view_as(alpha), *of_affine[1:]
 
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> Any:
-        def formula(x: Tensor, alpha: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-            tanh = torch.tanh(alpha * x)
-            return (tanh * weight if bias is None else torch.addcmul(bias, tanh, weight)), tanh
-
-        return torch.func.vmap(formula, in_dims)(*inputs), (0, 0)
-
 
 def native_dyt(x: Tensor, alpha: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return `dyt_formula`, faster on a CPU."""
-    if x.numel() <= DYT_FEW or not x.is_contiguous():  # to copy it would take what is saved
+    small = x.numel() <= DYT_FEW or not x.is_contiguous()  # to copy it would take what is saved
+    if small or torch._C._are_functorch_transforms_active():
         return dyt_formula(x, alpha, weight, bias)
-    y: Tensor = DyTFunction.apply(x, alpha, weight, bias)[0]
+    y: Tensor = DyTFunction.apply(x, alpha, weight, bias)
     return y
 
 

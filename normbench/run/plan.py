@@ -87,6 +87,8 @@ def prepare(
     trainer = config.closed.trainer
     if trainer.compile == "cudagraphs" and device.type != "cuda":
         raise UsageError(f"trainer.compile=cudagraphs needs a CUDA GPU, and the run is on {device}: use true or false")
+    if trainer.compile == "cudagraphs" and trainer.accumulate > 1:  # a replay would overwrite the gradients before it
+        raise UsageError("trainer.compile=cudagraphs does not go with trainer.accumulate above 1: use true or false")
     data = data or build.make_data(config.tree, config.closed.seed)
     if not (trainer.steps or data.steps_per_epoch):
         raise UsageError("a stream has no length that trainer.epochs could be of: set trainer.steps=1000 or the like")
@@ -137,7 +139,7 @@ def check_stackable(config: Config, data: Data, stack: int) -> None:
     trainer, names, impl = config.closed.trainer, config.choices.groups, config.tree["norm"].get("impl")
     given = {
         f"norm.impl={impl}": impl in ("compile", "liger"),  # which torch.func cannot look into
-        "trainer.compile=true": trainer.compile, "trainer.recompute=true": trainer.recompute,
+        f"trainer.compile={trainer.compile}".lower(): trainer.compile, "trainer.recompute=true": trainer.recompute,
         "trainer.shard=true": trainer.shard, "trainer.precision=fp16": trainer.precision == "fp16",
         "extend": config.closed.extend, f"data={names['data']}, whose batches have lengths of their own,": data.pads,
     }  # fmt: skip

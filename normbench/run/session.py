@@ -260,12 +260,16 @@ def prepare_torch(run: Run) -> None:
     whose gradients vanish, took 8 times as long a step with them.
     """
     trainer = run.config.closed.trainer
-    gc.set_threshold(700)  # the start has another
+    if gc.get_threshold()[0] == 100_000:  # a command has raised it while it started
+        gc.set_threshold(700)
     torch.set_num_threads(run.threads)
     torch.set_float32_matmul_precision("high" if trainer.tf32 else "highest")
     torch.backends.cudnn.allow_tf32 = trainer.tf32
     torch.set_flush_denormal(run.device.type == "cpu")
-    torch.set_deterministic_debug_mode("warn" if run.device.type == "cpu" else "default")
+    if trainer.compile or run.config.tree["norm"].get("impl") == "compile":
+        torch.use_deterministic_algorithms(run.device.type == "cpu", warn_only=True)  # imports the compiler
+    else:
+        torch.set_deterministic_debug_mode("warn" if run.device.type == "cpu" else "default")
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # it costs time for nothing
     if run.device.type == "cpu":
         keep_freed_memory()

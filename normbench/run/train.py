@@ -122,50 +122,47 @@ def train_stack(runs: Sequence[Run], seeds: Sequence[int]) -> int:
             make_directory(run)
             stack.enter_context(run.directory.held())
         left = [session for session in sessions if not session.directory.ended()]  # another process was faster
-        status = 0
-        for together in by_step(left):
-            status = status or make_stack(together, stop)
-        return status
+        return next(filter(None, (make_stack(together, stop) for together in by_step(left))), 0)
 
 
 def by_step(sessions: Sequence[Session]) -> list[list[Session]]:
     """Return sessions that go on from the same step together, first those that are behind.
 
-    Where a kill came between their checkpoints, they go back to the newest that all have.
+    Where a kill came between their checkpoints, they go back to the newest that all have. With those that have begun are
+    the seeds that they began with, of which their dropout masks are a function.
     """
     steps = [session.loop.checkpoints.steps() for session in sessions]
     common = min(map(max, steps), default=0)
-    found = defaultdict[int, list[Session]](list)
+    found = defaultdict[tuple[int, tuple[int, ...]], list[Session]](list)
     for session, known in zip(sessions, steps, strict=True):
-        if common in known:
+        if common and common in known:
             session.loop.checkpoints.go_back(common)
-        found[common if common in known else max(known)].append(session)
-    return [found[step] for step in sorted(found)]
+        if step := common if common in known and common else max(known):
+            session.seeds = session.directory.sessions()[-1]["seeds"]
+        found[step, tuple(session.seeds)].append(session)
+    return [found[key] for key in sorted(found)]
 
 
 def make_stack(sessions: Sequence[Session], stop: Sequence[int]) -> int:
     """Train sessions that stand at the same step as one model; return the exit status."""
-    of = {id(session.loop): session for session in sessions}
     from normbench.training.stack import Stack  # torch.func takes a while to import
 
+    of = {session.settings.seed: session for session in sessions}
     with ExitStack() as stack:
         for session in sessions:
             stack.enter_context(session.noted(stop))
             stack.enter_context(closing(session.prepare()))
-        run, loops = sessions[0].run, {session.settings.seed: session.loop for session in sessions}
+        run, loops = sessions[0].run, {seed: session.loop for seed, session in of.items()}
         make = partial(make_optimizer, build.factory(run.config.tree, "optim"), device=run.device)
         made = Stack(loops, sessions[0].seeds, make)
 
         def ended(loop: Loop, end: Diverged) -> None:
-            of[id(loop)].finish("diverged", end.step, end.reason)
+            of[loop.settings.seed].finish("diverged", end.step, end.reason)
 
-        number = made.run(stop, lambda loop: of[id(loop)].beat(), ended)
-        for _, loop in made.live:
-            if number:
-                of[id(loop)].interrupted(number)
-            else:
-                of[id(loop)].finish("finished", loop.step, "")
-    return 128 + number if number else 0
+        number = made.run(stop, lambda loop: of[loop.settings.seed].beat(), ended)
+        left = [of[loop.settings.seed] for _, loop in made.live]
+        ends = [one.interrupted(number) if number else one.finish("finished", one.loop.step, "") for one in left]
+        return max(ends, default=0)
 
 
 @contextmanager

@@ -53,11 +53,6 @@ class Sweep:
         return SweepFolder(self.plan.folder)
 
     @property
-    def as_stacks(self) -> str:
-        """The words for runs that are one model with others."""
-        return f"in stacks of up to {self.planner.stack} seeds, " if self.planner.stack > 1 else ""
-
-    @property
     def asked(self) -> list[str]:
         """Return the names of the runs that the words ask for; where rates are to be chosen they say from which."""
         rates = fingerprint({"rates": self.settings.lr_grid, "seeds": self.settings.lr_seeds})
@@ -105,7 +100,7 @@ class Sweep:
                 seconds = start + measure(session).seconds(first.steps)
                 total, each = (timedelta(seconds=math.ceil(seconds * n)) for n in ((number + later) / beside, 1))
                 line = f"about {total} for {whole}, {beside} at a time, each {each} as its start and a few steps tell"
-                line += f"; {self.as_stacks}they take another time, which is not measured" * bool(self.as_stacks)
+                line += "; as stacks of seeds they take another time, which was not measured" * (self.planner.stack > 1)
             except Exception as error:  # of a user's class, as a run of the sweep would fail with, or it diverges
                 line = f"the time of {whole} is not known: {first.run} fails ({explain(error)})"
             say(self.console, line)
@@ -186,7 +181,8 @@ class Sweep:
         if left := whole - len(view.over):
             folder.write_plan(plan.runs, *((self.words, self.asked) if self.is_reported(plan) else ()))
             beside = min(-(-left // planner.stack), planner.jobs)
-            share = f"{self.as_stacks}{beside} at a time with threads={planner.threads} each"
+            how = f"in stacks of up to {planner.stack} seeds, " if planner.stack > 1 else ""
+            share = f"{how}{beside} at a time with threads={planner.threads} each"
             say(self.console, f"{left} of {whole} runs to do, {share}, in {plan.folder}")
             self.say_elsewhere(plan)
             with closing(view):

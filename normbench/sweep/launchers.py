@@ -26,8 +26,7 @@ Task = Callable[[], int]
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 # All that a run imports sooner or later.
-PARTS = ("data", "models", "norms", "placements", "sweep.work")
-PRELOADED = [f"normbench.{part}" for part in PARTS]
+PRELOADED = [f"normbench.{part}" for part in ("data", "models", "norms", "placements", "sweep.work")]
 
 
 def start_server() -> None:
@@ -35,8 +34,10 @@ def start_server() -> None:
     multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOADED)
     resource_tracker.ensure_running()  # else the server starts it, and it lets the signals through again
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # a signal to all must not end the server
-    forkserver.ensure_running()
-    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class Launcher:

@@ -209,14 +209,12 @@ def balanced(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
 
 def stacked(runs: Iterable[PlannedRun], size: int) -> list[Sequence[PlannedRun]]:
     """Return runs in stacks of at most so many that differ in their seed alone, in the order of their first ones."""
-    found, growing = list[Sequence[PlannedRun]](), dict[tuple[str, int], list[PlannedRun]]()
+    found, counts = dict[tuple[str, int, int], list[PlannedRun]](), Counter[tuple[str, int]]()
     for run in runs:
         key = arm_name(run.arm), run.steps
-        if len(growing.get(key, ())) in (0, size):
-            growing[key] = []
-            found.append(growing[key])
-        growing[key].append(run)
-    return found
+        found.setdefault((*key, counts[key] // size), []).append(run)
+        counts[key] += 1
+    return [*found.values()]
 
 
 @dataclass

@@ -104,9 +104,8 @@ def tuning_grid(plan: SweepPlan, settings: SweepConfig, choices: Sequence[Mappin
         for lr in sorted({*tried.get(name, {}), *news[name]}):
             for seed in settings.lr_seeds:
                 varied = {RATE: f"{lr:.12g}", "seed": str(seed)}
-                points.append(
-                    Point(changed(first.prepared.config.words, {**varied, **common}), {**first.arm, **varied})
-                )
+                words = changed(first.prepared.config.words, {**varied, **common})
+                points.append(Point(words, {**first.arm, **varied}))
     return points if any(news.values()) else []
 
 

@@ -39,11 +39,7 @@ class SweepConfig:
     extend: Annotated[bool, Setting("add runs, such as more seeds, to those of another sweep in the folder")]
     retry_failed: Annotated[bool, Setting("try runs again that have failed")]
     timeout: Annotated[float | None, Setting("a run that takes longer fails; null: never", "minutes", above=0)]
-    stack: Annotated[
-        int,
-        Setting("seeds of an arm that are trained as one model, at the most, for a GPU that small models leave idle; "
-                "numbers change by rounding, and dropout masks", "seeds", low=1, high=1024),
-    ]  # fmt: skip
+    stack: Annotated[int, Setting("seeds of an arm trained as one model, at the most", "seeds", low=1, high=1024)]
     jobs: Annotated[int | None, Setting("runs at a time; null: one for each core, or GPU", "runs", low=1, high=4096)]
     report: Annotated[bool, Setting("write the report of the runs at the end")]
 

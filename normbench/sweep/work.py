@@ -199,9 +199,7 @@ class Execution:
         for run, standing in left:
             self.deaths[run.run] += standing.state != "running" and status not in (128, 128 + signal.SIGTERM)
             if self.deaths[run.run] == TRIES:
-                cause = (
-                    f"its process ended without a word, twice ({how or status}); where memory is short, give it more"
-                )
+                cause = f"its process ended without a word, twice ({how or status}); if memory is short, give it more"
                 self.folder.note_failure(run.run, cause)
                 if run.prepared.directory.path.is_dir():
                     run.prepared.directory.write_status("failed", standing.step, run.steps, cause)

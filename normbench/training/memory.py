@@ -157,5 +157,5 @@ def keep_freed_memory() -> None:
     """
     with suppress(OSError, AttributeError):
         libc = ctypes.CDLL(None)
-        for parameter in (M_TRIM_THRESHOLD, M_MMAP_THRESHOLD):
-            libc.mallopt(parameter, KEPT)
+        if any(libc.mallopt(M_MMAP_THRESHOLD, size) for size in (KEPT, 2**25)):  # older ones take 32 MiB at the most
+            libc.mallopt(M_TRIM_THRESHOLD, KEPT)

@@ -61,7 +61,7 @@ def make_optimizer(factory: Any, groups: list[dict[str, Any]], device: torch.dev
 
 
 def plain_step(optimizer: torch.optim.Optimizer) -> None:
-    """Let an optimizer step; of torch's own without what they wrap around it for torch.compile and for hooks."""
+    """Take an optimizer's step; of torch.optim's own without their wrapper, which imports torch.compile for nothing."""
     if type(optimizer).__module__.startswith("torch.optim") and not optimizer.defaults.get("differentiable"):
         with torch.no_grad():
             inspect.unwrap(type(optimizer).step)(optimizer)

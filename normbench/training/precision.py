@@ -50,12 +50,12 @@ class Precision:
 
     def step(self, optimizer: torch.optim.Optimizer, grad_norm: Tensor) -> None:
         """Let the optimizer step."""
-        if not self.scales:
-            return plain_step(optimizer)
-        self.skipped += ~grad_norm.isfinite()
-        self.scaler.step(optimizer)
-        self.scaler.update()
-        return None
+        if self.scales:
+            self.skipped += ~grad_norm.isfinite()
+            self.scaler.step(optimizer)
+            self.scaler.update()
+        else:
+            plain_step(optimizer)
 
     def lost(self) -> bool:
         """Tell whether the gradients overflow even where the loss is not scaled up; waits for the device."""

@@ -9,7 +9,7 @@ from normbench.analysis.figures.finals import forest, interactions, learning_rat
 from normbench.analysis.figures.lines import QUANTITIES, draw_lines
 from normbench.analysis.figures.maps import maps
 from normbench.analysis.figures.style import COLUMN, TOGETHER, UNDER_WAY, Figure, members, our_style
-from normbench.analysis.measures import Metric, implementations_in_words, metrics_of
+from normbench.analysis.measures import Metric, ran_as, metrics_of
 from normbench.analysis.records import Study, shortened
 
 
@@ -23,7 +23,7 @@ def draw_all(study: Study, baseline: Baseline, metrics: Sequence[Metric] = (), w
     judged = f" The arms are judged by the final {primary.words}, not by this loss." if others else ""
     losses = [name for name in QUANTITIES if name.startswith("loss")]
     insides = [name for name in QUANTITIES if not name.startswith(("loss", "accuracy", "bleu"))]
-    words = implementations_in_words(arms)
+    words = ran_as(arms)
     ran = f" The norms ran as {words}." if words else ""
     with our_style(width):
         figures = [

@@ -35,7 +35,7 @@ NEEDS = {
     "nanogpt": f"--nanogpt DIR, a checkout of {peers.NANOGPT}",
     "examples": f"--examples DIR, a checkout of {peers.EXAMPLES}",
     "data": "NORMBENCH_DATA, a folder with the public data sets",
-    "torchvision": "pip install torchvision",
+    "torchvision": "torchvision: .venv/bin/python -m pip install torchvision",
 }
 
 

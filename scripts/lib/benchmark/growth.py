@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """What a study of many runs costs: the runs themselves, their directories, their report, and TensorBoard.
 
-    .venv/bin/python scripts/benchmark/growth.py                               # all of it, half an hour
-    .venv/bin/python scripts/benchmark/growth.py presets --presets nano cnn    # what a run takes, and would on a GPU
-    .venv/bin/python scripts/benchmark/growth.py folders --runs 300            # directories that are made up
-    .venv/bin/python scripts/benchmark/growth.py tensorboard --events 100
+    .venv/bin/python scripts/lib/benchmark/growth.py                               # all of it, half an hour
+    .venv/bin/python scripts/lib/benchmark/growth.py presets --presets nano cnn    # what a run takes, and would on a GPU
+    .venv/bin/python scripts/lib/benchmark/growth.py folders --runs 300            # directories that are made up
+    .venv/bin/python scripts/lib/benchmark/growth.py tensorboard --events 100
 
 presets: the time, arithmetic and operations of a step are measured on one core. What a GPU would take is computed from
 them, from a share of its peak that it might reach and the time to start an operation, both assumed: see `Preset`.
@@ -34,7 +34,7 @@ from pathlib import Path
 
 from normbench.rundir import cpu_name
 
-TESTS = Path(__file__).parents[2] / "tests"
+TESTS = Path(__file__).parents[3] / "tests"
 NORMS, PLACEMENTS = "layernorm,rmsnorm,dyt,groupnorm,batchnorm", "pre,post,deep,sandwich"
 LINES = 100  # logged in each run that is made up
 ALONE = ["device=cpu", "threads=1", "quiet=true"]
