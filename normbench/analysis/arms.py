@@ -45,11 +45,9 @@ def write_arms(folder: Path, studies: Sequence[Study] = ()) -> bool:
 
 def write_study(study: Study, folder: Path) -> None:
     """Write the arms of a study; the Custom Scalars tab draws their bands above all else, as `arms` is sorted first."""
-    charts = {
-        title: {"margin": {"series": [{line: f"arm/{tag}/{line}" for line in ("value", "lower", "upper")}]}}
-        for title, tag in BANDS.items()
-        if any(tag in run.curves for run in study.runs)
-    }
+    recorded = {tag for run in study.runs for tag in run.curves}
+    charts = {title: {"margin": {"series": [{line: f"arm/{tag}/{line}" for line in ("value", "lower", "upper")}]}}
+              for title, tag in BANDS.items() if tag in recorded}  # fmt: skip
     for arm in study.arms:
         (path := folder / arm.name.replace("/", "_")).mkdir(exist_ok=True)
         logged: dict[int, dict[str, float]] = defaultdict(dict)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import operator
 import shlex
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import takewhile
@@ -235,26 +234,24 @@ def read_studies(folders: Sequence[Path]) -> list[Study]:
         UsageError: a folder is not there or holds no runs, or no run has ended.
     """
     found = {one.path.resolve(): (one, name) for folder in folders for name, one in run_directories(folder).items()}
-    half = len(found) // 2
-    others = beside(lambda: read_runs([*found.values()][half:]))
-    runs, damaged = map(operator.add, read_runs([*found.values()][:half]), others())
+
+    def read(some: Iterable[tuple[RunDirectory, str]]) -> Iterator[Run | tuple[str, str]]:
+        for directory, name in some:
+            try:
+                yield read_run(directory, name)
+            except ValueError as error:
+                yield name, str(error)
+
+    every, half = [*found.values()], len(found) // 2
+    others = beside(lambda: [*read(every[half:])])
+    known = [*read(every[:half]), *others()]
+    runs, damaged = [one for one in known if isinstance(one, Run)], [one for one in known if isinstance(one, tuple)]
     tasks = sorted({run.task for run in runs if run.ended})
     if not tasks:
         why = ": {} is damaged, {}".format(*damaged[0]) if damaged else ""
         where = ", ".join(map(str, folders))
         raise UsageError(f"{where} holds no run that has ended{why}: wait for one, or give another folder")
     return [study_of([run for run in runs if run.task == task], folders, damaged) for task in tasks]
-
-
-def read_runs(found: Sequence[tuple[RunDirectory, str]]) -> tuple[list[Run], list[tuple[str, str]]]:
-    """Return the runs in some directories, each with its name, and those that cannot be read, with the reason."""
-    runs, damaged = [], []
-    for directory, name in found:
-        try:
-            runs.append(read_run(directory, name))
-        except ValueError as error:
-            damaged.append((name, str(error)))
-    return runs, damaged
 
 
 def read_run(directory: RunDirectory, name: str) -> Run:
@@ -289,16 +286,11 @@ def read_recorded(path: Path) -> tuple[dict[str, Curve], bool, str]:
     except OSError as error:
         return {}, False, f"metrics.jsonl cannot be read ({error.strerror})"
     good = list(takewhile(lambda line: line[1] != UNREADABLE, lines))
-    alike, points = defaultdict(list), defaultdict(list)  # lines that have the same tags, as rows of one table
-    for place, (_, step, numbers) in enumerate(good):
-        alike[tuple(numbers)].append((place, step, *numbers.values()))
-    for tags, rows in alike.items():
-        table = np.array(rows, float)
-        for column, tag in enumerate(tags, 2):
-            points[tag].append(table[:, [0, 1, column]])
-    joined = {tag: np.concatenate(own) for tag, own in points.items()}
-    ordered = {tag: table[table[:, 0].argsort(), 1:].T for tag, table in joined.items()}
-    curves = {tag: Curve(steps.astype(int), values.copy()) for tag, (steps, values) in ordered.items()}
+    points = defaultdict(list)
+    for _, step, numbers in good:
+        for tag, value in numbers.items():
+            points[tag].append((step, value))
+    curves = {tag: Curve(*map(np.array, zip(*own, strict=True))) for tag, own in points.items()}
     torn = len(good) == len(lines) - 1
     whole = torn or len(good) == len(lines)
     return curves, torn, "" if whole else f"metrics.jsonl is damaged at line {len(good) + 1} of {len(lines)}"

@@ -122,11 +122,9 @@ def costs_table(runs: pd.DataFrame) -> Table:
     """Say what the arms cost and how calm they were."""
     ends = runs["status"].str.replace("_", " ").replace(["running", "interrupted"], "unfinished")
     ends = ends.mask(runs["trained"].eq(False), "did not train")
-    arms = runs.assign(
-        memory=runs["peak_memory_bytes"] / 2**20,
-        seconds=runs["training_seconds"].where(runs["status"] == "finished"),
-        **{words: ends.eq(words) for words in BAD},
-    ).groupby("arm", sort=False)
+    sums = {"memory": runs["peak_memory_bytes"] / 2**20} | {words: ends.eq(words) for words in BAD}
+    sums["seconds"] = runs["training_seconds"].where(runs["status"] == "finished")
+    arms = runs.assign(**sums).groupby("arm", sort=False)
     columns = {
         **({"processes": arms["processes"].max().map(str)} if runs["processes"].max() > 1 else {}),
         "norms run as": arms["implementation"].agg(lambda own: " or ".join(filter(None, own.unique())) or NONE),

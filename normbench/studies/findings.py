@@ -9,18 +9,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from normbench.analysis import statistics
 from normbench.analysis.figures import style
 from normbench.analysis.figures.lines import draw_band
 from normbench.analysis.figures.style import Figure
 from normbench.analysis.records import Arm
-from normbench.analysis.statistics import (
-    Interval,
-    Sample,
-    detectable_difference,
-    holm,
-    mean_interval,
-    paired_difference,
-)
+from normbench.analysis.statistics import Interval, Sample
 from normbench.analysis.tables import Table
 from normbench.analysis.wording import NONE, chance
 from normbench.studies.frame import Column
@@ -37,7 +31,7 @@ def keys_of(rows: pd.DataFrame) -> list[str]:
 
 def interval(values: Sequence[float]) -> tuple[float, float, float]:
     """Return the mean and the ends of Student's 95 % interval; NaN for those where there is none."""
-    mean, found = mean_interval([float(value) for value in values])
+    mean, found = statistics.mean_interval([float(value) for value in values])
     return mean, *(found or (np.nan, np.nan))
 
 
@@ -104,17 +98,17 @@ def compared(
         for _, own, arm in places:
             own = own.assign(**{value: np.log2(own[value].where(own[value] > 0))}) if ratio else own
             mine = by_seed(own, arm.settings, value)
-            mean, ends = mean_interval([*mine.values()])
+            mean, ends = statistics.mean_interval([*mine.values()])
             other = {**arm.settings, **(baseline or {})}
             is_known = several and {*(baseline or {})} <= {*arm.settings} and other != arm.settings
             theirs = by_seed(own, other, value) if is_known else {}
-            sample = paired_difference(mine, theirs) if theirs else None
+            sample = statistics.paired_difference(mine, theirs) if theirs else None
             written = ratios_written(mean, ends, sample) if ratio else differences_written(mean, ends, sample)
             for head, cell in zip(heads, written, strict=True):
                 cells.setdefault(head, []).append(cell)
             ps.append(sample.p if sample else None)
             compares |= bool(theirs)
-        cells[heads[4]] = [chance(p) for p in holm(ps)]
+        cells[heads[4]] = [chance(p) for p in statistics.holm(ps)]
     frame = pd.DataFrame(table | {head: own for head, own in cells.items() if {*own} != {NONE}})
     against = ", ".join(f"{name}={word}" for name, word in (baseline or {}).items())
     means, differences = ("Geometric means", "ratios to") if ratio else ("Means", "differences from")
@@ -134,7 +128,7 @@ def ratios_written(mean: float, ends: Interval | None, sample: Sample | None) ->
     """Write the same of values whose logarithms to base 2 are given, and the factor that could have been detected."""
     if sample is None:
         return number(2.0**mean), span(ends and ends.powers), NONE, NONE, NONE, NONE
-    factor = number(2.0 ** detectable_difference(sample.n, sample.sd)) if sample.sd else NONE
+    factor = number(2.0 ** statistics.detectable_difference(sample.n, sample.sd)) if sample.sd else NONE
     found = number(2.0**sample.mean), span(sample.interval and sample.interval.powers)
     return number(2.0**mean), span(ends and ends.powers), *found, NONE, factor
 

@@ -9,7 +9,7 @@ from normbench.analysis.figures.finals import forest, interactions, learning_rat
 from normbench.analysis.figures.lines import QUANTITIES, draw_lines
 from normbench.analysis.figures.maps import maps
 from normbench.analysis.figures.style import COLUMN, TOGETHER, UNDER_WAY, Figure, members, our_style
-from normbench.analysis.measures import Metric, ran_as, metrics_of
+from normbench.analysis.measures import Metric, metrics_of, ran_as
 from normbench.analysis.records import Study, shortened
 
 

@@ -123,8 +123,6 @@ def draw_bands(name: str, panels: Sequence[Panel], bands: Bands, kinds: Sequence
     ends = means.groupby("arm")["mean"].last()
     if name.startswith("loss"):
         _, top = panes[0].set_ylim(loss_limits(means, ends))
-    for pane in panes:
-        pane.autoscale(False)  # until all is drawn: the limits of all panels would be found anew for each line
     for (_, entries, kind), pane in zip(cells, panes, strict=True):
         for entry in entries:
             if (band := bands.get((entry.arm.name, kind))) is not None and len(band):
@@ -133,8 +131,6 @@ def draw_bands(name: str, panels: Sequence[Panel], bands: Bands, kinds: Sequence
                 cross: dict[str, Any] = {"markersize": 6, "markeredgewidth": 1.5, "clip_on": False}
                 cross["gid"] = grid.gid_of(entry.arm, "diverged")
                 pane.plot(lost["x"], lost["mean"].clip(upper=top), "x", color=entry.color, **cross)
-    for pane in panes:
-        pane.autoscale(True, "x" if name.startswith("loss") else "both")
     if scale == "log":
         grid.log_scale(panes[0], "y")
     if scale == "percent":

@@ -2,7 +2,7 @@
 """What a study of many runs costs: the runs themselves, their directories, their report, and TensorBoard.
 
     .venv/bin/python scripts/lib/benchmark/growth.py                               # all of it, half an hour
-    .venv/bin/python scripts/lib/benchmark/growth.py presets --presets nano cnn    # what a run takes, and would on a GPU
+    .venv/bin/python scripts/lib/benchmark/growth.py presets --presets nano cnn    # what a run takes
     .venv/bin/python scripts/lib/benchmark/growth.py folders --runs 300            # directories that are made up
     .venv/bin/python scripts/lib/benchmark/growth.py tensorboard --events 100
 
