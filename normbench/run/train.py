@@ -128,8 +128,8 @@ def train_stack(runs: Sequence[Run], seeds: Sequence[int]) -> int:
 def by_step(sessions: Sequence[Session]) -> list[list[Session]]:
     """Return sessions that go on from the same step together, first those that are behind.
 
-    Where a kill came between their checkpoints, they go back to the newest that all have. Those that have begun keep the
-    seeds that they began with, of which their dropout masks are a function.
+    Where a kill came between their checkpoints, they go back to the newest that all have. Those that have begun keep
+    the seeds that they began with, of which their dropout masks are a function.
     """
     steps = [session.loop.checkpoints.steps() for session in sessions]
     common = min(map(max, steps), default=0)
