@@ -158,6 +158,7 @@ def test_compiled_runs_have_the_same_probes_and_no_trace_of_them(tmp_path: Path)
 def test_replaying_a_step_whole_needs_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = refused(["train", "device=cpu", "trainer.compile=cudagraphs", f"outputs={tmp_path}"], capsys)
     assert said == "trainer.compile=cudagraphs needs a CUDA GPU, and the run is on cpu: use true or false"
+    assert refused(["train", "trainer.compile=graphs"], capsys).startswith("trainer.compile=graphs is not allowed: ")
 
 
 @pytest.mark.slow

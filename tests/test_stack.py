@@ -237,6 +237,16 @@ def test_a_stack_that_is_stopped_goes_on_bit_by_bit(
     assert_as(whole, tmp_path)
 
 
+def test_a_seed_goes_on_with_the_masks_with_which_it_began_in_another_grid_too(
+    server: Server, whole: Path, tmp_path: Path
+) -> None:
+    assert server.start(SWEEP, tmp_path, Trap("logging > begin", 7, (signal.SIGINT,))).wait() == 130
+    (begun,) = (name for name, path in run_directories(tmp_path).items() if "-s0-" in name and any(path.glob("check*")))
+    finished(server, [word.replace("seed=0,1,2", "seed=0,2") for word in SWEEP], tmp_path)
+    metrics = [read_json(run_directories(folder)[begun] / "summary.json")["metrics"] for folder in (whole, tmp_path)]
+    assert metrics[0] == metrics[1]
+
+
 def test_a_failure_of_a_stack_is_that_of_its_runs_which_one_command_repeats(server: Server, tmp_path: Path) -> None:
     words = [*own_words(tmp_path, "Boom", "Fine"), "seed=0,1", "sweep.stack=2"]
     child = server.start(words, tmp_path)
