@@ -44,7 +44,7 @@ PARTS: dict[str, tuple[set[str], int]] = {
         | {"training"},
         2206,
     ),
-    "commands": ({"analysis", "build", "config", "contract", "results", "rundir", "run", "studies", "sweep"}, 718),
+    "commands": ({"analysis", "build", "config", "contract", "results", "rundir", "run", "studies", "sweep"}, 719),
     "cli": ({"commands", "config", "recording", "run", "studies", "sweep"}, 214),
     "__main__": ({"cli"}, 3),
     "__init__": ({"results"}, 28),

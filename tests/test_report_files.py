@@ -7,9 +7,11 @@ import hashlib
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -221,6 +223,22 @@ used = resource.getrusage(resource.RUSAGE_SELF)
 high = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
 print(time.perf_counter() - begun, used.ru_utime + used.ru_stime, int(high.split()[1]) / 2**20)
 """
+
+
+def test_no_thread_keeps_the_command_from_its_second_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_study(tmp_path, {"layernorm": [2.0, 2.1], "rmsnorm": [2.0, 2.2]})
+    before, threads = threading.active_count(), list[int]()
+
+    def noted(work: Callable[[], Any]) -> Callable[[], Any]:
+        threads.append(threading.active_count())
+        return work
+
+    for part in ("records", "report"):
+        monkeypatch.setattr(f"normbench.analysis.{part}.beside", noted)
+    assert main(["report", str(tmp_path)]) == 0
+    assert threads == [before, before]
 
 
 @pytest.mark.slow

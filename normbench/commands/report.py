@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.live import Live
 from rich.table import Table as Grid
 from rich.text import Text
 
@@ -41,8 +42,9 @@ def report(
     if not 3 <= inches <= 20:
         raise UsageError(f"--width {width} is no width: give column (3.5 inches), page (7), or 3 to 20 inches")
     gc.disable()  # a million logged numbers hold no circles, and to look for some takes a tenth of the time
-    out = out or folders[0] / "report"
-    with Console(stderr=True, quiet=quiet).status("reading the runs") as status:
+    out, stderr = out or folders[0] / "report", Console(stderr=True, quiet=quiet)
+    # no spinner: it would need a thread, beside which no process is forked that helps
+    with Live("reading the runs", console=stderr, auto_refresh=False, transient=True) as status:
         from normbench.analysis.report import make_reports, save_all
 
         made = make_reports(folders, missing=missing_below(folders), **how)
@@ -50,7 +52,7 @@ def report(
             from normbench.analysis.arms import write_arms
 
             write_arms(folders[0], [one.study for one in made])
-        status.update(f"drawing {sum(len(one.runs) for one in made):,} runs")
+        status.update(f"drawing {sum(len(one.runs) for one in made):,} runs", refresh=True)
         try:
             page = save_all(made, folders, out, inches)
         except OSError as error:
