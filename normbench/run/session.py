@@ -256,23 +256,19 @@ class Session:
 def prepare_torch(run: Run) -> None:
     """Set threads, full float32 in matrix products and convolutions or TF32, and on the CPU the same bits each time.
 
-    There subnormal numbers (below 1.2e-38) are 0, as they take a processor many times as long: 1,000 layers of `post`,
-    whose gradients vanish, took 8 times as long a step with them.
+    There subnormal numbers are 0: with them 1,000 layers of `post`, whose gradients vanish, took 8 times as long a step.
     """
-    trainer = run.config.closed.trainer
-    if gc.get_threshold()[0] == 100_000:  # a command has raised it while it started
-        gc.set_threshold(700)
+    trainer, on_cpu = run.config.closed.trainer, run.device.type == "cpu"
+    gc.set_threshold(min(gc.get_threshold()[0], 10_000))  # a command has raised it further while it started
     torch.set_num_threads(run.threads)
     torch.set_float32_matmul_precision("high" if trainer.tf32 else "highest")
     torch.backends.cudnn.allow_tf32 = trainer.tf32
-    torch.set_flush_denormal(run.device.type == "cpu")
+    torch.set_flush_denormal(on_cpu)
+    torch.set_deterministic_debug_mode("warn" if on_cpu else "default")
     if trainer.compile or run.config.tree["norm"].get("impl") == "compile":
-        torch.use_deterministic_algorithms(run.device.type == "cpu", warn_only=True)  # imports the compiler
-    else:
-        torch.set_deterministic_debug_mode("warn" if run.device.type == "cpu" else "default")
+        torch.use_deterministic_algorithms(on_cpu, warn_only=True)  # the same for the compiler, which it imports
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # it costs time for nothing
-    if run.device.type == "cpu":
-        keep_freed_memory()
+    keep_freed_memory()
 
 
 @contextmanager
