@@ -34,7 +34,7 @@ PARTS: dict[str, tuple[set[str], int]] = {
     "probes": (set(), 234),
     "training": ({"config", "probes", "recording", "rundir"}, 1196),
     "build": ({"config", "models", "norms", "recording", "training"}, 223),
-    "run": ({"build", "config", "probes", "recording", "rundir", "training"}, 644),
+    "run": ({"build", "config", "probes", "recording", "rundir", "training"}, 643),
     "results": ({"build", "config", "rundir", "training"}, 103),
     "analysis": ({"config", "recording", "results", "rundir"}, 2500),
     "sweep": ({"build", "config", "run", "rundir"}, 967),

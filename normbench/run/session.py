@@ -256,7 +256,7 @@ class Session:
 def prepare_torch(run: Run) -> None:
     """Set threads, full float32 in matrix products and convolutions or TF32, and on the CPU the same bits each time.
 
-    There subnormal numbers are 0: with them 1,000 layers of `post`, whose gradients vanish, took 8 times as long a step.
+    There subnormal numbers are 0: with them 1,000 layers of `post`, whose gradients vanish, took 8 times the time.
     """
     trainer, on_cpu = run.config.closed.trainer, run.device.type == "cpu"
     gc.set_threshold(min(gc.get_threshold()[0], 10_000))  # a command has raised it further while it started
