@@ -9,21 +9,19 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import commands
+import kernels
 import numpy as np
+import peers
 import pyarrow
 import pyarrow.parquet
 import pytest
+import results
 import torch
 from support import REPOSITORY
 from torch.nn import functional as F
 
 FOLDER = REPOSITORY / "scripts/lib/benchmark"
-sys.path.append(str(FOLDER))
-
-import commands  # noqa: E402 (it stands beside the script)
-import kernels  # noqa: E402
-import peers  # noqa: E402
-import results  # noqa: E402
 
 
 @pytest.fixture

@@ -127,9 +127,9 @@ def test_a_seed_that_diverges_ends_alone_and_leaves_the_others_their_bits() -> N
     run(stack_of(undisturbed), 6)
     stack = stack_of(disturbed)
     run(stack, 2)
-    bad, weight = disturbed[1].loop, disturbed[1].loop.model.blocks[0].branches["mlp"].fc2.weight  # type: ignore[union-attr,index]
+    bad = disturbed[1].loop
     with torch.no_grad():
-        weight[0, 0] = math.inf
+        bad.model.get_parameter("blocks.0.branches.mlp.fc2.weight")[0, 0] = math.inf
     before = {name: each.detach().clone() for name, each in bad.model.named_parameters()}
     ((loop, end),) = run(stack, 4)
     assert loop is bad

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import filter as matching
 from typing import Any, NamedTuple
 
-from jinja2 import ChainableUndefined, Undefined
+from jinja2 import ChainableUndefined
 
 from normbench.analysis.comparisons import Comparison, rate_families, settled_seeds, without
 from normbench.analysis.measures import finite
@@ -85,12 +85,9 @@ def contradictions(study: Study) -> Iterator[Finding]:
 
 def told(study: Study, question: str) -> dict[Any, list[str]]:
     """Return what the runs answer to an expression, in all of their sessions: answer -> names of arms."""
-    answers: list[tuple[str, Any]] = []
-    asked = "{% for arm, run, session in all %}{{ keep((arm.name, (" + question + "))) }}{% endfor %}"
+    ask = environment().overlay(undefined=ChainableUndefined).compile_expression(question)
     sessions = [(arm, run, session) for arm, run in study.pairs for session in run.sessions]
-    ask = environment().overlay(undefined=ChainableUndefined).from_string(asked)
-    ask.render(all=sessions, keep=answers.append)
-    return arms_by_value((name, None if isinstance(value, Undefined) else value) for name, value in answers)
+    return arms_by_value((arm.name, ask(arm=arm, run=run, session=session)) for arm, run, session in sessions)
 
 
 def arms_by_value(answers: Iterable[tuple[str, Any]]) -> dict[Any, list[str]]:

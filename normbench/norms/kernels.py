@@ -208,9 +208,10 @@ def check_liger() -> None:
 def check_compiler() -> None:
     """Refuse to compile where torch finds nothing that does."""
     from torch._inductor.cpp_builder import get_cpp_compiler  # slow to import
+    from torch._inductor.exc import InvalidCxxCompiler
 
     try:
         get_cpp_compiler()
-    except Exception as error:
+    except InvalidCxxCompiler as error:
         cure = "install one, such as g++, or set norm.impl=auto"
         raise UsageError(f"norm.impl=compile needs a C++ compiler, and torch finds none: {cure}") from error

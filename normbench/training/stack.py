@@ -18,6 +18,7 @@ from normbench.errors import UsageError
 from normbench.training.evaluation import to_device
 from normbench.training.guard import Diverged
 from normbench.training.loop import Loop
+from normbench.training.optimizer import plain_step
 from normbench.training.parallel import Group
 from normbench.types import Batch, stable_seed
 
@@ -109,7 +110,7 @@ class Stack:
             self.train_step()
             for _, loop in [*self.live]:
                 with self.alive(loop):
-                    loop.follow(lambda loop=loop: beat(loop))  # type: ignore[misc]  # called within this line
+                    loop.follow(partial(beat, loop))
         return 0
 
     @contextmanager
@@ -142,7 +143,7 @@ class Stack:
                 watching.enter_context(loop.probes.watch_update(reading, loop.optimizer))
                 for group, own in zip(self.optimizer.param_groups, loop.optimizer.param_groups, strict=True):
                     group["lr"] = own["lr"]  # the same for all
-            self.optimizer.step()
+            plain_step(self.optimizer)
         for place, loop in self.live:
             loop.end_step(losses[place], readings[place], len(self.live))
 
@@ -217,7 +218,7 @@ def kept_of_each_weight(make: MakeOptimizer, device: torch.device) -> set[str]:
         for own, each in zip(apart, gradient, strict=True):
             own.grad = each.clone()
         for optimizer in optimizers:
-            optimizer.step()
+            plain_step(optimizer)
     steps = together.view_as(start) - 1e-3 * start
     if (together.view_as(start) - torch.stack(apart)).abs().max() > ALIKE * steps.abs().max():
         name = type(optimizers[0]).__name__

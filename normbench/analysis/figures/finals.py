@@ -129,7 +129,7 @@ def draw_against(
             spans = own[x] - own.get(f"{x}_low", own[x]), own.get(f"{x}_high", own[x]) - own[x]
             reach = [
                 side.clip(0) for side in (own["mean"] - own["low"], own["high"] - own["mean"])
-            ]  # means are rounded
+            ]  # a mean is rounded
             full, lost = own["filled"] == "yes", own.loc[own["diverged"] > 0, x] if crosses else []
             line = {"linestyle": entry.dash, "mfc": "none", "elinewidth": 0.8}
             drawn = [

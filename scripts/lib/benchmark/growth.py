@@ -90,7 +90,7 @@ class Preset:
     @classmethod
     def measured(cls, name: str) -> Preset:
         """Measure a few steps of a run."""
-        from torch.utils.flop_counter import FlopCounterMode
+        from kernels import operations, recorded
 
         from normbench.config.compose import read
         from normbench.recording import Recorder
@@ -102,14 +102,10 @@ class Preset:
         loop = Session(run).loop
         with tempfile.TemporaryDirectory() as folder, closing(Recorder(Path(folder))) as loop.recorder:
             found = estimate(loop, Path(folder))
-            with FlopCounterMode(display=False) as arithmetic:
-                loop.train_step()
-            operations = counted(loop.train_step)
+            flops, calls = operations(loop.train_step), len(recorded(loop.train_step).calls)
         parameters = sum(parameter.numel() for parameter in loop.model.parameters())
         step_ms, seconds = found.step_ms or found.probed_ms, found.seconds(run.steps)
-        return cls(
-            name, parameters, run.steps, step_ms, seconds, arithmetic.get_total_flops(), operations, found.checkpoint
-        )
+        return cls(name, parameters, run.steps, step_ms, seconds, flops, calls, found.checkpoint)
 
     def __str__(self) -> str:
         kernels, launches = self.flops / FLOPS, self.operations * LAUNCH
@@ -120,22 +116,6 @@ class Preset:
             f"{3600 / (START + self.seconds):,.0f} runs a core-hour; a GPU, computed: arithmetic "
             f"{kernels * 1e3:.2f} ms, launches {launches * 1e3:.1f} ms, {3600 / gpu:,.0f} runs an hour"
         )
-
-
-def counted(step: object) -> int:
-    """Return how many operations a step gives to the device."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Count(TorchDispatchMode):
-        operations = 0
-
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-            Count.operations += 1
-            return func(*args, **(kwargs or {}))
-
-    with Count():
-        step()  # type: ignore[operator]
-    return Count.operations
 
 
 # ---- what is done with many directories
