@@ -226,6 +226,15 @@ class Mixed(TwoLayers):
         self.shift = nn.Parameter(torch.randn(12))
 
 
+class Strided(TwoLayers):
+    """Has a convolution whose gradients are not safe on the CPU, and one that is."""
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self.skip = nn.Conv2d(4, 8, 1, stride=2)
+        self.wide = nn.Conv2d(16, 8, 1, stride=2)
+
+
 # ---- data
 
 

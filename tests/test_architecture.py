@@ -31,11 +31,11 @@ PARTS: dict[str, set[str]] = {
     "probes": set(),
     "training": {"config", "probes", "recording", "rundir"},
     "build": {"config", "models", "norms", "recording", "training"},
-    "run": {"build", "config", "probes", "recording", "rundir", "training"},
+    "run": {"build", "config", "models", "probes", "recording", "rundir", "training"},
     "results": {"build", "config", "rundir", "training"},
     "analysis": {"config", "recording", "results", "rundir"},
     "sweep": {"build", "config", "run", "rundir"},
-    "contract": {"build", "config", "training", "translation"},
+    "contract": {"build", "config", "models", "training", "translation"},
     "studies": {
         "analysis", "build", "config", "contract", "norms", "probes", "recording", "results", "run", "rundir", "sweep",
         "training",

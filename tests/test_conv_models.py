@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import textwrap
 from typing import Any
 
 import pytest
@@ -11,7 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from normbench import build as builder
-from normbench.models.cnn import BottleneckBranch, PooledConvBranch
+from normbench.models.cnn import BottleneckBranch, PooledConvBranch, unsafe_convolutions
 from normbench.models.stacks import NormActivation
 from normbench.types import ImageClassification, Site
 
@@ -110,6 +114,46 @@ def test_bottleneck_against_its_formula(order: str, stride: int) -> None:
     assert torch.equal(branch.shortcut(x), F.conv2d(x, branch.projection.weight, stride=stride))
     assert [id(w) for w in branch.output_weights()] == [id(branch.conv3.weight)]
     assert len(list(branch.scaled_weights())) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("instructions", ["AVX2", "DEFAULT"])
+def test_a_shortcut_has_the_gradients_of_float64_on_any_cpu(instructions: str) -> None:
+    """oneDNN spoils those of 1 × 1 convolutions with a stride, and with them the process, which is one of its own."""
+    code = """
+        import itertools, torch
+        from test_conv_models import Double, inside
+        from normbench.models.cnn import BasicBranch
+
+        def gradients(branch, x, like):
+            x, like = (each.to(branch.projection.weight).contiguous(memory_format=torch.channels_last)
+                       for each in (x, like))
+            x.requires_grad_()
+            return torch.autograd.grad(branch.shortcut(x), (x, branch.projection.weight), like)
+
+        torch.manual_seed(0)
+        for channels, out, side in itertools.product((1, 2, 3, 4, 7, 8, 12, 16), (4, 32), (8, 64)):
+            branch = BasicBranch((channels, out), 2, inside(Double)).to(memory_format=torch.channels_last)
+            x, like = torch.randn(32, channels, side, side), torch.randn(32, out, side // 2, side // 2)
+            expected = gradients(branch.double(), x, like)
+            branch.float()
+            for threads in (1, 2):
+                torch.set_num_threads(threads)
+                first, second = gradients(branch, x, like), gradients(branch, x, like)
+                for one, other, right in zip(first, second, expected, strict=True):
+                    assert torch.equal(one, other), (channels, out, side, threads)
+                    assert (one.double() - right).norm() <= 2e-6 * right.norm(), (channels, out, side, threads)
+    """
+    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": instructions, "PYTHONPATH": os.path.dirname(__file__)}
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, (ended.returncode, ended.stderr)
+
+
+@pytest.mark.parametrize("name", ["resnet18", "resnet50"])
+def test_no_shortcut_of_ours_is_a_convolution_with_a_stride(name: str) -> None:
+    model, _ = build("batchnorm", model=name, task=IMAGES, width=4)
+    assert not unsafe_convolutions(model)
 
 
 def test_vgg_pools_behind_norm_and_activation() -> None:

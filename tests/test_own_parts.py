@@ -193,3 +193,11 @@ def test_what_a_model_draws_itself_follows_from_the_seed_whatever_the_norm(insta
     assert len({values["block00.layer"].item() for values in drawing}) == 2
     for name in first.keys() & drawing[0].keys() - {"block00.layer", "block01.layer", "final"}:
         assert torch.equal(first[name], drawing[0][name]), name
+
+
+def test_a_model_whose_convolutions_are_not_safe_on_the_cpu_is_warned_of(
+    installed: None, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["model._target_=bad_parts.Strided", "data=digits", *SHORT[:2], *SHORT[3:]]
+    assert main(["train", *words]) == 0
+    assert "warning: skip: a 1 × 1 convolution with a stride" in capsys.readouterr().out

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from normbench import build
 from normbench.contract import trials
 from normbench.contract.checks import Check, Part, difference, drawn_by, expect, expect_small
+from normbench.models import unsafe_convolutions
 from normbench.types import ImageClassification, Model, Task
 
 TASKS: dict[str, Task] = {task.kind: task for task in (trials.TEXT, trials.TEXTS, trials.IMAGES, trials.TRANSLATIONS)}
@@ -45,6 +46,7 @@ class ModelPart(Part):
                 "constructor": is_made,
                 "the seed decides the start": start_is_seeded,
                 "evaluation is repeatable": evaluation_repeats,
+                "gradients are safe on the CPU": convolutions_are_safe,
                 **({"sees no later token": is_causal} if task.causal else {}),
                 **({"padding changes nothing": ignores_padding} if task.may_pad else {}),
                 **{f"{norm} trains": partial(trains, norm=norm) for norm in trials.sections("norm")},
@@ -69,6 +71,13 @@ def start_is_seeded(part: ModelPart, kind: str) -> None:
     different = [name for name, weight in starts[0].items() if not torch.equal(weight, starts[1][name])]
     cure = "draw from torch, whose random numbers are seeded where a model is made"
     expect(not (drawn or different), f"draws from {drawn or 'elsewhere'}: {cure}")
+
+
+def convolutions_are_safe(part: ModelPart, kind: str) -> None:
+    """No 1 × 1 convolution has a stride and few channels, whose gradients oneDNN computes wrongly on many CPUs."""
+    model, _, _ = part.make(kind)
+    found = unsafe_convolutions(model)
+    expect(not found, found)
 
 
 @torch.no_grad()

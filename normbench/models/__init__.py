@@ -1,7 +1,7 @@
 """Stacks of blocks that take a norm and a placement as factories."""
 # ruff: noqa: F401 (imported for those who name them, conf/model and conf/init above all)
 
-from normbench.models.cnn import VGG, BottleneckResNet, ConvNet, PlainConvNet, ResNet
+from normbench.models.cnn import VGG, BottleneckResNet, ConvNet, PlainConvNet, ResNet, unsafe_convolutions
 from normbench.models.initialization import Initialization, Kaiming, Normal, Orthogonal, Scaled, Xavier, initialize
 from normbench.models.recurrent import RNNSearch
 from normbench.models.seq2seq import Seq2Seq

@@ -23,6 +23,35 @@ Channels = tuple[int, int]  # in, out
 LARGEST_SMALL = 64  # pixels; larger images are shrunk to a quarter before the first block
 
 
+def every_nth_pixel(x: Image, n: int) -> Image:
+    """Return every `n`-th pixel of each row and column, the first one included."""
+    return x[:, :, ::n, ::n] if n > 1 else x
+
+
+FEW_CHANNELS = 16  # with fewer, a 1 × 1 convolution with a stride is not safe on the CPU
+
+
+def unsafe_convolutions(model: nn.Module) -> str:
+    """Return a sentence on the 1 × 1 convolutions with a stride and few input channels; empty if there are none.
+
+    oneDNN writes past its workspace in their backward pass if images are channels last in memory (uxlfoundation/oneDNN
+    issue 6035): below 8 input channels on CPUs without AVX-512, below 16 with it. The gradient is wrong then, or the
+    process dies. A slice and a convolution with stride 1 compute the same, safely.
+    """
+    unsafe = []
+    for name, module in model.named_modules():
+        if not isinstance(module, nn.Conv2d):
+            continue
+        strided = module.kernel_size == (1, 1) and max(module.stride) > 1
+        if strided and module.in_channels // module.groups < FEW_CHANNELS:
+            unsafe.append(name)
+    if not unsafe:
+        return ""
+    what = f"a 1 × 1 convolution with a stride and fewer than {FEW_CHANNELS} input channels"
+    cure = "convolve x[:, :, ::stride, ::stride] with stride 1"
+    return f"{', '.join(unsafe)}: {what}, whose gradients can be wrong on a CPU; {cure} instead"
+
+
 class ConvBranch(Branch):
     """activation, 3 × 3 convolution, norm and activation, 3 × 3 convolution: a ResNet v2 branch less its first norm.
 
@@ -48,17 +77,19 @@ class ConvBranch(Branch):
 
     def shortcut(self, x: Image) -> Image:
         """Return every `stride`-th pixel, with zeros in new channels: no parameters (He et al. 2016a, option A)."""
-        if self.stride > 1:
-            x = x[:, :, :: self.stride, :: self.stride]
+        x = every_nth_pixel(x, self.stride)
         new = self.out_features - self.in_features
         return F.pad(x, (0, 0, 0, 0, 0, new)) if new else x
 
 
 def projection(channels: Channels, stride: int) -> nn.Module:
-    """Return a shortcut that learns where the shape changes, and is x itself elsewhere (He et al. 2016a, option B)."""
+    """Return a shortcut that learns where the shape changes, and is x itself elsewhere (He et al. 2016a, option B).
+
+    It reads every `stride`-th pixel, which the branch picks: see `unsafe_convolutions`.
+    """
     if stride == 1 and channels[0] == channels[1]:
         return nn.Identity()
-    return nn.Conv2d(*channels, 1, stride=stride, bias=False)
+    return nn.Conv2d(*channels, 1, bias=False)
 
 
 class BasicBranch(ConvBranch):
@@ -69,7 +100,7 @@ class BasicBranch(ConvBranch):
         self.projection = projection(channels, stride)
 
     def shortcut(self, x: Image) -> Image:
-        return self.projection(x)
+        return self.projection(every_nth_pixel(x, self.stride))
 
 
 class BottleneckBranch(Branch):
@@ -87,6 +118,7 @@ class BottleneckBranch(Branch):
     def __init__(self, channels: Channels, stride: int, inside: NormActivation) -> None:
         super().__init__()
         self.in_features, self.out_features = channels
+        self.stride = stride
         inner = self.out_features // 4
         self.activation = nn.ReLU()
         self.conv1 = nn.Conv2d(self.in_features, inner, 1, bias=False)
@@ -101,7 +133,7 @@ class BottleneckBranch(Branch):
         return self.conv3(self.between2(self.conv2(x)))
 
     def shortcut(self, x: Image) -> Image:
-        return self.projection(x)
+        return self.projection(every_nth_pixel(x, self.stride))
 
 
 class PlainConvBranch(Branch):

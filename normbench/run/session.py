@@ -22,6 +22,7 @@ from torch import nn
 from normbench import build, recording
 from normbench.config.groups import content, options
 from normbench.errors import RunFailure, is_disk_full, is_out_of_memory
+from normbench.models import unsafe_convolutions
 from normbench.probes import Probes
 from normbench.recording import Display, Recorder, Silent, show_table
 from normbench.run.plan import Run
@@ -194,6 +195,8 @@ class Session:
             self.say(f"going on from step {start_step:,}")
         for words in filter(None, caveats(self.run).values()):
             self.say(f"warning: {words}")
+        if self.run.device.type == "cpu" and (unsafe := unsafe_convolutions(loop.model)):
+            self.say(f"warning: {unsafe}")
         if cut := self.run.data.describe().get("cut"):
             self.say(f"note: {cut:,} texts are longer than model.context, and are cut")
         if self.memory:
