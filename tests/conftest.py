@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 from collections.abc import Callable
 from itertools import groupby, islice
 from pathlib import Path
 
 import pytest
 import torch
+
+# Compiled kernels are the tests' own, and those of one instruction set apart from those of another: `avx2` may be asked
+# for on a CPU that has more, and what torch.compile writes for vectors of one width is garbage for another.
+CACHE = Path(tempfile.gettempdir()) / f"normbench-tests-{os.getuid()}" / torch.backends.cpu.get_cpu_capability()
+os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(CACHE))
 
 # Small tensors gain nothing from a second thread, and tests run side by side: also in processes that tests start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
+import subprocess
 import sys
+import textwrap
 from collections.abc import Callable
 from importlib.util import find_spec
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -148,6 +152,27 @@ def test_a_norm_is_copied_and_stored_with_its_choice(name: str, impl: str) -> No
 
 
 @pytest.mark.slow
+def test_cpus_with_other_vectors_share_a_cache_of_compiled_kernels(tmp_path: Path) -> None:
+    code = """
+        import torch
+        from normbench.norms import BatchNorm
+        compiled, eager = (BatchNorm(32, channel_dim=1, impl=impl) for impl in ("compile", "eager"))
+        torch.manual_seed(0)
+        x = torch.randn(8, 32, 5, 7)
+        torch.testing.assert_close(compiled(x), eager(x))
+        print(torch.backends.cpu.get_cpu_capability())
+    """
+    seen = []
+    for capability in ({}, {"ATEN_CPU_CAPABILITY": "default"}):
+        environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path), **capability}
+        command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code)]
+        ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert ended.returncode == 0, ended.stderr
+        seen.append(ended.stdout.strip())
+    assert len({*seen}) == 2 or os.environ.get("ATEN_CPU_CAPABILITY") == "default"
+
+
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of torch's compiler
 @pytest.mark.parametrize(
     ("name", "layout", "impl"), [case for case in CASES if case[2] == "eager" and case[0] != "none"]
@@ -174,9 +199,10 @@ def test_norms_alike_are_compiled_once_hooks_run_and_a_compiled_model_takes_them
 
 def test_without_a_compiler_it_is_said_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._inductor import cpp_builder
+    from torch._inductor.exc import InvalidCxxCompiler
 
     def lacking() -> str:
-        raise RuntimeError("no compiler")
+        raise InvalidCxxCompiler
 
     monkeypatch.setattr(cpp_builder, "get_cpp_compiler", lacking)
     kernels.check_compiler.cache_clear()

@@ -16,6 +16,7 @@ from jaxtyping import Num
 from torch import Tensor, distributed, nn
 from torch.nn import functional as F
 
+from normbench.compiling import compiled
 from normbench.errors import UsageError
 from normbench.norms.kernels import check_compiler, check_liger
 from normbench.settings import Setting
@@ -172,7 +173,7 @@ class AffineNorm(Norm, ABC):
 
     def forward(self, x: Num[Tensor, "..."], mask: Tensor | None = None) -> Num[Tensor, "..."]:
         if self.compiled and not torch.compiler.is_compiling():
-            return compiled()(self, x, mask)
+            return compiled_formula()(self, x, mask)
         return self.computed(x, mask)
 
     def computed(self, x: Tensor, mask: Tensor | None) -> Tensor:
@@ -207,10 +208,10 @@ class AffineNorm(Norm, ABC):
 
 
 @cache
-def compiled() -> Callable[..., Tensor]:
+def compiled_formula() -> Callable[..., Tensor]:
     """Return `AffineNorm.computed` compiled: once for all norms with the same settings, and for each kind of input."""
     torch._dynamo.config.recompile_limit = max(VERSIONS, torch._dynamo.config.recompile_limit)
-    return torch.compile(AffineNorm.computed, fullgraph=True)
+    return compiled(AffineNorm.computed, fullgraph=True)
 
 
 class RunningNorm(AffineNorm):

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from normbench.compiling import compiled
 from normbench.config.schema import TrainConfig
 from normbench.probes import Probes, Reading
 from normbench.recording import Recorder
@@ -84,7 +85,7 @@ class Loop:
         # compiled with eager mode's random numbers: its own would give other dropout masks
         options: Any = {"fallback_random": True, "triton.cudagraphs": self.trainer.compile == "cudagraphs"}
         self.shared = self.group.wrap(self.model)
-        self.compiled = torch.compile(self.shared, options=options) if self.trainer.compile else None
+        self.compiled = compiled(self.shared, options=options) if self.trainer.compile else None
 
     # ---- the run
 
