@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import resource
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -122,7 +124,29 @@ def test_overflowing_steps_are_left_out_and_counted() -> None:
         assert int(one.skipped) == 1 and one.state_dict()["scaler"]["scale"] == 32768
 
 
-def test_a_precision_that_kills_its_trial_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(precision, "TRIAL", f"import os; os.kill(os.getpid(), {int(signal.SIGILL)})")
-    with pytest.raises(UsageError, match=r"trainer.precision=bf16 does not run on this machine's cpu \(its trial died"):
+def test_a_precision_that_kills_its_trial_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cores_are_on: None
+) -> None:
+    """The signal is named, whatever else the trial has written, and no core file is left."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONFAULTHANDLER", "1")
+    monkeypatch.setattr(precision, "TRIAL", f"\nimport os; os.kill(os.getpid(), {int(signal.SIGILL)})")
+    said = r"trainer.precision=bf16 does not run on this machine's cpu \(its trial died of SIGILL\): use fp32"
+    with pytest.raises(UsageError, match=said):
+        make_precision("bf16", CPU)
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.fixture
+def cores_are_on() -> Iterator[None]:
+    """Let processes that crash leave a core file, as far as that is allowed here."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (hard, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_CORE, (soft, hard))
+
+
+def test_what_a_trial_says_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precision, "TRIAL", "\nraise TypeError('no such kernel')")
+    with pytest.raises(UsageError, match=r"cpu \(TypeError: no such kernel\): use fp32"):
         make_precision("bf16", CPU)

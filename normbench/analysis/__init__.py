@@ -10,6 +10,8 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+from normbench.processes import end_with_parent
+
 
 def beside(work: Callable[[], Any]) -> Callable[[], Any]:
     """Begin work in a forked process, which has all that is in memory; return what waits for its result.
@@ -21,8 +23,12 @@ def beside(work: Callable[[], Any]) -> Callable[[], Any]:
     fork = multiprocessing.get_context("fork")
     here, there = fork.Pipe(duplex=False)
 
+    waiting = os.getpid()
+
     def send() -> None:
         os.setsid()  # Ctrl-C is for the one that waits
+        end_with_parent(waiting)
+        here.close()  # else nobody tells this process that nobody reads
         there.send(work())
 
     def result() -> Any:

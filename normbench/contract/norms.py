@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import inspect
 import multiprocessing
+import os
 from collections.abc import Callable
 from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from functools import cached_property, partial
@@ -21,6 +22,7 @@ from normbench import build
 from normbench.contract import checks, trials
 from normbench.contract.checks import Check, Fact, NotApplicable, difference, expect, expect_small
 from normbench.contract.trials import ModulePart, run, run_both
+from normbench.processes import begin_trial
 from normbench.types import NormFacts, Site
 
 SITE = Site("mlp", 0, depth=2, branches=4)
@@ -193,7 +195,8 @@ def gradients_are_right(part: NormPart) -> None:
 def bfloat16_is_close(part: NormPart) -> str:
     """Measure in a process of its own, since some CPUs stop one that uses bfloat16."""
     try:
-        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        spawn = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(1, spawn, begin_trial, (os.getpid(),)) as pool:
             return pool.submit(bfloat16_error, part).result()
     except BrokenExecutor as error:
         raise NotApplicable("this machine, or the norm, stops a process that uses bfloat16 on the CPU") from error

@@ -108,7 +108,8 @@ class Reading:
 
         The branch gives its logits (batch, heads, queries, keys) for an input, −∞ where nobody may look.
         """
-        logits = branch.attention_logits(inputs[0].float(), **context)
+        precise = torch.promote_types(inputs[0].dtype, torch.float32)
+        logits = branch.attention_logits(inputs[0].to(precise), **context)
         self.scalars[f"attention/{name}/entropy"] = statistics.entropy(logits)
         self.scalars[f"attention/{name}/largest_logit"] = logits.max()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from contextlib import AbstractContextManager, nullcontext
@@ -81,10 +83,14 @@ def make_precision(name: str, device: torch.device) -> Precision:
     precision = Precision(name, device)
     if precision.dtype != torch.float32:
         # -P: no file in the current directory hides a module that torch imports
-        command = [sys.executable, "-P", "-c", TRIAL, str(device), str(precision.dtype).removeprefix("torch.")]
+        code = f"from normbench.processes import begin_trial; begin_trial({os.getpid()}){TRIAL}"
+        command = [sys.executable, "-P", "-c", code, str(device), str(precision.dtype).removeprefix("torch.")]
         child = subprocess.run(command, capture_output=True, text=True, check=False)
+        if child.returncode < 0:  # faulthandler, where it is on, has written where Python was
+            reason = f"its trial died of {signal.Signals(-child.returncode).name}"
+        elif child.returncode:
+            reason = (child.stderr.strip().splitlines() or ["its trial failed without a word"])[-1]
         if child.returncode:
-            last = (child.stderr.strip().splitlines() or [f"its trial died of signal {-child.returncode}"])[-1]
-            here = f"this machine's {device.type} ({last})"
+            here = f"this machine's {device.type} ({reason})"
             raise UsageError(f"trainer.precision={name} does not run on {here}: use fp32")
     return precision

@@ -1,0 +1,63 @@
+"""Processes that a command starts for itself end with it, even where it is killed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from support import REPOSITORY
+
+# Each starts a process, which would never end by itself, and does not return.
+WAITING = {
+    "beside, at work": "kept = beside(lambda: time.sleep(600)); time.sleep(600)",
+    "beside, writing more than a pipe holds": "kept = beside(lambda: b'x' * 10_000_000); time.sleep(600)",
+    "trial of a precision": "precision.TRIAL = '\\nimport time; time.sleep(600)'; "
+    "precision.make_precision('bf16', torch.device('cpu'))",
+    "norm in bfloat16": "bfloat16_is_close(NormPart({'norm': {'_target_': 'bad_parts.Hanging'}}))",
+}
+IMPORTS = """
+import time
+import torch
+from normbench.analysis import beside
+from normbench.contract.norms import NormPart, bfloat16_is_close
+from normbench.training import precision
+"""
+MARK = "NORMBENCH_TEST_MARK"
+PATHS = [str(REPOSITORY / "tests"), str(REPOSITORY / "tests/example_package")]
+
+
+def marked(mark: str) -> list[str]:
+    """Return the command lines of all processes with a mark in their environment."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            environment = (folder / "environ").read_bytes()
+            state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
+            if f"{MARK}={mark}".encode() in environment.split(b"\0") and state != "Z":
+                found.append((folder / "cmdline").read_text())
+        except OSError:  # it has ended meanwhile
+            continue
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell a process of its parent's end")
+@pytest.mark.parametrize("case", WAITING)
+def test_a_process_ends_with_the_one_that_is_killed(case: str, tmp_path: Path) -> None:
+    environment = {**os.environ, MARK: str(tmp_path), "PYTHONPATH": os.pathsep.join(PATHS)}
+    command = [sys.executable, "-c", IMPORTS + WAITING[case]]
+    with subprocess.Popen(command, env=environment, cwd=tmp_path) as parent:
+        deadline = time.monotonic() + 60
+        while len(marked(str(tmp_path))) < 2 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        time.sleep(1)  # until it is where it stays
+        assert parent.poll() is None and len(marked(str(tmp_path))) >= 2
+        parent.kill()
+    deadline = time.monotonic() + 1
+    while (left := marked(str(tmp_path))) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not left
