@@ -140,6 +140,7 @@ def be_child(
             os.dup2(stream, number)
         os.environ |= {"COLUMNS": "200", **environment}
         os.chdir(cwd)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which tests that were started by nohup ignore
         signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a sweep that has started the server blocks signals meanwhile
         watch(Places(places, trap))
         sys.argv = ["normbench", *words]

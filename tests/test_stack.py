@@ -106,9 +106,19 @@ CASES: dict[str, list[str]] = {
 }
 
 
+def in_float64(made: Sequence[Session]) -> None:
+    """Let models train in float64, where the rounding of a badly conditioned gradient is far below any tolerance."""
+    for session in made:
+        session.loop.model.double()
+        if session.loop.average is not None:
+            session.loop.average.model.double()
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_a_stack_is_as_many_single_runs(case: str) -> None:
     alone, together = sessions_of(*CASES[case]), sessions_of(*CASES[case])
+    if case == "much at once":  # GroupNorm of four channels behind a learned scale: badly conditioned
+        in_float64([*alone, *together])
     assert not run(stack_of(together), 6)
     norms = []
     for ours, single in zip(together, alone, strict=True):

@@ -185,13 +185,13 @@ def test_what_is_left_out_is_told_with_the_reason(here: Path, monkeypatch: pytes
     rows = make(
         "norm=dyt,none,layernorm",
         "optim=sgd",
-        "optim.lr=0.01,1e3",
+        "optim.lr=1e-4,1e3",  # far from where rounding decides whether a run diverges
         "seed=0",
         "trainer.steps=40",
         "trainer.grad_clip=0",
         "quiet=true",
     )
-    assert {*zip(rows["norm"], rows["optim.lr"], strict=True)} == {("none", 0.01), ("layernorm", 0.01)}
+    assert {*zip(rows["norm"], rows["optim.lr"], strict=True)} == {("none", 1e-4), ("layernorm", 1e-4)}
     left_out = read_study(here / "outputs/stream/studies/stream", here).tables[-1]
     assert {why for _, why in left_out.rows} == {"norm=dyt is not measured: leave it out", "diverged"}
     assert len([path for path in (here / "outputs/stream").iterdir() if path.name.startswith("dyt")]) == 0

@@ -225,7 +225,9 @@ def test_a_file_that_changes_under_a_run_ends_it(tmp_path: Path, change: Callabl
 
 
 @pytest.mark.slow
-def test_a_text_of_2_gb_trains_with_less_than_500_mib_of_memory(tmp_path: Path, tell: Callable[[str], None]) -> None:
+def test_a_text_of_2_gb_trains_with_less_than_275_mib_of_memory_beside_torch_s_own(
+    tmp_path: Path, tell: Callable[[str], None]
+) -> None:
     path, block = tmp_path / "long.txt", (LONG * 4000).encode()
     with open(path, "wb") as file:
         for _ in range(-(-2_000_000_000 // len(block))):
@@ -235,13 +237,21 @@ def test_a_text_of_2_gb_trains_with_less_than_500_mib_of_memory(tmp_path: Path, 
     code = """
         import sys
         from pathlib import Path
+        import torch
         from normbench.cli import main
+
+        def peak():
+            # This program's own: a process takes getrusage's maximum over from the one that started it.
+            lines = Path("/proc/self/status").read_text().splitlines()
+            return int(next(line for line in lines if line.startswith("VmHWM")).split()[1])
+
+        libraries = peak()  # a build with CUDA takes 300 MiB more than one without
         status = main(["train", *sys.argv[1:]])
-        # This program's own: a process takes getrusage's maximum over from the one that started it.
-        peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
-        print(status, peak.split()[1])
+        print(status, libraries, peak())
     """
     command = [sys.executable, "-c", textwrap.dedent(code), *words]
-    status, kibibytes = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-2:]
-    tell(f"{path.stat().st_size:,} bytes of text, {int(kibibytes) / 1024:,.0f} MiB of memory at most")
-    assert status == "0" and int(kibibytes) < 500 * 1024
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-3:]
+    status, libraries, most = map(int, printed)
+    grown = (most - libraries) / 1024
+    tell(f"{path.stat().st_size:,} bytes of text, {grown:,.0f} MiB of memory at most beside torch's own")
+    assert status == 0 and grown < 275
