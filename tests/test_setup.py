@@ -38,7 +38,7 @@ case "$*" in
             printf '#!/usr/bin/env bash\necho "%s in $PWD: $*"\n' "$tool" >"${{0%/*}}/$tool"
             chmod +x "${{0%/*}}/$tool"
         done ;;
-    *"-m pytest"*) echo "pytest in $PWD: $*" ;;
+    *"-m pytest"*) echo "pytest in $PWD: $*${{ONEDNN_MAX_CPU_ISA:+ as on $ONEDNN_MAX_CPU_ISA}}" ;;
     *"/scripts/lib/benchmark "*) echo "benchmark in $PWD: ${{*:2}}" ;;
 esac
 """
@@ -110,6 +110,15 @@ def test_the_check_command_has_the_test_extra_which_serves_both(machine: Machine
     machine.run("normbench")
     machine.run("test")
     assert [call.endswith(",test]") for call in machine.installs()] == [False, True]
+
+
+def test_the_tests_run_as_on_another_cpu(machine: Machine) -> None:
+    for name, instructions in (("avx2", "AVX2"), ("sse", "SSE41")):
+        told = machine.run("test", "--as", name, "-k", "two words").stdout.replace(f" in {machine.checkout}", "")
+        assert told == f"pytest: -m pytest -n auto --dist worksteal -k two words as on {instructions}\n"
+    outcome = machine.run("test", "--as", "arm")
+    assert (outcome.returncode, outcome.stdout) == (2, "")
+    assert outcome.stderr == "normbench: scripts/test --as takes avx2 or sse, not 'arm'.\n"
 
 
 def test_the_benchmark_needs_no_test_tools(machine: Machine) -> None:

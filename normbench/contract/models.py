@@ -46,7 +46,7 @@ class ModelPart(Part):
                 "constructor": is_made,
                 "the seed decides the start": start_is_seeded,
                 "evaluation is repeatable": evaluation_repeats,
-                "gradients are safe on the CPU": convolutions_are_safe,
+                **({"gradients are safe on the CPU": convolutions_are_safe} if task.kind == trials.IMAGES.kind else {}),
                 **({"sees no later token": is_causal} if task.causal else {}),
                 **({"padding changes nothing": ignores_padding} if task.may_pad else {}),
                 **{f"{norm} trains": partial(trains, norm=norm) for norm in trials.sections("norm")},
