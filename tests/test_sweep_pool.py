@@ -68,7 +68,7 @@ def wait_for_runs(process: subprocess.Popen[str], folder: Path, number: int) -> 
     assert process.poll() is None
 
 
-LONG = sweep_words("trainer.steps=4000", "trainer.checkpoint_every=4000", launcher="joblib")
+LONG = sweep_words("trainer.steps=4000", "trainer.checkpoint_every=4000", "sweep.jobs=2", launcher="joblib")
 
 
 @pytest.mark.slow
