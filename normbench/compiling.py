@@ -17,7 +17,7 @@ def compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]
     """
     settings = torch.compiler.config
     instructions = torch.backends.cpu.get_cpu_capability()
-    known = getattr(settings, "cache_key_tag", None)  # torch 2.6 has no such setting
+    known = getattr(settings, "cache_key_tag", None)  # None: this torch has no such setting
     if known is not None and not known.endswith(instructions):
         settings.cache_key_tag = f"{known}{instructions}"
     return torch.compile(function, **options)

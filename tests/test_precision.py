@@ -130,7 +130,7 @@ def test_a_precision_that_kills_its_trial_is_refused(
     """The signal is named, whatever else the trial has written, and no core file is left."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONFAULTHANDLER", "1")
-    monkeypatch.setattr(precision, "TRIAL", f"\nimport os; os.kill(os.getpid(), {int(signal.SIGILL)})")
+    monkeypatch.setattr(precision, "TRIAL", f"import os; os.kill(os.getpid(), {int(signal.SIGILL)})")
     said = r"trainer.precision=bf16 does not run on this machine's cpu \(its trial died of SIGILL\): use fp32"
     with pytest.raises(UsageError, match=said):
         make_precision("bf16", CPU)
@@ -147,6 +147,6 @@ def cores_are_on() -> Iterator[None]:
 
 
 def test_what_a_trial_says_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(precision, "TRIAL", "\nraise TypeError('no such kernel')")
+    monkeypatch.setattr(precision, "TRIAL", "raise TypeError('no such kernel')")
     with pytest.raises(UsageError, match=r"cpu \(TypeError: no such kernel\): use fp32"):
         make_precision("bf16", CPU)

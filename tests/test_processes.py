@@ -15,7 +15,7 @@ from support import REPOSITORY
 WAITING = {
     "beside, at work": "kept = beside(lambda: time.sleep(600)); time.sleep(600)",
     "beside, writing more than a pipe holds": "kept = beside(lambda: b'x' * 10_000_000); time.sleep(600)",
-    "trial of a precision": "precision.TRIAL = '\\nimport time; time.sleep(600)'; "
+    "trial of a precision": "precision.TRIAL = 'import time; time.sleep(600)'; "
     "precision.make_precision('bf16', torch.device('cpu'))",
     "norm in bfloat16": "bfloat16_is_close(NormPart({'norm': {'_target_': 'bad_parts.Hanging'}}))",
 }

@@ -22,7 +22,6 @@ def beside(work: Callable[[], Any]) -> Callable[[], Any]:
         return work
     fork = multiprocessing.get_context("fork")
     here, there = fork.Pipe(duplex=False)
-
     waiting = os.getpid()
 
     def send() -> None:

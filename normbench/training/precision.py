@@ -83,7 +83,7 @@ def make_precision(name: str, device: torch.device) -> Precision:
     precision = Precision(name, device)
     if precision.dtype != torch.float32:
         # -P: no file in the current directory hides a module that torch imports
-        code = f"from normbench.processes import begin_trial; begin_trial({os.getpid()}){TRIAL}"
+        code = f"from normbench.processes import begin_trial; begin_trial({os.getpid()})\n{TRIAL}"
         command = [sys.executable, "-P", "-c", code, str(device), str(precision.dtype).removeprefix("torch.")]
         child = subprocess.run(command, capture_output=True, text=True, check=False)
         if child.returncode < 0:  # faulthandler, where it is on, has written where Python was
