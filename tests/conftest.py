@@ -34,8 +34,8 @@ def one_thread() -> None:
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Return one worker more than there are cores: many tests wait for processes that they have started."""
-    return len(os.sched_getaffinity(0)) + 1
+    """Return two workers more than there are cores: many tests wait for processes that they have started."""
+    return len(os.sched_getaffinity(0)) + 2
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

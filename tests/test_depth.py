@@ -198,7 +198,7 @@ def test_memory_is_stated_warned_of_and_refused(monkeypatch: pytest.MonkeyPatch,
 
 @pytest.mark.slow
 def test_a_thousand_layers_take_steps(tmp_path: Path) -> None:
-    words = ["train", "experiment=thousand_layers", "placement=deep", "model.depth=1000", "trainer.steps=3"]
+    words = ["train", "experiment=thousand_layers", "placement=deep", "model.depth=1000", "trainer.steps=2"]
     words += ["schedule.warmup=0", "trainer.log_every=1", "data=text", f"data.path={tmp_path}/text.txt", "quiet=true"]
     (tmp_path / "text.txt").write_text("normbench trains a thousand layers. " * 60)
     assert main([*words, f"outputs={tmp_path}", "trainer.keep_checkpoint=none", "data.batch_size=2", "device=cpu"]) == 0
@@ -206,7 +206,7 @@ def test_a_thousand_layers_take_steps(tmp_path: Path) -> None:
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     losses = [row["loss/train"] for row in rows if "loss/train" in row]
     assert losses == sorted(losses, reverse=True)
-    assert len(losses) == 3
+    assert len(losses) == 2
     gradients = {tag: value for row in rows for tag, value in row.items() if tag.startswith("grad/block")}
     assert len(gradients) == 3000
     assert min(gradients.values()) > 0

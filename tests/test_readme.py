@@ -17,8 +17,9 @@ from normbench.config.groups import options
 
 PAGES = {path: path.read_text("utf-8") for path in (REPOSITORY / "README.md", *sorted(REPOSITORY.glob("docs/*.md")))}
 TEXT = "\n".join(PAGES.values())
+TRANSLATORS = {"model=rnnsearch", "model=seq2seq"}
 # whose last evaluation alone takes long
-LONG = {"data=wikitext2", "data=cifar10_jpeg", "model=rnnsearch", "model=seq2seq"}
+LONG = {"data=wikitext2", "data=cifar10_jpeg", *TRANSLATORS}
 SHORT = ["trainer.steps=4", "trainer.eval_every=2", "trainer.eval_batches=1", "model.width=8", "threads=1"]
 
 
@@ -51,7 +52,10 @@ def small(words: list[str]) -> list[str]:
     if words[0] == "train" and folder:
         return [*words, "trainer.steps=6"]
     if words[0] == "train":
-        return [*words, *SHORT, *([] if "model=" in " ".join(words) else ["model.depth=1"])]
+        smaller = [] if "model=" in " ".join(words) else ["model.depth=1"]
+        if TRANSLATORS & {*words}:
+            smaller = ["data.batch_size=4"]  # a plan times its steps
+        return [*words, *SHORT, *smaller]
     if "--dry-run" not in words and {"experiment=smoke", "name=first"} & {*words}:
         few = ["sweep.lr_grid=[1e-3]", "seed=0,1"] if "sweep.lr=auto" in words else []
         return [*words, *SHORT, "launcher=local", *few]
