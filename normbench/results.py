@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from normbench.config.groups import GROUPS
-from normbench.config.schema import check_trusted, checked_section, stored
+from normbench.config.schema import checked_section, stored
+from normbench.config.trust import check_trusted
 from normbench.errors import UsageError, explain
 from normbench.rundir import UNREADABLE, RunDirectory, logged_lines, read_json
 from normbench.settings import flat

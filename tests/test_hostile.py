@@ -18,6 +18,7 @@ from made_runs import make_run
 import normbench
 from normbench.cli import main
 from normbench.config.compose import read
+from normbench.data.hub import Hub
 from normbench.errors import UsageError
 from normbench.run.plan import prepare
 from normbench.studies.sample import sample
@@ -31,9 +32,16 @@ FOREIGN = (
     "logger.mine={_target_:hostile.Norm}", "norm=../../here/hostile", "norm@norm=../hostile",
     "sweep.tie=norm._target_=hostile.Norm,torch.nn.Identity;norm.eps=0.1,0.2",
     "norm.eps='${oc.decode:x}'", "sweep.tie=norm=../a,../b;norm.eps=0.1,0.2",
-    "launcher.additional_parameters={setup:[id]}",
+    "launcher.additional_parameters={setup:[id]}", "launcher.address=auto", "launcher.partition=gpu\ntouch x",
+    "logger=wandb", "logger=[csv,mlflow]", "logger.mlflow.tracking_uri=http://10.0.0.1", "norm.eps={a:1}",
+    "launcher._target_=hostile.Norm", "+unknown.key=1", "sweep.tie='logger=csv,wandb;norm.eps=0.1,0.2'",
 )  # fmt: skip
-OURS = ("norm._target_=torch.nn.LayerNorm,normbench.norms.DyT", "outputs=/some/where", "data.path=a/b", "seed=0,1")
+OURS = (
+    "norm._target_=torch.nn.LayerNorm,normbench.norms.DyT", "outputs=/some/where", "data.path=a/b", "seed=0,1",
+    "launcher=submitit", "launcher.partition=gpu", "launcher.gpus_per_node=2", "launcher.address=null",
+    "logger=[csv,tensorboard]", "data.hub_id=owner/name", "sweep.exclude=norm=dyt,seed=1", "experiment=smoke",
+    "sweep.tie='data.batch_size=2,8;optim.lr=0.025,0.1'", "trainer.steps=10", "~norm.eps", "probes=none",
+)  # fmt: skip
 
 
 class Bomb:
@@ -146,12 +154,25 @@ def test_a_sweep_of_somebody_else_goes_on_with_trust_alone(mark: Path, capsys: p
         folder = mark.parent / f"sweep{number}"
         SweepFolder(folder).write_plan([], ["norm=layernorm", word], [word])
         assert main(["sweep", "--resume", str(folder), "--dry-run"]) == 2
-        assert (
-            f"has {word}, whose code runs: if you trust whoever made the sweep, add --trust" in capsys.readouterr().err
-        )
-        assert not mark.exists() and SweepFolder(folder).command.endswith(f"{folder.name} --trust")
+        err = capsys.readouterr().err
+        assert f"has {word!r}, which may run code of somebody's or reach another machine: if you trust" in err
+        assert not mark.exists() and SweepFolder(folder).command().endswith(folder.name)
+        assert SweepFolder(folder).command([word]).endswith(f"{folder.name} --trust")
     SweepFolder(mark.parent / "ours").write_plan([], [*OURS], ["run"])
     assert SweepFolder(mark.parent / "ours").foreign == []
+
+
+@pytest.mark.parametrize(
+    "word", ["launcher.partition=gpu\ntouch x", "launcher.additional_parameters={comment: 'a\rb'}"]
+)
+def test_no_line_break_reaches_a_script_of_a_cluster(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sweep", "launcher=submitit", "norm=rmsnorm,layernorm", "--dry-run", word]) == 2
+    assert "holds a line break or another control character: write it without" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["pandas", "../pandas", "a/../b", "a/b/c", "owner/.."])
+def test_a_format_is_no_data_set_of_the_hub(name: str) -> None:
+    assert "is no data set of the hub: give owner/name" in said(lambda: Hub(name, "main", None, None))
 
 
 def test_who_trusts_a_run_loads_a_class_of_its_own(runs: dict[str, Path], mark: Path) -> None:

@@ -54,7 +54,7 @@ def line_of_sweep(name: str, sweep: SweepFolder) -> Line:
         states |= {"running"}
     state = next((one for one in ("running", "waiting", "failed") if one in states), "finished")
     words = [note["words"] for note in notes]  # of runs that choose rates there are none
-    command = sweep.command if state in ("waiting", "failed") and any(words) else ""
+    command = sweep.command() if state in ("waiting", "failed") and any(words) else ""
     return last_change(sweep.path, sweep.notes), name, state, overall(standings), "", command
 
 

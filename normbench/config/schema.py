@@ -84,12 +84,6 @@ OPEN_SECTIONS = ("norm", "placement", "model", "data", "optim", "schedule", "ini
 MANY = "logger"  # a section that holds any number of such sections
 TARGET = Setting("what makes it: package.module.Class", types=(str,), required=True)
 
-# Where the classes of a run are whose code may run though somebody else has made it.
-TRUSTED = (
-    "normbench.norms.", "normbench.placements.", "normbench.models.", "normbench.data.",
-    "normbench.training.schedules.", "torch.nn.", "torch.optim.",
-)  # fmt: skip
-
 # The settings of the sections that are no class's, and all keys that are there whatever is chosen.
 CLOSED = {"trainer": closed_settings(TrainerConfig), "probes": closed_settings(ProbesConfig)}
 ROOT = closed_settings(TrainConfig)
@@ -169,29 +163,6 @@ def stored(path: Path) -> Iterator[None]:
     except UsageError as error:
         where = f"{path} is of another version of normbench, or was edited"
         raise UsageError(f"{where} ({error}): make that run anew") from error
-
-
-def check_trusted(tree: Tree, path: Path) -> None:
-    """Refuse a run that has other classes than normbench's and torch's: whoever loads it runs their code.
-
-    Raises:
-        UsageError: it has one.
-    """
-    for section in OPEN_SECTIONS:
-        target = str(tree[section].get("_target_"))
-        if not target.startswith(TRUSTED):
-            what = f"{path} has {section}._target_={target}, which is neither normbench's nor torch's"
-            cure = "if you trust whoever made the run, add --trust (in Python trust=True)"
-            raise UsageError(f"{what}, and loading it runs its code: {cure}")
-
-
-def may_run_code(word: str) -> bool:
-    """Tell whether a word may bring code of somebody's: by a class, a YAML elsewhere, or a script of a cluster's."""
-    key, _, value = word.lstrip("+~").partition("=")
-    if re.fullmatch(r"\w+\._target_", key):
-        return not all(one.startswith(TRUSTED) for one in value.split(","))
-    marked = any(mark in word for mark in ("_target_", "${", "hydra.", "launcher.additional"))
-    return marked or ("/" in value and bool(re.fullmatch(r"sweep\.tie|(?!outputs$)\w+(@.*)?", key)))
 
 
 def open_sections(tree: Tree) -> dict[str, Tree]:

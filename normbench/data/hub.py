@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ OTHERWISE = (
     "name a repository with these splits and columns, set data.root or NORMBENCH_DATA to a folder that holds copies in "
     "the hub's layout (ROOT/owner/name/…/*.parquet), or use data=pydocs or data=digits, which need none"
 )
+
+NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,11 @@ class Hub:
     root: str | None
     config: str | None
     folder: str | None = None
+
+    def __post_init__(self) -> None:
+        if not NAME.fullmatch(self.hub_id):  # to `datasets` a word alone may be a format, such as pandas' pickles
+            cure = "give owner/name, such as stanfordnlp/imdb"
+            raise UsageError(f"data.hub_id={self.hub_id} is no data set of the hub: {cure}")
 
     def key(self) -> list[Any]:
         """Return the local copy's files with their sha256, or the hub's revision.

@@ -14,7 +14,8 @@ import torch
 from normbench import build
 from normbench.config.compose import SEARCH_PATH, Config
 from normbench.config.groups import Choices
-from normbench.config.schema import MANY, OPEN_SECTIONS, UNHASHED_KEYS, check_trusted, checked, stored
+from normbench.config.schema import MANY, OPEN_SECTIONS, UNHASHED_KEYS, checked, stored
+from normbench.config.trust import check_trusted
 from normbench.errors import RunFailure, UsageError
 from normbench.rundir import RunDirectory, fingerprint
 from normbench.settings import Tree, lookup

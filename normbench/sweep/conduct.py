@@ -53,6 +53,11 @@ class Sweep:
         return SweepFolder(self.plan.folder)
 
     @property
+    def command(self) -> str:
+        """The command that goes on with it."""
+        return self.folder.command(self.words)
+
+    @property
     def asked(self) -> list[str]:
         """Return the names of the runs that the words ask for; where rates are to be chosen they say from which."""
         rates = fingerprint({"rates": self.settings.lr_grid, "seeds": self.settings.lr_seeds})
@@ -135,14 +140,14 @@ class Sweep:
                         tuning.write_choices(self.plan.folder / CHOICE_FILE, self.choices, self.settings)
                     standings = self.finish(plan)
         except Stopped as stop:
-            say(Console(), f"stopped by {stop}; go on, each run from its checkpoint: {self.folder.command}")
+            say(Console(), f"stopped by {stop}; go on, each run from its checkpoint: {self.command}")
             return 128 + signal.Signals[str(stop)]
-        say_done(self.console, self.folder, standings)
+        say_done(self.console, self.folder, standings, self.command)
         if self.console.quiet:
             print(self.plan.folder)
         if self.settings.report:
             report(self.plan.folder, self.console.quiet)
-        return show_failures([*self.failed.values()], self.folder.command)
+        return show_failures([*self.failed.values()], self.command)
 
     def plans(self) -> Iterator[SweepPlan]:
         """Yield what is to run, each plan over before the next: runs that choose learning rates, if any, come first.
@@ -156,7 +161,7 @@ class Sweep:
         for choice in self.choices:
             say(self.console, tuning.said(choice))
         if self.choices and all(choice["lr"] is None for choice in self.choices):
-            show_failures([*self.failed.values()], self.folder.command)
+            show_failures([*self.failed.values()], self.command)
             text = f"sweep.lr={self.settings.lr} has found no learning rate for any arm: give others with sweep.lr_grid"
             raise RunFailure(text) if self.failed else UsageError(text)
         yield self.planner.plan(tuning.tuned_grid(self.plan, self.choices)) if self.choices else self.plan
@@ -238,10 +243,10 @@ def difference(before: Sequence[str], now: Sequence[str]) -> str:
 def resume(folder: Path, words: Sequence[str], dry_run: bool, report: Report, trust: bool = False) -> int:
     """Go on with the sweeps that were started on a folder; returns the exit status.
 
-    words: in place of some of theirs, or beside them. trust: whether theirs may name classes of anybody's.
+    words: in place of some of theirs, or beside them. trust: whether theirs may run code of anybody's.
 
     Raises:
-        UsageError: there is none, one has such classes and no trust, or what `sweep` raises.
+        UsageError: there is none, one has such words and no trust, or what `sweep` raises.
         RunFailure: the launcher starts nothing.
     """
     noted = [note for note in SweepFolder(folder).read_notes() if note["words"]]
@@ -249,8 +254,8 @@ def resume(folder: Path, words: Sequence[str], dry_run: bool, report: Report, tr
     if not noted:
         raise UsageError(f"{folder} holds no sweep that can go on: give the folder of one, as outputs/{SWEEP_NAME}")
     if not trust and (foreign := SweepFolder(folder).foreign):
-        cure = "if you trust whoever made the sweep, add --trust"
-        raise UsageError(f"{folder} has {foreign[0]}, whose code runs: {cure}")
+        what = f"{folder} has {foreign[0]!r}, which may run code of somebody's or reach another machine"
+        raise UsageError(f"{what}: if you trust whoever made the sweep, add --trust")
     place = {"name": folder.absolute().name, "outputs": str(folder.parent)}
     place = {key: path if re.fullmatch(r"[a-z./][\w./-]*", path) else f"'{path}'" for key, path in place.items()}
     more = {key_of(word): word.partition("=")[2] for word in words} | place
@@ -289,7 +294,7 @@ def watch(folder: Path) -> int:
         time.sleep(LOOK_SECONDS * busy)
     planned = {entry.run for runs in places for entry in runs.read_plans()}
     if all(note["runs"] for note in reported.read_notes()) and planned <= over.keys():
-        say_done(console, reported, [over[entry.run] for entry in reported.read_plans()])
+        say_done(console, reported, [over[entry.run] for entry in reported.read_plans()], reported.command())
     else:
-        say(console, f"nobody is at work on the runs in {folder} now; go on: {reported.command}")
-    return show_failures([one for one in over.values() if one.state == "failed"], reported.command)
+        say(console, f"nobody is at work on the runs in {folder} now; go on: {reported.command()}")
+    return show_failures([one for one in over.values() if one.state == "failed"], reported.command())

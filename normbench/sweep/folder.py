@@ -22,7 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from normbench.config.groups import GROUPS
-from normbench.config.schema import may_run_code
+from normbench.config.trust import needs_trust
 from normbench.errors import HeldElsewhere
 from normbench.rundir import RunDirectory, fingerprint, read_json, write_json
 from normbench.sweep.words import is_own
@@ -70,16 +70,18 @@ class SweepFolder:
         self.path, self.notes = path, path / ".sweep"
         self.plans, self.failures = self.notes / "plans", self.notes / "failures"
 
-    @property
-    def command(self) -> str:
-        """The command that goes on with the sweeps of the folder."""
-        trust = ["--trust"] * bool(self.foreign)
+    def command(self, words: Sequence[str] = ()) -> str:
+        """Return the command that goes on with the sweeps of the folder.
+
+        words: those that whoever reads it has given or trusted; what is only noted in the folder is trusted by nobody.
+        """
+        trust = ["--trust"] * any(map(needs_trust, words))
         return shlex.join(["normbench", "sweep", "--resume", str(self.path), *trust])
 
     @property
     def foreign(self) -> list[str]:
-        """The words of its sweeps that name classes which are neither ours nor torch's, or where such may be."""
-        return [word for note in self.read_notes() for word in note["words"] if may_run_code(word)]
+        """The words of its sweeps that may run code of somebody's, or reach another machine."""
+        return [word for note in self.read_notes() for word in note["words"] if needs_trust(word)]
 
     def write_plan(self, entries: Iterable[Entry], words: Sequence[str] = (), asked: Iterable[str] = ()) -> None:
         """Note which runs a sweep makes, for whoever looks on or goes on; the same runs are the same file.
@@ -226,10 +228,10 @@ def said(standing: Standing) -> str:
     return f"{arm_name(entry.arm)} · seed {entry.seed} {done}{loss}"
 
 
-def say_done(console: Console, folder: SweepFolder, standings: Sequence[Standing]) -> None:
-    """Say that a sweep is over, and how to go on."""
+def say_done(console: Console, folder: SweepFolder, standings: Sequence[Standing], command: str) -> None:
+    """Say that a sweep is over, and how to go on. command: goes on with it."""
     say(console, f"{overall(standings)} in {folder.path}")
-    say(console, f"more seeds or arms: {folder.command} KEY=VALUES sweep.extend=true")
+    say(console, f"more seeds or arms: {command} KEY=VALUES sweep.extend=true")
 
 
 def say(console: Console, line: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import secrets
 import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -159,7 +160,8 @@ class Submitit(Launcher):
         import submitit
 
         settings = asdict(self) | {"array_parallelism": jobs}
-        executor = submitit.AutoExecutor(folder=notes / "submitit" / "%j", cluster=settings.pop("executor"))
+        folder = notes / "submitit" / secrets.token_hex(4)  # new, since results in it are pickles, which run code
+        executor = submitit.AutoExecutor(folder=folder / "%j", cluster=settings.pop("executor"))
         general = {name: settings.pop(name) for name in ("timeout_min", "cpus_per_task", "gpus_per_node", "mem_gb")}
         slurms = {f"slurm_{name}": value for name, value in settings.items()}
         executor.update_parameters(name="normbench", **general, **slurms)

@@ -78,6 +78,9 @@ def read_settings(words: Iterable[str]) -> tuple[SweepConfig, dict[str, Any]]:
 
     root, given = content("", "sweep"), [(key_of(word), word.partition("=")[2]) for word in words]
     chosen = {**root["defaults"], "sweep.lr": "", **dict(given)}
+    for name, text in given:
+        if name.startswith("launcher") and not text.isprintable():  # a line break would end its line in a job's script
+            raise UsageError(f"{name} holds a line break or another control character: write it without")
     launcher = chosen["launcher"]
     check_option("launcher", launcher)
     for word, package in ((f"launcher={launcher}", launcher), ("sweep.lr=optuna", chosen["sweep.lr"])):

@@ -1,0 +1,76 @@
+"""What of somebody else's is used without `--trust`: no class whose code runs, and nothing that reaches elsewhere."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from normbench.config import GROUPS
+from normbench.config.groups import SWEEP_GROUPS, content, options
+from normbench.config.schema import CLOSED, MANY, OPEN_SECTIONS, ROOT
+from normbench.errors import UsageError
+from normbench.settings import Tree
+
+# Where the classes of a run are whose code may run though somebody else has made it.
+TRUSTED = (
+    "normbench.norms.", "normbench.placements.", "normbench.models.", "normbench.data.",
+    "normbench.training.schedules.", "torch.nn.", "torch.optim.",
+)  # fmt: skip
+
+# Loggers that write into the run's directory, and nowhere else.
+WRITING_HERE = ("normbench.recording.", "normbench.loggers.Csv")
+
+# A word that can be understood at a glance: a dotted key, and a value without sections, references and line breaks.
+PLAIN = re.compile(r"[+~]*(?P<key>\w+(\.\w+)*)(=(?P<value>[^${}\\\x00-\x1f\x7f]*))?")
+NUMBER = re.compile(r"[\d.eE+-]+|null|true|false")
+
+# The settings of launchers that are words and only choose among what a cluster has.
+CHOOSING = ("executor", "partition", "account", "qos", "constraint")
+
+
+def check_trusted(tree: Tree, path: Path) -> None:
+    """Refuse a run that has other classes than normbench's and torch's: whoever loads it runs their code.
+
+    Raises:
+        UsageError: it has one.
+    """
+    for section in OPEN_SECTIONS:
+        target = str(tree[section].get("_target_"))
+        if not target.startswith(TRUSTED):
+            what = f"{path} has {section}._target_={target}, which is neither normbench's nor torch's"
+            cure = "if you trust whoever made the run, add --trust (in Python trust=True)"
+            raise UsageError(f"{what}, and loading it runs its code: {cure}")
+
+
+def needs_trust(word: str) -> bool:
+    """Tell whether a word of somebody else's may run code of theirs or reach another machine.
+
+    What is not known to be harmless may.
+    """
+    found = PLAIN.fullmatch(word)
+    if found is None:
+        return True
+    key, value = found["key"], found["value"] or ""
+    section, _, name = key.rpartition(".")
+    if key == "sweep.tie":
+        return any(map(needs_trust, value.strip("'\"").split(";")))
+    if name == "_target_":
+        return section not in OPEN_SECTIONS or not all(path.startswith(TRUSTED) for path in value.split(","))
+    if "_target_" in value:
+        return True
+    if key in GROUPS or key in SWEEP_GROUPS:
+        elsewhere = "/" in value  # a YAML that is not one of the group's own
+        return elsewhere or (key == MANY and not {*re.findall(r"\w+", value)} <= loggers_here())
+    root = key.partition(".")[0]
+    if root == "launcher":
+        return not (name in CHOOSING or NUMBER.fullmatch(value))
+    return root not in ("sweep", *CLOSED, *OPEN_SECTIONS, *ROOT)
+
+
+def loggers_here() -> set[str]:
+    """Return the options of `logger` that write into the run's directory, and nowhere else."""
+    targets = {
+        option: re.findall(r'"_target_": "([^"]*)"', json.dumps(content(MANY, option))) for option in options(MANY)
+    }
+    return {option for option, own in targets.items() if all(target.startswith(WRITING_HERE) for target in own)}
