@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from normbench.recording import Histogram, Logger, Scalar
+from normbench.rundir import write_bytes
 
 SEND_SECONDS = 5.0  # between two calls of MLflow's store, each of which takes some 50 ms of the training's time
 
@@ -23,7 +24,8 @@ class Csv(Logger):
         import pandas as pd
 
         logged = pd.read_json(self.directory / "metrics.jsonl", lines=True, precise_float=True)
-        logged.groupby("step").first().to_csv(self.directory / "metrics.csv")
+        table = logged.groupby("step").first().to_csv()
+        write_bytes(self.directory / "metrics.csv", table.encode())
 
 
 class Wandb(Logger):

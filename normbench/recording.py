@@ -40,7 +40,7 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from tensorboard.util.tensor_util import make_tensor_proto
 
 from normbench.errors import explain
-from normbench.rundir import UNREADABLE, keep_damaged, logged_lines, sync_directory, write_atomically
+from normbench.rundir import UNREADABLE, inside, keep_damaged, logged_lines, sync_directory, write_atomically
 
 # TensorBoard takes the checksum of a record byte by byte in Python: 2 ms for a probed step, where this takes 10 µs.
 with suppress(ImportError):
@@ -99,7 +99,7 @@ class Lines(Logger):
     """Appends to `metrics.jsonl`, which analysis reads: `{"step": 10, "loss/train": 2.31, ...}`."""
 
     def __init__(self, directory: Path, step: int, name: str = "metrics.jsonl") -> None:
-        self.file = open(directory / name, "ab")  # noqa: SIM115 (closed by close)
+        self.file = open(inside(directory, name), "ab")  # noqa: SIM115 (closed by close)
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         self.file.write(json.dumps({"step": step, **finite(values)}, allow_nan=False).encode() + b"\n")

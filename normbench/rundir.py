@@ -12,7 +12,7 @@ import platform
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
@@ -79,7 +79,7 @@ class RunDirectory:
         if not self.writes:
             yield
             return
-        with open(self.path / ".lock", "a") as lock:
+        with open(inside(self.path, ".lock"), "a") as lock:
             if not any(locked(lock, fcntl.LOCK_EX, pause) for pause in (0, 0.01, 0.1)):  # `is_held` takes a moment
                 pid = (read_json(self.status) or {}).get("pid", "unknown")
                 cure = "wait for it, or give this run another name="
@@ -132,6 +132,29 @@ def locked(file: IO[str], kind: int, pause: float = 0) -> bool:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
         return True
     return False
+
+
+# ---- files of a folder alone
+
+
+def inside(folder: Path, *parts: str) -> Path:
+    """Return a path in a folder, which may be a link itself: whoever has named it knows where it leads.
+
+    Raises:
+        UsageError: the path leads out of the folder, by a link in it or by its own name.
+    """
+    path = folder.joinpath(*parts)
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise UsageError(f"{path} leads out of {folder}, and nothing is written there: remove it, or the link in it")
+    return path
+
+
+def remove_written(folder: Path, names: Iterable[str]) -> None:
+    """Remove files that an earlier record says are ours; of those that it names elsewhere, none."""
+    for name in names:
+        with suppress(UsageError, OSError):
+            if not (path := inside(folder, name)).is_dir():
+                path.unlink()
 
 
 # ---- files that are either whole or not there
@@ -266,7 +289,8 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object], keep: Pat
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with open(temporary, "wb") as file:
+        temporary.unlink(missing_ok=True)
+        with open(temporary, "xb") as file:  # never through a link
             write(file)
             file.flush()
             os.fsync(file.fileno())

@@ -25,7 +25,7 @@ PARTS: dict[str, set[str]] = {
     "translation": set(),
     "config": set(),
     "recording": {"rundir"},
-    "loggers": {"recording"},
+    "loggers": {"recording", "rundir"},
     "norms": set(),
     "placements": set(),
     "models": {"translation"},

@@ -16,11 +16,14 @@ import yaml
 from made_runs import make_run
 
 import normbench
+from normbench.analysis.arms import folder_name
 from normbench.cli import main
 from normbench.config.compose import read
 from normbench.data.hub import Hub
 from normbench.errors import UsageError
+from normbench.recording import Lines
 from normbench.run.plan import prepare
+from normbench.rundir import RunDirectory, inside
 from normbench.studies.sample import sample
 from normbench.sweep.folder import SweepFolder
 
@@ -186,6 +189,25 @@ def test_who_trusts_a_run_loads_a_class_of_its_own(runs: dict[str, Path], mark: 
     with pytest.raises(RuntimeError, match="Unexpected key"):  # the model is built, of that class
         main(["sample", str(run), "--trust"])
     assert mark.exists()
+
+
+def test_no_record_is_written_through_a_link_or_above_its_folder(mark: Path) -> None:
+    folder = mark.parent / "sweep"
+    run = make_run(folder)
+    for name in (".lock", "metrics.jsonl"):
+        (run / name).unlink(missing_ok=True)
+        (run / name).symlink_to(mark)
+    (folder / ".sweep").symlink_to(mark.parent / "here")
+    for write in (
+        lambda: RunDirectory(run).held().__enter__(),
+        lambda: Lines(run, 0),
+        lambda: SweepFolder(folder).write_plan([], ["seed=0"], ["run"]),
+        lambda: SweepFolder(folder).note_failure("run", "boom"),
+        lambda: inside(folder, "../../above"),
+    ):
+        assert "and nothing is written there" in said(write)
+    assert not mark.exists() and not (mark.parent / "here/plans").exists()
+    assert inside(folder, folder_name("..")) == folder / "_"
 
 
 def test_no_setting_makes_something(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import re
 import subprocess
 import sys
@@ -139,16 +140,50 @@ def test_a_report_removes_what_it_once_drew_and_nothing_else(tmp_path: Path) -> 
     figures = tmp_path / "report/figures"
     figures.mkdir(parents=True)
     old, killed = figures / "alpha-steps.svg", [figures / ".differences.svg.7.tmp", tmp_path / "report/.runs.csv.7.tmp"]
-    mine, other, hidden = figures / "mine.pdf", tmp_path / "report/notes.txt", tmp_path / "report/.mine.tmp"
-    for path in (old, mine, other, hidden, *killed):
+    mine, other, hidden = figures / "loss-mine.pdf", tmp_path / "report/notes.txt", tmp_path / "report/.mine.tmp"
+    victim = tmp_path / "victim.txt"
+    for path in (old, mine, other, hidden, victim, *killed):
         path.write_text("")
-    (tmp_path / "report/manifest.json").write_text('["../../victim.txt", "/etc/hostname"]')
     save(make_report([tmp_path]), tmp_path / "report")
-    assert old.exists()  # no report had been written there: it is another's
+    assert old.exists()  # no report has noted it: it is another's
     assert not [path for path in killed if path.exists()]
+    written = tmp_path / "report/.written.json"
+    noted = json.loads(written.read_text())["files"]
+    assert "runs.csv" in noted and "figures/differences.svg" in noted
+    written.write_text(
+        json.dumps({"files": [*noted, "figures/alpha-steps.svg", "../victim.txt", str(victim), "figures"]})
+    )
     save(make_report([tmp_path]), tmp_path / "report")
-    assert mine.exists() and other.exists() and hidden.exists()
+    assert mine.exists() and other.exists() and hidden.exists() and victim.exists()
     assert not old.exists()
+    assert json.loads(written.read_text())["files"] == noted
+
+
+def test_nothing_is_written_through_a_link(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs, victim = tmp_path / "runs", tmp_path / "victim"
+    make_study(runs, {"layernorm": [2.0, 2.1], "rmsnorm": [2.0, 2.11]})
+    victim.mkdir()
+    (victim / "loss-kept.svg").write_text("mine")
+    report = runs / "report"
+    report.symlink_to(victim)
+    assert main(["report", str(runs)]) == 2
+    report.unlink()
+    report.mkdir()
+    (report / "figures").symlink_to(victim)
+    assert main(["report", str(runs)]) == 2
+    assert capsys.readouterr().err.count("and nothing is written there: remove it, or the link in it") == 2
+    assert [path.name for path in victim.iterdir()] == ["loss-kept.svg"]
+    (report / "figures").unlink()
+    (report / "runs.csv").symlink_to(victim / "loss-kept.svg")  # a file's link is replaced, and not followed
+    assert main(["report", str(runs)]) == 0
+    assert (victim / "loss-kept.svg").read_text() == "mine" and not (report / "runs.csv").is_symlink()
+
+
+def test_a_link_to_the_folder_itself_is_its_owners(tmp_path: Path) -> None:
+    make_study(tmp_path / "disk", {"layernorm": [2.0, 2.1], "rmsnorm": [2.0, 2.11]})
+    (tmp_path / "outputs").symlink_to(tmp_path / "disk")
+    assert main(["report", str(tmp_path / "outputs")]) == 0
+    assert (tmp_path / "disk/report/report.html").exists()
 
 
 def test_tasks_have_a_report_each_below_one_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -43,13 +43,18 @@ def write_arms(folder: Path, studies: Sequence[Study] = ()) -> bool:
     return written
 
 
+def folder_name(arm: str) -> str:
+    """Return an arm's name as that of a folder: one, and none above it."""
+    return "_" if arm in (".", "..") else arm.replace("/", "_")
+
+
 def write_study(study: Study, folder: Path) -> None:
     """Write the arms of a study; the Custom Scalars tab draws their bands above all else, as `arms` is sorted first."""
     recorded = {tag for run in study.runs for tag in run.curves}
     charts = {title: {"margin": {"series": [{line: f"arm/{tag}/{line}" for line in ("value", "lower", "upper")}]}}
               for title, tag in BANDS.items() if tag in recorded}  # fmt: skip
     for arm in study.arms:
-        (path := folder / arm.name.replace("/", "_")).mkdir(exist_ok=True)
+        (path := folder / folder_name(arm.name)).mkdir(exist_ok=True)
         logged: dict[int, dict[str, float]] = defaultdict(dict)
         for tag in {tag: None for run in arm.runs for tag in run.curves}:
             curves = [run.curves[tag] for run in arm.runs if tag in run.curves]

@@ -19,16 +19,16 @@ from normbench.analysis.comparisons import Comparison, compare_all, contenders, 
 from normbench.analysis.designs import contrasts, said
 from normbench.analysis.fairness import Finding, findings
 from normbench.analysis.figures import draw_all
-from normbench.analysis.figures.style import COLUMN, KINDS, dark_rules
+from normbench.analysis.figures.style import COLUMN, dark_rules
 from normbench.analysis.measures import Yardstick, activations_frame, runs_frame, yardstick
 from normbench.analysis.records import Arm, Study, read_studies, shortened
 from normbench.analysis.sensitivity import areas, failing, tried_levels
 from normbench.analysis.studied import places_of_studies, studies_below
 from normbench.analysis.tables import Table
 from normbench.analysis.wording import TEMPLATES, environment, paragraphs, verdict
-from normbench.rundir import write_bytes
+from normbench.rundir import inside, read_json, remove_written, write_bytes, write_json
 
-MARK = "· normbench</title>"  # of the pages that reports are
+WRITTEN = ".written.json"  # beside a report: which files are its own
 MOST_ROWS = 200  # of the table of all runs, which the CSV has too
 
 
@@ -126,7 +126,7 @@ def save_all(reports: Sequence[Report], folders: Sequence[Path], out: Path, widt
         title = shortened([study.about["title"] for study in studies], 3)
         write_bytes(out / "report.html", page_of("study.html", title, studies=studies).encode())
         return out / "report.html"
-    parts = [(save(report, out / report.study.task, width).relative_to(out), report) for report in reports]
+    parts = [(save(report, inside(out, report.study.task), width).relative_to(out), report) for report in reports]
     write_bytes(out / "report.html", page_of("parts.html", title_of(reports[0].study), parts=parts).encode())
     return out / "report.html"
 
@@ -134,14 +134,13 @@ def save_all(reports: Sequence[Report], folders: Sequence[Path], out: Path, widt
 def save(report: Report, out: Path, width: float = COLUMN) -> Path:
     """Draw the figures, width inches wide, and write everything; return the page.
 
-    Figures that an older report had and this one has not are removed, and what a killed one left half written. Where no
-    report has been written, what is there is another's and stays.
+    Files that an older report has noted as its own and this one has not are removed, and what a killed one left half
+    written. All else is another's and stays.
 
     Raises:
         OSError: it cannot be written.
     """
-    folder = out / "figures"
-    folder.mkdir(parents=True, exist_ok=True)
+    inside(out, "figures").mkdir(parents=True, exist_ok=True)
     figures = draw_all(report.study, dict(report.baseline.settings), report.by.metrics, width)
     others = beside(lambda: [figure.files() for figure in figures[1::2]])  # at the same time
     drawn = [*(figure.files() for figure in figures[::2]), *others()]
@@ -154,15 +153,16 @@ def save(report: Report, out: Path, width: float = COLUMN) -> Path:
     words = words_of(report) | {"studies": studies_below(report.study.folders, out)}
     for name in ("report.tex", "report.md", "report.html"):  # the page is last, so that all it links to is there
         files[name] = page_of(name, title_of(report.study), report=report, figures=shown, **words).encode()
-    page = out / "report.html"
-    owned = folder.iterdir() if page.is_file() and MARK in page.read_text("utf-8", "replace") else ()
-    older = [path for path in owned if path.name.lstrip(".").startswith(KINDS)]
     torn = [path for name in files for path in (out / name).parent.glob(f".{Path(name).name}.*.tmp")]
-    for path in {*older, *torn} - {out / name for name in files}:
+    for path in torn:
         path.unlink()
+    older = (read_json(out / WRITTEN, {"files": [str]}) or {"files": []})["files"]
+    write_json(out / WRITTEN, {"files": sorted({*older, *files})})  # before they are there, should this be cut short
     for name, content in files.items():
         write_bytes(out / name, content)
-    return page
+    remove_written(out, {*older} - {*files})
+    write_json(out / WRITTEN, {"files": sorted(files)})
+    return out / "report.html"
 
 
 def words_of(report: Report) -> dict[str, Any]:

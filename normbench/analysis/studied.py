@@ -14,9 +14,10 @@ import pandas as pd
 from normbench.analysis.figures.style import COLUMN, Figure
 from normbench.analysis.tables import Table
 from normbench.errors import UsageError
-from normbench.rundir import read_json, write_bytes, write_json
+from normbench.rundir import inside, read_json, remove_written, write_bytes, write_json
 
 FOUND = "study.json"
+SUFFIXES = ("svg", "csv", "pdf", "png")  # of a figure's files
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,10 @@ def save_study(folder: Path, about: Mapping[str, Any], tables: Sequence[Table], 
     """
     from normbench.analysis.report import page_of  # which reads studies for its own page
 
-    drawings = folder / "figures"
+    drawings = inside(folder, "figures")
     drawings.mkdir(exist_ok=True)
+    older = (read_json(folder / FOUND, {"figures": [{"name": str}]}) or {"figures": []})["figures"]
+    before = {f"figures/{one['name']}.{suffix}" for one in older for suffix in SUFFIXES}
     files = {name: content for figure in figures for name, content in figure.files().items()}
     for name, content in files.items():
         write_bytes(drawings / name, content)
@@ -53,8 +56,7 @@ def save_study(folder: Path, about: Mapping[str, Any], tables: Sequence[Table], 
     write_json(folder / FOUND, {**about, "tables": shown, "figures": words})
     study = read_study(folder, folder)
     write_bytes(folder / "report.html", page_of("study.html", about["title"], studies=[study]).encode())
-    for path in {*drawings.iterdir()} - {drawings / name for name in files}:  # of an earlier study
-        path.unlink()
+    remove_written(folder, before - {f"figures/{name}" for name in files})
 
 
 def read_study(folder: Path, page: Path) -> Studied:

@@ -15,6 +15,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from normbench.errors import RunFailure, UsageError, is_disk_full
+from normbench.rundir import inside
 
 if TYPE_CHECKING:  # imports pandas, scipy and matplotlib: behind every mistake that the words alone show
     from normbench.analysis.report import Report
@@ -42,7 +43,7 @@ def report(
     if not 3 <= inches <= 20:
         raise UsageError(f"--width {width} is no width: give column (3.5 inches), page (7), or 3 to 20 inches")
     gc.disable()  # a million logged numbers hold no circles, and to look for some takes a tenth of the time
-    out, stderr = out or folders[0] / "report", Console(stderr=True, quiet=quiet)
+    out, stderr = out or inside(folders[0], "report"), Console(stderr=True, quiet=quiet)
     # no spinner: it would need a thread, beside which no process is forked that helps
     with Live("reading the runs", console=stderr, auto_refresh=False, transient=True) as status:
         from normbench.analysis.report import make_reports, save_all

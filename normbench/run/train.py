@@ -21,7 +21,7 @@ from normbench.errors import RunFailure, UsageError, is_disk_full, is_out_of_mem
 from normbench.recording import Recorder, Scalar, show_table
 from normbench.run.plan import Run, prepare, same_elsewhere
 from normbench.run.session import Session, describe_here, settle, show_summary, stop_signals
-from normbench.rundir import read_json, unused
+from normbench.rundir import inside, read_json, unused
 from normbench.training.estimate import Estimate, estimate
 from normbench.training.guard import Diverged
 from normbench.training.loop import Loop
@@ -200,6 +200,7 @@ def notes_shown(quiet: bool) -> Iterator[None]:
 def make_directory(run: Run) -> None:
     """Make the run's directory; a run that is to be made anew is set aside."""
     path = run.directory.path
+    inside(path.parent, path.name)
     if run.config.closed.rerun and run.directory.config.exists():
         with run.directory.held():
             aside = path.rename(unused(path.with_name(f"{path.name}.old")))

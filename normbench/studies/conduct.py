@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.progress import track
 
 from normbench import build
+from normbench.analysis.arms import folder_name
 from normbench.analysis.figures.style import our_style
 from normbench.analysis.records import read_studies
 from normbench.analysis.studied import save_study
@@ -29,7 +30,7 @@ from normbench.errors import UsageError
 from normbench.recording import TensorBoard, event_files
 from normbench.results import TrainedRun
 from normbench.run.train import limits_named
-from normbench.rundir import RunDirectory, commit, cpu_name, write_bytes
+from normbench.rundir import RunDirectory, commit, cpu_name, inside, write_bytes
 from normbench.settings import show
 from normbench.studies.findings import plain_table
 from normbench.studies.frame import Row, Study, Subject, make_study, study_class
@@ -168,7 +169,7 @@ def conduct(name: str, words: Sequence[str], device: str = "auto", trust: bool =
         raise UsageError(f"study {name} has nothing to measure: none of its runs has finished")
     if threads := subjects[0].tree["threads"]:
         torch.set_num_threads(threads if not kind.trains else max(threads, torch.get_num_threads()))
-    folder = place / "studies" / name
+    folder = inside(place, "studies", name)
     folder.mkdir(parents=True, exist_ok=True)
     with RunDirectory(folder).held(), limits_named(str(place)):
         rows = measured(study, subjects, folder / "rows.jsonl", quiet="quiet=true" in words)
@@ -184,7 +185,7 @@ def measured(study: Study, subjects: Sequence[Subject], journal: Path, quiet: bo
     console = Console(stderr=True, quiet=quiet)
 
     def keep(key: str, rows: list[Row]) -> None:
-        with open(journal, "ab") as file:
+        with open(inside(journal.parent, journal.name), "ab") as file:
             file.write(json.dumps({"key": key, "rows": rows}).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
@@ -248,8 +249,7 @@ def write_lines(study: Study, name: str, rows: pd.DataFrame, folder: Path) -> No
               and pd.api.types.is_numeric_dtype(rows[column])]  # fmt: skip
     others = [column for column in rows if column not in (*front, "seed", place, *values)]
     for settings, own in rows.groupby(front, dropna=False, sort=False):
-        arm = " ".join(map(str, settings)).replace("/", "_")
-        board = new_board(folder / "arms" / arm)
+        board = new_board(inside(folder, "arms", folder_name(" ".join(map(str, settings)))))
         for step, at in own.groupby(place) if place else [(0, own)]:
             groups = at.groupby(others, dropna=False, sort=False) if others else [((), at)]
             tags = {f"{name}/{value}" + "".join(f"/{word}" for word in words): group[value].astype(float).mean()

@@ -24,7 +24,7 @@ from rich.text import Text
 from normbench.config.groups import GROUPS
 from normbench.config.trust import needs_trust
 from normbench.errors import HeldElsewhere
-from normbench.rundir import RunDirectory, fingerprint, read_json, write_json
+from normbench.rundir import RunDirectory, fingerprint, inside, read_json, write_json
 from normbench.sweep.words import is_own
 
 LOOK_SECONDS = 1.0
@@ -95,7 +95,7 @@ class SweepFolder:
         names = sorted(asked or (run["run"] for run in runs))
         path = self.plans / f"{fingerprint({'runs': names})}.json"
         known = (read_json(path, PLAN) or {"runs": []})["runs"]
-        self.plans.mkdir(parents=True, exist_ok=True)
+        inside(self.path, ".sweep", "plans").mkdir(parents=True, exist_ok=True)
         write_json(path, {"words": [*words], "asked": names, "runs": runs or known})
 
     def read_notes(self) -> list[dict[str, Any]]:
@@ -128,12 +128,12 @@ class SweepFolder:
 
     def note_failure(self, name: str, cause: str, details: str = "") -> None:
         """Note that a run has failed, in one line. details: what it has printed, and a traceback."""
-        self.failures.mkdir(parents=True, exist_ok=True)
+        inside(self.path, ".sweep", "failures").mkdir(parents=True, exist_ok=True)
         write_json(self.failures / f"{name}.json", {"cause": cause, "details": details})
 
     def forget_failure(self, name: str) -> None:
         """Let a run be tried again that has failed."""
-        (self.failures / f"{name}.json").unlink(missing_ok=True)
+        inside(self.path, ".sweep", "failures", f"{name}.json").unlink(missing_ok=True)
 
     def failure(self, name: str) -> str:
         """Return why a run has failed; empty: it has not."""

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 FOLDER = Path(__file__).parent
 CAPTIONS = tomllib.loads((FOLDER / "captions.toml").read_text("utf-8"))
-KINDS = (*CAPTIONS["quantities"], *(kind for kind in CAPTIONS if kind not in ("lines", "axes", "quantities")))
 PALETTE = tomllib.loads((FOLDER / "palette.toml").read_text("utf-8"))
 COLORS = PALETTE["colors"]
 DARK: Mapping[str, str] = dict(pair for colors in COLORS.values() for pair in colors.values())
