@@ -54,8 +54,8 @@ OTHERS = {
     "logger=range(0,9)": "logger=range(0 is unknown: allowed are csv",
     "-m norm=rmsnorm,dyt": "takes no -m: for many runs give normbench sweep the same words",
     "norm=torch.nn.LayerNorm": "norm=torch.nn.LayerNorm is no option: norm._target_=package.module.Class takes a class",
-    "data=notes.txt": "data=text data.path=notes.txt takes your own text, data=images data.path=notes.txt images",
-    "data=./folder": "data=images data.path=./folder images",
+    "data=notes.txt": "data=text data.path=notes.txt takes your own text, data=texts data.path=notes.txt takes lab",
+    "data=./folder": "data=images data.path=./folder takes images",
 }
 
 # ---- the grammar of the command line

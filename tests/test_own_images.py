@@ -229,7 +229,7 @@ def test_folders_that_cannot_be_trained_on(make: Callable[[Path], object], compl
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"image": None}, "has no column image: set data.image_column and the like to label"),
+        ({"image": None}, "has no column image: set data.image_column to one of label"),
         ({"label": ["a", "b", None, "a"] * 3}, "row 2 of .* has no label: each row needs one"),
         ({"image": [None] * 12}, r"12 of the 12 images of .* cannot be read \(row \d+: there is no image"),
         ({"part": ["train"] * 11 + ["valley"]}, "row 11 of .* has no split: write train, val or test"),

@@ -88,8 +88,11 @@ def check_option(group: str, option: str, *more: Path) -> None:
     if option in known:
         return
     if re.search(r"[./]", option) and group in OPEN_SECTIONS:
-        files = f"data=text data.path={option} takes your own text, data=images data.path={option} images, and "
-        own = f"{files if group == 'data' else ''}{group}._target_=package.module.Class takes a class"
+        kinds = {"text": "your own text", "texts": "labelled texts", "images": "images"}
+        takes = ", ".join(f"data={kind} data.path={option} takes {what}" for kind, what in kinds.items())
+        own = f"{group}._target_=package.module.Class takes a class"
+        if group == "data":
+            own = f"{takes}, and {own}"
         raise UsageError(f"{group}={option} is no option: {own}")
     raise UsageError(f"{group}={option} is unknown: {nearest(option, known)}allowed are {', '.join(known)}")
 

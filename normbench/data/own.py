@@ -1,10 +1,9 @@
-"""A person's own data: images in a folder or named by a table, and a text file that is read where it lies."""
+"""A person's own data: images in a folder or named by a table, labelled texts in tables, and a text file as it lies."""
 
 from __future__ import annotations
 
 import glob
 import hashlib
-import json
 import mmap
 import os
 import re
@@ -15,12 +14,13 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from normbench.data.batches import Name
-from normbench.data.cache import SPLITS, Content, Decoded, decoded, file_digest
+from normbench.data.batches import Holdout, Name
+from normbench.data.cache import SPLITS, Content, Decoded, decoded, file_digest, logger
 from normbench.data.hub import labels_of, reason
 from normbench.data.images import Images, decode, image_arrays
-from normbench.data.sources import ImageColumn, LabelColumn, Size
-from normbench.data.text import Text
+from normbench.data.sources import ImageColumn, LabelColumn, Level, Size, TextColumn, VocabularySize, encoded
+from normbench.data.tables import ENDINGS, declared_classes, labels_as_written, read_columns
+from normbench.data.text import Text, Texts
 from normbench.errors import RunFailure, UsageError
 from normbench.settings import Setting
 
@@ -30,6 +30,7 @@ SPLIT_NAMES |= dict.fromkeys(("val", "valid", "validation"), "val")
 WANTED = "give a folder with a sub-folder for each class, or a CSV or Parquet file (.csv, .parquet)"
 
 OwnPath = Annotated[str | None, Setting("your own file or folder")]
+SplitColumn = Annotated[str | None, Setting("column of the splits; null: a tenth of each class is val")]
 
 
 def own_images(
@@ -39,10 +40,10 @@ def own_images(
     size: Size = None,
     image_column: ImageColumn = "image",
     label_column: LabelColumn = "label",
-    split_column: Annotated[str | None, Setting("column of the splits; null: a tenth of each class is val")] = None,
+    split_column: SplitColumn = None,
     **options: Any,
 ) -> Images:
-    """Return a person's own images, in a folder or in the rows of a CSV or Parquet file; `options` are Images'.
+    """Return a person's own images, in a folder or in the rows of a table; `options` are Images'.
 
     Classes are in alphabetical order, or by size if they are whole numbers. Without splits a tenth of each class
     validates, chosen by a hash of the names; with `train` and `test` alone the images of `test` validate. The images of
@@ -57,7 +58,8 @@ def own_images(
         files = sorted(glob.glob("**", root_dir=place, recursive=True))
         contents: list[Any] = [[file, stamp(place / file)] for file in files]
     else:
-        named = [image for image in table_of(place, [image_column])[image_column].to_pylist() if isinstance(image, str)]
+        images = read_columns(place, {"data.image_column": image_column}, WANTED)[image_column]
+        named = [image for image in images if isinstance(image, str)]
         contents = [file_digest(place), columns, [stamp(place.parent / image) for image in named]]
     key = [str(place.resolve()), size, contents]
     return Images(decoded(name, "images", key, partial(load, place, size, columns), path=place.name), **options)
@@ -69,17 +71,38 @@ def load(path: Path, size: int | None, columns: Sequence[Any]) -> Decoded:
     Raises:
         UsageError: they cannot be read, their sizes differ, or a split or class has none.
     """
-    import pandas as pd
-
     where, root = f"data.path={path}", path if path.is_dir() else path.parent
     try:
         rows, declared = (read_folder(path), None) if path.is_dir() else read_table(path, *columns)
         rows["class"], known = labels_of(rows["label"].tolist(), declared, where)
     except (TypeError, UnicodeError) as fault:  # labels that are neither words nor numbers, names that are no UTF-8
         raise UsageError(f"{where} cannot be read ({reason(fault)}): {WANTED}") from fault
-    # A place among the others that depends on an image's name alone, or on its bytes where it has no name.
-    known_by = (image if isinstance(image, bytes) else os.fsencode(str(image)) for image in rows["image"])
-    rows["rank"] = [hashlib.sha256(identity).digest() for identity in known_by]
+    identities = [image if isinstance(image, bytes) else os.fsencode(str(image)) for image in rows["image"]]
+    rows, counts = arranged(rows, identities, known, where, "images")
+    images = rows["image"].items()
+    files = [(image, root / image) if isinstance(image, str) else (f"row {row}", image) for row, image in images]
+    return image_arrays(decode(files, where, size), rows["class"].to_numpy(), counts, known)
+
+
+def arranged(
+    rows: Any, identities: Sequence[bytes], known: Sequence[str], where: str, what: str
+) -> tuple[Any, dict[str, int]]:
+    """Return rows split by split, and how many each split has; without splits a tenth of each class validates.
+
+    Within a split they stand in an order that depends on nothing but the rows themselves.
+
+    Args:
+        rows: with the columns `class` and `split`.
+        identities: of each row what decides its place: an image's name, or its bytes where it has no name; a text.
+        known: the names of the classes.
+        where, what: `data.path`, and what the rows hold, for the error.
+
+    Raises:
+        UsageError: a split or class has too few.
+    """
+    import pandas as pd
+
+    rows["rank"] = [hashlib.sha256(identity).digest() for identity in identities]
     rows = rows.sort_values("rank", kind="stable")
     if rows["split"].isna().any():
         members = rows.groupby("class")["class"]
@@ -94,10 +117,8 @@ def load(path: Path, size: int | None, columns: Sequence[Any]) -> Decoded:
     if present != trained or len(trained) < 2 or not counts["val"]:
         untrained = "".join(f" of the class {known[index]:.80}" for index in sorted(present - trained)[:1])
         cure = "give two classes, each with some to train on, and some to validate"
-        raise UsageError(f"{where} has too few images{untrained}: {cure}")
-    images = rows["image"].items()
-    files = [(image, root / image) if isinstance(image, str) else (f"row {row}", image) for row, image in images]
-    return image_arrays(decode(files, where, size), rows["class"].to_numpy(), counts[counts > 0].to_dict(), known)
+        raise UsageError(f"{where} has too few {what}{untrained}: {cure}")
+    return rows, counts[counts > 0].to_dict()
 
 
 def read_folder(path: Path) -> Any:
@@ -120,53 +141,38 @@ def read_folder(path: Path) -> Any:
     return pd.DataFrame(rows, columns=["image", "label", "split"])
 
 
-def read_table(path: Path, image_column: str, label_column: str, split_column: str | None) -> tuple[Any, Any]:
+def read_table(
+    path: Path, image_column: str, label_column: str, split_column: str | None
+) -> tuple[Any, list[str] | None]:
     """Return images, labels and splits of a table, and the names of the classes if it declares them.
-
-    Labels of a CSV file are numbers if all are whole numbers, written as Python writes them.
 
     Raises:
         UsageError: a row has no split.
     """
     import pandas as pd
 
-    columns = [column for column in (image_column, label_column, split_column) if column]
-    table = table_of(path, columns)
-    images, labels, *splits = (table[column].to_pylist() for column in columns)
-    images = [(image["bytes"] or image["path"]) if isinstance(image, dict) else image or None for image in images]
-    labels = [None if label == "" else label for label in labels]
-    if path.suffix.lower() == ".csv" and all(re.fullmatch("0|[1-9][0-9]*", str(label)) for label in labels):
-        labels = [int(label) for label in labels]
-    parts = [SPLIT_NAMES.get(str(split).lower()) for split in splits[0]] if splits else None
-    if parts and None in parts:
-        raise UsageError(f"row {parts.index(None)} of data.path={path} has no split: write train, val or test")
-    # as `datasets` writes it
-    features = json.loads((table.schema.metadata or {}).get(b"huggingface", "{}")).get("info", {}).get("features", {})
-    rows = pd.DataFrame({"image": images, "label": labels, "split": parts})
-    return rows, features.get(label_column, {}).get("names")
+    columns = {"data.image_column": image_column, "data.label_column": label_column}
+    columns |= {"data.split_column": split_column} if split_column else {}
+    table = read_columns(path, columns, WANTED)
+    images = [
+        (image["bytes"] or image["path"]) if isinstance(image, dict) else image or None for image in table[image_column]
+    ]
+    labels = labels_as_written(path, table[label_column])
+    splits = splits_of(table[split_column], f"data.path={path}") if split_column else None
+    rows = pd.DataFrame({"image": images, "label": labels, "split": splits})
+    return rows, declared_classes(path, label_column)
 
 
-def table_of(path: Path, columns: Sequence[str]) -> Any:
-    """Return these columns of a CSV or Parquet file; those of a CSV file as text, of several of one name the first.
+def splits_of(words: Sequence[Any], where: str) -> list[str]:
+    """Return the splits that words mean.
 
     Raises:
-        UsageError: it cannot be read, or lacks a column.
+        UsageError: one means none.
     """
-    import pyarrow as pa
-    from pyarrow import csv, parquet
-
-    where, is_csv, wanted = f"data.path={path}", path.suffix.lower() == ".csv", dict.fromkeys(columns, pa.string())
-    try:
-        known = csv.open_csv(path).schema.names if is_csv else parquet.read_schema(path).names
-        if missing := [column for column in columns if column not in known]:
-            cure = f"set data.image_column and the like to {', '.join(known):.200}"
-            raise UsageError(f"{where} has no column {missing[0]}: {cure}")
-        if is_csv:
-            options = csv.ConvertOptions(include_columns=[*wanted], column_types=wanted)
-            return csv.read_csv(path, convert_options=options)
-        return parquet.read_table(path, columns=[*wanted])
-    except (OSError, pa.ArrowException) as fault:
-        raise UsageError(f"{where} cannot be read ({reason(fault)}): {WANTED}") from fault
+    splits = [SPLIT_NAMES.get(str(word).lower(), "") for word in words]
+    if "" in splits:
+        raise UsageError(f"row {splits.index('')} of {where} has no split: write train, val or test")
+    return splits
 
 
 def given(path: str | None, what: str) -> Path:
@@ -187,9 +193,119 @@ def stamp(path: Path) -> list[int]:
     return [status.st_size, status.st_mtime_ns, status.st_ino] if status else []
 
 
+# ---- labelled texts
+
+WANTED_TEXTS = (
+    "give a CSV, TSV, Parquet or JSON lines file (.csv, .tsv, .parquet, .jsonl), or a folder with two, train and test"
+)
+
+
+def own_texts(
+    *,
+    name: Name = "texts",
+    path: OwnPath,
+    text_column: TextColumn = "text",
+    label_column: LabelColumn = "label",
+    split_column: SplitColumn = None,
+    level: Level = "lowercase_word",
+    vocabulary_size: VocabularySize = None,
+    holdout: Holdout = 0,
+    **options: Any,
+) -> Texts:
+    """Return a person's own labelled texts, in the rows of a table or of those in a folder; `options` are Texts'.
+
+    Classes, splits and the order of the texts are as those of images; a text's own hash decides where it stands. The
+    vocabulary is learned from what trains.
+
+    Raises:
+        UsageError: there is no table at `path`, or it is not what it should be.
+    """
+    place = given(path, WANTED_TEXTS)
+    files = tables_in(place) if place.is_dir() else [(place, None)]
+    columns = text_column, label_column, split_column
+
+    def load() -> Decoded:
+        return load_texts(place, files, columns, level, vocabulary_size, holdout)
+
+    contents = [[file_digest(file), file.suffix.lower(), split] for file, split in files]
+    key = ["own", contents, columns, level, vocabulary_size, float(holdout)]
+    return Texts(decoded(name, "texts", key, load, path=place.name), holdout=holdout, **options)
+
+
+def tables_in(folder: Path) -> list[tuple[Path, str | None]]:
+    """Return the tables in a folder that are named as splits, such as train.csv or test-00000-of-00002.parquet.
+
+    Raises:
+        UsageError: none is named train, or they are of several kinds.
+    """
+    tables = [file for file in sorted(folder.iterdir()) if file.suffix.lower() in ENDINGS and file.is_file()]
+    named = [(file, SPLIT_NAMES.get(re.split(r"[\W_]", file.stem.lower())[0])) for file in tables]
+    found = [(file, split) for file, split in named if split]
+    if "train" not in dict(found).values():
+        raise UsageError(f"data.path={folder} holds no table named train, such as train.csv: {WANTED_TEXTS}")
+    if len(kinds := {file.suffix.lower() for file, _ in found}) > 1:
+        raise UsageError(f"data.path={folder} holds tables in {' and '.join(sorted(kinds))}: keep those of one kind")
+    only = {split for _, split in found} == {"train"}
+    return [(file, None if only else split) for file, split in found]
+
+
+def load_texts(
+    place: Path,
+    files: Sequence[tuple[Path, str | None]],
+    columns: tuple[str, str, str | None],
+    level: str,
+    vocabulary_size: int | None,
+    holdout: float,
+) -> Decoded:
+    """Encode all texts.
+
+    Raises:
+        UsageError: they cannot be read, a row lacks its text, label or split, or a split or class has too few.
+    """
+    import pandas as pd
+
+    where, tables = f"data.path={place}", []
+    for file, split in files:
+        tables.append(read_texts(file, *columns))
+        if split:
+            tables[-1]["split"] = split
+    rows = pd.concat(tables, ignore_index=True)
+    labels = labels_as_written(files[0][0], rows["label"].tolist())
+    try:
+        rows["class"], known = labels_of(labels, declared_classes(files[0][0], columns[1]), where)
+    except TypeError as fault:  # labels that are neither words nor numbers, or both
+        raise UsageError(f"{where} cannot be read ({reason(fault)}): {WANTED_TEXTS}") from fault
+    identities = [text.encode() for text in rows["text"]]
+    rows, counts = arranged(rows, identities, known, where, "texts")
+    ends = np.cumsum([0, *counts.values()])
+    parts = {split: np.arange(*ends[place : place + 2]) for place, split in enumerate(counts)}
+    labels = rows["class"].to_numpy()
+    return encoded(rows["text"].tolist(), labels, known, parts, level, vocabulary_size, holdout)
+
+
+def read_texts(path: Path, text_column: str, label_column: str, split_column: str | None) -> Any:
+    """Return texts, labels and splits of a table.
+
+    Raises:
+        UsageError: a row has no text, or no split.
+    """
+    import pandas as pd
+
+    where, columns = f"data.path={path}", {"data.text_column": text_column, "data.label_column": label_column}
+    columns |= {"data.split_column": split_column} if split_column else {}
+    table = read_columns(path, columns, WANTED_TEXTS)
+    for row, text in enumerate(table[text_column]):
+        if not isinstance(text, str) or not text.strip():
+            said = "no text" if text is None or text == "" else f"no text but {text!r:.80}"
+            cure = f"leave the row out, or set data.text_column to another than {text_column}"
+            raise UsageError(f"row {row} of {where} has {said}: {cure}")
+    splits = splits_of(table[split_column], where) if split_column else None
+    return pd.DataFrame({"text": table[text_column], "label": table[label_column], "split": splits}, dtype=object)
+
+
 # ---- a text file
 
-WANTED_TEXT = "give a text file in UTF-8, such as data.path=my.txt"
+WANTED_TEXT = "give a text file in UTF-8, such as data.path=my.txt; data=texts takes a table of labelled texts"
 
 
 def text_file(*, name: Name = "text", path: OwnPath, **options: Any) -> Text:
@@ -201,6 +317,9 @@ def text_file(*, name: Name = "text", path: OwnPath, **options: Any) -> Text:
         UsageError: it is no text.
     """
     place = given(path, WANTED_TEXT)
+    if place.suffix.lower() in ENDINGS:
+        what = "the bytes of a table as they are, separators and labels too"
+        logger.info(f"warning: data=text learns {what}; data=texts learns the classes of its texts")
     identity = stamp(place)
     try:
         with open(place, encoding="utf-8") as file:

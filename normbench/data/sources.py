@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from itertools import pairwise
 from typing import Annotated, Any, Literal
@@ -127,23 +127,40 @@ def hub_texts(
 
     def load() -> Decoded:
         texts, trained, labels, classes = labelled(hub, val_split, text_column, label_column, text_column)
-        order = np.concatenate((np.random.RandomState(0).permutation(trained), np.arange(trained, len(texts))))
-        used = trained - held_out(trained, holdout, "texts")
-        parts = ["\n".join(texts[row] for row in sorted(part)) for part in np.split(order, [used, trained])]
-        vocabulary = LEVELS[level].learn(parts, vocabulary_size)
-        arrays, empty = {}, 0
-        for split, part in zip(SPLITS, np.split(order, [trained]), strict=False):
-            encoded = [vocabulary.encode(texts[row]) for row in part]
-            # An empty text is one unknown token, since nothing cannot be averaged.
-            empty += sum(not len(tokens) for tokens in encoded)
-            encoded = [tokens if len(tokens) else np.zeros(1, np.uint8) for tokens in encoded]
-            arrays[f"{split}_tokens"] = np.concatenate(encoded)
-            arrays[f"{split}_ends"] = np.cumsum([len(tokens) for tokens in encoded])
-            arrays[f"{split}_labels"] = labels[part]
-        return arrays, {"classes": classes, "empty": empty, **vocabulary.facts}
+        train, val = np.random.RandomState(0).permutation(trained), np.arange(trained, len(texts))
+        return encoded(texts, labels, classes, {"train": train, "val": val}, level, vocabulary_size, holdout)
 
     key = ["hub", hub.key(), text_column, label_column, level, vocabulary_size, val_split, float(holdout)]
     return Texts(decoded(name, "texts", key, load, hub_id=hub_id), holdout=holdout, **options)
+
+
+def encoded(
+    texts: Sequence[str],
+    labels: np.ndarray,
+    classes: Sequence[str],
+    parts: Mapping[str, np.ndarray],
+    level: str,
+    vocabulary_size: int | None,
+    holdout: float,
+) -> Decoded:
+    """Return the tokens of labelled texts, whose vocabulary is learned from those that train and are not held out.
+
+    parts: the rows of each split in their order, those that train first.
+    """
+    train, *others = parts.values()
+    used = len(train) - held_out(len(train), holdout, "texts")
+    pieces = ["\n".join(texts[row] for row in sorted(piece)) for piece in (train[:used], train[used:], *others)]
+    vocabulary = LEVELS[level].learn(pieces, vocabulary_size)
+    arrays, empty = {}, 0
+    for split, rows in parts.items():
+        tokens = [vocabulary.encode(texts[row]) for row in rows]
+        # An empty text is one unknown token, since nothing cannot be averaged.
+        empty += sum(not len(each) for each in tokens)
+        tokens = [each if len(each) else np.zeros(1, np.uint8) for each in tokens]
+        arrays[f"{split}_tokens"] = np.concatenate(tokens)
+        arrays[f"{split}_ends"] = np.cumsum([len(each) for each in tokens])
+        arrays[f"{split}_labels"] = labels[rows]
+    return arrays, {"classes": classes, "empty": empty, **vocabulary.facts}
 
 
 def hub_images(

@@ -63,7 +63,7 @@ class Padding(Study):
 
     def check(self, subject: Subject) -> None:
         if getattr(target(subject.tree, "data")[1], "kind", "") != "text_classification":
-            raise UsageError("study padding is about labelled texts: choose data=banking77, sst2 or imdb")
+            raise UsageError("study padding is about labelled texts: choose data=banking77, sst2, imdb or texts")
         if not all(map(self.texts(subject).get, self.levels)):
             room, longest = self.room(subject), max(self.levels["length"])
             what = f"no test text has at most {room} tokens, or none {longest} at least"
