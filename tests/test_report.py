@@ -14,7 +14,7 @@ from scipy import stats
 
 from normbench.analysis.comparisons import given_baseline
 from normbench.analysis.figures import draw_all
-from normbench.analysis.measures import rounded_up, seconds_at
+from normbench.analysis.measures import alike, rounded_up, seconds_at
 from normbench.analysis.records import Run
 from normbench.analysis.report import Report
 from normbench.analysis.statistics import seeds_needed
@@ -23,6 +23,7 @@ from normbench.errors import UsageError
 LAYERNORM = [2.00, 2.10, 2.05, 1.98, 2.04]
 SAME = [2.003, 2.098, 2.051, 1.979, 2.041]  # the same but for a few thousandths
 WORSE = [2.11, 2.20, 2.16, 2.07, 2.15]
+ALL_DATA = {"trainer.eval_batches": None}  # in every evaluation, as in the last one
 
 
 def text_of(report: Report) -> str:
@@ -194,8 +195,9 @@ def test_a_loss_that_comes_back_has_not_reached_its_target(tmp_path: Path) -> No
     """The target of each pair is where its own baseline ends on average."""
     for placement, shift in (("pre", 0.0), ("post", 0.5)):
         for seed, final in enumerate((2.0, 2.1)):
-            make_run(tmp_path, placement=placement, seed=seed, final=final + shift)
-            path = make_run(tmp_path, norm="rmsnorm", placement=placement, seed=seed, final=1.9 + shift)
+            how = {"placement": placement, "seed": seed, "settings": ALL_DATA}
+            make_run(tmp_path, final=final + shift, **how)
+            path = make_run(tmp_path, norm="rmsnorm", final=1.9 + shift, **how)
             lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
             for line in lines:  # one evaluation is below the target, and the next one is not
                 line |= {"loss/val": 1.0 if line["step"] == 20 else line["loss/val"]} if "loss/val" in line else {}
@@ -251,16 +253,53 @@ def test_the_next_step_is_a_command_with_as_many_seeds_as_are_needed(tmp_path: P
 
 
 def test_loss_at_equal_time_is_taken_where_the_fastest_run_ends(tmp_path: Path) -> None:
-    make_run(tmp_path, norm="layernorm", step_ms=10.0)
-    make_run(tmp_path, norm="rmsnorm", step_ms=20.0)
+    make_run(tmp_path, norm="layernorm", step_ms=10.0, settings=ALL_DATA)
+    make_run(tmp_path, norm="rmsnorm", step_ms=20.0, settings=ALL_DATA)
     fast, slow = make_report([tmp_path]).runs["loss/val_at_equal_time"]
     assert fast == pytest.approx(2.0)
     half = runs_of(tmp_path)[1].curves["loss/val"]
     assert half.values[3] < slow < half.values[1]  # half-way: between steps 40 and 80
 
 
+@pytest.mark.parametrize("metric", ["best", None])
+def test_evaluations_of_a_few_batches_are_not_judged_with_the_one_of_all_data(
+    tmp_path: Path, metric: str | None
+) -> None:
+    """All data are easier than the few batches, and one arm is at its best before the end."""
+    evaluations = {"layernorm": {50: 2.3, 100: 2.2, 150: 2.1}, "rmsnorm": {50: 2.2, 100: 2.1, 150: 2.2}}
+    for norm, ends in evaluations.items():
+        for seed, more in enumerate((0.0, 0.01, -0.01)):
+            path = make_run(tmp_path, norm=norm, seed=seed, steps=200, eval_every=300, final=1.9)
+            lines = [{"step": step, "loss/val": loss + more} for step, loss in ends.items()]
+            with open(path / "metrics.jsonl", "a") as file:
+                file.write("".join(json.dumps(line) + "\n" for line in lines))
+    report = make_report([tmp_path], metric=metric)
+    runs = report.runs.groupby("norm").mean(numeric_only=True)
+    assert runs["best"].to_dict() == pytest.approx({"layernorm": 2.1, "rmsnorm": 2.1})
+    assert runs["best_step"].to_dict() == {"layernorm": 150, "rmsnorm": 100}
+    assert report.by.targets["rmsnorm"] == pytest.approx(2.1) and report.by.timed == "loss/val"
+    assert runs["loss/val_at_equal_time"]["layernorm"] == pytest.approx(2.1, abs=0.01)
+    assert [*runs["loss/val"]] == pytest.approx([1.9, 1.9])  # what judges by default is of all data
+    assert report.comparisons[0].mean == pytest.approx(0) and not report.comparisons[0].real
+
+
+def test_a_run_that_extends_another_leaves_out_how_that_one_ended(tmp_path: Path) -> None:
+    path = make_run(tmp_path, session={"step": 40})
+    lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        line |= {"loss/val": 1.0} if line["step"] == 40 and "loss/val" in line else {}
+    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert alike(runs_of(tmp_path)[0], "loss/val").steps.tolist() == [20, 60, 80]
+
+
+def test_the_best_of_one_evaluation_is_refused(tmp_path: Path) -> None:
+    make_study(tmp_path, {"layernorm": LAYERNORM, "dyt": WORSE}, eval_every=1_000)
+    with pytest.raises(UsageError, match="needs evaluations on the way"):
+        make_report([tmp_path], metric="best")
+
+
 def test_the_best_value_comes_from_the_curve_and_the_gap_from_the_end(tmp_path: Path) -> None:
-    path = make_run(tmp_path)
+    path = make_run(tmp_path, settings=ALL_DATA)
     with open(path / "metrics.jsonl", "a") as file:
         file.write('{"step": 100, "loss/val": 1.25}\n')
     row = make_report([tmp_path]).runs.iloc[0]

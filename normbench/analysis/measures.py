@@ -24,6 +24,8 @@ TRAINING_LOSS, VALIDATION_LOSS = "loss/train", "loss/val"
 STEP_TIME = "time/step_ms"
 SPLITS = {"test": "test", "val": "validation", "train": "training", "val_ema": "averaged weights' validation"}
 BEST = "best"  # the word for the best validation loss on the way
+NOTHING = Curve(np.array([], int), np.array([]))
+ON_WAY = ("/val", "/val_ema")  # what is evaluated on some batches on the way, and on all at the last step
 
 # What probes measure in each block, by the tags that they log; the last one of a block is its number.
 IN_BLOCKS = {
@@ -87,11 +89,14 @@ def known(values: Iterable[float | None]) -> list[float]:
 
 
 def final(run: Run, metric: Metric) -> float:
-    """Return the run's last value in the metric's unit; NaN for a run that did not finish."""
+    """Return the run's last value in the metric's unit, or its best among equals; NaN for a run that did not finish."""
+    if run.status != "finished":
+        return NAN
+    if metric.tag == BEST:
+        return metric.scale * float(min(finite(alike(run, VALIDATION_LOSS)).values, default=NAN))
     value = run.metrics.get(metric.tag)
-    if run.status == "finished" and metric.tag not in run.metrics:  # what a summary does not repeat
-        values = finite(run.curves.get(VALIDATION_LOSS if metric.tag == BEST else metric.tag)).values.tolist()
-        value = min(values, default=None) if metric.tag == BEST else [None, *values][-1]
+    if metric.tag not in run.metrics:  # what a summary does not repeat
+        value = [None, *finite(run.curves.get(metric.tag)).values.tolist()][-1]
     return NAN if value is None else metric.scale * float(value)
 
 
@@ -115,6 +120,10 @@ def metrics_of(study: Study, word: str | None = None) -> tuple[Metric, ...]:
         near = sorted(tag for tag in tags if word in tag)[:3] or get_close_matches(word, tags)
         near = near or [*(metric.tag for metric in usual), BEST]
         raise UsageError(f"--metric={word} is not logged by these runs: give one such as {either(near)}")
+    if word == BEST and finished and not any(len(finite(alike(run, VALIDATION_LOSS)).steps) for run in finished):
+        raise UsageError(
+            f"--metric={BEST} needs evaluations on the way, and these runs have the last one alone: leave it out"
+        )
     kind, _, on = word.partition("/")
     no_aim = Metric(word, "", "", bounds=(-math.inf, math.inf), judges=kind == "perplexity")
     first = OF_KINDS[kind](on) if kind in OF_KINDS else Metric(word) if kind in ("loss", BEST) else no_aim
@@ -123,13 +132,28 @@ def metrics_of(study: Study, word: str | None = None) -> tuple[Metric, ...]:
 
 def evaluations_in_words(runs: Iterable[Run]) -> str:
     """Say on how much runs were evaluated on the way, such as `20 batches`; nothing where it was on all data."""
-    counts = set()
-    for run in runs:
-        limit, data = run.config["trainer.eval_batches"], run.session["data"]
-        total = next((data[name] for name in ("val_images", "val_texts", "val_sentences") if name in data), None)
-        if limit is not None and (total is None or limit * run.config.get("data.eval_batch_size", 0) < total):
-            counts.add(f"{limit:,}")
+    counts = {f"{run.config['trainer.eval_batches']:,}" for run in runs if judged_by_some(run)}
     return f"{' or '.join(sorted(counts))} {'batch' if counts == {'1'} else 'batches'}" if counts else ""
+
+
+def judged_by_some(run: Run) -> bool:
+    """Say whether evaluations on the way were of some batches, and the one at the last step of all data."""
+    limit, data = run.config.get("trainer.eval_batches"), run.session.get("data", {})
+    total = next((data[name] for name in ("val_images", "val_texts", "val_sentences") if name in data), None)
+    return limit is not None and (total is None or limit * run.config.get("data.eval_batch_size", 0) < total)
+
+
+def alike(run: Run, tag: str) -> Curve:
+    """Return a curve, of evaluations those on the same data: the ones on the way, where the last one is of more.
+
+    What is easier or harder about a few batches is in all of these, and not in an evaluation of all data: that of the
+    last step, and, in a run that extends another, that with which the other has ended.
+    """
+    curve = run.curves.get(tag, NOTHING)
+    if not tag.endswith(ON_WAY) or not judged_by_some(run):
+        return curve
+    on_way = ~np.isin(curve.steps, [run.steps, run.sessions[0].get("step", 0)])
+    return Curve(curve.steps[on_way], curve.values[on_way])
 
 
 def implementation(run: Run) -> str:
@@ -152,7 +176,7 @@ def ran_as(arms: Iterable[Arm]) -> str:
 
 def finite(curve: Curve | None) -> Curve:
     """Return a curve without what was not finite; empty for None."""
-    curve = curve or Curve(np.array([], int), np.array([]))
+    curve = curve or NOTHING
     known = np.isfinite(curve.values)
     return Curve(curve.steps[known], curve.values[known])
 
@@ -190,16 +214,25 @@ def gradient_noise(run: Run) -> tuple[float, float]:
 
 def value_at(run: Run, tag: str, seconds: float) -> float:
     """Return a loss at a training time, between two records on the line between them; NaN outside of the records."""
-    curve = finite(run.curves.get(tag))
+    curve = finite(alike(run, tag))
     times = seconds_at(run, curve.steps)
     within = len(times) and times[0] <= seconds <= times[-1] * (1 + 1e-9)
     return float(np.interp(seconds, times, curve.values)) if within else NAN
 
 
+def last_time(run: Run, tag: str) -> float:
+    """Return the time of training up to which a run has values that are alike; NaN where it has none."""
+    steps = finite(alike(run, tag)).steps
+    return float(seconds_at(run, steps[-1])) if len(steps) else NAN
+
+
 def stays_at(run: Run, target: float) -> int:
-    """Return the step from which on a finished run's validation loss stays at or below a target; 0: it does not."""
-    curve = run.curves.get(VALIDATION_LOSS)
-    if curve is None or run.status != "finished":
+    """Return the step from which on a finished run's validation loss stays at or below a target; 0: it does not.
+
+    That is judged by evaluations that are alike.
+    """
+    curve = alike(run, VALIDATION_LOSS)
+    if run.status != "finished":
         return 0
     above = np.flatnonzero(~(curve.values <= target))
     return int(next(iter(curve.steps[above[-1] + 1 if len(above) else 0 :]), 0))
@@ -242,13 +275,26 @@ def yardstick(
     partners: by the name of each arm the one that it is compared with. metric: the primary one's tag.
     """
     finished = [run for run in study.runs if run.status == "finished"]
-    seconds = min(known(seconds_at(run, run.step) for run in finished), default=NAN)
-    often = all(math.isfinite(value_at(run, VALIDATION_LOSS, seconds)) for run in finished)
-    timed = VALIDATION_LOSS if often else TRAINING_LOSS
-    ends = {name: known(final(run, loss_on("val")) for run in arm.runs) for name, arm in partners.items()}
+    timed = VALIDATION_LOSS
+    seconds = fastest(finished, timed)
+    if not all(math.isfinite(value_at(run, timed, seconds)) for run in finished):
+        timed = TRAINING_LOSS
+        seconds = fastest(finished, timed)
+    ends = {name: known(map(last_alike, arm.runs)) for name, arm in partners.items()}
     usual = {name: rounded_up(sum(own) / len(own), 3) for name, own in ends.items() if own and partners[name].trained}
     targets = usual if target is None else dict.fromkeys((arm.name for arm in study.arms), target)
     return Yardstick(metrics_of(study, metric), targets, target is not None, timed, seconds)
+
+
+def fastest(runs: Iterable[Run], tag: str) -> float:
+    """Return the time of training at which the fastest of some runs has its last value; NaN where none has one."""
+    return min(known(last_time(run, tag) for run in runs), default=NAN)
+
+
+def last_alike(run: Run) -> float:
+    """Return the last validation loss (nats) of a finished run that is like those before it; NaN where it has none."""
+    values = finite(alike(run, VALIDATION_LOSS)).values
+    return float(values[-1]) if len(values) and run.status == "finished" else NAN
 
 
 def rounded_up(value: float, digits: int) -> float:
@@ -263,13 +309,13 @@ def runs_frame(study: Study, by: Yardstick) -> pd.DataFrame:
     """Return a row for each run: what it is, and all that is measured of it; NaN where it has none.
 
     trained: whether it is clearly better than a predictor that always says the same. best: the best validation loss,
-    accuracy (%) or BLEU on the way, chosen on the validation data. gap: last validation loss less last training loss
-    (nats), the latter in eval mode where it was recorded.
+    accuracy (%) or BLEU of the evaluations that are alike, chosen on the validation data. gap: last validation loss
+    less last training loss (nats), the latter in eval mode where it was recorded.
     """
     rows, sign = [], 1 if by.on_way.lower_is_better else -1
     for arm, run in study.pairs:
         logged, times = run.summary.get("metrics", {}), run.summary.get("step_time", {})
-        curve, target = finite(run.curves.get(by.on_way.tag)), by.targets.get(arm.name, NAN)
+        curve, target = finite(alike(run, by.on_way.tag)), by.targets.get(arm.name, NAN)
         best, best_step = min(zip(sign * curve.values, curve.steps, strict=True), default=(NAN, 0))
         reached = stays_at(run, target)
         training = loss_on("train_eval" if "loss/train_eval" in run.metrics else "train")

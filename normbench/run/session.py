@@ -140,7 +140,7 @@ class Session:
         self.beat()
         config = yaml.safe_dump(run.config.tree, sort_keys=False, allow_unicode=True)
         write_bytes(directory.config, config.encode())
-        here = describe_here(run, self.group.size) | {"stack": run.stack, "seeds": self.seeds}
+        here = describe_here(run, self.group.size) | {"stack": run.stack, "seeds": self.seeds, "step": loop.step}
         if elsewhere := directory.begun_elsewhere(here):
             self.say(elsewhere)
         for before in directory.sessions()[-1:]:
