@@ -40,7 +40,7 @@ def is_disk_full(error: BaseException | None) -> bool:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error means that memory ran out, on the CPU or a GPU; torch has no class for the CPU's."""
-    words = ("DefaultCPUAllocator", "out of memory", "bad_alloc")
+    words = ("DefaultCPUAllocator", "out of memory", "bad_alloc", "STATUS_ALLOC_FAILED")  # the last: cuBLAS, cuDNN
     is_torchs = type(error).__name__ == "OutOfMemoryError" or any(word in str(error) for word in words)
     return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and is_torchs)
 

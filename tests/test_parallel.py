@@ -23,8 +23,10 @@ from test_translation import write as write_pairs
 from tiny_runs import run_directory, slow
 
 from normbench.config.compose import read
+from normbench.errors import is_out_of_memory
 from normbench.run.plan import prepare
 from normbench.run.session import Session
+from normbench.training.parallel import is_lost
 
 pytest_plugins = ["run_fixtures"]
 
@@ -38,7 +40,22 @@ PAIRS += "model.dropout=0 data.hub_id=me/pairs data.root=hub data.vocabulary_siz
 PAIRS += f"trainer.accumulate=2 optim=sgd optim.lr=0.1 {LENGTHS} trainer.steps=20 trainer.log_every=1"
 RECURRENT = PAIRS.replace("seq2seq model.depth=1 model.decoder_depth=1", "rnnsearch").replace("model.heads=2 ", "")
 RECURRENT = RECURRENT.replace("model.hidden", "model.embedding")
+# What libraries of a GPU say, as torch hands it on, and whether memory ran out or another process is gone.
+SAID = {
+    "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`": (True, False),
+    "cuDNN error: CUDNN_STATUS_ALLOC_FAILED": (True, False),
+    "NCCL error in: NCCLUtils.cpp:94, unhandled cuda error: Cuda failure 2 'out of memory'": (True, False),
+    "NCCL communicator was aborted on rank 0.": (False, True),
+    "CUDA error: an illegal memory access was encountered": (False, False),
+    "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED": (False, False),
+}
 GONE = "normbench: another of the run's 2 processes has ended: the same command goes on from the last checkpoint"
+
+
+@pytest.mark.parametrize("said", SAID)
+def test_what_a_gpu_says_is_told_apart(said: str) -> None:
+    error = RuntimeError(said)
+    assert (is_out_of_memory(error), is_lost(error)) == SAID[said]
 
 
 def start_all(

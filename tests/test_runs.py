@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from contextlib import chdir
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,10 @@ from run_records import read_json
 from support import EXPERIMENTS, refused
 
 from normbench.cli import main
+from normbench.config.compose import read as parse
 from normbench.data import pydocs
+from normbench.errors import UsageError
+from normbench.run.plan import prepare
 from normbench.training.checkpoint import read
 
 TINY = ["model.depth=2", "model.width=16", "model.heads=2", "model.context=16", "trainer.eval_batches=1",
@@ -160,6 +164,14 @@ def test_replaying_a_step_whole_needs_a_gpu(tmp_path: Path, capsys: pytest.Captu
     said = refused(["train", "device=cpu", "trainer.compile=cudagraphs", f"outputs={tmp_path}"], capsys)
     assert said == "trainer.compile=cudagraphs needs a CUDA GPU, and the run is on cpu: use true or false"
     assert refused(["train", "trainer.compile=graphs"], capsys).startswith("trainer.compile=graphs is not allowed: ")
+
+
+def test_steps_of_many_lengths_are_not_replayed_whole() -> None:
+    """A graph would be captured anew for each length of a padded batch."""
+    config = parse(["trainer.compile=cudagraphs", "trainer.steps=1", "optim.lr=1e-3"])
+    padded: Any = SimpleNamespace(pads=True, steps_per_epoch=1, fingerprint="padded")
+    with pytest.raises(UsageError, match="batches of many lengths: use true or false"):
+        prepare(config, padded, torch.device("cuda"))
 
 
 @pytest.mark.slow

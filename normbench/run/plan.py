@@ -91,6 +91,9 @@ def prepare(
     if trainer.compile == "cudagraphs" and trainer.accumulate > 1:  # a replay would overwrite the gradients before it
         raise UsageError("trainer.compile=cudagraphs does not go with trainer.accumulate above 1: use true or false")
     data = data or build.make_data(config.tree, config.closed.seed)
+    if trainer.compile == "cudagraphs" and data.pads:  # a graph is captured anew for each length
+        why = "replays steps of one shape, and these data have batches of many lengths"
+        raise UsageError(f"trainer.compile=cudagraphs {why}: use true or false")
     if not (trainer.steps or data.steps_per_epoch):
         raise UsageError("a stream has no length that trainer.epochs could be of: set trainer.steps=1000 or the like")
     steps = trainer.steps or max(1, math.ceil((trainer.epochs or 0) * data.steps_per_epoch / trainer.accumulate))

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from normbench.errors import RunFailure, UsageError
+from normbench.errors import RunFailure, UsageError, is_out_of_memory
 from normbench.types import Batch, Data, Model
 
 WAIT = "NORMBENCH_RENDEZVOUS_SECONDS"  # how long a process waits for the others at the start
@@ -223,7 +223,9 @@ class Processes(Group):
 
 def is_lost(error: Exception) -> bool:
     """Tell whether torch says that another process is gone."""
-    return not isinstance(error, RunFailure) and any(word in str(error).lower() for word in LOST)
+    if isinstance(error, RunFailure) or is_out_of_memory(error):  # NCCL, too, may find no memory
+        return False
+    return any(word in str(error).lower() for word in LOST)
 
 
 def waiting_time() -> float:
