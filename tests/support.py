@@ -80,14 +80,20 @@ EXPERIMENTS = list(options("experiment"))
 REPOSITORY = Path(__file__).parent.parent
 
 
+def visible_files() -> list[Path]:
+    """Return what is below the current directory, but for hidden folders, to which git and others write."""
+    entries = [path for path in Path.cwd().glob("*") if not path.name.startswith(".")]
+    return sorted(path for entry in entries for path in (entry, *entry.rglob("*")))
+
+
 def refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     """The sentence with which a command is refused; whatever was in the current directory is all that is in it."""
-    before = sorted(Path.cwd().rglob("*"))
+    before = visible_files()
     status = main(words)
     out, err = capsys.readouterr()
     assert status == 2, err
     assert [line for line in out.splitlines() if not line.startswith("decoding ")] == []
-    assert sorted(Path.cwd().rglob("*")) == before
+    assert visible_files() == before
     found = re.fullmatch(r"normbench: (.+: .*[^.\n])\n", err)  # behind the colon is what to do
     assert found, err
     assert len(found[1]) < 500

@@ -159,12 +159,14 @@ def test_cpus_with_other_vectors_share_a_cache_of_compiled_kernels(tmp_path: Pat
         compiled, eager = (BatchNorm(32, channel_dim=1, impl=impl) for impl in ("compile", "eager"))
         torch.manual_seed(0)
         x = torch.randn(8, 32, 5, 7)
-        torch.testing.assert_close(compiled(x), eager(x))
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(x), eager(x))
         print(torch.backends.cpu.get_cpu_capability())
     """
     seen = []
+    shared = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0"}
     for capability in ({}, {"ATEN_CPU_CAPABILITY": "default"}):
-        environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path), **capability}
+        environment = {**os.environ, **shared, **capability}
         command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code)]
         ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         assert ended.returncode == 0, ended.stderr
@@ -174,10 +176,10 @@ def test_cpus_with_other_vectors_share_a_cache_of_compiled_kernels(tmp_path: Pat
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of torch's compiler
-@pytest.mark.parametrize(
-    ("name", "layout", "impl"), [case for case in CASES if case[2] == "eager" and case[0] != "none"]
-)
-def test_a_compiled_norm_is_the_formula(name: str, layout: str, impl: str) -> None:
+@pytest.mark.parametrize("name", sorted({name for name, _, _ in CASES} - {"none"}))
+def test_a_compiled_norm_is_the_formula(name: str) -> None:
+    """In the layout in which models use it most; the formula itself is held to its reference in each layout."""
+    layout = "image" if name in ("batchnorm", "groupnorm", "instancenorm") else "sequence"
     ours, expected = run_both(name, layout, random_norm(name, layout, impl="compile"), torch.float32, "contiguous")
     for key, value in expected.items():
         torch.testing.assert_close(ours[key].double(), value, rtol=1e-5, atol=3e-6)

@@ -148,6 +148,7 @@ def test_compiled_runs_have_the_same_probes_and_no_trace_of_them(tmp_path: Path)
     """By SGD: Adam's first step goes ±lr along gradients that are 0 but for rounding."""
     words = [*TINY, "norm=batchnorm", "placement=pre", "model.dropout=0.1", "trainer.steps=12", "trainer.log_every=1"]
     words += ["probes=full", "probes.every=5", "probes.histograms_every=0", "trainer.accumulate=2", "optim=sgd"]
+    words += ["model.depth=1"]
     eager = train(tmp_path, *words)
     compiled = in_a_process(tmp_path, *words, "trainer.compile=true")
     silent = in_a_process(tmp_path, *words, "trainer.compile=true", "probes=off")
