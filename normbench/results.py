@@ -14,7 +14,7 @@ from normbench.config.groups import GROUPS
 from normbench.config.schema import checked_section, stored
 from normbench.config.trust import check_trusted
 from normbench.errors import UsageError, explain
-from normbench.rundir import UNREADABLE, RunDirectory, logged_lines, read_json
+from normbench.rundir import DIGESTS, UNREADABLE, RunDirectory, logged_lines, read_json
 from normbench.settings import flat
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ LOADED = ("norm", "placement", "model", "data")  # the sections that make what i
 
 MEANINGS = ("classes", "vocabulary")  # of what data describe: what predictions stand for
 
-# What a summary tells that has its place among the columns already: the rest of it follows behind them.
-PLACED = {"status", "step", "steps", "seed", "choices", "metrics", "data"}
+# What a summary tells that has its place among the columns already, or tells nothing: the rest follows behind them.
+PLACED = {"status", "step", "steps", "seed", "choices", "metrics", "data", DIGESTS}
 
 
 # ---- one run's model and data

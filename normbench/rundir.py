@@ -28,6 +28,7 @@ Shape = Any  # a type, several, a list of one shape, or a mapping from keys to s
 Status = Literal["running", "interrupted", "finished", "diverged", "failed", "out_of_memory"]
 CHOICE_FILE = "lr_choice.json"  # beside the runs of a sweep: the learning rate that it has chosen for each arm
 ENDED: tuple[Status, ...] = ("finished", "diverged")
+DIGESTS = "digests"  # of a summary: what the files of the run were when it ended
 
 # What must be the same for a continuation to give the same bits.
 DECISIVE = ("commit", "cpu", "accelerator", "python", "machine")
@@ -119,6 +120,30 @@ class RunDirectory:
         what = f"this run was begun elsewhere, so its numbers may differ in the last bits ({'; '.join(changed)})"
         return f"{what}: rerun=true makes it anew and keeps the old one beside it" if changed else None
 
+    def digests(self, summary: Mapping[str, Any]) -> dict[str, str]:
+        """Return the SHA-256 of each file that a report rests on, by its name; of the summary, of all but these."""
+        found = {}
+        for path in (self.config, self.environment, self.metrics):
+            found[path.name] = hashlib.sha256(read_bytes(path)).hexdigest()
+        rest = {key: value for key, value in summary.items() if key != DIGESTS}
+        found[self.summary.name] = hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+        return found
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Write the summary (atomically), when all other files are as they are to stay."""
+        write_json(self.summary, {**summary, DIGESTS: self.digests(json.loads(json.dumps(summary)))})
+
+    def altered(self) -> list[str]:
+        """Return the files that are not as the run has left them; none of a run that has noted no digests of them.
+
+        Raises:
+            OSError, ValueError: a file cannot be read.
+        """
+        summary = json.loads(read_bytes(self.summary))
+        noted = summary.get(DIGESTS) or {}
+        found = self.digests(summary) if noted else {}
+        return [name for name, digest in found.items() if noted.get(name) != digest]
+
     def ended(self) -> dict[str, Any] | None:
         """Return the summary of a run that has ended as a result, else None."""
         summary = read_json(self.summary)
@@ -172,7 +197,7 @@ SHAPES: dict[str, Shape] = {
     "status.json": STANDS,
     "summary.json": {
         **STANDS, "seed": int, "choices": {str: str}, "metrics": {str: NUMBER}, "step_time": {str: NUMBER},
-        "data": dict, "norm_facts": dict, "ledger": dict,
+        "data": dict, "norm_facts": dict, "ledger": dict, DIGESTS: (dict, NoneType),
     },
     CHOICE_FILE: {"arms": [{"arm": {str: str}, "lr": NUMBER}]},
 }  # fmt: skip

@@ -99,6 +99,10 @@ class Setting:
             return int(value)
         return str(value) if isinstance(value, int | float) and str in types and not self.choices else value
 
+    def has_type(self, value: Any) -> bool:
+        """Tell whether a value is of an allowed type, whatever its bounds."""
+        return not self.types or type(self.typed(value)) in self.types
+
     def holds(self, value: Any, types: tuple[type, ...]) -> bool:
         """Tell whether a value is of one of some types and within the bounds; or a list, and each of its elements."""
         if isinstance(value, list) and self.items:

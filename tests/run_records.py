@@ -22,7 +22,8 @@ class Record:
     """A run directory's content.
 
     checkpoint: the last one, tensors as dtype, shape and bytes. metrics: the lines of metrics.jsonl. events: everything
-    in the event files. summary: without what was measured in time and memory. files: the names of all files.
+    in the event files. summary: without what was measured in time and memory, and digests of it. files: the names of
+    all files.
     """
 
     checkpoint: Any
@@ -36,7 +37,7 @@ class Record:
 def read_record(directory: Path) -> Record:
     """Read a finished run."""
     summary = read_json(directory / "summary.json")
-    del summary["step_time"], summary["peak_memory_bytes"]
+    del summary["step_time"], summary["peak_memory_bytes"], summary["digests"]
     summary["metrics"] = timeless(summary["metrics"])
     return Record(
         checkpoint=read_checkpoint(directory / "checkpoint.pt"),

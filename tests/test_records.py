@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from made_runs import make_run, make_study, read_study
+from made_runs import make_report, make_run, make_study, read_study
 
 from normbench.analysis import beside
 from normbench.analysis.records import read_recorded, read_run, read_studies
@@ -124,6 +124,52 @@ def test_a_damaged_run_is_named_and_left_out(tmp_path: Path, file: str, content:
     (make_run(tmp_path, seed=1, name="bad") / file).write_text(content)
     study = read_study([tmp_path])
     assert study.damaged == (("bad", why),) and [run.seed for run in study.runs] == [0]
+
+
+def other_digit(content: bytes, place: int) -> bytes:
+    """Change the first digit from a place on."""
+    found = next(index for index in range(place, len(content)) if content[index : index + 1].isdigit())
+    digit = b"%d" % ((int(content[found : found + 1]) + 3) % 10)
+    return content[:found] + digit + content[found + 1 :]
+
+
+def test_a_digit_that_has_changed_since_the_end_is_told(tmp_path: Path) -> None:
+    """In the digests too; a run that has noted none is read as before."""
+    make_run(tmp_path, seed=0)
+    path = make_run(tmp_path, seed=1, name="bad")
+    directory = RunDirectory(path)
+    directory.write_summary(json.loads(directory.summary.read_text()))
+    assert read_study([tmp_path]).damaged == () and directory.altered() == []
+    for file in (directory.config, directory.environment, directory.metrics, directory.summary):
+        before = file.read_bytes()
+        for place in range(0, len(before) // 2, len(before) // 8):
+            file.write_bytes(other_digit(before, place))
+            study = read_study([tmp_path])
+            assert [name for name, _ in study.damaged] == ["bad"] and [run.seed for run in study.runs] == [0]
+        file.write_bytes(before)
+    assert read_study([tmp_path]).damaged == ()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "why"),
+    [
+        ("eval_batches:", "eval_batchez:", "it has no trainer.eval_batches"),
+        ("seed:", "seeed:", "config.yaml is missing or damaged"),
+        ("log_every: ", "log_every: x", "trainer.log_every=x"),
+        ("trainer:", "trainer: 3\nx:", "trainer"),
+        ("optim:", "optim: 3\nx:", "optim is no section"),
+    ],
+)
+def test_a_damaged_key_leaves_its_run_out_and_not_the_report(tmp_path: Path, before: str, after: str, why: str) -> None:
+    for seed in (0, 1):
+        make_run(tmp_path, seed=seed)
+    config = make_run(tmp_path, seed=2, name="bad") / "config.yaml"
+    text = config.read_text()
+    assert before in text
+    config.write_text(text.replace(before, after, 1))
+    report = make_report([tmp_path])
+    ((name, said),) = report.study.damaged
+    assert name == "bad" and why in said and [run.seed for run in report.study.runs] == [0, 1]
 
 
 def test_a_run_with_a_summary_needs_no_status(tmp_path: Path) -> None:

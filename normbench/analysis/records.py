@@ -15,10 +15,11 @@ import numpy as np
 
 from normbench.analysis import beside
 from normbench.config.groups import GROUPS
-from normbench.config.schema import OPEN_SECTIONS
+from normbench.config.schema import CLOSED, OPEN_SECTIONS, ROOT, section_settings
 from normbench.errors import UsageError
 from normbench.results import flat, run_directories
 from normbench.rundir import CHOICE_FILE, ENDED, UNREADABLE, RunDirectory, logged_lines, read_json
+from normbench.settings import show
 
 # Which of the keys that vary names an arm, where several tell the same runs apart: the first of these, then by name,
 # and last the learning rate: what goes along with another setting follows from it, and is not chosen.
@@ -37,6 +38,9 @@ ASIDE = (
     "trainer.recompute",
 )  # fmt: skip
 
+
+# Keys that analysis cannot do without, and that every version has written.
+NEEDED = ("seed", "trainer.eval_batches")
 
 # What a run has learned at the least, as a share of what a constant predictor loses: runs that are stuck end within 2 %
 # of it on either side, and those that learn 20 % below; in between they have hardly begun.
@@ -263,16 +267,42 @@ def read_run(directory: RunDirectory, name: str) -> Run:
     status, sessions = read_json(directory.status) or {}, whole(directory.environment)["sessions"]
     summary = whole(directory.summary) if directory.summary.exists() or status.get("status") in ENDED else {}
     stands, (curves, torn, damage) = status | summary or whole(directory.status), read_recorded(directory.metrics)
-    config = {**flat(directory.configuration()), **sessions[-1]["choices"]}
-    if "seed" not in config:
-        raise ValueError("config.yaml is missing or damaged")
+    config = {**read_config(directory), **sessions[-1]["choices"]}
     if damage and (summary or curves):  # a run that has not ended may have no metrics yet
         raise ValueError(damage)
+    if summary and (altered := directory.altered()):
+        raise ValueError(f"{' and '.join(altered)} changed after the run had ended")
     if stands["status"] == "finished":
         lost = [tag for tag in ("loss/val", "loss/test") if summary["metrics"].get(tag, 0.0) is None]
         stands |= {"status": "diverged", "message": f"its final {lost[0]} is not finite"} if lost else {}
     standing = stands["status"], stands["step"], stands["steps"], stands.get("message") or ""
     return Run(name, directory.path, *standing, config["seed"], config, summary, sessions, curves, torn)
+
+
+def read_config(directory: RunDirectory) -> dict[str, Any]:
+    """Return a run's configuration by dotted path.
+
+    A key that its version did not have may be missing, and values may be out of bounds that are stricter now.
+
+    Raises:
+        ValueError: it is missing, lacks a key that every run has, or has a value of a wrong type.
+    """
+    if not (tree := directory.configuration()):
+        raise ValueError("config.yaml is missing or damaged")
+    config = flat(tree)
+    for key in NEEDED:
+        if key not in config:
+            raise ValueError(f"config.yaml is damaged (it has no {key})")
+    for section, settings in {"": ROOT, **CLOSED, **dict.fromkeys(OPEN_SECTIONS)}.items():
+        values = tree.get(section, {}) if section else tree
+        if not isinstance(values, dict):
+            raise ValueError(f"config.yaml is damaged ({section} is no section)")
+        known = settings or section_settings(section, values) or {}
+        for name in known.keys() & values.keys():
+            if not known[name].has_type(values[name]):
+                wrong = f"{section}.{name}={show(values[name]):.100}".lstrip(".")
+                raise ValueError(f"config.yaml is damaged ({wrong}, where only {known[name].allowed} is allowed)")
+    return config
 
 
 def read_recorded(path: Path) -> tuple[dict[str, Curve], bool, str]:

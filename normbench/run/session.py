@@ -231,7 +231,7 @@ class Session:
             "message": message,
         }
         loop.recorder.close(status)
-        write_json(self.directory.summary, summary)
+        self.directory.write_summary(summary)
         settle(run, summary)
         show_summary(run, summary)
         return 0
