@@ -24,7 +24,7 @@ from test_runs import newest_run
 from normbench.config.compose import read
 from normbench.contract.checks import check
 from normbench.contract.data import DataPart
-from normbench.data import hub_images, hub_text
+from normbench.data import hub_images, hub_text, streaming
 from normbench.errors import RunFailure, UsageError
 from normbench.run.plan import prepare
 
@@ -106,6 +106,28 @@ def test_each_pass_shows_every_row_once_but_those_that_judge(tmp_path: Path, fil
             len({row for batch in batches[14 * block : 14 * block + 14] for row in batch}) <= 11 for block in range(5)
         )
     assert passes[0] != passes[1]
+
+
+def test_blocks_of_long_rows_end_by_their_bytes(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each pass shows all rows all the same; one row that is longer than a block may be is a block."""
+    ordinary = pages(root)
+    first, _ = ordinary.stream.block((0, 0, 0, 0), 0)
+    assert len(first) == 11
+    for bytes_each, most in ((100, 6), (1, 1)):
+        monkeypatch.setattr(streaming, "MOST_BYTES", bytes_each)
+        rows, place = list[str](), (0, 0, 0, 0)
+        while place[0] == 0:
+            found, place = ordinary.stream.block(place, 0)
+            assert 0 < len(found) <= most
+            rows += [row["text"] for row in found]
+        assert [row["text"] for row in first] == rows[:11] and {*ROWS[5:]} <= {*rows}
+        assert len(rows) < 55 + most
+
+
+def test_a_block_longer_than_the_data_holds_no_row_twice(root: Path) -> None:
+    rows, place = pages(root, buffer=300).stream.block((0, 0, 0, 0), 0)
+    assert len(rows) == 300 and place[0] == 5
+    assert len({*map(id, rows)}) == len({row["text"] for row in rows}) == 55
 
 
 def test_images_come_with_their_own_labels_and_others_judge(root: Path) -> None:

@@ -28,6 +28,10 @@ from normbench.errors import RunFailure, UsageError
 from normbench.types import Batch, Split
 
 Rows = list[dict[str, Any]]
+
+# What a block holds at the most, however long its rows are: 1,000 photographs have about 105 MiB.
+MOST_BYTES = 128 * 2**20
+
 Place = tuple[int, int, int, int]  # a pass over the data, the turns of a file and of a row group in it, and a row
 
 
@@ -42,7 +46,7 @@ class Stream:
         val_splits: that validate; none: the first `kept` rows of `train` do, and nothing trains on them.
         kept: rows that judge, and as many of those that train, of which vocabulary and scaling are learned.
         holdout: share of a block (< 1), or number of further rows of `train` that judge in place of the others.
-        size: rows of a block.
+        size: rows of a block, or fewer where these are more than MOST_BYTES.
     """
 
     def __init__(
@@ -87,9 +91,12 @@ class Stream:
         return {"train": rows[self.held :], "val": val}, [counts[file] for file in range(len(self.files))]
 
     def block(self, place: Place, seed: int) -> tuple[Rows, Place]:
-        """Return the rows from a place on, in the orders of a seed, and the place behind them."""
-        rows = list[dict[str, Any]]()
-        while len(rows) < self.size:
+        """Return the rows from a place on, in the orders of a seed, and the place behind them.
+
+        A row that a block has more than once, as of data that are shorter, is in memory once.
+        """
+        rows, known, left = list[dict[str, Any]](), dict[tuple[int, int, int], dict[str, Any]](), MOST_BYTES
+        while len(rows) < self.size and left > 0:
             epoch, turn, group, row = place
             if turn == len(self.files):
                 place = epoch + 1, 0, 0, 0
@@ -102,11 +109,21 @@ class Stream:
             order = torch.randperm(about.num_row_groups, generator=generator(seed, f"groups of {file}", epoch))
             index = int(order[group])
             row = max(row, self.held_of[file] - sum(about.row_group(each).num_rows for each in range(index)))
-            found = self.table(self.files[file], index).slice(row, self.size - len(rows)).to_pylist()
-            rows += found
-            row += len(found)
+            found = beginning(self.table(self.files[file], index).slice(row, self.size - len(rows)), left)
+            left -= found.nbytes
+            for values in found.to_pylist():
+                rows.append(known.setdefault((file, index, row), values))
+                row += 1
             place = (epoch, turn, group, row) if row < about.row_group(index).num_rows else (epoch, turn, group + 1, 0)
         return rows, place
+
+
+def beginning(table: Any, most: int) -> Any:
+    """Return as many of a table's first rows as have so many bytes, and one more."""
+    if table.nbytes <= most:
+        return table
+    within = bisect_right(range(table.num_rows), most, key=lambda count: table.slice(0, count).nbytes)
+    return table.slice(0, within)
 
 
 def stored(files: Sequence[str], columns: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
