@@ -52,6 +52,7 @@ Scalar = bool | int | float | str | None
 Histogram = tuple[Sequence[float], Sequence[float]]  # counts of values, and the edges between them: one more
 
 EVENTS = "events.out.tfevents."  # how the names of event files begin
+PAGE = "config"  # the tag of the page that tells of the run as a whole; other texts belong to steps
 
 # Custom Scalars tab: category -> chart -> regular expression of the tags that it overlays
 CHARTS = tomllib.loads(Path(__file__).with_name("charts.toml").read_text("utf-8"))
@@ -129,7 +130,7 @@ class TensorBoard(Lines):
         self.add_hparams(metadata.EXPERIMENT_TAG, experiment=experiment)
         chosen = {name: "null" if choice is None else choice for name, choice in choices.items()}
         row = summary_v2.hparams_pb(chosen, trial_id=Path(self.file.name).parent.name)
-        self.write(0, [*text_pb("config", page).value, *row.value])
+        self.write(0, [*text_pb(PAGE, page).value, *row.value])
         self.draw({
             title: {name: {"multiline": {"tag": [tags]}} for name, tags in charts.items()}
             for title, charts in CHARTS.items()
@@ -277,8 +278,9 @@ def new_event_file(directory: Path) -> Path:
 def truncate_events(directory: Path, last_step: int) -> str:
     """Replace the event file by one with the steps up to `last_step` (atomically), read as far as it is not damaged.
 
-    Layout, texts and hyperparameters are dropped: whoever goes on writes them anew. The new file has a new name, from
-    which an open TensorBoard sees that it has to read anew. A kill in here may leave both: the newer one is whole.
+    Layout, the page on the run and hyperparameters are dropped: whoever goes on writes them anew. The new file has a
+    new name, from which an open TensorBoard sees that it has to read anew. A kill in here may leave both: the newer one
+    is whole.
     One that ends before the numbers of metrics.jsonl is damaged: it stays too, and what is returned says so.
     """
     read = [0]
@@ -291,7 +293,8 @@ def truncate_events(directory: Path, last_step: int) -> str:
             event = Event.FromString(record)
             read.append(event.step)
             plugins = {value.metadata.plugin_data.plugin_name for value in event.summary.value}
-            if event.step <= last_step and not plugins & {"text", "hparams", "custom_scalars"}:
+            begins = plugins & {"hparams", "custom_scalars"} or any(value.tag == PAGE for value in event.summary.value)
+            if event.step <= last_step and not begins:
                 records.write(record)
 
     write_atomically(new_event_file(directory), write)

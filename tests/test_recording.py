@@ -159,6 +159,18 @@ def test_a_continued_run_has_every_step_once(tmp_path: Path, torn: int, last_ste
     assert all(tags.count(tag) == 1 for tag in ("config", "custom_scalars__config__", hparams_metadata.EXPERIMENT_TAG))
 
 
+def test_texts_of_steps_stay_where_a_run_goes_on(tmp_path: Path) -> None:
+    """As a translator's sentences do, of each evaluation up to the checkpoint."""
+    for first in (1, 21):
+        truncate_events(tmp_path, first - 1)
+        with closing(record_steps(tmp_path, range(first, first + 25))) as recorder:
+            recorder.texts(first + 24, {"sentences/val": f"of {first + 24}"})
+            recorder.texts(first + 19, {"sentences/test": f"of {first + 19}"})
+    assert series(tmp_path, "sentences/val") == [(45, b"of 45")]
+    assert series(tmp_path, "sentences/test") == [(20, b"of 20"), (40, b"of 40")]
+    assert series(tmp_path, "config") == [(0, b"from 21")]
+
+
 @pytest.mark.parametrize(("ended", "status"), [("finished", "STATUS_SUCCESS"), ("diverged", "STATUS_FAILURE")])
 def test_an_end_is_written_once_with_its_status(tmp_path: Path, ended: str, status: str) -> None:
     """Also where a stop, or a kill behind the end but before the summary, comes before it."""
