@@ -78,7 +78,7 @@ def imported(path: str, where: str = "") -> Callable[..., Any]:
     try:
         module, _, name = path.rpartition(".")
         found = getattr(importlib.import_module(module), name)
-    except Exception as error:  # a person's module may raise anything
+    except (Exception, SystemExit) as error:  # a person's module may raise anything, or end as a script does
         if place_of(error):
             raise UsageError(f"{where} cannot be imported: mend {explain(error)}") from error
         raise UsageError(f"{where} cannot be imported ({error}): give package.module.Class") from error

@@ -16,10 +16,22 @@ from typing import Any
 import click
 
 from normbench import __version__
-from normbench.commands import CONFIG_DIR, FOLDER, HELP, MULTIRUN, SETTINGS, TRUST, Commands, flag, later, steady
+from normbench.commands import (
+    CONFIG_DIR,
+    FOLDER,
+    HELP,
+    MULTIRUN,
+    SETTINGS,
+    TRUST,
+    Commands,
+    Outlet,
+    flag,
+    later,
+    steady,
+)
 from normbench.commands.study import bench, fold, study
 from normbench.config import GROUPS
-from normbench.errors import RunFailure, UsageError
+from normbench.errors import RunFailure, UsageError, explain
 from normbench.settings import printable
 
 INFO = ("all", "config", "defaults", "defaults-tree", "searchpath")  # what Hydra tells
@@ -31,8 +43,15 @@ def main(argv: list[str] | None = None) -> int:
     for number, name in ((1, "stdout"), (2, "stderr")):
         if getattr(sys, name) is getattr(sys, f"__{name}__"):
             setattr(sys, name, steady(getattr(sys, name), number))
+    Outlet.lost.clear()
+    status = ended(sys.argv[1:] if argv is None else argv)
+    return complain(Outlet.lost[0], status or 1) if Outlet.lost else status
+
+
+def ended(words: list[str]) -> int:
+    """Run the command that the words name, and say in a sentence why it ends early; return its exit status."""
     try:
-        status = run(sys.argv[1:] if argv is None else argv)
+        status = run(words)
         sys.stdout.flush()
         return status
     except click.UsageError as error:
@@ -42,6 +61,9 @@ def main(argv: list[str] | None = None) -> int:
         return complain(str(error), 2 if isinstance(error, UsageError) else 1)
     except KeyboardInterrupt:
         return complain("stopped", 130)
+    except SystemExit as error:  # of a class of the user's own
+        cure = "let it raise an exception in place of that"
+        return complain(f"code that normbench has called ended the process ({explain(error)}): {cure}", 1)
     except OSError as error:
         if error.filename is None:
             raise

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -53,6 +55,61 @@ def test_a_fault_in_a_users_module_is_placed(
     sentence = refused(["train", "norm._target_=own_package.parts.MyNorm"], capsys)
     fault = "mend ModuleNotFoundError: No module named 'no_such_module' (parts.py, line 3)"
     assert sentence == f"norm._target_=own_package.parts.MyNorm cannot be imported: {fault}"
+
+
+@pytest.mark.parametrize(("line", "said"), [("sys.exit()", "SystemExit"), ("sys.exit(3)", "SystemExit: 3")])
+def test_a_module_that_exits_is_placed(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, line: str, said: str
+) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.delitem(sys.modules, "exiting", raising=False)
+    (here / "exiting.py").write_text(f"import sys\n{line}\n")
+    sentence = refused(["train", "norm._target_=exiting.Norm"], capsys)
+    assert sentence == f"norm._target_=exiting.Norm cannot be imported: mend {said} (exiting.py, line 2)"
+
+
+def test_a_class_that_exits_is_no_success(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    (here / "leaving.py").write_text(
+        "import sys\nfrom torch import nn\n"
+        "class Norm(nn.Identity):\n"
+        "    def __init__(self, n, *, channel_dim=-1, site=None):\n"
+        "        sys.exit(0)\n"
+    )
+    assert main(["train", "model.depth=1", "model.width=16", "norm._target_=leaving.Norm"]) == 1
+    assert "ended the process (SystemExit: 0 (leaving.py, line 5))" in capsys.readouterr().err
+
+
+# ---- where commands write
+
+
+def command(words: str, where: str = "/dev/null", **environment: str) -> tuple[int, str]:
+    """Give a command in a process of its own; return its exit status and what it says on standard error."""
+    code = "import sys; from normbench.cli import main; sys.exit(main())"
+    with open(where, "w") as out:
+        call = [sys.executable, "-c", code, *words.split()]
+        done = subprocess.run(call, stdout=out, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment})
+    return done.returncode, done.stderr
+
+
+def test_a_full_disk_behind_standard_output_is_told_in_a_sentence(here: Path) -> None:
+    said = "normbench: not all that this command printed could be written (No space left on device): make room\n"
+    assert command("list norm", "/dev/full") == (1, said)
+
+
+def test_a_temporary_folder_with_a_long_path_is_told_in_a_sentence(here: Path, tmp_path: Path) -> None:
+    folder = tmp_path / ("a" * 100)
+    folder.mkdir()
+    status, said = command("sweep seed=0,1 trainer.steps=1", TMPDIR=str(folder))
+    assert status == 2 and said.startswith("normbench: the process that starts runs has no place in ")
+    assert said.count("\n") == 1 and "TMPDIR" in said
+
+
+@pytest.mark.parametrize("word", ["norm.eps=range(nan,1)", "seed=range(0,nan)", "seed=range(0,4,nan)"])
+def test_a_range_of_what_is_no_number_is_refused(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "has no values that can be counted" in refused(["sweep", word, "--dry-run"], capsys)
 
 
 def test_a_fault_inside_a_users_class_keeps_its_traceback(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,11 +11,11 @@ import re
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import click
 
-from normbench.errors import UsageError
+from normbench.errors import UsageError, is_disk_full
 
 # Python's garbage collector searches torch's half a million objects for reference cycles: a fifth of the start, and a
 # third of a second at the end. A training sets it back.
@@ -143,13 +143,20 @@ HELP = click.help_option("-h", "--help", is_eager=False)
 
 
 class Outlet(io.FileIO):
-    """A standard stream; once its reader or terminal has gone, as in `normbench list | head`, it leads nowhere."""
+    """A standard stream; once its reader or terminal has gone, as in `normbench list | head`, it leads nowhere.
+
+    Nor does it where its disk is full, so that a run goes on whose log has no room; that is noted in `lost`.
+    """
+
+    lost: ClassVar[list[str]] = []
 
     def write(self, data: Any) -> int:
         try:
             return super().write(data)
         except OSError as error:
-            if error.errno not in (errno.EPIPE, errno.EIO):
+            if is_disk_full(error):
+                self.lost.append(f"not all that this command printed could be written ({error.strerror}): make room")
+            elif error.errno not in (errno.EPIPE, errno.EIO):
                 raise
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
             return len(data)

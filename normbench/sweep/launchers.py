@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import secrets
 import signal
+import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -19,6 +20,7 @@ from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from normbench.errors import UsageError
 from normbench.settings import Setting
 
 # Makes one run where it is called, and returns the exit status of a process; can be pickled.
@@ -37,6 +39,9 @@ def start_server() -> None:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # a signal to all must not end the server
     try:
         forkserver.ensure_running()
+    except OSError as error:  # as where the path of its socket is too long
+        where = f"the process that starts runs has no place in {tempfile.gettempdir()}"
+        raise UsageError(f"{where} ({error}): let TMPDIR name a folder with a short path, such as /tmp") from error
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 

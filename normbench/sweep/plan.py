@@ -129,7 +129,12 @@ def levels(words: Sequence[str]) -> list[dict[str, str]]:
         if (parsed := compose.parsed(word)).is_interval_sweep():
             raise UsageError(f"{word} is no list of values: give {key} some; sweep.lr=optuna searches learning rates")
         values = replace(parsed, config_loader=loader).sweep_string_iterator()
-        found[key] = [*itertools.islice(values, MOST_RUNS + 1)]
+        try:
+            found[key] = [*itertools.islice(values, MOST_RUNS + 1)]
+        except (ArithmeticError, ValueError) as error:  # of a range to or from what is no number
+            raise UsageError(
+                f"{word} has no values that can be counted: give numbers, as in {key}=range(0,5)"
+            ) from error
     if len({*map(len, found.values())}) > 1:
         counts = ", ".join(f"{len(values)} of {key}" for key, values in found.items())
         raise UsageError(f"{TIE}={';'.join(words)} has {counts}: give each key the same number of values")
