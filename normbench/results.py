@@ -88,6 +88,7 @@ def load_model(run: TrainedRun, which: Which = "last", ema: bool = False, device
     """
     from normbench import build
     from normbench.training.checkpoint import Checkpoints
+    from normbench.training.devices import make_current
 
     if which not in ("last", "best"):
         raise UsageError(f"which={which} is unknown: use last or best")
@@ -105,6 +106,7 @@ def load_model(run: TrainedRun, which: Which = "last", ema: bool = False, device
         if isinstance(error, UsageError) or run.trust:  # whose author needs the line
             raise
         raise UsageError(f"{run.path} cannot be loaded ({explain(error)}): its files do not fit each other") from error
+    make_current(target)
     return model.to(target).eval()
 
 

@@ -63,6 +63,14 @@ class BatchNorm(RunningNorm):
         super().__init__(num_features, eps=eps, site=site, **settings)
         self.per_position, self.sync = per_position, sync
 
+    def choose_for(self, device: torch.device) -> None:
+        """Choose what runs on a device: off the CPU torch's operator keeps the running statistics as well.
+
+        On the CPU they are moved by operators of their own, whose bits earlier runs have.
+        """
+        super().choose_for(device)
+        self.keeps_buffers = self.fused and device.type != "cpu"
+
     @classmethod
     def facts_for(cls, *, per_position: bool = False, **options: Any) -> NormFacts:
         facts = super().facts_for(**options)
@@ -79,6 +87,11 @@ class BatchNorm(RunningNorm):
             dims = tuple(dim for dim in range(x.ndim) if dim != self.channel_dim % x.ndim)
             return self.from_real(x, weight, bias, real, dims)
         self.check_count(x.numel() // self.num_features, "use a larger data.batch_size")
+        if self.keeps_buffers and self.track_running_stats and self.momentum and self.running_mean.dtype == x.dtype:
+            self.num_batches_tracked.add_(1)
+            own = self.running_mean, self.running_var
+            y = F.batch_norm(flat, *own, weight, bias, training=True, momentum=self.momentum, eps=self.eps)
+            return y.reshape(x.shape)
         if self.fused:
             # with a momentum of 1 torch's moving averages are the batch's own statistics
             mean, var = x.new_zeros(self.num_features), x.new_zeros(self.num_features)

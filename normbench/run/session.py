@@ -30,6 +30,7 @@ from normbench.rundir import RunDirectory, Status, commit, cpu_name, read_json, 
 from normbench.settings import Tree, flat
 from normbench.training.checkpoint import Checkpoints
 from normbench.training.clock import forget_peak, peak_memory
+from normbench.training.devices import allow_tf32, make_current
 from normbench.training.guard import Diverged
 from normbench.training.loop import Loop
 from normbench.training.memory import keep_freed_memory, memory_line, state_share, weights_that_fit
@@ -257,15 +258,15 @@ class Session:
 
 
 def prepare_torch(run: Run) -> None:
-    """Set threads, full float32 in matrix products and convolutions or TF32, and on the CPU the same bits each time.
+    """Set threads, the current GPU, full float32 in matrix products or TF32, and on the CPU the same bits each time.
 
     There subnormal numbers are 0: with them 1,000 layers of `post`, whose gradients vanish, took 8 times the time.
     """
     trainer, on_cpu = run.config.closed.trainer, run.device.type == "cpu"
     gc.set_threshold(min(gc.get_threshold()[0], 10_000))  # a command has raised it further while it started
     torch.set_num_threads(run.threads)
-    torch.set_float32_matmul_precision("high" if trainer.tf32 else "highest")
-    torch.backends.cudnn.allow_tf32 = trainer.tf32
+    make_current(run.device)
+    allow_tf32(trainer.tf32)
     torch.set_flush_denormal(on_cpu)
     torch.set_deterministic_debug_mode("warn" if on_cpu else "default")
     if trainer.compile or run.config.tree["norm"].get("impl") == "compile":

@@ -37,6 +37,7 @@ from normbench.studies.frame import Row, Study, Subject, make_study, study_class
 from normbench.sweep.conduct import understand
 from normbench.sweep.plan import SweepPlan
 from normbench.sweep.words import AS_IT_IS, TIE, key_of
+from normbench.training.devices import allow_tf32, make_current
 from normbench.types import Data
 
 # Coordinates that TensorBoard takes for steps, the first that is there.
@@ -194,6 +195,8 @@ def measured(study: Study, subjects: Sequence[Subject], journal: Path, quiet: bo
     groups = [list(subjects)] if study.together else [[one] for one in subjects]
     todo = [group for group in groups if any(keys[id(one)] not in kept for one in group)]
     for group in track(todo, "measuring", console=console, disable=not todo):
+        make_current(group[0].device)
+        allow_tf32(group[0].tree["trainer"].get("tf32", False))
         found: dict[str, list[Row]] = {keys[id(one)]: [] for one in group}
         for one, row in study.measure_together(group):
             found[keys[id(one)]].append(row)

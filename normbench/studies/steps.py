@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-import torch
 from torch import nn
 
 from normbench import build
 from normbench.errors import UsageError
 from normbench.studies.frame import Subject
+from normbench.training.devices import seed_generators
 from normbench.training.evaluation import to_device
 from normbench.training.optimizer import make_optimizer, parameter_groups
 from normbench.types import Batch, Model, stable_seed
@@ -50,7 +50,7 @@ def steps(subject: Subject, model: Model, norms: Mapping[str, nn.Module]) -> Ite
         for group, rate in zip(optimizer.param_groups, base, strict=True):
             group["lr"] = rate * schedule.factor(number, total)
         batch = to_device(data.train_batch(number), subject.device)
-        torch.manual_seed(stable_seed(subject.seed, "dropout", number))
+        seed_generators(subject.device, stable_seed(subject.seed, "dropout", number))
         loss = data.task.loss(model(*batch.arguments), batch.targets)
         if not loss.isfinite():
             return

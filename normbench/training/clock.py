@@ -55,7 +55,7 @@ class Clock:
         """Return the durations of all steps so far; waits for the device."""
         events = self.device.type == "cuda"
         if events:
-            torch.cuda.synchronize()
+            torch.cuda.synchronize(self.device)
         for start, end, seeds in self.pending:
             self.durations.append((start.elapsed_time(end) if events else 1e3 * (end - start)) / seeds)
         self.pending.clear()

@@ -20,6 +20,7 @@ from normbench.probes import Probes, Reading
 from normbench.recording import Recorder
 from normbench.training.checkpoint import Checkpoints, State
 from normbench.training.clock import Clock
+from normbench.training.devices import seed_generators
 from normbench.training.evaluation import evaluate, to_device
 from normbench.training.guard import GRADIENT_NORM, Diverged, Guard, buffers_kept, first_nonfinite
 from normbench.training.optimizer import WeightAverage
@@ -248,9 +249,7 @@ class Loop:
 
     def set_generators(self, *words: int) -> None:
         """Set the generators by a batch's number, and the rank of a process but the first."""
-        seed = stable_seed(self.settings.seed, "dropout", *words)
-        # on a CPU as torch.manual_seed does, in a hundredth of its time
-        (torch.default_generator if self.device.type == "cpu" else torch).manual_seed(seed)
+        seed_generators(self.device, stable_seed(self.settings.seed, "dropout", *words))
 
     def diverge(self, step: int) -> None:
         """End the run at a step (counted from 0) whose loss or gradient is not finite.

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from normbench.errors import RunFailure, UsageError, is_out_of_memory
+from normbench.training.devices import make_current
 from normbench.types import Batch, Data, Model
 
 WAIT = "NORMBENCH_RENDEZVOUS_SECONDS"  # how long a process waits for the others at the start
@@ -137,8 +138,7 @@ class Processes(Group):
             UsageError: they do not all come.
             ProcessLost: one has ended before this one.
         """
-        if device.type == "cuda":
-            torch.cuda.set_device(device)  # where timing events and collectives are
+        make_current(device)  # where collectives are
         seconds = waiting_time()
         try:
             with hushed():

@@ -11,22 +11,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from normbench.errors import UsageError
+from normbench.errors import UsageError, explain
 from normbench.training.optimizer import plain_step
 
-# Matrix products and a convolution, forward and backward, in a process that may die of it.
+# What a process that may die of it runs, behind what `begin_trial` needs.
 TRIAL = """
 import sys, torch
-from torch.nn import functional as F
-device, dtype = torch.device(sys.argv[1]), getattr(torch, sys.argv[2])
-a, w = (torch.randn(64, 64, device=device, requires_grad=True) for _ in range(2))
-x, k = torch.randn(2, 8, 16, 16, device=device), torch.randn(8, 8, 3, 3, device=device, requires_grad=True)
-with torch.autocast(device.type, dtype):
-    loss = F.gelu(a @ w).float().mean() + F.conv2d(x, k).float().mean()
-    loss = loss + F.scaled_dot_product_attention(*[(a @ w).view(1, 4, 16, 64)] * 3, is_causal=True).float().mean()
-loss.backward()
-assert w.grad.isfinite().all() and k.grad.isfinite().all()
+from normbench.training.precision import try_precision
+try_precision(torch.device(sys.argv[1]), getattr(torch, sys.argv[2]))
 """
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -73,24 +67,58 @@ class Precision:
         self.scaler.load_state_dict(state["scaler"])
 
 
+def try_precision(device: torch.device, dtype: torch.dtype) -> None:
+    """Compute matrix products, a convolution and attention in a number format, forward and backward.
+
+    Raises:
+        RuntimeError: the device cannot, or the gradients are not finite.
+    """
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator).to(device)
+
+    a, w, k = random(64, 64), random(64, 64).requires_grad_(), random(8, 8, 3, 3).requires_grad_()
+    with torch.autocast(device.type, dtype):
+        product, filtered = a @ w, F.conv2d(random(2, 8, 16, 16), k)
+        heads = product.view(1, 4, 16, 64)
+        attended = F.scaled_dot_product_attention(heads, heads, heads, is_causal=True)
+        loss = F.gelu(product).float().mean() + filtered.float().mean() + attended.float().mean()
+    if not all(found.isfinite().all() for found in torch.autograd.grad(loss, [w, k])):
+        raise RuntimeError("its gradients are not finite")
+
+
+def reason_against(device: torch.device, dtype: torch.dtype) -> str:
+    """Say why a device cannot compute in a number format; empty where it can.
+
+    On some CPUs it kills the process, whatever torch says about them: so it is tried in a process of its own there. A
+    GPU raises, and a second process on it may not be allowed.
+    """
+    if device.type != "cpu":
+        try:
+            try_precision(device, dtype)
+        except RuntimeError as error:
+            return explain(error)
+        return ""
+    # -P: no file in the current directory hides a module that torch imports
+    code = f"from normbench.processes import begin_trial; begin_trial({os.getpid()})\n{TRIAL}"
+    command = [sys.executable, "-P", "-c", code, str(device), str(dtype).removeprefix("torch.")]
+    child = subprocess.run(command, capture_output=True, text=True, check=False)
+    if child.returncode < 0:  # faulthandler, where it is on, has written where Python was
+        return f"its trial died of {signal.Signals(-child.returncode).name}"
+    if child.returncode:
+        return (child.stderr.strip().splitlines() or ["its trial failed without a word"])[-1]
+    return ""
+
+
 def make_precision(name: str, device: torch.device) -> Precision:
     """Return the precision of this name.
 
     Raises:
-        UsageError: the device cannot run it. On some CPUs it kills the process, whatever torch says about them: so it
-            is tried in a process of its own.
+        UsageError: the device cannot run it.
     """
     precision = Precision(name, device)
-    if precision.dtype != torch.float32:
-        # -P: no file in the current directory hides a module that torch imports
-        code = f"from normbench.processes import begin_trial; begin_trial({os.getpid()})\n{TRIAL}"
-        command = [sys.executable, "-P", "-c", code, str(device), str(precision.dtype).removeprefix("torch.")]
-        child = subprocess.run(command, capture_output=True, text=True, check=False)
-        if child.returncode < 0:  # faulthandler, where it is on, has written where Python was
-            reason = f"its trial died of {signal.Signals(-child.returncode).name}"
-        elif child.returncode:
-            reason = (child.stderr.strip().splitlines() or ["its trial failed without a word"])[-1]
-        if child.returncode:
-            here = f"this machine's {device.type} ({reason})"
-            raise UsageError(f"trainer.precision={name} does not run on {here}: use fp32")
+    if precision.dtype != torch.float32 and (reason := reason_against(device, precision.dtype)):
+        here = f"this machine's {device.type} ({reason})"
+        raise UsageError(f"trainer.precision={name} does not run on {here}: use fp32")
     return precision

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch.linalg import vector_norm
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from normbench.errors import UsageError
+from normbench.training.devices import seed_generators
 from normbench.training.evaluation import to_device
 from normbench.training.guard import Diverged
 from normbench.training.loop import Loop
@@ -158,10 +159,9 @@ class Stack:
             batches = [loop.data.train_batch(number) for loop in self.places]
             whole = Batch(*(torch.stack(each) for each in zip(*batches, strict=True) if each[0] is not None))
             batch = to_device(whole, device)
-            torch.manual_seed(stable_seed("dropout", number, *self.seeds))
-            # torch has no batched form of the CPU's other kernels for attention
-            attention = sdpa_kernel(SDPBackend.MATH) if device.type == "cpu" else nullcontext()
-            with attention, now.precision.autocast():
+            seed_generators(device, stable_seed("dropout", number, *self.seeds))
+            # torch has no batched form of the other kernels for attention, or on a GPU none of their backward pass
+            with sdpa_kernel(SDPBackend.MATH), now.precision.autocast():
                 losses.append(self.losses(self.weights, self.others, batch.arguments, batch.targets) / count)
             found = torch.autograd.grad(losses[-1].sum(), [*self.weights.values()])
             sums = [*torch._foreach_add(sums, found)] if sums else [*found]

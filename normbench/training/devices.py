@@ -1,0 +1,31 @@
+"""What a process tells torch of the device that it works on."""
+
+from __future__ import annotations
+
+import torch
+
+
+def make_current(device: torch.device) -> None:
+    """Let CUDA's timing events, kernels of other libraries and waits be on this device."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+
+
+def allow_tf32(allowed: bool) -> None:
+    """Let a GPU round float32 matrix products and convolutions to TF32, or compute them in full."""
+    torch.set_float32_matmul_precision("high" if allowed else "highest")
+    torch.backends.cudnn.allow_tf32 = allowed
+
+
+def seed_generators(device: torch.device, seed: int) -> None:
+    """Set what draws random numbers on the CPU and on this device.
+
+    `torch.manual_seed` sets the generators of all devices, and takes a hundred times as long.
+    """
+    if device.type == "mps":
+        torch.manual_seed(seed)
+        return
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        number = torch.cuda.current_device() if device.index is None else device.index
+        torch.cuda.default_generators[number].manual_seed(seed)

@@ -1,0 +1,135 @@
+"""What is tried on pretended GPUs, in a process of its own: `cases.py FILE` writes there what each case has found."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import device
+import torch
+from support import IMAGES, MATRIX, NORMS, TEXT, TEXTS
+from training import make_loop, small
+
+from normbench import build
+from normbench.config.compose import read
+from normbench.training.clock import Clock
+from normbench.training.optimizer import make_optimizer
+from normbench.training.stack import Stack
+from normbench.translation import Translation
+from normbench.types import Task
+
+FEW_WORDS = Translation(vocabulary_size=17, context=3)
+SETTLED = 2  # steps until the optimizer's state is there
+
+STEPS: dict[str, tuple[list[str], Task]] = {
+    **{f"nano {norm}": ([*small("nano"), f"norm={norm}"], TEXT) for norm in NORMS if norm != "instancenorm"},
+    "cnn instancenorm": ([*small("cnn"), "norm=instancenorm", "data=digits"], IMAGES),
+    **{
+        f"{name} batchnorm": ([*small(model), "norm=batchnorm"], FEW_WORDS if name == "rnnsearch" else task)
+        for name, (model, task) in MATRIX.items()
+    },
+    **{f"texts {norm}": ([*small("nano"), f"norm={norm}"], TEXTS) for norm in ("batchnorm", "layernorm")},
+    "rnnsearch layernorm": ([*small("rnnsearch"), "norm=layernorm"], FEW_WORDS),
+    "bf16": ([*small("nano"), "norm=batchnorm", "trainer.precision=bf16"], TEXT),
+    "average, accumulated": ([*small("nano"), "norm=batchnorm", "trainer.ema=0.9", "trainer.accumulate=2"], TEXT),
+    "dropout, rotary": ([*small("nano"), "norm=rmsnorm", "model.dropout=0.1", "model.position=rotary"], TEXT),
+}
+
+
+def step(words: Sequence[str], task: Task) -> dict[str, Any]:
+    """Count what an ordinary step asks of the device."""
+    loop = make_loop([*words], task)
+    for _ in range(SETTLED):
+        loop.train_step()
+    with device.counting() as seen:
+        loop.train_step()
+    return {"operators": seen.operators.total(), "waits": dict(seen.waits), "blocking": dict(seen.blocking)}
+
+
+def running_statistics() -> dict[str, float]:
+    """Compare BatchNorm's running statistics and the loss with those of the CPU."""
+    found = {}
+    for where in ("cuda", "cpu"):
+        loop = make_loop([*small("nano"), "norm=batchnorm"], TEXT, where)
+        for _ in range(3):
+            loop.train_step()
+        buffers = [each.cpu().flatten() for each in loop.model.buffers() if each.is_floating_point() and each.ndim]
+        found[where] = torch.cat([*buffers, (loop.loss_sum / 3).cpu().view(1)])
+    return {"difference": float((found["cuda"] - found["cpu"]).abs().max()), "size": found["cpu"].numel()}
+
+
+def second_gpu() -> dict[str, Any]:
+    """Train on a GPU that is not the first, and say where time was taken, and which generators were set."""
+    generators = torch.cuda.default_generators
+    for generator in generators:
+        generator.manual_seed(7)
+    loop = make_loop([*small("nano"), "norm=layernorm"], TEXT, "cuda:1")
+    loop.clock = Clock(loop.device, warmup=0)
+    loop.train_step()
+    device.synchronized.clear()
+    durations = loop.clock.read()
+    events = device.synchronized[:]
+    torch.cuda.set_device(0)
+    return {"durations": len(durations), "waited for": events, "untouched": generators[0].initial_seed() == 7,
+            "seeded": generators[1].initial_seed() == torch.default_generator.initial_seed()}  # fmt: skip
+
+
+def stack_of_seeds() -> list[float]:
+    """Train two seeds of a model with attention as one."""
+    words = [*small("nano"), "norm=layernorm"]
+    loops = {seed: make_loop([*words, f"seed={seed}"], TEXT) for seed in range(2)}
+    make = partial(make_optimizer, build.factory(read(words).tree, "optim"), device=loops[0].device)
+    stack = Stack(loops, [0, 1], make)
+    for _ in range(2):
+        stack.train_step()
+    return [loop.loss_sum.item() for loop in loops.values()]
+
+
+def mixed() -> str:
+    """Add tensors of two devices."""
+    try:
+        torch.ones(3, device="cuda") + torch.ones(3)
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def asked() -> dict[str, Any]:
+    """Do what waits, and what does not."""
+    with device.counting() as seen:
+        x = torch.ones(3).to("cuda")
+        x = x + torch.ones(3).to("cuda", non_blocking=True)
+        x.sum().item()
+    return {"operators": dict(seen.operators), "waits": seen.waits.total(), "blocking": seen.blocking.total()}
+
+
+CASES: dict[str, Callable[[], Any]] = {
+    **{name: partial(step, *given) for name, given in STEPS.items()},
+    "running statistics": running_statistics, "second GPU": second_gpu, "stack": stack_of_seeds,
+    "mixed": mixed, "asked": asked,
+}  # fmt: skip
+
+
+def main() -> None:
+    """Try all cases; of one that fails its traceback is what was found."""
+    del os.environ["LD_PRELOAD"]  # of other processes that this one starts
+    torch.set_num_threads(1)
+    device.install(devices=2)
+    found = {}
+    with device.pretending():
+        for name, case in CASES.items():
+            try:
+                found[name] = case()
+            except Exception:
+                found[name] = traceback.format_exc()
+    Path(sys.argv[1]).write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

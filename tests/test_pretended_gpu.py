@@ -1,0 +1,78 @@
+"""What holds on a GPU, on a pretended one: see tests/pretended_gpu/device.py. One process tries all cases."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+FOLDER = Path(__file__).parent / "pretended_gpu"
+sys.path.append(str(FOLDER))
+
+from building import compiler, environment  # noqa: E402 (which is there, not here)
+
+pytestmark = [
+    pytest.mark.skipif(compiler() is None, reason="there is no g++, which compiles the pretended GPU"),
+    pytest.mark.skipif(torch.version.cuda is not None, reason="this torch was built for real GPUs"),
+]
+
+# The most operators of a training step of the small models: what they are, and a tenth more.
+BUDGETS = {"nano layernorm": 110, "nano batchnorm": 116, "cnn batchnorm": 114, "transformer image batchnorm": 124,
+           "texts layernorm": 126, "seq2seq batchnorm": 710, "rnnsearch layernorm": 766}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What each case has found; of one that failed a traceback."""
+    file = tmp_path_factory.mktemp("pretended") / "found.json"
+    paths = [str(FOLDER), str(FOLDER.parent), str(FOLDER.parents[1])]
+    own = {**environment(), "PYTHONPATH": os.pathsep.join(paths)}
+    done = subprocess.run([sys.executable, FOLDER / "cases.py", file], env=own, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    cases: dict[str, Any] = json.loads(file.read_text())
+    return cases
+
+
+def test_the_tool_sees_what_it_is_for(found: dict[str, Any]) -> None:
+    assert "found cpu, cuda:0" in found["mixed"]
+    assert found["asked"] == {"operators": {"_to_copy": 2, "add": 1, "sum": 1}, "waits": 1, "blocking": 1}
+
+
+def test_no_step_mixes_devices_or_waits(found: dict[str, Any]) -> None:
+    """All norms, all families of models, 16 bits, averaged weights, accumulation; a mixture would have raised."""
+    steps = {name: case for name, case in found.items() if not isinstance(case, dict) or "operators" in case}
+    failed = {name: case for name, case in steps.items() if isinstance(case, str) and name != "mixed"}
+    assert not failed, "\n".join(failed.values())
+    counted = {name: case for name, case in steps.items() if isinstance(case, dict) and name != "asked"}
+    assert len(counted) > 20
+    assert all(case["waits"] == {} == case["blocking"] for case in counted.values()), counted
+
+
+@pytest.mark.parametrize("name", BUDGETS)
+def test_a_step_keeps_its_budget_of_operators(found: dict[str, Any], name: str) -> None:
+    assert found[name]["operators"] <= BUDGETS[name]
+
+
+def test_batchnorm_is_two_operators_and_a_count(found: dict[str, Any]) -> None:
+    """As LayerNorm is two, forward and backward; this model has five norms."""
+    assert found["nano batchnorm"]["operators"] == found["nano layernorm"]["operators"] + 5
+
+
+def test_running_statistics_are_those_of_the_cpu(found: dict[str, Any]) -> None:
+    assert found["running statistics"]["size"] == 5 * 2 * 16 + 1
+    assert found["running statistics"]["difference"] < 1e-5
+
+
+def test_time_and_random_numbers_are_those_of_the_gpu_that_trains(found: dict[str, Any]) -> None:
+    assert found["second GPU"] == {"durations": 1, "waited for": [1], "untouched": True, "seeded": True}
+
+
+def test_seeds_with_attention_train_as_one_model(found: dict[str, Any]) -> None:
+    assert isinstance(found["stack"], list), found["stack"]
+    assert len({*found["stack"]}) == 2
