@@ -41,3 +41,32 @@ function contrast() {
         return (high + 0.05) / (low + 0.05);
     }));
 }
+
+// What a page's script has made of it: buttons to copy, tables that are sorted by their last column, up and down, and
+// arms that the first button hides.
+function handled() {
+    const all = (what, within = document) => [...within.querySelectorAll(what)];
+    const number = text => parseFloat(text.replace("−", "-").replace(/[<>, ]/g, ""));
+    const tables = all("table");
+    const sorted = tables.filter(table => {
+        const head = [...table.tHead.rows[0].cells].at(-1);
+        const values = () => {
+            const words = [...table.tBodies[0].rows].map(row => row.cells[head.cellIndex].textContent);
+            return head.className === "figure" ? words.map(number).filter(value => !isNaN(value)) : words;
+        };
+        const inOrder = (a, b) => (head.className === "figure" ? a - b : a.localeCompare(b)) <= 0;
+        return [values => values, values => values.reverse()].every(turn => {
+            head.click();
+            const found = turn(values());
+            return found.every((value, place) => !place || inOrder(found[place - 1], value));
+        });
+    });
+    all(".copied button").forEach(button => button.click());
+    all(".switches button").slice(0, 1).forEach(button => button.click());
+    const drawn = all("[data-arm]");
+    return {
+        copies: all(".copied").length, copied: all(".copied button").filter(one => one.textContent === "Copied").length,
+        tables: tables.length, sorted: sorted.length, switches: all(".switches button").length, drawn: drawn.length,
+        shown: drawn.filter(part => getComputedStyle(part).display !== "none").length,
+    };
+}

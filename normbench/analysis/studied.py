@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from normbench.analysis.figures.style import COLUMN, Figure
+from normbench.analysis.figures.style import COLUMN, Figure, with_ids
 from normbench.analysis.tables import Table
 from normbench.errors import UsageError
 from normbench.rundir import inside, read_json, remove_written, write_bytes, write_json
@@ -24,10 +25,11 @@ SUFFIXES = ("svg", "csv", "pdf", "png")  # of a figure's files
 class Studied:
     """A study that has been made.
 
-    about: its title, question, source, command and machine. figures: their name, title and caption, the SVG
-    ready to stand in a page, whether it is as wide as one, and the place of the files, from the page on.
+    key: its id in a page. about: its title, question, source, command and machine. figures: their name, title and
+    caption, the SVG ready to stand in a page, whether it is as wide as one, and the place of the files from the page.
     """
 
+    key: str
     about: Mapping[str, Any]
     tables: Sequence[Table]
     figures: Sequence[Mapping[str, Any]]
@@ -59,20 +61,24 @@ def save_study(folder: Path, about: Mapping[str, Any], tables: Sequence[Table], 
     remove_written(folder, before - {f"figures/{name}" for name in files})
 
 
-def read_study(folder: Path, page: Path) -> Studied:
-    """Read what a study has found. page: the folder of the page that shows it.
+def read_study(folder: Path, page: Path, number: int = 1) -> Studied:
+    """Read what a study has found.
+
+    page: the folder of the page that shows it. number: of the studies of one name that the page shows, from 1.
 
     Raises:
         UsageError: it is damaged.
     """
     try:
         found = read_json(folder / FOUND) or {}
+        key = f"study-{folder.name}" + (f"-{number}" if number > 1 else "")
         place = os.path.relpath(folder / "figures", page)
         figures = found.pop("figures")
         for one in figures:
-            one |= {"svg": (folder / "figures" / f"{one['name']}.svg").read_text("utf-8"), "place": place}
+            svg = (folder / "figures" / f"{one['name']}.svg").read_text("utf-8")
+            one |= {"svg": with_ids(svg, key), "place": place}
         tables = [Table(**{**table, "frame": pd.DataFrame(**table["frame"])}) for table in found.pop("tables")]
-        return Studied(found, tables, figures)
+        return Studied(key, found, tables, figures)
     except (OSError, LookupError, TypeError, ValueError) as error:
         raise UsageError(f"{folder} is damaged ({error}): give the study's command again") from error
 
@@ -84,10 +90,11 @@ def places_of_studies(folders: Sequence[Path]) -> list[Path]:
 
 def studies_below(folders: Sequence[Path], page: Path) -> list[Studied]:
     """Read all studies below some folders but damaged ones. page: the folder of the page that shows them."""
-    found = []
+    found, seen = list[Studied](), Counter[str]()
     for place in places_of_studies(folders):
+        seen[place.name] += 1
         try:
-            found.append(read_study(place, page.resolve()))
+            found.append(read_study(place, page.resolve(), seen[place.name]))
         except UsageError as error:
             logging.getLogger("normbench").warning("warning: %s", error)
     return found

@@ -355,8 +355,8 @@ class Figure:
         text = buffer.getvalue().decode()
         text = re.sub(r"<!--.*?-->\s*|\s*<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
         text = re.sub(r'<g id="arm ([^"]*) \| ([^"|]*)">', r'<g data-arm="\1"><title>\1 \2</title>', text)
-        text = re.sub(r'\bid="([^"]+)"', rf'id="{self.name}-\1"', text)
-        text = re.sub(r'\b(xlink:href="|url\()#', rf"\1#{self.name}-", text)
+        text = re.sub(r'\bid="arm ([^"]*) \| [^"|]*"', r'data-arm="\1"', text)  # of what is no group: an empty band
+        text = with_ids(text, self.name)
         text = re.sub(r'(<path id="[^"]+" d="[^"]*" style=")stroke: #[0-9a-f]{6};? ?', r"\1", text)
         rules = f"@media screen and (prefers-color-scheme:dark){{{dark_rules('svg.nb-figure:root', text)}}}"
         text = text.replace('<style type="text/css">*{', f'<style type="text/css">{rules}.nb-figure *{{')
@@ -384,6 +384,12 @@ class Figure:
         found["pdf"] = self.drawn("pdf", metadata={"CreationDate": None})
         found["png"] = self.drawn("png", dpi=300, pil_kwargs={"compress_level": 3})  # half the time, a tenth larger
         return {f"{self.name}.{suffix}": content for suffix, content in found.items()}
+
+
+def with_ids(svg: str, within: str) -> str:
+    """Return an SVG with a word in front of its ids, so that they are its own in a page of many; within: the word."""
+    named = re.sub(r'\bid="([^"]+)"', rf'id="{within}-\1"', svg)
+    return re.sub(r'\b(xlink:href="|url\()#', rf"\1#{within}-", named)
 
 
 def described(name: str, kind: str, canvas: Canvas, data: pd.DataFrame, note: str, **facts: Any) -> Figure:

@@ -2,17 +2,20 @@
 // table, and what is to be copied has a button. Without it everything is there all the same.
 const all = (what, within = document) => [...within.querySelectorAll(what)];
 
-const arms = [...new Set(all("[data-arm]").map(part => part.dataset.arm))];
-if (arms.length > 1) {
-  const row = document.querySelector(".switches");
+// Figures of a report have one row of buttons; those of a study, on whatever page, have their own.
+for (const row of all(".switches")) {
+  const drawn = all("[data-arm]", row.parentElement);
+  const arms = [...new Set(drawn.map(part => part.dataset.arm))];
+  if (arms.length < 2) continue;
   for (const name of arms) {
     const button = row.appendChild(document.createElement("button"));
+    button.type = "button";
     button.textContent = name;
     button.setAttribute("aria-pressed", true);
     button.onclick = () => {
       const shown = button.getAttribute("aria-pressed") !== "true";
       button.setAttribute("aria-pressed", shown);
-      all("[data-arm]").filter(part => part.dataset.arm === name).forEach(part => part.style.display = shown ? "" : "none");
+      drawn.filter(part => part.dataset.arm === name).forEach(part => part.style.display = shown ? "" : "none");
     };
   }
 }
@@ -36,6 +39,7 @@ for (const head of all("thead th")) {
 
 for (const box of all(".copied")) {
   const button = document.createElement("button");
+  button.type = "button";
   button.textContent = "Copy";
   button.onclick = () => {
     getSelection().selectAllChildren(box.querySelector("code, p"));
