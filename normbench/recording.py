@@ -34,7 +34,7 @@ from tensorboard.plugins.custom_scalar import metadata as custom_scalar
 from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 from tensorboard.plugins.histogram import metadata as histogram
 from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2, summary_v2
-from tensorboard.plugins.scalar import metadata as scalar
+from tensorboard.plugins.scalar.metadata import PLUGIN_NAME as SCALARS
 from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.summary.writer.record_writer import RecordWriter
 from tensorboard.util.tensor_util import make_tensor_proto
@@ -56,6 +56,7 @@ PAGE = "config"  # the tag of the page that tells of the run as a whole; other t
 
 # Custom Scalars tab: category -> chart -> regular expression of the tags that it overlays
 CHARTS = tomllib.loads(Path(__file__).with_name("charts.toml").read_text("utf-8"))
+RESULTS = ("loss", "accuracy", "perplexity", "bleu")  # what tasks may be judged by, each with its own
 # columns of the HParams tab
 METRICS = ("loss/val", "accuracy/val", "bleu/val", "loss/train", "perplexity/val", "time/step_ms")
 
@@ -73,6 +74,9 @@ class Logger:
 
     def __init__(self, directory: Path, step: int) -> None:
         """Open the record of the run in `directory`, which goes on behind `step`: what was logged later comes again."""
+
+    def expect(self, metrics: Collection[str]) -> None:
+        """Take what evaluations of the run will log, such as `loss` and `accuracy`; it is called before `begin`."""
 
     def begin(self, choices: Mapping[str, Scalar], varied: Collection[str], page: str) -> None:
         """Take the choices that made the run, which of them vary between runs, and a page on them for people.
@@ -122,17 +126,26 @@ class TensorBoard(Lines):
         super().__init__(directory, step, (event_files(directory) or [new_event_file(directory)])[-1].name)
         self.records = RecordWriter(self.file)
         self.described: set[str] = set()
+        self.metrics: Collection[str] = RESULTS
+
+    def expect(self, metrics: Collection[str]) -> None:
+        self.metrics = metrics
+
+    def comes(self, tag: str) -> bool:
+        """Say whether numbers will come under a tag, or a pattern of tags: all but metrics that the task has not."""
+        kind = tag.lstrip("^").partition("/")[0]
+        return kind not in RESULTS or kind in self.metrics
 
     def begin(self, choices: Mapping[str, Scalar], varied: Collection[str], page: str) -> None:
         infos = [api_pb2.HParamInfo(name=name, differs=name in varied) for name in choices]
-        columns = [api_pb2.MetricInfo(name=api_pb2.MetricName(tag=tag)) for tag in METRICS]
+        columns = [api_pb2.MetricInfo(name=api_pb2.MetricName(tag=tag)) for tag in METRICS if self.comes(tag)]
         experiment = api_pb2.Experiment(hparam_infos=infos, metric_infos=columns)
         self.add_hparams(metadata.EXPERIMENT_TAG, experiment=experiment)
         chosen = {name: "null" if choice is None else choice for name, choice in choices.items()}
         row = summary_v2.hparams_pb(chosen, trial_id=Path(self.file.name).parent.name)
         self.write(0, [*text_pb(PAGE, page).value, *row.value])
         self.draw({
-            title: {name: {"multiline": {"tag": [tags]}} for name, tags in charts.items()}
+            title: {name: {"multiline": {"tag": [tags]}} for name, tags in charts.items() if self.comes(tags)}
             for title, charts in CHARTS.items()
         })  # fmt: skip
 
@@ -144,8 +157,8 @@ class TensorBoard(Lines):
         self.add(0, custom_scalar.create_summary_metadata(), {custom_scalar.CONFIG_SUMMARY_TAG: layout})
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        kind = scalar.create_summary_metadata(display_name="", description="")
-        self.add(step, kind, {tag: TensorProto(dtype="DT_FLOAT", float_val=[values[tag]]) for tag in values})
+        """Take numbers of this step, in the form of torch's SummaryWriter, which every reader of event files knows."""
+        self.write(step, [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()])
 
     def histograms(self, step: int, values: Mapping[str, Histogram]) -> None:
         """Take histograms of this step; those with edges that are not finite TensorBoard cannot draw: left out."""
@@ -221,6 +234,10 @@ class Recorder:
             said = f"{type(logger).__name__} has failed and takes no more numbers of this run, which metrics.jsonl has"
             logging.getLogger("normbench").warning("warning: %s all: %s", said, explain(error))
 
+    def expect(self, metrics: Collection[str]) -> None:
+        """Take what `Logger.expect` does."""
+        self.each("expect", metrics)
+
     def begin(self, choices: Mapping[str, Scalar], varied: Collection[str], page: str) -> None:
         """Take what `Logger.begin` does."""
         self.each("begin", choices, varied, page)
@@ -284,6 +301,7 @@ def truncate_events(directory: Path, last_step: int) -> str:
     One that ends before the numbers of metrics.jsonl is damaged: it stays too, and what is returned says so.
     """
     read = [0]
+    as_tensors: set[str] = set()
     if not (old := event_files(directory)):
         return ""
 
@@ -295,7 +313,7 @@ def truncate_events(directory: Path, last_step: int) -> str:
             plugins = {value.metadata.plugin_data.plugin_name for value in event.summary.value}
             begins = plugins & {"hparams", "custom_scalars"} or any(value.tag == PAGE for value in event.summary.value)
             if event.step <= last_step and not begins:
-                records.write(record)
+                records.write(with_plain_scalars(event, as_tensors).SerializeToString())
 
     write_atomically(new_event_file(directory), write)
     metrics = directory / "metrics.jsonl"
@@ -306,6 +324,21 @@ def truncate_events(directory: Path, last_step: int) -> str:
         path.unlink()
     sync_directory(directory)
     return said
+
+
+def with_plain_scalars(event: Event, as_tensors: set[str]) -> Event:
+    """Return an event whose scalars are simple values, where an earlier version has written them as tensors.
+
+    as_tensors: the tags of such scalars so far, which the first value of each says of itself; it is added to.
+    """
+    for value in event.summary.value:
+        if value.metadata.plugin_data.plugin_name == SCALARS:
+            as_tensors.add(value.tag)
+        if value.tag in as_tensors and value.tensor.float_val:
+            (number,) = value.tensor.float_val
+            value.ClearField("metadata")
+            value.simple_value = number
+    return event
 
 
 def truncate_metrics(path: Path, last_step: int) -> str:

@@ -91,10 +91,12 @@ def read_events(directory: Path) -> Series:
                     content = make_ndarray(value.tensor)
                     bits = content.item() if content.dtype == object else content.tobytes()
                     series[value.tag].append((step, bits))
-    shown = EventAccumulator(str(directory), size_guidance={"tensors": 0}).Reload()
+    shown = EventAccumulator(str(directory), size_guidance={"tensors": 0, "scalars": 0}).Reload()
+    scalars = set(shown.Tags()["scalars"])
     for tag, values in series.items():
         if not tag.startswith("_hparams_/"):
-            assert [event.step for event in shown.Tensors(tag)] == [step for step, _ in values], tag
+            found = shown.Scalars(tag) if tag in scalars else shown.Tensors(tag)
+            assert [event.step for event in found] == [step for step, _ in values], tag
     return dict(series)
 
 

@@ -21,8 +21,8 @@ from normbench.results import run_directories
 
 def series(folder: Path, tag: str) -> dict[int, float]:
     """What TensorBoard reads under a tag."""
-    read = EventAccumulator(str(folder), size_guidance={"tensors": 0}).Reload()
-    return {event.step: make_ndarray(event.tensor_proto).item() for event in read.Tensors(tag)}
+    read = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
+    return {event.step: event.value for event in read.Scalars(tag)}
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def test_an_arm_is_the_mean_of_its_seeds_with_a_band(study: Path) -> None:
     (category,) = Layout.FromString(make_ndarray(event.tensor_proto).item()).category
     tags = {getattr(each, name) for chart in category.chart for each in chart.margin.series
             for name in ("value", "lower", "upper")}  # fmt: skip
-    assert {"arm/loss/val/value", "arm/loss/val/lower"} <= tags <= {*read.Tags()["tensors"]}
+    assert {"arm/loss/val/value", "arm/loss/val/lower"} <= tags <= {*read.Tags()["scalars"]}
 
 
 def test_arms_are_of_the_runs_that_there_are_and_are_no_runs(study: Path) -> None:

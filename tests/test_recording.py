@@ -20,11 +20,17 @@ import numpy as np
 import pytest
 from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+from tensorboard.backend.event_processing.event_file_loader import EventFileLoader, RawEventFileLoader
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.compat.proto.tensor_pb2 import TensorProto
 from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 from tensorboard.plugins.hparams import api_pb2
 from tensorboard.plugins.hparams import metadata as hparams_metadata
+from tensorboard.plugins.scalar import metadata as scalar_metadata
+from tensorboard.summary.writer.record_writer import RecordWriter
 from tensorboard.util.tensor_util import make_ndarray
+from torch.utils.tensorboard.writer import SummaryWriter
 
 from normbench import recording
 from normbench.recording import Display, Recorder, show_table, truncate_events, truncate_metrics
@@ -33,10 +39,14 @@ CONFIG: dict[str, Any] = {"norm": "rmsnorm", "seed": 0, "optim.lr": 1e-3, "norm.
 
 
 def read(directory: Path) -> EventAccumulator:
-    return EventAccumulator(str(directory), size_guidance={"tensors": 0}).Reload()
+    return EventAccumulator(str(directory), size_guidance={"tensors": 0, "scalars": 0}).Reload()
 
 
 def series(directory: Path, tag: str) -> list[tuple[int, Any]]:
+    return [(event.step, event.value) for event in read(directory).Scalars(tag)]
+
+
+def texts(directory: Path, tag: str) -> list[tuple[int, bytes]]:
     return [(event.step, make_ndarray(event.tensor_proto).item()) for event in read(directory).Tensors(tag)]
 
 
@@ -47,6 +57,10 @@ def event_file(directory: Path) -> Path:
 
 def events(directory: Path) -> list[Any]:
     return list(EventFileLoader(str(event_file(directory))).Load())
+
+
+def raw_events(directory: Path) -> list[Any]:
+    return [Event.FromString(record) for record in RawEventFileLoader(str(event_file(directory))).Load()]
 
 
 def plugin(directory: Path, tag: str) -> Any:
@@ -84,13 +98,13 @@ def test_numbers_histograms_and_texts_come_back(tmp_path: Path) -> None:
     assert math.isnan(series(tmp_path, "loss/train")[2][1])
     assert series(tmp_path, "loss/val") == [(3, 3.25)]
     assert series(tmp_path, "act/block00.mlp/rms_out") == [(1, pytest.approx(0.1, rel=1e-7))]
-    assert series(tmp_path, "config")[0][1].decode() == "```yaml\nα: 0.5\n```"
+    assert texts(tmp_path, "config")[0][1].decode() == "```yaml\nα: 0.5\n```"
     (event,) = read(tmp_path).Tensors("act/final/in")
     assert event.step == 50 and before <= event.wall_time <= time.time()
     np.testing.assert_array_equal(make_ndarray(event.tensor_proto), [[-1, 0, 3], [0, 0.5, 0], [0.5, 2, 7]])
     assert "act/final/out" not in read(tmp_path).Tags()["tensors"]
-    tabs = {tag: plugin(tmp_path, tag).plugin_name for tag in ("loss/train", "act/final/in", "config")}
-    assert tabs == {"loss/train": "scalars", "act/final/in": "histograms", "config": "text"}
+    tabs = {tag: plugin(tmp_path, tag).plugin_name for tag in ("act/final/in", "config")}
+    assert tabs == {"act/final/in": "histograms", "config": "text"}
 
 
 def test_hyperparameters_and_layout_come_back(tmp_path: Path) -> None:
@@ -106,11 +120,40 @@ def test_hyperparameters_and_layout_come_back(tmp_path: Path) -> None:
         name: name in ("norm", "optim.lr") for name in CONFIG
     }
     assert "loss/val" in [info.name.tag for info in experiment.metric_infos]
-    layout = Layout.FromString(series(tmp_path, "custom_scalars__config__")[0][1])
+    layout = Layout.FromString(texts(tmp_path, "custom_scalars__config__")[0][1])
     charts = {chart.title: chart.multiline.tag for category in layout.category for chart in category.chart}
     examples = {"loss": "loss/val", "throughput": "time/tokens_per_second"}
     for title, tag in examples.items():
         assert any(re.match(pattern, tag) for pattern in charts[title]), title
+
+
+def test_scalars_are_as_torch_s_writer_leaves_them(tmp_path: Path) -> None:
+    numbers = {"loss/train": 2.5, "act/block00.mlp/rms_out": 0.1}
+    (tmp_path / "ours").mkdir()
+    with closing(Recorder(tmp_path / "ours")) as ours, SummaryWriter(tmp_path / "torch") as theirs:
+        ours.scalars(7, numbers)
+        for tag, number in numbers.items():
+            theirs.add_scalar(tag, number, 7)
+    written = [
+        {value.tag: value.SerializeToString() for event in raw_events(folder) for value in event.summary.value}
+        for folder in (tmp_path / "ours", tmp_path / "torch")
+    ]
+    assert written[0] == written[1] and len(written[0]) == 2
+
+
+@pytest.mark.parametrize(("metrics", "charts"), [(("loss", "bleu"), {"loss", "BLEU"}), (("loss",), {"loss"})])
+def test_there_is_a_chart_and_a_column_of_each_metric_that_the_task_has(
+    tmp_path: Path, metrics: tuple[str, ...], charts: set[str]
+) -> None:
+    with closing(Recorder(tmp_path)) as sink:
+        sink.expect(metrics)
+        sink.begin(CONFIG, (), "")
+    layout = Layout.FromString(texts(tmp_path, "custom_scalars__config__")[0][1])
+    drawn = {chart.title for category in layout.category for chart in category.chart}
+    assert drawn & {"loss", "accuracy", "BLEU"} == charts and "gradient norm" in drawn
+    content = plugin(tmp_path, hparams_metadata.EXPERIMENT_TAG).content
+    columns = {info.name.tag for info in hparams_metadata.parse_experiment_plugin_data(content).metric_infos}
+    assert columns == {*(f"{kind}/val" for kind in metrics), "loss/train", "time/step_ms"}
 
 
 def test_one_call_is_one_record_that_is_there_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +197,7 @@ def test_a_continued_run_has_every_step_once(tmp_path: Path, torn: int, last_ste
     assert series(tmp_path, "loss/train") == [(step, step / 8) for step in range(1, 41)]
     assert [event.step for event in read(tmp_path).Tensors("act/final/in")] == [10, 20, 30, 40]
     assert logged_steps(tmp_path) == list(range(1, 41))
-    assert series(tmp_path, "config") == [(0, f"from {last_step + 1}".encode())]
+    assert texts(tmp_path, "config") == [(0, f"from {last_step + 1}".encode())]
     tags = [value.tag for event in events(tmp_path) for value in event.summary.value]
     assert all(tags.count(tag) == 1 for tag in ("config", "custom_scalars__config__", hparams_metadata.EXPERIMENT_TAG))
 
@@ -166,9 +209,30 @@ def test_texts_of_steps_stay_where_a_run_goes_on(tmp_path: Path) -> None:
         with closing(record_steps(tmp_path, range(first, first + 25))) as recorder:
             recorder.texts(first + 24, {"sentences/val": f"of {first + 24}"})
             recorder.texts(first + 19, {"sentences/test": f"of {first + 19}"})
-    assert series(tmp_path, "sentences/val") == [(45, b"of 45")]
-    assert series(tmp_path, "sentences/test") == [(20, b"of 20"), (40, b"of 40")]
-    assert series(tmp_path, "config") == [(0, b"from 21")]
+    assert texts(tmp_path, "sentences/val") == [(45, b"of 45")]
+    assert texts(tmp_path, "sentences/test") == [(20, b"of 20"), (40, b"of 40")]
+    assert texts(tmp_path, "config") == [(0, b"from 21")]
+
+
+def test_a_run_whose_scalars_an_earlier_version_wrote_as_tensors_goes_on_as_one_series(tmp_path: Path) -> None:
+    kind = scalar_metadata.create_summary_metadata(display_name="", description="")
+    with open(tmp_path / "events.out.tfevents.0000000001.here.1", "wb") as file:
+        records = RecordWriter(file)
+        for step in range(1, 21):
+            values = [
+                Summary.Value(
+                    tag=tag,
+                    metadata=kind if step == 1 else None,
+                    tensor=TensorProto(dtype="DT_FLOAT", float_val=[value]),
+                )
+                for tag, value in (("loss/train", step / 8), ("optim/lr", 0.0))
+            ]
+            records.write(Event(step=step, summary=Summary(value=values)).SerializeToString())
+    truncate_events(tmp_path, 10)
+    record_steps(tmp_path, range(11, 21)).close()
+    assert series(tmp_path, "loss/train") == [(step, step / 8) for step in range(1, 21)]
+    assert series(tmp_path, "optim/lr")[:11] == [*((step, 0.0) for step in range(1, 11)), (11, pytest.approx(1e-3))]
+    assert "loss/train" not in read(tmp_path).Tags()["tensors"]
 
 
 @pytest.mark.parametrize(("ended", "status"), [("finished", "STATUS_SUCCESS"), ("diverged", "STATUS_FAILURE")])

@@ -41,7 +41,6 @@ from normbench.types import Model, Norm, Placement
 
 HEARTBEAT_SECONDS = 5.0
 PACKAGES = ("torch", "numpy", "hydra-core", "omegaconf", "datasets", "tensorboard")
-RESULTS = ("loss", "accuracy", "perplexity", "bleu")
 
 GAINS = ("branch_gain", "residual_gain")
 NOTEWORTHY = ("compile_seconds", "skipped_steps", "leak", "padding")  # in the closing table, where there is any
@@ -158,6 +157,8 @@ class Session:
         self.announce(loop.step)
         chosen = {group: run.config.choices.groups[group] for group in ("norm", "placement", "model", "data")}
         choices = {**chosen, "seed": self.settings.seed, **flat(run.config.tree)}
+        task = run.data.task
+        loop.recorder.expect(recording.RESULTS if task.judges else [*task.metrics(loss=1.0, accuracy=0.5)])
         loop.recorder.begin(choices, run.config.varied or (*chosen, "seed"), f"```yaml\n{config}```")
         return loop.recorder
 
@@ -212,12 +213,13 @@ class Session:
         run, loop = self.run, self.loop
         if not self.group.writes:
             return 0
+        results = {tag: value for tag, value in loop.latest.items() if tag.split("/")[0] in recording.RESULTS}
         summary = {
             "steps": run.steps,
             "choices": dict(run.config.choices.groups),
             "seed": self.settings.seed,
             "stack": run.stack,
-            "metrics": recording.finite({tag: loop.latest[tag] for tag in loop.latest if tag.split("/")[0] in RESULTS}),
+            "metrics": recording.finite(results),
             "step_time": loop.clock.summary(),
             "peak_memory_bytes": peak_memory(run.device),  # since this process took the run up
             "compile_seconds": loop.compile_seconds or None,

@@ -41,10 +41,11 @@ NEXT_SETTING = re.compile(r",\s*(?=[\w./@]+=)")
 
 @dataclass(frozen=True)
 class Point:
-    """The words of one run, and of them those that vary."""
+    """The words of one run, and of them those that vary. follows: settings that differ with these."""
 
     words: tuple[str, ...]
     varied: Mapping[str, str]
+    follows: tuple[str, ...] = ()
 
 
 def changed(words: Sequence[str], settings: Mapping[str, str]) -> tuple[str, ...]:
@@ -249,7 +250,7 @@ class Planner:
             if not self.threads:
                 self.share_out(config.tree)
             try:
-                run = self.prepare(replace(config, varied=tuple(point.varied)))
+                run = self.prepare(replace(config, varied=(*point.varied, *point.follows)))
             except CombinationRefused as refusal:
                 left_out[str(refusal)] += 1
                 continue

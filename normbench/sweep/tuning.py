@@ -113,7 +113,10 @@ def tuned_grid(plan: SweepPlan, choices: Sequence[Mapping[str, Any]]) -> list[Po
     """Return the runs that are reported, each at its arm's own rate; arms without one are left out."""
     rates = {choice["name"]: {RATE: f"{choice['lr']:.12g}"} for choice in choices if choice["lr"] is not None}
     runs = [(run, rates[arm_name(run.arm)]) for run in plan.runs if arm_name(run.arm) in rates]
-    return [Point(changed(run.prepared.config.words, rate), {**run.arm, "seed": str(run.seed)}) for run, rate in runs]
+    return [
+        Point(changed(run.prepared.config.words, rate), {**run.arm, "seed": str(run.seed)}, follows=(RATE,))
+        for run, rate in runs
+    ]
 
 
 def choose(tuning: SweepPlan, grid: Sequence[float]) -> list[dict[str, Any]]:
