@@ -244,7 +244,9 @@ def test_what_chooses_does_not_judge(here: Path) -> None:
     ]
     assert [choice["arm"] for choice in choose(tuning, GRID)] == [runs[0].arm for runs in sweep.plan.arms.values()]
     choices = [{"name": name, "lr": lr} for name, lr in zip(sweep.plan.arms, (1, 2), strict=True)]
-    reported = [run.prepared.config.tree for run in sweep.planner.plan(tuned_grid(sweep.plan, choices)).runs]
+    tuned = sweep.planner.plan(tuned_grid(sweep.plan, choices)).runs
+    reported = [run.prepared.config.tree for run in tuned]
+    assert all("optim.lr" in run.prepared.config.varied and "optim.lr" not in run.arm for run in tuned)
     assert [(tree["optim"]["lr"], tree["seed"], tree["data"]["holdout"]) for tree in reported] == [
         (1, 0, 0), (1, 1, 0), (2, 0, 0), (2, 1, 0),
     ]  # fmt: skip
