@@ -30,7 +30,7 @@ from normbench.commands import (
     steady,
 )
 from normbench.commands.study import bench, fold, study
-from normbench.config import GROUPS
+from normbench.config import GROUPS, SWEEP_GROUPS
 from normbench.errors import RunFailure, UsageError, explain
 from normbench.settings import printable
 
@@ -233,7 +233,7 @@ def show(words: tuple[str, ...]) -> None:
 
 
 @cli.command("list")
-@click.argument("groups", nargs=-1, metavar="[GROUP]...", type=click.Choice([*GROUPS, "refusals"]))
+@click.argument("groups", nargs=-1, metavar="[GROUP]...", type=click.Choice([*GROUPS, *SWEEP_GROUPS, "refusals"]))
 def list_options(groups: tuple[str, ...]) -> None:
     """List what there is to choose, and what is refused and why."""
     from normbench.commands.pages import list_page

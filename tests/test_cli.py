@@ -17,7 +17,7 @@ from support import REPOSITORY, refused
 
 from normbench import __version__
 from normbench.cli import COMPLETE, cli, main
-from normbench.config.groups import GROUPS, options
+from normbench.config.groups import GROUPS, options, section_of
 from normbench.config.refusals import REFUSALS
 from normbench.errors import RunFailure, UsageError
 from normbench.settings import flat, lookup, show
@@ -105,6 +105,20 @@ def test_list_shows_what_there_is_and_what_is_refused(capsys: pytest.CaptureFixt
     assert all(f"{rule.what}: {rule.reason}; {rule.instead}" in out for rule in REFUSALS)
     assert "x + N(f(x)), sometimes called post-norm, is post_inside here" in out
     assert page(capsys, "list", "optim").startswith("optim=  the optimizer\n")
+    assert page(capsys, "list", "launcher").startswith("launcher=  where the runs of a sweep are started\n")
+
+
+def test_pages_of_launchers_have_their_settings(capsys: pytest.CaptureFixture[str]) -> None:
+    everything = flowing(page(capsys, "list", "launcher"))
+    for option in options("launcher"):
+        settings = section_of("launcher", option)
+        del settings["_target_"]
+        chosen = flowing(page(capsys, "sweep", f"launcher={option}", "--help"))
+        for name, value in settings.items():
+            assert re.search(rf"launcher\.{name}=\S* \w", chosen)
+            assert f"launcher.{name}={show(value)}" in everything
+        assert ("Settings of launcher=" in chosen) == bool(settings)
+    assert main(["sweep", "launcher=rya", "--help"]) == 2
 
 
 @pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["list"]])

@@ -12,7 +12,8 @@ from support import REPOSITORY
 
 from normbench.cli import COMPLETE, cli, main
 from normbench.commands.completion import SHELLS
-from normbench.config.groups import GROUPS, options
+from normbench.config import GROUPS, SWEEP_GROUPS
+from normbench.config.groups import options
 from normbench.config.schema import KEYS
 
 # Calls the function as readline would for each line, and prints its replies.
@@ -58,7 +59,7 @@ def test_commands_and_flags() -> None:
     assert list(answers("help", "tr")) == ["train"]
     shell = SHELLS["bash"](cli, {}, "normbench", COMPLETE)
     assert [item.type for item in shell.get_completions(["train"], "data.path=/tm")] == ["file"]
-    assert list(answers("list", "")) == [*GROUPS, "refusals"]
+    assert list(answers("list", "")) == [*GROUPS, *SWEEP_GROUPS, "refusals"]
     assert answers("nothing", "zzz") == {}
 
 

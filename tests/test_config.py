@@ -12,8 +12,9 @@ from typing import Annotated, Any, Literal
 
 import pytest
 
+from normbench.config import GROUPS, SWEEP_GROUPS
 from normbench.config.compose import compose, initialized, plain, read, read_each
-from normbench.config.groups import GROUPS, NOTES, SWEEP_GROUPS, chosen_options, config_directory, options
+from normbench.config.groups import NOTES, chosen_options, config_directory, options
 from normbench.config.schema import KEYS, MANY, OPEN_SECTIONS, UNHASHED_KEYS, checked, section_settings
 from normbench.errors import UsageError
 from normbench.settings import Setting, either, nearest, setting_from, settings_of, show

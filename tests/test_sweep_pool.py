@@ -68,6 +68,7 @@ def wait_for_runs(process: subprocess.Popen[str], folder: Path, number: int) -> 
     assert process.poll() is None
 
 
+EXECUTOR = "launcher.executor=local"  # wherever the tests run
 LONG = sweep_words("trainer.steps=4000", "trainer.checkpoint_every=4000", "sweep.jobs=2", launcher="joblib")
 
 
@@ -92,6 +93,33 @@ def test_all_runs_end_with_the_sweep_behind_checkpoints(start: Start, tmp_path: 
         stands = read_json(path / "status.json")
         assert (stands["status"], stands["message"][:3]) == ("interrupted", "SIG")
         assert (path / "checkpoint.pt").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("submitit") is None, reason="pip install 'normbench[submitit]'")
+def test_a_job_of_this_machine_is_queued_again_and_ends_with_the_sweep(start: Start, tmp_path: Path) -> None:
+    """Behind checkpoints: where its time is over, as submitit's signal says, and where the sweep is killed."""
+    lengths = ["trainer.steps=40000", "trainer.checkpoint_every=40000"]
+    sweep = start([*sweep_words(*lengths, "norm=rmsnorm", "seed=0", launcher="submitit"), EXECUTOR], tmp_path)
+    wait_for_runs(sweep, tmp_path, 1)
+    (path,) = run_directories(tmp_path).values()
+    os.kill(read_json(path / "status.json")["pid"], signal.SIGUSR2)
+    assert poll(lambda: len(sessions(path)) == 2)
+    assert sessions(path)[1]["step"] > 0
+    sweep.kill()
+    ended(sweep)
+    assert poll(lambda: not is_there(sweep.pid))
+    assert read_json(path / "status.json")["status"] == "interrupted"
+    assert (path / "checkpoint.pt").exists()
+
+
+def is_there(group: int) -> bool:
+    """Return whether a group has any process."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 @pytest.mark.slow
@@ -186,7 +214,7 @@ def test_the_script_for_slurm(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("more", [["launcher=submitit", "launcher.executor=local"], ["launcher=ray"]])
+@pytest.mark.parametrize("more", [["launcher=submitit", EXECUTOR], ["launcher=ray"]])
 def test_runs_of_a_cluster_on_this_machine(server: Server, start: Start, tmp_path: Path, more: list[str]) -> None:
     """One of them dies, and takes no other with it."""
     if find_spec(more[0].partition("=")[2]) is None:

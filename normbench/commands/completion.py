@@ -11,7 +11,8 @@ from types import NoneType
 from click import Context, Parameter
 from click.shell_completion import BashComplete, CompletionItem, FishComplete, ShellComplete, ZshComplete
 
-from normbench.config.groups import GROUPS, SWEEP_GROUPS, chosen_options, find_own_classes, option_settings, options
+from normbench.config import GROUPS, SWEEP_GROUPS
+from normbench.config.groups import chosen_options, find_own_classes, option_settings, options
 from normbench.config.schema import KEYS, OPEN_SECTIONS
 from normbench.settings import Setting
 

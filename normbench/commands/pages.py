@@ -7,7 +7,8 @@ from pathlib import Path
 
 from click import HelpFormatter
 
-from normbench.config.groups import GROUPS, NOTES, SWEEP_GROUPS, chosen_tree, find_own_classes, options
+from normbench.config import GROUPS, SWEEP_GROUPS, groups
+from normbench.config.groups import NOTES, chosen_tree, find_own_classes, options
 from normbench.config.refusals import REFUSALS
 from normbench.config.schema import KEYS, open_sections, section_settings
 from normbench.settings import Setting, Tree, flat, lookup, show
@@ -23,16 +24,20 @@ COMMON_KEYS = (
 )  # fmt: skip
 
 
-def list_page(formatter: HelpFormatter, groups: Sequence[str]) -> None:
+def list_page(formatter: HelpFormatter, chosen: Sequence[str]) -> None:
     """Write the options of groups, and what is refused and why; by default of the groups that people choose from."""
-    for group in groups or LISTED:
+    for group in chosen or LISTED:
         if group == "refusals":
             write_refusals(formatter)
         else:
-            write_group(formatter, group, GROUPS[group])
+            write_group(formatter, group, (GROUPS | SWEEP_GROUPS)[group])
+        if group == "launcher":
+            for option in options(group):
+                write_launcher(formatter, option)
         formatter.write_paragraph()
-    if not groups:
-        formatter.write_text(f"Also: normbench list GROUP, for {', '.join(sorted({*GROUPS} - {*LISTED}))}.")
+    if not chosen:
+        others = sorted({*GROUPS, *SWEEP_GROUPS} - {*LISTED})
+        formatter.write_text(f"Also: normbench list GROUP, for {', '.join(others)}.")
 
 
 def write_group(formatter: HelpFormatter, group: str, meaning: str, *folders: Path) -> None:
@@ -76,13 +81,27 @@ def train_page(formatter: HelpFormatter, words: Sequence[str], folders: Sequence
 
 def sweep_page(formatter: HelpFormatter, words: Sequence[str], folders: Sequence[Path]) -> None:
     """Write what a sweep takes beside `train`'s words."""
-    from normbench.sweep.words import SWEEP_KEYS
+    from normbench.sweep.words import SWEEP_KEYS, key_of
 
     for group, meaning in SWEEP_GROUPS.items():
         formatter.write_paragraph()
         write_group(formatter, group, meaning)
+    default = groups.content("", "sweep")["defaults"]["launcher"]
+    launcher = {key_of(word): word.partition("=")[2] for word in words}.get("launcher", default)
+    groups.check_option("launcher", launcher)
+    write_launcher(formatter, launcher)
     with formatter.section("Keys (beside these, and the groups, those of normbench train --help)"):
         write_keys(formatter, SWEEP_KEYS, SWEEP_KEYS, {})
+
+
+def write_launcher(formatter: HelpFormatter, option: str) -> None:
+    """Write the settings of a launcher, if it has any."""
+    section, settings = groups.section_of("launcher", option), groups.option_settings("launcher", option)
+    if settings:
+        known = {f"launcher.{name}": setting for name, setting in settings.items()}
+        values = {f"launcher.{name}": show(section.get(name)) for name in settings}
+        with formatter.section(f"Settings of launcher={option}"):
+            write_keys(formatter, known, known, values)
 
 
 def write_keys(formatter: HelpFormatter, paths: Iterable[str], settings: Mapping[str, Setting], values: Tree) -> None:

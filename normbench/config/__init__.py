@@ -15,3 +15,6 @@ GROUPS = {
     "logger": "where numbers go beside metrics.jsonl; several as logger=[tensorboard,csv]",
     "experiment": "a study, for normbench sweep, or a whole setting with a published result",
 }
+
+# What only a sweep chooses.
+SWEEP_GROUPS = {"launcher": "where the runs of a sweep are started"}

@@ -18,9 +18,6 @@ from normbench.config.schema import OPEN_SECTIONS
 from normbench.errors import UsageError
 from normbench.settings import Setting, nearest, settings_of
 
-# What only a sweep chooses.
-SWEEP_GROUPS = {"launcher": "where the runs of a sweep are started"}
-
 # What a reader must know beside the options' own lines.
 NOTES = {
     "placement": "Words differ: x + N(f(x)), sometimes called post-norm, is post_inside here; x + attention(N(x)) + "

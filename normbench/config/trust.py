@@ -6,8 +6,8 @@ import json
 import re
 from pathlib import Path
 
-from normbench.config import GROUPS
-from normbench.config.groups import SWEEP_GROUPS, content, options
+from normbench.config import GROUPS, SWEEP_GROUPS
+from normbench.config.groups import content, options
 from normbench.config.schema import CLOSED, MANY, OPEN_SECTIONS, ROOT
 from normbench.errors import UsageError
 from normbench.settings import Tree

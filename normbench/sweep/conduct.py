@@ -187,7 +187,7 @@ class Sweep:
             folder.write_plan(plan.runs, *((self.words, self.asked) if self.is_reported(plan) else ()))
             beside = min(-(-left // planner.stack), planner.jobs)
             how = f"in stacks of up to {planner.stack} seeds, " if planner.stack > 1 else ""
-            share = f"{how}{beside} at a time with threads={planner.threads} each"
+            share = f"{how}{beside} at a time with threads={planner.threads} each{planner.launcher.where}"
             say(self.console, f"{left} of {whole} runs to do, {share}, in {plan.folder}")
             self.say_elsewhere(plan)
             with closing(view):

@@ -6,10 +6,14 @@ each, and starts them.
 
 from __future__ import annotations
 
+import fcntl
 import multiprocessing
 import os
 import secrets
+import shlex
+import shutil
 import signal
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -18,10 +22,12 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from types import FrameType
+from typing import IO, Annotated, Any, Literal
 
 from normbench.errors import UsageError
 from normbench.settings import Setting
+from normbench.sweep import local_job
 
 # Makes one run where it is called, and returns the exit status of a process; can be pickled.
 Task = Callable[[], int]
@@ -49,11 +55,12 @@ def start_server() -> None:
 class Launcher:
     """Starts tasks.
 
-    elsewhere: on machines or GPUs of which this process knows nothing; it is given all tasks at once. jobs, threads: at
-    a time and of each, by default.
+    elsewhere: on machines or GPUs of which this process knows nothing; it is given all tasks at once. where: what a
+    person may not expect of that. jobs, threads: at a time and of each, by default.
     """
 
     elsewhere = False
+    where = ""
     jobs: int | None = None
     threads = 1
 
@@ -141,46 +148,141 @@ class Here(Launcher):
         return [job]
 
 
+@dataclass(frozen=True)
+class Job:
+    """Makes a task as a job of submitit's, which is queued again where its time is over or others come first.
+
+    submitit's own answer to that signal would end the run wherever it is; here it writes a checkpoint first.
+    """
+
+    task: Task
+
+    def __call__(self) -> int:
+        from submitit import JobEnvironment
+
+        came = list[int]()
+
+        def stop(number: int, frame: FrameType | None) -> None:
+            came.append(number)
+            signal.raise_signal(signal.SIGTERM)
+
+        over = signal.Signals[f"SIG{JobEnvironment.USR_SIG}"]
+        queue_again: Any = signal.getsignal(over)
+        signal.signal(over, stop)
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # until training begins, which notes it
+        status = self.task()
+        if came and status >= 128:
+            signal.signal(over, signal.SIG_IGN)
+            queue_again(over, None)  # and ends this process
+        return status
+
+    def checkpoint(self) -> Any:
+        """Return what submitit makes when the job's turn comes again: the run goes on from its checkpoint."""
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self)
+
+
+class LocalJob:
+    """A job of submitit's that is a process of this machine."""
+
+    def __init__(self, job: Any) -> None:
+        self.job = job
+        self.kill = partial(self.end, signal.SIGKILL)
+
+    def done(self) -> bool:
+        return bool(self.job.done())
+
+    def result(self) -> int:
+        if not self.job.paths.result_pickle.exists():  # for which submitit would wait, as of another machine
+            raise RuntimeError(((self.job.stderr() or "").strip().splitlines() or ["no message"])[-1])
+        return int(self.job.result())
+
+    def cancel(self) -> None:
+        self.end(signal.SIGTERM)
+
+    def end(self, number: int) -> None:
+        if not self.done():
+            os.kill(int(self.job.job_id), number)
+
+
 @dataclass
 class Submitit(Launcher):
     """A job of a cluster for each run; `executor=local` starts the same jobs as processes of this machine."""
 
-    executor: Literal["slurm", "local"]
-    timeout_min: Annotated[int, Setting(unit="minutes", low=1, high=10**6)]
-    cpus_per_task: Annotated[int, Setting(low=1, high=1024)]
-    gpus_per_node: Annotated[int | None, Setting(low=0, high=1024)] = None
-    mem_gb: Annotated[int | None, Setting(unit="GB", low=1, high=10**5)] = None
-    partition: str | None = None
-    account: str | None = None
-    qos: str | None = None
-    constraint: str | None = None
-    array_parallelism: Annotated[int, Setting(unit="jobs", low=1, high=10**5)] = 64
-    additional_parameters: Mapping[str, Any] = field(default_factory=dict)
+    executor: Annotated[
+        Literal["auto", "slurm", "local"],
+        Setting("where jobs are; local: processes of this machine; auto: Slurm where there is srun, else local"),
+    ]
+    timeout_min: Annotated[int, Setting("time of a job, which is then queued again", "minutes", low=1, high=10**6)]
+    cpus_per_task: Annotated[int, Setting("cores of a run, and its threads", low=1, high=1024)]
+    gpus_per_node: Annotated[int | None, Setting("GPUs of a run on Slurm; it uses one", low=0, high=1024)] = None
+    mem_gb: Annotated[int | None, Setting("memory of a job", "GB", low=1, high=10**5)] = None
+    partition: Annotated[str | None, Setting("where Slurm looks for a node; null: Slurm's default")] = None
+    account: Annotated[str | None, Setting("who pays")] = None
+    qos: Annotated[str | None, Setting("quality of service")] = None
+    constraint: Annotated[str | None, Setting("features that a node must have")] = None
+    array_parallelism: Annotated[int, Setting("jobs of Slurm at work at a time", "jobs", low=1, high=10**5)] = 64
+    max_num_timeout: Annotated[int, Setting("jobs that may follow one whose time is over", low=0, high=10**5)] = 100
+    setup: Annotated[list[str] | None, Setting("shell commands before the run, such as [module load cuda]")] = None
+    additional_parameters: Annotated[
+        Mapping[str, Any], Setting("other options of sbatch, such as {reservation: mine}")
+    ] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if self.executor == "auto":
+            self.executor = "slurm" if shutil.which("srun") else "local"
+            self.where = ", as processes of this machine, since there is no srun" * (self.executor == "local")
         self.elsewhere, self.threads = self.executor == "slurm", self.cpus_per_task
         self.jobs = self.array_parallelism if self.elsewhere else None
+        self.locks = list[IO[bytes]]()
 
     def start(self, tasks: Sequence[Task], jobs: int, notes: Path) -> Sequence[Any]:
+        folder = notes / "submitit" / secrets.token_hex(4)  # new, since results in it are pickles, which run code
+        start = self.start_on_slurm if self.elsewhere else self.start_here
+        return start([Job(task) for task in tasks], jobs, folder)
+
+    def start_on_slurm(self, tasks: Sequence[Job], jobs: int, folder: Path) -> Sequence[Any]:
+        """Start tasks as jobs of Slurm, which go on where the sweep is killed."""
         import submitit
 
-        settings = asdict(self) | {"array_parallelism": jobs}
-        folder = notes / "submitit" / secrets.token_hex(4)  # new, since results in it are pickles, which run code
-        executor = submitit.AutoExecutor(folder=folder / "%j", cluster=settings.pop("executor"))
-        general = {name: settings.pop(name) for name in ("timeout_min", "cpus_per_task", "gpus_per_node", "mem_gb")}
-        slurms = {f"slurm_{name}": value for name, value in settings.items()}
-        executor.update_parameters(name="normbench", **general, **slurms)
+        slurms = asdict(self) | {"array_parallelism": jobs}
+        for name in ("executor", "max_num_timeout"):
+            del slurms[name]
+        general = {name: slurms.pop(name) for name in ("timeout_min", "cpus_per_task", "gpus_per_node", "mem_gb")}
+        more = {f"slurm_{name}": value for name, value in slurms.items()}
+        executor = submitit.AutoExecutor(folder / "%j", "slurm", slurm_max_num_timeout=self.max_num_timeout)
+        executor.update_parameters(name="normbench", **general, **more)
         with executor.batch():
             return [executor.submit(task) for task in tasks]
+
+    def start_here(self, tasks: Sequence[Job], jobs: int, folder: Path) -> Sequence[Any]:
+        """Start tasks as processes of this machine, which end with the sweep."""
+        import submitit
+
+        folder.mkdir(parents=True)
+        lock = (folder / "lock").open("wb")
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        self.locks.append(lock)
+        gpus = os.environ.get("CUDA_VISIBLE_DEVICES", local_job.ALL)
+        python = shlex.join([sys.executable, "-u", "-m", local_job.__name__, lock.name, gpus])
+        executor = submitit.LocalExecutor(folder / "%j", self.max_num_timeout, python=python)
+        executor.update_parameters(timeout_min=self.timeout_min)
+        ours = {signal.SIGINT, signal.SIGHUP}  # of the terminal, to all: the sweep ends its jobs
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, ours)
+        try:
+            return [LocalJob(executor.submit(task)) for task in tasks]
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @dataclass
 class Ray(Launcher):
     """A task of a Ray cluster for each run; without an address a cluster of this machine is started."""
 
-    address: str | None
-    cpus_per_run: Annotated[float, Setting(above=0, high=1024)]
-    gpus_per_run: Annotated[float, Setting(low=0, high=1024)]
+    address: Annotated[str | None, Setting("of a cluster, such as auto; null: one is started on this machine")]
+    cpus_per_run: Annotated[float, Setting("cores of a run, and its threads", above=0, high=1024)]
+    gpus_per_run: Annotated[float, Setting("GPUs of a run, or a share of one", low=0, high=1024)]
 
     def __post_init__(self) -> None:
         self.elsewhere = self.address is not None or self.gpus_per_run > 0

@@ -79,12 +79,6 @@ class RunTask:
                     return 0
         return DISK_FULL
 
-    def checkpoint(self, *_: Any) -> Any:
-        """Let submitit queue the run again, which goes on from its checkpoint, where its time is over."""
-        import submitit
-
-        return submitit.helpers.DelayedSubmission(self)
-
 
 @contextmanager
 def time_limit(minutes: float | None) -> Iterator[None]:
