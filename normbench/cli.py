@@ -25,13 +25,14 @@ from normbench.commands import (
     TRUST,
     Commands,
     Outlet,
+    Word,
     flag,
     later,
     steady,
 )
 from normbench.commands.study import bench, fold, study
 from normbench.config import GROUPS, SWEEP_GROUPS
-from normbench.errors import RunFailure, UsageError, explain
+from normbench.errors import RunFailure, UsageError, explain, shortened
 from normbench.settings import printable
 
 INFO = ("all", "config", "defaults", "defaults-tree", "searchpath")  # what Hydra tells
@@ -56,9 +57,9 @@ def ended(words: list[str]) -> int:
         return status
     except click.UsageError as error:
         path = error.ctx.command_path if error.ctx else "normbench"
-        return complain(f"{error.format_message()} (see: {path} --help)", 2)
+        return complain(f"{error.format_message()} (see: {path} --help)", 2, words)
     except (UsageError, RunFailure) as error:
-        return complain(str(error), 2 if isinstance(error, UsageError) else 1)
+        return complain(str(error), 2 if isinstance(error, UsageError) else 1, words)
     except KeyboardInterrupt:
         return complain("stopped", 130)
     except SystemExit as error:  # of a class of the user's own
@@ -67,13 +68,13 @@ def ended(words: list[str]) -> int:
     except OSError as error:
         if error.filename is None:
             raise
-        return complain(f"{error.filename!s:.200} cannot be used ({error.strerror}): give another path", 2)
+        return complain(f"{error.filename!s:.200} cannot be used ({error.strerror}): give another path", 2, words)
 
 
-def complain(text: str, status: int) -> int:
-    """Print one line on stderr; return the exit status."""
+def complain(text: str, status: int, words: Sequence[str] = ()) -> int:
+    """Print one line on stderr, with no more than a line of any of the person's words; return the exit status."""
     sys.stdout.flush()
-    print(f"normbench: {printable(' '.join(text.split()))}", file=sys.stderr)
+    print(f"normbench: {printable(shortened(' '.join(text.split()), words))}", file=sys.stderr)
     return status
 
 
@@ -233,7 +234,7 @@ def show(words: tuple[str, ...]) -> None:
 
 
 @cli.command("list")
-@click.argument("groups", nargs=-1, metavar="[GROUP]...", type=click.Choice([*GROUPS, *SWEEP_GROUPS, "refusals"]))
+@click.argument("groups", nargs=-1, metavar="[GROUP]...", type=Word([*GROUPS, *SWEEP_GROUPS, "refusals"]))
 def list_options(groups: tuple[str, ...]) -> None:
     """List what there is to choose, and what is refused and why."""
     from normbench.commands.pages import list_page

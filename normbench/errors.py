@@ -6,11 +6,14 @@ import errno
 import importlib
 import sys
 import traceback
+from collections.abc import Iterable
 from pathlib import Path
 from textwrap import shorten
 
 # What the system says when a disk, a quota or a limit on file sizes is used up.
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+LINE = 120  # letters of a person's words that a message repeats at the most: as wide as pages are
 
 
 class UsageError(ValueError):
@@ -31,6 +34,15 @@ class RunFailure(RuntimeError):
 
 class HeldElsewhere(RunFailure):
     """Another process is at work on the run."""
+
+
+def shortened(text: str, words: Iterable[str]) -> str:
+    """Return a message in which words of the command line, and the values in them, take a line each at the most."""
+    parts = {" ".join(part.split()) for word in words for part in (word, word.partition("=")[2])}
+    for part in sorted(parts, key=len, reverse=True):
+        if len(part) > LINE:
+            text = text.replace(part, f"{part[: LINE - 31]}…{part[-30:]}")
+    return text
 
 
 def is_disk_full(error: BaseException | None) -> bool:

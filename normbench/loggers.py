@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import time
 from collections.abc import Collection, Mapping
 from importlib import import_module
@@ -14,6 +16,14 @@ from normbench.rundir import write_bytes
 SEND_SECONDS = 5.0  # between two calls of MLflow's store, each of which takes some 50 ms of the training's time
 
 
+def quiet_loggers() -> None:
+    """Let the packages behind loggers say only what has gone wrong; a person's own settings of theirs stay."""
+    os.environ.setdefault("WANDB_SILENT", "true")
+    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
+    for name in ("mlflow", "alembic"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+
 class Csv(Logger):
     """Writes `metrics.csv`, a row for each logged step, from `metrics.jsonl` whenever the run stops or ends."""
 
@@ -24,8 +34,8 @@ class Csv(Logger):
         import pandas as pd
 
         logged = pd.read_json(self.directory / "metrics.jsonl", lines=True, precise_float=True)
-        table = logged.groupby("step").first().to_csv()
-        write_bytes(self.directory / "metrics.csv", table.encode())
+        rows = logged.groupby("step").first() if len(logged) else pd.DataFrame(index=pd.Index([], name="step"))
+        write_bytes(self.directory / "metrics.csv", rows.to_csv().encode())
 
 
 class Wandb(Logger):

@@ -366,6 +366,7 @@ class Display(Progress, Logger):
 
     def __init__(self, total_steps: int, unit: str, start_step: int = 0, console: Console | None = None) -> None:
         self.unit, self.values = unit, dict[str, float]()
+        self.step = self.evaluated = start_step
         counts = "step", MofNCompleteColumn(), BarColumn(bar_width=None), TaskProgressColumn(), TimeElapsedColumn()
         left = TextColumn("{task.fields[left]}")
         # It is drawn from here alone, and starts no thread that would take time from the training.
@@ -375,12 +376,17 @@ class Display(Progress, Logger):
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Show that `step` steps are done, and the newest numbers by tag; cheap enough for every log step."""
-        self.values.update(values)
         (task,) = self.tasks
+        live = self.console.is_interactive
+        if step != self.step and not live:  # a line has what belongs to its own step
+            self.values.clear()
+        self.step = step
+        if "loss/val" in values:
+            self.evaluated = step
+        self.values.update(values)
         self.update(task.id, completed=step)
         seconds, waited = task.time_remaining, self.get_time() - self.shown
         left = "" if seconds is None else f"{timedelta(seconds=int(seconds))} left"  # by the pace of this process alone
-        live = self.console.is_interactive
         if waited < (REFRESH_PERIOD if live else LINE_PERIOD) and "loss/val" not in values:
             return
         self.shown = self.get_time()
@@ -409,6 +415,8 @@ class Display(Progress, Logger):
             "optim/lr": "lr {:.1e}",
             f"time/{self.unit}_per_second": f"{{:,.0f}} {self.unit}/s",
         }
+        if self.evaluated != self.step:  # on a terminal the last evaluation stays, with its step
+            shown["loss/val"] += f" at step {self.evaluated:,}"
         return "  ".join(form.format(self.values[tag]) for tag, form in shown.items() if tag in self.values)
 
 

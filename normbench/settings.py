@@ -24,12 +24,13 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from normbench.errors import UsageError
+from normbench.errors import LINE, UsageError
 
 Tree = Mapping[str, Any]
 
 ONE: dict[type, str] = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
 STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all control characters but tab and line feed
+TURNING = re.compile(r"[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")  # which turn the direction of what follows
 MANY: dict[type, str] = {int: "integers", float: "numbers", str: "words"}
 
 
@@ -85,7 +86,7 @@ class Setting:
             return value
         typed = [self.typed(item) for item in value] if isinstance(value, list) else self.typed(value)
         if not self.holds(typed, self.types):
-            raise UsageError(f"{path}={show(value)} is not allowed: use {self.allowed}")
+            raise UsageError(f"{path}={show(value):.{LINE}} is not allowed: use {self.allowed}")
         return typed
 
     def typed(self, value: Any) -> Any:
@@ -156,13 +157,18 @@ def show(value: Any) -> str:
 
 
 def printable(text: str) -> str:
-    """Return a text without the characters that steer a terminal, such as escape sequences."""
-    return STEERING.sub("\N{REPLACEMENT CHARACTER}", text)
+    """Return a text without the characters that steer a terminal, such as escape sequences.
+
+    Those that turn the direction of writing are shown by their numbers.
+    """
+    shown = TURNING.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return STEERING.sub("\N{REPLACEMENT CHARACTER}", shown)
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Return `did you mean X? ` for the known word that is most like one; else nothing."""
-    return "".join(f"did you mean {close}? " for close in get_close_matches(word, known, n=1))
+    """Return `did you mean X? ` for the known word that is most like one, in whatever case; else nothing."""
+    by_lower = {each.lower(): each for each in known}
+    return "".join(f"did you mean {by_lower[close]}? " for close in get_close_matches(word.lower(), by_lower, n=1))
 
 
 # ---- settings of a class, read from its source

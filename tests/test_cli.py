@@ -150,7 +150,7 @@ def test_pages_print_where_greek_letters_cannot() -> None:
         ("train --cfg", "Option '--cfg' requires an argument"),
         ("show --config-dir nowhere", "nowhere is not a folder: give the one that holds"),
         ("sweep", "sweep has nothing to vary"),
-        ("list normm", "'normm' is not one of 'norm', 'placement'"),
+        ("list normm", "normm is unknown: did you mean norm? allowed are norm, placement"),
         ("sample", "Missing argument 'RUN'"),
         ("sample run --temperature=nan", "nan is not a number"),
         ("report . --target=nan", "nan is not a number"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -35,8 +36,9 @@ def printed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 def test_a_difference_that_is_there_and_one_that_is_not(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = printed(capsys, "dyt", "layernorm", "--in", "sw")
     assert "0.1000 nats higher" in " ".join(out.split()) and "+0.0901 to +0.1099" in out
-    settings, _, rest = out.partition("Results of each arm")
-    assert "What differs" in settings and "dyt is worse than layernorm" in rest
+    verdict, _, rest = out.partition("What differs")
+    settings, _, _ = rest.partition("Results of each arm")
+    assert "dyt is worse than layernorm" in verdict
     assert "dyt" in settings and "optim.lr" not in settings and "seed" not in settings
     out = printed(capsys, "norm=rmsnorm", "layernorm", "--in", "sw")
     assert "rmsnorm and layernorm do not differ by more than" in out
@@ -56,6 +58,13 @@ def test_a_plan_gives_the_seeds_that_find_the_difference(folder: Path, capsys: p
     assert size == "0.03" and int(cautious) > int(seeds)
     sd = float(np.std(np.subtract(BASE[::-1], BASE), ddof=1))
     assert int(seeds) == seeds_needed(0.03, sd)
+    (folder / "sw/.sweep").mkdir()
+    out = printed(capsys, "--plan", "rmsnorm", "layernorm", "--in", "sw", "--difference", "0.01")
+    words = shlex.split(out.partition("normbench sweep ")[2])
+    assert words == ["--resume", "sw", f"seed=range(0,{seeds_needed(0.01, sd)})", "sweep.extend=true"]
+    assert "5 seeds that are there are enough" in printed(
+        capsys, "--plan", "rmsnorm", "layernorm", "--in", "sw", "--difference", "1"
+    )
 
 
 def test_brackets_are_no_markup(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import os
 import struct
 import time
 from collections.abc import Iterator
@@ -16,7 +18,7 @@ from normbench import build
 from normbench.cli import main
 from normbench.config.compose import read
 from normbench.errors import RunFailure, UsageError
-from normbench.loggers import Csv, MLflow, Wandb
+from normbench.loggers import Csv, MLflow, Wandb, quiet_loggers
 from normbench.recording import Logger, Recorder
 from normbench.run.plan import prepare
 
@@ -141,6 +143,22 @@ def run(tmp_path: Path) -> Path:
     directory = tmp_path / "study" / "rmsnorm-pre-s0-3f2a9c1b"
     directory.mkdir(parents=True)
     return directory
+
+
+def test_a_run_without_a_logged_step_has_an_empty_table(run: Path) -> None:
+    record(Csv(run, 0), run, range(0), ended="diverged")
+    assert (run / "metrics.csv").read_text().strip() == "step"
+
+
+def test_quiet_holds_for_the_packages_of_loggers(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("WANDB_SILENT", "MLFLOW_LOGGING_LEVEL"):
+        monkeypatch.setenv(name, "unset")
+        monkeypatch.delenv(name)
+    for name in ("mlflow", "alembic"):
+        monkeypatch.setattr(logging.getLogger(name), "level", logging.INFO)
+    quiet_loggers()
+    assert os.environ["WANDB_SILENT"] == "true" and os.environ["MLFLOW_LOGGING_LEVEL"] == "WARNING"
+    assert not any(logging.getLogger(name).isEnabledFor(logging.INFO) for name in ("mlflow", "alembic"))
 
 
 def test_a_table_has_a_row_for_each_step(run: Path) -> None:

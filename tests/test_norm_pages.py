@@ -90,7 +90,7 @@ def test_a_picture_by_hand() -> None:
 
 @pytest.mark.parametrize("norm", NORMS)
 def test_what_is_measured_is_what_the_class_declares(norm: str) -> None:
-    about = norm_facts(part_of(norm), clocked=False)
+    about = norm_facts(part_of(norm))
     facts = about["facts"]
     assert (about["others"] != "never") == facts.crosses_samples
     assert {"in training": "training"}.get(about["later"], about["later"]) == facts.sees_future
@@ -104,7 +104,7 @@ def test_what_is_measured_is_what_the_class_declares(norm: str) -> None:
 @pytest.mark.parametrize("norm", NORMS)
 def test_a_page_and_the_study_agree_on_invariances(norm: str) -> None:
     """Each measures in its own way; and both agree with the published table (groupnorm, instancenorm: on sequences)."""
-    stays = norm_facts(part_of(norm), clocked=False)["stays"]
+    stays = norm_facts(part_of(norm))["stays"]
     generator = torch.Generator().manual_seed(0)
     w, shift, x, target = (torch.randn(shape, generator=generator, dtype=torch.float64)
                            for shape in ((24, 5), (5,), (6, 7, 5), (6, 7, 24)))  # fmt: skip
@@ -129,6 +129,20 @@ def test_the_time_here_is_a_ratio_to_layernorm(capsys: pytest.CaptureFixture[str
     assert "time here: 0.0" in out and "× layernorm's" in out and "threads=" in out
     assert main(["norms", "none", "--markdown"]) == 0
     assert "time here" not in capsys.readouterr().out
+
+
+def test_the_page_stands_there_before_the_time_is_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = []
+
+    def measure(part: object) -> dict[str, object]:
+        shown.append(capsys.readouterr().out)
+        return {"ratio": 1.0, "ms": 1.0, "of": (1, 1, 1), "implementation": "fused", "cpu": "one", "threads": 1}
+
+    monkeypatch.setattr("normbench.commands.norm_pages.clocked_here", measure)
+    assert main(["norms", "none"]) == 0
+    assert "What it is for" in shown[0] and "time here" in capsys.readouterr().out
 
 
 # ---- placements

@@ -310,6 +310,28 @@ def test_lines_without_a_terminal_come_at_each_ten_seconds_and_evaluation() -> N
     assert len(screen.lines) == 11 and "val 2.5000" in screen.lines[10]
 
 
+def test_numbers_are_shown_under_their_own_step() -> None:
+    screen = Screen(terminal=False)
+    display = Display(100, "tokens", console=screen.console)
+    display.scalars(10, {"loss/train": 2.0})
+    display.scalars(15, {"loss/val": 2.5})
+    screen.train(display, range(20, 21), seconds_per_step=1.0)
+    display.scalars(20, {"loss/val": 2.4})
+    assert ["2.5000" in line for line in screen.lines] == [True, False]
+    assert "loss" not in screen.lines[0] and "loss 2.0000  val 2.4000" in screen.lines[1]
+
+
+def test_the_live_display_keeps_an_evaluation_with_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    screen = Screen(terminal=True)
+    display = Display(100, "tokens", console=screen.console)
+    display.scalars(10, {"loss/train": 2.0, "loss/val": 2.5})
+    assert display.numbers() == "loss 2.0000  val 2.5000"
+    display.scalars(20, {"loss/train": 1.9})
+    assert display.numbers() == "loss 1.9000  val 2.5000 at step 10"
+    display.stop()
+
+
 def test_the_live_display_is_drawn_rarely_and_leaves_the_terminal_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     screen, before = Screen(terminal=True), (threading.active_count(), sys.stdout, sys.stderr)

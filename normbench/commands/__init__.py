@@ -10,12 +10,14 @@ import os
 import re
 from collections.abc import Callable
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
 
 import click
 
 from normbench.errors import UsageError, is_disk_full
+from normbench.settings import nearest
 
 # Python's garbage collector searches torch's half a million objects for reference cycles: a fifth of the start, and a
 # third of a second at the end. A training sets it back.
@@ -35,6 +37,13 @@ class Commands(click.Group):
         return super().resolve_command(ctx, args)
 
 
+class Word(click.Choice[str]):
+    """One of some words; for another one it says which is meant, perhaps."""
+
+    def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
+        return f"{value} is unknown: {nearest(str(value), self.choices)}allowed are {', '.join(self.choices)}"
+
+
 class Command(click.Command):
     """A command whose help page may go on behind its text. page: writes that, from the words and folders given."""
 
@@ -50,7 +59,17 @@ class Command(click.Command):
 
             if told := ELSEWHERE.get(error.option_name.lstrip("-").replace("-", "_")):
                 raise UsageError(f"{error.option_name} is no flag of normbench {ctx.info_name}: {told}") from error
+            if self.is_setting(word := error.option_name.lstrip("-").replace("-", "_").partition("=")[0]):
+                cure = f"settings have no dashes, write {word}=VALUE"
+                raise UsageError(f"{error.option_name} is no flag of normbench {ctx.info_name}: {cure}") from error
             raise
+
+    def is_setting(self, word: str) -> bool:
+        """Tell whether a command takes a word as a setting."""
+        from normbench.config.groups import GROUPS
+        from normbench.config.schema import KEYS
+
+        return any(each.name == "words" for each in self.params) and (word in GROUPS or word in KEYS)
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         super().format_help_text(ctx, formatter)
@@ -80,6 +99,9 @@ def check_options(ctx: click.Context, param: click.Parameter, words: tuple[str, 
     from normbench.config.schema import MANY
 
     folders = ctx.meta.get("folders", [])
+    for word, following in pairwise(words):
+        if "=" in word and word.endswith(",") and "=" not in following:
+            raise UsageError(f"'{word} {following}' has a blank behind a comma: write {word}{following}")
     for word in words:
         group, equals, values = word.lstrip("+").partition("=")
         if group in GROUPS and equals and (group == MANY or "(" not in values) and not ctx.resilient_parsing:

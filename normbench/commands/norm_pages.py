@@ -40,22 +40,28 @@ SYMBOLS = {"weight": "γ", "bias": "β", "alpha": "α"}
 
 
 def tell(group: str, name: str | None, markdown: bool) -> None:
-    """Print the page of an option, or of all, for a terminal; or in Markdown, and what is alike on all machines."""
-    told = pages(group, name, clocked=not markdown)
+    """Print the page of an option, or of all, in Markdown; for a terminal formatted, and then a norm's time here."""
+    torch.set_num_threads(1)  # the tensors are small
+    told = pages(group, name)
     if markdown:
         print(told, end="")
-    else:
-        console().print(Markdown(told))
+        return
+    console().print(Markdown(told))
+    if group == "norm" and name:
+        print()  # the page stands there while the time is measured
+        part = NormPart({"norm": section_of("norm", name)})
+        words: Any = environment().get_template("norm_pages.jinja").module
+        console().print(Markdown(words.time(clocked_here(part))))
 
 
-def pages(group: str, name: str | None = None, clocked: bool = False) -> str:
-    """Return the page of an option, or the pages of all, in Markdown. clocked: with the time that a norm takes here."""
+def pages(group: str, name: str | None = None) -> str:
+    """Return the page of an option, or the pages of all, in Markdown."""
     words: Any = environment().get_template("norm_pages.jinja").module
     told = "" if name else words.head(group)
     for option in [name] if name else options(group):
         tree = {group: section_of(group, option)}
         made = build.target(tree, group)[1]
-        about = norm_facts(NormPart(tree), clocked) if group == "norm" else placement_facts(tree, made)
+        about = norm_facts(NormPart(tree)) if group == "norm" else placement_facts(tree, made)
         told += words.begin(option, options(group)[option], inspect.getdoc(made)) + getattr(words, group)(about)
         told += words.refusals(refused(group, about.get("facts", made)))
     return told
@@ -76,7 +82,7 @@ def refused(group: str, mine: Any) -> Iterator[tuple[Refusal, str, list[str]]]:
 # ---- norms
 
 
-def norm_facts(part: NormPart, clocked: bool) -> dict[str, Any]:
+def norm_facts(part: NormPart) -> dict[str, Any]:
     """Return what is told of a norm behind its docstring."""
     norm, facts = part.factory()(PICTURE[1]), build.norm_facts(part.tree)
     cells = {place: reached(part, *place) for place in product(LAYOUTS, (True, False))}
@@ -95,7 +101,6 @@ def norm_facts(part: NormPart, clocked: bool) -> dict[str, Any]:
         "alone": seen[0].sum() == 1,
         "differs": holds(large(part, between_modes)),
         "stays": {name: holds(invariant(part, change)) for name, change in INVARIANCES.items()},
-        "time": clocked_here(part) if clocked else None,
         **counted(part),
     }
 
@@ -174,7 +179,8 @@ def clocked_here(part: NormPart) -> dict[str, Any]:
     timers = [Timer(code, globals=each, num_threads=threads) for each in names]
     times = [[timer.blocked_autorange(min_run_time=0.05).median for timer in timers] for _ in range(7)]
     ratio, own = median(mine / other for mine, other in times), median(mine for mine, _ in times)
-    return {"ratio": ratio, "ms": 1e3 * own, "of": CLOCKED, "cpu": cpu_name(), "threads": threads}
+    told = {"ratio": ratio, "ms": 1e3 * own, "of": CLOCKED, "cpu": cpu_name(), "threads": threads}
+    return {**told, "implementation": norms[0].implementation}
 
 
 # ---- placements

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import re
+import shlex
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from normbench.errors import RunFailure, UsageError, is_disk_full
 from normbench.rundir import inside
 
 if TYPE_CHECKING:  # imports pandas, scipy and matplotlib: behind every mistake that the words alone show
+    from normbench.analysis.comparisons import Comparison
     from normbench.analysis.report import Report
     from normbench.analysis.tables import Table
 
@@ -103,13 +105,30 @@ def compare(first: str, second: str, folder: Path, margin: float | None, plan: b
             console().rule(study.task.replace("_", " "))
         if plan:
             print_table(tables.plan(found.comparisons[0], difference))
+            if difference is not None:
+                print(more_seeds(found.comparisons[0], difference, folder))
             continue
+        print_verdict(found)
+        print()
         print_table(tables.settings_table(*study.arms))
         for table in found.tables:
             if table.key.startswith(("arms", "differences", "step-times")):
                 print_table(table.transposed())
-        print_verdict(found)
     return 0
+
+
+def more_seeds(one: Comparison, difference: float, folder: Path) -> str:
+    """Say with which command a sweep gets the seeds that a difference needs."""
+    from normbench.analysis.statistics import seeds_needed
+
+    needed = seeds_needed(difference, one.sd or 0.0)
+    if needed <= one.n:
+        return f"the {one.n:,} seeds that are there are enough"
+    words = [f"seed=range(0,{needed})", "sweep.extend=true"]
+    if not (folder / ".sweep").exists():
+        return f"{needed:,} seeds: normbench sweep with the words of these runs and {shlex.quote(words[0])}"
+    command = shlex.join(["normbench", "sweep", "--resume", str(folder), *words])
+    return f"{needed:,} seeds: {command}"
 
 
 def console() -> Console:

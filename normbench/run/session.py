@@ -22,9 +22,10 @@ from torch import nn
 from normbench import build, recording
 from normbench.config.groups import content, options
 from normbench.errors import RunFailure, is_disk_full, is_out_of_memory
+from normbench.loggers import quiet_loggers
 from normbench.models import unsafe_convolutions
 from normbench.probes import Probes
-from normbench.recording import Display, Recorder, Silent, show_table
+from normbench.recording import Display, Recorder, Scalar, Silent, show_table
 from normbench.run.plan import Run
 from normbench.rundir import RunDirectory, Status, commit, cpu_name, read_json, write_bytes, write_json
 from normbench.settings import Tree, flat
@@ -152,6 +153,8 @@ class Session:
         for said in filter(None, (damaged, recording.truncate_metrics(directory.metrics, loop.step))):
             self.say(f"warning: {said}")
         shown = [] if self.settings.quiet else [Display(run.steps, run.data.task.unit, loop.step)]
+        if self.settings.quiet:
+            quiet_loggers()
         loggers = build.make_loggers(run.config.tree, directory.path, loop.step)
         loop.recorder = Recorder(directory.path, [*shown, *loggers])
         self.announce(loop.step)
@@ -354,6 +357,7 @@ def show_summary(run: Run, summary: Mapping[str, Any], *before: str | None) -> N
     rows = {
         "status": status,
         **dict(sorted(summary["metrics"].items())),
+        **constant_guess(summary),
         **({"bleu": f"beam {data['beam']}, {data['bleu']}"} if "bleu" in data else {}),
         **{f"step time, {key}": value for key, value in summary["step_time"].items()},
         **{name.replace("_", " "): summary[name] for name in NOTEWORTHY if summary[name]},
@@ -361,6 +365,33 @@ def show_summary(run: Run, summary: Mapping[str, Any], *before: str | None) -> N
     show_table(directory.name, rows)
     show_table("ledger", flat(summary["ledger"]))
     print(f"look at the curves: normbench tensorboard {directory.parent}")
+    if run.config.closed.trainer.keep_checkpoint != "none":
+        print(f"see what it has learned: {shlex.join(['normbench', 'sample', str(directory)])}")
+    if run.parent is None:
+        print(f"compare it over seeds: {shlex.join(comparison(run))}")
+
+
+def constant_guess(summary: Mapping[str, Any]) -> dict[str, Scalar]:
+    """Return what always giving the same answer reaches, for each metric: what tells how good a result is."""
+    known = summary["data"].get("constant") or {}
+    return {f"{tag}, constant guess": value for tag, value in known.items() if tag in summary["metrics"]}
+
+
+def comparison(run: Run) -> list[str]:
+    """Return the command that makes a run with several seeds, and with another norm where it names only a norm."""
+    words = [word for word in run.config.words if key_of(word) not in ("seed", "name", "quiet", "rerun", "norm")]
+    norm = run.config.choices.groups["norm"]
+    varied = ["seed=0,1,2"]
+    if any(key_of(word).startswith("norm.") for word in words):
+        words = [*words, *(word for word in run.config.words if key_of(word) == "norm")]
+    else:
+        varied = [f"norm={norm},{'rmsnorm' if norm == 'layernorm' else 'layernorm'}", *varied]
+    return ["normbench", "sweep", *words, *varied]
+
+
+def key_of(word: str) -> str:
+    """Return the key that a word of the command line sets."""
+    return word.lstrip("+~").partition("=")[0]
 
 
 # ---- the ledger: what silently differs between published comparisons

@@ -22,7 +22,7 @@ from normbench.recording import Recorder, Scalar, show_table
 from normbench.run.plan import Run, prepare, same_elsewhere
 from normbench.run.session import Session, describe_here, settle, show_summary, stop_signals
 from normbench.rundir import inside, read_json, unused
-from normbench.training.estimate import Estimate, estimate
+from normbench.training.estimate import Estimate, busy, estimate
 from normbench.training.guard import Diverged
 from normbench.training.loop import Loop
 from normbench.training.optimizer import make_optimizer
@@ -227,7 +227,10 @@ def dry_run(session: Session) -> int:
     session.announce(done)
     session.say("dry run: a few steps are measured, nothing is kept")
     try:
+        others = busy(run.threads)
         show_table("dry run", measured(run, measure(session), run.steps - done))
+        if others:
+            session.say(others)
     except Diverged as end:
         print(f"training diverges at step {end.step:,}: {end.reason}")
     return 0

@@ -126,6 +126,7 @@ def fold_run(path: str, out: Path | None, device: str = "auto", trust: bool = Fa
     if trust:
         find_own_classes()
     trained, study = TrainedRun(path, trust), Folding()
+    torch.set_num_threads(trained.sessions()[-1].get("threads") or 1)  # as the run itself
     subject = Subject({}, trained.tree, resolve_device(device), trained.data, trained.path, trust)
     _, folded = study.folded(subject)
     tensors = {name: tensor.contiguous() for name, tensor in folded.model.float().state_dict().items()}

@@ -65,6 +65,7 @@ def sample(
         UsageError: the run has no such model, or its data have changed.
     """
     run = TrainedRun(path, trust)
+    torch.set_num_threads(1)  # a token at a time is too little work for more, which would only wait for each other
     model = load_model(run, which=which, ema=ema, device=device)
     data = run.data()
     SHOWN[data.task.examples](run, model, data, Wanted(**wanted))

@@ -26,6 +26,7 @@ from normbench.sweep.folder import LOOK_SECONDS, Standing, SweepFolder, View, sa
 from normbench.sweep.plan import SWEEP_NAME, Planner, SweepPlan, balanced, changed, exclude, read_grid, stacked
 from normbench.sweep.words import HOW, ONCE, SweepConfig, key_of, read_settings
 from normbench.sweep.work import Execution, Stopped
+from normbench.training.estimate import busy
 
 # Reports on the runs of a folder; the second says whether the person asked for quiet.
 Report = Callable[[Path, bool], None]
@@ -109,6 +110,8 @@ class Sweep:
             except Exception as error:  # of a user's class, as a run of the sweep would fail with, or it diverges
                 line = f"the time of {whole} is not known: {first.run} fails ({explain(error)})"
             say(self.console, line)
+            if others := busy(first.prepared.threads):
+                say(self.console, others)
 
     def to_do(self, plan: SweepPlan) -> int:
         """Return how many runs of a plan are not over."""

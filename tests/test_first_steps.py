@@ -1,0 +1,92 @@
+"""What a newcomer meets: mistakes at the door, what a finished run says, and the first small sweep."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from normbench.cli import main
+from normbench.errors import LINE
+from normbench.training import estimate
+
+TINY = ["model.depth=1", "model.width=8", "model.heads=2", "model.context=8", "data.batch_size=2", "device=cpu",
+        "trainer.steps=2", "trainer.eval_batches=1", "data.eval_batch_size=512", "threads=1"]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("train --norm rmsnorm", "write norm=VALUE"),
+        ("train --seed 3", "write seed=VALUE"),
+        ("train norm=RMSNorm", "did you mean rmsnorm?"),
+        ("sweep norm=layernorm, rmsnorm", "write norm=layernorm,rmsnorm"),
+        ("list norms", "did you mean norm?"),
+        ("trian norm=rmsnorm", "Did you mean 'train'?"),
+    ],
+)
+def test_near_words(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words.split()) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words", [["train", "norm=" + "x" * 999], ["train", "optim.lr=[" + "9," * 999 + "9]"], ["sample", "word " * 200]]
+)
+def test_a_message_repeats_a_line_of_what_was_given_at_the_most(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert len(said) < 3 * LINE and words[-1][:20] in said
+
+
+def test_what_turns_the_direction_of_writing_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "norm=a\u202eb\u2066c"]) == 2
+    said = capsys.readouterr().err
+    assert r"a\u202eb\u2066c" in said and "\u202e" not in said
+
+
+def test_a_finished_run_says_what_its_number_means_and_what_to_do_next(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "norm=rmsnorm", *TINY, "seed=4"]) == 0
+    said = capsys.readouterr().out
+    (path,) = Path("outputs/train").iterdir()
+    assert "loss/val, constant guess" in said and "3.1429" in said
+    assert f"normbench sample {path}" in said
+    command = next(line for line in said.splitlines() if "normbench sweep" in line).partition("normbench ")[2]
+    assert "norm=rmsnorm,layernorm" in command and "seed=0,1,2" in command
+    assert main([*command.split(), "--dry-run"]) == 0
+    torch.set_num_threads(2)
+    assert main(["sample", str(path), "--tokens", "3"]) == 0
+    assert torch.get_num_threads() == 1
+
+
+def test_a_busy_machine_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(os, "getloadavg", lambda: (3.9, 0.0, 0.0))
+    assert "load 3.9 on 4 cores" in estimate.busy(1)
+    monkeypatch.setattr(os, "getloadavg", lambda: (1.0, 0.0, 0.0))
+    assert estimate.busy(2) == ""
+
+
+@pytest.mark.slow
+def test_each_arm_of_the_first_small_sweep_trains() -> None:
+    """The slower placement learns more than how frequent bytes are, which is all that it learned at lr 1e-3."""
+    shorter = ["probes=off", "trainer.eval_every=150", "threads=1", "quiet=true"]
+    assert main(["train", "experiment=smoke", "placement=post", *shorter]) == 0
+    (summary,) = (json.loads(path.read_text()) for path in Path("outputs").glob("smoke/*/summary.json"))
+    assert summary["metrics"]["loss/val"] < 0.95 * summary["data"]["constant"]["loss/val"]
+
+
+def test_the_first_small_sweep_takes_another_model() -> None:
+    words = ["sweep", "experiment=smoke", "model=cnn", "data=digits", "model.depth=3", "--dry-run"]
+    assert main(words) == 0
