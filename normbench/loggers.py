@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import os
 import time
 from collections.abc import Collection, Mapping
 from importlib import import_module
@@ -14,14 +12,6 @@ from normbench.recording import Histogram, Logger, Scalar
 from normbench.rundir import write_bytes
 
 SEND_SECONDS = 5.0  # between two calls of MLflow's store, each of which takes some 50 ms of the training's time
-
-
-def quiet_loggers() -> None:
-    """Let the packages behind loggers say only what has gone wrong; a person's own settings of theirs stay."""
-    os.environ.setdefault("WANDB_SILENT", "true")
-    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
-    for name in ("mlflow", "alembic"):
-        logging.getLogger(name).setLevel(logging.WARNING)
 
 
 class Csv(Logger):

@@ -100,6 +100,14 @@ class Logger:
         """Let go of all resources. ended: `finished` or `diverged` where the run will not go on, else empty."""
 
 
+def quiet_loggers() -> None:
+    """Let the packages behind loggers say only what has gone wrong; a person's own settings of theirs stay."""
+    os.environ.setdefault("WANDB_SILENT", "true")
+    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
+    for name in ("mlflow", "alembic"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+
 class Lines(Logger):
     """Appends to `metrics.jsonl`, which analysis reads: `{"step": 10, "loss/train": 2.31, ...}`."""
 

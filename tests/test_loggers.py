@@ -18,8 +18,8 @@ from normbench import build
 from normbench.cli import main
 from normbench.config.compose import read
 from normbench.errors import RunFailure, UsageError
-from normbench.loggers import Csv, MLflow, Wandb, quiet_loggers
-from normbench.recording import Logger, Recorder
+from normbench.loggers import Csv, MLflow, Wandb
+from normbench.recording import Logger, Recorder, quiet_loggers
 from normbench.run.plan import prepare
 
 TINY = ["model.width=16", "model.heads=2", "model.context=16", "trainer.steps=12", "trainer.eval_every=6",

@@ -22,10 +22,9 @@ from torch import nn
 from normbench import build, recording
 from normbench.config.groups import content, options
 from normbench.errors import RunFailure, is_disk_full, is_out_of_memory
-from normbench.loggers import quiet_loggers
 from normbench.models import unsafe_convolutions
 from normbench.probes import Probes
-from normbench.recording import Display, Recorder, Scalar, Silent, show_table
+from normbench.recording import Display, Recorder, Scalar, Silent, quiet_loggers, show_table
 from normbench.run.plan import Run
 from normbench.rundir import RunDirectory, Status, commit, cpu_name, read_json, write_bytes, write_json
 from normbench.settings import Tree, flat
