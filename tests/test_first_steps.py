@@ -11,7 +11,7 @@ import torch
 
 from normbench.cli import main
 from normbench.errors import LINE
-from normbench.training import estimate
+from normbench.run.train import busy
 
 TINY = ["model.depth=1", "model.width=8", "model.heads=2", "model.context=8", "data.batch_size=2", "device=cpu",
         "trainer.steps=2", "trainer.eval_batches=1", "data.eval_batch_size=512", "threads=1"]  # fmt: skip
@@ -73,9 +73,9 @@ def test_a_finished_run_says_what_its_number_means_and_what_to_do_next(capsys: p
 def test_a_busy_machine_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
     monkeypatch.setattr(os, "getloadavg", lambda: (3.9, 0.0, 0.0))
-    assert "load 3.9 on 4 cores" in estimate.busy(1)
+    assert "load 3.9 on 4 cores" in busy(1)
     monkeypatch.setattr(os, "getloadavg", lambda: (1.0, 0.0, 0.0))
-    assert estimate.busy(2) == ""
+    assert busy(2) == ""
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -22,11 +23,13 @@ from normbench.recording import Recorder, Scalar, show_table
 from normbench.run.plan import Run, prepare, same_elsewhere
 from normbench.run.session import Session, describe_here, settle, show_summary, stop_signals
 from normbench.rundir import inside, read_json, unused
-from normbench.training.estimate import Estimate, busy, estimate
+from normbench.training.estimate import Estimate, estimate
 from normbench.training.guard import Diverged
 from normbench.training.loop import Loop
 from normbench.training.optimizer import make_optimizer
 from normbench.training.parallel import Group, from_environment
+
+SPARE = 0.5  # of a core, that other work may have without being in the way
 
 
 def start(config: Config, dry: bool = False, trust: bool = False) -> int:
@@ -268,3 +271,11 @@ def measured(run: Run, found: Estimate, steps: int) -> dict[str, Scalar]:
 def rounded(number: float) -> str:
     """Return a number with three digits at least."""
     return f"{number:,.3g}" if number < 1000 else f"{number:,.0f}"
+
+
+def busy(threads: int) -> str:
+    """Return a note where other work keeps so many cores busy that times measured now are no guide; or nothing."""
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    if load + threads <= cores + SPARE:
+        return ""
+    return f"note: this machine is busy (load {load:.1f} on {cores} cores), so these times are no guide"

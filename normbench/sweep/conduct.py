@@ -19,14 +19,13 @@ from normbench.build import imported
 from normbench.errors import RunFailure, UsageError, explain
 from normbench.run.plan import same_elsewhere
 from normbench.run.session import Session
-from normbench.run.train import limits_named, measure, notes_shown
+from normbench.run.train import busy, limits_named, measure, notes_shown
 from normbench.rundir import CHOICE_FILE, fingerprint
 from normbench.sweep import tuning
 from normbench.sweep.folder import LOOK_SECONDS, Standing, SweepFolder, View, say, say_done, show_arms, show_failures
 from normbench.sweep.plan import SWEEP_NAME, Planner, SweepPlan, balanced, changed, exclude, read_grid, stacked
 from normbench.sweep.words import HOW, ONCE, SweepConfig, key_of, read_settings
 from normbench.sweep.work import Execution, Stopped
-from normbench.training.estimate import busy
 
 # Reports on the runs of a folder; the second says whether the person asked for quiet.
 Report = Callable[[Path, bool], None]

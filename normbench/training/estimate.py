@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
 from collections.abc import Iterable
@@ -16,8 +15,6 @@ from normbench.training.checkpoint import write
 from normbench.training.clock import Clock, forget_peak, peak_memory
 from normbench.training.loop import Loop, due
 from normbench.types import Batch
-
-SPARE = 0.5  # of a core, that other work may have without being in the way
 
 
 @dataclass(frozen=True)
@@ -100,11 +97,3 @@ def probed_step(loop: Loop) -> float:
     loop.train_step()
     loop.grad_norm.item()  # waits for the device
     return time.perf_counter() - begun
-
-
-def busy(threads: int) -> str:
-    """Return a note where other work keeps so many cores busy that times measured now are no guide; or nothing."""
-    load, cores = os.getloadavg()[0], os.cpu_count() or 1
-    if load + threads <= cores + SPARE:
-        return ""
-    return f"note: this machine is busy (load {load:.1f} on {cores} cores), so these times are no guide"
