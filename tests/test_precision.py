@@ -16,6 +16,7 @@ from torch import nn
 from normbench.errors import UsageError
 from normbench.training import precision
 from normbench.training.checkpoint import read
+from normbench.training.devices import make_current
 from normbench.training.optimizer import WeightAverage
 from normbench.training.precision import Precision, make_precision
 
@@ -150,3 +151,8 @@ def test_what_a_trial_says_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(precision, "TRIAL", "raise TypeError('no such kernel')")
     with pytest.raises(UsageError, match=r"cpu \(TypeError: no such kernel\): use fp32"):
         make_precision("bf16", CPU)
+
+
+def test_a_gpu_without_a_number_is_the_current_one() -> None:
+    """torch refuses to make it current, wherever a sweep or a job of a cluster has `device=cuda`."""
+    make_current(torch.device("cuda"))

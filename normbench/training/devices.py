@@ -6,8 +6,11 @@ import torch
 
 
 def make_current(device: torch.device) -> None:
-    """Let CUDA's timing events, kernels of other libraries and waits be on this device."""
-    if device.type == "cuda":
+    """Let CUDA's timing events, kernels of other libraries and waits be on this device.
+
+    One without a number is the current one already.
+    """
+    if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)
 
 
