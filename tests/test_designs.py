@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from made_runs import make_report, make_run
+from made_runs import make_run
 from scipy import stats
 from test_sentences import LOSS, arm
 
@@ -18,7 +18,7 @@ from normbench.analysis.designs import Contrast, contrasts
 from normbench.analysis.designs import said as said_by_kind
 from normbench.analysis.figures.finals import interactions
 from normbench.analysis.measures import Metric, accuracy_on
-from normbench.analysis.records import Arm, Curve, Study
+from normbench.analysis.records import Arm, Curve, Study, read_studies
 from normbench.analysis.statistics import holm
 from normbench.analysis.tables import designs_table
 
@@ -134,15 +134,19 @@ def test_a_run_that_diverged_counts_as_a_constant_predictor() -> None:
     assert "4 of 5 seeds" in said([one])[0]
 
 
-def test_an_effect_on_an_arm_that_did_not_train_says_so(tmp_path: Path) -> None:
-    for placement, warmup, seed in product(("pre", "post"), (0, 50), range(3)):
-        final = (
-            3.31 + seed / 1e3 if (placement, warmup) == ("post", 0) else 2 + 0.1 * seed + 0.01 * (warmup * seed > 50)
-        )
-        how = {"settings": {"schedule.warmup": warmup}, "data": {"constant": {"loss/val": 3.309}}}
+def test_an_arm_that_did_not_train_is_in_no_interaction(tmp_path: Path) -> None:
+    """Nor one that diverged in most of its runs; the others still are."""
+    every = product(("pre", "post", "deep"), (0, 50, 100), range(3))
+    for placement, warmup, seed in every:
+        final = 2 + 0.1 * seed + 0.01 * np.sin(7 * seed + warmup + len(placement))
+        final = 3.31 + seed / 1e3 if (placement, warmup) == ("post", 0) else final
+        how: dict[str, Any] = {"settings": {"schedule.warmup": warmup}, "data": {"constant": {"loss/val": 3.309}}}
+        how |= {"status": "diverged"} if (placement, warmup) == ("deep", 50) and seed else {}
         make_run(tmp_path, placement=placement, seed=seed, final=final, **how)
-    (effect,) = [text for text, table in make_report([tmp_path]).verdict if table == "designs"]
-    assert effect.endswith("; as post · warmup=0 did not train, the size says little.")
+    (study_of_all,) = read_studies([tmp_path])
+    shown = contrasts(study_of_all, study_of_all.arms, {"placement": "pre"}, LOSS)
+    compared = {(one.arm.name, *one.levels) for one in shown if one.n and one.kind == "change"}
+    assert compared == {("deep", 0, 100), ("post", 50, 100)}
 
 
 def test_one_factor_or_one_seed_gives_no_sentence() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import null_studies
 import numpy as np
 import pytest
 from scipy import stats
@@ -31,6 +32,18 @@ def without_worst(losses: np.ndarray, share: float) -> list[float | str]:
     """Losses, of which the worst ones are of runs that diverged."""
     bound = np.sort(losses)[round(len(losses) * (1 - share)) - 1]
     return [loss if loss <= bound else "diverged" for loss in losses.tolist()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("design", [name for name in null_studies.DESIGNS if name != "skewed"])
+def test_a_study_in_which_nothing_differs_claims_something_in_one_of_twenty(
+    design: str, tell: Callable[[str], None]
+) -> None:
+    """Whatever it states: comparisons, crossed factors and lost runs are one family; one metric is of one kind."""
+    number = 150
+    claimed = null_studies.claims(design, number)
+    tell(f"{design}, nothing differs: {claimed:.1%} of {number} studies claim something")
+    assert claimed <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / number)
 
 
 @pytest.mark.parametrize("n", [5, 10])

@@ -10,9 +10,12 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
-from normbench.analysis.comparisons import corrected_over
+from normbench.analysis.comparisons import Comparison, corrected_alone
+from normbench.analysis.measures import loss_on
+from normbench.analysis.records import Arm
 from normbench.analysis.statistics import (
     detectable_difference,
+    detectable_interval,
     holm,
     paired_difference,
     paired_power,
@@ -60,6 +63,15 @@ def test_power_at_its_limits() -> None:
         seeds_needed(1e-6, 1.0)
 
 
+def test_the_detectable_difference_is_as_uncertain_as_the_spread() -> None:
+    assert detectable_interval(5, 1.0) == pytest.approx((1.008, 4.833), abs=1e-3)
+    pilots = np.random.default_rng(0).normal(size=(20_000, 5)).std(axis=1, ddof=1)
+    scale = detectable_difference(5, 1.0)
+    low, high = detectable_interval(5, 1.0)
+    held = (low * pilots <= scale) & (scale <= high * pilots)  # the truth is at a standard deviation of 1
+    assert abs(held.mean() - 0.95) < 4 * math.sqrt(0.95 * 0.05 / 20_000)
+
+
 @pytest.mark.parametrize("n", [2, 5, 20])
 def test_the_cautious_sd_is_large_enough_in_four_of_five_pilots(n: int) -> None:
     pilots = np.random.default_rng(n).normal(size=(20_000, n)).std(axis=1, ddof=1)
@@ -104,12 +116,13 @@ def test_false_alarms_are_rare_for_accuracies_too(n: int) -> None:
     # 297 images of which 98.5 % are known: differences are a few whole images, and often the same in each seed.
     images, arms, studies = 297, 7, 1_000
     known = 100 * np.random.default_rng(n).binomial(images, 0.985, (studies, arms + 1, n)) / images
-    alarms = 0
+    alarms, sides = 0, {"arm": Arm({}), "baseline": Arm({}), "metric": loss_on("val")}
     for baseline, *others in known.tolist():
         reference = dict(enumerate(baseline))
-        corrected, family = corrected_over([paired_difference(dict(enumerate(arm)), reference) for arm in others])
-        assert family == arms
-        alarms += any(p is not None and p < 0.05 for p in corrected)
+        found = [paired_difference(dict(enumerate(arm)), reference) for arm in others]
+        tested = corrected_alone([Comparison(**vars(one), **sides) for one in found])
+        assert {one.family for one in tested} == {arms}
+        alarms += any(one.real for one in tested)
     assert alarms / studies <= 0.06
 
 

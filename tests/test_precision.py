@@ -82,6 +82,18 @@ def test_a_run_judges_the_average_beside_the_weights(tmp_path: Path) -> None:
     assert read(run / "checkpoint.pt")["average"]["updates"] == 10
 
 
+def test_an_average_says_when_its_decay_is_not_reached(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """0.9 after 80 updates, as (1 + 80) / (10 + 80) is 0.9."""
+    model = nn.Linear(1, 1)
+    for decay, rise in {0.9: 80, 0.99: 890, 0.999: 8_990, 0.05: 0}.items():
+        average = WeightAverage(model, decay)
+        assert average.rise == rise and (1 + rise) / (10 + rise) >= decay - 1e-9
+    loud = [word for word in MLP if word != "quiet=true"]
+    train(tmp_path, *loud, "trainer.steps=10", "trainer.ema=0.9")
+    told = capsys.readouterr().out
+    assert "within 10 steps the average never reaches trainer.ema=0.9, which takes 80" in told
+
+
 # ---- 16 bits
 
 

@@ -6,14 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from scipy import stats
 
+from normbench.analysis.answers import Answer, answer
 from normbench.analysis.comparisons import Comparison, best_rate, compare_all, contenders, usual_baseline
 from normbench.analysis.fairness import open_rates
 from normbench.analysis.measures import Metric, accuracy_on, loss_on
 from normbench.analysis.records import Arm, Run, Study
+from normbench.analysis.statistics import fisher_p, least_fisher_p
 from normbench.analysis.tables import differences_table
-from normbench.analysis.wording import bound, chance, compared_words, effect, paragraphs
+from normbench.analysis.wording import bound, chance, compared_words, effect, paragraphs, verdict
 
 LOSS, ACCURACY = loss_on("val"), accuracy_on("val")
 BASE = [2.00, 2.10, 2.05, 1.98, 2.04]
@@ -76,7 +80,12 @@ WITHIN = shifted(0.001, 0.0011, 0.0009, 0.00105, 0.00095)
         ([2.05, 2.06], [2.0, 2.1], None, "dyt and layernorm: too few seeds to tell; they may differ by up to 0."),
         ([2.0], [1.5], None, "With one seed for each arm nothing can be said about differences: add at least 2 seeds."),
         ([2.0], BASE, None, "dyt: one seed has finished both there and in the baseline, so nothing can be said: add"),
-        (["failed", 2.0], [2.0], None, "dyt: no seed has a result both there and in the baseline, so nothing can be"),
+        (
+            ["failed", 2.0],
+            [2.0],
+            None,
+            "dyt: no seed has a result both there and in the baseline, so there are no values",
+        ),
     ],
 )
 def test_each_result_has_its_sentence(
@@ -89,7 +98,7 @@ def test_a_difference_of_accuracies_that_is_the_same_in_each_seed_is_not_called(
     counts = {"rmsnorm": [100 * n / 360 for n in (341, 344)]}
     found = comparisons(counts, [100 * n / 360 for n in (340, 343)], ACCURACY)
     assert not found[0].real and found[0].detectable is None
-    assert differences_table(found).rows == [("rmsnorm", "2", "+0.28", "spread not known")]
+    assert differences_table(found).rows == [("rmsnorm", "2", "+0.28", "0.500", "spread not known")]
     assert differences_table(comparisons({"rmsnorm": BASE})).rows[0][-1] == "the same"
 
 
@@ -99,7 +108,7 @@ def test_a_difference_that_correction_alone_makes_uncertain_is_told_apart() -> N
     first, others = words(found).splitlines()
     assert others.startswith("No difference was found in 12 comparisons (norm")
     assert first.startswith("dyt may be worse than layernorm: its validation loss is 0.0174 nats higher (95 %: +0.007")
-    assert "; not certain after correction for 13 comparisons (p = 0." in first and first.endswith("): add seeds.")
+    assert "; not certain after correction for 13 tests (p = 0." in first and first.endswith("): add seeds.")
     rows = differences_table(found).rows
     assert {row[0]: row[-1] for row in rows}["dyt"] == "perhaps worse"
 
@@ -112,7 +121,8 @@ def test_survivors_are_said_to_be() -> None:
     found = comparisons({"rmsnorm": ["diverged", "diverged", *better[2:]]})
     assert words(found) == (
         "rmsnorm is not called better than layernorm, as it lost 2 of 5 seeds and layernorm none: on the 3 seeds that "
-        "survived in both, the validation loss of rmsnorm is 0.59 nats lower."
+        "survived in both, the validation loss of rmsnorm is 0.59 nats lower; with lost runs ranked last, p = 0.750 "
+        "(signed ranks)."
     )
     (text,) = unfair(found, "survivors")
     assert text.startswith("rmsnorm: 2 of 5 runs diverged; arms are compared only on")
@@ -127,6 +137,76 @@ def test_a_seed_that_was_lost_in_both_arms_counts_among_all_and_one_under_way_is
     assert "among the seeds that survived (4 of 5 seeds, 95 %)" in words(found)
     found = comparisons({"rmsnorm": [*NEAR[:4], "running"]})
     assert words(found).endswith("(4 of 5 seeds, 95 %).") and not unfair(found, "survivors")
+
+
+# ---- runs that are lost
+
+
+def lost(**results: Sequence[float | str]) -> tuple[Study, Answer]:
+    """Arms whose data say that a constant guess reaches 2.5, and all that is tested of them."""
+    arms = []
+    for norm, own in results.items():
+        sessions = ({"data": {"constant": {"loss/val": 2.5}}},)
+        arms.append(Arm({"norm": norm}, tuple(replace(one, sessions=sessions) for one in arm(own).runs)))
+    made = Study((), tuple(arms), ("norm",))
+    return made, answer(made, made.arms, {"norm": "layernorm"}, LOSS)
+
+
+@pytest.mark.parametrize("ends", [["diverged"] * 5, [2.49] * 5, ["diverged", "diverged", 2.49, 2.5, 2.6]])
+def test_five_of_five_lost_against_none_is_a_difference(ends: list[float | str]) -> None:
+    """Of the 252 ways to choose five of ten, two are as far out."""
+    made, found = lost(layernorm=BASE, dyt=ends)
+    (one,) = found.survivals
+    assert one.real and one.corrected == pytest.approx(2 / 252) and one.family == 1
+    assert one.lost == (5, 0) and one.runs == (5, 5)
+    told = [text for text, _ in verdict(made, found.comparisons, None, survivals=found.survivals)]
+    (sentence,) = [text for text in told if "less often" in text]
+    assert sentence.startswith("dyt trains less often than layernorm: 5 of 5 runs ")
+    assert sentence.endswith(", against none of 5 (Fisher's exact test, p = 0.008).")
+
+
+def test_so_few_lost_runs_that_none_could_be_shown_are_not_tested() -> None:
+    _, found = lost(layernorm=BASE, dyt=["diverged", "diverged", *BASE[2:]])
+    assert [one.counted for one in found.survivals] == [None] and found.comparisons[0].family == 1
+    for fewer in range(6):
+        ways = [fisher_p((one, fewer - one), (5, 5)) for one in range(fewer + 1)]
+        assert least_fisher_p((0, fewer), (5, 5)) == pytest.approx(min(ways))
+
+
+def test_runs_in_two_groups_have_no_interval() -> None:
+    made, found = lost(layernorm=BASE, dyt=[2.01, 2.49, 2.04, 2.5, 2.03])
+    (one,) = found.comparisons
+    assert one.p is one.interval is one.effect_size is one.detectable is one.counted is None and not one.real
+    told = "\n".join(text for text, _ in verdict(made, found.comparisons, None))
+    assert "no mean, interval or p is given, as the runs of dyt end in two groups far apart: 3 of 5 trained" in told
+    _, near = lost(layernorm=BASE, dyt=[2.34, 2.36, 2.37, 2.3, 2.39])  # about the bound of 2.375, in one group
+    assert near.comparisons[0].interval is not None
+
+
+# ---- how sure
+
+
+def test_what_few_seeds_assume_is_said_and_signed_ranks_stand_beside() -> None:
+    made = Study((), (arm(BASE, norm="layernorm"), arm(WORSE, norm="dyt")), ("norm",))
+    told = [text for text, _ in verdict(made, comparisons({"dyt": WORSE}), None)]
+    assert "; signed ranks 0.062)" in told[0] and "hold where differences by seed are Gaussian" in told[1]
+    many = [2.0 + 0.01 * seed for seed in range(10)]
+    found = comparisons({"dyt": [loss + 0.1 + 0.001 * (loss % 0.03) for loss in many]}, many)
+    assert [text for text, _ in verdict(made, found, None) if "Gaussian" in text or "ranks" in text] == []
+
+
+def test_one_seed_that_decides_is_named() -> None:
+    certain = shifted(0.05, 0.09, 0.002, 0.08, 0.07)
+    (one,) = comparisons({"dyt": certain})
+    seed, p = one.decided_by or (-1, 0.0)
+    others = [place for place in range(5) if place != seed]
+    values = np.array(certain) - BASE
+    assert one.real and p == pytest.approx(stats.ttest_1samp(values[others], 0).pvalue) and p >= 0.05
+    assert f"; seed {seed} decides: without it alone p = " in words([one])
+    outlier = shifted(0.01, 0.012, 0.009, 0.011, 0.5)
+    (one,) = comparisons({"dyt": outlier})
+    assert "; seed 4 is an outlier, without which alone p < 0.001: look at its run." in words([one])
+    assert comparisons({"dyt": WORSE})[0].decided_by is None
 
 
 # ---- learning rates
@@ -191,7 +271,7 @@ def test_an_outlier_is_warned_of_with_the_test_of_ranks_beside() -> None:
     assert text.startswith("rmsnorm and layernorm: the differences by seed are skewed or have an outlier")
     assert text.endswith("the test of signed ranks gives p = 0.031")
     (text,) = unfair(comparisons({"rmsnorm": ours[1:]}, base[1:]), "skewed")
-    assert text.endswith("the test of signed ranks needs 6 seeds or more")
+    assert text.endswith("gives p = 0.062, and cannot give less than 0.05 with fewer than 6 seeds")
 
 
 def test_an_arm_with_more_rates_to_choose_from_is_named_and_its_p_corrected() -> None:

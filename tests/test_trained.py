@@ -78,8 +78,8 @@ def test_an_arm_that_did_not_train_is_said_to_be_and_not_worse(tmp_path: Path) -
     report = make_arms(tmp_path, {"layernorm": LEARNED, "dyt": STUCK})
     first, second = text_of(report).splitlines()
     assert first == (
-        "dyt did not train: its validation loss ends at 3.348 nats on average, and a predictor that always says the "
-        "same reaches 3.337."
+        "dyt did not train: its validation loss ends at 3.348 nats on average, not 5 % below the 3.337 of a constant "
+        "guess."
     )
     assert second.startswith("dyt and layernorm are not compared: dyt did not train, which is why its validation loss")
     assert "0.821 nats higher" in second and not report.comparisons[0].real
@@ -94,14 +94,16 @@ def test_many_arms_that_did_not_train_have_one_sentence(tmp_path: Path) -> None:
     report = make_arms(tmp_path, {"layernorm": LEARNED} | dict.fromkeys(("dyt", "none", "batchnorm"), STUCK))
     assert text_of(report) == (
         "3 of 4 arms did not train, and are not compared (batchnorm, dyt, none): their validation losses end at 3.347 "
-        "to 3.349 nats, and a predictor that always says the same reaches 3.337."
+        "to 3.349 nats, not 5 % below the 3.337 of a constant guess."
     )
 
 
 def test_data_that_know_the_accuracy_of_a_constant_alone_are_enough(tmp_path: Path) -> None:
     for norm, share in (("layernorm", 0.9), ("dyt", 0.149)):
         make_run(tmp_path, norm=norm, accuracy=share, data={"constant": {"accuracy/val": 0.149}})
-    assert "a predictor that always says the same is right in 14.9 % of all cases." in text_of(make_report([tmp_path]))
+    assert "25 % fewer errors than a constant guess, which is right in 14.9 % of all cases." in text_of(
+        make_report([tmp_path])
+    )
 
 
 def test_two_arms_that_did_not_train_are_not_compared(tmp_path: Path) -> None:
@@ -109,11 +111,50 @@ def test_two_arms_that_did_not_train_are_not_compared(tmp_path: Path) -> None:
     assert text_of(report).endswith("dyt and layernorm are not compared: neither of them trained.")
 
 
-def test_an_arm_of_which_one_run_did_not_train_is_compared(tmp_path: Path) -> None:
+def test_an_arm_of_which_one_run_did_not_train_has_no_mean(tmp_path: Path) -> None:
     report = make_arms(tmp_path, {"layernorm": LEARNED, "dyt": [3.349, 2.6, 2.61]})
-    assert text_of(report).startswith("dyt did not train in 1 of 3 runs: ") and "are not compared" not in text_of(
-        report
-    )
+    assert text_of(report).startswith("dyt did not train in 1 of 3 runs: ")
+    assert "end in two groups far apart: 2 of 3 trained" in text_of(report)
+    cells = {table.key: table.frame.set_index("arm") for table in report.tables if "arm" in table.frame}
+    assert cells["differences"].loc["dyt", "found"] == "two groups"
+
+
+def test_a_loss_a_little_below_a_constant_guess_is_not_called_no_better(tmp_path: Path) -> None:
+    report = make_arms(tmp_path, {"layernorm": LEARNED, "dyt": [3.27, 3.28, 3.26]})
+    costs = " ".join(note for table in report.tables if table.key == "costs" for note in table.notes)
+    assert "3.270 nats on average, not 5 % below the 3.337 of a constant guess" in text_of(report)
+    assert "5 % below the loss of a constant guess" in costs and "no better" not in costs + text_of(report)
+
+
+def test_all_arms_that_did_not_train_are_named(tmp_path: Path) -> None:
+    names = ["dyt", "none", "batchnorm", "rmsnorm", "groupnorm"]
+    report = make_arms(tmp_path, {"layernorm": LEARNED} | dict.fromkeys(names, STUCK))
+    for told in (report.why, report.next):
+        assert all(any(name in text for text in told if "train" in text) for name in names)
+    assert len(report.why) == 1  # they have it for one reason
+
+
+@pytest.mark.parametrize(
+    "arms",
+    [
+        {"layernorm": STUCK, "dyt": STUCK},
+        {"layernorm": LEARNED, "dyt": STUCK},
+        {"layernorm": LEARNED, "dyt": [2.6, 3.349, 2.61]},
+        {"layernorm": LEARNED, "dyt": [2.6]},
+        {"layernorm": LEARNED},
+        {"layernorm": [2.5, 2.5], "dyt": [2.5, 2.5]},
+    ],
+)
+@pytest.mark.parametrize("status", ["finished", "diverged", "failed"])
+def test_every_sentence_has_its_table(tmp_path: Path, arms: dict[str, list[float]], status: str) -> None:
+    for placement in ("pre", "post"):
+        how = {"status": status} if placement == "post" else {}
+        for norm, finals in arms.items():
+            for seed, final in enumerate(finals):
+                make_run(tmp_path, norm=norm, placement=placement, seed=seed, final=final, data=CONSTANT, **how)
+    report = make_report([tmp_path])
+    shown = {table.key for table in report.tables if table.rows}
+    assert report.verdict and {key for _, key in report.verdict} <= shown
 
 
 def test_an_arm_that_trains_at_no_rate_is_not_the_least_sensitive(tmp_path: Path) -> None:

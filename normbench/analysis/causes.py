@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -33,9 +34,8 @@ def why(arms: Sequence[Arm], blocks: pd.DataFrame, comparisons: Sequence[Compari
     """
     seen = {arm.name: readings(arm, blocks) for arm in arms}
     real = [one for one in comparisons if one.real]
-    stuck = [arm for arm in arms if not arm.trained]
-    kinds = [paragraphs("causes.jinja", "untrained", stuck, seen), paragraphs("causes.jinja", "along", real, seen)]
-    return [text for kind in kinds for text in kind[:MOST]]
+    stuck = {arm.name: seen[arm.name] for arm in arms if not arm.trained}
+    return [*alike_in("reasons", "untrained", stuck), *paragraphs("causes.jinja", "along", real, seen)[:MOST]]
 
 
 def next_steps(
@@ -46,7 +46,7 @@ def next_steps(
     Without one, it is half of what so many seeds can show.
     """
     stuck = {arm.name: readings(arm, blocks) for arm in arms if not arm.trained}
-    found = [*paragraphs("causes.jinja", "unfinished", study), *paragraphs("causes.jinja", "remedies", stuck)[:MOST]]
+    found = [*paragraphs("causes.jinja", "unfinished", study), *alike_in("remedies", "to_train", stuck)]
     ones = [one for one in comparisons if one.verdict(margin) in OPEN]
     if sizes := known(one.detectable for one in ones):
         n, size = min(one.n for one in ones), margin or float(f"{max(sizes) / 2:.1g}")
@@ -61,6 +61,17 @@ def next_steps(
         longer = study.command(**{"name": name, "trainer.steps": steps})
         found += paragraphs("causes.jinja", "decided", "" if chosen else own_rates(study), longer)
     return found
+
+
+def alike_in(words: str, sentence: str, stuck: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """Return a sentence for all arms that did not train of which the same is to be said, whatever their number.
+
+    words, sentence: macros, of what is said of one arm's readings, and of the arms together with it.
+    """
+    names = defaultdict[str, list[str]](list)
+    for name, of in stuck.items():
+        names[" ".join(paragraphs("causes.jinja", words, of))].append(name)
+    return [text for said, own in names.items() for text in paragraphs("causes.jinja", sentence, own, said)]
 
 
 # ---- what the probes of an arm say

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import repeat
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pandas as pd
 
 from normbench.analysis.measures import Metric, final, known, loss_on
 from normbench.analysis.records import LEARNING_RATE, Arm, Run, Study, number, read_studies, shortened
-from normbench.analysis.statistics import ALPHA, Sample, detectable_difference, holm, paired_difference
+from normbench.analysis.statistics import (
+    ALPHA,
+    Interval,
+    Sample,
+    detectable_difference,
+    detectable_interval,
+    fisher_p,
+    holm,
+    least_fisher_p,
+    paired_difference,
+)
 from normbench.config.groups import GROUPS
 from normbench.errors import UsageError
 from normbench.settings import nearest
@@ -28,30 +37,40 @@ USUAL = {"norm": "layernorm", "placement": "pre"}
 LOST = ("diverged", "failed", "out_of_memory")  # what leaves a run without a result
 SETTLED = ("finished", "diverged", "out_of_memory")  # what a run ends as however often it is tried
 ENDS = ("finished", *LOST)
+ENOUGH = 10  # seeds from which on a t test is fairly safe from skewed differences
 FEWEST = 3  # seeds from which on it may be said that arms do not differ by more than so much
 
 # The settings that the arm on the other side of a comparison has; in all others it is like the arm itself.
 Baseline = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Compared(Sample):
-    """What is found of an arm less what is found of its baseline, seed by seed.
+@dataclass(frozen=True, kw_only=True)
+class Tested:
+    """What is tested of an arm against its baseline.
 
-    corrected: p after Holm, and for learning rates that one of the two had more of. family: over how many comparisons
-    Holm corrects.
+    corrected: p after Holm, and for learning rates that one of the two had more of. family: over how many tests Holm
+    corrects: all that an answer states.
     """
 
     arm: Arm
     baseline: Arm
-    metric: Metric
     corrected: float | None = None
     family: int = 1
 
     @property
-    def tried(self) -> set[int]:
-        """Return all seeds of either arm."""
-        return {run.seed for arm in (self.arm, self.baseline) for run in arm.runs}
+    def p(self) -> float | None:
+        """Return p of the test by itself."""
+        raise NotImplementedError
+
+    @property
+    def counted(self) -> float | None:
+        """Return p as it counts in its family; None where nothing is tested."""
+        raise NotImplementedError
+
+    @property
+    def choices(self) -> int:
+        """Return among how many tests this one was chosen, with which p is multiplied (Bonferroni)."""
+        return 1 + abs(self.arm.rates - self.baseline.rates)
 
     @property
     def real(self) -> bool:
@@ -59,14 +78,73 @@ class Compared(Sample):
         return self.corrected is not None and self.corrected < ALPHA
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
+class Compared(Sample, Tested):
+    """What is found of an arm less what is found of its baseline, seed by seed."""
+
+    metric: Metric
+
+    @property
+    def counted(self) -> float | None:
+        """Return p as it counts; of differences that are all the same it is 1, as that they are is chance, too."""
+        return min(1.0, self.choices * (1.0 if self.p is None else self.p)) if self.n > 1 else None
+
+    @property
+    def tried(self) -> set[int]:
+        """Return all seeds of either arm."""
+        return {run.seed for arm in (self.arm, self.baseline) for run in arm.runs}
+
+    @property
+    def decided_by(self) -> tuple[int, float] | None:
+        """Return the seed without which the answer would be another, and p without it, as far as one decides alone."""
+        if not self.p or self.corrected is None:
+            return None
+        return self.deciding(ALPHA * self.p / self.corrected if self.corrected < 1 else ALPHA / self.family)
+
+    @property
+    def small(self) -> bool:
+        """Say whether there are so few seeds that their differences do not show how they are distributed."""
+        return self.n < ENOUGH
+
+
+@dataclass(frozen=True, kw_only=True)
 class Comparison(Compared):
     """One arm less its baseline in a metric's unit, over the seeds that finished in both."""
 
     @property
+    def torn(self) -> list[Arm]:
+        """Return the arms whose runs end in two groups far apart, as some of them did not train."""
+        return [arm for arm in (self.arm, self.baseline) if in_two_groups(arm, self.metric, self.seeds)]
+
+    @property
+    def interval(self) -> Interval | None:
+        """Return Student's interval; there is none over two groups."""
+        return None if self.torn else super().interval
+
+    @property
+    def p(self) -> float | None:
+        """Return that of the paired t test; there is none over two groups."""
+        return None if self.torn else super().p
+
+    @property
+    def effect_size(self) -> float | None:
+        """Return Hedges' g_z; there is none over two groups."""
+        return None if self.torn else super().effect_size
+
+    @property
+    def counted(self) -> float | None:
+        """Return p as it counts; arms of which nothing is said do not."""
+        return super().counted if self.trained and not self.torn else None
+
+    @property
     def detectable(self) -> float | None:
         """Return the smallest difference that would have been found four times in five, Holm included."""
-        return detectable_difference(self.n, self.sd, family=self.family) if self.sd else None
+        return detectable_difference(self.n, self.sd, family=self.family) if self.sd and not self.torn else None
+
+    @property
+    def detectable_interval(self) -> Interval | None:
+        """Return the interval of that, as the spread is known from few seeds."""
+        return detectable_interval(self.n, self.sd, family=self.family) if self.sd and not self.torn else None
 
     @property
     def survived(self) -> bool:
@@ -124,6 +202,8 @@ class Comparison(Compared):
             return "untrained"
         if self.n < 2:
             return "one_seed" if self.n else "no_seed"
+        if self.torn:
+            return "torn"
         if self.flattered and (self.p is None or self.p < ALPHA):
             return "flattered"
         if self.interval is None or self.p is None:
@@ -138,16 +218,85 @@ class Comparison(Compared):
         return "unknown" if self.interval.reach > max(values) - min(values) else "alike"
 
 
+One = TypeVar("One", bound=Tested)
+
+
 def compare_all(arms: Sequence[Arm], baseline: Baseline, metric: Metric) -> tuple[Comparison, ...]:
     """Compare every arm that has a partner with it; p is corrected over all of them after Holm.
 
     baseline: in these settings the partner differs from the arm; in all others it is its like.
     """
     pairs = [(arm, other) for arm in arms if (other := partner(arm, arms, baseline)) and other is not arm]
-    found = [paired_difference(*(by_seed(arm.runs, lambda run: final(run, metric)) for arm in pair)) for pair in pairs]
-    corrected, family = corrected_over(found, [1 + abs(arm.rates - other.rates) for arm, other in pairs])
-    rows = zip(pairs, found, corrected, strict=True)
-    return tuple(Comparison(one.values, one.resolution, one.seeds, *pair, metric, p, family) for pair, one, p in rows)
+    found = []
+    for arm, other in pairs:
+        one = paired_difference(*(by_seed(side.runs, lambda run: final(run, metric)) for side in (arm, other)))
+        found.append(Comparison(one.values, one.resolution, one.seeds, arm=arm, baseline=other, metric=metric))
+    return corrected_alone(found)
+
+
+def in_two_groups(arm: Arm, metric: Metric, seeds: Collection[int]) -> bool:
+    """Say whether some runs of an arm did not train, and end further from the others than either group is wide."""
+    runs = [run for run in arm.runs if run.seed in seeds]
+    stuck = known(final(run, metric) for run in runs if run.trained is False)
+    others = known(final(run, metric) for run in runs if run.trained)
+    if not stuck or not others:
+        return False
+    gap = max(min(stuck) - max(others), min(others) - max(stuck))
+    return gap > max(max(group) - min(group) for group in (stuck, others))
+
+
+# ---- runs that diverged or did not train
+
+
+@dataclass(frozen=True, kw_only=True)
+class Survival(Tested):
+    """How many runs of an arm and of its baseline diverged or did not train.
+
+    lost: so many, of the runs that finished or diverged.
+    """
+
+    lost: tuple[int, int]
+    runs: tuple[int, int]
+
+    @property
+    def p(self) -> float:
+        """Return that of Fisher's exact test."""
+        return fisher_p(self.lost, self.runs)
+
+    @property
+    def counted(self) -> float | None:
+        """Return p as it counts; a test that cannot find anything with so many lost in all does not."""
+        able = min(self.runs) > 0 and least_fisher_p(self.lost, self.runs) < ALPHA
+        return min(1.0, self.choices * self.p) if able else None
+
+    @property
+    def ends(self) -> str:
+        """Say how the runs ended that were lost."""
+        runs = (*self.arm.runs, *self.baseline.runs)
+        ways = {"diverged": any(run.status == "diverged" for run in runs)}
+        ways |= {"did not train": any(run.trained is False for run in runs)}
+        return " or ".join(way for way, seen in ways.items() if seen)
+
+
+def survivals(arms: Sequence[Arm], baseline: Baseline) -> tuple[Survival, ...]:
+    """Compare how many runs every arm that has a partner lost, and the partner."""
+    found = []
+    for arm in arms:
+        other = partner(arm, arms, baseline)
+        if other is not None and other is not arm:
+            ours, theirs = outcomes(arm), outcomes(other)
+            lost, runs = (sum(ours), sum(theirs)), (len(ours), len(theirs))
+            found.append(Survival(arm=arm, baseline=other, lost=lost, runs=runs))
+    return corrected_alone(found)
+
+
+def outcomes(arm: Arm) -> list[bool]:
+    """Return of each run that finished or diverged whether it diverged or did not train."""
+    runs = [run for run in arm.runs if run.status in ("finished", "diverged")]
+    return [run.status == "diverged" or run.trained is False for run in runs]
+
+
+# ---- pairs and families
 
 
 def partner(arm: Arm, arms: Sequence[Arm], baseline: Baseline) -> Arm | None:
@@ -156,16 +305,18 @@ def partner(arm: Arm, arms: Sequence[Arm], baseline: Baseline) -> Arm | None:
     return next((other for other in arms if other.settings.items() <= wanted), None)
 
 
-def corrected_over(differences: Sequence[Sample], choices: Iterable[int] = repeat(1)) -> tuple[list[float | None], int]:
-    """Return the p values of a family after Holm, and how many count towards it.
+def corrected_alone(found: Sequence[One]) -> tuple[One, ...]:
+    """Correct p of tests as a family of their own, after Holm."""
+    return corrected_with(found, holm([one.counted for one in found]))
 
-    Differences that are all the same have no p and count all the same: that they are is chance, too. choices: among
-    how many tests each was chosen, with which its p is first multiplied (Bonferroni).
-    """
-    tests = zip(differences, choices, strict=False)
-    counted = [min(1.0, number * (1.0 if one.p is None else one.p)) if one.n > 1 else None for one, number in tests]
-    corrected = [p if one.p is not None else None for one, p in zip(differences, holm(counted), strict=True)]
-    return corrected, max(sum(p is not None for p in counted), 1)
+
+def corrected_with(
+    found: Sequence[One], corrected: Sequence[float | None], family: int | None = None
+) -> tuple[One, ...]:
+    """Return tests with p as it is after Holm. family: how many count; by default those among them."""
+    size = family or max(sum(p is not None for p in corrected), 1)
+    pairs = zip(found, corrected, strict=True)
+    return tuple(replace(one, corrected=None if one.p is None else p, family=size) for one, p in pairs)
 
 
 def by_seed(runs: Sequence[Run], measure: Callable[[Run], float]) -> dict[int, float]:

@@ -9,14 +9,14 @@ grid in which it trains.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import combinations, permutations, product
+from dataclasses import dataclass
+from itertools import combinations, permutations
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from normbench.analysis.comparisons import USUAL, Baseline, Compared, corrected_over
+from normbench.analysis.comparisons import USUAL, Baseline, Compared, corrected_alone, outcomes
 from normbench.analysis.measures import NAN, Metric, final, loss_on
 from normbench.analysis.records import LEARNING_RATE, Arm, Run, Study, in_order
 from normbench.analysis.sensitivity import AREA, are_numbers, areas, failing, tried_levels
@@ -73,25 +73,17 @@ class Contrast(Compared):
         last, name = Arm({self.factor: self.levels[-1]}).name, self.word
         return STEPS[self.kind].format(usual=in_words(self.levels[0]), last=last, factor=name)
 
-    @property
-    def stuck(self) -> list[str]:
-        """Name the arms that did not train at a level of the factor, where the effect's size in nats says little."""
-        names = []
-        for side, level in product((self.arm, self.baseline), self.levels):
-            runs = tuple(run for run in side.runs if run.config.get(self.factor) == level)
-            cell = Arm({**side.settings, self.factor: level}, runs)
-            names += [] if cell.trained else [cell.name]
-        return names
-
 
 def contrasts(study: Study, arms: Sequence[Arm], baseline: Baseline, metric: Metric) -> tuple[Contrast, ...]:
     """Return all contrasts of a study with two factors or more; p is corrected over all of them after Holm.
 
-    arms: those that are compared, each at its best learning rate where that was a choice.
+    arms: those that are compared, each at its best learning rate where that was a choice. One that did not train is in
+    no interaction: its loss says what a constant predictor reaches, and not what a factor does.
     """
     mapped = areas(study)
     keys = {key for one in mapped for key in one.keys}  # of which the map tells
-    crossed = [one for one in crossings(arms, baseline, metric) if not keys & {one.subject, one.factor}]
+    able = [arm for arm in arms if is_able(arm)]
+    crossed = [one for one in crossings(able, baseline, metric) if not keys & {one.subject, one.factor}]
     found = [one for crossing in crossed for one in crossing.contrasts()]
     for one, other in permutations(mapped, 2):
         if one.keys == other.keys and other.arm.settings == {**one.arm.settings, **baseline}:
@@ -102,15 +94,21 @@ def contrasts(study: Study, arms: Sequence[Arm], baseline: Baseline, metric: Met
     for key in failing(arms):
         if key not in {*keys, LEARNING_RATE}:
             found += over_levels(arms, key, baseline)
-    corrected, family = corrected_over(found)
-    return tuple(replace(one, corrected=p, family=family) for one, p in zip(found, corrected, strict=True))
+    return corrected_alone(found)
+
+
+def is_able(arm: Arm) -> bool:
+    """Say whether an arm trained, and no more than half of its runs diverged or did not."""
+    lost = outcomes(arm)
+    return arm.trained and 2 * sum(lost) <= len(lost)
 
 
 def contrast(own: Effects, other: Effects, arm: Arm, baseline: Arm, metric: Metric, **about: Any) -> Contrast:
     """Return the contrast of two effects over the seeds that both have; about: what it is of, as `Contrast` has it."""
     found = paired_difference(own, other)
     about |= {"own": tuple(own[seed] for seed in found.seeds), "other": tuple(other[seed] for seed in found.seeds)}
-    return Contrast(found.values, found.resolution, found.seeds, arm, baseline, metric, **about)
+    sides: dict[str, Any] = {"arm": arm, "baseline": baseline, "metric": metric}
+    return Contrast(found.values, found.resolution, found.seeds, **sides, **about)
 
 
 # ---- two factors
@@ -159,11 +157,12 @@ def effects(levels: Mapping[int, Any]) -> list[tuple[str, dict[int, float]]]:
 
 def crossings(arms: Sequence[Arm], baseline: Baseline, metric: Metric) -> list[Crossing]:
     """Return every two factors, with how the runs ended under both."""
+    settings = {key: None for arm in arms for key in arm.settings}
     levels = {
         key: sorted({arm.settings.get(key) for arm in arms}, key=lambda value: (value != usual, in_order(value)))
-        for key, usual in {**dict.fromkeys(arms[0].settings), **USUAL, **baseline}.items()
+        for key, usual in {**dict.fromkeys(settings), **USUAL, **baseline}.items()
     }
-    keys = [key for key in arms[0].settings if len(levels[key]) > 1]
+    keys = [key for key in settings if len(levels[key]) > 1]
     rows = [
         (*(levels[key].index(arm.settings.get(key)) for key in keys), run.seed, ending(run, metric))
         for arm in arms
@@ -211,7 +210,7 @@ def over_levels(arms: Sequence[Arm], key: str, baseline: Baseline) -> list[Contr
 def said(found: Sequence[Contrast]) -> list[tuple[str, ...]]:
     """Return what contrasts show, kind by kind, the largest first, and last where none was found; not of one seed."""
     several = [one for one in found if one.n > 1]
-    several.sort(key=lambda one: (not one.real, bool(one.stuck), -abs(one.mean)))
+    several.sort(key=lambda one: (not one.real, -abs(one.mean)))
     shown = [one for one in several if one.p is None or one.p < ALPHA]
     kinds = [paragraphs("designs.jinja", "found", [one for one in shown if one.kind == kind]) for kind in STEPS]
     return [*kinds, paragraphs("designs.jinja", "open", [one for one in several if one not in shown])]

@@ -14,9 +14,10 @@ import pandas as pd
 
 from normbench import __version__
 from normbench.analysis import beside, tables
+from normbench.analysis.answers import answer
 from normbench.analysis.causes import next_steps, why
 from normbench.analysis.comparisons import Comparison, compare_all, contenders, given_baseline, partner, usual_baseline
-from normbench.analysis.designs import contrasts, said
+from normbench.analysis.designs import said
 from normbench.analysis.fairness import Finding, findings
 from normbench.analysis.figures import draw_all
 from normbench.analysis.figures.style import COLUMN, dark_rules
@@ -87,8 +88,9 @@ def examine(
     arms, chosen = contenders(study, baseline)
     partners = {arm.name: other for arm in study.arms if (other := partner(arm, arms, baseline))}
     by = yardstick(study, partners, target, metric)
-    ours, *others = (compare_all(arms, baseline, metric) for metric in by.metrics)
-    crossed = contrasts(study, arms, baseline, by.primary)
+    stated = answer(study, arms, baseline, by.primary)
+    ours, crossed = stated.comparisons, stated.contrasts
+    others = [compare_all(arms, baseline, metric) for metric in by.metrics[1:]]
     runs, blocks, compared_blocks = runs_frame(study, by), activations_frame(study.arms), activations_frame(arms)
     found = [
         tables.results_table(runs, study, by),
@@ -103,11 +105,12 @@ def examine(
         tables.activations_table(blocks),
         tables.lost_table(study),
     ]
-    answer, reasons = verdict(study, ours, margin, said(crossed)), why(arms, compared_blocks, ours)
+    sentences = verdict(study, ours, margin, said(crossed), stated.survivals)
+    reasons = why(arms, compared_blocks, ours)
     steps = next_steps(study, arms, compared_blocks, ours, margin)
     caveats = findings(study, chosen and not by.primary.tag.endswith("/test"), ours, missing)
     shown = [table for table in found if table.rows]
-    return Report(study, Arm(baseline), by, chosen, runs, blocks, ours, answer, reasons, steps, caveats, shown)
+    return Report(study, Arm(baseline), by, chosen, runs, blocks, ours, sentences, reasons, steps, caveats, shown)
 
 
 # ---- the files
@@ -141,7 +144,7 @@ def save(report: Report, out: Path, width: float = COLUMN) -> Path:
         OSError: it cannot be written.
     """
     inside(out, "figures").mkdir(parents=True, exist_ok=True)
-    figures = draw_all(report.study, dict(report.baseline.settings), report.by.metrics, width)
+    figures = draw_all(report.study, dict(report.baseline.settings), report.by.metrics, width, report.comparisons)
     others = beside(lambda: [figure.files() for figure in figures[1::2]])  # at the same time
     drawn = [*(figure.files() for figure in figures[::2]), *others()]
     files = {f"figures/{name}": content for own in drawn for name, content in own.items()}

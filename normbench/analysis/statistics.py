@@ -24,7 +24,7 @@ from normbench.errors import UsageError
 ALPHA = 0.05  # two-sided level of a test, and 1 − the confidence of an interval
 POWER = 0.8  # share of studies that find a difference that is there
 MOST_SEEDS = 1_000_000  # beyond it nobody plans
-FEWEST_FOR_WILCOXON = 6  # five pairs give p = 0.0625 at the least
+FEWEST_WITHOUT_ONE = 3  # values that are left where one is left out
 SPIKE = 7.0  # standard deviations
 ROUNDING = 1e-12  # of the largest value: what is closer than this is the same
 
@@ -101,6 +101,25 @@ class Sample:
             return None
         return float(special.poch((df - 1) / 2, 0.5)) / math.sqrt(df / 2) * self.mean / self.sd
 
+    def deciding(self, level: float) -> tuple[int, float] | None:
+        """Return the seed without which the t test says otherwise at a level, and p without it.
+
+        Of several the one without which p is furthest from what it was. None where no seed alone decides, and where
+        too few values are left without one.
+        """
+        if self.p is None or self.n <= FEWEST_WITHOUT_ONE:
+            return None
+        others = {}
+        for place, seed in enumerate(self.seeds):
+            left = self.values[:place] + self.values[place + 1 :]
+            p = Sample(left, self.resolution, self.seeds[:place] + self.seeds[place + 1 :]).p
+            if p is not None and (p < level) != (self.p < level):
+                others[seed] = p
+        if not others:
+            return None
+        seed = (max if self.p < level else min)(others, key=others.__getitem__)
+        return seed, others[seed]
+
     @property
     def skewed(self) -> bool:
         """Say whether the values are skewed or have an outlier, by the test of Shapiro & Wilk (1965)."""
@@ -108,11 +127,12 @@ class Sample:
 
     @property
     def wilcoxon_p(self) -> float | None:
-        """Return the two-sided p of the signed-rank test from six values on (Wilcoxon 1945), values of 0 left out.
+        """Return the two-sided p of the signed-rank test of two values or more (Wilcoxon 1945), those of 0 left out.
 
+        With fewer than six it cannot be below 0.05: five values give 0.0625 at the least.
         From the distribution of the rank sum over all signs, ties included, where scipy resamples, which takes seconds.
         """
-        if self.n < FEWEST_FOR_WILCOXON:
+        if self.n < 2:
             return None
         values = np.rint(np.divide(self.values, self.resolution or 1))
         moved = values[values != 0]
@@ -161,6 +181,23 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
     return [None if p is None else corrected[p] for p in p_values]
 
 
+def fisher_p(lost: tuple[int, int], runs: tuple[int, int]) -> float:
+    """Return the two-sided p of Fisher's exact test of two counts, each of so many runs (Fisher 1922)."""
+    table = [[lost[0], runs[0] - lost[0]], [lost[1], runs[1] - lost[1]]]
+    return float(stats.fisher_exact(table).pvalue)
+
+
+def least_fisher_p(lost: tuple[int, int], runs: tuple[int, int]) -> float:
+    """Return the smallest p that Fisher's test can give with these numbers of runs and as many lost in all.
+
+    A test that cannot reach the level needs no correction and takes no part in one (Tarone 1990): how many are lost in
+    all says nothing of which side lost them.
+    """
+    total = sum(lost)
+    ends = (min(total, runs[0]), max(0, total - runs[1]))
+    return min(fisher_p((one, total - one), runs) for one in ends)
+
+
 # ---- power
 
 
@@ -201,6 +238,16 @@ def detectable_difference(n: int, sd: float, *, family: int = 1) -> float:
     """
     found = optimize.brentq(lambda size: paired_power(size, 1.0, n, family=family) - POWER, 0, 1e6, xtol=1e-12)
     return sd * float(found)
+
+
+def detectable_interval(n: int, sd: float, *, family: int = 1) -> Interval:
+    """Return the 95 % interval of `detectable_difference`, which is as uncertain as the sd of n values.
+
+    sd·√(df / χ²), df = n − 1, χ² its quantiles at 97.5 and 2.5 %. Of five values that is 1.0 to 4.8 sd.
+    """
+    found = detectable_difference(n, sd, family=family)
+    high, low = (float(special.chdtri(n - 1, tail)) for tail in (ALPHA / 2, 1 - ALPHA / 2))
+    return Interval(found * math.sqrt((n - 1) / high), found * math.sqrt((n - 1) / low))
 
 
 def sd_upper_limit(sd: float, n: int, confidence: float = 0.8) -> float:

@@ -23,7 +23,7 @@ from normbench.errors import UsageError
 # What a difference is called in a word or two, by its verdict.
 FOUND = {"different": "{}", "possible": "perhaps {}", "constant": "spread not known", "same": "the same"}
 FOUND |= dict.fromkeys(("one_seed", "no_seed"), "too few seeds")
-FOUND |= {"untrained": "did not train", "flattered": "lost runs"}
+FOUND |= {"untrained": "did not train", "flattered": "lost runs", "torn": "two groups"}
 
 # Of a standard deviation of the paired differences: what is planned for where no difference is asked for.
 USUAL_SIZES = (0.5, 1.0, 2.0)
@@ -179,12 +179,20 @@ def differences_table(comparisons: Sequence[Comparison], primary: bool = True) -
             "p": wording.chance(one.p),
             "p after Holm": NONE if family == 1 and one.corrected == one.p else wording.chance(one.corrected),
             "Wilcoxon p": wording.chance(one.ranked_p),
-            "minimum detectable effect": wording.bound(one.detectable),
+            "minimum detectable effect": detectable_of(one),
             "found": FOUND.get(one.verdict(), "not shown").format(one.word.partition(" ")[0]),
         }
         rows.append(row)
     marked = [place for place, one in enumerate(comparisons) if one.real]
     return made(key, title, rows, 2, marked, metric=metric, family=family, primary=primary)
+
+
+def detectable_of(one: Comparison) -> str:
+    """Write the detectable difference, and its interval in brackets."""
+    interval = one.detectable_interval
+    if interval is None:
+        return NONE
+    return f"{wording.bound(one.detectable)} ({wording.bound(interval.lower)} to {wording.bound(interval.upper)})"
 
 
 def step_times_table(comparisons: Sequence[Comparison]) -> Table:
@@ -246,7 +254,9 @@ def designs_table(found: Sequence[Contrast]) -> Table:
         rows.append(row)
     marked = [place for place, one in enumerate(found) if one.real]
     kinds = {one.kind for one in found}
-    return made("designs", "Crossed factors", rows, 3, marked, kinds=kinds, several=len(found) > 1)
+    return made(
+        "designs", "Crossed factors", rows, 3, marked, kinds=kinds, family=max((one.family for one in found), default=1)
+    )
 
 
 # ---- levels of settings that are numbers, and runs that give no result

@@ -15,9 +15,9 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from normbench.analysis.comparisons import Comparison
+from normbench.analysis.comparisons import ENOUGH, Comparison, Survival
 from normbench.analysis.measures import rounded_up
-from normbench.analysis.records import LEARNING_RATE, PLAIN, Run, Study, shortened
+from normbench.analysis.records import LEARNED, LEARNED_RIGHT, LEARNING_RATE, PLAIN, Run, Study, shortened
 from normbench.analysis.statistics import ALPHA, Interval, detectable_difference
 
 NONE = "–"
@@ -40,7 +40,7 @@ TEX |= str.maketrans({"<": "$<$", ">": "$>$", "α": r"$\alpha$", "γ": r"$\gamma
 COMMAND = re.compile(r"normbench (sweep|train)( --resume \S*[^\s.])?( (&#39;)?[\w.@+-]+=\S*[^\s.])*")
 
 # What can be said of comparisons, in this order: of a difference, of none, and nothing.
-FOUND = ("different", "flattered", "possible", "constant", "untrained")
+FOUND = ("different", "flattered", "possible", "constant", "torn", "untrained")
 ALIKE = ("same", "within", "unknown", "alike")
 UNKNOWN = ("one_seed", "no_seed")
 
@@ -180,6 +180,7 @@ def environment() -> Environment:
     )
     numbers = [bound, chance, count, detectable_difference, duration, fixed, in_words, plain, precision, span]
     found.globals |= {write.__name__: write for write in [*numbers, every, given, goes_with, shortened]}
+    found.globals |= {"ENOUGH": ENOUGH, "LEARNED": LEARNED, "LEARNED_RIGHT": LEARNED_RIGHT}
     found.filters |= {"part": part, "tex": tex}
     found.filters["code"] = lambda text: Markup(COMMAND.sub(r"<code>\g<0></code>", str(escape(text))))
     found.filters["md"] = lambda text: " ".join(str(text).split()).translate(MARKED)
@@ -193,19 +194,27 @@ def paragraphs(template: str, macro: str, *about: Any) -> tuple[str, ...]:
 
 
 def verdict(
-    study: Study, comparisons: Sequence[Comparison], margin: float | None, crossed: Sequence[Sequence[str]] = ()
+    study: Study,
+    comparisons: Sequence[Comparison],
+    margin: float | None,
+    crossed: Sequence[Sequence[str]] = (),
+    survivals: Sequence[Survival] = (),
 ) -> list[tuple[str, str]]:
     """Return what did not train, what differs, where no difference was found, and what did not finish.
 
     Each sentence comes with the key of the table behind it. crossed: of contrasts, kind by kind, the last where none
     was found. Of many the largest of each kind are told, and how many more there are.
     """
+    fewer = [one for one in survivals if one.counted is not None and one.p < ALPHA]
+    found_few = [one.n for one in comparisons if one.small and one.verdict(margin) in ("different", "possible")]
     arms = {arm.name: arm for one in comparisons for arm in (one.arm, one.baseline)}
     *found, nothing = compared_words(comparisons, margin)
     told = [
         ("arms", paragraphs("sentences.jinja", "stuck", [*arms.values()] or study.arms)),
+        ("costs", paragraphs("sentences.jinja", "survival", fewer)),
         *(("designs", kind) for kind in crossed[:-1]),
         *(("differences", kind) for kind in found),
+        ("differences", paragraphs("sentences.jinja", "assumed", found_few) if found_few else ()),
         *(("designs", kind) for kind in crossed[-1:]),
         ("differences", nothing),
         ("arms", () if comparisons else paragraphs("sentences.jinja", "not_compared", len(study.arms))),

@@ -205,6 +205,10 @@ class Session:
             self.say(f"note: {cut:,} texts are longer than model.context, and are cut")
         if self.memory:
             self.say(self.memory)
+        if loop.average is not None and loop.average.rise >= steps:
+            rise, decay = loop.average.rise, loop.average.decay
+            within = f"within {steps:,} steps the average never reaches trainer.ema={decay:g}, which takes {rise:,}"
+            self.say(f"warning: {within}; until then it is over the last tenth of the steps or so")
         if (warmup := loop.schedule.warmup_steps(steps)) >= steps:
             self.say(f"note: the run ends within its warm-up of {warmup:,} steps (schedule.warmup)")
 

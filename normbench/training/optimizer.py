@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 from collections.abc import Iterable
 from functools import partial
 from typing import Any
@@ -86,6 +87,11 @@ class WeightAverage:
         floats = [pair for pair in pairs if pair[0].is_floating_point()]
         self.averages, self.sources = zip(*floats, strict=True)
         self.others = [pair for pair in pairs if not pair[0].is_floating_point()]
+
+    @property
+    def rise(self) -> int:
+        """Return how many updates it takes until d is `decay`: from n = (10·decay − 1) / (1 − decay) on."""
+        return max(0, math.ceil((10 * self.decay - 1) / (1 - self.decay) - 1e-6))  # a product is rounded
 
     @torch.no_grad()
     def update(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from normbench.analysis.comparisons import Baseline, compare_all, contenders
+from normbench.analysis.comparisons import Baseline, Comparison, compare_all, contenders
 from normbench.analysis.figures.finals import forest, interactions, learning_rates, step_time_against, survival
 from normbench.analysis.figures.lines import QUANTITIES, draw_lines
 from normbench.analysis.figures.maps import maps
@@ -13,8 +13,17 @@ from normbench.analysis.measures import Metric, metrics_of, ran_as
 from normbench.analysis.records import Study, shortened
 
 
-def draw_all(study: Study, baseline: Baseline, metrics: Sequence[Metric] = (), width: float = COLUMN) -> list[Figure]:
-    """Draw every figure that a study can fill, width inches wide; baseline: with what the forest plot compares."""
+def draw_all(
+    study: Study,
+    baseline: Baseline,
+    metrics: Sequence[Metric] = (),
+    width: float = COLUMN,
+    comparisons: Sequence[Comparison] | None = None,
+) -> list[Figure]:
+    """Draw every figure that a study can fill, width inches wide; baseline: with what the forest plot compares.
+
+    comparisons: as they are corrected in what they belong to; by default they are all that is stated.
+    """
     arms, chosen = contenders(study, baseline)
     primary, *others = metrics or metrics_of(study)
     note = " Each arm at its learning rate of the best mean validation loss." if chosen else ""
@@ -30,7 +39,7 @@ def draw_all(study: Study, baseline: Baseline, metrics: Sequence[Metric] = (), w
             *interactions(arms, baseline, primary, note),
             survival(arms, baseline, note),
             *maps(study, primary),
-            forest(compare_all(arms, baseline, primary), arms, note),
+            forest(compare_all(arms, baseline, primary) if comparisons is None else comparisons, arms, note),
             *(draw_lines(name, arms, along) for name in ("bleu-val-epochs", "accuracy-val-steps") if others),
             *(draw_lines(name, arms, along + judged + ran * name.endswith("time")) for name in losses),
             learning_rates(study, primary),
