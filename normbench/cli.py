@@ -355,7 +355,7 @@ def report(folders: tuple[Path, ...], **flags: Any) -> int:
     differ in nothing but the seed are an arm; arms are compared seed by seed. Where --baseline names only some of what
     varies, such as norm=layernorm, each arm is compared with the one that is like it in all else.
 
-    It writes report.html (one file, which opens offline), report.md, report.tex (methods and tables for a paper),
+    It writes report.html (one file, which opens offline), report.md, report.tex and appendix.tex (for a paper),
     runs.csv, runs.parquet, and figures/ with PDF, SVG, PNG and data of each figure. Runs of several tasks get a report
     each, and a page that links them.
 

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -18,7 +19,10 @@ import pandas as pd
 import pytest
 from made_runs import make_report, make_run, make_study
 
+from normbench.analysis.latex import table_for
 from normbench.analysis.report import save
+from normbench.analysis.tables import Table
+from normbench.analysis.wording import tex
 from normbench.cli import main
 
 EVIL = "<script>alert(1)<&'\"|"
@@ -129,10 +133,51 @@ def test_a_page_opens_with_question_answer_caveats_and_methods(written: Path) ->
 
 def test_tables_and_methods_for_latex_are_escaped(written: Path) -> None:
     text = (written / "report.tex").read_text("utf-8")
-    assert text.count(r"\toprule") == text.count(r"\bottomrule") == text.count(r"\end{table}") > 2
-    assert "$<$script$>$" in text and r"95 \% interval" in text and "−" not in text
-    rows = [line for line in text.splitlines() if line.endswith(r"\\")]
-    assert rows and not [row for row in rows if re.search(r"(?<!\\)[%#_]", row)]
+    assert text.count(r"\begin{table}") == 2 and "figures/differences.pdf" in text
+    everything = (written / "appendix.tex").read_text("utf-8")
+    for part in (text, everything):
+        assert part.count(r"\toprule") == part.count(r"\bottomrule") == part.count(r"\end{table}") > 1
+        assert "$<$script$>$" in part and r"95 \% interval" in part.replace(r"\\", " ") and "−" not in part
+        rows = [line for line in part.splitlines() if line.endswith(r" \\")]
+        assert rows and not [row for row in rows if re.search(r"(?<!\\)[%#_]", row)]
+    drawn = {path.stem for path in (written / "figures").glob("*.pdf")}
+    assert {*re.findall(r"figures/([\w-]+)\.pdf", text + everything)} == drawn
+
+
+def test_tables_for_latex_have_every_cell_once_and_a_heading_for_each(written: Path) -> None:
+    text = (written / "appendix.tex").read_text("utf-8")
+    tables = text.split(r"\begin{table}")[1:]
+    for table in tables:
+        (sides,) = re.findall(r"\\begin\{tabular\}\{@\{\}([lr]+)@\{\}\}\n", table)
+        rows = [line for line in table.splitlines() if line.endswith(r" \\")]
+        assert all(len(re.findall(r"(?<!\\)&", row)) == len(sides) - 1 for row in rows)
+        assert len(rows) <= 31
+
+
+def test_a_wide_and_a_long_table_are_written_in_parts() -> None:
+    columns = {"arm": [f"arm {row}" for row in range(40)]}
+    columns |= {f"measure {place} of many, nats": [f"{row}.{place:06}" for row in range(40)] for place in range(12)}
+    parts = table_for(Table("wide", "Wide", pd.DataFrame(columns))).split(r"\begin{table}")[1:]
+    cells = [cell for part in parts for cell in re.findall(r"\b\d+\.\d{6}\b", part)]
+    assert sorted(cells) == sorted(f"{row}.{place:06}" for row in range(40) for place in range(12))
+    assert len(parts) > 3 and len({*re.findall(r"\\label\{(.*?)\}", "".join(parts))}) == len(parts)
+
+
+def test_letters_that_latex_lacks_are_named() -> None:
+    assert tex("α_λ é ≥ 中") == r"$\alpha$\_$\lambda$ é $\geq$ U+4E2D"
+
+
+@pytest.mark.skipif(not shutil.which("pdflatex"), reason="needs pdflatex")
+def test_what_is_for_a_paper_fits_its_page(written: Path, tmp_path: Path) -> None:
+    pages = [r"\documentclass{article}", r"\usepackage{booktabs,graphicx}", rf"\graphicspath{{{{{written}/}}}}"]
+    pages += [r"\begin{document}", rf"\input{{{written}/report}}", r"\appendix", rf"\input{{{written}/appendix}}"]
+    (tmp_path / "paper.tex").write_text("\n".join([*pages, r"\end{document}"]))
+    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "paper.tex"]
+    printed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, errors="replace").stdout
+    assert "Output written on paper.pdf" in printed, printed[-1000:]
+    too_wide = [float(points) for points in re.findall(r"Overfull \\hbox \(([\d.]+)pt", printed)]
+    assert max(too_wide, default=0.0) < 5
+    assert "multiply defined" not in printed and "Float too large" not in printed
 
 
 def test_a_report_removes_what_it_once_drew_and_nothing_else(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from normbench import __version__
-from normbench.analysis import beside, tables
+from normbench.analysis import beside, latex, tables
 from normbench.analysis.answers import answer
 from normbench.analysis.causes import next_steps, why
 from normbench.analysis.comparisons import Comparison, compare_all, contenders, given_baseline, partner, usual_baseline
@@ -154,8 +154,14 @@ def save(report: Report, out: Path, width: float = COLUMN) -> Path:
     if len(report.blocks):
         files["activations.csv"] = report.blocks.to_csv(index=False).encode()
     words = words_of(report) | {"studies": studies_below(report.study.folders, out)}
-    for name in ("report.tex", "report.md", "report.html"):  # the page is last, so that all it links to is there
-        files[name] = page_of(name, title_of(report.study), report=report, figures=shown, **words).encode()
+    for name in (
+        "report.tex",
+        "appendix.tex",
+        "report.md",
+        "report.html",
+    ):  # the page is last, so that all it links to is there
+        page = page_of(name, title_of(report.study), report=report, figures=shown, latex=latex, **words)
+        files[name] = page.encode()
     torn = [path for name in files for path in (out / name).parent.glob(f".{Path(name).name}.*.tmp")]
     for path in torn:
         path.unlink()

@@ -51,15 +51,6 @@ class Table:
         """Return the cells, row by row."""
         return list(self.frame.itertuples(index=False, name=None))
 
-    @property
-    def latex(self) -> str:
-        """Return it for LaTeX, with the lines of booktabs."""
-        tex = wording.tex
-        words = self.frame.map(tex).rename(columns=tex)
-        sides = "l" * self.heads + "r" * (len(self.frame.columns) - self.heads)
-        how = {"caption": tex(self.title), "label": f"tab:{self.key}", "position": "htbp"}
-        return words.to_latex(index=False, escape=False, column_format=sides, **how)
-
     def transposed(self) -> Table:
         """Return the table with a column for each row: for few rows and many measures."""
         first, *_ = self.frame.columns

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import shlex
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal
@@ -34,7 +35,8 @@ MARKED = str.maketrans({mark: f"\\{mark}" for mark in "\\`*_{}[]#|~"} | {"<": "&
 # What LaTeX would take for its own, or does not know.
 TEX = str.maketrans({mark: f"\\{mark}" for mark in "&%$#_{}"} | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}"})
 TEX |= str.maketrans({"^": r"\textasciicircum{}", "−": "$-$", "→": r"$\to$", "·": r"$\cdot$", "×": r"$\times$"})
-TEX |= str.maketrans({"<": "$<$", ">": "$>$", "α": r"$\alpha$", "γ": r"$\gamma$"})
+TEX |= str.maketrans({"<": "$<$", ">": "$>$", "≤": r"$\leq$", "≥": r"$\geq$", "²": "$^2$", "√": r"$\surd$"})
+TEX |= str.maketrans({"←": r"$\leftarrow$", "↑": r"$\uparrow$", "↓": r"$\downarrow$", "½": r"$\frac{1}{2}$"})
 
 # A command in a sentence of HTML, without the full stop behind it.
 COMMAND = re.compile(r"normbench (sweep|train)( --resume \S*[^\s.])?( (&#39;)?[\w.@+-]+=\S*[^\s.])*")
@@ -160,8 +162,20 @@ def goes_with(study: Study, read: Callable[[Run], str]) -> str:
 
 
 def tex(text: Any) -> str:
-    """Write words for LaTeX."""
-    return str(text).translate(TEX)
+    """Write words for LaTeX, which has a command for each Greek letter, and for letters of other scripts nothing."""
+    return "".join(map(tex_letter, str(text)))
+
+
+def tex_letter(letter: str) -> str:
+    """Write one letter for LaTeX: as U+ and its number where it has none."""
+    if letter.isascii() or ord(letter) in TEX:
+        return letter.translate(TEX)
+    name = unicodedata.name(letter, "")
+    if name.startswith("LATIN ") or letter in "–—…‘’“”°±":
+        return letter
+    if (greek := name.removeprefix("GREEK SMALL LETTER ")) != name and greek.isalpha() and greek != "OMICRON":
+        return rf"$\{greek.lower().replace('lamda', 'lambda')}$"
+    return f"U+{ord(letter):04X}"
 
 
 # ---- sentences

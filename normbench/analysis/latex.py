@@ -1,0 +1,123 @@
+"""A report's tables and figures for LaTeX: two narrow tables for the text, and all else for an appendix, each as wide
+as a page of one column has room for."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pandas as pd
+
+from normbench.analysis.tables import Table
+from normbench.analysis.wording import tex
+
+ROOM = 342.0  # points: the lines of article at its usual size, of 345 pt, and a little to spare
+CHARACTER = 4.25  # points, of a letter in \footnotesize, which has 8 pt
+BETWEEN = 8.0  # points between two columns: \tabcolsep is set to half of it
+MOST_ROWS = 30  # of a table on one page
+HEADING, CELL = 12, 24  # characters, from which on a heading or a cell is broken where it has spaces
+
+# The columns that stand in the text: so many of the first, and those whose names begin so; the appendix has all.
+SLIM_RESULTS = 4
+SLIM_DIFFERENCES = ("arm", "against", "difference", "95 % interval", "p", "p after Holm")
+
+
+def broken(text: str, most: int, side: str, stands: str = "t") -> str:
+    """Write words for a cell, in several lines where they are long.
+
+    side: `l` or `r`, where the lines begin or end. stands: `t` or `b`, which line is level with those of other cells.
+    """
+    lines = textwrap.wrap(text, most, break_long_words=False, break_on_hyphens=False) or [""]
+    if len(lines) == 1:
+        return tex(text)
+    return rf"\begin{{tabular}}[{stands}]{{@{{}}{side}@{{}}}}" + r"\\".join(map(tex, lines)) + r"\end{tabular}"
+
+
+def width_of(heading: str, cells: Sequence[str]) -> float:
+    """Estimate the points that a column takes."""
+    lines = textwrap.wrap(heading, HEADING, break_long_words=False, break_on_hyphens=False)
+    for cell in cells:
+        lines += textwrap.wrap(cell, CELL, break_long_words=False, break_on_hyphens=False)
+    return CHARACTER * max(map(len, lines), default=0) + BETWEEN
+
+
+def parts_of(table: Table) -> list[list[int]]:
+    """Return the places of the columns that have room beside each other; each part begins with the columns of words."""
+    columns = [(str(name), table.frame.iloc[:, place].map(str)) for place, name in enumerate(table.frame.columns)]
+    widths = [width_of(name, cells.tolist()) for name, cells in columns]
+    heads = [*range(table.heads)]
+    taken = sum(widths[place] for place in heads)
+    parts, room = [list(heads)], ROOM - taken
+    for place in range(table.heads, len(columns)):
+        if widths[place] > room and len(parts[-1]) > len(heads):
+            parts.append(list(heads))
+            room = ROOM - taken
+        parts[-1].append(place)
+        room -= widths[place]
+    return parts
+
+
+def table_for(table: Table) -> str:
+    """Write a table, in several where its columns have no room beside each other, or its rows below each other."""
+    starts = range(0, len(table.frame), MOST_ROWS)
+    frames = [table.frame.iloc[start : start + MOST_ROWS, own] for own in parts_of(table) for start in starts]
+    return "\n".join(part_for(table, frame, number, len(frames)) for number, frame in enumerate(frames, start=1))
+
+
+def part_for(table: Table, frame: pd.DataFrame, number: int, of: int) -> str:
+    """Write some columns and rows of a table."""
+    sides = ["l" if place < table.heads else "r" for place in range(frame.shape[1])]
+    columns = []
+    for place, side in enumerate(sides):
+        cells = [broken(str(cell), CELL, side) for cell in frame.iloc[:, place]]
+        columns.append([broken(str(frame.columns[place]), HEADING, side, "b"), *cells])
+    headings, *rows = zip(*columns, strict=True)
+    which = f" ({number} of {of})" if of > 1 else ""
+    label = f"tab:{table.key}" + (f"-{number}" if number > 1 else "")
+    lines = [
+        r"\begin{table}[htbp]",
+        r"\centering\footnotesize\setlength{\tabcolsep}{4pt}",
+        rf"\caption{{{tex(table.title + which)}}}\label{{{label}}}",
+        rf"\begin{{tabular}}{{@{{}}{''.join(sides)}@{{}}}}",
+        r"\toprule",
+        " & ".join(headings) + r" \\",
+        r"\midrule",
+        *(" & ".join(row) + r" \\" for row in rows),
+        r"\bottomrule",
+        r"\end{tabular}",
+        r"\end{table}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def in_text(tables: Sequence[Table]) -> str:
+    """Write the tables for the text of a paper: those of the results and of the differences, with a few columns."""
+    written = []
+    for table in tables:
+        names = [*table.frame.columns]
+        if table.key == "arms":
+            kept = names[:SLIM_RESULTS]
+        elif table.key == "differences":
+            kept = [name for name in names if name.partition(",")[0] in SLIM_DIFFERENCES]
+        else:
+            continue
+        written.append(table_for(replace(table, key=f"{table.key}-short", frame=table.frame[kept], marked=())))
+    return "\n".join(written)
+
+
+def in_appendix(tables: Sequence[Table]) -> str:
+    """Write all tables, for an appendix."""
+    return "\n".join(table_for(table) for table in tables if table.key != "lost")
+
+
+def figure_for(name: str, caption: str) -> str:
+    """Write a figure as wide as a column."""
+    lines = [
+        r"\begin{figure}[htbp]",
+        r"\centering",
+        rf"\includegraphics[width=\columnwidth,height=0.8\textheight,keepaspectratio]{{figures/{name}.pdf}}",
+        rf"\caption{{{tex(caption)}}}\label{{fig:{name}}}",
+        r"\end{figure}",
+    ]
+    return "\n".join(lines) + "\n"
