@@ -23,8 +23,17 @@ pytestmark = [
 ]
 
 # The most operators of a training step of the small models: what they are, and a tenth more.
-BUDGETS = {"nano layernorm": 110, "nano batchnorm": 116, "cnn batchnorm": 114, "transformer image batchnorm": 124,
-           "texts layernorm": 126, "seq2seq batchnorm": 710, "rnnsearch layernorm": 766}  # fmt: skip
+BUDGETS = {
+    "nano layernorm": 110,
+    "nano batchnorm": 116,
+    "cnn batchnorm": 114,
+    "transformer image batchnorm": 124,
+    "texts layernorm": 126,
+    "texts batchnorm": 412,
+    "seq2seq batchnorm": 710,
+    "rnnsearch layernorm": 766,
+    "rnnsearch batchnorm": 3226,
+}
 
 
 @pytest.fixture(scope="module")

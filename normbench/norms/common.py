@@ -102,9 +102,10 @@ def moments(
         sums = AllReduce.apply(torch.cat((total.flatten(), count.flatten()))).split((total.numel(), count.numel()))
         total, count = sums[0].view_as(total), sums[1].view_as(count)
     n = count.clamp_min(1)
-    centered = x - total / n if real is None else (x - total / n).mul_(real)
+    mean = total / n
+    centered = x - mean if real is None else (x - mean).mul_(real)
     squares = centered.square().sum(dims, keepdim=True)
-    return total / n, (AllReduce.apply(squares) if sync else squares) / n, count, centered
+    return mean, (AllReduce.apply(squares) if sync else squares) / n, count, centered
 
 
 class AffineNorm(Norm, ABC):
@@ -183,8 +184,8 @@ class AffineNorm(Norm, ABC):
         bias = None if self.bias is None else self.bias.to(dtype)
         if mask is None or not self.masked:
             return self.normalize(x.to(dtype), weight, bias, None).to(x.dtype)
-        cleaned = x.to(dtype).where(mask.unsqueeze(self.channel_dim), 0)
-        real = mask.unsqueeze(self.channel_dim).to(dtype)
+        there = mask.unsqueeze(self.channel_dim)
+        cleaned, real = x.to(dtype).masked_fill(~there, 0), there.to(dtype)
         return (self.normalize(cleaned, weight, bias, real) * real).to(x.dtype)
 
     def check_count(self, count: int, cure: str) -> None:
@@ -280,13 +281,14 @@ class RunningNorm(AffineNorm):
         """
         mean, var, count, centered = moments(x, real, dims, self.sync and self.training and has_others())
         self.check_counts(count, "use larger batches or longer texts")
-        if self.track_running_stats:
-            frozen = self.num_batches_tracked.max() >= (self.freeze_after or math.inf)
-            self.take_in(mean, var, count, ~frozen)
-            if self.freeze_after:
-                old_mean, old_var = self.beside(x)
-                mean, var = mean.where(~frozen, old_mean), var.where(~frozen, old_var)
-                centered = x - mean
+        if self.freeze_after:
+            moves = self.num_batches_tracked.max() < self.freeze_after
+            self.take_in(mean, var, count, moves)
+            old_mean, old_var = self.beside(x)
+            mean, var = mean.where(moves, old_mean), var.where(moves, old_var)
+            centered = x - mean
+        elif self.track_running_stats:
+            self.take_in(mean, var, count)
         scale = scale_and_shift(torch.rsqrt(var + self.eps), weight, None, self.channel_dim)
         return scale_and_shift(centered * scale, None, bias, self.channel_dim)
 
@@ -300,25 +302,35 @@ class RunningNorm(AffineNorm):
         return [one[places] for one in found]
 
     @torch.no_grad()
-    def take_in(self, mean: Tensor, var: Tensor, count: Tensor, wanted: Tensor) -> None:
-        """Update running statistics with the average of a batch's, as `moments` gives them, where over 2 values."""
+    def take_in(self, mean: Tensor, var: Tensor, count: Tensor, wanted: Tensor | None = None) -> None:
+        """Update running statistics with the average of a batch's, as `moments` gives them, where over 2 values.
+
+        wanted: whether at all, where that is not sure.
+        """
         there = (mean.shape[1],) if self.positions else ()
         mean, var = (one.movedim(self.channel_dim, -1).reshape(-1, *there, self.num_features) for one in (mean, var))
         count = count.reshape(-1, *there)
         known = (count > 1).expand(len(mean), *there)
-        share = known / known.sum(0).clamp_min(1)
-        unbiased = share * count / (count - 1).clamp_min(1)
-        mean, var = ((one * by.unsqueeze(-1)).sum(0) for one, by in ((mean, share), (var, unbiased)))
-        self.update_running(mean, var, known.any(0) & wanted)
+        if len(mean) == 1:  # one for all samples, with nothing to average
+            unbiased = count / (count - 1).clamp_min(1)
+            mean, var, known = mean[0], (var * unbiased.unsqueeze(-1))[0], known[0]
+        else:
+            share = known / known.sum(0).clamp_min(1)
+            unbiased = share * count / (count - 1).clamp_min(1)
+            mean, var = ((one * by.unsqueeze(-1)).sum(0) for one, by in ((mean, share), (var, unbiased)))
+            known = known.any(0)
+        self.update_running(mean, var, known if wanted is None else known & wanted)
 
     @torch.no_grad()
     def update_running(self, mean: Tensor, var: Tensor, known: Tensor | None = None) -> None:
         """Take in mean and unbiased variance of one batch, `([positions,] features)`, of the known positions."""
         first = slice(len(mean)) if self.positions else ...
         tracked = self.num_batches_tracked[first].add_(1 if known is None else known)
+        taken = None if known is None else known.unsqueeze(-1).to(mean.dtype)
         for running, batch in ((self.running_mean[first], mean), (self.running_var[first], var)):
-            step = batch - running if known is None else (batch - running).where(known.unsqueeze(-1), 0)
-            if self.momentum is None:
-                running.add_(step / tracked.clamp_min(1).unsqueeze(-1))
+            step = batch - running
+            step = step / tracked.clamp_min(1).unsqueeze(-1) if self.momentum is None else step * self.momentum
+            if taken is None:
+                running.add_(step)
             else:
-                running.add_(step * self.momentum)
+                running.addcmul_(step, taken)
