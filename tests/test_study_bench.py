@@ -30,6 +30,7 @@ from normbench.studies.bench import (
     alike,
     candidates,
     in_turn,
+    launches,
     operators,
     peak_memory,
 )
@@ -70,6 +71,14 @@ def test_peak_memory_is_that_of_all_tensors_held_at_once() -> None:
     norm, wanted = nn.LayerNorm(50, elementwise_affine=False), torch.randn(200, 50, requires_grad=True)
     peak = peak_memory(Candidate("", "", norm).call(wanted, torch.ones(200, 50)), CPU)
     assert peak == 2 * wanted.nbytes + 2 * 200 * 4  # y, ∂x, and the mean and 1/σ of each row
+
+
+def test_operators_of_a_step_are_counted_without_views() -> None:
+    x = torch.randn(4, 8, requires_grad=True)
+    assert launches(lambda: x.detach().view(8, 4).T) == 0
+    assert (
+        launches(lambda: F.layer_norm(x, (8,)).sum().backward()) == 4
+    )  # of the norm, the sum, its gradient's start, and the norm's
 
 
 def test_the_backward_pass_gives_the_gradients_and_adds_them_to_none() -> None:
@@ -164,6 +173,9 @@ def test_every_candidate_is_measured_in_every_round(made: pd.DataFrame) -> None:
     assert alone["over_floor"].to_numpy() == pytest.approx((alone["time_us"] / alone["copy_us"] / copies).to_numpy())
     steps = made[made["passes"] == bench.STEP]
     assert len(steps) == 2 * 2 and (steps["without_us"] > 0).all()
+    assert steps.groupby("norm")["launches"].nunique().eq(1).all() and steps["launches_without"].nunique() == 1
+    layernorm = steps[steps["norm"] == "layernorm"].iloc[0]
+    assert layernorm["launches"] - layernorm["launches_without"] >= 2 * 3  # of three norms, forward and backward
     assert set(steps["code"]) == {"3 × torch.nn.functional.layer_norm", "3 × native"}
 
 

@@ -21,6 +21,7 @@ from scipy.stats import quantile_test
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils import benchmark
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from normbench import build
 from normbench.analysis.figures.style import Figure
@@ -45,11 +46,13 @@ PRECISIONS = {str(dtype).removeprefix("torch."): name for name, dtype in DTYPES.
 NEEDED = 13  # tensors as large as the input, in float32, that are held at once at most
 BLOCK = 5e-3  # seconds that one measurement with a warm cache lasts at least
 WARM_UP = 3  # calls by torch's Timer before a single one counts, and that one
+COUNTED = 1  # call whose operators are counted
 
 # Heads of tables.
 OTHER = " of the other"
 HEADS = {"operators": "runs as", f"operators{OTHER}": "the other as", "like": "like with like", "code": "what runs"}
-COSTS, SHARE = ("time_us", "ratio", "floor_us", "over_floor", "memory"), ("time_us", "without_us", "share")
+COSTS = ("time_us", "ratio", "floor_us", "over_floor", "memory")
+OF_STEP = ("time_us", "without_us", "share", "launches", "launches_without")
 
 Call = Callable[[], object]
 
@@ -151,6 +154,29 @@ def in_turn(calls: Sequence[Timed], number: int, prepare: Call | None = None) ->
     return [times[place] for place in range(len(calls))]
 
 
+class Launches(TorchDispatchMode):
+    """Counts the operators that are given to a device, but for views."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else torch imports its compiler here, for two seconds
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += not func.is_view
+        return func(*args, **(kwargs or {}))
+
+
+def launches(call: Call) -> int:
+    """Return how many operators a call gives to the device, forward and backward."""
+    with Launches() as seen:
+        call()
+    return seen.count
+
+
 def peak_memory(call: Call, device: torch.device) -> int:
     """Return the most bytes that a call holds at once, with its results."""
     if device.type == "cuda":
@@ -199,7 +225,10 @@ class Bench(Study):
     compares kernels, not norms.
 
     The share of the norms in a training step is 1 − the time of a step without norms / that with them, step by step in
-    turn. Times are medians over rounds, with a 95 % interval of order statistics.
+    turn. Beside it stand the operators that a step gives to the device, but for views. A GPU takes some microseconds to
+    start each: where a step lasts about as long as that, as of small models, it compares these numbers and not what the
+    norms compute, and other kernels or CUDA graphs would give another answer. Times are medians over rounds, with a
+    95 % interval of order statistics.
     """
 
     together = True
@@ -285,15 +314,18 @@ class Bench(Study):
 
     def timed_steps(self, subjects: Sequence[Subject]) -> Iterator[tuple[Subject, Row]]:
         """Yield what is measured of training steps, with norms and without."""
-        none, timed, codes = section_of("norm", "none"), list[Timed](), list[str]()
+        none, timed, about = section_of("norm", "none"), list[Timed](), list[Row]()
+        count = self.steps + WARM_UP + COUNTED
         for subject in subjects:
-            step, norms = training_step(subject, subject.tree["norm"], self.steps + WARM_UP)
-            timed += [Timed(step), Timed(training_step(subject, none, self.steps + WARM_UP)[0])]
-            codes.append(f"{len(norms)} × {code_of(norms[0])}" if norms else "none")
+            step, norms = training_step(subject, subject.tree["norm"], count)
+            bare, _ = training_step(subject, none, count)
+            timed += [Timed(step), Timed(bare)]
+            code = f"{len(norms)} × {code_of(norms[0])}" if norms else "none"
+            about.append({"code": code, "launches": launches(step), "launches_without": launches(bare)})
         for number in range(self.steps):
             times = in_turn(timed, number, prepare=lambda: None)
-            for subject, code, time, without in zip(subjects, codes, times[::2], times[1::2], strict=True):
-                row: Row = {"passes": STEP, "code": code, "round": number, "share": 100 * (1 - without / time)}
+            for subject, fact, time, without in zip(subjects, about, times[::2], times[1::2], strict=True):
+                row: Row = {"passes": STEP, **fact, "round": number, "share": 100 * (1 - without / time)}
                 yield subject, {**row, "time_us": time, "without_us": without}
 
     # ---- what was found
@@ -307,7 +339,8 @@ class Bench(Study):
             found.append(summed(f"costs-{dtype}-{count:.0f}-{width:.0f}", title, own, by, COSTS))
         found += [pair_table(str(dtype), own) for dtype, own in norms.groupby("dtype", sort=False)]
         if len(steps := rows[rows["passes"] == STEP]):
-            found.append(summed("steps", "Norms in a training step", steps, [*varied(rows), "code"], SHARE))
+            known = [name for name in OF_STEP if name in steps]  # an earlier study has counted no operators
+            found.append(summed("steps", "Norms in a training step", steps, [*varied(rows), "code"], known))
         if len(failed := rows[rows["time_us"].isna()]):
             found.append(plain_table("left-out", "Not measured", failed[["dtype", "code"]].to_dict("records"), 2))
         return [table for table in found if table.rows]
