@@ -22,7 +22,7 @@ def comparisons(folder: Path, *words: str) -> dict[str, bool]:
 
 @pytest.mark.slow
 def test_three_times_the_learning_rate_is_found(tmp_path: Path) -> None:
-    assert comparisons(tmp_path, "optim.lr=3e-4,9e-4") == {"lr=0.0009": True}
+    assert comparisons(tmp_path, "optim.lr=1e-3,3e-3") == {"lr=0.003": True}
 
 
 @pytest.mark.slow
