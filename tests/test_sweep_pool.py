@@ -172,6 +172,30 @@ def test_a_process_that_dies_takes_no_other_run_with_it(
     assert statuses(tmp_path) == {"killer": "finished", "fine": "finished"}
 
 
+def test_what_a_killed_sweep_has_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nothing of one that is at work, nor of another program."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    script = "import sys; from normbench.sweep.launchers import start_server; start_server(); print(); sys.stdin.read()"
+
+    def begin() -> subprocess.Popen[bytes]:
+        sweep = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert sweep.stdout is not None
+        sweep.stdout.readline()
+        return sweep
+
+    (tmp_path / "pymp-other").mkdir()
+    killed, at_work = begin(), begin()
+    assert len([*tmp_path.glob("pymp-*/listener-*")]) == 2
+    killed.kill()
+    killed.communicate()
+    third = begin()
+    assert len([*tmp_path.iterdir()]) == 3
+    for sweep in (at_work, third):
+        sweep.communicate()
+        assert sweep.returncode == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["pymp-other"]
+
+
 # ---- launchers
 
 

@@ -28,6 +28,7 @@ from typing import IO, Annotated, Any, Literal
 from normbench.errors import UsageError
 from normbench.settings import Setting
 from normbench.sweep import local_job
+from normbench.sweep.scratch import scratch
 
 # Makes one run where it is called, and returns the exit status of a process; can be pickled.
 Task = Callable[[], int]
@@ -44,6 +45,7 @@ def start_server() -> None:
     resource_tracker.ensure_running()  # else the server starts it, and it lets the signals through again
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # a signal to all must not end the server
     try:
+        scratch()
         forkserver.ensure_running()
     except OSError as error:  # as where the path of its socket is too long
         where = f"the process that starts runs has no place in {tempfile.gettempdir()}"

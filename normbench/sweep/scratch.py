@@ -1,0 +1,39 @@
+"""The folder of a sweep in the temporary folder: multiprocessing's own, which the next sweep clears after a kill."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from contextlib import suppress
+from functools import cache
+from multiprocessing.util import get_temp_dir
+from pathlib import Path
+from typing import IO
+
+MARK = "normbench.lock"  # says that a folder is a sweep's, which locks it as long as it lives
+
+
+@cache
+def scratch() -> tuple[Path, IO[bytes]]:
+    """Return the folder of this process, which goes when it ends, and its lock; those of killed sweeps are removed."""
+    for mark in Path(tempfile.gettempdir()).glob(f"pymp-*/{MARK}"):
+        with suppress(OSError):  # it is somebody else's, or its sweep is at work
+            clear(mark)
+    folder = Path(get_temp_dir())
+    lock = (folder / f"{MARK}.new").open("wb")
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    os.replace(lock.name, folder / MARK)  # where it can be seen, it is locked
+    return folder, lock
+
+
+def clear(mark: Path) -> None:
+    """Remove the folder of a sweep that is gone.
+
+    Raises:
+        OSError: it is not, or the folder may not be removed.
+    """
+    with mark.open("rb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(mark.parent)
