@@ -9,6 +9,7 @@ import json
 import math
 import os
 import platform
+import re
 import socket
 import subprocess
 import time
@@ -24,7 +25,7 @@ import yaml
 from normbench.errors import HeldElsewhere, UsageError
 from normbench.settings import printable
 
-Shape = Any  # a type, several, a list of one shape, or a mapping from keys to shapes
+Shape = Any  # a type, several, a pattern, a list of one shape, or a mapping from keys to shapes
 Status = Literal["running", "interrupted", "finished", "diverged", "failed", "out_of_memory"]
 CHOICE_FILE = "lr_choice.json"  # beside the runs of a sweep: the learning rate that it has chosen for each arm
 ENDED: tuple[Status, ...] = ("finished", "diverged")
@@ -170,7 +171,8 @@ def inside(folder: Path, *parts: str) -> Path:
     """
     path = folder.joinpath(*parts)
     if not path.resolve().is_relative_to(folder.resolve()):
-        raise UsageError(f"{path} leads out of {folder}, and nothing is written there: remove it, or the link in it")
+        what = f"{path} leads out of {folder}, and nothing is read or written there"
+        raise UsageError(f"{what}: remove it, or the link in it")
     return path
 
 
@@ -188,7 +190,9 @@ def remove_written(folder: Path, names: Iterable[str]) -> None:
 NUMBER = (int, float, NoneType)
 STANDS = {"status": str, "step": int, "steps": int, "message": (str, NoneType)}
 OPEN = {"_target_": str}
-SESSION = {"choices": {str: str}, "command": str, "data": dict, "packages": (dict, NoneType), "task": {"kind": str}}
+# One of ours and nothing behind it: words, and in quotes what a shell would take for its own.
+COMMAND = re.compile(r"""normbench( ([\w@%+=:,./-]|'[^']*'|"'")+)+""", re.ASCII)
+SESSION = {"choices": {str: str}, "command": COMMAND, "data": dict, "packages": (dict, NoneType), "task": {"kind": str}}
 
 # What the files of a run have at least, whoever has written them.
 SHAPES: dict[str, Shape] = {
@@ -209,7 +213,7 @@ UNREADABLE = math.inf
 
 
 def fits(content: Any, shape: Shape) -> bool:
-    """Tell whether content has a shape: a type, a list of one shape, or keys with shapes, where `str` is every key."""
+    """Tell whether content has a shape: a type, a pattern, a list of one shape, or keys with shapes, `str` for all."""
     if isinstance(shape, list):
         return isinstance(content, list) and all(fits(item, shape[0]) for item in content)
     if isinstance(shape, dict):
@@ -217,6 +221,8 @@ def fits(content: Any, shape: Shape) -> bool:
             all(fits(value, kind) for value in content.values()) if key is str else fits(content.get(key), kind)
             for key, kind in shape.items()
         )
+    if isinstance(shape, re.Pattern):
+        return isinstance(content, str) and shape.fullmatch(content) is not None
     return isinstance(content, shape)
 
 

@@ -216,7 +216,7 @@ def test_nothing_is_written_through_a_link(tmp_path: Path, capsys: pytest.Captur
     report.mkdir()
     (report / "figures").symlink_to(victim)
     assert main(["report", str(runs)]) == 2
-    assert capsys.readouterr().err.count("and nothing is written there: remove it, or the link in it") == 2
+    assert capsys.readouterr().err.count("and nothing is read or written there: remove it, or the link in it") == 2
     assert [path.name for path in victim.iterdir()] == ["loss-kept.svg"]
     (report / "figures").unlink()
     (report / "runs.csv").symlink_to(victim / "loss-kept.svg")  # a file's link is replaced, and not followed

@@ -207,7 +207,7 @@ class Study:
         """Return the words of each sweep that noted them beside the runs."""
         folders = {run.path.parent for run in self.runs}
         files = [file for folder in folders for file in folder.glob(".sweep/plans/*.json")]
-        return [(read_json(file) or {}).get("words", []) for file in files]
+        return [note["words"] for file in files if (note := read_json(file, {"words": [str]}))]
 
     def command(self, **changes: str | None) -> str:
         """Return the command of the sweep that made these runs, changed; empty where it was none, or several.

@@ -23,6 +23,7 @@ from normbench.analysis.figures import draw_all
 from normbench.analysis.figures.style import COLUMN, dark_rules
 from normbench.analysis.measures import Yardstick, activations_frame, runs_frame, yardstick
 from normbench.analysis.records import Arm, Study, read_studies, shortened
+from normbench.analysis.safe import to_csv
 from normbench.analysis.sensitivity import areas, failing, tried_levels
 from normbench.analysis.studied import places_of_studies, studies_below
 from normbench.analysis.tables import Table
@@ -149,10 +150,10 @@ def save(report: Report, out: Path, width: float = COLUMN) -> Path:
     drawn = [*(figure.files() for figure in figures[::2]), *others()]
     files = {f"figures/{name}": content for own in drawn for name, content in own.items()}
     shown = [{**vars(one), "svg": files[f"figures/{one.name}.svg"].decode()} for one in figures]
-    files["runs.csv"] = report.runs.to_csv(index=False).encode()
+    files["runs.csv"] = to_csv(report.runs)
     files["runs.parquet"] = report.runs.to_parquet(index=False)
     if len(report.blocks):
-        files["activations.csv"] = report.blocks.to_csv(index=False).encode()
+        files["activations.csv"] = to_csv(report.blocks)
     words = words_of(report) | {"studies": studies_below(report.study.folders, out)}
     for name in (
         "report.tex",

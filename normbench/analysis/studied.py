@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,11 +14,19 @@ from typing import Any
 import pandas as pd
 
 from normbench.analysis.figures.style import COLUMN, Figure, with_ids
+from normbench.analysis.safe import check_drawing
 from normbench.analysis.tables import Table
 from normbench.errors import UsageError
-from normbench.rundir import inside, read_json, remove_written, write_bytes, write_json
+from normbench.rundir import COMMAND, inside, read_bytes, read_json, remove_written, write_bytes, write_json
 
 FOUND = "study.json"
+NAME = re.compile(r"[\w.-]+")
+TABLE = {"key": NAME, "title": str, "frame": {"columns": [str], "data": [list]}, "notes": [str], "heads": int,
+         "marked": [int]}  # fmt: skip
+SHAPE = {
+    "study": NAME, "title": str, "question": str, "source": str, "command": COMMAND, "tables": [TABLE],
+    "machine": {"cpu": str, "threads": int, "torch": str}, "figures": [{"name": NAME, "title": str, "caption": str}],
+}  # fmt: skip
 SUFFIXES = ("svg", "csv", "pdf", "png")  # of a figure's files
 
 
@@ -70,13 +79,16 @@ def read_study(folder: Path, page: Path, number: int = 1) -> Studied:
         UsageError: it is damaged.
     """
     try:
-        found = read_json(folder / FOUND) or {}
+        found = read_json(folder / FOUND, SHAPE)
+        if found is None or not NAME.fullmatch(folder.name):
+            raise ValueError(f"{FOUND} is missing or not what a study writes")
         key = f"study-{folder.name}" + (f"-{number}" if number > 1 else "")
         place = os.path.relpath(folder / "figures", page)
         figures = found.pop("figures")
         for one in figures:
-            svg = (folder / "figures" / f"{one['name']}.svg").read_text("utf-8")
-            one |= {"svg": with_ids(svg, key), "place": place}
+            drawing = read_bytes(inside(folder, "figures", f"{one['name']}.svg")).decode()
+            check_drawing(drawing)
+            one |= {"svg": with_ids(drawing, key), "place": place}
         tables = [Table(**{**table, "frame": pd.DataFrame(**table["frame"])}) for table in found.pop("tables")]
         return Studied(key, found, tables, figures)
     except (OSError, LookupError, TypeError, ValueError) as error:
@@ -85,7 +97,8 @@ def read_study(folder: Path, page: Path, number: int = 1) -> Studied:
 
 def places_of_studies(folders: Sequence[Path]) -> list[Path]:
     """Return the folders of all studies below some folders."""
-    return sorted({path.parent.resolve() for folder in folders for path in folder.rglob(f"studies/*/{FOUND}")})
+    found = ((folder.resolve(), path.resolve()) for folder in folders for path in folder.rglob(f"studies/*/{FOUND}"))
+    return sorted({path.parent for folder, path in found if path.is_relative_to(folder)})
 
 
 def studies_below(folders: Sequence[Path], page: Path) -> list[Studied]:

@@ -19,6 +19,7 @@ from markupsafe import Markup, escape
 from normbench.analysis.comparisons import ENOUGH, Comparison, Survival
 from normbench.analysis.measures import rounded_up
 from normbench.analysis.records import LEARNED, LEARNED_RIGHT, LEARNING_RATE, PLAIN, Run, Study, shortened
+from normbench.analysis.safe import is_formula
 from normbench.analysis.statistics import ALPHA, Interval, detectable_difference
 
 NONE = "–"
@@ -197,6 +198,7 @@ def environment() -> Environment:
     found.globals |= {"ENOUGH": ENOUGH, "LEARNED": LEARNED, "LEARNED_RIGHT": LEARNED_RIGHT}
     found.filters |= {"part": part, "tex": tex}
     found.filters["code"] = lambda text: Markup(COMMAND.sub(r"<code>\g<0></code>", str(escape(text))))
+    found.filters["cell"] = lambda text: "\\" * is_formula(text) + found.filters["md"](text)
     found.filters["md"] = lambda text: " ".join(str(text).split()).translate(MARKED)
     return found
 

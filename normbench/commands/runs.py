@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from contextlib import suppress
 from datetime import timedelta
@@ -12,9 +13,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from normbench.config.trust import needs_trust
 from normbench.errors import UsageError
 from normbench.results import run_directories
 from normbench.rundir import ENDED, RunDirectory, read_json
+from normbench.settings import printable
 from normbench.sweep.folder import SweepFolder, overall, say
 
 # When a sweep or run was last written to, its name, state, progress and loss, and the command that goes on with it.
@@ -36,14 +39,22 @@ def show_runs(folder: Path) -> int:
     table = Table("run", "state", "progress", "hours since", "loss", box=SIMPLE_HEAD, pad_edge=False)
     table.columns[0].overflow = "fold"
     for changed, *shown, loss, command in sorted(lines):
+        shown[0] = " ".join(printable(shown[0]).split())
         age = timedelta(minutes=(time.time() - changed) // 60)
         table.add_row(*map(Text, (*shown, str(age)[:-3], loss)))
         commands.setdefault(command, []).append(shown[0])
     console.print(table)
     for command, names in commands.items():
-        if command:
-            say(console, f"{', '.join(names)} goes on by\n  {command}")
+        if command and command.isprintable():
+            say(console, f"{', '.join(names)} goes on by{caution(command)}\n  {command}")
     return 0
+
+
+def caution(command: str) -> str:
+    """Return a warning where a command has words that may run code of somebody's; a sweep says so when it goes on."""
+    _, _, *words = shlex.split(command)
+    foreign = [] if "--resume" in words else [word for word in words if needs_trust(word)]
+    return f" (if you trust whoever made it: {foreign[0]} may run code of theirs)" if foreign else ""
 
 
 def line_of_sweep(name: str, sweep: SweepFolder) -> Line:

@@ -24,6 +24,7 @@ from normbench import build
 from normbench.analysis.arms import folder_name
 from normbench.analysis.figures.style import our_style
 from normbench.analysis.records import read_studies
+from normbench.analysis.safe import to_csv
 from normbench.analysis.studied import save_study
 from normbench.config import GROUPS, compose
 from normbench.errors import UsageError
@@ -224,7 +225,7 @@ def read_journal(path: Path) -> dict[str, list[Row]]:
 
 def save(study: Study, name: str, rows: pd.DataFrame, folder: Path, command: str, left_out: Sequence[Row] = ()) -> None:
     """Write what a study has found: rows, tables, figures, its page, and the same for TensorBoard."""
-    write_bytes(folder / "rows.csv", rows.to_csv(index=False).encode())
+    write_bytes(folder / "rows.csv", to_csv(rows))
     with our_style():
         figures = study.figures(rows)
     about = {

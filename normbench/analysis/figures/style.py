@@ -26,6 +26,7 @@ from jinja2 import Template
 
 from normbench.analysis.measures import Metric
 from normbench.analysis.records import Arm, Run, in_order, shortened
+from normbench.analysis.safe import to_csv
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -379,8 +380,7 @@ class Figure:
 
     def files(self) -> dict[str, bytes]:
         """Return the content of its files, by name."""
-        table = self.data.to_csv(index=False, lineterminator="\n")
-        found = {"svg": self.svg.encode(), "csv": table.encode()}
+        found = {"svg": self.svg.encode(), "csv": to_csv(self.data, lineterminator="\n")}
         found["pdf"] = self.drawn("pdf", metadata={"CreationDate": None})
         found["png"] = self.drawn("png", dpi=300, pil_kwargs={"compress_level": 3})  # half the time, a tenth larger
         return {f"{self.name}.{suffix}": content for suffix, content in found.items()}

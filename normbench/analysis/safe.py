@@ -1,0 +1,90 @@
+"""What comes from somebody else into a report: drawings that do nothing but draw, and cells that compute nothing."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+from xml.etree import ElementTree
+
+import pandas as pd
+
+SVG, LINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}href"
+
+# All that a drawing may be made of: shapes, words, and how they look. What is not here is refused.
+ELEMENTS = {
+    "svg", "g", "defs", "style", "title", "desc", "clipPath", "use", "image", "path", "rect", "circle", "ellipse",
+    "line", "polyline", "polygon", "text", "tspan",
+}  # fmt: skip
+LOOKS = {
+    "fill", "fill-opacity", "fill-rule", "stroke", "stroke-width", "stroke-opacity", "stroke-linejoin",
+    "stroke-linecap", "stroke-dasharray", "stroke-dashoffset", "stroke-miterlimit", "opacity", "clip-path", "clip-rule",
+    "font", "font-family", "font-size", "font-style", "font-weight", "text-anchor",
+}  # fmt: skip
+PLACES = {
+    "x", "y", "x1", "x2", "y1", "y2", "dx", "dy", "cx", "cy", "r", "rx", "ry", "d", "points", "width", "height",
+    "viewBox", "preserveAspectRatio", "transform", "version", "id", "role", "type", "aria-label", "aria-labelledby",
+    "aria-hidden", "data-arm",
+}  # fmt: skip
+
+VALUE = r"(?:[\w\s#%.,'()!+-]|url\(#[\w.-]+\))*"
+LOOK = rf"\s*(?:{'|'.join(sorted(LOOKS))})\s*:(?!\s*url\((?!#)){VALUE}"
+LOOKING = rf"(?:{LOOK};)*(?:{LOOK})?\s*"
+RULE = rf'\s*(?:svg)?\.nb-figure[\w\s:*="#\[\]-]*\{{{LOOKING}\}}\s*'
+STYLE = re.compile(LOOKING)
+SHEET = re.compile(rf"(?:@media screen and \(prefers-color-scheme:\s?dark\)\s?\{{(?:{RULE})*\}})?(?:{RULE})*")
+HREF = re.compile(r"#[\w.-]+|data:image/png;base64,[\w+/=\s]*")
+CLASS = re.compile(r"nb-[\w-]+( nb-[\w-]+)*")
+REFERENCE = re.compile(r"url\((?!#)", re.IGNORECASE)
+
+# A cell that begins like this is a formula to a spreadsheet, unless it is a number or goes from one to another.
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
+FIGURE = r"[+-]?([\d.,]+(e[+-]?\d+)?|inf|nan)"
+NUMBERS = re.compile(rf"{FIGURE}( to {FIGURE})?( ?%)?", re.IGNORECASE)
+
+
+def check_drawing(text: str) -> None:
+    """Refuse an SVG that may do more than draw: scripts, forms, links, files from elsewhere, rules for the whole page.
+
+    Raises:
+        ValueError: with what it holds.
+    """
+    if not text.startswith("<svg ") or "<!" in text or "<?" in text:
+        raise ValueError("a figure is more than a drawing: it has a declaration or a comment")
+    try:
+        parts = [*ElementTree.fromstring(text).iter()]
+    except ElementTree.ParseError as error:
+        raise ValueError(f"a figure cannot be read: {error}") from error
+    for part in parts:
+        name = part.tag.removeprefix(SVG)
+        if name == part.tag or name not in ELEMENTS:
+            raise ValueError(f"a figure is more than a drawing: it has <{name}>")
+        if name == "style" and not SHEET.fullmatch(part.text or ""):
+            raise ValueError("a figure is more than a drawing: it has rules for more than itself")
+        for key, value in part.attrib.items():
+            if not is_harmless(key, value):
+                raise ValueError(f"a figure is more than a drawing: it has {key.rpartition('}')[2]}={value[:40]!r}")
+
+
+def is_harmless(key: str, value: str) -> bool:
+    """Tell whether an attribute says only what a drawing looks like, or refers to what it holds itself."""
+    if pattern := {"style": STYLE, "class": CLASS, "href": HREF, LINK: HREF}.get(key):
+        return pattern.fullmatch(value) is not None
+    return key in PLACES | LOOKS and not REFERENCE.search(value)
+
+
+def is_formula(cell: Any) -> bool:
+    """Tell whether a spreadsheet would compute a cell."""
+    return isinstance(cell, str) and cell.startswith(FORMULA) and not NUMBERS.fullmatch(cell)
+
+
+def to_csv(frame: pd.DataFrame, **how: Any) -> bytes:
+    """Return a table as CSV; what a spreadsheet would compute is quoted by an apostrophe, as they do themselves.
+
+    how: as pandas has it.
+    """
+    frame = frame.rename(columns={name: f"'{name}" for name in frame if is_formula(name)})
+    for name in frame.select_dtypes(exclude=["number", "bool", "datetime"]):
+        computed = frame[name].map(is_formula).astype(bool)
+        if computed.any():
+            frame = frame.assign(**{name: frame[name].astype(object).mask(computed, "'" + frame[name].astype(str))})
+    return frame.to_csv(index=False, **how).encode()
