@@ -163,6 +163,15 @@ def test_a_wide_and_a_long_table_are_written_in_parts() -> None:
     assert len(parts) > 3 and len({*re.findall(r"\\label\{(.*?)\}", "".join(parts))}) == len(parts)
 
 
+def test_the_methods_count_runs_that_are_missing_and_that_did_not_train(tmp_path: Path) -> None:
+    told = {"constant": {"loss/val": 3.1}}
+    make_study(tmp_path, {"layernorm": [2.0, 2.1], "rmsnorm": [2.0, 3.09]}, data=told)
+    report = make_report([tmp_path], missing={"rmsnorm-pre-s2": "it is lost"})
+    save(report, tmp_path / "report")
+    text = " ".join((tmp_path / "report/report.tex").read_text("utf-8").split())
+    assert "4 of 5 runs that were planned finished, 1 of which did not train." in text
+
+
 def test_letters_that_latex_lacks_are_named() -> None:
     assert tex("α_λ é ≥ 中") == r"$\alpha$\_$\lambda$ é $\geq$ U+4E2D"
 

@@ -79,6 +79,7 @@ def part_for(table: Table, frame: pd.DataFrame, number: int, of: int) -> str:
         r"\begin{table}[htbp]",
         r"\centering\footnotesize\setlength{\tabcolsep}{4pt}",
         rf"\caption{{{tex(table.title + which)}}}\label{{{label}}}",
+        r"\vspace{4pt}",
         rf"\begin{{tabular}}{{@{{}}{''.join(sides)}@{{}}}}",
         r"\toprule",
         " & ".join(headings) + r" \\",

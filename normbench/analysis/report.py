@@ -40,7 +40,8 @@ class Report:
 
     baseline: its settings, without runs. chosen: whether a learning rate was chosen for each arm. runs, blocks: of
     `runs_frame` and `activations_frame`. comparisons: in the primary metric. verdict: sentences, each with the key of
-    the table behind it. why: what probes say of the cause. next: what to do now, and the commands for it.
+    the table behind it. why: what probes say of the cause. next: what to do now, and the commands for it. missing: how
+    many runs were planned that have no directory.
     """
 
     study: Study
@@ -55,6 +56,7 @@ class Report:
     next: list[str]
     findings: tuple[Finding, ...]
     tables: list[Table]
+    missing: int = 0
 
 
 def make_reports(folders: Sequence[Path], *, baseline: str | None = None, **how: Any) -> list[Report]:
@@ -111,7 +113,9 @@ def examine(
     steps = next_steps(study, arms, compared_blocks, ours, margin)
     caveats = findings(study, chosen and not by.primary.tag.endswith("/test"), ours, missing)
     shown = [table for table in found if table.rows]
-    return Report(study, Arm(baseline), by, chosen, runs, blocks, ours, sentences, reasons, steps, caveats, shown)
+    lacking = len(missing or {})
+    said_of_all = ours, sentences, reasons, steps, caveats, shown, lacking
+    return Report(study, Arm(baseline), by, chosen, runs, blocks, *said_of_all)
 
 
 # ---- the files
