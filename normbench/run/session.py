@@ -179,10 +179,10 @@ class Session:
         try:
             if state is not None:
                 self.loop.restore(state)
-        except (KeyError, ValueError, RuntimeError) as error:
+        except (LookupError, ValueError, RuntimeError, TypeError, AttributeError) as error:
             if is_out_of_memory(error) or is_lost(error):
                 raise
-            what = f"the checkpoint in {self.directory.path} is of another version of normbench"
+            what = f"the checkpoint in {self.directory.path} is of another model, or another version of normbench"
             raise RunFailure(f"{what}: rerun=true makes it anew") from error
 
     def announce(self, start_step: int) -> None:

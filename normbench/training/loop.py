@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from operator import itemgetter
+from types import NoneType
 from typing import Any
 
 import torch
@@ -18,12 +19,13 @@ from normbench.compiling import compiled
 from normbench.config.schema import TrainConfig
 from normbench.probes import Probes, Reading
 from normbench.recording import Recorder
+from normbench.rundir import NUMBER, fits
 from normbench.training.checkpoint import Checkpoints, State
 from normbench.training.clock import Clock
 from normbench.training.devices import seed_generators
 from normbench.training.evaluation import evaluate, to_device
 from normbench.training.guard import GRADIENT_NORM, Diverged, Guard, buffers_kept, first_nonfinite
-from normbench.training.optimizer import WeightAverage
+from normbench.training.optimizer import WeightAverage, check_shapes
 from normbench.training.parallel import Group, cut, whole
 from normbench.training.precision import Precision
 from normbench.training.recalibration import recalibrated
@@ -34,7 +36,10 @@ MICRO_BATCHES = 4  # into which a batch is cut for the variance of its gradients
 FEWEST = 2  # examples in one of them: statistics over a batch need two
 
 # What a checkpoint holds of the loop as it is.
-SAVED = ("step", "loss_count", "best_loss", "latest", "compile_seconds", "first_loss", "runaway_since")
+SAVED = {
+    "step": int, "loss_count": int, "best_loss": NUMBER, "latest": {str: NUMBER}, "compile_seconds": NUMBER,
+    "first_loss": NUMBER, "runaway_since": (int, NoneType),
+}  # fmt: skip
 
 
 @dataclass
@@ -384,7 +389,14 @@ class Loop:
         return self.group.gathered(own | {name: part.state_dict() for name, part in self.stateful().items()})
 
     def restore(self, state: State) -> None:
-        """Go back to where `state` was taken."""
+        """Go back to where `state` was taken.
+
+        Raises:
+            LookupError, ValueError, RuntimeError, TypeError, AttributeError: it is not of such a loop.
+        """
+        if not fits(state, SAVED) or state["loss_sum"].ndim:
+            raise ValueError("the checkpoint holds something else")
+        check_shapes(self.optimizer, state["optimizer"]["state"])
         for name in SAVED:
             setattr(self, name, state[name])
         self.loss_sum = state["loss_sum"].to(self.device)

@@ -61,6 +61,24 @@ def make_optimizer(factory: Any, groups: list[dict[str, Any]], device: torch.dev
     return optimizer
 
 
+def check_shapes(optimizer: torch.optim.Optimizer, state: dict[int, dict[str, Any]]) -> None:
+    """Refuse a state that torch's own optimizer takes as it is, and whose step then reads memory of others.
+
+    Raises:
+        ValueError: a tensor has neither its parameter's shape nor one value. Adafactor's have other shapes as well.
+        LookupError: it is of another parameter.
+    """
+    factored = isinstance(optimizer, torch.optim.Adafactor)
+    if factored or not type(optimizer).__module__.startswith("torch.optim"):
+        return
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for index, known in state.items():
+        for name, value in known.items():
+            if isinstance(value, torch.Tensor) and value.ndim and value.shape != parameters[index].shape:
+                shapes = f"{tuple(value.shape)} and not {tuple(parameters[index].shape)}"
+                raise ValueError(f"{name} of parameter {index} has the shape {shapes}")
+
+
 def plain_step(optimizer: torch.optim.Optimizer) -> None:
     """Take an optimizer's step; of torch.optim's own without their wrapper, which imports torch.compile for nothing."""
     if type(optimizer).__module__.startswith("torch.optim") and not optimizer.defaults.get("differentiable"):
