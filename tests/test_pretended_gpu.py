@@ -78,6 +78,17 @@ def test_running_statistics_are_those_of_the_cpu(found: dict[str, Any]) -> None:
     assert found["running statistics"]["difference"] < 1e-5
 
 
+def test_an_evaluation_copies_its_batches_without_a_wait(found: dict[str, Any]) -> None:
+    assert found["evaluation"]["blocking"] == {}, found["evaluation"]
+    assert found["evaluation"]["loss"] > 0
+
+
+def test_a_norm_that_runs_on_gpus_alone_is_tried_there(found: dict[str, Any]) -> None:
+    assert isinstance(found["norm for GPUs alone"], dict), found["norm for GPUs alone"]
+    facts = found["norm for GPUs alone"]["facts"]
+    assert facts["centers"] and not facts["crosses_samples"] and facts["sees_future"] == "never"
+
+
 def test_time_and_random_numbers_are_those_of_the_gpu_that_trains(found: dict[str, Any]) -> None:
     assert found["second GPU"] == {"durations": 1, "waited for": [1], "untouched": True, "seeded": True}
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from normbench.training.evaluation import to_device
 from normbench.training.guard import buffers_kept
 from normbench.types import Batch, Data
 
@@ -46,5 +47,5 @@ def recalibrated(model: nn.Module, data: Data, done: int, device: torch.device) 
         return
     latest = map(data.train_batch, range(max(0, done - norms[0].recalibrate), done))
     with buffers_kept(model):
-        average(model, norms, (batch.map(lambda tensor: tensor.to(device)) for batch in latest))
+        average(model, norms, (to_device(batch, device) for batch in latest))
         yield

@@ -52,6 +52,16 @@ def step(words: Sequence[str], task: Task) -> dict[str, Any]:
     return {"operators": seen.operators.total(), "waits": dict(seen.waits), "blocking": dict(seen.blocking)}
 
 
+def evaluation() -> dict[str, Any]:
+    """Evaluate with running statistics taken anew, and count what blocks."""
+    loop = make_loop([*small("nano"), "norm=batchnorm", "norm.recalibrate=2"], TEXT)
+    for _ in range(3):
+        loop.train_step()
+    with device.counting() as seen:
+        loop.evaluate()
+    return {"blocking": dict(seen.blocking), "loss": loop.latest["loss/val"]}
+
+
 def running_statistics() -> dict[str, float]:
     """Compare BatchNorm's running statistics and the loss with those of the CPU."""
     found = {}
@@ -91,6 +101,21 @@ def stack_of_seeds() -> list[float]:
     return [loop.loss_sum.item() for loop in loops.values()]
 
 
+class OnGPUs(torch.nn.LayerNorm):
+    """A norm whose kernel is for GPUs alone."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not x.is_cuda:
+            raise RuntimeError("this kernel runs on CUDA")
+        return super().forward(x)
+
+
+def for_gpus_alone() -> dict[str, Any]:
+    """Train with a norm that cannot run on the CPU."""
+    words = [*small("nano"), "norm._target_=cases.OnGPUs", "~norm.impl"]
+    return {"facts": vars(build.norm_facts(read(words).tree)), **step(words, TEXT)}
+
+
 def mixed() -> str:
     """Add tensors of two devices."""
     try:
@@ -111,6 +136,7 @@ def asked() -> dict[str, Any]:
 
 CASES: dict[str, Callable[[], Any]] = {
     **{name: partial(step, *given) for name, given in STEPS.items()},
+    "norm for GPUs alone": for_gpus_alone, "evaluation": evaluation,
     "running statistics": running_statistics, "second GPU": second_gpu, "stack": stack_of_seeds,
     "mixed": mixed, "asked": asked,
 }  # fmt: skip
