@@ -57,8 +57,8 @@ def small(words: list[str]) -> list[str]:
             smaller = ["data.batch_size=4"]  # a plan times its steps
         return [*words, *SHORT, *smaller]
     if "--dry-run" not in words and {"experiment=smoke", "name=first"} & {*words}:
-        few = ["sweep.lr_grid=[1e-3]", "seed=0,1"] if "sweep.lr=auto" in words else []
-        return [*words, *SHORT, "launcher=local", *few]
+        few = ["sweep.lr_grid=[1e-3]"] if "sweep.lr=auto" in words else []
+        return [*words, *SHORT, "launcher=local", "seed=0,1", *few]
     if words[0] == "sweep" and "experiment=" in " ".join(words) and "--dry-run" not in words:
         return [*words, "--dry-run"]
     return words
