@@ -71,8 +71,11 @@ def crossed(number: int) -> list[dict[str, Any]]:
 
 
 def best_on_the_way(random: Random) -> Study:
-    """Two arms that are equally good at their best, and worse behind it; all data are easier than the few batches."""
-    true = {"layernorm": [2.5, 2.1, 2.0, 2.1, 2.2, 2.3], "rmsnorm": [2.6, 2.4, 2.1, 2.0, 2.1, 2.1]}
+    """Two arms that are equally good at their best, and worse behind it; all data are easier than the few batches.
+
+    All runs train, so that nothing differs in what is lost.
+    """
+    true = {"layernorm": [2.0, 1.6, 1.5, 1.6, 1.7, 1.8], "rmsnorm": [2.1, 1.9, 1.6, 1.5, 1.6, 1.6]}
     luck, arms = random.normal(0, LUCK, SEEDS), []
     for norm, losses in true.items():
         ends = np.array(losses) + NOISE * random.standard_normal((SEEDS, 6)) + luck[:, None]
