@@ -254,3 +254,6 @@ def test_runs_of_a_cluster_on_this_machine(server: Server, start: Start, tmp_pat
     for path in (path for name, path in run_directories(there).items() if name.startswith("killer")):
         (path / "config.yaml").unlink()
     assert_as(whole, there)
+    if more == ["launcher=ray"]:
+        assert not re.search(r"^.*(Ray cluster|raylet|core_worker|\.cc:).*$", output, re.MULTILINE)
+        assert (there / "outputs/sweep/.sweep/ray.log").exists()

@@ -6,7 +6,9 @@ each, and starts them.
 
 from __future__ import annotations
 
+import atexit
 import fcntl
+import logging
 import multiprocessing
 import os
 import secrets
@@ -18,6 +20,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from multiprocessing import forkserver, resource_tracker
@@ -278,6 +281,15 @@ class Submitit(Launcher):
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+def keep_apart(log: Path) -> IO[str]:
+    """Let a file have what C++ code prints as errors; Python's own stay where they were. Returns the file."""
+    terminal = os.dup(2)
+    file = log.open("a", buffering=1)
+    os.dup2(file.fileno(), 2)
+    sys.stderr = open(terminal, "w", buffering=1, errors="replace")  # noqa: SIM115 (open until the process ends)
+    return file
+
+
 @dataclass
 class Ray(Launcher):
     """A task of a Ray cluster for each run; without an address a cluster of this machine is started."""
@@ -294,8 +306,18 @@ class Ray(Launcher):
         import ray
 
         if not ray.is_initialized():
+            notes.mkdir(parents=True, exist_ok=True)
+            log = keep_apart(notes / "ray.log")
+            temporary = scratch()[0] / "ray"
             here: dict[str, Any] = {"num_cpus": jobs * self.cpus_per_run, "include_dashboard": False}
-            ray.init(self.address, log_to_driver=False, configure_logging=False, **({} if self.address else here))
+            here["_temp_dir"] = str(temporary)
+            with redirect_stdout(log), redirect_stderr(log):
+                ray.init(self.address, log_to_driver=False, configure_logging=False, **({} if self.address else here))
+            logging.getLogger("ray").handlers = [logging.StreamHandler(log)]
+            # what it prints of a worker that dies, for which it has no setting
+            ray._private.worker.print_to_stdstream = lambda data, *_, **__: print(*data["lines"], file=log)
+            atexit.register(shutil.rmtree, temporary, ignore_errors=True)
+            atexit.register(ray.shutdown)  # first: the last one that is registered
         resources: dict[str, Any] = {"num_cpus": self.cpus_per_run, "num_gpus": self.gpus_per_run, "max_retries": 0}
         remote: Any = ray.remote(**resources)(lambda task: task())
         started = []
