@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 import shlex
@@ -22,10 +23,11 @@ from normbench.analysis.studied import read_study, studies_below
 from normbench.analysis.tables import Table
 from normbench.build import source_digest
 from normbench.cli import main
+from normbench.commands.study import make as make_shown
 from normbench.errors import UsageError
 from normbench.settings import Setting, settings_of
 from normbench.studies import STUDIES, conduct
-from normbench.studies.findings import compared, curves, interval
+from normbench.studies.findings import against_baseline, compared, curves, differences_told, estimated, interval
 from normbench.studies.frame import Column, Row, Study, Subject, check_memory, make_study, study_class
 from normbench.sweep.conduct import understand
 
@@ -62,6 +64,9 @@ class Stream(Study):
         model(*subject.data.train_batch(0).arguments)
         weight = float(next(model.parameters()).detach().abs().sum())
         yield from ({"layer": layer, "rms": self.factor * rms, "weight": weight} for layer, rms in enumerate(found))
+
+    def finding(self, rows: pd.DataFrame) -> list[str]:
+        return differences_told(against_baseline(rows, "rms", self.baseline, "RMS"), "m")
 
     def tables(self, rows: pd.DataFrame) -> list[Table]:
         return [compared(rows, values=["rms"], by=["layer"], columns=self.columns, baseline=self.baseline)]
@@ -310,6 +315,61 @@ def test_the_data_of_a_figure_are_means_and_ranges_over_seeds() -> None:
     deep = figure.data[figure.data["depth"] == 4].set_index("norm")
     assert deep.loc["rmsnorm", ["mean", "low", "high"]].tolist() == [6.0, 2.0, 10.0]
     assert "2 seeds" in figure.caption
+
+
+# ---- findings in words
+
+
+def test_a_finding_begins_the_page_and_what_the_terminal_shows(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert make_shown("stream", ("seed=0,1",), "auto", False) == 0
+    told = capsys.readouterr().out
+    folder = here / "outputs/stream/studies/stream"
+    (sentence,) = json.loads((folder / "study.json").read_text())["finding"]
+    assert "RMSNorm against LayerNorm" in sentence and "2 seeds" in sentence
+    assert " ".join(told.split()).startswith(f"• {sentence}")
+    page = html.unescape((folder / "report.html").read_text())
+    assert page.index(sentence) < page.index("Measure the stream.") < page.index("<table")
+
+
+def test_differences_are_told_as_scipy_finds_them_and_corrected_as_one_family() -> None:
+    values = {"layernorm": [2.0, 2.5, 2.1], "rmsnorm": [2.3, 2.83, 2.39], "dyt": [2.1, 2.3, 2.15]}
+    rows = rows_of(values)
+    found = differences_told(against_baseline(rows, "loss", {"norm": "layernorm"}, "Loss"), "nats")
+    tests = [stats.ttest_rel(values[norm], values["layernorm"]) for norm in ("rmsnorm", "dyt")]
+    smaller, larger = sorted(test.pvalue for test in tests)
+    for sentence, test in zip(found, tests, strict=True):
+        low, high = (f"{end:+.3g}".replace("-", "−") for end in test.confidence_interval())
+        p = 2 * smaller if test.pvalue == smaller else max(2 * smaller, larger)
+        assert f"95 % {low} to {high}, 3 seeds" in sentence
+        assert (": a difference" in sentence) == (p < 0.05)
+        assert float(re.findall(r"p = ([\d.]+\d)", sentence)[0]) == pytest.approx(p, abs=6e-4)
+
+
+@pytest.mark.parametrize(
+    ("values", "within", "without"),
+    [((-0.2, -0.5, -0.8), ("−½", "0"), ()), ((-0.48, -0.5, -0.53), ("−½",), ("0",)),
+     ((2.0, 2.1, 1.9), (), ("−½", "0"))],
+)  # fmt: skip
+def test_an_estimate_is_consistent_with_what_its_interval_holds(
+    values: tuple[float, ...], within: tuple[str, ...], without: tuple[str, ...]
+) -> None:
+    references = {"−½": -0.5, "0": 0.0}
+    low, high = stats.t.interval(0.95, 2, np.mean(values), stats.sem(values))
+    assert [low <= value <= high for value in references.values()] == [name in within for name in references]
+    said = estimated(dict(enumerate(values)), references)
+    named, _, other = said.partition("not consistent" if not within else "not with")
+    assert f"({'95 %'} {low:.3g} to {high:.3g}, 3 seeds)".replace("-", "−") in said
+    assert all(f"with {name}" in named for name in within) and all(name in other for name in without)
+    assert ("more seeds" in said) == (len(within) > 1)
+
+
+def test_one_seed_is_no_finding() -> None:
+    assert "one seed" in estimated({0: -0.5}, {"−½": -0.5})
+    samples = against_baseline(rows_of({"layernorm": [2.0], "rmsnorm": [1.9]}), "loss", {"norm": "layernorm"}, "Loss")
+    (sentence,) = differences_told(samples)
+    assert "−0.1" in sentence and "one seed" in sentence and "a difference" not in sentence
 
 
 # ---- every study that there is

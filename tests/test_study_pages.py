@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import json
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -104,6 +106,16 @@ def test_ids_are_a_page_s_own_and_all_links_in_it_lead_somewhere(folder: Path) -
         assert max(ids.values()) == 1, (name, ids.most_common(3))
         assert not [one for one in ids if re.search(r"\s", one)], name
         assert {*re.findall(r'(?:href="|url\()#([^")]+)', page)} <= {*ids}, name
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_a_page_begins_with_a_finding_in_words_and_numbers(folder: Path, name: str) -> None:
+    own = folder / "studies" / name
+    finding = json.loads((own / "study.json").read_text())["finding"]
+    page = html.unescape((own / "report.html").read_text())
+    assert finding and all(re.search(r"\d (seeds|rounds)|none of|invariant to", sentence) for sentence in finding)
+    assert page.index("<main>") < page.index(finding[0]) < page.index('class="words"')
+    assert not [sentence for sentence in finding if "nan" in sentence]
 
 
 @pytest.mark.parametrize("name", MADE)

@@ -90,6 +90,7 @@ def read_study(folder: Path, page: Path, number: int = 1) -> Studied:
             check_drawing(drawing)
             one |= {"svg": with_ids(drawing, key), "place": place}
         tables = [Table(**{**table, "frame": pd.DataFrame(**table["frame"])}) for table in found.pop("tables")]
+        found["finding"] = [sentence for sentence in found.get("finding", ()) if isinstance(sentence, str)]
         return Studied(key, found, tables, figures)
     except (OSError, LookupError, TypeError, ValueError) as error:
         raise UsageError(f"{folder} is damaged ({error}): give the study's command again") from error

@@ -60,7 +60,10 @@ def make(name: str, words: tuple[str, ...], device: str, trust: bool) -> int:
         print("stopped; the same command goes on behind what has been measured")
         return 130
     if "quiet=true" not in words:
-        for table in read_study(folder, folder).tables:
+        found = read_study(folder, folder)
+        for sentence in found.about["finding"]:
+            console().print(f"• {sentence}", markup=False, highlight=False)
+        for table in found.tables:
             print_table(table)
         console().print(f"figures: {folder / 'figures'}, page:")
     print(folder / "report.html")

@@ -30,7 +30,7 @@ from normbench.analysis.wording import significant
 from normbench.config.groups import section_of
 from normbench.errors import UsageError, explain
 from normbench.settings import Setting
-from normbench.studies.findings import curves, keys_of, plain_table
+from normbench.studies.findings import arms_of, curves, is_arm, keys_of, labelled, plain_table
 from normbench.studies.frame import Column, Row, Study, Subject, check_memory
 from normbench.studies.steps import check_steps, steps
 from normbench.training.precision import DTYPES, make_precision
@@ -330,6 +330,19 @@ class Bench(Study):
 
     # ---- what was found
 
+    def finding(self, rows: pd.DataFrame) -> list[str]:
+        """Say how long each norm takes beside torch's LayerNorm, at the largest size, and its share of a step."""
+        found, norms = list[str](), rows[(rows["passes"] == BOTH) & (rows["cache"] == "warm")]
+        for arm in arms_of(rows):
+            own = norms[is_arm(norms, arm.settings)]
+            own = own[own["moved_bytes"] == own["moved_bytes"].max()]
+            for (dtype, implementation), times in own.groupby(["dtype", "implementation"], sort=False)["ratio"]:
+                what = f"{labelled(arm)}, {implementation}, {dtype}: {BOTH} in"
+                found.append(f"{what} {rounds_told(times)} times that of torch.nn.LayerNorm.")
+        shares = rows[rows["passes"] == STEP]
+        return [f"{labelled(arm)}: {rounds_told(shares[is_arm(shares, arm.settings)]['share'])} % of a training step."
+                for arm in arms_of(rows) if is_arm(shares, arm.settings).any()] + found  # fmt: skip
+
     def tables(self, rows: pd.DataFrame) -> list[Table]:
         """Say what each costs at each size, which pairs compare like with like, and the norms' share of a step."""
         norms, found = rows[rows["passes"].isin([*MOVED])], list[Table]()
@@ -360,6 +373,17 @@ def ends(values: pd.Series) -> tuple[float, float]:
     """Return the 95 % interval of a median, whose ends are order statistics; NaN for fewer than six values."""
     low, high = quantile_test(values, q=0, p=0.5).confidence_interval(0.95)
     return float(low), float(high)
+
+
+def rounds_told(values: pd.Series) -> str:
+    """Write the median over rounds with its interval."""
+    low, high = ends(values)
+    known = (
+        f" ({significant(low)} to {significant(high)}; {len(values)} rounds)"
+        if low < high
+        else f" ({len(values)} rounds)"
+    )
+    return significant(values.median()) + known
 
 
 def summed(key: str, title: str, rows: pd.DataFrame, by: Sequence[str], numbers: Sequence[str]) -> Table:

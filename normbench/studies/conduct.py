@@ -33,7 +33,7 @@ from normbench.results import TrainedRun
 from normbench.run.train import limits_named
 from normbench.rundir import RunDirectory, commit, cpu_name, inside, write_bytes
 from normbench.settings import show
-from normbench.studies.findings import plain_table
+from normbench.studies.findings import plain_table, shortened_finding
 from normbench.studies.frame import Row, Study, Subject, make_study, study_class
 from normbench.sweep.conduct import understand
 from normbench.sweep.plan import SweepPlan
@@ -234,6 +234,7 @@ def save(study: Study, name: str, rows: pd.DataFrame, folder: Path, command: str
         "question": inspect.getdoc(type(study)),
         "source": study.source,
         "command": command,
+        "finding": shortened_finding(study.finding(rows)),
         "machine": {"cpu": cpu_name(), "threads": torch.get_num_threads(), "torch": torch.__version__},
         "commit": commit(),
     }

@@ -15,7 +15,7 @@ from normbench.analysis.figures.style import Figure
 from normbench.analysis.tables import Table
 from normbench.errors import UsageError
 from normbench.settings import Setting
-from normbench.studies.findings import arms_of, compared, curves, is_arm, keys_of, labelled
+from normbench.studies.findings import arms_of, change_in_arms, compared, curves, is_arm, keys_of, labelled
 from normbench.studies.frame import Column, Row, Study, Subject
 from normbench.studies.mapping import Vectors, grid, vectors
 from normbench.training.evaluation import evaluate, to_device
@@ -73,17 +73,21 @@ class Depth(Study):
             if one.shape == other.shape:
                 yield {"what": "pair", "layer": layer, "to": to, "distance": angular_distance(one, other)}
 
+    def finding(self, rows: pd.DataFrame) -> list[str]:
+        blocks = in_halves(rows)
+        what = "Loss that skipping a block adds, in the deeper half less that in the first"
+        deeper = blocks["blocks"] == "deeper half"
+        return change_in_arms(blocks, deeper, ~deeper, "skipped", what, self.columns["skipped"].unit)
+
     def tables(self, rows: pd.DataFrame) -> list[Table]:
         blocks, values = rows[rows["what"] == "block"], ["skipped", "swapped", "turned"]
-        last = blocks.groupby(keys_of(rows), dropna=False)["layer"].transform("max")
-        halves = blocks.assign(blocks=(blocks["layer"] * 2 < last).map({True: "first half", False: "deeper half"}))
         out = ", ".join(f"{layer:g}" for layer in rows[rows["what"] == "left out"]["layer"].unique())
         about: Any = {"columns": self.columns, "values": values}
         about["notes"] = [f"Blocks that change the stream's shape are left out: {out}."] if out else []
         whole = compared(rows, values=["loss"], key="loss", title="Validation loss of the whole model",
                          columns=self.columns, baseline=self.baseline)  # fmt: skip
         title = "What a block is worth, by half of the stack"
-        halved = compared(halves, by=["blocks"], key="halves", title=title, baseline=self.baseline, **about)
+        halved = compared(in_halves(rows), by=["blocks"], key="halves", title=title, baseline=self.baseline, **about)
         return [whole, halved, compared(blocks, by=["layer"], key="blocks", title="What each block is worth", **about)]
 
     def figures(self, rows: pd.DataFrame) -> list[Figure]:
@@ -93,6 +97,13 @@ class Depth(Study):
         maps = [(labelled(arm), pairs[is_arm(pairs, arm.settings)]) for arm in arms_of(pairs)]
         worth = curves("worth", both, x="layer", y="added", panel="block", columns=columns, **self.captions["worth"])
         return [worth, grid("distances", maps, draw_map, **self.captions["distances"])]
+
+
+def in_halves(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of blocks, each with the half of the stack in which it stands."""
+    blocks = rows[rows["what"] == "block"]
+    last = blocks.groupby(keys_of(rows), dropna=False)["layer"].transform("max")
+    return blocks.assign(blocks=(blocks["layer"] * 2 < last).map({True: "first half", False: "deeper half"}))
 
 
 def draw_map(pane: Any, rows: pd.DataFrame) -> None:

@@ -21,6 +21,7 @@ from normbench.studies.frame import Column
 
 SUMMED = ("95 % interval", "difference", "its 95 % interval", "p")  # columns behind that of a mean
 RATIOS = ("95 % interval", "ratio", "its 95 % interval", "p", "detectable factor")  # and of a geometric one
+MOST = 6  # sentences of a finding; the tables have the rest
 DETECTABLE = "A ratio that is smaller or larger by the detectable factor is found by so many seeds four times in five."
 
 
@@ -147,6 +148,115 @@ def labelled(arm: Arm) -> str:
 def shown(value: Any) -> str:
     """Write a coordinate."""
     return number(value) if isinstance(value, float) else str(value)
+
+
+# ---- a finding in words
+
+
+def estimated(values: Mapping[int, float], references: Mapping[str, float]) -> str:
+    """Write the mean of values by seed with its interval, and say with which of some references that is consistent."""
+    mean, ends = statistics.mean_interval([*values.values()])
+    if ends is None:
+        return f"{number(mean)}: {why_unknown(len(values))}"
+    within = [name for name, value in references.items() if ends.lower <= value <= ends.upper]
+    without = [name for name in references if name not in within]
+    said = "consistent with " + ", and with ".join(within) if within else "not consistent with " + " or ".join(without)
+    if len(within) > 1:
+        said += "; more seeds would tell them apart"
+    elif within and without:
+        said += ", and not with " + " or ".join(without)
+    return f"{number(mean)} (95 % {span(ends)}, {len(values)} seeds): {said}"
+
+
+def why_unknown(seeds: int) -> str:
+    """Say why values of seeds have no interval."""
+    if seeds == 1:
+        return "one seed, which says nothing about how seeds differ; give several, such as seed=0,1,2"
+    return "the same in all seeds, whose spread is therefore not known"
+
+
+def differences_told(samples: Mapping[str, Sample], unit: str = "", ratio: bool = False) -> list[str]:
+    """Say of each difference, by what it is of, how large it is and whether it can be told from none.
+
+    What is called a difference has p < 0.05 after Holm's correction for all of them. ratio: the differences are of
+    logarithms to base 2, and are written as ratios.
+    """
+    said = list[str]()
+    for (what, sample), p in zip(samples.items(), statistics.holm([one.p for one in samples.values()]), strict=True):
+        size = number(2.0**sample.mean) + " times" if ratio else number(sample.mean, True) + f" {unit}".rstrip()
+        ends = sample.interval and (sample.interval.powers if ratio else sample.interval)
+        if ends is None:
+            found = "no difference in any seed" if sample.n > 1 and not sample.mean else why_unknown(sample.n)
+            said.append(f"{what}: {size}: {found}.")
+            continue
+        if p is not None and p < statistics.ALPHA:
+            found = f"a difference, p = {chance(p)}".replace("= <", "<")
+        else:
+            found = f"no difference can be told, p = {chance(p)}; more seeds would narrow the interval"
+        said.append(f"{what}: {size} (95 % {span(ends, sign=not ratio)}, {sample.n} seeds): {found}.")
+    return said
+
+
+def against_baseline(
+    rows: pd.DataFrame, value: str, baseline: Mapping[str, Any], what: str, ratio: bool = False
+) -> dict[str, Sample]:
+    """Return how a value of each arm differs from that of the arm that has the baseline's settings and all else alike.
+
+    what: the value, in words that begin each sentence. ratio: take differences of logarithms to base 2.
+    """
+    if ratio:
+        rows = rows.assign(**{value: np.log2(rows[value].where(rows[value] > 0))})
+    samples = dict[str, Sample]()
+    for arm in arms_of(rows):
+        other = {**arm.settings, **baseline}
+        if other == arm.settings or not {*baseline} <= {*arm.settings}:
+            continue
+        sample = statistics.paired_difference(by_seed(rows, arm.settings, value), by_seed(rows, other, value))
+        if sample.n:
+            samples[f"{what}, {labelled(arm)} against {labelled(Arm(other))}"] = sample
+    return samples
+
+
+def values_told(rows: pd.DataFrame, value: str, column: Column, what: str, ratio: bool = False) -> list[str]:
+    """Say how large a value of each arm is, where there is nothing to compare it with.
+
+    ratio: give geometric means.
+    """
+    if ratio:
+        rows = rows.assign(**{value: np.log2(rows[value].where(rows[value] > 0))})
+    said = list[str]()
+    for arm in arms_of(rows):
+        values = by_seed(rows, arm.settings, value)
+        if not values:
+            continue
+        mean, ends = statistics.mean_interval([*values.values()])
+        size = number(2.0**mean if ratio else mean) + f" {column.unit}".rstrip()
+        if ends is None:
+            said.append(f"{what}, {labelled(arm)}: {size}: {why_unknown(len(values))}.")
+        else:
+            said.append(
+                f"{what}, {labelled(arm)}: {size} (95 % {span(ends.powers if ratio else ends)}, {len(values)} seeds)."
+            )
+    return said
+
+
+def change_in_arms(
+    rows: pd.DataFrame, first: pd.Series, second: pd.Series, value: str, what: str, unit: str
+) -> list[str]:
+    """Say how a value differs within each arm between two kinds of its rows, paired by seed."""
+    samples = dict[str, Sample]()
+    for arm in arms_of(rows):
+        one, other = (by_seed(rows[chosen], arm.settings, value) for chosen in (first, second))
+        sample = statistics.paired_difference(one, other)
+        if sample.n:
+            samples[f"{what}, {labelled(arm)}"] = sample
+    return differences_told(samples, unit)
+
+
+def shortened_finding(sentences: Sequence[str]) -> list[str]:
+    """Return the first sentences of a finding, and how many more its tables stand for."""
+    more = len(sentences) - MOST
+    return [*sentences[:MOST], *([f"{more} more of this kind are in the tables."] if more > 0 else [])]
 
 
 def plain_table(key: str, title: str, rows: Sequence[Mapping[str, Any]], heads: int = 1, *notes: str) -> Table:

@@ -25,7 +25,7 @@ from normbench.errors import UsageError
 from normbench.results import TrainedRun
 from normbench.rundir import write_bytes
 from normbench.settings import Setting
-from normbench.studies.findings import compared, curves, shown
+from normbench.studies.findings import arms_of, by_seed, compared, curves, estimated, labelled, shown
 from normbench.studies.fold import Folded, fold, run
 from normbench.studies.frame import Row, Study, Subject
 from normbench.training.evaluation import to_device
@@ -104,6 +104,14 @@ class Folding(Study):
         size, new_size = (sum(p.numel() for p in one.parameters()) for one in (model, folded.model))
         counts = {"folded": len(folded.done), "kept": len(folded.refused), "saved": 100 * (1 - new_size / size)}
         yield counts | timed(model, copy.deepcopy(folded.model).float(), batches[0], self.pairs)
+
+    def finding(self, rows: pd.DataFrame) -> list[str]:
+        saved = rows.dropna(subset="time")
+        found = list[str]()
+        for arm in arms_of(saved):
+            times = estimated(by_seed(saved, arm.settings, "time"), {"1 (no time saved)": 1.0})
+            found.append(f"{labelled(arm)}: time of a batch, folded over not: {times}.")
+        return found
 
     def tables(self, rows: pd.DataFrame) -> list[Table]:
         saved, changed = (rows.dropna(subset=key) for key in ("time", "change"))

@@ -161,6 +161,10 @@ class Study(ABC):
             for row in self.measure(subject):
                 yield subject, row
 
+    def finding(self, rows: pd.DataFrame) -> list[str]:
+        """Say what was found in sentences with its numbers, their intervals and the number of seeds."""
+        return []
+
     @abstractmethod
     def tables(self, rows: pd.DataFrame) -> list[Table]:
         """Say what was found. rows: the settings of the arm, the seed, and what `measure` yields."""

@@ -12,8 +12,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from normbench.analysis.figures.style import Figure
+from normbench.analysis.figures.style import PALETTE, Figure
 from normbench.analysis.tables import Table
+from normbench.analysis.wording import count
 from normbench.build import seeded
 from normbench.contract.norms import INVARIANCES, C, Change, NormPart
 from normbench.studies.findings import curves, keys_of, plain_table
@@ -62,6 +63,18 @@ class Invariance(Study):
             x = x / (x @ w.T).square().mean().sqrt()
             for scale in np.logspace(-4, 4, 17).tolist() if no_eps else ():
                 yield {"input": name, "scale": scale, "eps_deviation": deviation(own(w, scale * x), exact(w, x))}
+
+    def finding(self, rows: pd.DataFrame) -> list[str]:
+        verdicts = by_change(rows.dropna(subset=["deviation"]), ["norm"], "holds", verdict).set_index("norm")[SIX]
+        marks = verdicts[verdicts.index.isin([*PUBLISHED])].agg(" ".join, axis=1)
+        others = [str(norm) for norm, own in marks.items() if own != PUBLISHED[str(norm)]]
+        agree = f"{len(marks) - len(others)} of {len(marks)} norms respond to all six changes as published"
+        apart = f"; not {', '.join(others)}" if others else ""
+        found = [f"{agree}, on all data, in both precisions, of {count(rows['seed'].nunique(), 'seed')}{apart}."]
+        for norm, own in verdicts.iterrows():
+            held = ", ".join(own.index[own == "yes"]) or "none of the six"
+            found.append(f"{PALETTE['names'].get(str(norm), norm)} is invariant to: {held}.")
+        return found
 
     def tables(self, rows: pd.DataFrame) -> list[Table]:
         front, known = keys_of(rows), rows.dropna(subset=["deviation"])

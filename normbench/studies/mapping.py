@@ -19,7 +19,7 @@ from normbench.analysis.figures import style
 from normbench.analysis.figures.style import Figure
 from normbench.analysis.tables import Table
 from normbench.settings import Setting
-from normbench.studies.findings import arms_of, compared, curves, is_arm, labelled
+from normbench.studies.findings import arms_of, change_in_arms, compared, curves, is_arm, labelled
 from normbench.studies.frame import Column, Row, Study, Subject
 from normbench.training.evaluation import to_device
 
@@ -69,6 +69,14 @@ class Mapping(Study):
         some = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[: self.tokens]
         calls = [*([seen[site]] if site in seen else []), (x[some], y[some])]
         seen[site] = [torch.cat(parts) for parts in zip(*calls, strict=True)]
+
+    def finding(self, rows: pd.DataFrame) -> list[str]:
+        fits = rows[rows["kind"] == "fit"]
+        both = pd.concat(
+            [fits.assign(of=word, left=fits[f"{word}_left"]) for word in ("tanh", "line")], ignore_index=True
+        )
+        what = "Variance that γ·tanh(αx)+β leaves, less what a line leaves, mean over layers"
+        return change_in_arms(both, both["of"] == "tanh", both["of"] == "line", "left", what, "")
 
     def tables(self, rows: pd.DataFrame) -> list[Table]:
         fits, title = rows[rows["kind"] == "fit"], "How well a tanh and a line describe norm layers"

@@ -15,7 +15,7 @@ from normbench.analysis.tables import Table
 from normbench.build import target
 from normbench.errors import UsageError
 from normbench.settings import Setting
-from normbench.studies.findings import compared, curves
+from normbench.studies.findings import change_in_arms, compared, curves
 from normbench.studies.frame import Row, Study, Subject
 from normbench.sweep.words import AS_IT_IS
 from normbench.training.loop import evaluate, to_device
@@ -96,6 +96,13 @@ class Padding(Study):
                 first = accuracy if first is None else first
                 values = {"loss": found["loss"], "accuracy": accuracy, "change": accuracy - first}
                 yield {"kind": kind, "level": float(level), **values}
+
+    def finding(self, rows: pd.DataFrame) -> list[str]:
+        own = rows[rows["kind"] == "padding"]
+        most, least = own["level"].max(), own["level"].min()
+        what = f"Accuracy with a share of {most:g} of padding, less that with {least:g}"
+        unit = self.columns["change"].unit
+        return change_in_arms(own, own["level"] == most, own["level"] == least, "accuracy", what, unit)
 
     def tables(self, rows: pd.DataFrame) -> list[Table]:
         most = rows[rows["level"] == rows.groupby("kind")["level"].transform("max")]

@@ -17,7 +17,17 @@ from normbench.analysis.figures.style import Figure
 from normbench.analysis.tables import Table
 from normbench.errors import UsageError
 from normbench.settings import Setting
-from normbench.studies.findings import arms_of, compared, curves, is_arm, labelled, plain_table
+from normbench.studies.findings import (
+    against_baseline,
+    arms_of,
+    compared,
+    curves,
+    differences_told,
+    is_arm,
+    labelled,
+    plain_table,
+    values_told,
+)
 from normbench.studies.frame import Row, Study, Subject
 from normbench.training.evaluation import to_device
 
@@ -80,6 +90,13 @@ class Position(Study):
             for number, row in enumerate(zip(*values.values(), strict=True)):
                 place = {"block": layer, "site": site, "what": what, counted: number}
                 yield place | dict(zip(values, row, strict=True))
+
+    def finding(self, rows: pd.DataFrame) -> list[str]:
+        norms = rows[(rows["what"] == "norm") & rows["std"].notna()]
+        what = "Standard deviation of what norms give, mean over positions"
+        found = against_baseline(norms, "std", self.baseline, what)
+        column = self.columns["std"]
+        return differences_told(found, column.unit) or values_told(norms, "std", column, what)
 
     def tables(self, rows: pd.DataFrame) -> list[Table]:
         first = rows[rows["position"] == 0].assign(positions="the first")

@@ -19,7 +19,17 @@ from normbench.build import build_model
 from normbench.errors import UsageError
 from normbench.probes import statistics
 from normbench.settings import Setting
-from normbench.studies.findings import compared, curves, keys_of, plain_table
+from normbench.studies.findings import (
+    arms_of,
+    by_seed,
+    compared,
+    curves,
+    estimated,
+    keys_of,
+    labelled,
+    plain_table,
+    values_told,
+)
 from normbench.studies.frame import Column, Row, Study, Subject, check_memory
 from normbench.training.evaluation import to_device
 from normbench.types import Branch
@@ -27,6 +37,7 @@ from normbench.types import Branch
 Passing = tuple[Tensor, Tensor]  # what enters a module, and what leaves it
 
 DEPTH, LAST = "model.depth", "position_gradient"
+THEOREM = {"−½": -0.5, "0": 0.0}  # of Xiong et al. 2020: pre, post
 BY_LAYER = ("rms", "gradient", "similarity", "angle")
 SLOPES = {LAST: Column("gradient of one position"), "gradient": Column("gradient of a batch")}
 EXPONENTS = (
@@ -78,6 +89,14 @@ class Propagation(Study):
         for place, passing in seen.items():
             row = {"layer": place + 1, **passed(last_branch(model.blocks[place]), *passing)}
             yield row | (at_end if place == depth - 1 else {})
+
+    def finding(self, rows: pd.DataFrame) -> list[str]:
+        if DEPTH not in rows or LAST not in rows:
+            return values_told(deepest(rows), "rms", self.columns["rms"], "RMS of the stream, mean over layers")
+        what = "the last layer's gradient of one position changes with depth to the power of"
+        found = exponents_by_seed(rows)
+        return [f"{labelled(arm)}: {what} {estimated(by_seed(found, arm.settings, LAST), THEOREM)}."
+                for arm in arms_of(found) if by_seed(found, arm.settings, LAST)]  # fmt: skip
 
     def tables(self, rows: pd.DataFrame) -> list[Table]:
         deep, front = deepest(rows), [*keys_of(rows), "layer"]
@@ -150,11 +169,16 @@ def exponents(rows: pd.DataFrame) -> list[Table]:
     """Say with which exponent of depth the last layer's gradient changes; nothing where depth does not vary."""
     if DEPTH not in rows or LAST not in rows:
         return []
-    keys = [*(key for key in keys_of(rows) if key != DEPTH), "seed"]
-    found = rows.dropna(subset=[LAST]).groupby(keys, dropna=False, sort=False)[[DEPTH, *SLOPES]].apply(slopes)
     title = "Exponents of the last layer's gradient"
-    return [compared(found.reset_index(), values=[*SLOPES], columns=SLOPES, key="exponents", title=title,
+    return [compared(exponents_by_seed(rows), values=[*SLOPES], columns=SLOPES, key="exponents", title=title,
                      notes=(EXPONENTS,))]  # fmt: skip
+
+
+def exponents_by_seed(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the exponents of each arm and seed."""
+    keys = [*(key for key in keys_of(rows) if key != DEPTH), "seed"]
+    groups = rows.dropna(subset=[LAST]).groupby(keys, dropna=False, sort=False)
+    return groups[[DEPTH, *SLOPES]].apply(slopes).reset_index()
 
 
 def slopes(rows: pd.DataFrame) -> pd.Series:

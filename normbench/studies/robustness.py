@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from normbench.analysis.figures.style import Figure
+from normbench.analysis.statistics import Sample
 from normbench.analysis.tables import Table
 from normbench.build import seeded
 from normbench.settings import Setting
-from normbench.studies.findings import compared, curves
+from normbench.studies.findings import against_baseline, compared, curves, differences_told, values_told
 from normbench.studies.frame import Column, Row, Study, Subject
 from normbench.training.evaluation import evaluate
 from normbench.types import Model
@@ -103,6 +104,16 @@ class Robustness(Study):
                     with seeded(subject.seed, kind, place, level), changed(model, place, partial(change, level)):
                         loss = evaluate(model, batches, subject.task, subject.device)["loss"]
                     yield {"kind": kind, "place": place, "strength": level, "loss": loss, "increase": loss - clean}
+
+    def finding(self, rows: pd.DataFrame) -> list[str]:
+        found, told = dict[str, Sample](), list[str]()
+        column = self.columns["increase"]
+        for kind, own in rows[rows["place"] == "hidden"].groupby("kind", sort=False):
+            strongest = own[own["strength"] == own["strength"].max()]
+            what = f"Loss added in the hidden stream by {kind} at {strongest['strength'].iloc[0]:g}"
+            found |= against_baseline(strongest, "increase", self.baseline, what)
+            told += values_told(strongest, "increase", column, what)
+        return differences_told(found, column.unit) or told
 
     def tables(self, rows: pd.DataFrame) -> list[Table]:
         strongest = rows[rows["strength"] == rows.groupby("kind")["strength"].transform("max")]

@@ -15,7 +15,7 @@ from normbench.analysis.figures.style import Figure
 from normbench.analysis.tables import Table
 from normbench.errors import UsageError
 from normbench.settings import Setting
-from normbench.studies.findings import compared, curves, keys_of
+from normbench.studies.findings import against_baseline, compared, curves, differences_told, keys_of, values_told
 from normbench.studies.frame import Row, Study, Subject
 from normbench.studies.steps import check_steps, steps
 from normbench.training.evaluation import to_device
@@ -85,6 +85,13 @@ class Saturation(Study):
                     own = {f"unit_{name}": value for name, value in percentiles(values[:, 0]).items()}
                     found = {"saturated": saturated(values, self.edge), **percentiles(values), **own}
                     yield {"step": step.number, "layer": layer, **found}
+
+    def finding(self, rows: pd.DataFrame) -> list[str]:
+        first = rows[rows["layer"] == 1]
+        what = "Share of saturated units of the first layer, mean over steps"
+        found = against_baseline(first, "saturated", self.baseline, what)
+        column = self.columns["saturated"]
+        return differences_told(found, column.unit) or values_told(first, "saturated", column, what)
 
     def tables(self, rows: pd.DataFrame) -> list[Table]:
         how: dict[str, Any] = {"columns": self.columns, "baseline": self.baseline}

@@ -22,7 +22,16 @@ from normbench import build
 from normbench.analysis.figures.style import PALETTE, Figure
 from normbench.analysis.tables import Table
 from normbench.settings import Setting
-from normbench.studies.findings import arms_of, compared, curves, is_arm, labelled
+from normbench.studies.findings import (
+    against_baseline,
+    arms_of,
+    compared,
+    curves,
+    differences_told,
+    is_arm,
+    labelled,
+    values_told,
+)
 from normbench.studies.frame import Row, Study, Subject
 from normbench.studies.steps import check_steps, steps
 from normbench.training.guard import buffers_kept
@@ -234,6 +243,14 @@ class Smoothness(Study):
                             found |= curvature(loss, parameters, PRODUCTS, step.number)
                     yield {"step": step.number, "rate": step.rate, **found}
                     before = step.number, loss, [parameter.detach().clone() for parameter in parameters]
+
+    def finding(self, rows: pd.DataFrame) -> list[str]:
+        what = "Effective smoothness, mean over steps, smaller is smoother"
+        found = against_baseline(named(rows), "smoothness", self.baseline, what, ratio=True)
+        column = self.columns["smoothness"]
+        return differences_told(found, column.unit, ratio=True) or values_told(
+            named(rows), "smoothness", column, what, ratio=True
+        )
 
     def tables(self, rows: pd.DataFrame) -> list[Table]:
         rows, used = named(rows), list[str]()

@@ -12,7 +12,7 @@ from normbench.analysis.figures.style import Figure
 from normbench.analysis.tables import Table
 from normbench.errors import UsageError
 from normbench.settings import Setting
-from normbench.studies.findings import compared, curves
+from normbench.studies.findings import change_in_arms, compared, curves
 from normbench.studies.frame import Row, Study, Subject
 from normbench.training.evaluation import evaluate, to_device
 from normbench.training.recalibration import average
@@ -80,6 +80,11 @@ class Statistics(Study):
             found = evaluate(model, judged, subject.task, subject.device)
             rows.append({"statistics": name, "loss": found["loss"], "accuracy": 100 * found["accuracy"]})
         yield from (row | {"gap": row["loss"] - rows[0]["loss"]} for row in rows)
+
+    def finding(self, rows: pd.DataFrame) -> list[str]:
+        what = "Loss with a batch's own statistics, less that with the running ones"
+        own, running = rows["statistics"] == "batch", rows["statistics"] == "running"
+        return change_in_arms(rows, own, running, "loss", what, self.columns["loss"].unit)
 
     def tables(self, rows: pd.DataFrame) -> list[Table]:
         note = "The gap is taken for each checkpoint, so that its interval is that of a paired difference."
