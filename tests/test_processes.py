@@ -17,6 +17,7 @@ WAITING = {
     "beside, writing more than a pipe holds": "kept = beside(lambda: b'x' * 10_000_000); time.sleep(600)",
     "trial of a precision": "precision.TRIAL = 'import time; time.sleep(600)'; "
     "precision.make_precision('bf16', torch.device('cpu'))",
+    "server of runs, loading": "start_server(); time.sleep(600)",
     "norm in bfloat16": "bfloat16_is_close(NormPart({'norm': {'_target_': 'bad_parts.Hanging'}}))",
 }
 IMPORTS = """
@@ -25,6 +26,7 @@ import time
 import torch
 from normbench.analysis import beside
 from normbench.contract.norms import NormPart, bfloat16_is_close
+from normbench.sweep.launchers import start_server
 from normbench.training import precision
 os.sched_getaffinity = lambda process: {0, 1}  # on one core nothing is done beside
 """

@@ -38,8 +38,8 @@ Task = Callable[[], int]
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
-# All that a run imports sooner or later.
-PRELOADED = [f"normbench.{part}" for part in ("data", "models", "norms", "placements", "sweep.work")]
+# What ends the server with the command, and all that a run imports sooner or later.
+PRELOADED = [f"normbench.{part}" for part in ("sweep.server", "data", "models", "norms", "placements", "sweep.work")]
 
 
 def start_server() -> None:
