@@ -35,7 +35,8 @@ FOREIGN = (
     "logger.mine={_target_:hostile.Norm}", "norm=../../here/hostile", "norm@norm=../hostile",
     "sweep.tie=norm._target_=hostile.Norm,torch.nn.Identity;norm.eps=0.1,0.2",
     "norm.eps='${oc.decode:x}'", "sweep.tie=norm=../a,../b;norm.eps=0.1,0.2",
-    "launcher.additional_parameters={setup:[id]}", "launcher.address=auto", "launcher.setup=[id]", "launcher.partition=gpu\ntouch x",
+    "launcher.additional_parameters={setup:[id]}", "launcher.address=auto", "launcher.setup=[id]",
+    "launcher.partition=gpu\ntouch x",
     "logger=wandb", "logger=[csv,mlflow]", "logger.mlflow.tracking_uri=http://10.0.0.1", "norm.eps={a:1}",
     "launcher._target_=hostile.Norm", "+unknown.key=1", "sweep.tie='logger=csv,wandb;norm.eps=0.1,0.2'",
 )  # fmt: skip
