@@ -8,6 +8,7 @@ import signal
 import stat
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
@@ -194,6 +195,23 @@ def test_what_a_killed_sweep_has_left_is_removed(tmp_path: Path, monkeypatch: py
         sweep.communicate()
         assert sweep.returncode == 0
     assert [path.name for path in tmp_path.iterdir()] == ["pymp-other"]
+
+
+def test_a_sweep_in_a_process_of_another_program_marks_no_folder_of_its() -> None:
+    """When the sweep has ended the program still needs its folder, which a lock that is free would give away."""
+    script = """
+        import multiprocessing, multiprocessing.util, pathlib
+        from normbench.sweep.scratch import MARK, scratch
+
+        folder = pathlib.Path(multiprocessing.util.get_temp_dir())
+        sweep = multiprocessing.get_context("fork").Process(target=scratch)
+        sweep.start()
+        sweep.join()
+        assert sweep.exitcode == 0 and not (folder / MARK).exists()
+        scratch()
+        assert (folder / MARK).exists()
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True)
 
 
 # ---- launchers

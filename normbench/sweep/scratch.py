@@ -8,6 +8,7 @@ import shutil
 import tempfile
 from contextlib import suppress
 from functools import cache
+from multiprocessing import parent_process
 from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from typing import IO
@@ -16,12 +17,18 @@ MARK = "normbench.lock"  # says that a folder is a sweep's, which locks it as lo
 
 
 @cache
-def scratch() -> tuple[Path, IO[bytes]]:
-    """Return the folder of this process, which goes when it ends, and its lock; those of killed sweeps are removed."""
+def scratch() -> tuple[Path, IO[bytes] | None]:
+    """Return the folder of this process, which goes when it ends, and its lock; those of killed sweeps are removed.
+
+    A process that multiprocessing has started shares the folder of the one that started it, which outlives it: it
+    locks nothing.
+    """
     for mark in Path(tempfile.gettempdir()).glob(f"pymp-*/{MARK}"):
         with suppress(OSError):  # it is somebody else's, or its sweep is at work
             clear(mark)
     folder = Path(get_temp_dir())
+    if parent_process() is not None:
+        return folder, None
     lock = (folder / f"{MARK}.new").open("wb")
     fcntl.flock(lock, fcntl.LOCK_EX)
     os.replace(lock.name, folder / MARK)  # where it can be seen, it is locked
