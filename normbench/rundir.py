@@ -171,8 +171,8 @@ def inside(folder: Path, *parts: str) -> Path:
     """
     path = folder.joinpath(*parts)
     if not path.resolve().is_relative_to(folder.resolve()):
-        what = f"{path} leads out of {folder}, and nothing is read or written there"
-        raise UsageError(f"{what}: remove it, or the link in it")
+        what = f"{path} leads out of {folder}, and nothing is written there"
+        raise UsageError(f"{what}: put what it leads to in the place of the link, or remove the link")
     return path
 
 

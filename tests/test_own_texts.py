@@ -222,6 +222,10 @@ MISTAKES: dict[str, tuple[Callable[[Path], Path], str]] = {
         written('{"text": "x", "label": 1}\n{"text": \n', "t.jsonl"),
         r"cannot be read \(line 2: ",
     ),
+    "half of a character": (
+        written('{"text": "x", "label": 1}\n{"text": "bad \\ud83d", "label": 2}\n', "t.jsonl"),
+        r"row 1 of .* has half of a surrogate pair, such as \\ud83d alone: ",
+    ),
     "no objects": (written("[1, 2]", "t.json"), r"cannot be read \(not all of its rows are objects\)"),
     "no table": (written("x" * 100, "t.txt"), "cannot be read .*: give a CSV, TSV, Parquet or JSON lines file"),
     "no training table": (two("test.csv", "notes.csv"), "holds no table named train, such as train.csv: give"),

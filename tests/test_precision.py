@@ -18,7 +18,7 @@ from normbench.training import precision
 from normbench.training.checkpoint import read
 from normbench.training.devices import make_current
 from normbench.training.optimizer import WeightAverage
-from normbench.training.precision import Precision, make_precision
+from normbench.training.precision import Precision, make_precision, reason_against
 
 CPU = torch.device("cpu")
 MLP = ["model=mlp", "model.width=32", "data=digits", "threads=1", "device=cpu", "quiet=true", "trainer.log_every=1"]
@@ -168,3 +168,14 @@ def test_what_a_trial_says_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_gpu_without_a_number_is_the_current_one() -> None:
     """torch refuses to make it current, wherever a sweep or a job of a cluster has `device=cuda`."""
     make_current(torch.device("cuda"))
+
+
+def test_a_full_gpu_is_not_told_as_one_that_lacks_a_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(device: torch.device, dtype: torch.dtype) -> None:
+        raise errors.pop()
+
+    monkeypatch.setattr("normbench.training.precision.try_precision", fails)
+    errors = [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("no kernel image is available")]
+    assert "no kernel image is available" in reason_against(torch.device("cuda"), torch.bfloat16)
+    with pytest.raises(torch.OutOfMemoryError):
+        reason_against(torch.device("cuda"), torch.bfloat16)

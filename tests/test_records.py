@@ -220,3 +220,18 @@ def test_work_beside_is_done_here_where_the_other_process_dies_or_may_not_be(
         return os.getpid()
 
     assert beside(work)() == here
+
+
+def test_a_setting_of_a_person_s_own_class_may_have_another_type_by_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_run(tmp_path / "runs", seed=0) / "config.yaml"
+    text = config.read_text()
+    target = text[text.index("norm:") :].split("_target_: ")[1].split("\n")[0]
+    config.write_text(text.replace(f"_target_: {target}", "_target_: changed_norm.Own\n  k: 0.5", 1))
+    (tmp_path / "changed_norm.py").write_text(
+        "from torch import nn\nclass Own(nn.Module):\n"
+        "    def __init__(self, num_features: int, *, channel_dim: int = -1, site=None, k: int = 1) -> None: ...\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert read_study([tmp_path / "runs"]).damaged == ()

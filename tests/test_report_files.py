@@ -173,7 +173,7 @@ def test_the_methods_count_runs_that_are_missing_and_that_did_not_train(tmp_path
 
 
 def test_letters_that_latex_lacks_are_named() -> None:
-    assert tex("α_λ é ≥ 中") == r"$\alpha$\_$\lambda$ é $\geq$ U+4E2D"
+    assert tex("α₀_λ é ≥ 中 µs") == r"$\alpha$$_0$\_$\lambda$ é $\geq$ U+4E2D $\mu$s"
 
 
 @pytest.mark.skipif(not shutil.which("pdflatex"), reason="needs pdflatex")
@@ -225,7 +225,10 @@ def test_nothing_is_written_through_a_link(tmp_path: Path, capsys: pytest.Captur
     report.mkdir()
     (report / "figures").symlink_to(victim)
     assert main(["report", str(runs)]) == 2
-    assert capsys.readouterr().err.count("and nothing is read or written there: remove it, or the link in it") == 2
+    assert (
+        capsys.readouterr().err.count("and nothing is written there: put what it leads to in the place of the link")
+        == 2
+    )
     assert [path.name for path in victim.iterdir()] == ["loss-kept.svg"]
     (report / "figures").unlink()
     (report / "runs.csv").symlink_to(victim / "loss-kept.svg")  # a file's link is replaced, and not followed

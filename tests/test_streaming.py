@@ -124,6 +124,19 @@ def test_blocks_of_long_rows_end_by_their_bytes(root: Path, monkeypatch: pytest.
         assert len(rows) <= 55 + most
 
 
+def test_a_checkpoint_of_other_blocks_is_refused(root: Path) -> None:
+    """Of a version that bounded blocks in another way, say: its steps would be other batches, or empty ones."""
+    first = pages(root)
+    first.train_batch(30)
+    state = first.state_dict()
+    again = pages(root)
+    again.load_state_dict({"starts": [(2 * step, place) for step, place in state["starts"]]})
+    with pytest.raises(
+        UsageError, match=r"is not the one that this run's checkpoint knows: begin anew with rerun=true"
+    ):
+        again.train_batch(30)
+
+
 def test_a_block_longer_than_the_data_holds_no_row_twice(root: Path) -> None:
     rows, place = pages(root, buffer=300).stream.block((0, 0, 0, 0), 0)
     assert len(rows) == 300 and place[0] == 5

@@ -157,7 +157,7 @@ MISTAKES = {
     "seed=0,1 rerun=true": "rerun=true is train's alone",
     "seed=0,1 sweep.tie=${": "check the keys and their values with normbench show",
     "launcher=jbolib": "launcher=jbolib is unknown: did you mean joblib?",
-    "launcher=submitit": "device=auto is not known before a cluster has chosen the machine",
+    "launcher=submitit launcher.executor=slurm": "device=auto is not known before a cluster has chosen the machine",
     "sweep.exlude=norm=dyt": "sweep.exlude is not a setting of normbench sweep: did you mean exclude?",
     "launcher.n_jobs=2": "sweep.jobs= and threads= say what runs get of this machine): it has none",
     "sweep.exclude=norm=dyt,rmsnorm": "sweep.exclude=norm=dyt,rmsnorm is not KEY=VALUE, each with one value",

@@ -38,6 +38,8 @@ TEX = str.maketrans({mark: f"\\{mark}" for mark in "&%$#_{}"} | {"\\": r"\textba
 TEX |= str.maketrans({"^": r"\textasciicircum{}", "−": "$-$", "→": r"$\to$", "·": r"$\cdot$", "×": r"$\times$"})
 TEX |= str.maketrans({"<": "$<$", ">": "$>$", "≤": r"$\leq$", "≥": r"$\geq$", "²": "$^2$", "√": r"$\surd$"})
 TEX |= str.maketrans({"←": r"$\leftarrow$", "↑": r"$\uparrow$", "↓": r"$\downarrow$", "½": r"$\frac{1}{2}$"})
+TEX |= str.maketrans({"µ": r"$\mu$", "Δ": r"$\Delta$", "∞": r"$\infty$", "≈": r"$\approx$"})
+TEX |= {0x2080 + digit: f"$_{digit}$" for digit in range(10)}  # subscripts, as in α₀
 
 # A command in a sentence of HTML, without the full stop behind it.
 COMMAND = re.compile(r"normbench (sweep|train)( --resume \S*[^\s.])?( (&#39;)?[\w.@+-]+=\S*[^\s.])*")

@@ -44,7 +44,9 @@ class Hub:
     def __post_init__(self) -> None:
         if not NAME.fullmatch(self.hub_id):  # to `datasets` a word alone may be a format, such as pandas' pickles
             cure = "give owner/name, such as stanfordnlp/imdb"
-            raise UsageError(f"data.hub_id={self.hub_id} is no data set of the hub: {cure}")
+            raise UsageError(
+                f"data.hub_id={self.hub_id} is not owner/name, and a word alone may be a file format: {cure}"
+            )
 
     def key(self) -> list[Any]:
         """Return the local copy's files with their sha256, or the hub's revision.

@@ -299,8 +299,20 @@ def read_texts(path: Path, text_column: str, label_column: str, split_column: st
             said = "no text" if text is None or text == "" else f"no text but {text!r:.80}"
             cure = f"leave the row out, or set data.text_column to another than {text_column}"
             raise UsageError(f"row {row} of {where} has {said}: {cure}")
+        if not text.isascii() and not is_encodable(text):
+            cure = "write the character itself, or leave the row out"
+            raise UsageError(f"row {row} of {where} has half of a surrogate pair, such as \\ud83d alone: {cure}")
     splits = splits_of(table[split_column], where) if split_column else None
     return pd.DataFrame({"text": table[text_column], "label": table[label_column], "split": splits}, dtype=object)
+
+
+def is_encodable(text: str) -> bool:
+    """Say whether a text can be written in UTF-8; one of JSON may have half of a character."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 # ---- a text file

@@ -30,7 +30,7 @@ from normbench.types import Batch, Split
 Rows = list[dict[str, Any]]
 
 # What a block holds at the most, however long its rows are: 1,000 photographs have about 105 MiB.
-MOST_BYTES = 128 * 2**20
+MOST_BYTES = 512 * 2**20
 
 Place = tuple[int, int, int, int]  # a pass over the data, the turns of a file and of a row group in it, and a row
 
@@ -181,7 +181,11 @@ class Streamed(ContentData):
             cure = f"raise data.buffer={self.stream.size:,} or lower data.batch_size={self.batch_size:,}"
             raise UsageError(f"a block of {self.content.name} has {count:,} examples, less than a batch: {cure}")
         self.turns = torch.randperm(count, generator=generator(self.seed, "block", number))
-        self.starts[number + 1 :] = self.starts[number + 1 :] or [(first + count // self.batch_size, behind)]
+        following = (first + count // self.batch_size, behind)
+        if self.starts[number + 1 :] and self.starts[number + 1][0] != following[0]:
+            cure = "begin anew with rerun=true, or go on with the version of normbench and the data it began with"
+            raise UsageError(f"a block of {self.content.name} is not the one that this run's checkpoint knows: {cure}")
+        self.starts[number + 1 :] = self.starts[number + 1 :] or [following]
         self.number, self.ahead = number, (number + 1, self.reading(behind))
 
     def reading(self, place: Place) -> Future[tuple[Any, int, Place]]:

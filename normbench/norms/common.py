@@ -326,11 +326,8 @@ class RunningNorm(AffineNorm):
         """Take in mean and unbiased variance of one batch, `([positions,] features)`, of the known positions."""
         first = slice(len(mean)) if self.positions else ...
         tracked = self.num_batches_tracked[first].add_(1 if known is None else known)
-        taken = None if known is None else known.unsqueeze(-1).to(mean.dtype)
+        taken = None if known is None else known.unsqueeze(-1)
         for running, batch in ((self.running_mean[first], mean), (self.running_var[first], var)):
             step = batch - running
             step = step / tracked.clamp_min(1).unsqueeze(-1) if self.momentum is None else step * self.momentum
-            if taken is None:
-                running.add_(step)
-            else:
-                running.addcmul_(step, taken)
+            running.add_(step if taken is None else step.where(taken, 0))

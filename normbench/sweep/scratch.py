@@ -11,13 +11,12 @@ from functools import cache
 from multiprocessing import parent_process
 from multiprocessing.util import get_temp_dir
 from pathlib import Path
-from typing import IO
 
 MARK = "normbench.lock"  # says that a folder is a sweep's, which locks it as long as it lives
 
 
 @cache
-def scratch() -> tuple[Path, IO[bytes] | None]:
+def scratch() -> tuple[Path, int | None]:
     """Return the folder of this process, which goes when it ends, and its lock; those of killed sweeps are removed.
 
     A process that multiprocessing has started shares the folder of the one that started it, which outlives it: it
@@ -29,9 +28,9 @@ def scratch() -> tuple[Path, IO[bytes] | None]:
     folder = Path(get_temp_dir())
     if parent_process() is not None:
         return folder, None
-    lock = (folder / f"{MARK}.new").open("wb")
+    lock = os.open(folder / f"{MARK}.new", os.O_WRONLY | os.O_CREAT)  # open as long as this process lives
     fcntl.flock(lock, fcntl.LOCK_EX)
-    os.replace(lock.name, folder / MARK)  # where it can be seen, it is locked
+    os.replace(folder / f"{MARK}.new", folder / MARK)  # where it can be seen, it is locked
     return folder, lock
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from normbench.errors import UsageError, explain
+from normbench.errors import UsageError, explain, is_out_of_memory
 from normbench.training.optimizer import plain_step
 
 # What a process that may die of it runs, behind what `begin_trial` needs.
@@ -98,6 +98,8 @@ def reason_against(device: torch.device, dtype: torch.dtype) -> str:
         try:
             try_precision(device, dtype)
         except RuntimeError as error:
+            if is_out_of_memory(error):
+                raise
             return explain(error)
         return ""
     # -P: no file in the current directory hides a module that torch imports
