@@ -127,10 +127,10 @@ def test_other_factors_are_averaged_and_what_is_not_there_is_left_out() -> None:
 
 
 def test_a_run_that_diverged_counts_as_a_constant_predictor() -> None:
-    cells: Cells = warmed() | {("post", 0.0): [9.0, "diverged", 3.2, "failed", 3.3]}
+    cells: Cells = warmed() | {("post", 0.0): [3.6, "diverged", 2.9, "failed", 3.3]}
     (one,) = found(study(cells, "placement", "schedule.warmup", constant={"loss/val": 3.5}), placement="pre")
     assert one.seeds == (0, 1, 2, 4)
-    assert one.own == pytest.approx(np.array(cells["post", 0.1])[[0, 1, 2, 4]] - [3.5, 3.5, 3.2, 3.3])  # type: ignore[operator]  # numbers
+    assert one.own == pytest.approx(np.array(cells["post", 0.1])[[0, 1, 2, 4]] - [3.5, 3.5, 2.9, 3.3])  # type: ignore[operator]  # numbers
     assert "4 of 5 seeds" in said([one])[0]
 
 
@@ -147,6 +147,18 @@ def test_an_arm_that_did_not_train_is_in_no_interaction(tmp_path: Path) -> None:
     shown = contrasts(study_of_all, study_of_all.arms, {"placement": "pre"}, LOSS)
     compared = {(one.arm.name, *one.levels) for one in shown if one.n and one.kind == "change"}
     assert compared == {("deep", 0, 100), ("post", 50, 100)}
+
+
+def test_an_arm_whose_runs_end_in_two_groups_is_in_no_interaction() -> None:
+    """Its mean says how many runs did not train, of which four of ten make an interaction here."""
+    norms, placements = ("layernorm", "rmsnorm"), ("pre", "post")
+    noise = np.random.default_rng(0).normal(0, 0.02, (4, 10))
+    whole = {cell: 2 + noise[place] for place, cell in enumerate(product(norms, placements))}
+    stuck = np.where(np.arange(10) < 4, 3.0, whole["rmsnorm", "post"])
+    baseline, constant = {"norm": "layernorm"}, {"loss/val": 3.0}
+    made = study({**whole, ("rmsnorm", "post"): stuck}, "norm", "placement", constant=constant)
+    assert found(study(whole, "norm", "placement", constant=constant), **baseline)
+    assert not found(made, **baseline)
 
 
 def test_one_factor_or_one_seed_gives_no_sentence() -> None:

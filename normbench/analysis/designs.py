@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from normbench.analysis.comparisons import USUAL, Baseline, Compared, corrected_alone, outcomes
+from normbench.analysis.comparisons import USUAL, Baseline, Compared, corrected_alone, in_two_groups, outcomes
 from normbench.analysis.measures import NAN, Metric, final, loss_on
 from normbench.analysis.records import LEARNING_RATE, Arm, Run, Study, in_order
 from normbench.analysis.sensitivity import AREA, are_numbers, areas, failing, tried_levels
@@ -78,11 +78,12 @@ def contrasts(study: Study, arms: Sequence[Arm], baseline: Baseline, metric: Met
     """Return all contrasts of a study with two factors or more; p is corrected over all of them after Holm.
 
     arms: those that are compared, each at its best learning rate where that was a choice. One that did not train is in
-    no interaction: its loss says what a constant predictor reaches, and not what a factor does.
+    no interaction: its loss says what a constant predictor reaches, and not what a factor does. Nor is one whose runs
+    end in two groups: it has no mean.
     """
     mapped = areas(study)
     keys = {key for one in mapped for key in one.keys}  # of which the map tells
-    able = [arm for arm in arms if is_able(arm)]
+    able = [arm for arm in arms if is_able(arm, metric)]
     crossed = [one for one in crossings(able, baseline, metric) if not keys & {one.subject, one.factor}]
     found = [one for crossing in crossed for one in crossing.contrasts()]
     for one, other in permutations(mapped, 2):
@@ -97,10 +98,11 @@ def contrasts(study: Study, arms: Sequence[Arm], baseline: Baseline, metric: Met
     return corrected_alone(found)
 
 
-def is_able(arm: Arm) -> bool:
-    """Say whether an arm trained, and no more than half of its runs diverged or did not."""
+def is_able(arm: Arm, metric: Metric) -> bool:
+    """Say whether an arm trained, no more than half of its runs diverged or did not, and it has a mean."""
     lost = outcomes(arm)
-    return arm.trained and 2 * sum(lost) <= len(lost)
+    torn = in_two_groups(arm, metric, {run.seed for run in arm.runs})
+    return arm.trained and 2 * sum(lost) <= len(lost) and not torn
 
 
 def contrast(own: Effects, other: Effects, arm: Arm, baseline: Arm, metric: Metric, **about: Any) -> Contrast:
