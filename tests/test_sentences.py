@@ -190,6 +190,10 @@ def test_what_few_seeds_assume_is_said_and_signed_ranks_stand_beside() -> None:
     made = Study((), (arm(BASE, norm="layernorm"), arm(WORSE, norm="dyt")), ("norm",))
     told = [text for text, _ in verdict(made, comparisons({"dyt": WORSE}), None)]
     assert "; signed ranks 0.062)" in told[0] and "hold where differences by seed are Gaussian" in told[1]
+    assert "with five ranks or fewer they cannot be below 0.05" in told[1]
+    found = comparisons({"dyt": [*WORSE, "diverged"]}, [*BASE, 2.0])  # the lost run is the sixth rank
+    told = [text for text, _ in verdict(made, found, None)]
+    assert "; signed ranks 0.031)" in told[0] and "Gaussian" in told[1] and "cannot be below" not in told[1]
     many = [2.0 + 0.01 * seed for seed in range(10)]
     found = comparisons({"dyt": [loss + 0.1 + 0.001 * (loss % 0.03) for loss in many]}, many)
     assert [text for text, _ in verdict(made, found, None) if "Gaussian" in text or "ranks" in text] == []
@@ -272,6 +276,8 @@ def test_an_outlier_is_warned_of_with_the_test_of_ranks_beside() -> None:
     assert text.endswith("the test of signed ranks gives p = 0.031")
     (text,) = unfair(comparisons({"rmsnorm": ours[1:]}, base[1:]), "skewed")
     assert text.endswith("gives p = 0.062, and cannot give less than 0.05 with fewer than 6 seeds")
+    (text,) = unfair(comparisons({"rmsnorm": ["diverged", *ours[1:]]}, base), "skewed")
+    assert text.endswith("the test of signed ranks gives p = 0.031")
 
 
 def test_an_arm_with_more_rates_to_choose_from_is_named_and_its_p_corrected() -> None:

@@ -166,12 +166,16 @@ class Comparison(Compared):
         return ours != theirs and self.better == (ours > theirs)
 
     @property
-    def ranked_p(self) -> float | None:
-        """Return the p of the signed-rank test in which a lost run ranks behind all others."""
+    def ranked(self) -> tuple[float, ...]:
+        """Return the differences that are ranked: a seed that one side alone has lost is the worst one for it."""
         ours, theirs = self.lost
         worst = math.inf if self.metric.lower_is_better else -math.inf
-        values = (*self.values, *[worst] * len(ours - theirs), *[-worst] * len(theirs - ours))
-        return replace(self, values=values).wilcoxon_p
+        return (*self.values, *[worst] * len(ours - theirs), *[-worst] * len(theirs - ours))
+
+    @property
+    def ranked_p(self) -> float | None:
+        """Return the p of the signed-rank test in which a lost run ranks behind all others; none over two groups."""
+        return None if self.torn else replace(self, values=self.ranked).wilcoxon_p
 
     @property
     def trained(self) -> bool:

@@ -224,7 +224,8 @@ def verdict(
     was found. Of many the largest of each kind are told, and how many more there are.
     """
     fewer = [one for one in survivals if one.counted is not None and one.p < ALPHA]
-    found_few = [one.n for one in comparisons if one.small and one.verdict(margin) in ("different", "possible")]
+    few = [one for one in comparisons if one.small and one.verdict(margin) in ("different", "possible")]
+    ranked = [len(one.ranked) for one in few]
     arms = {arm.name: arm for one in comparisons for arm in (one.arm, one.baseline)}
     *found, nothing = compared_words(comparisons, margin)
     told = [
@@ -232,7 +233,7 @@ def verdict(
         ("costs", paragraphs("sentences.jinja", "survival", fewer)),
         *(("designs", kind) for kind in crossed[:-1]),
         *(("differences", kind) for kind in found),
-        ("differences", paragraphs("sentences.jinja", "assumed", found_few) if found_few else ()),
+        ("differences", paragraphs("sentences.jinja", "assumed", ranked) if ranked else ()),
         *(("designs", kind) for kind in crossed[-1:]),
         ("differences", nothing),
         ("arms", () if comparisons else paragraphs("sentences.jinja", "not_compared", len(study.arms))),
