@@ -71,6 +71,16 @@ def test_differences_are_the_paired_t_test_of_scipy_and_holm_by_hand(tmp_path: P
     assert reach <= bound <= reach * 1.1
 
 
+def test_an_arm_whose_runs_end_in_two_groups_has_no_mean(tmp_path: Path) -> None:
+    constant = {"constant": {"loss/val": 3.0}}
+    make_study(tmp_path, {"layernorm": LAYERNORM, "dyt": [3.0, 3.01, *WORSE[2:]]}, data=constant)
+    report = make_report([tmp_path])
+    whole, torn = table(report, "arms")
+    assert whole["arm"] == "layernorm" and "–" not in whole.values()
+    arm, n, *figures, time = torn.values()  # to the target: a median
+    assert (arm, n, time) == ("dyt", "5", "not reached") and {*figures} == {"–"}
+
+
 def test_one_seed_or_one_arm_says_nothing_about_differences(tmp_path: Path) -> None:
     make_study(tmp_path, {"layernorm": [2.0, 2.1]})
     report = make_report([tmp_path])

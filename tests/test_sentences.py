@@ -179,6 +179,7 @@ def test_runs_in_two_groups_have_no_interval() -> None:
     assert one.p is one.interval is one.effect_size is one.detectable is one.counted is None and not one.real
     told = "\n".join(text for text, _ in verdict(made, found.comparisons, None))
     assert "no mean, interval or p is given, as the runs of dyt end in two groups far apart: 3 of 5 trained" in told
+    assert one.ranked_p is None and differences_table([one]).rows == [("dyt", "5", "two groups")]
     _, near = lost(layernorm=BASE, dyt=[2.34, 2.36, 2.37, 2.3, 2.39])  # about the bound of 2.375, in one group
     assert near.comparisons[0].interval is not None
 

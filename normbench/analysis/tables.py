@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from normbench.analysis import statistics, wording
-from normbench.analysis.comparisons import Compared, Comparison, by_seed
+from normbench.analysis.comparisons import Compared, Comparison, by_seed, in_two_groups
 from normbench.analysis.designs import Contrast
 from normbench.analysis.measures import IN_BLOCKS, Yardstick, evaluations_in_words, gradient_noise, known, ran_as
 from normbench.analysis.records import ASIDE, Arm, Run, Study
@@ -78,18 +78,23 @@ def made(key: str, title: str, rows: Any, heads: int = 1, marked: Collection[int
 def results_table(runs: pd.DataFrame, study: Study, by: Yardstick) -> Table:
     """Say how well the arms ended. runs: as `runs_frame` has them."""
     rows, badness = [], []
+    arms = {arm.name: arm for arm in study.arms}
     for name, own in runs.groupby("arm", sort=False):
         finished = own[own["status"] == "finished"]
+        seeds = {*finished["seed"]}
+        torn = [metric for metric in by.metrics if in_two_groups(arms[str(name)], metric, seeds)]
+        averaged = finished.iloc[:0] if torn else finished  # of two groups there is no mean
         row = {"arm": name, "n": f"{len(finished)} of {len(own)}" if len(finished) < len(own) else str(len(own))}
         for place, metric in enumerate(by.metrics):
-            values = [metric.scale * value for value in known(finished.get(metric.tag, ()))]
+            kept = () if metric in torn else finished.get(metric.tag, ())
+            values = [metric.scale * value for value in known(kept)]
             mean, interval = statistics.mean_interval(values, metric.bounds)
             row[f"{metric.words}, {metric.symbol}"] = fixed(mean, metric.decimals)
             row["95 % interval" + " " * place] = span(interval, metric.decimals)
         best = f"best {by.on_way.words} during training, {by.on_way.symbol}"
-        row[best] = fixed(finished["best"].mean(), by.on_way.decimals)
-        row["train–validation gap, nats"] = fixed(finished["gap"].mean(), 4, sign=True)
-        row[f"loss at {duration(by.seconds)}, nats"] = fixed(finished[f"{by.timed}_at_equal_time"].mean(), 4)
+        row[best] = fixed(averaged["best"].mean(), by.on_way.decimals)
+        row["train–validation gap, nats"] = fixed(averaged["gap"].mean(), 4, sign=True)
+        row[f"loss at {duration(by.seconds)}, nats"] = fixed(averaged[f"{by.timed}_at_equal_time"].mean(), 4)
         if (target := by.targets.get(str(name))) is not None:
             ended = own[own["status"].isin(["finished", "diverged"])]
             which = "its target" if len({*by.targets.values()}) > 1 else f"{plain(target)} nats"
@@ -164,7 +169,7 @@ def differences_table(comparisons: Sequence[Comparison], primary: bool = True) -
     for one in comparisons:
         places = wording.precision(one.mean, one.interval) if one.n else 0
         row = pair_of(one) | {
-            f"difference, {metric.unit}": fixed(one.mean, places, sign=bool(one.mean)),
+            f"difference, {metric.unit}": NONE if one.torn else fixed(one.mean, places, sign=bool(one.mean)),
             "95 % interval": span(one.interval, places, sign=True),
             "effect size": wording.effect(one.effect_size),
             "p": wording.chance(one.p),
