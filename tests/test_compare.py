@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from made_runs import make_run, make_study
+from made_runs import make_run, make_study, plan
 
 from normbench.analysis.statistics import seeds_needed
 from normbench.cli import main
@@ -58,13 +58,29 @@ def test_a_plan_gives_the_seeds_that_find_the_difference(folder: Path, capsys: p
     assert size == "0.03" and int(cautious) > int(seeds)
     sd = float(np.std(np.subtract(BASE[::-1], BASE), ddof=1))
     assert int(seeds) == seeds_needed(0.03, sd)
-    (folder / "sw/.sweep").mkdir()
+    plan(folder / "sw", "norm=dyt,layernorm,rmsnorm", "seed=range(0,5)")
     out = printed(capsys, "--plan", "rmsnorm", "layernorm", "--in", "sw", "--difference", "0.01")
     words = shlex.split(out.partition("normbench sweep ")[2])
-    assert words == ["--resume", "sw", f"seed=range(0,{seeds_needed(0.01, sd)})", "sweep.extend=true"]
+    assert words == ["--resume", "sw", f"seed=range(5,{seeds_needed(0.01, sd)})", "sweep.extend=true"]
     assert "5 seeds that are there are enough" in printed(
         capsys, "--plan", "rmsnorm", "layernorm", "--in", "sw", "--difference", "1"
     )
+
+
+def test_a_plan_counts_on_from_the_largest_seed_of_its_pilot(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for seed, loss in enumerate(BASE, start=10):
+        make_run(folder / "late", norm="layernorm", seed=seed, final=loss)
+        make_run(folder / "late", norm="rmsnorm", seed=seed, final=BASE[14 - seed])
+    out = printed(capsys, "--plan", "rmsnorm", "layernorm", "--in", "late", "--difference", "0.01")
+    needed = seeds_needed(0.01, float(np.std(np.subtract(BASE[::-1], BASE), ddof=1)))
+    assert f"'seed=range(15,{10 + needed})'" in out
+
+
+def test_a_plan_is_not_made_from_runs_in_two_groups(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    finals = {"layernorm": BASE, "dyt": [4.0, *BASE[1:]]}
+    make_study(folder / "torn", finals, data={"constant": {"loss/val": 4.0}})
+    assert main(["compare", "--plan", "dyt", "layernorm", "--in", "torn"]) == 2
+    assert "some of dyt did not: make them train first" in capsys.readouterr().err
 
 
 def test_brackets_are_no_markup(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -340,8 +340,11 @@ def plan(one: Comparison, difference: float | None) -> Table:
     that would find it.
 
     Raises:
-        UsageError: the pilot has fewer than two pairs, or no spread.
+        UsageError: the pilot has fewer than two pairs, or no spread, or runs of an arm end in two groups.
     """
+    if one.torn:
+        needs = "a plan needs a pilot whose runs all train"
+        raise UsageError(f"{needs}, and some of {one.torn[0].name} did not: make them train first")
     n, sd = one.n, one.sd
     if not sd:
         needs = "a plan needs a pilot of two seeds or more in both arms that do not all differ by the same"

@@ -20,6 +20,7 @@ from normbench.rundir import inside
 
 if TYPE_CHECKING:  # imports pandas, scipy and matplotlib: behind every mistake that the words alone show
     from normbench.analysis.comparisons import Comparison
+    from normbench.analysis.records import Study
     from normbench.analysis.report import Report
     from normbench.analysis.tables import Table
 
@@ -106,7 +107,7 @@ def compare(first: str, second: str, folder: Path, margin: float | None, plan: b
         if plan:
             print_table(tables.plan(found.comparisons[0], difference))
             if difference is not None:
-                print(more_seeds(found.comparisons[0], difference, folder))
+                print(more_seeds(found.comparisons[0], difference, study))
             continue
         print_verdict(found)
         print()
@@ -117,18 +118,17 @@ def compare(first: str, second: str, folder: Path, margin: float | None, plan: b
     return 0
 
 
-def more_seeds(one: Comparison, difference: float, folder: Path) -> str:
-    """Say with which command a sweep gets the seeds that a difference needs."""
+def more_seeds(one: Comparison, difference: float, study: Study) -> str:
+    """Say with which command a sweep gets the seeds that a difference needs, beside those of the pilot."""
     from normbench.analysis.statistics import seeds_needed
 
     needed = seeds_needed(difference, one.sd or 0.0)
     if needed <= one.n:
         return f"the {one.n:,} seeds that are there are enough"
-    words = [f"seed=range(0,{needed})", "sweep.extend=true"]
-    if not (folder / ".sweep").exists():
-        return f"{needed:,} seeds: normbench sweep with the words of these runs and {shlex.quote(words[0])}"
-    command = shlex.join(["normbench", "sweep", "--resume", str(folder), *words])
-    return f"{needed:,} seeds: {command}"
+    more = study.more_seeds(needed - one.n)
+    if not study.plans:
+        return f"{needed:,} seeds: normbench sweep with the words of these runs and {shlex.quote(more)}"
+    return f"{needed:,} seeds: {more}"
 
 
 def console() -> Console:
