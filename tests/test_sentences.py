@@ -165,6 +165,15 @@ def test_five_of_five_lost_against_none_is_a_difference(ends: list[float | str])
     assert sentence.endswith(", against none of 5 (Fisher's exact test, p = 0.008).")
 
 
+def test_lost_runs_that_more_learning_rates_make_uncertain_are_said_to_be() -> None:
+    made, _ = lost(layernorm=BASE, dyt=["diverged"] * 5)
+    layernorm, dyt = made.arms
+    found = answer(made, [layernorm, replace(dyt, rates=20)], {"norm": "layernorm"}, LOSS)
+    (sentence,) = [text for text, _ in verdict(made, (), None, survivals=found.survivals) if "less often" in text]
+    assert sentence.startswith("dyt may train less often than layernorm: ")
+    assert sentence.endswith("; not certain after correction for more learning rates).")
+
+
 def test_so_few_lost_runs_that_none_could_be_shown_are_not_tested() -> None:
     _, found = lost(layernorm=BASE, dyt=["diverged", "diverged", *BASE[2:]])
     assert [one.counted for one in found.survivals] == [None] and found.comparisons[0].family == 1
