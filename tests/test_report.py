@@ -14,6 +14,7 @@ from scipy import stats
 
 from normbench.analysis.comparisons import given_baseline
 from normbench.analysis.figures import draw_all
+from normbench.analysis.latex import in_text
 from normbench.analysis.measures import alike, rounded_up, seconds_at
 from normbench.analysis.records import Run
 from normbench.analysis.report import Report
@@ -79,6 +80,7 @@ def test_an_arm_whose_runs_end_in_two_groups_has_no_mean(tmp_path: Path) -> None
     assert whole["arm"] == "layernorm" and "–" not in whole.values()
     arm, n, *figures, time = torn.values()  # to the target: a median
     assert (arm, n, time) == ("dyt", "5", "not reached") and {*figures} == {"–"}
+    assert "tab:arms-short" in in_text(report.tables) and "differences-short" not in in_text(report.tables)
 
 
 def test_one_seed_or_one_arm_says_nothing_about_differences(tmp_path: Path) -> None:

@@ -103,6 +103,8 @@ def in_text(tables: Sequence[Table]) -> str:
             kept = [name for name in names if name.partition(",")[0] in SLIM_DIFFERENCES]
         else:
             continue
+        if len(kept) == table.heads:  # names of arms alone, as none has a mean
+            continue
         written.append(table_for(replace(table, key=f"{table.key}-short", frame=table.frame[kept], marked=())))
     return "\n".join(written)
 
