@@ -42,6 +42,7 @@ class Setting:
     where it is a list. length: of a list.
     types, items, choices: allowed types, types of a list's elements, and words; they come from the annotation.
     required: whether it has no default.
+    tasks: the kinds of task in which it plays a part; none: in all.
     """
 
     doc: str = ""
@@ -55,6 +56,7 @@ class Setting:
     items: tuple[type, ...] = ()
     choices: tuple[str, ...] = ()
     required: bool = False
+    tasks: tuple[str, ...] = ()
 
     @property
     def allowed(self) -> str:
@@ -68,6 +70,10 @@ class Setting:
         if self.unit and alternatives:
             alternatives[-1] += f" ({self.unit})"
         return either([*alternatives, *(["null"] if NoneType in self.types else [])])
+
+    def plays_a_part(self, task: str) -> bool:
+        """Tell whether it changes anything in a task of this kind."""
+        return task in self.tasks or not self.tasks
 
     @property
     def bounds(self) -> str:

@@ -12,8 +12,9 @@ from made_runs import make_report, make_run, make_study, plan, read_study
 
 from normbench.analysis import records
 from normbench.analysis.fairness import RULES, findings, told
+from normbench.analysis.methods import methods
 from normbench.analysis.records import read_studies
-from normbench.analysis.wording import given, paragraphs
+from normbench.analysis.wording import given
 from normbench.rundir import CHOICE_FILE, read_json
 
 
@@ -188,10 +189,11 @@ def test_the_methods_say_how_learning_rates_were_chosen(tmp_path: Path) -> None:
     noted = [{"arm": {"norm": norm}, "lr": lr, "edge": None} for norm, lr in (("layernorm", 1e-3), ("rmsnorm", 3e-3))]
     for one in noted:
         make_run(tmp_path, norm=one["arm"]["norm"], lr=one["lr"])
-    assert "All else was held equal" in paragraphs("facts.jinja", "methods", make_report([tmp_path]), "1")[0]
+    assert "All else was held equal" in methods(make_report([tmp_path]))
     (tmp_path / CHOICE_FILE).write_text(json.dumps({"arms": noted}))
-    words = " ".join(paragraphs("facts.jinja", "methods", make_report([tmp_path]), "1"))
-    assert "All else but the learning rate was held equal" in words and "AdamW (betas" in words
+    words = methods(make_report([tmp_path]))
+    assert "All else but the learning rate was held equal" in words
+    assert "AdamW (Loshchilov & Hutter 2019) with betas" in words
     assert "a tenth held out of the training data: layernorm 0.001; rmsnorm 0.003." in words
 
 

@@ -19,7 +19,7 @@ import pandas as pd
 import pytest
 from made_runs import make_report, make_run, make_study
 
-from normbench.analysis.latex import table_for
+from normbench.analysis.latex import cited_in, table_for
 from normbench.analysis.report import save
 from normbench.analysis.tables import Table
 from normbench.analysis.wording import tex
@@ -125,8 +125,9 @@ def test_a_page_opens_with_question_answer_caveats_and_methods(written: Path) ->
         "Held equal: 100 steps; batches of 16 sequences of 64 tokens; a learning rate of 0.001; 802,304 parameters;"
         in words
     )
-    assert "Model: GPT (depth 4, width 128); 802,304 parameters. Data: pydocs (100,000 training tokens, " in words
-    assert "with AdamW (lr 0.001, betas [0.9, 0.99]) and the schedule Cosine (warmup 0.05, final 0.1)" in words
+    assert "with depth 4 and width 128 (the preset nano); it has 802,304 parameters" in words
+    assert "The data are pydocs: 100,000 training tokens, " in words
+    assert "by AdamW (Loshchilov & Hutter 2019) with lr 0.001 and betas (0.9, 0.99), under the schedule Cosine" in words
     assert "was trained with 4 seeds (0, 1, 2, 3); 6 of 8 runs finished." in words
     assert not re.search(r"\b(None|True|False|nan)\b", words.partition("All runs")[0])
 
@@ -142,6 +143,12 @@ def test_tables_and_methods_for_latex_are_escaped(written: Path) -> None:
         assert rows and not [row for row in rows if re.search(r"(?<!\\)[%#_]", row)]
     drawn = {path.stem for path in (written / "figures").glob("*.pdf")}
     assert {*re.findall(r"figures/([\w-]+)\.pdf", text + everything)} == drawn
+
+
+def test_the_bibliography_has_what_is_cited_and_no_more(written: Path) -> None:
+    cited = cited_in("".join((written / name).read_text("utf-8") for name in ("report.tex", "appendix.tex")))
+    assert {"ba2016", "zhang2019rms", "xiong2020", "glorot2010", "loshchilov2019", "student1908"} <= cited
+    assert {*re.findall(r"^@\w+\{(.+),$", (written / "report.bib").read_text("utf-8"), re.MULTILINE)} == cited
 
 
 def test_tables_for_latex_have_every_cell_once_and_a_heading_for_each(written: Path) -> None:
@@ -180,10 +187,14 @@ def test_letters_that_latex_lacks_are_named() -> None:
 def test_what_is_for_a_paper_fits_its_page(written: Path, tmp_path: Path) -> None:
     pages = [r"\documentclass{article}", r"\usepackage{booktabs,graphicx}", rf"\graphicspath{{{{{written}/}}}}"]
     pages += [r"\begin{document}", rf"\input{{{written}/report}}", r"\appendix", rf"\input{{{written}/appendix}}"]
+    pages += [r"\bibliographystyle{plain}", r"\bibliography{report}"]
     (tmp_path / "paper.tex").write_text("\n".join([*pages, r"\end{document}"]))
     command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "paper.tex"]
     printed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, errors="replace").stdout
     assert "Output written on paper.pdf" in printed, printed[-1000:]
+    shutil.copy(written / "report.bib", tmp_path)
+    cited = subprocess.run(["bibtex", "paper"], cwd=tmp_path, capture_output=True, text=True).stdout
+    assert "entry" not in cited and "Warning" not in cited, cited
     too_wide = [float(points) for points in re.findall(r"Overfull \\hbox \(([\d.]+)pt", printed)]
     assert max(too_wide, default=0.0) < 5
     assert "multiply defined" not in printed and "Float too large" not in printed

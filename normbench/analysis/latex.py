@@ -3,12 +3,14 @@ as a page of one column has room for."""
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
 
 import pandas as pd
 
+from normbench.analysis.references import split_at_citations
 from normbench.analysis.tables import Table
 from normbench.analysis.wording import tex
 
@@ -18,8 +20,11 @@ BETWEEN = 8.0  # points between two columns: \tabcolsep is set to half of it
 MOST_ROWS = 30  # of a table on one page
 HEADING, CELL = 12, 24  # characters, from which on a heading or a cell is broken where it has spaces
 
+FIGURES_IN_TEXT = ("differences", "learning-rates", "learning-rate-search")  # the appendix has the others
+
 # The columns that stand in the text: so many of the first, and those whose names begin so; the appendix has all.
 SLIM_RESULTS = 4
+SLIM_RATES = ("arm", "best rate", "loss there", "sensitivity", "lost or did not train")
 SLIM_DIFFERENCES = ("arm", "against", "difference", "95 % interval", "p", "p after Holm")
 
 
@@ -101,6 +106,10 @@ def in_text(tables: Sequence[Table]) -> str:
             kept = names[:SLIM_RESULTS]
         elif table.key == "differences":
             kept = [name for name in names if name.partition(",")[0] in SLIM_DIFFERENCES]
+        elif table.key == "rates":
+            kept = [name for name in names if name.partition(",")[0] in SLIM_RATES]
+        elif table.key == "search":
+            kept = names
         else:
             continue
         if len(kept) == table.heads:  # names of arms alone, as none has a mean
@@ -114,13 +123,28 @@ def in_appendix(tables: Sequence[Table]) -> str:
     return "\n".join(table_for(table) for table in tables if table.key != "lost")
 
 
+def prose(text: str) -> str:
+    """Write sentences, with a citation for each pair of brackets that holds works and nothing else."""
+    written = ""
+    for words, works in split_at_citations(text):
+        written += tex(words)
+        if works:
+            written += rf"~\citep{{{','.join(work.key for work in works)}}}"
+    return written
+
+
+def cited_in(page: str) -> set[str]:
+    """Return the keys of the works that a page cites."""
+    return {key for keys in re.findall(r"\\citep\{(.+?)\}", page) for key in keys.split(",")}
+
+
 def figure_for(name: str, caption: str) -> str:
     """Write a figure as wide as a column."""
     lines = [
         r"\begin{figure}[htbp]",
         r"\centering",
         rf"\includegraphics[width=\columnwidth,height=0.8\textheight,keepaspectratio]{{figures/{name}.pdf}}",
-        rf"\caption{{{tex(caption)}}}\label{{fig:{name}}}",
+        rf"\caption{{{prose(caption)}}}\label{{fig:{name}}}",
         r"\end{figure}",
     ]
     return "\n".join(lines) + "\n"

@@ -191,11 +191,15 @@ class Study:
         return [run for _, run in self.pairs]
 
     @cached_property
+    def noted(self) -> dict[Path, list[dict[str, Any]]]:
+        """Return what sweeps with `sweep.lr=auto` have noted of the choice of each arm's rate, by their folders."""
+        folders = sorted({run.path.parent for run in self.runs})
+        return {folder: (read_json(folder / CHOICE_FILE) or {"arms": []})["arms"] for folder in folders}
+
+    @cached_property
     def choices(self) -> dict[Path, dict[str, Any]]:
-        """Return what sweeps with `sweep.lr=auto` have noted of their choice of a rate, by the path of the run."""
-        folders = {run.path.parent for run in self.runs}
-        noted = {folder: (read_json(folder / CHOICE_FILE) or {"arms": []})["arms"] for folder in folders}
-        return {run.path: one for run in self.runs for one in noted[run.path.parent] if run.was_given(one)}
+        """Return what was noted of the choice of a run's rate, by the path of the run."""
+        return {run.path: one for run in self.runs for one in self.noted[run.path.parent] if run.was_given(one)}
 
     @property
     def fairly_chosen(self) -> bool:

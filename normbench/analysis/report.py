@@ -16,21 +16,32 @@ from normbench import __version__
 from normbench.analysis import beside, latex, tables
 from normbench.analysis.answers import answer
 from normbench.analysis.causes import next_steps, why
-from normbench.analysis.comparisons import Comparison, compare_all, contenders, given_baseline, partner, usual_baseline
+from normbench.analysis.comparisons import (
+    Comparison,
+    Survival,
+    compare_all,
+    contenders,
+    given_baseline,
+    partner,
+    usual_baseline,
+)
 from normbench.analysis.designs import said
 from normbench.analysis.fairness import Finding, findings
 from normbench.analysis.figures import draw_all
 from normbench.analysis.figures.style import COLUMN, dark_rules
 from normbench.analysis.measures import Yardstick, activations_frame, runs_frame, yardstick
+from normbench.analysis.methods import methods, options_of
 from normbench.analysis.records import Arm, Study, read_studies, shortened
+from normbench.analysis.references import bibliography
 from normbench.analysis.safe import to_csv
-from normbench.analysis.sensitivity import areas, failing, tried_levels
+from normbench.analysis.sensitivity import areas, failing, searches, tried_levels
 from normbench.analysis.studied import places_of_studies, studies_below
 from normbench.analysis.tables import Table
 from normbench.analysis.wording import TEMPLATES, environment, paragraphs, verdict
 from normbench.rundir import inside, read_json, remove_written, write_bytes, write_json
 
 WRITTEN = ".written.json"  # beside a report: which files are its own
+PAGES = ("report.tex", "appendix.tex", "report.md", "report.html")  # the last one links to all others
 MOST_ROWS = 200  # of the table of all runs, which the CSV has too
 
 
@@ -39,9 +50,9 @@ class Report:
     """All that a report says, before it is drawn.
 
     baseline: its settings, without runs. chosen: whether a learning rate was chosen for each arm. runs, blocks: of
-    `runs_frame` and `activations_frame`. comparisons: in the primary metric. verdict: sentences, each with the key of
-    the table behind it. why: what probes say of the cause. next: what to do now, and the commands for it. missing: how
-    many runs were planned that have no directory.
+    `runs_frame` and `activations_frame`. comparisons: in the primary metric. survivals: of how many runs were lost.
+    verdict: sentences, each with the key of the table behind it. why: what probes say of the cause. next: what to do
+    now, and the commands for it. missing: how many runs were planned that have no directory.
     """
 
     study: Study
@@ -51,6 +62,7 @@ class Report:
     runs: pd.DataFrame
     blocks: pd.DataFrame
     comparisons: tuple[Comparison, ...]
+    survivals: tuple[Survival, ...]
     verdict: list[tuple[str, str]]
     why: list[str]
     next: list[str]
@@ -101,6 +113,7 @@ def examine(
         tables.designs_table(crossed),
         *(tables.survival_table(arms, key) for key in failing(arms)),
         tables.areas_table(areas(study)),
+        tables.search_table(searches(study)),
         tables.rates_table(tried_levels(study.arms)),
         tables.costs_table(runs),
         tables.step_times_table(ours),
@@ -114,7 +127,7 @@ def examine(
     caveats = findings(study, chosen and not by.primary.tag.endswith("/test"), ours, missing)
     shown = [table for table in found if table.rows]
     lacking = len(missing or {})
-    said_of_all = ours, sentences, reasons, steps, caveats, shown, lacking
+    said_of_all = ours, stated.survivals, sentences, reasons, steps, caveats, shown, lacking
     return Report(study, Arm(baseline), by, chosen, runs, blocks, *said_of_all)
 
 
@@ -159,14 +172,10 @@ def save(report: Report, out: Path, width: float = COLUMN) -> Path:
     if len(report.blocks):
         files["activations.csv"] = to_csv(report.blocks)
     words = words_of(report) | {"studies": studies_below(report.study.folders, out)}
-    for name in (
-        "report.tex",
-        "appendix.tex",
-        "report.md",
-        "report.html",
-    ):  # the page is last, so that all it links to is there
-        page = page_of(name, title_of(report.study), report=report, figures=shown, latex=latex, **words)
-        files[name] = page.encode()
+    about = {"report": report, "figures": shown, "latex": latex, **words}
+    pages = {name: page_of(name, title_of(report.study), **about) for name in PAGES}
+    files["report.bib"] = bibliography(latex.cited_in(pages["report.tex"] + pages["appendix.tex"])).encode()
+    files |= {name: page.encode() for name, page in pages.items()}
     torn = [path for name in files for path in (out / name).parent.glob(f".{Path(name).name}.*.tmp")]
     for path in torn:
         path.unlink()
@@ -181,11 +190,11 @@ def save(report: Report, out: Path, width: float = COLUMN) -> Path:
 
 def words_of(report: Report) -> dict[str, Any]:
     """Return what stands in the page, the text, in GitHub's Markdown, and the tables for LaTeX."""
-    facts = (fact.partition(": ") for fact in paragraphs("facts.jinja", "facts", report))
+    facts = (fact.partition(": ") for fact in paragraphs("facts.jinja", "facts", report, options_of(report.study)))
     return {
         "lead": "".join(paragraphs("facts.jinja", "lead", report.study)),
         "question": paragraphs("facts.jinja", "question", report),
-        "methods": " ".join(paragraphs("facts.jinja", "methods", report, __version__)),
+        "methods": methods(report),
         "command": report.study.command(),
         "facts": {name: text for name, _, text in facts if text},
         "titles": {table.key: table.title for table in report.tables},

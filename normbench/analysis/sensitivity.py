@@ -13,10 +13,12 @@ import numpy as np
 import pandas as pd
 
 from normbench.analysis.comparisons import LOST, best_rate, families_of, without
-from normbench.analysis.measures import TRAINING_LOSS, Metric, final, finite, known, loss_on
+from normbench.analysis.measures import NAN, TRAINING_LOSS, Metric, final, finite, known, loss_on
 from normbench.analysis.records import LEARNING_RATE, Arm, Run, Study
 from normbench.analysis.statistics import learning_rate_sensitivity
+from normbench.rundir import NUMBER, fits
 
+CURVE = [{"lr": (int, float), "losses": [NUMBER]}]  # of what a sweep notes of an arm's rates
 AREA = Metric("share of the grid that trains", "percentage points", "%", 1.0, 0, (0.0, 100.0), lower_is_better=False)
 
 
@@ -98,6 +100,46 @@ def tried_levels(arms: Iterable[Arm], key: str = LEARNING_RATE, fewest: int = 2)
             best = float(best_rate(family).settings[key])
             found.append(Tried(without(family[0], key), dict(sorted(by_level.items())), best))
     return found
+
+
+@dataclass(frozen=True)
+class Search:
+    """How a sweep has chosen an arm's learning rate, on data and with seeds that are not reported.
+
+    losses: the final ones of those seeds (nats), by rate; None where a run diverged or failed. chosen: None where no
+    rate was good, so that the arm has no runs. edge: the end of the rates that it lies at, if any.
+    """
+
+    arm: Arm
+    losses: Mapping[float, Sequence[float | None]]
+    chosen: float | None
+    edge: str | None
+
+    @property
+    def means(self) -> dict[float, float]:
+        """Return the mean of those losses by rate; NaN where a run did not end well."""
+        return {rate: NAN if self.lost[rate] else float(np.mean(known(own))) for rate, own in self.losses.items()}
+
+    @property
+    def lost(self) -> dict[float, int]:
+        """Return how many runs diverged or failed, by rate."""
+        return {rate: list(own).count(None) for rate, own in self.losses.items()}
+
+
+def searches(study: Study) -> list[Search]:
+    """Return how sweeps with `sweep.lr=auto` have chosen the learning rate of each arm, those without runs last."""
+    found, last = [], []
+    by_choice = {id(study.choices[run.path]): arm for arm, run in study.pairs if run.path in study.choices}
+    noted = [one for own in study.noted.values() for one in own if fits(one.get("curve"), CURVE)]
+    for choice in noted:
+        losses = {float(point["lr"]): point["losses"] for point in choice["curve"]}
+        arm = by_choice.get(id(choice))
+        if arm:
+            found.append(Search(arm, losses, choice["lr"], choice.get("edge")))
+        elif choice["lr"] is None:
+            last.append(Search(Arm(choice["arm"]), losses, None, None))
+    order = [arm.name for arm in study.arms]
+    return [*sorted(found, key=lambda one: order.index(one.arm.name)), *last]
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from normbench.analysis.comparisons import Compared, Comparison, by_seed, in_two
 from normbench.analysis.designs import Contrast
 from normbench.analysis.measures import IN_BLOCKS, Yardstick, evaluations_in_words, gradient_noise, known, ran_as
 from normbench.analysis.records import ASIDE, Arm, Run, Study
-from normbench.analysis.sensitivity import AREA, Area, Tried, is_lost, tried_levels
+from normbench.analysis.sensitivity import AREA, Area, Search, Tried, is_lost, tried_levels
 from normbench.analysis.wording import NONE, duration, fixed, in_words, plain, significant, span
 from normbench.config.groups import GROUPS
 from normbench.errors import UsageError
@@ -297,6 +297,29 @@ def rates_table(tried: Sequence[Tried]) -> Table:
         }
         rows.append(row)
     return made("rates", "Learning-rate sensitivity", rows)
+
+
+def search_table(found: Sequence[Search]) -> Table:
+    """Say among which learning rates that of each arm was chosen, and how these did on the data that choose."""
+    rates = sorted({rate for one in found for rate in one.losses})
+    rows = []
+    for one in found:
+        means = {f"at {rate:g}": search_cell(one, rate) for rate in rates}
+        chosen = NONE if one.chosen is None else f"{one.chosen:g}"
+        rows.append({"arm": one.arm.name, "chosen": chosen, **means, "at an end of those tried": one.edge or NONE})
+    return made("search", "Search for the learning rate, held-out loss in nats", rows, seeds=search_seeds(found))
+
+
+def search_cell(one: Search, rate: float) -> str:
+    """Write what an arm reached at a rate."""
+    if rate not in one.losses:
+        return NONE
+    return f"{one.lost[rate]} lost" if one.lost[rate] else fixed(one.means[rate], 4)
+
+
+def search_seeds(found: Sequence[Search]) -> int:
+    """Return how many seeds have chosen, at the most."""
+    return max((len(own) for one in found for own in one.losses.values()), default=0)
 
 
 def lost_table(study: Study) -> Table:

@@ -138,18 +138,6 @@ def every(runs: Iterable[Run], read: Callable[[Run], str]) -> str:
     return shortened([text for text in found if text], 4)
 
 
-def part(run: Run, group: str, without: Iterable[str] = ()) -> str:
-    """Write what stands for a group in a run: its class, and all of its settings but those that vary, or are off."""
-    own = {key.partition(".")[2]: value for key, value in run.config.items() if key.startswith(f"{group}.")}
-    name = str(own.get("_target_", run.config.get(group, ""))).rpartition(".")[2]
-    shown = [
-        f"{key.replace('_', ' ')} {in_words(value)}"
-        for key, value in own.items()
-        if not key.startswith("_") and value not in (None, False) and f"{group}.{key}" not in without
-    ]
-    return f"{name} ({', '.join(shown)})" if shown else name
-
-
 def given(study: Study) -> list[str]:
     """Return the settings that a person has given and that all runs have, as words of a command."""
     aside = {"seed", "name", "outputs", "threads", "quiet", *[LEARNING_RATE] * study.fairly_chosen}
@@ -198,7 +186,7 @@ def environment() -> Environment:
     numbers = [bound, chance, count, detectable_difference, duration, fixed, in_words, plain, precision, span]
     found.globals |= {write.__name__: write for write in [*numbers, every, given, goes_with, shortened]}
     found.globals |= {"ENOUGH": ENOUGH, "LEARNED": LEARNED, "LEARNED_RIGHT": LEARNED_RIGHT}
-    found.filters |= {"part": part, "tex": tex}
+    found.filters["tex"] = tex
     found.filters["code"] = lambda text: Markup(COMMAND.sub(r"<code>\g<0></code>", str(escape(text))))
     found.filters["cell"] = lambda text: "\\" * is_formula(text) + found.filters["md"](text)
     found.filters["md"] = lambda text: " ".join(str(text).split()).translate(MARKED)

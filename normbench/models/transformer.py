@@ -19,12 +19,18 @@ Stream = Float[Tensor, "batch time width"]
 Mask = Bool[Tensor, "batch time"]
 Heads = Float[Tensor, "batch heads time size"]
 
+# The kinds of task in which a setting plays a part, where that is not all of them.
+OF_TEXTS = ("language_model", "text_classification", "translation")
+OF_TOKENS = ("language_model", "translation")
+OF_CLASSES = ("text_classification", "image_classification")
+OF_IMAGES = ("image_classification",)
+
 HeadCount = Annotated[int, Setting("attention heads; they divide the width", low=1, high=10**5)]
-Context = Annotated[int, Setting("longest sequence", "tokens", low=1, high=10**7)]
+Context = Annotated[int, Setting("longest sequence", "tokens", low=1, high=10**7, tasks=OF_TEXTS)]
 Dropout = Annotated[float, Setting("share of values dropped in training", low=0, below=1)]
 Position = Annotated[Literal["learned", "rotary"], Setting("position embedding")]
 Activation = Annotated[Literal["gelu", "relu", "silu", "sigmoid", "tanh", "swiglu"], Setting("activation of the MLP")]
-Tied = Annotated[bool, Setting("the output layer uses the token embedding")]
+Tied = Annotated[bool, Setting("the output layer uses the token embedding", tasks=OF_TOKENS)]
 Bias = Annotated[bool, Setting("biases in the linear maps of the blocks")]
 EmbeddingScale = Annotated[
     float | Literal["unit", "learned"],
@@ -285,8 +291,8 @@ class Transformer(Embedded):
         tied: Tied,
         bias: Bias,
         embedding_scale: EmbeddingScale,
-        patch: Annotated[int, Setting("side of an image patch", "pixels", low=1, high=10**4)],
-        pool: Annotated[Literal["mean", "class_token"], Setting("what the class is read from")],
+        patch: Annotated[int, Setting("side of an image patch", "pixels", low=1, high=10**4, tasks=OF_IMAGES)],
+        pool: Annotated[Literal["mean", "class_token"], Setting("what the class is read from", tasks=OF_CLASSES)],
     ) -> None:
         super().__init__()
         of_images = isinstance(task, ImageClassification)

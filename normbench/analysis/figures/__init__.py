@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from normbench.analysis.comparisons import Baseline, Comparison, compare_all, contenders
-from normbench.analysis.figures.finals import forest, interactions, learning_rates, step_time_against, survival
+from normbench.analysis.figures.finals import forest, interactions, learning_rates, search, step_time_against, survival
 from normbench.analysis.figures.lines import QUANTITIES, draw_lines
 from normbench.analysis.figures.maps import maps
 from normbench.analysis.figures.style import COLUMN, TOGETHER, UNDER_WAY, Figure, members, our_style
@@ -42,6 +42,7 @@ def draw_all(
             forest(compare_all(arms, baseline, primary) if comparisons is None else comparisons, arms, note),
             *(draw_lines(name, arms, along) for name in ("bleu-val-epochs", "accuracy-val-steps") if others),
             *(draw_lines(name, arms, along + judged + ran * name.endswith("time")) for name in losses),
+            search(study),
             learning_rates(study, primary),
             step_time_against(arms, primary, note + ran),
             *(draw_lines(name, arms, along) for name in insides),

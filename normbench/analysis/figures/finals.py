@@ -13,9 +13,9 @@ from normbench.analysis.comparisons import Baseline, Comparison
 from normbench.analysis.designs import Crossing, crossings
 from normbench.analysis.figures import style as grid
 from normbench.analysis.figures.style import INK, Entry, Figure, described, first, panels_of, plain
-from normbench.analysis.measures import Metric, known
+from normbench.analysis.measures import Metric, known, loss_on
 from normbench.analysis.records import Arm, Study, shortened
-from normbench.analysis.sensitivity import are_numbers, is_lost, outcome, tried_levels
+from normbench.analysis.sensitivity import are_numbers, is_lost, outcome, searches, tried_levels
 from normbench.analysis.statistics import mean_interval
 from normbench.analysis.wording import fixed, in_words, precision, span
 
@@ -247,6 +247,30 @@ def learning_rates(study: Study, metric: Metric) -> Figure | None:
     data = data.rename(columns={"filled": "best"})
     facts = {"metric": metric, "crosses": crosses, "arms": shortened([arm.name for arm in arms])}
     return described("learning-rates", "learning-rates", canvas, data, more, **facts)
+
+
+def search(study: Study) -> Figure | None:
+    """Draw what each arm reached at the learning rates of which one was chosen for it; None where none was chosen."""
+    found = searches(study)
+    rows = []
+    for one in found:
+        for rate, losses in one.losses.items():
+            ends = known(losses) if rate in one.means else []
+            reached = {"mean": one.means[rate], "low": min(ends, default=np.nan), "high": max(ends, default=np.nan)}
+            counts = {"seeds": len(losses), "diverged": one.lost[rate]}
+            chosen = "yes" if rate == one.chosen else "no"
+            rows.append({"arm": one.arm.name, "learning_rate": rate, **counts, **reached, "filled": chosen})
+    data = pd.DataFrame(rows)
+    if not rows or data["mean"].isna().all():
+        return None
+    crosses, metric = bool(data["diverged"].any()), loss_on("val")
+    arms = [one.arm for one in found]
+    how: Any = {"crosses": crosses, "what": "held-out"}
+    canvas, panes, more = draw_against(arms, data, "learning_rate", "learning rate", metric, **how)
+    grid.log_scale(panes[0], "x")
+    facts = {"crosses": crosses, "seeds": data["seeds"].max(), "arms": shortened([arm.name for arm in arms])}
+    data = data.rename(columns={"filled": "chosen", "diverged": "lost"})
+    return described("learning-rate-search", "search", canvas, data, more, **facts)
 
 
 def step_time_against(arms: Sequence[Arm], metric: Metric, note: str) -> Figure | None:

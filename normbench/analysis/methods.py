@@ -1,0 +1,228 @@
+"""The methods of a study as prose for a paper: what varied, all else that played a part, and the works behind it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import TYPE_CHECKING, Any
+
+from normbench import __version__
+from normbench.analysis.comparisons import contenders
+from normbench.analysis.fairness import asked_for
+from normbench.analysis.records import LEARNING_RATE, Run, Study, candidates, in_order
+from normbench.analysis.references import in_brackets, works_of
+from normbench.analysis.wording import environment, in_words, paragraphs
+from normbench.config.groups import GROUPS, options, section_of
+from normbench.settings import either, flat, settings_of
+
+if TYPE_CHECKING:
+    from normbench.analysis.report import Report
+
+MOST = 12  # things that a sentence lists
+SHOWN = ("data", "model", "optim")
+ELSEWHERE = ("data.batch_size", "data.context", "data.holdout", "data.root", "data.path")  # told by other sentences
+PRECISIONS = {
+    "fp32": "in float32",
+    "bf16": "with matrix products in bfloat16 (Micikevicius et al. 2018)",
+    "fp16": "with matrix products in float16 and a scaled loss (Micikevicius et al. 2018)",
+}
+
+
+def methods(report: Report) -> str:
+    """Return a paragraph for a paper, with every number filled in; works stand in brackets, such as `(Holm 1979)`."""
+    study = report.study
+    varied = {*study.varied, *along(study)}
+    aside = varied | ({LEARNING_RATE} if study.fairly_chosen else set())
+    judged, _ = contenders(study, dict(report.baseline.settings))
+    words: Any = environment().get_template("facts.jinja").module
+    about = {
+        "factors": "; and in ".join(factor_in_words(study, one) for one in factors(study)),
+        "crossed": len(factors(study)) > 1,
+        "fixed": fixed_in_words(study, varied),
+        "model": one_of(part_in_words(run, "model", aside) for run in study.runs),
+        "init": one_of(option_in_words(run, "init", aside) for run in study.runs),
+        "data": one_of(option_in_words(run, "data", aside) for run in study.runs),
+        "optim": one_of(part_in_words(run, "optim", aside) for run in study.runs),
+        "schedule": one_of(part_in_words(run, "schedule", aside) for run in study.runs),
+        "precision": one_of(PRECISIONS[run.config.get("trainer.precision", "fp32")] for run in study.runs),
+        "steps": one_of(words.steps(run) for run in study.runs),
+        "batch": one_of(words.batch(run) for run in study.runs),
+        "clip": one_of(words.clip(run) for run in study.runs),
+        "uneven": len({frozenset(run.seed for run in arm.runs) for arm in study.arms}) > 1,
+        "average": one_of(value_in_words(decay) for run in study.runs if (decay := run.config.get("trainer.ema"))),
+        "rates": "; ".join(f"{arm.name} {one_of(rate_of(run) for run in arm.runs)}" for arm in judged),
+        "compared": any(one.n > 1 for one in report.comparisons),
+        "effects": any(one.effect_size is not None for one in report.comparisons),
+        "ranked": any(one.ranked_p is not None for one in report.comparisons),
+    }
+    return " ".join(paragraphs("facts.jinja", "methods", report, __version__, about))
+
+
+def options_of(study: Study) -> dict[str, str]:
+    """Return what data, model and optimizer are called, and what was changed of them, by their groups."""
+    return {group: one_of(option_in_words(run, group, study.varied) for run in study.runs) for group in SHOWN}
+
+
+# ---- what varied
+
+
+@dataclass(frozen=True)
+class Factor:
+    """Settings that vary together, and the values that they take together."""
+
+    keys: tuple[str, ...]
+    levels: tuple[tuple[Any, ...], ...]
+
+
+def factors(study: Study) -> list[Factor]:
+    """Return what varied: settings that take all pairs of their values stand alone, and those that do not, together."""
+    groups: list[tuple[str, ...]] = [(key,) for key in (*study.varied, *along(study))]
+    while tied := next((pair for pair in combinations(groups, 2) if are_tied(study, *pair)), None):
+        one, other = tied
+        groups[groups.index(one)] = (*one, *other)
+        groups.remove(other)
+    found = [Factor(keys, levels_of(study, keys)) for keys in groups]
+    if math.prod(len(one.levels) for one in found) > len(study.arms):  # pairs are whole, and triples are not
+        every = tuple(key for keys in groups for key in keys)
+        return [Factor(every, levels_of(study, every))]
+    return found
+
+
+def along(study: Study) -> list[str]:
+    """Return the settings that were asked for and go along with what varies, as warm-up that is tied to placement."""
+    chosen = (LEARNING_RATE,) if study.fairly_chosen else ()
+    asked = asked_for(study).difference(study.varied, chosen)
+    return [key for key in candidates(study.runs) if key in asked and len(levels_of(study, (key,))) > 1]
+
+
+def are_tied(study: Study, one: tuple[str, ...], other: tuple[str, ...]) -> bool:
+    """Say whether some values of settings are not taken together."""
+    together = len(levels_of(study, (*one, *other)))
+    return together < len(levels_of(study, one)) * len(levels_of(study, other))
+
+
+def levels_of(study: Study, keys: Sequence[str]) -> tuple[tuple[Any, ...], ...]:
+    """Return the values that settings take together, in order."""
+    found = {tuple(run.config.get(key) for key in keys) for run in study.runs}
+    return tuple(sorted(found, key=lambda level: [in_order(value) for value in level]))
+
+
+def factor_in_words(study: Study, factor: Factor) -> str:
+    """Write what a factor is and its levels: `norm: layernorm (Ba et al. 2016) and rmsnorm (Zhang & Sennrich 2019)`."""
+    by_level = {tuple(run.config.get(key) for key in factor.keys): run for run in study.runs}
+    levels = []
+    for level in factor.levels:
+        words = [level_in_words(study, by_level[level], key) for key in factor.keys]
+        levels.append(" with ".join(words))
+    return f"{' together with '.join(factor.keys)}: {listed(levels)}"
+
+
+def level_in_words(study: Study, run: Run, key: str) -> str:
+    """Write what a run has in a setting that varies; of an option with the works behind it."""
+    return option_in_words(run, key, study.varied) if key in GROUPS else value_in_words(run.config.get(key))
+
+
+# ---- what was held equal
+
+
+def fixed_in_words(study: Study, varied: Container[str]) -> str:
+    """Write which norm and placement all runs have, where these do not vary: `norm is layernorm (Ba et al. 2016)`."""
+    groups = [group for group in ("norm", "placement") if group not in varied]
+    return " and the ".join(
+        f"{group} is {one_of(option_in_words(run, group, ()) for run in study.runs)}" for group in groups
+    )
+
+
+def part_in_words(run: Run, group: str, aside: Iterable[str]) -> str:
+    """Write what stands for a group: its class, the works behind it, and each setting that plays a part.
+
+    aside: settings that are told elsewhere. Where settings are not as the option has them, that is said: `the preset
+    nano but for depth and width`.
+    """
+    option = str(run.config.get(group, ""))
+    target = str(run.config.get(f"{group}._target_", option))
+    name = target.rpartition(".")[2]
+    altered = changed(run, group, aside)
+    shown = {
+        key: value for key, value in playing(run, group, aside).items() if value not in (None, False) or key in altered
+    }
+    words = "normbench's " * target.startswith("normbench.models.") + name + in_brackets(works_of(group, option))
+    if shown:
+        words += f" with {listed([setting_in_words(key, value) for key, value in shown.items()], len(shown))}"
+    if option not in options(group) or (option.casefold() == name.casefold() and not altered):
+        return words
+    but = f" but for {listed([key.rpartition('.')[2].replace('_', ' ') for key in altered])}" if altered else ""
+    return f"{words} (the preset {option}{but})"
+
+
+def option_in_words(run: Run, group: str, aside: Iterable[str]) -> str:
+    """Write the name of a group's option, the works behind it, and what of it is not as it has it."""
+    option = str(run.config.get(group, ""))
+    altered = changed(run, group, {*aside, *ELSEWHERE})
+    words = [setting_in_words(key, run.config[key]) for key in altered]
+    return option + in_brackets(works_of(group, option)) + (f" but with {listed(words)}" if words else "")
+
+
+def playing(run: Run, group: str, aside: Iterable[str]) -> dict[str, Any]:
+    """Return the settings of a group that play a part in a run's task, but those aside, by dotted path."""
+    known = settings_of(str(run.config.get(f"{group}._target_", ""))) or {}
+    found = {}
+    for key, value in run.config.items():
+        section, _, name = key.partition(".")
+        idle = name in known and not known[name].plays_a_part(run.task)
+        if section == group and name and not name.startswith("_") and key not in aside and not idle:
+            found[key] = value
+    return found
+
+
+def changed(run: Run, group: str, aside: Iterable[str]) -> list[str]:
+    """Return the settings that play a part and are not as the option has them that the run was given."""
+    option = str(run.config.get(group, ""))
+    if option not in options(group):
+        return []
+    preset = flat({group: section_of(group, option)})
+    fixed = {key: value for key, value in preset.items() if not str(value).startswith("${")}  # what follows others
+    mine = playing(run, group, aside)
+    return [key for key, value in mine.items() if fixed.get(key, value if key in preset else None) != value]
+
+
+def rate_of(run: Run) -> str:
+    """Write a run's learning rate."""
+    return value_in_words(run.config.get(LEARNING_RATE))
+
+
+# ---- words
+
+
+def setting_in_words(key: str, value: Any) -> str:
+    """Write a setting as prose has it: `tied` for one that is on, `betas (0.9, 0.99)`."""
+    name = key.rpartition(".")[2].replace("_", " ")
+    if value is True:
+        return name
+    return f"no {name}" if value is False or value is None else f"{name} {value_in_words(value)}"
+
+
+def value_in_words(value: Any) -> str:
+    """Write a value: numbers without needless zeros, as 1e-8 for 1e-08; lists, which are JSON here, in brackets."""
+    if isinstance(value, str) and value.startswith("["):
+        return f"({', '.join(map(value_in_words, json.loads(value)))})"
+    words = in_words(value)
+    if isinstance(value, float) and "e" in words:
+        mantissa, exponent = words.split("e")
+        return f"{mantissa}e{int(exponent)}"
+    return words
+
+
+def one_of(words: Iterable[str]) -> str:
+    """Join what is said of runs, each once, such as `cnn or vgg`."""
+    return either(dict.fromkeys(" ".join(text.split()) for text in words if text))
+
+
+def listed(words: Sequence[str], most: int = MOST) -> str:
+    """Join words as prose does: `a, b and c`; of many the first ones, and how many more there are."""
+    first, more = [*words[:most]], len(words) - most
+    *others, last = [*first, f"{more} more"] if more > 0 else first
+    return f"{', '.join(others)} and {last}" if others else last
