@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from made_runs import IMAGES as OF_IMAGES
-from made_runs import make_report, make_run, read_study
+from made_runs import make_report, make_run, make_study, read_study
 from sketches import chosen, sketched
 from support import IMAGES, NORMS, PLACEMENTS, SMALL, TEXT, TEXTS, TRANSLATIONS, build, random_batch, section
 
@@ -222,3 +222,42 @@ def test_a_search_that_is_not_as_sweeps_note_it_is_not_told(tmp_path: Path, curv
     (tmp_path / CHOICE_FILE).write_text(json.dumps({"arms": [{"arm": {}, "lr": 1e-3, "curve": curve}]}))
     report = make_report([tmp_path])
     assert report.study.fairly_chosen and "search" not in [table.key for table in report.tables]
+
+
+# ---- every arm in every figure, or why not
+
+
+def test_a_figure_names_the_arms_that_it_lacks_and_why(tmp_path: Path) -> None:
+    make_study(tmp_path, {"layernorm": [2.0, 2.1], "rmsnorm": [2.2, 2.0], "dyt": [2.1]}, probed=20)
+    for seed in range(2):
+        make_run(tmp_path, norm="none", seed=seed, status="diverged", final=9.0)
+    make_run(tmp_path, norm="batchnorm", seed=0, status="failed")
+    captions = {name: figure.caption for name, figure in sketched(tmp_path).items()}
+    lost = "batchnorm (no run finished: 1 failed)"
+    few = "dyt (fewer than two seeds finished in it and its baseline)"
+    assert f"Not shown: {lost}; {few}; none (no run finished: 2 diverged)." in captions["differences"]
+    assert f"Not shown: {lost}." in captions["loss-train-steps"]  # where runs that diverged are drawn
+    assert "Not shown: batchnorm (no run finished: 1 failed); none" in captions["gamma-steps"]
+
+
+def test_arms_that_have_results_and_no_such_values_are_named(tmp_path: Path) -> None:
+    make_study(tmp_path, {"layernorm": [2.0, 2.1]}, probed=20)
+    make_study(tmp_path, {"rmsnorm": [2.0, 2.1]})
+    assert "Not shown: rmsnorm (nothing of the kind was recorded)." in sketched(tmp_path)["gamma-steps"].caption
+    assert "Not shown" not in sketched(tmp_path)["loss-val-steps"].caption
+
+
+def test_arms_for_which_there_is_no_room_are_named(tmp_path: Path) -> None:
+    for norm, depth in product(("layernorm", "rmsnorm"), range(13)):
+        make_run(tmp_path, norm=norm, settings={"model.depth": depth, "model.width": 32 + depth % 2})
+    caption = sketched(tmp_path)["loss-val-steps"].caption
+    assert "The first 12 of 13 panels. Not shown: layernorm · depth=12, rmsnorm · depth=12 (no room)." in caption
+
+
+def test_a_study_whose_near_runs_all_diverged_early_is_drawn(tmp_path: Path) -> None:
+    """Those that went on end far above, and stand beyond the axis."""
+    for seed in range(2):
+        make_run(tmp_path, norm="layernorm", seed=seed, steps=1000, final=1e6)
+        for final, norm in enumerate(("rmsnorm", "none", "dyt"), start=2):
+            make_run(tmp_path, norm=norm, seed=seed, steps=20, log_every=1, status="diverged", final=final)
+    assert "Above the axis" in sketched(tmp_path)["loss-train-steps"].caption

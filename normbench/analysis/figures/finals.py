@@ -33,7 +33,8 @@ TRAINED = Metric("runs that train", "points", "%", 100.0, 0, (0.0, 100.0), lower
 
 def forest(comparisons: Sequence[Comparison], arms: Sequence[Arm], note: str) -> Figure | None:
     """Draw a row for each arm that has a baseline; None where no comparison has two seeds."""
-    drawn, more = first([one for one in comparisons if one.n > 1], MOST_ROWS, "rows")
+    several = [one for one in comparisons if one.n > 1]
+    drawn, more = first(several, MOST_ROWS, "rows")
     if not drawn:
         return None
     drawn = sorted(drawn, key=lambda one: one.mean if one.metric.lower_is_better else -one.mean)
@@ -43,6 +44,8 @@ def forest(comparisons: Sequence[Comparison], arms: Sequence[Arm], note: str) ->
     names = [one.arm.name + (f" − {one.baseline.name}" if len(baselines) > 1 else "") for one in drawn]
     numbers = [f"{fixed(one.mean, precision(one.mean, one.interval), sign=True)}  n = {one.n}" for one in drawn]
     data = pd.DataFrame([row for one in drawn for row in rows_of(one)], dtype=object)
+    cut, few = [one.arm.name for one in several[MOST_ROWS:]], "fewer than two seeds finished in it and its baseline"
+    more += grid.absent(arms, data, cut, few)
     reach = pd.Series([0.0, *data[["difference", "low", "high"]].stack().dropna()], dtype=float)
     close, whole = grid.near(reach, metric.lower_is_better), (reach.min(), reach.max())
     ranges = [whole] if close == whole else [close, whole]
@@ -110,14 +113,17 @@ def draw_against(
     crosses: bool = False,
     apart: float = 0,
     what: str = "final",
+    expected: Sequence[Arm] | None = None,
 ) -> tuple[Canvas, list[Axes], str]:
     """Draw how arms ended along an axis, with lines from low to high; return panels and a note.
 
     x: the column of data with places on the axis; markers are filled where `filled` is yes. crosses: at the upper edge
     in a row for each arm, where runs diverged. apart: how far arms at the same place stand from each other. what: of
-    the metric is drawn.
+    the metric is drawn. expected: the arms of which the note tells, should they not be there; by default those drawn.
     """
-    panels, more = first(panels_of(arms, set(data["arm"])), grid.MOST_PANELS, "panels")
+    every = panels_of(arms, set(data["arm"]))
+    panels, more = first(every, grid.MOST_PANELS, "panels")
+    more += grid.absent(arms if expected is None else expected, data, grid.names_in(every[len(panels) :]))
     named: Any = "points" if data["arm"].is_unique else "lines"
     canvas, panes = grid.draw_grid(panels, axis, f"{what} {metric.words} ({metric.symbol})", named=named)
     beyond, sentence = grid.limit(panes[0], data, metric, max(len(entries) for _, entries in panels), crosses)
@@ -147,11 +153,11 @@ def draw_against(
 def interactions(arms: Sequence[Arm], baseline: Baseline, metric: Metric, note: str) -> list[Figure]:
     """Draw a figure for each two factors that are crossed: a line for each level of one over those of the other."""
     drawn = [one for one in crossings(arms, baseline, metric) if len(one.cells.columns) > 3]
-    return [draw_interaction(one, metric, note) for one in drawn[:MOST_CROSSINGS]]
+    return [draw_interaction(one, arms, metric, note) for one in drawn[:MOST_CROSSINGS]]
 
 
-def draw_interaction(one: Crossing, metric: Metric, note: str) -> Figure:
-    """Draw the means over the seeds with t intervals."""
+def draw_interaction(one: Crossing, arms: Sequence[Arm], metric: Metric, note: str) -> Figure:
+    """Draw the means over the seeds with t intervals. arms: all of the study."""
     subject, factor = (key.rpartition(".")[2] for key in (one.subject, one.factor))
     rows, places = [], places_of(one.levels)
     for place, level in one.cells.columns:
@@ -160,7 +166,7 @@ def draw_interaction(one: Crossing, metric: Metric, note: str) -> Figure:
         low, high = interval or (mean, mean)
         row = {"arm": one.arms[place].name, factor: one.levels[level], "place": places[level], "seeds": len(seeds)}
         rows.append({**row, "filled": "no", "mean": mean, "low": low, "high": high})
-    canvas, data, more = draw_levels(one, rows, metric)
+    canvas, data, more = draw_levels(one, arms, rows, metric)
     facts = {"metric": metric, "subject": subject, "factor": factor, "others": len(one.cells.index.names) > 1}
     return described(f"interaction-{subject}-{factor}", "interaction", canvas, data, note + more, **facts)
 
@@ -183,20 +189,21 @@ def survival(arms: Sequence[Arm], baseline: Baseline, note: str) -> Figure | Non
                     mean = {"mean": 100 * train / len(runs), "low": 100 * low, "high": 100 * high}
                     rows.append({**row, "filled": "no", **mean})
         if any(row["train"] < row["runs"] for row in rows):
-            canvas, data, more = draw_levels(one, rows, TRAINED, "share of")
+            canvas, data, more = draw_levels(one, arms, rows, TRAINED, "share of")
             facts = {"subject": subject, "factor": factor, "counts": sorted({*data["runs"]}), "rows": rows}
             return described(f"survival-{subject}-{factor}", "survival", canvas, data, note + more, **facts)
     return None
 
 
 def draw_levels(
-    one: Crossing, rows: Sequence[dict[str, Any]], metric: Metric, what: str = "final"
+    one: Crossing, arms: Sequence[Arm], rows: Sequence[dict[str, Any]], metric: Metric, what: str = "final"
 ) -> tuple[Canvas, pd.DataFrame, str]:
     """Draw what was found of each arm at each level of a factor, at the level's place; return a note too."""
     data = pd.DataFrame(rows).sort_values("place", kind="stable")
     axis = one.factor.rpartition(".")[2]
     apart = 0.3 / max(len(one.arms), 4)
-    canvas, panes, more = draw_against(one.arms, data, "place", axis, metric, apart=apart, what=what)
+    about: Any = {"apart": apart, "what": what, "expected": arms}
+    canvas, panes, more = draw_against(one.arms, data, "place", axis, metric, **about)
     for pane in panes:
         pane.set_xticks(places_of(one.levels), [plain(in_words(level), 20) for level in one.levels])
     return canvas, data.drop(columns=["filled", "place"]), more
@@ -288,7 +295,7 @@ def step_time_against(arms: Sequence[Arm], metric: Metric, note: str) -> Figure 
     # those for which no other is at least as fast and better
     front = ordered[ordered["badness"] < ordered["badness"].cummin().shift(fill_value=np.inf)]
     data["filled"] = np.where(data["arm"].isin(front["arm"]), "yes", "no")
-    canvas, panes, more = draw_against(arms, data, "step_ms", "step time (ms)", metric)
+    canvas, panes, more = draw_against(arms, data, "step_ms", "step time (ms)", metric, expected=arms)
     for pane in panes:
         pane.step(front["step_ms"], front["mean"], where="post", color=INK, lw=1, linestyle=(0, (1, 2)), zorder=1)
     data = data.rename(columns={"mean": "final", "low": "final_low", "high": "final_high", "filled": "on_front"})

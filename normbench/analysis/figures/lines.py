@@ -95,6 +95,9 @@ def draw_lines(name: str, arms: Sequence[Arm], note: str) -> Figure | None:
     some = name.startswith(("loss-val", "bleu-val"))
     batches = evaluations_in_words(run for arm in arms for run in members(arm)) if some else ""
     facts = {"records": -(-longest // POINTS), "batches": batches, "arms": shortened([arm.name for arm in arms])}
+    means = pd.DataFrame([{"arm": arm, "mean": band["mean"].max()} for (arm, _), band in bands.items()])
+    how = {"lacks": "there is no time that all of its seeds have passed"} if axis == "time" else {}
+    more += grid.absent(arms, means, grid.names_in(having[len(panels) :]), **how)
     return draw_bands(name, panels, bands, kinds, note=note + more, **facts)
 
 
@@ -161,6 +164,7 @@ def loss_limits(means: pd.DataFrame, ends: pd.Series) -> tuple[float, float]:
     """Return what the axis shows: not the first tenth of training, where all fall, nor arms that end far above."""
     close = means[means["arm"].isin(ends.index[ends <= grid.near(ends)[1]])]
     late = close[close["x"] >= 0.1 * means["x"].max()]
+    late = late if len(late) else close  # all of them ended before, as they diverged
     bottom, top = means["low"].min(), min(late["high"].max(), means.groupby("arm")["mean"].first().max())
-    pad = 0.05 * (top - bottom) or 0.05
+    pad = 0.05 * (top - bottom) or 0.05 * abs(top) or 0.05
     return bottom - pad, top + pad

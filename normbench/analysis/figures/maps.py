@@ -12,7 +12,7 @@ from normbench.analysis.designs import ending
 from normbench.analysis.figures import style as grid
 from normbench.analysis.figures.style import Figure, brief, described, first, plain
 from normbench.analysis.measures import Metric, known
-from normbench.analysis.records import Study
+from normbench.analysis.records import Arm, Study
 from normbench.analysis.sensitivity import Area, areas, is_lost
 
 COLORS = "viridis"  # from dark to bright, in grey and for the colour-blind too
@@ -23,14 +23,18 @@ BELOW, BESIDE = 0.6, 0.75  # inches for numbers that stand upright, and for the 
 def maps(study: Study, metric: Metric) -> list[Figure]:
     """Draw a figure for each two settings that are crossed, with a panel for each arm."""
     by_keys = groupby(areas(study), key=lambda one: one.keys)
-    return [draw_map(keys, [*own], metric) for keys, own in by_keys]
+    return [draw_map(keys, [*own], study.arms, metric) for keys, own in by_keys]
 
 
-def draw_map(keys: tuple[str, str], mapped: Sequence[Area], metric: Metric) -> Figure:
-    """Draw the mean final metric in colours that all panels share; runs that diverged count as a constant predictor."""
+def draw_map(keys: tuple[str, str], mapped: Sequence[Area], arms: Sequence[Arm], metric: Metric) -> Figure:
+    """Draw the mean final metric in colours that all panels share; runs that diverged count as a constant predictor.
+
+    arms: all of the study.
+    """
     drawn, more = first(mapped, grid.MOST_PANELS, "panels")
     digits = 2 if metric.decimals > 2 else 0
     data = pd.concat([cells_of(one, metric) for one in drawn], ignore_index=True)
+    more += grid.absent(arms, data, [one.arm.name for one in mapped[len(drawn) :]], "not trained at every pair")
     (rows, columns), (y, x) = drawn[0].levels, (key.rpartition(".")[2] for key in keys)
     width = grid.blank(1.0).get_figwidth()
     across = min(len(drawn), 2 if width <= (grid.COLUMN + grid.PAGE) / 2 else 3)

@@ -11,6 +11,7 @@ import logging
 import re
 import tomllib
 import warnings
+from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -59,6 +60,9 @@ LETTER, LINE = 0.067, 0.17  # inches of a letter, at most, and of a line of word
 LABELS = 8  # lines at most are named at their ends, each in so many letters; else there is a legend above
 LETTERS = 18
 STEPS = (1, 2, 3, 4, 5, 10)  # between ticks, by whatever power of ten
+
+SEPARATOR = " · "  # between the settings in an arm's name
+VALUES = ("mean", "difference")  # columns of data, one of which says where something is drawn
 
 FAR = 10  # median absolute deviations from the median: what is worse may stand outside of the axes
 ROOM = 0.06  # of what an axis shows, at its ends
@@ -159,6 +163,56 @@ def panels_of(arms: Sequence[Arm], drawn: Container[str] | None = None) -> list[
 def first(found: Sequence[Any], most: int, words: str) -> tuple[Sequence[Any], str]:
     """Return the first ones, which are drawn, and a sentence for the caption where there are more."""
     return found[:most], f" The first {most} of {len(found)} {words}." if len(found) > most else ""
+
+
+def names_in(panels: Sequence[Panel]) -> list[str]:
+    """Return the names of the arms in some panels."""
+    return [entry.arm.name for _, entries in panels for entry in entries]
+
+
+def absent(
+    arms: Sequence[Arm],
+    data: pd.DataFrame,
+    cut: Sequence[str] = (),
+    lacks: str = "nothing of the kind was recorded",
+) -> str:
+    """Return a sentence for a caption on the arms that are not in a figure, and why; empty where all are.
+
+    data: what is drawn. cut: names for which there is no room. lacks: why an arm that has results may not be there.
+    """
+    missing: dict[str, list[str]] = {}
+    for arm in arms:
+        if is_named(arm, cut):
+            missing.setdefault("no room", []).append(arm.name)
+        elif not is_drawn(arm, data):
+            missing.setdefault(without_result(arm) or lacks, []).append(arm.name)
+    words = "; ".join(f"{shortened(names, TOGETHER)} ({why})" for why, names in missing.items())
+    return f" Not shown: {words}." if missing else ""
+
+
+def is_drawn(arm: Arm, data: pd.DataFrame) -> bool:
+    """Say whether a row of what is drawn is of an arm: it is named by some settings, columns tell others."""
+    value = next(data[name] for name in VALUES if name in data)
+    diverged = data.get("diverged", pd.Series(0, data.index)) > 0
+    drawn = data[value.notna() | diverged]
+    for key, own in arm.settings.items():
+        if (column := key.rpartition(".")[2]) in drawn:
+            drawn = drawn[drawn[column] == own]
+    return is_named(arm, {*drawn["arm"], *drawn.get("baseline", ())})
+
+
+def is_named(arm: Arm, names: Iterable[str]) -> bool:
+    """Say whether some name is an arm's, or has what the arm has in some of its settings."""
+    parts = {*arm.name.split(SEPARATOR)}
+    return any({*name.split(SEPARATOR)} <= parts for name in names)
+
+
+def without_result(arm: Arm) -> str:
+    """Say how the runs of an arm ended of which none finished; nothing of another arm."""
+    ended = Counter(run.status.replace("_", " ") for run in arm.runs)
+    if ended["finished"]:
+        return ""
+    return f"no run finished: {', '.join(f'{number} {status}' for status, number in ended.items())}"
 
 
 def words(arm: Arm, keys: Sequence[str]) -> str:
