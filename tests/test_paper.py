@@ -261,3 +261,18 @@ def test_a_study_whose_near_runs_all_diverged_early_is_drawn(tmp_path: Path) -> 
         for final, norm in enumerate(("rmsnorm", "none", "dyt"), start=2):
             make_run(tmp_path, norm=norm, seed=seed, steps=20, log_every=1, status="diverged", final=final)
     assert "Above the axis" in sketched(tmp_path)["loss-train-steps"].caption
+
+
+def test_two_metrics_have_no_interval_too_many_in_the_text(tmp_path: Path) -> None:
+    """Accuracy and loss have an interval each, of one heading."""
+    for norm, seed in product(("layernorm", "rmsnorm"), range(3)):
+        make_run(tmp_path, norm=norm, seed=seed, accuracy=0.8 + seed / 100, final=2.0 + seed / 10)
+    first, *_ = in_text(make_report([tmp_path]).tables).split(r"\bottomrule")
+    assert r"\begin{tabular}{@{}lrrr@{}}" in first and first.count(" to ") == 2
+
+
+def test_a_row_of_differences_names_what_its_baseline_has_otherwise(tmp_path: Path) -> None:
+    for norm, size, seed in product(("batchnorm", "groupnorm"), (2, 32), range(2)):
+        make_run(tmp_path, norm=norm, seed=seed, settings={"data.batch_size": size}, final=2.0 + seed * len(norm) / 100)
+    alt = sketched(tmp_path, {"norm": "batchnorm"})["differences"].alt
+    assert "groupnorm · batch_size=2 − batchnorm" in alt and "− batchnorm · batch_size" not in alt

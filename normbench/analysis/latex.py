@@ -22,10 +22,14 @@ HEADING, CELL = 12, 24  # characters, from which on a heading or a cell is broke
 
 FIGURES_IN_TEXT = ("differences", "learning-rates", "learning-rate-search")  # the appendix has the others
 
-# The columns that stand in the text: so many of the first, and those whose names begin so; the appendix has all.
+# The tables and columns that stand in the text, by what their headings begin with; the appendix has all.
+SLIM: dict[str, tuple[str, ...]] = {
+    "arms": (),  # the first SLIM_RESULTS
+    "differences": ("arm", "against", "difference", "95 % interval", "p", "p after Holm"),
+    "search": (),  # all
+    "rates": ("arm", "best rate", "loss there", "sensitivity", "lost or did not train"),
+}
 SLIM_RESULTS = 4
-SLIM_RATES = ("arm", "best rate", "loss there", "sensitivity", "lost or did not train")
-SLIM_DIFFERENCES = ("arm", "against", "difference", "95 % interval", "p", "p after Holm")
 
 
 def broken(text: str, most: int, side: str, stands: str = "t") -> str:
@@ -101,20 +105,14 @@ def in_text(tables: Sequence[Table]) -> str:
     """Write the tables for the text of a paper: those of the results and of the differences, with a few columns."""
     written = []
     for table in tables:
-        names = [*table.frame.columns]
-        if table.key == "arms":
-            kept = names[:SLIM_RESULTS]
-        elif table.key == "differences":
-            kept = [name for name in names if name.partition(",")[0] in SLIM_DIFFERENCES]
-        elif table.key == "rates":
-            kept = [name for name in names if name.partition(",")[0] in SLIM_RATES]
-        elif table.key == "search":
-            kept = names
-        else:
+        if table.key not in SLIM:
             continue
-        if len(kept) == table.heads:  # names of arms alone, as none has a mean
-            continue
-        written.append(table_for(replace(table, key=f"{table.key}-short", frame=table.frame[kept], marked=())))
+        names = [str(name).partition(",")[0] for name in table.frame]
+        kept = [place for place, name in enumerate(names) if name in (SLIM[table.key] or names)]
+        kept = kept[:SLIM_RESULTS] if table.key == "arms" else kept
+        if len(kept) > table.heads:  # else they are names of arms alone, as none has a mean
+            short = replace(table, key=f"{table.key}-short", frame=table.frame.iloc[:, kept], marked=())
+            written.append(table_for(short))
     return "\n".join(written)
 
 

@@ -41,7 +41,7 @@ def forest(comparisons: Sequence[Comparison], arms: Sequence[Arm], note: str) ->
     metric = drawn[0].metric
     looks = {entry.arm.name: entry for _, entries in panels_of(arms) for entry in entries}
     baselines = list(dict.fromkeys(one.baseline.name for one in drawn))
-    names = [one.arm.name + (f" − {one.baseline.name}" if len(baselines) > 1 else "") for one in drawn]
+    names = [one.arm.name + (f" − {other_settings(one)}" if len(baselines) > 1 else "") for one in drawn]
     numbers = [f"{fixed(one.mean, precision(one.mean, one.interval), sign=True)}  n = {one.n}" for one in drawn]
     data = pd.DataFrame([row for one in drawn for row in rows_of(one)], dtype=object)
     cut, few = [one.arm.name for one in several[MOST_ROWS:]], "fewer than two seeds finished in it and its baseline"
@@ -73,6 +73,12 @@ def forest(comparisons: Sequence[Comparison], arms: Sequence[Arm], note: str) ->
     canvas.supxlabel(about, fontsize=8, y=0.01)
     facts = {"metric": metric, "baselines": baselines, "pairs": list(zip(names, numbers, strict=True))}
     return described("differences", "differences", canvas, data, note + more, **facts, panes=len(ranges))
+
+
+def other_settings(one: Comparison) -> str:
+    """Name a baseline by the settings that it has otherwise than the arm."""
+    mine = one.arm.settings
+    return Arm({key: value for key, value in one.baseline.settings.items() if mine.get(key) != value}).name
 
 
 def draw_difference(axes: Axes, place: int, one: Comparison, entry: Entry) -> None:
