@@ -121,7 +121,7 @@ def test_a_preset_is_named_with_what_was_changed_of_it(tmp_path: Path) -> None:
     assert "depth 2, width 128, heads 4, context 64, dropout 0.1," in words
     assert "(the preset nano but for depth and dropout);" in words
     off = transformer(tmp_path / "off", tied=False)
-    assert "no tied" in off and "(the preset nano but for tied);" in off
+    assert "tied off" in off and "(the preset nano but for tied);" in off
 
 
 def test_settings_that_play_no_part_are_not_told(tmp_path: Path) -> None:

@@ -198,11 +198,11 @@ def rate_of(run: Run) -> str:
 
 
 def setting_in_words(key: str, value: Any) -> str:
-    """Write a setting as prose has it: `tied` for one that is on, `betas (0.9, 0.99)`."""
+    """Write a setting as prose has it: `tied` or `tied off`, `betas (0.9, 0.99)`."""
     name = key.rpartition(".")[2].replace("_", " ")
-    if value is True:
-        return name
-    return f"no {name}" if value is False or value is None else f"{name} {value_in_words(value)}"
+    if isinstance(value, bool):
+        return name if value else f"{name} off"
+    return f"no {name}" if value is None else f"{name} {value_in_words(value)}"
 
 
 def value_in_words(value: Any) -> str:
