@@ -78,6 +78,9 @@ def test_settings_that_vary_together_are_told_together(tmp_path: Path) -> None:
     alone, together = factors(study)
     assert alone.keys == ("norm",) and together.keys == ("data.batch_size", "trainer.accumulate")
     assert together.levels == ((2, 1), (2, 16), (32, 1))
+    assert "All else was held equal: for each seed, runs start from the same weights." in methods(
+        make_report([tmp_path])
+    )
     words = "in data.batch_size together with trainer.accumulate: 2 with 1, 2 with 16 and 32 with 1."
     assert words in methods(make_report([tmp_path]))
 

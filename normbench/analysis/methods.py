@@ -41,6 +41,7 @@ def methods(report: Report) -> str:
     about = {
         "factors": "; and in ".join(factor_in_words(study, one) for one in factors(study)),
         "crossed": len(factors(study)) > 1,
+        "alike": alike_in_words(varied),
         "fixed": fixed_in_words(study, varied),
         "model": one_of(part_in_words(run, "model", aside) for run in study.runs),
         "init": one_of(option_in_words(run, "init", aside) for run in study.runs),
@@ -126,6 +127,14 @@ def level_in_words(study: Study, run: Run, key: str) -> str:
 
 
 # ---- what was held equal
+
+
+def alike_in_words(varied: Iterable[str]) -> str:
+    """Write what runs of one seed have in common: their weights and batches, as far as what varies leaves them."""
+    sections = {key.partition(".")[0] for key in varied}
+    shared = {"start from the same weights": {"model", "init"}, "see the same batches in the same order": {"data"}}
+    words = [text for text, changing in shared.items() if not sections & changing]
+    return f": for each seed, runs {' and '.join(words)}" if words else ""
 
 
 def fixed_in_words(study: Study, varied: Container[str]) -> str:
