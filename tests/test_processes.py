@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
+from killing import poll
 from support import REPOSITORY
+
+from normbench.analysis import beside
 
 # Each starts a process, which would never end by itself, and does not return.
 WAITING = {
@@ -65,3 +70,23 @@ def test_a_process_ends_with_the_one_that_is_killed(case: str, tmp_path: Path) -
     while (left := marked(str(tmp_path))) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not left
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing is done beside")
+def test_what_is_killed_beside_the_rest_is_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where half of its result has come: it is more than a pipe holds."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
+    monkeypatch.setattr(threading, "active_count", lambda: 1)
+    done = tmp_path / "done"
+
+    def work() -> bytes:
+        done.touch()
+        return b"x" * 10_000_000
+
+    before = multiprocessing.active_children()
+    result = beside(work)
+    (child,) = [process for process in multiprocessing.active_children() if process not in before]
+    assert poll(lambda: done.exists() and "State:\tS" in Path(f"/proc/{child.pid}/status").read_text())
+    child.kill()
+    child.join()
+    assert result() == b"x" * 10_000_000

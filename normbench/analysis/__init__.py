@@ -33,7 +33,7 @@ def beside(work: Callable[[], Any]) -> Callable[[], Any]:
     def result() -> Any:
         try:
             return here.recv()
-        except EOFError:
+        except (EOFError, OSError):  # nothing has come, or a part
             return work()
 
     with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # of a library's threads, not used here
