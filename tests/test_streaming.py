@@ -11,6 +11,7 @@ from unittest.mock import Mock
 
 import datasets
 import numpy as np
+import pyarrow
 import pytest
 import torch
 from data_helpers import CLASSES, png
@@ -122,6 +123,18 @@ def test_blocks_of_long_rows_end_by_their_bytes(root: Path, monkeypatch: pytest.
             rows += [row["text"] for row in found]
         assert [row["text"] for row in first] == rows[:11] and {*ROWS[5:]} <= {*rows}
         assert len(rows) <= 55 + most
+
+
+def test_few_rows_of_a_row_group_are_in_memory_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However large it is: here 100 times the same row, which the file itself has once."""
+    stream = pages(write_pages(tmp_path, ["x" * 2**20] * 100, files=1, group=100)).stream
+    monkeypatch.setattr(streaming, "MOST_BYTES", 3 * 2**20)
+    before, place = pyarrow.total_allocated_bytes(), (0, 0, 0, 0)
+    for _ in range(4):
+        rows, place = stream.block(place, 0)
+        assert len(rows) == 3
+        assert pyarrow.total_allocated_bytes() - before < 2 * streaming.TOGETHER * 2**20
+    assert place == (0, 0, 0, 5 + 4 * 3)
 
 
 def test_a_checkpoint_of_other_blocks_is_refused(root: Path) -> None:

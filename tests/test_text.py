@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import torch
 from data_helpers import LONG, TEXT, plays, write_parquet, write_text
 from test_runs import in_a_process, summary_of
 
-from normbench.data import hub_texts, text_file
+from normbench.data import hub_texts, text_file, vocabulary
 from normbench.data.text import Text
 from normbench.data.vocabulary import LEVELS, BytePairs, LowercaseWords, Vocabulary, Words, recall
 from normbench.errors import RunFailure, UsageError
@@ -104,6 +105,21 @@ def test_no_byte_pairs_are_learned_from_held_out_tokens(tmp_path: Path) -> None:
         symbols = data.vocabulary.symbols
         assert len(symbols) == 300 and any("qz" in symbol for symbol in symbols) == found
     assert "qzqz" in data.decode(data.examples["val"])
+
+
+@pytest.mark.parametrize(("together", "longest", "least"), [(10**6, 10**6, 1), (1, 10**6, 4), (50, 20, 9), (1, 1, 99)])
+def test_byte_pairs_do_not_depend_on_how_much_is_encoded_at_a_time(
+    monkeypatch: pytest.MonkeyPatch, together: int, longest: int, least: int
+) -> None:
+    text = f"{LONG}\n  two  blanks, a\ttab \n{LONG}  don't \u00a0 1 2 \n\nno blank at the end"
+    whole = BytePairs.learn([text], 300)
+    tokens = whole.encode(text)
+    monkeypatch.setattr(vocabulary, "TOGETHER", together)
+    monkeypatch.setattr(vocabulary, "LONGEST", longest)
+    found = [*vocabulary.batches(text)]
+    assert "".join(chain.from_iterable(found)) == text and len(found) >= least
+    again = BytePairs.learn([text], 300)
+    assert again.facts == whole.facts and np.array_equal(again.encode(text), tokens)
 
 
 # ---- labelled texts

@@ -32,6 +32,8 @@ Rows = list[dict[str, Any]]
 # What a block holds at the most, however long its rows are: 1,000 photographs have about 105 MiB.
 MOST_BYTES = 512 * 2**20
 
+TOGETHER = 8  # rows that are read at a time, which may be long
+
 Place = tuple[int, int, int, int]  # a pass over the data, the turns of a file and of a row group in it, and a row
 
 
@@ -58,7 +60,8 @@ class Stream:
         self.judging = 0 if self.val else kept
         self.held = self.judging + (round(holdout * size) if holdout < 1 else int(holdout))
         self.open = lru_cache(1)(opened)
-        self.table = lru_cache(1)(lambda file, group: self.open(file).read_row_group(group, columns))
+        # Where the last block has ended, and what comes there: a block that follows goes on with it.
+        self.begun: dict[tuple[int, int, int], Iterator[tuple[dict[str, Any], int]]] = {}
 
     def content(self, name: str, key: list[Any], load: Callable[[dict[Split, Rows]], Any]) -> Content:
         """Return what `load` makes of the rows that stay in memory, and note of how many each file is deprived."""
@@ -109,27 +112,29 @@ class Stream:
             order = torch.randperm(about.num_row_groups, generator=generator(seed, f"groups of {file}", epoch))
             index = int(order[group])
             row = max(row, self.held_of[file] - sum(about.row_group(each).num_rows for each in range(index)))
-            found = beginning(self.table(self.files[file], index).slice(row, self.size - len(rows)), left)
-            left -= found.nbytes
-            for values in found.to_pylist():
+            coming = self.begun.pop((file, index, row), None) or self.coming(self.files[file], index, row)
+            for values, size in coming:
                 rows.append(known.setdefault((file, index, row), values))
-                row += 1
+                row, left = row + 1, left - size
+                if len(rows) == self.size or left <= 0:
+                    break
+            self.begun = {(file, index, row): coming}
             place = (epoch, turn, group, row) if row < about.row_group(index).num_rows else (epoch, turn, group + 1, 0)
         return rows, place
 
-
-def beginning(table: Any, most: int) -> Any:
-    """Return as many of a table's first rows as have so many bytes, and one more."""
-    if table.nbytes <= most:
-        return table
-    within = bisect_right(range(table.num_rows), most, key=lambda count: table.slice(0, count).nbytes)
-    return table.slice(0, within)
+    def coming(self, file: str, group: int, row: int) -> Iterator[tuple[dict[str, Any], int]]:
+        """Yield the rows of a row group from one on, each with its bytes; a few are in memory at a time."""
+        for batch in self.open(file).iter_batches(TOGETHER, row_groups=[group], columns=self.columns):
+            for index in range(row, batch.num_rows):
+                one = batch.slice(index, 1)
+                yield one.to_pylist()[0], one.nbytes
+            row = max(0, row - batch.num_rows)
 
 
 def stored(files: Sequence[str], columns: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield all rows in their own order, each with the index of its file."""
     for index, file in enumerate(files):
-        for batch in opened(file).iter_batches(64, columns=columns):
+        for batch in opened(file).iter_batches(TOGETHER, columns=columns):
             yield from ((index, row) for row in batch.to_pylist())
 
 

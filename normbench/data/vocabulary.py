@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any, ClassVar
 
@@ -15,7 +15,9 @@ from jaxtyping import Integer, UInt
 
 from normbench.errors import UsageError
 
-LINES = 10**5  # that are encoded together: what the library makes of one takes many times its own space
+# What byte pairs are made of at a time, in characters: the library takes hundreds of bytes for each.
+TOGETHER, LONGEST = 2**20, 2**16
+BEFORE_A_BLANK = re.compile(r"\S(?= \S)")
 
 Tokens = Integer[np.ndarray, " tokens"]
 
@@ -149,17 +151,37 @@ class BytePairs(Vocabulary):
         tokenizer, pairs = Tokenizer(models.BPE()), pre_tokenizers.ByteLevel(add_prefix_space=False)
         tokenizer.pre_tokenizer, tokenizer.decoder = pairs, decoders.ByteLevel()
         trainer = trainers.BpeTrainer(vocab_size=size or 8192, initial_alphabet=pairs.alphabet(), show_progress=False)
-        tokenizer.train_from_iterator(texts[0].splitlines(keepends=True), trainer)
+        tokenizer.train_from_iterator(pieces(texts[0]), trainer)
         return cls(json.loads(tokenizer.to_str()))
 
     def encode(self, text: str) -> UInt[np.ndarray, " tokens"]:
-        lines = text.splitlines(keepends=True)
-        some = (lines[start : start + LINES] for start in range(0, len(lines), LINES))
-        encodings = (each for part in some for each in self.tokenizer.encode_batch_fast(part))
+        encodings = (each for lines in batches(text) for each in self.tokenizer.encode_batch_fast(lines))
         return self.array(token for encoding in encodings for token in encoding.ids)
 
     def decode(self, tokens: Tokens) -> str:
         return str(self.tokenizer.decode(tokens.tolist()))
+
+
+def pieces(text: str) -> Iterator[str]:
+    """Yield the lines of a text, and longer ones in parts, which end before a blank, as pairs of bytes do anyway."""
+    for line in text.splitlines(keepends=True):
+        start = 0
+        while len(line) > start + LONGEST and (found := BEFORE_A_BLANK.search(line, start + LONGEST)):
+            yield line[start : found.end()]
+            start = found.end()
+        yield line[start:]
+
+
+def batches(text: str) -> Iterator[list[str]]:
+    """Yield the pieces of a text in lists of some TOGETHER characters."""
+    some, size = list[str](), 0
+    for piece in pieces(text):
+        some.append(piece)
+        size += len(piece)
+        if size >= TOGETHER:
+            yield some
+            some, size = [], 0
+    yield some
 
 
 def needs_tokenizers() -> None:
