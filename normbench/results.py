@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import warnings
+from collections.abc import Sequence
 from contextlib import suppress
 from itertools import takewhile
 from pathlib import Path
@@ -14,7 +15,7 @@ from normbench.config.groups import GROUPS
 from normbench.config.schema import checked_section, stored
 from normbench.config.trust import check_trusted
 from normbench.errors import UsageError, explain
-from normbench.rundir import DIGESTS, UNREADABLE, RunDirectory, logged_lines, read_json
+from normbench.rundir import DIGESTS, RECORD, UNREADABLE, RunDirectory, logged_lines, read_json
 from normbench.settings import flat
 
 if TYPE_CHECKING:
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 Which = Literal["last", "best"]
 
 LOADED = ("norm", "placement", "model", "data")  # the sections that make what is loaded
+
+LOGGED = "metrics.jsonl"  # which `load_metrics` alone reads
+MOST = 3  # files that a warning names
 
 MEANINGS = ("classes", "vocabulary")  # of what data describe: what predictions stand for
 
@@ -121,9 +125,11 @@ def load_runs(folder: str | os.PathLike[str]) -> pd.DataFrame:
     """
     import pandas as pd
 
-    rows = []
+    rows, altered = [], list[str]()
     for name, run in run_directories(folder).items():
         summary, status = (read_json(path) or {} for path in (run.summary, run.status))
+        if summary:
+            altered += altered_files(name, run, [file for file in RECORD if file != LOGGED])
         stands, chosen = summary or status, [{}, *run.sessions()][-1].get("choices", {})
         row = {
             "run": name,
@@ -136,6 +142,7 @@ def load_runs(folder: str | os.PathLike[str]) -> pd.DataFrame:
             **flat({key: value for key, value in summary.items() if key not in PLACED}),
         }
         rows.append({key: value for key, value in row.items() if not key.endswith("_partial_")})  # which is Hydra's
+    warn_of(altered)
     frame = pd.DataFrame(rows)
     return frame.assign(heartbeat=pd.to_datetime(frame["heartbeat"], unit="s", utc=True))
 
@@ -151,12 +158,31 @@ def load_metrics(folder: str | os.PathLike[str]) -> pd.DataFrame:
     import pandas as pd
 
     found: list[tuple[Any, ...]] = []
+    altered = list[str]()
     for name, run in run_directories(folder).items():
+        if read_json(run.summary):
+            altered += altered_files(name, run, [LOGGED])
         with suppress(OSError):
             whole = takewhile(lambda line: line[1] != UNREADABLE, logged_lines(run.metrics))
             found += [(name, step, tag, value) for _, step, numbers in whole for tag, value in numbers.items()]
+    warn_of(altered)
     frame = pd.DataFrame(found, columns=["run", "step", "tag", "value"])
     return frame.astype({"run": "category", "step": "int64", "tag": "category", "value": "float64"})
+
+
+def altered_files(name: str, run: RunDirectory, files: Sequence[str]) -> list[str]:
+    """Return which files of a run that has ended are not as it has left them, by their paths from `name` on."""
+    with suppress(OSError, ValueError):  # what cannot be read is missing in the table
+        return [f"{name}/{file}" for file in run.altered(files)]
+    return []
+
+
+def warn_of(altered: Sequence[str]) -> None:
+    """Warn of files that were changed, whose numbers are in the table as they are."""
+    if altered:
+        told = ", ".join(altered[:MOST]) + (f" and {len(altered) - MOST} more" if len(altered) > MOST else "")
+        what = f"{told}: changed after the run had ended, so numbers may not be what was measured"
+        warnings.warn(f"{what}; make such a run anew with rerun=true", stacklevel=4)
 
 
 def run_directories(folder: str | os.PathLike[str]) -> dict[str, RunDirectory]:

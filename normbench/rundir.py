@@ -13,7 +13,7 @@ import re
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
@@ -30,6 +30,8 @@ Status = Literal["running", "interrupted", "finished", "diverged", "failed", "ou
 CHOICE_FILE = "lr_choice.json"  # beside the runs of a sweep: the learning rate that it has chosen for each arm
 ENDED: tuple[Status, ...] = ("finished", "diverged")
 DIGESTS = "digests"  # of a summary: what the files of the run were when it ended
+RECORD = ("config.yaml", "environment.json", "metrics.jsonl", "summary.json")  # what a report rests on
+EXTENDED = "extended"  # of a session: the runs that this one goes on with
 
 # What must be the same for a continuation to give the same bits.
 DECISIVE = ("commit", "cpu", "accelerator", "python", "machine")
@@ -121,34 +123,59 @@ class RunDirectory:
         what = f"this run was begun elsewhere, so its numbers may differ in the last bits ({'; '.join(changed)})"
         return f"{what}: rerun=true makes it anew and keeps the old one beside it" if changed else None
 
-    def digests(self, summary: Mapping[str, Any]) -> dict[str, str]:
-        """Return the SHA-256 of each file that a report rests on, by its name; of the summary, of all but these."""
-        found = {}
-        for path in (self.config, self.environment, self.metrics):
-            found[path.name] = hashlib.sha256(read_bytes(path)).hexdigest()
-        rest = {key: value for key, value in summary.items() if key != DIGESTS}
-        found[self.summary.name] = hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
-        return found
+    def digest(self, name: str, summary: Mapping[str, Any]) -> str:
+        """Return the SHA-256 of a file of the record; of the summary, of all but the digests that it holds.
+
+        Raises:
+            OSError: the file cannot be read.
+        """
+        if name == self.summary.name:
+            rest = {key: value for key, value in summary.items() if key != DIGESTS}
+            content = json.dumps(rest, sort_keys=True).encode()
+        else:
+            content = read_bytes(self.path / name)
+        return hashlib.sha256(content).hexdigest()
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write the summary (atomically), when all other files are as they are to stay."""
-        write_json(self.summary, {**summary, DIGESTS: self.digests(json.loads(json.dumps(summary)))})
+        as_read = json.loads(json.dumps(summary))
+        write_json(self.summary, {**summary, DIGESTS: {name: self.digest(name, as_read) for name in RECORD}})
 
-    def altered(self) -> list[str]:
-        """Return the files that are not as the run has left them; none of a run that has noted no digests of them.
+    def altered(self, names: Iterable[str] = RECORD) -> list[str]:
+        """Return which files of the record are not as the run has left them; none where it has noted no digests.
 
         Raises:
-            OSError, ValueError: a file cannot be read.
+            OSError, ValueError: the summary cannot be read.
         """
         summary = json.loads(read_bytes(self.summary))
-        noted = summary.get(DIGESTS) or {}
-        found = self.digests(summary) if noted else {}
-        return [name for name, digest in found.items() if noted.get(name) != digest]
+        found, noted = list[str](), summary.get(DIGESTS) or {}
+        for name in names if noted else ():
+            digest = ""  # of a file that cannot be read
+            with suppress(OSError):
+                digest = self.digest(name, summary)
+            if noted.get(name) != digest:
+                found.append(name)
+        return found
 
     def ended(self) -> dict[str, Any] | None:
         """Return the summary of a run that has ended as a result, else None."""
         summary = read_json(self.summary)
         return summary if summary and summary.get("status") in ENDED else None
+
+
+def extended_runs(sessions: Sequence[Mapping[str, Any]], eval_batches: int | None) -> list[dict[str, Any]]:
+    """Return where each run ended that a run goes on with, and on how many batches it was evaluated, the first first.
+
+    sessions, eval_batches: of the run. A record of an older version tells of the last such run alone, and not on how
+    many batches: it is taken for one like the run itself.
+    """
+    if not sessions:
+        return []
+    noted = sessions[-1].get(EXTENDED)
+    if noted is not None:
+        return [*noted]
+    begun = sessions[0].get("step")
+    return [{"steps": begun, "eval_batches": eval_batches}] if begun else []
 
 
 def locked(file: IO[str], kind: int, pause: float = 0) -> bool:
@@ -192,7 +219,11 @@ STANDS = {"status": str, "step": int, "steps": int, "message": (str, NoneType)}
 OPEN = {"_target_": str}
 # One of ours and nothing behind it: words, and in quotes what a shell would take for its own.
 COMMAND = re.compile(r"""normbench( ([\w@%+=:,./-]|'[^']*'|"'")+)+""", re.ASCII)
-SESSION = {"choices": {str: str}, "command": COMMAND, "data": dict, "packages": (dict, NoneType), "task": {"kind": str}}
+STRETCH = {"steps": int, "eval_batches": (int, NoneType)}
+SESSION = {
+    "choices": {str: str}, "command": COMMAND, "data": dict, "packages": (dict, NoneType), "task": {"kind": str},
+    "step": (int, NoneType), EXTENDED: (NoneType, [STRETCH]),
+}  # fmt: skip
 
 # What the files of a run have at least, whoever has written them.
 SHAPES: dict[str, Shape] = {
@@ -213,7 +244,12 @@ UNREADABLE = math.inf
 
 
 def fits(content: Any, shape: Shape) -> bool:
-    """Tell whether content has a shape: a type, a pattern, a list of one shape, or keys with shapes, `str` for all."""
+    """Tell whether content has a shape: a type, a pattern, a list of one shape, or keys with shapes, `str` for all.
+
+    Of several shapes in a tuple it has one.
+    """
+    if isinstance(shape, tuple):
+        return any(fits(content, one) for one in shape)
     if isinstance(shape, list):
         return isinstance(content, list) and all(fits(item, shape[0]) for item in content)
     if isinstance(shape, dict):

@@ -167,6 +167,11 @@ def test_an_extended_run_holds_its_parents_record_also_where_it_was_killed(
     assert [line for line in extended.metrics if line["step"] <= 40] == first.metrics
     assert extended.files == first.files
     assert_steps_increase(extended)
+    last = server.start(["train", f"extend={run_directory(tmp_path)}", "trainer.steps=70", "name=last"], tmp_path)
+    assert last.wait() == 0, last.output
+    (grandchild,) = tmp_path.glob("outputs/last/*/environment.json")
+    (session,) = read_json(grandchild)["sessions"]
+    assert session["step"] == 60 and [one["steps"] for one in session["extended"]] == [40, 60]
     folder = tmp_path / "again"
     folder.mkdir()
     for place, nth in (("copying > rename to checkpoint.pt", 1), ("training > gradients", 13)):

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from made_runs import make_report, make_run, make_study, read_study
 
+import normbench
 from normbench.analysis import beside
 from normbench.analysis.records import read_recorded, read_run, read_studies
 from normbench.rundir import RunDirectory
@@ -148,6 +149,20 @@ def test_a_digit_that_has_changed_since_the_end_is_told(tmp_path: Path) -> None:
             assert [name for name, _ in study.damaged] == ["bad"] and [run.seed for run in study.runs] == [0]
         file.write_bytes(before)
     assert read_study([tmp_path]).damaged == ()
+
+
+def test_tables_of_runs_tell_of_digits_that_have_changed_in_what_they_read(tmp_path: Path) -> None:
+    make_run(tmp_path, seed=0)
+    directory = RunDirectory(make_run(tmp_path, seed=1, name="bad"))
+    directory.write_summary(json.loads(directory.summary.read_text()))
+    normbench.load_runs(tmp_path, metrics=True)  # without a warning
+    for file in (directory.summary, directory.metrics):
+        before = file.read_bytes()
+        file.write_bytes(other_digit(before, len(before) // 2))
+        with pytest.warns(UserWarning, match=rf"^bad/{file.name}: changed after the run had ended"):
+            runs, _ = normbench.load_runs(tmp_path, metrics=True)
+        assert len(runs) == 2
+        file.write_bytes(before)
 
 
 @pytest.mark.parametrize(

@@ -252,6 +252,20 @@ def test_what_chooses_does_not_judge(here: Path) -> None:
     ]  # fmt: skip
 
 
+def test_a_run_whose_record_was_changed_chooses_no_rate(here: Path) -> None:
+    sweep = planned("norm=rmsnorm", "seed=0", "sweep.lr=auto", "sweep.lr_grid=1e-3,1e-2,1e-1")
+    tuning = sweep.planner.plan(tuning_grid(sweep.plan, sweep.settings))
+    directory = tuning.runs[0].prepared.directory
+    end_run(directory, "finished", 10, 2.0)
+    for file in (directory.config, directory.environment, directory.metrics):
+        file.write_text("{}")
+    directory.write_summary(json.loads(directory.summary.read_text()))
+    assert choose(tuning, GRID)[0]["curve"][0]["mean"] == 2.0
+    directory.summary.write_text(directory.summary.read_text().replace('"loss/val": 2.0', '"loss/val": 1.0'))
+    with pytest.raises(UsageError, match=r"cannot choose a learning rate, as its summary.json changed .* remove that"):
+        choose(tuning, GRID)
+
+
 def test_each_arm_is_reported_at_its_own_rate(server: Server, tmp_path: Path) -> None:
     words = ["sweep", "norm=rmsnorm,none", "seed=0", *CNN, *LENGTHS, "trainer.grad_clip=0", "launcher=local"]
     words += ["sweep.lr=auto", "sweep.lr_grid=1e-3,1e-2,1000", "sweep.report=false"]

@@ -17,6 +17,7 @@ import pandas as pd
 from normbench.analysis.records import Arm, Curve, Run, Study, shortened
 from normbench.analysis.statistics import count_spikes
 from normbench.errors import UsageError
+from normbench.rundir import extended_runs
 from normbench.settings import either
 
 NAN = float("nan")
@@ -138,22 +139,36 @@ def evaluations_in_words(runs: Iterable[Run]) -> str:
 
 def judged_by_some(run: Run) -> bool:
     """Say whether evaluations on the way were of some batches, and the one at the last step of all data."""
-    limit, data = run.config.get("trainer.eval_batches"), run.session.get("data", {})
+    return math.isfinite(batches_judged(run, run.config.get("trainer.eval_batches")))
+
+
+def batches_judged(run: Run, limit: int | None) -> float:
+    """Return on how many batches of a run's data an evaluation is with a limit; infinite where that is on all."""
+    data = run.session.get("data", {})
     total = next((data[name] for name in ("val_images", "val_texts", "val_sentences") if name in data), None)
-    return limit is not None and (total is None or limit * run.config.get("data.eval_batch_size", 0) < total)
+    if limit is None or (total is not None and limit * run.config.get("data.eval_batch_size", 0) >= total):
+        return math.inf
+    return limit
 
 
 def alike(run: Run, tag: str) -> Curve:
-    """Return a curve, of evaluations those on the same data: the ones on the way, where the last one is of more.
+    """Return a curve, of evaluations those on as many batches as the run's own on the way.
 
     What is easier or harder about a few batches is in all of these, and not in an evaluation of all data: that of the
-    last step, and, in a run that extends another, that with which the other has ended.
+    last step, and those with which the runs have ended that this one goes on with, each of which may have been
+    evaluated on other batches on its way.
     """
     curve = run.curves.get(tag, NOTHING)
-    if not tag.endswith(ON_WAY) or not judged_by_some(run):
+    if not tag.endswith(ON_WAY):
         return curve
-    on_way = ~np.isin(curve.steps, [run.steps, run.sessions[0].get("step", 0)])
-    return Curve(curve.steps[on_way], curve.values[on_way])
+    limit = run.config.get("trainer.eval_batches")
+    judged, begun = np.full(len(curve.steps), math.inf), 0
+    for stretch in (*extended_runs(run.sessions, limit), {"steps": run.steps, "eval_batches": limit}):
+        on_way = (curve.steps > begun) & (curve.steps < stretch["steps"])
+        judged[on_way] = batches_judged(run, stretch["eval_batches"])
+        begun = stretch["steps"]
+    kept = judged == batches_judged(run, limit)
+    return Curve(curve.steps[kept], curve.values[kept])
 
 
 def implementation(run: Run) -> str:

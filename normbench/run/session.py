@@ -26,7 +26,17 @@ from normbench.models import unsafe_convolutions
 from normbench.probes import Probes
 from normbench.recording import Display, Recorder, Scalar, Silent, quiet_loggers, show_table
 from normbench.run.plan import Run
-from normbench.rundir import RunDirectory, Status, commit, cpu_name, read_json, write_bytes, write_json
+from normbench.rundir import (
+    EXTENDED,
+    RunDirectory,
+    Status,
+    commit,
+    cpu_name,
+    extended_runs,
+    read_json,
+    write_bytes,
+    write_json,
+)
 from normbench.settings import Tree, flat
 from normbench.training.checkpoint import Checkpoints
 from normbench.training.clock import forget_peak, peak_memory
@@ -141,6 +151,7 @@ class Session:
         config = yaml.safe_dump(run.config.tree, sort_keys=False, allow_unicode=True)
         write_bytes(directory.config, config.encode())
         here = describe_here(run, self.group.size) | {"stack": run.stack, "seeds": self.seeds, "step": loop.step}
+        here[EXTENDED] = runs_before(run.parent)
         if elsewhere := directory.begun_elsewhere(here):
             self.say(elsewhere)
         for before in directory.sessions()[-1:]:
@@ -336,6 +347,15 @@ def copy_record(parent: RunDirectory, child: RunDirectory) -> None:
     for source in (parent.metrics, *recording.event_files(parent.path), parent.best, parent.checkpoint):
         if source.exists():
             write_bytes(child.path / source.name, source.read_bytes())
+
+
+def runs_before(parent: RunDirectory | None) -> list[dict[str, Any]]:
+    """Return of a run that is extended, and of those that it has extended itself, what `extended_runs` does."""
+    if parent is None:
+        return []
+    eval_batches = parent.configuration()["trainer"].get("eval_batches")
+    own = {"steps": (parent.ended() or {})["steps"], "eval_batches": eval_batches}
+    return [*extended_runs(parent.sessions(), eval_batches), own]
 
 
 def caveats(run: Run) -> dict[str, str | None]:

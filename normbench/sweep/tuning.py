@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from normbench.errors import UsageError
-from normbench.rundir import read_json, write_json
+from normbench.rundir import ENDED, RunDirectory, read_json, write_json
 from normbench.sweep.folder import arm_name
 from normbench.sweep.plan import Point, SweepPlan, changed
 from normbench.sweep.words import SETTINGS, SweepConfig, key_of
@@ -120,15 +120,31 @@ def tuned_grid(plan: SweepPlan, choices: Sequence[Mapping[str, Any]]) -> list[Po
 
 
 def choose(tuning: SweepPlan, grid: Sequence[float]) -> list[dict[str, Any]]:
-    """Choose the rate of each arm that has the lowest mean of the final validation losses. grid: that was searched."""
+    """Choose the rate of each arm that has the lowest mean of the final validation losses. grid: that was searched.
+
+    Raises:
+        UsageError: the record of a run is not as the run has left it.
+    """
     arms: dict[str, tuple[Mapping[str, str], dict[float, list[float | None]]]] = {}
     for run in tuning.runs:
         arm = {key: value for key, value in run.arm.items() if key != RATE}
         summary = run.prepared.directory.ended() or {"status": "failed"}
+        check_unaltered(run.prepared.directory, summary)
         loss = summary["metrics"].get("loss/val") if summary["status"] == "finished" else None
         _, losses = arms.setdefault(arm_name(arm), (arm, {}))
         losses.setdefault(run.prepared.config.tree["optim"]["lr"], []).append(loss)
     return [chosen(*each, grid) for each in arms.values()]
+
+
+def check_unaltered(run: RunDirectory, summary: Mapping[str, Any]) -> None:
+    """Refuse a run whose record was changed after it had ended, if it has: it chooses by what was measured.
+
+    Raises:
+        UsageError: it was.
+    """
+    if summary["status"] in ENDED and (altered := run.altered()):
+        what = f"{run.path} cannot choose a learning rate, as its {' and '.join(altered)} changed after it had ended"
+        raise UsageError(f"{what}: remove that folder, and the same command makes the run anew")
 
 
 def chosen(
