@@ -27,8 +27,16 @@ from normbench.commands.study import make as make_shown
 from normbench.errors import UsageError
 from normbench.settings import Setting, settings_of
 from normbench.studies import STUDIES, conduct
-from normbench.studies.findings import against_baseline, compared, curves, differences_told, estimated, interval
-from normbench.studies.frame import Column, Row, Study, Subject, check_memory, make_study, study_class
+from normbench.studies.findings import (
+    against_baseline,
+    compared,
+    curves,
+    differences_told,
+    estimated,
+    interval,
+    written,
+)
+from normbench.studies.frame import Column, Difference, Row, Study, Subject, check_memory, make_study, study_class
 from normbench.sweep.conduct import understand
 
 TINY = ("model=nano", "model.depth=2", "model.width=16", "model.heads=2", "model.context=16")
@@ -65,7 +73,7 @@ class Stream(Study):
         weight = float(next(model.parameters()).detach().abs().sum())
         yield from ({"layer": layer, "rms": self.factor * rms, "weight": weight} for layer, rms in enumerate(found))
 
-    def finding(self, rows: pd.DataFrame) -> list[str]:
+    def finding(self, rows: pd.DataFrame) -> list[Difference]:
         return differences_told(against_baseline(rows, "rms", self.baseline, "RMS"), "m")
 
     def tables(self, rows: pd.DataFrame) -> list[Table]:
@@ -271,6 +279,7 @@ def test_differences_are_paired_by_seed() -> None:
     values = {"layernorm": [2.0, 2.5, 3.1, 2.2], "rmsnorm": [1.9, 2.35, 3.05, 2.1]}
     columns = {"loss": Column("loss", "nats")}
     table = compared(rows_of(values), values=["loss"], columns=columns, baseline={"norm": "layernorm"})
+    ((table,), _) = written([table], [])
     row = dict(zip(table.frame.columns, table.rows[1], strict=True))
     test = stats.ttest_rel(values["rmsnorm"], values["layernorm"])
     assert row["arm"] == "RMSNorm"
@@ -328,7 +337,7 @@ def test_a_finding_begins_the_page_and_what_the_terminal_shows(
     folder = here / "outputs/stream/studies/stream"
     (sentence,) = json.loads((folder / "study.json").read_text())["finding"]
     assert "RMSNorm against LayerNorm" in sentence and "2 seeds" in sentence
-    assert " ".join(told.split()).startswith(f"• {sentence}")
+    assert f"• {sentence}" in " ".join(told.split())
     page = html.unescape((folder / "report.html").read_text())
     assert page.index(sentence) < page.index("Measure the stream.") < page.index("<table")
 
@@ -336,7 +345,7 @@ def test_a_finding_begins_the_page_and_what_the_terminal_shows(
 def test_differences_are_told_as_scipy_finds_them_and_corrected_as_one_family() -> None:
     values = {"layernorm": [2.0, 2.5, 2.1], "rmsnorm": [2.3, 2.83, 2.39], "dyt": [2.1, 2.3, 2.15]}
     rows = rows_of(values)
-    found = differences_told(against_baseline(rows, "loss", {"norm": "layernorm"}, "Loss"), "nats")
+    _, found = written([], differences_told(against_baseline(rows, "loss", {"norm": "layernorm"}, "Loss"), "nats"))
     tests = [stats.ttest_rel(values[norm], values["layernorm"]) for norm in ("rmsnorm", "dyt")]
     smaller, larger = sorted(test.pvalue for test in tests)
     for sentence, test in zip(found, tests, strict=True):
@@ -344,7 +353,42 @@ def test_differences_are_told_as_scipy_finds_them_and_corrected_as_one_family() 
         p = 2 * smaller if test.pvalue == smaller else max(2 * smaller, larger)
         assert f"95 % {low} to {high}, 3 seeds" in sentence
         assert (": a difference" in sentence) == (p < 0.05)
-        assert float(re.findall(r"p = ([\d.]+\d)", sentence)[0]) == pytest.approx(p, abs=6e-4)
+        assert float(re.findall(r"([\d.]+\d) after Holm", sentence)[0]) == pytest.approx(p, abs=6e-4)
+
+
+def test_a_finding_and_its_tables_correct_p_over_all_that_the_study_states() -> None:
+    """Of two layers and a ratio, of which the finding tells the first layer: three tests, each of which counts once."""
+    random = np.random.default_rng(0)
+    means = {"layernorm": 0.0, "rmsnorm": 1.0}
+    rows = pd.DataFrame([{"norm": norm, "seed": seed, "layer": layer, "share": random.normal(layer * means[norm])}
+                         for norm in means for seed in range(6) for layer in (0, 1)])  # fmt: skip
+    rows["gradient"] = np.exp(rows["share"])
+    columns: Any = {"layer": Column("layer"), "share": Column("share"), "gradient": Column("gradient")}
+    how: Any = {"columns": columns, "baseline": {"norm": "layernorm"}}
+    tables = [
+        compared(rows, values=["share"], by=["layer"], **how),
+        compared(rows, values=["gradient"], ratio=True, **how),
+    ]
+    first = against_baseline(rows[rows["layer"] == 0], "share", {"norm": "layernorm"}, "Share")
+    (shares, gradients), (sentence,) = written(tables, differences_told(first))
+
+    def pairs(value: str, layer: int | None) -> tuple[pd.Series, pd.Series]:
+        own = rows if layer is None else rows[rows["layer"] == layer]
+        means = own.groupby(["norm", "seed"])[value].mean()
+        return means["rmsnorm"], means["layernorm"]
+
+    logs = rows.assign(gradient=np.log2(rows["gradient"])).groupby(["norm", "seed"])["gradient"].mean()
+    tests = [stats.ttest_rel(*pairs("share", layer)) for layer in (0, 1)]
+    tests.append(stats.ttest_rel(logs["rmsnorm"], logs["layernorm"]))
+    order = np.argsort([test.pvalue for test in tests])
+    expected = np.empty(3)
+    expected[order] = np.maximum.accumulate(
+        [tests[place].pvalue * left for place, left in zip(order, (3, 2, 1), strict=True)]
+    )
+    stated = [float(cell) for table in (shares, gradients) for cell in table.frame["p"] if cell != "–"]
+    assert stated == pytest.approx([*expected.clip(max=1)], abs=6e-4)
+    assert f"p = {shares.frame['p'][1]} after Holm" in sentence
+    assert all("for the 3 tests of this study" in " ".join(table.notes) for table in (shares, gradients))
 
 
 @pytest.mark.parametrize(
@@ -368,7 +412,7 @@ def test_an_estimate_is_consistent_with_what_its_interval_holds(
 def test_one_seed_is_no_finding() -> None:
     assert "one seed" in estimated({0: -0.5}, {"−½": -0.5})
     samples = against_baseline(rows_of({"layernorm": [2.0], "rmsnorm": [1.9]}), "loss", {"norm": "layernorm"}, "Loss")
-    (sentence,) = differences_told(samples)
+    _, (sentence,) = written([], differences_told(samples))
     assert "−0.1" in sentence and "one seed" in sentence and "a difference" not in sentence
 
 

@@ -20,7 +20,7 @@ from normbench.analysis.studied import read_study
 from normbench.cli import main
 from normbench.results import TrainedRun, load_model
 from normbench.studies.conduct import planned
-from normbench.studies.findings import compared
+from normbench.studies.findings import compared, written
 from normbench.studies.frame import Subject
 from normbench.studies.smoothness import (
     Smoothness,
@@ -259,6 +259,7 @@ def test_ratios_are_those_by_hand_and_say_what_could_have_been_found() -> None:
                          for norm, seed, value in cells for turn in (1, 4)])  # fmt: skip
     columns = Smoothness.columns
     table = compared(rows, values=["smoothness"], columns=columns, baseline={"norm": "none"}, ratio=True)
+    ((table,), _) = written([table], [])
     logs = [-1.0, -2.0, -2.0]
     ends = [2**end for end in stats.t.interval(0.95, 2, np.mean(logs), stats.sem(logs))]
     none, (arm, mean, _, ratio, interval, p, factor) = table.rows

@@ -33,7 +33,7 @@ from normbench.results import TrainedRun
 from normbench.run.train import limits_named
 from normbench.rundir import RunDirectory, commit, cpu_name, inside, write_bytes
 from normbench.settings import show
-from normbench.studies.findings import plain_table, shortened_finding
+from normbench.studies.findings import plain_table, shortened_finding, written
 from normbench.studies.frame import Row, Study, Subject, make_study, study_class
 from normbench.sweep.conduct import understand
 from normbench.sweep.plan import SweepPlan
@@ -228,17 +228,19 @@ def save(study: Study, name: str, rows: pd.DataFrame, folder: Path, command: str
     write_bytes(folder / "rows.csv", to_csv(rows))
     with our_style():
         figures = study.figures(rows)
+    tables, finding = written(study.tables(rows), study.finding(rows))
+    if left_out:
+        tables.append(plain_table("left-out", "Left out", left_out, 2))
     about = {
         "study": name,
         "title": study.title,
         "question": inspect.getdoc(type(study)),
         "source": study.source,
         "command": command,
-        "finding": shortened_finding(study.finding(rows)),
+        "finding": shortened_finding(finding),
         "machine": {"cpu": cpu_name(), "threads": torch.get_num_threads(), "torch": torch.__version__},
         "commit": commit(),
     }
-    tables = [*study.tables(rows), *([plain_table("left-out", "Left out", left_out, 2)] if left_out else [])]
     save_study(folder, about, tables, figures)
     board = new_board(folder)
     board.images({f"{name}/{figure.name}": figure.drawn("png", dpi=150) for figure in figures})

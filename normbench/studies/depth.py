@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import combinations, pairwise
 from typing import Annotated, Any
 
@@ -16,7 +16,7 @@ from normbench.analysis.tables import Table
 from normbench.errors import UsageError
 from normbench.settings import Setting
 from normbench.studies.findings import arms_of, change_in_arms, compared, curves, is_arm, keys_of, labelled
-from normbench.studies.frame import Column, Row, Study, Subject
+from normbench.studies.frame import Column, Difference, Row, Study, Subject
 from normbench.studies.mapping import Vectors, grid, vectors
 from normbench.training.evaluation import evaluate, to_device
 from normbench.types import Batch
@@ -73,7 +73,7 @@ class Depth(Study):
             if one.shape == other.shape:
                 yield {"what": "pair", "layer": layer, "to": to, "distance": angular_distance(one, other)}
 
-    def finding(self, rows: pd.DataFrame) -> list[str]:
+    def finding(self, rows: pd.DataFrame) -> Sequence[str | Difference]:
         blocks = in_halves(rows)
         what = "Loss that skipping a block adds, in the deeper half less that in the first"
         deeper = blocks["blocks"] == "deeper half"

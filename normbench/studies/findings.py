@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -17,12 +18,15 @@ from normbench.analysis.records import Arm
 from normbench.analysis.statistics import Interval, Sample
 from normbench.analysis.tables import Table
 from normbench.analysis.wording import NONE, chance
-from normbench.studies.frame import Column
+from normbench.studies.frame import Column, Difference
 
 SUMMED = ("95 % interval", "difference", "its 95 % interval", "p")  # columns behind that of a mean
 RATIOS = ("95 % interval", "ratio", "its 95 % interval", "p", "detectable factor")  # and of a geometric one
 MOST = 6  # sentences of a finding; the tables have the rest
-DETECTABLE = "A ratio that is smaller or larger by the detectable factor is found by so many seeds four times in five."
+DETECTABLE = (
+    "A ratio that is smaller or larger by the detectable factor is found by so many seeds four times in five, after "
+    "this correction."
+)
 
 
 def keys_of(rows: pd.DataFrame) -> list[str]:
@@ -64,6 +68,64 @@ def arms_of(rows: pd.DataFrame, leave_out: Sequence[str] = ()) -> list[Arm]:
     ]
 
 
+# ---- one family of tests
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A cell of a table that cannot be written before all tests of its study are known.
+
+    kind: `p`, or `factor` for the one that so many seeds could have found.
+    """
+
+    sample: Sample
+    kind: str
+
+
+def written(tables: Sequence[Table], finding: Sequence[str | Difference]) -> tuple[list[Table], list[str]]:
+    """Write what a study states in tables and sentences, p corrected after Holm (1979) over all of it.
+
+    A test that is stated several times counts once.
+    """
+    cells = [cell for table in tables for cell in table.frame.to_numpy().ravel() if isinstance(cell, Waiting)]
+    told = [one for one in finding if isinstance(one, Difference)]
+    samples = [*dict.fromkeys([*(cell.sample for cell in cells), *(one.sample for one in told)])]
+    corrected = statistics.holm([sample.p for sample in samples])
+    p_values = dict(zip(samples, corrected, strict=True))
+    family = sum(p is not None for p in corrected)
+    sentences = [
+        difference_told(one, p_values[one.sample], family) if isinstance(one, Difference) else one for one in finding
+    ]
+    return [table_written(table, p_values, family) for table in tables], sentences
+
+
+def table_written(table: Table, p_values: Mapping[Sample, float | None], family: int) -> Table:
+    """Write the cells of a table that wait. p_values: corrected, in a family of so many tests."""
+    waiting = {cell.kind for cell in table.frame.to_numpy().ravel() if isinstance(cell, Waiting)}
+    if not waiting:
+        return table
+
+    def cell_written(cell: Any) -> Any:
+        if not isinstance(cell, Waiting):
+            return cell
+        if cell.kind == "p":
+            return chance(p_values[cell.sample])
+        sample = cell.sample
+        return number(2.0 ** statistics.detectable_difference(sample.n, sample.sd, family=family))
+
+    notes = [f"p values, but not intervals, are corrected by Holm's method for {counted(family)}."] * ("p" in waiting)
+    notes += [DETECTABLE] * ("factor" in waiting)
+    return replace(table, frame=table.frame.map(cell_written), notes=(*table.notes, *notes))
+
+
+def counted(family: int) -> str:
+    """Say for how many tests p is corrected."""
+    return "the one test of this study" if family == 1 else f"the {family} tests of this study, its finding included"
+
+
+# ---- tables
+
+
 def compared(
     rows: pd.DataFrame,
     *,
@@ -79,8 +141,8 @@ def compared(
     """Return the mean of each arm, and with several seeds its interval and its difference from the baseline by seed.
 
     by: coordinates that have a row each. baseline: settings of the arm with which each is compared that is like it in
-    all else. The p values of a column are corrected as a family (Holm 1979). ratio: give geometric means and ratios to
-    the baseline, and the factor that so many seeds could have found.
+    all else. ratio: give geometric means and ratios to the baseline, and the factor that so many seeds could have
+    found. Its cells of p and of that factor wait for `written`.
     """
     arms, cells = arms_of(rows), dict[str, list[Any]]()
     several = rows["seed"].nunique() > 1
@@ -94,7 +156,7 @@ def compared(
     table |= {"seeds": counts} if len({*counts}) > 1 else {}
     compares = False
     for value in values:
-        label, more, ps = columns[value].label, RATIOS if ratio else SUMMED, list[float | None]()
+        label, more = columns[value].label, RATIOS if ratio else SUMMED
         heads = [label, *(f"{label}: {word}" if len(values) > 1 else word for word in more)]
         for _, own, arm in places:
             own = own.assign(**{value: np.log2(own[value].where(own[value] > 0))}) if ratio else own
@@ -107,31 +169,34 @@ def compared(
             written = ratios_written(mean, ends, sample) if ratio else differences_written(mean, ends, sample)
             for head, cell in zip(heads, written, strict=True):
                 cells.setdefault(head, []).append(cell)
-            ps.append(sample.p if sample else None)
             compares |= bool(theirs)
-        cells[heads[4]] = [chance(p) for p in statistics.holm(ps)]
     frame = pd.DataFrame(table | {head: own for head, own in cells.items() if {*own} != {NONE}})
     against = ", ".join(f"{name}={word}" for name, word in (baseline or {}).items())
     means, differences = ("Geometric means", "ratios to") if ratio else ("Means", "differences from")
     said = [f"{means} over {rows['seed'].nunique()} seeds with Student's 95 % interval; {differences} the arm with "
-            f"{against} are paired by seed; p values, but not intervals, are corrected by Holm's method."]  # fmt: skip
-    said += [DETECTABLE] * ratio
+            f"{against} are paired by seed."]  # fmt: skip
     return Table(key, title, frame, (*notes, *(said if compares else ())), heads=1 + len(by))
 
 
-def differences_written(mean: float, ends: Interval | None, sample: Sample | None) -> tuple[str, ...]:
-    """Write a mean, its interval, and the mean and interval of paired differences; their p follows."""
-    found = (number(sample.mean, True), span(sample.interval, True)) if sample else (NONE, NONE)
-    return number(mean), span(ends), *found, NONE
+def differences_written(mean: float, ends: Interval | None, sample: Sample | None) -> tuple[str | Waiting, ...]:
+    """Write a mean, its interval, the mean and interval of paired differences, and their p."""
+    if sample is None:
+        return number(mean), span(ends), NONE, NONE, NONE
+    return number(mean), span(ends), number(sample.mean, True), span(sample.interval, True), p_of(sample)
 
 
-def ratios_written(mean: float, ends: Interval | None, sample: Sample | None) -> tuple[str, ...]:
+def ratios_written(mean: float, ends: Interval | None, sample: Sample | None) -> tuple[str | Waiting, ...]:
     """Write the same of values whose logarithms to base 2 are given, and the factor that could have been detected."""
     if sample is None:
         return number(2.0**mean), span(ends and ends.powers), NONE, NONE, NONE, NONE
-    factor = number(2.0 ** statistics.detectable_difference(sample.n, sample.sd)) if sample.sd else NONE
+    factor = Waiting(sample, "factor") if sample.sd else NONE
     found = number(2.0**sample.mean), span(sample.interval and sample.interval.powers)
-    return number(2.0**mean), span(ends and ends.powers), *found, NONE, factor
+    return number(2.0**mean), span(ends and ends.powers), *found, p_of(sample), factor
+
+
+def p_of(sample: Sample) -> str | Waiting:
+    """Return the cell of a sample's p; a dash where it has none."""
+    return NONE if sample.p is None else Waiting(sample, "p")
 
 
 def by_seed(rows: pd.DataFrame, settings: Mapping[str, Any], value: str) -> dict[int, float]:
@@ -175,26 +240,35 @@ def why_unknown(seeds: int) -> str:
     return "the same in all seeds, whose spread is therefore not known"
 
 
-def differences_told(samples: Mapping[str, Sample], unit: str = "", ratio: bool = False) -> list[str]:
-    """Say of each difference, by what it is of, how large it is and whether it can be told from none.
+def differences_told(samples: Mapping[str, Sample], unit: str = "", ratio: bool = False) -> list[Difference]:
+    """Tell each difference, by what it is of. ratio: they are of logarithms to base 2, and are told as ratios."""
+    return [Difference(what, sample, unit, ratio) for what, sample in samples.items()]
 
-    What is called a difference has p < 0.05 after Holm's correction for all of them. ratio: the differences are of
-    logarithms to base 2, and are written as ratios.
+
+def difference_told(one: Difference, p: float | None, family: int) -> str:
+    """Say how large a difference is and whether it can be told from none.
+
+    p: after Holm's correction in a family of so many tests. It is called a difference where that is below 0.05.
     """
-    said = list[str]()
-    for (what, sample), p in zip(samples.items(), statistics.holm([one.p for one in samples.values()]), strict=True):
-        size = number(2.0**sample.mean) + " times" if ratio else number(sample.mean, True) + f" {unit}".rstrip()
-        ends = sample.interval and (sample.interval.powers if ratio else sample.interval)
-        if ends is None:
-            found = "no difference in any seed" if sample.n > 1 and not sample.mean else why_unknown(sample.n)
-            said.append(f"{what}: {size}: {found}.")
-            continue
-        if p is not None and p < statistics.ALPHA:
-            found = f"a difference, p = {chance(p)}".replace("= <", "<")
-        else:
-            found = f"no difference can be told, p = {chance(p)}; more seeds would narrow the interval"
-        said.append(f"{what}: {size} (95 % {span(ends, sign=not ratio)}, {sample.n} seeds): {found}.")
-    return said
+    sample = one.sample
+    size = number(2.0**sample.mean) + " times" if one.ratio else number(sample.mean, True) + f" {one.unit}".rstrip()
+    ends = sample.interval and (sample.interval.powers if one.ratio else sample.interval)
+    if ends is None or p is None or sample.p is None:
+        found = "no difference in any seed" if sample.n > 1 and not sample.mean else why_unknown(sample.n)
+        return f"{one.what}: {size}: {found}."
+    holm = " after Holm" if family > 1 else ""
+    if p < statistics.ALPHA:
+        found = f"a difference, {p_told(p)}{holm}"
+    elif sample.p < statistics.ALPHA:
+        found = f"not certain, {p_told(sample.p)} by itself and {chance(p)} after Holm; add seeds"
+    else:
+        found = f"no difference can be told, {p_told(p)}{holm}; more seeds would narrow the interval"
+    return f"{one.what}: {size} (95 % {span(ends, sign=not one.ratio)}, {sample.n} seeds): {found}."
+
+
+def p_told(p: float) -> str:
+    """Write `p = 0.012`, or `p < 0.001`."""
+    return f"p = {chance(p)}".replace("= <", "<")
 
 
 def against_baseline(
@@ -242,7 +316,7 @@ def values_told(rows: pd.DataFrame, value: str, column: Column, what: str, ratio
 
 def change_in_arms(
     rows: pd.DataFrame, first: pd.Series, second: pd.Series, value: str, what: str, unit: str
-) -> list[str]:
+) -> list[Difference]:
     """Say how a value differs within each arm between two kinds of its rows, paired by seed."""
     samples = dict[str, Sample]()
     for arm in arms_of(rows):

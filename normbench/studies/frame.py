@@ -17,6 +17,7 @@ from torch import nn
 
 from normbench import build
 from normbench.analysis.figures.style import Figure
+from normbench.analysis.statistics import Sample
 from normbench.analysis.tables import Table
 from normbench.config import compose
 from normbench.config.groups import options, section_of
@@ -45,6 +46,20 @@ class Column:
     def label(self) -> str:
         """Return the words with the unit."""
         return f"{self.words} ({self.unit})" if self.unit else self.words
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A difference that a finding tells of; its sentence waits until all tests of the study are known.
+
+    what: the difference, in words that begin the sentence. sample: its values by seed. ratio: they are logarithms to
+    base 2, and are told as a ratio.
+    """
+
+    what: str
+    sample: Sample
+    unit: str = ""
+    ratio: bool = False
 
 
 @dataclass
@@ -161,7 +176,7 @@ class Study(ABC):
             for row in self.measure(subject):
                 yield subject, row
 
-    def finding(self, rows: pd.DataFrame) -> list[str]:
+    def finding(self, rows: pd.DataFrame) -> Sequence[str | Difference]:
         """Say what was found in sentences with its numbers, their intervals and the number of seeds."""
         return []
 

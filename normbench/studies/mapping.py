@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Annotated, Any
 
@@ -20,7 +20,7 @@ from normbench.analysis.figures.style import Figure
 from normbench.analysis.tables import Table
 from normbench.settings import Setting
 from normbench.studies.findings import arms_of, change_in_arms, compared, curves, is_arm, labelled
-from normbench.studies.frame import Column, Row, Study, Subject
+from normbench.studies.frame import Column, Difference, Row, Study, Subject
 from normbench.training.evaluation import to_device
 
 Values = Float[np.ndarray, " values"]
@@ -70,7 +70,7 @@ class Mapping(Study):
         calls = [*([seen[site]] if site in seen else []), (x[some], y[some])]
         seen[site] = [torch.cat(parts) for parts in zip(*calls, strict=True)]
 
-    def finding(self, rows: pd.DataFrame) -> list[str]:
+    def finding(self, rows: pd.DataFrame) -> Sequence[str | Difference]:
         fits = rows[rows["kind"] == "fit"]
         both = pd.concat(
             [fits.assign(of=word, left=fits[f"{word}_left"]) for word in ("tanh", "line")], ignore_index=True

@@ -16,7 +16,7 @@ from normbench.build import target
 from normbench.errors import UsageError
 from normbench.settings import Setting
 from normbench.studies.findings import change_in_arms, compared, curves
-from normbench.studies.frame import Row, Study, Subject
+from normbench.studies.frame import Difference, Row, Study, Subject
 from normbench.sweep.words import AS_IT_IS
 from normbench.training.loop import evaluate, to_device
 from normbench.types import Batch
@@ -97,7 +97,7 @@ class Padding(Study):
                 values = {"loss": found["loss"], "accuracy": accuracy, "change": accuracy - first}
                 yield {"kind": kind, "level": float(level), **values}
 
-    def finding(self, rows: pd.DataFrame) -> list[str]:
+    def finding(self, rows: pd.DataFrame) -> Sequence[str | Difference]:
         own = rows[rows["kind"] == "padding"]
         most, least = own["level"].max(), own["level"].min()
         what = f"Accuracy with a share of {most:g} of padding, less that with {least:g}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Annotated, Any
 
@@ -28,7 +28,7 @@ from normbench.studies.findings import (
     plain_table,
     values_told,
 )
-from normbench.studies.frame import Row, Study, Subject
+from normbench.studies.frame import Difference, Row, Study, Subject
 from normbench.training.evaluation import to_device
 
 Found = dict[tuple[str, str, str], list[dict[str, Tensor]]]  # by what, what counts, and where: of each batch, by column
@@ -91,7 +91,7 @@ class Position(Study):
                 place = {"block": layer, "site": site, "what": what, counted: number}
                 yield place | dict(zip(values, row, strict=True))
 
-    def finding(self, rows: pd.DataFrame) -> list[str]:
+    def finding(self, rows: pd.DataFrame) -> Sequence[str | Difference]:
         norms = rows[(rows["what"] == "norm") & rows["std"].notna()]
         what = "Standard deviation of what norms give, mean over positions"
         found = against_baseline(norms, "std", self.baseline, what)

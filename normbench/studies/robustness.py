@@ -17,7 +17,7 @@ from normbench.analysis.tables import Table
 from normbench.build import seeded
 from normbench.settings import Setting
 from normbench.studies.findings import against_baseline, compared, curves, differences_told, values_told
-from normbench.studies.frame import Column, Row, Study, Subject
+from normbench.studies.frame import Column, Difference, Row, Study, Subject
 from normbench.training.evaluation import evaluate
 from normbench.types import Model
 
@@ -105,7 +105,7 @@ class Robustness(Study):
                         loss = evaluate(model, batches, subject.task, subject.device)["loss"]
                     yield {"kind": kind, "place": place, "strength": level, "loss": loss, "increase": loss - clean}
 
-    def finding(self, rows: pd.DataFrame) -> list[str]:
+    def finding(self, rows: pd.DataFrame) -> Sequence[str | Difference]:
         found, told = dict[str, Sample](), list[str]()
         column = self.columns["increase"]
         for kind, own in rows[rows["place"] == "hidden"].groupby("kind", sort=False):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from normbench.analysis.tables import Table
 from normbench.errors import UsageError
 from normbench.settings import Setting
 from normbench.studies.findings import against_baseline, compared, curves, differences_told, keys_of, values_told
-from normbench.studies.frame import Row, Study, Subject
+from normbench.studies.frame import Difference, Row, Study, Subject
 from normbench.studies.steps import check_steps, steps
 from normbench.training.evaluation import to_device
 from normbench.training.guard import buffers_kept
@@ -86,7 +86,7 @@ class Saturation(Study):
                     found = {"saturated": saturated(values, self.edge), **percentiles(values), **own}
                     yield {"step": step.number, "layer": layer, **found}
 
-    def finding(self, rows: pd.DataFrame) -> list[str]:
+    def finding(self, rows: pd.DataFrame) -> Sequence[str | Difference]:
         first = rows[rows["layer"] == 1]
         what = "Share of saturated units of the first layer, mean over steps"
         found = against_baseline(first, "saturated", self.baseline, what)

@@ -32,7 +32,7 @@ from normbench.studies.findings import (
     labelled,
     values_told,
 )
-from normbench.studies.frame import Row, Study, Subject
+from normbench.studies.frame import Difference, Row, Study, Subject
 from normbench.studies.steps import check_steps, steps
 from normbench.training.guard import buffers_kept
 from normbench.types import Batch, Model, Task, stable_seed
@@ -244,7 +244,7 @@ class Smoothness(Study):
                     yield {"step": step.number, "rate": step.rate, **found}
                     before = step.number, loss, [parameter.detach().clone() for parameter in parameters]
 
-    def finding(self, rows: pd.DataFrame) -> list[str]:
+    def finding(self, rows: pd.DataFrame) -> Sequence[str | Difference]:
         what = "Effective smoothness, mean over steps, smaller is smoother"
         found = against_baseline(named(rows), "smoothness", self.baseline, what, ratio=True)
         column = self.columns["smoothness"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any
 
 import pandas as pd
@@ -13,7 +13,7 @@ from normbench.analysis.tables import Table
 from normbench.errors import UsageError
 from normbench.settings import Setting
 from normbench.studies.findings import change_in_arms, compared, curves
-from normbench.studies.frame import Row, Study, Subject
+from normbench.studies.frame import Difference, Row, Study, Subject
 from normbench.training.evaluation import evaluate, to_device
 from normbench.training.recalibration import average
 from normbench.types import Batch, Model
@@ -81,7 +81,7 @@ class Statistics(Study):
             rows.append({"statistics": name, "loss": found["loss"], "accuracy": 100 * found["accuracy"]})
         yield from (row | {"gap": row["loss"] - rows[0]["loss"]} for row in rows)
 
-    def finding(self, rows: pd.DataFrame) -> list[str]:
+    def finding(self, rows: pd.DataFrame) -> Sequence[str | Difference]:
         what = "Loss with a batch's own statistics, less that with the running ones"
         own, running = rows["statistics"] == "batch", rows["statistics"] == "running"
         return change_in_arms(rows, own, running, "loss", what, self.columns["loss"].unit)
