@@ -6,6 +6,7 @@ import json
 import math
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from scipy import stats
 
 from normbench.analysis.comparisons import given_baseline
 from normbench.analysis.figures import draw_all
+from normbench.analysis.figures.finals import forest, step_time_against
 from normbench.analysis.latex import in_text
 from normbench.analysis.measures import alike, rounded_up, seconds_at
 from normbench.analysis.records import Run
@@ -81,6 +83,33 @@ def test_an_arm_whose_runs_end_in_two_groups_has_no_mean(tmp_path: Path) -> None
     arm, n, *figures, time = torn.values()  # to the target: a median
     assert (arm, n, time) == ("dyt", "5", "not reached") and {*figures} == {"–"}
     assert "tab:arms-short" in in_text(report.tables) and "differences-short" not in in_text(report.tables)
+
+
+def test_figures_draw_the_seeds_of_an_arm_in_two_groups_and_no_mean(tmp_path: Path) -> None:
+    finals = {"layernorm": LAYERNORM, "rmsnorm": SAME, "dyt": [3.0, 3.01, *WORSE[2:]]}
+    make_study(tmp_path, finals, data={"constant": {"loss/val": 3.0}})
+    report = make_report([tmp_path])
+    arms = report.study.arms
+    figure = forest(report.comparisons, arms, "")
+    assert figure is not None and "two groups" in figure.alt and "their seeds alone are drawn" in figure.caption
+    rows = figure.data.set_index("arm")
+    means = rows[rows["kind"] == "mean"]["difference"].astype(float)
+    assert math.isnan(means["dyt"]) and means["rmsnorm"] == pytest.approx(np.mean(SAME) - np.mean(LAYERNORM))
+    assert len(rows.loc[["dyt"]]) == 6
+    drawn = [line for axes in figure.canvas.axes for line in axes.lines]
+    assert {line.get_marker() for line in drawn if "two groups" in str(line.get_gid())} == {"."}
+    against = step_time_against(arms, report.by.primary, "")
+    assert against is not None and [*against.data["arm"]] == ["layernorm", "rmsnorm"]
+    assert against.caption.endswith("Not shown, as their runs end in two groups: dyt.")
+
+
+def test_all_arms_that_did_not_train_are_named(tmp_path: Path) -> None:
+    rates = [0.001 * 2**power for power in range(9)]
+    make_study(tmp_path, {rate: [3.0] for rate in rates}, over="lr", data={"constant": {"loss/val": 3.0}})
+    report = make_report([tmp_path])
+    for texts in ([text for text, _ in report.verdict], report.why, report.next):
+        named = [text for text in texts if all(f"lr={rate:g}" in text for rate in rates)]
+        assert named, texts
 
 
 def test_one_seed_or_one_arm_says_nothing_about_differences(tmp_path: Path) -> None:
@@ -295,13 +324,29 @@ def test_evaluations_of_a_few_batches_are_not_judged_with_the_one_of_all_data(
     assert report.comparisons[0].mean == pytest.approx(0) and not report.comparisons[0].real
 
 
-def test_a_run_that_extends_another_leaves_out_how_that_one_ended(tmp_path: Path) -> None:
-    path = make_run(tmp_path, session={"step": 40})
-    lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-    for line in lines:
-        line |= {"loss/val": 1.0} if line["step"] == 40 and "loss/val" in line else {}
-    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert alike(runs_of(tmp_path)[0], "loss/val").steps.tolist() == [20, 60, 80]
+ENDED_AT_40, ENDED_AT_60 = ({"steps": steps, "eval_batches": 8} for steps in (40, 60))
+
+
+@pytest.mark.parametrize(
+    ("session", "left"),
+    [
+        ({"step": 40}, [20, 60, 80]),  # as older versions have noted it
+        ({"step": 40, "extended": [ENDED_AT_40]}, [20, 60, 80]),
+        ({"step": 60, "extended": [ENDED_AT_40, ENDED_AT_60]}, [20, 80]),
+        ({"step": 60, "extended": [{"steps": 30, "eval_batches": 2}, ENDED_AT_60]}, [40, 80]),  # others at first
+        ({"step": 0, "extended": []}, [20, 40, 60, 80]),
+    ],
+)  # fmt: skip
+def test_a_run_that_extends_others_leaves_out_how_those_ended(
+    tmp_path: Path, session: dict[str, Any], left: list[int]
+) -> None:
+    make_run(tmp_path, session=session, settings={"trainer.eval_batches": 8})
+    assert alike(runs_of(tmp_path)[0], "loss/val").steps.tolist() == left
+
+
+def test_a_run_judged_by_all_data_leaves_out_where_the_one_before_was_judged_by_some(tmp_path: Path) -> None:
+    make_run(tmp_path, session={"step": 60, "extended": [ENDED_AT_60]}, settings=ALL_DATA)
+    assert alike(runs_of(tmp_path)[0], "loss/val").steps.tolist() == [60, 80, 100]
 
 
 def test_the_best_of_one_evaluation_is_refused(tmp_path: Path) -> None:

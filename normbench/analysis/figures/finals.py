@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from normbench.analysis.comparisons import Baseline, Comparison
+from normbench.analysis.comparisons import Baseline, Comparison, in_two_groups
 from normbench.analysis.designs import Crossing, crossings
 from normbench.analysis.figures import style as grid
 from normbench.analysis.figures.style import INK, Entry, Figure, described, first, panels_of, plain
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 MOST_ROWS = 40  # of the forest plot
 MOST_CROSSINGS = 3
+TORN = "two groups"  # in the place of a mean
 WIDE = 8  # times the smallest of some numbers: over a range from there on an axis is logarithmic
 TRAINED = Metric("runs that train", "points", "%", 100.0, 0, (0.0, 100.0), lower_is_better=False)
 
@@ -38,11 +39,12 @@ def forest(comparisons: Sequence[Comparison], arms: Sequence[Arm], note: str) ->
     if not drawn:
         return None
     drawn = sorted(drawn, key=lambda one: one.mean if one.metric.lower_is_better else -one.mean)
+    drawn.sort(key=lambda one: bool(one.torn))  # those without a mean last
     metric = drawn[0].metric
     looks = {entry.arm.name: entry for _, entries in panels_of(arms) for entry in entries}
     baselines = list(dict.fromkeys(one.baseline.name for one in drawn))
     names = [one.arm.name + (f" − {other_settings(one)}" if len(baselines) > 1 else "") for one in drawn]
-    numbers = [f"{fixed(one.mean, precision(one.mean, one.interval), sign=True)}  n = {one.n}" for one in drawn]
+    numbers = [f"{mean_told(one)}  n = {one.n}" for one in drawn]
     data = pd.DataFrame([row for one in drawn for row in rows_of(one)], dtype=object)
     cut, few = [one.arm.name for one in several[MOST_ROWS:]], "fewer than two seeds finished in it and its baseline"
     more += grid.absent(arms, data, cut, few)
@@ -72,6 +74,7 @@ def forest(comparisons: Sequence[Comparison], arms: Sequence[Arm], note: str) ->
     about = f"difference of the final {metric.words} ({metric.unit})\n← {better}      {worse} →"
     canvas.supxlabel(about, fontsize=8, y=0.01)
     facts = {"metric": metric, "baselines": baselines, "pairs": list(zip(names, numbers, strict=True))}
+    facts["torn"] = any(one.torn for one in drawn)
     return described("differences", "differences", canvas, data, note + more, **facts, panes=len(ranges))
 
 
@@ -81,14 +84,25 @@ def other_settings(one: Comparison) -> str:
     return Arm({key: value for key, value in one.baseline.settings.items() if mine.get(key) != value}).name
 
 
+def mean_told(one: Comparison) -> str:
+    """Write the mean of a comparison, or that its arms have none."""
+    return TORN if one.torn else fixed(one.mean, precision(one.mean, one.interval), sign=True)
+
+
 def draw_difference(axes: Axes, place: int, one: Comparison, entry: Entry) -> None:
-    """Draw one comparison: mean, interval, below it each seed at its own height; an arrow to a mean beyond."""
-    low, high = axes.get_xlim()
+    """Draw one comparison: mean, interval, below it each seed at its own height; an arrow to a mean beyond.
+
+    Of an arm whose runs end in two groups the seeds alone.
+    """
     heights = place + 0.2 + min(0.06, 0.24 / one.n) * np.arange(one.n)
-    places = precision(one.mean, one.interval)
-    value = f"{fixed(one.mean, places, True)} ({span(one.interval, places, True)})"
+    value = mean_told(one)
+    if one.interval:
+        value += f" ({span(one.interval, precision(one.mean, one.interval), True)})"
     look: dict[str, Any] = {"color": entry.color, "gid": grid.gid_of(one.arm, value)}
     axes.plot(one.values, heights, ".", markersize=3, markeredgewidth=0, **look)
+    if one.torn:
+        return
+    low, high = axes.get_xlim()
     if one.interval:
         axes.plot(one.interval, [place, place], linewidth=1.6, solid_capstyle="butt", **look)
     if not low <= one.mean <= high:
@@ -98,13 +112,20 @@ def draw_difference(axes: Axes, place: int, one: Comparison, entry: Entry) -> No
 
 
 def rows_of(one: Comparison) -> list[dict[str, Any]]:
-    """Return what is drawn of a comparison: its mean, and each seed."""
+    """Return what is drawn of a comparison: its mean, where it has one, and each seed."""
     both = {"arm": one.arm.name, "baseline": one.baseline.name}
     low, high = one.interval or (np.nan, np.nan)
-    mean = {"kind": "mean", "seed": None, "difference": one.mean, "low": low, "high": high}
+    mean = {"kind": "mean", "seed": None, "difference": np.nan if one.torn else one.mean, "low": low, "high": high}
     seeds = zip(one.seeds, one.values, strict=True)
     rows = [{"kind": "seed", "seed": seed, "difference": value} for seed, value in seeds]
     return [both | mean | {"corrected_p": one.corrected}, *(both | row for row in rows)]
+
+
+def with_means(arms: Sequence[Arm], metric: Metric) -> tuple[list[Arm], str]:
+    """Return the arms that have a mean, and a sentence on those whose runs end in two groups, which have none."""
+    torn = [arm.name for arm in arms if in_two_groups(arm, metric, {run.seed for run in arm.runs})]
+    said = f" Not shown, as their runs end in two groups: {shortened(torn)}." if torn else ""
+    return [arm for arm in arms if arm.name not in torn], said
 
 
 # ---- over crossed factors, learning rates and step time
@@ -158,12 +179,13 @@ def draw_against(
 
 def interactions(arms: Sequence[Arm], baseline: Baseline, metric: Metric, note: str) -> list[Figure]:
     """Draw a figure for each two factors that are crossed: a line for each level of one over those of the other."""
-    drawn = [one for one in crossings(arms, baseline, metric) if len(one.cells.columns) > 3]
-    return [draw_interaction(one, arms, metric, note) for one in drawn[:MOST_CROSSINGS]]
+    having, said = with_means(arms, metric)
+    drawn = [one for one in crossings(having, baseline, metric) if len(one.cells.columns) > 3]
+    return [draw_interaction(one, having, metric, note + said) for one in drawn[:MOST_CROSSINGS]]
 
 
 def draw_interaction(one: Crossing, arms: Sequence[Arm], metric: Metric, note: str) -> Figure:
-    """Draw the means over the seeds with t intervals. arms: all of the study."""
+    """Draw the means over the seeds with t intervals. arms: all that have a mean."""
     subject, factor = (key.rpartition(".")[2] for key in (one.subject, one.factor))
     rows, places = [], places_of(one.levels)
     for place, level in one.cells.columns:
@@ -289,7 +311,8 @@ def search(study: Study) -> Figure | None:
 def step_time_against(arms: Sequence[Arm], metric: Metric, note: str) -> Figure | None:
     """Draw the Pareto plot; None for fewer than two arms with both figures."""
     rows = []
-    for arm in arms:
+    having, said = with_means(arms, metric)
+    for arm in having:
         ms = known(run.step_ms for run in arm.runs)
         times = {"step_ms": np.median(ms), "step_ms_low": min(ms), "step_ms_high": max(ms)} if ms else {}
         rows.append({"arm": arm.name, **outcome(arm, metric), **times})
@@ -301,10 +324,10 @@ def step_time_against(arms: Sequence[Arm], metric: Metric, note: str) -> Figure 
     # those for which no other is at least as fast and better
     front = ordered[ordered["badness"] < ordered["badness"].cummin().shift(fill_value=np.inf)]
     data["filled"] = np.where(data["arm"].isin(front["arm"]), "yes", "no")
-    canvas, panes, more = draw_against(arms, data, "step_ms", "step time (ms)", metric, expected=arms)
+    canvas, panes, more = draw_against(arms, data, "step_ms", "step time (ms)", metric, expected=having)
     for pane in panes:
         pane.step(front["step_ms"], front["mean"], where="post", color=INK, lw=1, linestyle=(0, (1, 2)), zorder=1)
     data = data.rename(columns={"mean": "final", "low": "final_low", "high": "final_high", "filled": "on_front"})
     name = f"step-time-{metric.tag.partition('/')[0]}"
     facts = {"metric": metric, "front": list(front["arm"]), "arms": shortened([arm.name for arm in arms])}
-    return described(name, "step-time", canvas, data, note + more, **facts)
+    return described(name, "step-time", canvas, data, note + more + said, **facts)
