@@ -24,7 +24,7 @@ def test_moments_against_float64_formulas(channel_dim: int) -> None:
     x = torch.randn(3, 5, 7) * 2 + 0.5
     x[:, :, 2] = 0
     x[0, :, 3] = 0  # dead in one sample only
-    found = statistics.moments(x.movedim(-1, channel_dim), channel_dim)
+    found = statistics.moments([statistics.activation(x.movedim(-1, channel_dim), channel_dim)])
     y = x.double()
     centered = y - y.mean()
     expected = {
@@ -55,7 +55,7 @@ def test_tails_against_numpy(dead: int) -> None:
     x = torch.randn(50, 7, generator=torch.Generator().manual_seed(0))
     x[:, -1] *= 100
     x[:, :dead] = 0
-    found = statistics.tails(x, -1)
+    found = statistics.tails([statistics.tail(x, -1)])
     for share in (1, 25, 50, 75, 99):
         expected = np.quantile(x.numpy(), share / 100, method="nearest")
         assert found[f"q{share:02d}"].item() == pytest.approx(expected, rel=1e-6)
@@ -69,9 +69,9 @@ def test_tails_against_numpy(dead: int) -> None:
 def test_quantiles_are_of_all_channels(shape: tuple[int, int, int]) -> None:
     """A stride that shares a factor with the width would see some channels only."""
     x = torch.arange(shape[-1], dtype=torch.float32).expand(shape)
-    assert statistics.tails(x, -1)["q75"].item() == pytest.approx(0.75 * shape[-1], abs=1.5)
+    assert statistics.tails([statistics.tail(x, -1)])["q75"].item() == pytest.approx(0.75 * shape[-1], abs=1.5)
     images = x.permute(0, 2, 1).contiguous()[..., None]
-    assert statistics.tails(images, 1)["q25"].item() == pytest.approx(0.25 * shape[-1], abs=1.5)
+    assert statistics.tails([statistics.tail(images, 1)])["q25"].item() == pytest.approx(0.25 * shape[-1], abs=1.5)
 
 
 def test_effective_rank_is_that_of_the_rows() -> None:

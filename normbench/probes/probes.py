@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -37,11 +38,16 @@ def without_padding(x: Tensor, norm: Any, context: Mapping[str, Any]) -> tuple[T
     return (x, norm.channel_dim) if mask is None else (x.movedim(norm.channel_dim, -1)[mask], -1)
 
 
+Place = tuple[str, str]  # what comes in a tag before the word of a number, and what behind it
+Describe = Callable[[Sequence[Any]], dict[str, Tensor]]  # makes numbers of what was read, one of each, by word
+
+
 @dataclass
 class Reading:
     """Numbers and histograms by tag, still on the device; second moments of features, whose ranks the host computes.
 
-    The hooks are methods that begin with `see`; `name` is the place in the tags.
+    The hooks are methods that begin with `see`; `name` is the place in the tags. They read what is gone afterwards and
+    leave the rest to `finish`, which makes the numbers of all places at once.
     """
 
     wanted: Collection[str]
@@ -49,18 +55,28 @@ class Reading:
     scalars: dict[str, Tensor] = field(default_factory=dict)
     histograms: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
     second_moments: dict[str, Tensor] = field(default_factory=dict)
-    calls: defaultdict[str, list[Tensor]] = field(default_factory=lambda: defaultdict(list))  # numbers of norms, by tag
+    calls: dict[Describe, dict[Place, list[Any]]] = field(default_factory=dict)
 
     def begin(self, *_: Any) -> None:
         """Let the calls of norms in another forward pass begin."""
         self.calls.clear()
         self.histograms.clear()
 
-    def keep(self, found: Mapping[str, Tensor]) -> None:
-        """Take in what one call of a norm shows: the mean over its calls is kept, but for those without a number."""
-        for tag, value in found.items():
-            self.calls[tag].append(value)
-            self.scalars[tag] = torch.stack(self.calls[tag]).nanmean() if self.calls[tag][1:] else value
+    def keep(self, describe: Describe, place: Place, read: Any) -> None:
+        """Take in what was read in one call at a place."""
+        self.calls.setdefault(describe, {}).setdefault(place, []).append(read)
+
+    def finish(self) -> None:
+        """Make numbers of what was read: the mean over a place's calls, but for those without a number."""
+        for describe, places in self.calls.items():
+            found = describe([read for calls in places.values() for read in calls])
+            numbers = torch.stack([*found.values()])
+            parts = numbers.split([len(calls) for calls in places.values()], dim=1)
+            for (before, behind), part in zip(places, parts, strict=True):
+                means = part.nanmean(dim=1) if part.shape[1] > 1 else part[:, 0]
+                tags = [f"{before}{word}{behind}" for word in found]
+                self.scalars.update(zip(tags, means.unbind(), strict=True))
+        self.calls.clear()
 
     def see_norm(
         self, name: str, norm: Any, inputs: tuple[Tensor, ...], context: Mapping[str, Any], output: Tensor
@@ -68,34 +84,29 @@ class Reading:
         """Read what enters and what leaves a norm; of one whose output is bounded, how much reaches the bound."""
         for side, whole in (("in", inputs[0]), ("out", output)):
             x, channel_dim = without_padding(whole, norm, context)
-            found = statistics.moments(x, channel_dim) if "activations" in self.wanted else {}
+            place = (f"act/{name}/", f"_{side}")
+            if "activations" in self.wanted:
+                self.keep(statistics.moments, place, statistics.activation(x, channel_dim))
             if "tails" in self.wanted:
-                found |= statistics.tails(x, channel_dim)
-            self.keep({f"act/{name}/{word}_{side}": value for word, value in found.items()})
+                self.keep(statistics.tails, place, statistics.tail(x, channel_dim))
             if self.with_histograms and f"act/{name}/{side}" not in self.histograms:
                 self.histograms[f"act/{name}/{side}"] = statistics.histogram(x)
-        if "activations" in self.wanted and hasattr(norm, "saturation"):
-            self.keep({f"act/{name}/saturated_out": norm.saturation(without_padding(inputs[0], norm, context)[0])})
+            if side == "in" and "activations" in self.wanted and hasattr(norm, "saturation"):
+                self.keep(saturation, (f"act/{name}/", "_out"), norm.saturation(x))
 
     def see_running(self, name: str, norm: Any, inputs: tuple[Tensor, ...], context: Mapping[str, Any]) -> None:
-        """Read how far a batch is from the running statistics, before they are updated.
-
-        mean_gap: root mean square over channels of (batch mean − running mean) / running std; std_ratio: mean of
-        batch std / running std.
-        """
+        """Read how far a batch is from the running statistics, before they are updated."""
         told = context if getattr(norm, "masked", False) else {}
         x, channel_dim = without_padding(inputs[0].detach().float(), norm, told)
-        others = [d for d in range(x.ndim) if d != channel_dim % x.ndim]
-        variance, mean = torch.var_mean(x, dim=others, correction=0)
-        running_std = (norm.running_var + norm.eps).sqrt()
-        self.keep({f"norm/{name}/mean_gap": statistics.rms((mean - norm.running_mean) / running_std)})
-        self.keep({f"norm/{name}/std_ratio": (variance.sqrt() / running_std).mean()})
+        variance, mean = torch.var_mean(x, dim=statistics.all_but(x, channel_dim), correction=0)
+        read = torch.stack((mean, variance, norm.running_mean, norm.running_var + norm.eps))
+        self.keep(statistics.gaps, (f"norm/{name}/", ""), read)
 
     def see_stream(self, name: str, block: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         """Read the residual stream that leaves a block."""
         channel_dim = next(iter(block.branches.values())).channel_dim
         if "activations" in self.wanted:
-            self.scalars[f"act/{name}/rms"] = statistics.rms(output)
+            self.keep(roots, (f"act/{name}/", ""), statistics.mean_square(output))
         if "geometry" in self.wanted:
             self.second_moments[f"act/{name}/effective_rank"] = statistics.second_moment(output, channel_dim)
             if output[0].numel() > output.shape[channel_dim]:  # more than one position
@@ -114,18 +125,48 @@ class Reading:
         self.scalars[f"attention/{name}/largest_logit"] = logits.max()
 
     def numbers(self) -> dict[str, float]:
-        """Return all numbers, in one copy from the device, and the effective ranks."""
-        # of weights that several processes share, one whole number
-        scalars = [getattr(value, "full_tensor", value.clone)().float() for value in self.scalars.values()]
+        """Return all numbers, in one copy from the device, and the effective ranks, in one more for each width."""
+        scalars = [complete(value).float() for value in self.scalars.values()]
         values = torch.stack(scalars).tolist() if scalars else []
-        ranks = {tag: statistics.effective_rank(moment.cpu().double()) for tag, moment in self.second_moments.items()}
-        return dict(zip(self.scalars, values, strict=True)) | ranks
+        return dict(zip(self.scalars, values, strict=True)) | self.ranks()
+
+    def ranks(self) -> dict[str, float]:
+        """Return the effective ranks."""
+        found = dict[str, float]()
+        for tags, moments in alike(self.second_moments.items()):
+            on_host = torch.stack(moments).cpu().double()
+            found |= {tag: statistics.effective_rank(moment) for tag, moment in zip(tags, on_host, strict=True)}
+        return found
 
     def host_histograms(self) -> dict[str, tuple[list[float], list[float]]]:
         """Return counts of values between edges, and the edges (one more), in two copies from the device."""
         counts, limits = (torch.stack(parts).tolist() for parts in zip(*self.histograms.values(), strict=True))
         edges = [torch.linspace(low, high, len(counts[0]) + 1, dtype=torch.float64).tolist() for low, high in limits]
         return dict(zip(self.histograms, zip(counts, edges, strict=True), strict=True))
+
+
+def roots(seen: Sequence[Tensor]) -> dict[str, Tensor]:
+    """Return the root mean squares of what has these mean squares."""
+    return {"rms": torch.stack([*seen]).sqrt()}
+
+
+def saturation(seen: Sequence[Tensor]) -> dict[str, Tensor]:
+    """Return the shares of values that are at the bound."""
+    return {"saturated": torch.stack([*seen])}
+
+
+def complete(value: Any) -> Tensor:
+    """Return a number as it is; one of weights that several processes share, as the whole of its parts."""
+    return value.full_tensor() if hasattr(value, "full_tensor") else value
+
+
+def alike(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[list[str], list[Tensor]]]:
+    """Yield the names and tensors of each shape together."""
+    found = defaultdict[torch.Size, list[tuple[str, Tensor]]](list)
+    for name, tensor in tensors:
+        found[tensor.shape].append((name, tensor))
+    for pairs in found.values():
+        yield [name for name, _ in pairs], [tensor for _, tensor in pairs]
 
 
 class Probes:
@@ -150,7 +191,9 @@ class Probes:
         finally:
             for handle in handles:
                 handle.remove()
-        self.read_parameters(reading)
+        with torch.no_grad():
+            reading.finish()
+            self.read_parameters(reading)
 
     @contextmanager
     def watch_update(self, reading: Reading | None, optimizer: torch.optim.Optimizer) -> Iterator[None]:
@@ -163,16 +206,19 @@ class Probes:
         if reading is None or "updates" not in self.wanted:
             yield
             return
-        before = {tag: [p.detach().clone() for p in parameters] for tag, parameters in self.groups.items()}
+        weights = [parameter.detach() for parameters in self.groups.values() for parameter in parameters]
+        sizes = [len(parameters) for parameters in self.groups.values()]
+        before = torch._foreach_mul(weights, 1)
         lr, power = optimizer.param_groups[0]["lr"], 2 if isinstance(optimizer, torch.optim.SGD) else 1
         yield
         with torch.no_grad():
-            for tag, parameters in self.groups.items():
-                moved = statistics.total_norm([new - old for new, old in zip(parameters, before[tag], strict=True)])
-                size = statistics.total_norm(before[tag])
-                reading.scalars[f"update/{tag}/ratio"] = moved / size
-                if not tag.endswith(".norms"):
-                    reading.scalars[f"update/{tag}/effective_lr"] = lr / size**power
+            moved = torch.stack(statistics.total_norms(in_groups(torch._foreach_sub(weights, before), sizes)))
+            size = torch.stack(statistics.total_norms(in_groups(before, sizes)))
+            ratios, rates = moved / size, lr / size**power
+        for tag, ratio, rate in zip(self.groups, ratios.unbind(), rates.unbind(), strict=True):
+            reading.scalars[f"update/{tag}/ratio"] = ratio
+            if not tag.endswith(".norms"):
+                reading.scalars[f"update/{tag}/effective_lr"] = rate
 
     def read_noise(self, reading: Reading, gradients: Iterable[Sequence[Tensor]], size: int) -> None:
         """Add to a reading how the gradients of micro-batches, of so many examples each, differ from one another.
@@ -181,9 +227,11 @@ class Probes:
         """
         variances, squared = statistics.gradient_noise(gradients, size)
         known = dict(zip(self.trained, variances.unbind(), strict=True))
-        for tag, parameters in self.groups.items():
-            if own := [known[parameter] for parameter in parameters if parameter in known]:
-                reading.scalars[f"noise/{tag}/variance"] = torch.stack(own).sum()
+        parts = {tag: [known[each] for each in own if each in known] for tag, own in self.groups.items()}
+        parts = {tag: own for tag, own in parts.items() if own}
+        joined = torch.stack([variance for own in parts.values() for variance in own])
+        for tag, own in zip(parts, joined.split([len(own) for own in parts.values()]), strict=True):
+            reading.scalars[f"noise/{tag}/variance"] = own.sum()
         total = variances.sum()
         reading.scalars |= {"noise/variance": total, "noise/squared_gradient": squared, "noise/scale": total / squared}
 
@@ -203,21 +251,33 @@ class Probes:
                     see = partial(quietly, reading.see_attention, f"block{layer}.{role}")
                     yield branch.register_forward_hook(see, with_kwargs=True)
 
-    @torch.no_grad()
     def read_parameters(self, reading: Reading) -> None:
         """Read the norm of each group's gradients; of the norms' parameters the one number, or mean and deviation."""
-        for tag, parameters in self.groups.items() if "gradients" in self.wanted else ():
-            gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-            if gradients:
-                reading.scalars[f"grad/{tag}/norm"] = statistics.total_norm(gradients)
-        for name, norm in self.norms.items() if "parameters" in self.wanted else ():
+        if "gradients" in self.wanted:
+            known = {tag: [each.grad for each in own if each.grad is not None] for tag, own in self.groups.items()}
+            given = {tag: gradients for tag, gradients in known.items() if gradients}
+            norms = statistics.total_norms([*given.values()]) if given else []
+            reading.scalars.update(zip([f"grad/{tag}/norm" for tag in given], norms, strict=True))
+        if "parameters" in self.wanted:
+            for tags, tensors in alike(self.norm_parameters()):
+                rows = torch.stack(tensors).flatten(1)  # a copy: the optimizer's step moves them
+                if rows.shape[1] == 1:
+                    reading.scalars.update(zip(tags, rows[:, 0].unbind(), strict=True))
+                    continue
+                for tag, mean, std in zip(tags, rows.mean(dim=1), rows.std(dim=1, correction=0), strict=True):
+                    reading.scalars |= {f"{tag}_mean": mean, f"{tag}_std": std}
+
+    def norm_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the tag and value of each parameter of a norm."""
+        for name, norm in self.norms.items():
             for parameter_name, tensor in norm.named_parameters():
-                tag = f"norm/{name}/{SYMBOLS.get(parameter_name, parameter_name)}"
-                if tensor.numel() == 1:
-                    reading.scalars[tag] = tensor.detach().sum()  # a copy: the optimizer's step moves it
-                else:
-                    reading.scalars[f"{tag}_mean"] = tensor.mean()
-                    reading.scalars[f"{tag}_std"] = tensor.std(correction=0)
+                yield f"norm/{name}/{SYMBOLS.get(parameter_name, parameter_name)}", tensor.detach()
+
+
+def in_groups(tensors: Sequence[Tensor], sizes: Sequence[int]) -> list[Sequence[Tensor]]:
+    """Return so many of the tensors after one another in each group."""
+    ends = [*accumulate(sizes)]
+    return [tensors[end - size : end] for end, size in zip(ends, sizes, strict=True)]
 
 
 def by_place(model: Model, blocks: Mapping[str, Any], norms: Iterable[nn.Module]) -> dict[str, list[nn.Parameter]]:

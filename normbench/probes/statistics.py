@@ -1,65 +1,158 @@
-"""Statistics of one tensor, as tensors: nothing here waits for the device."""
+"""Statistics of tensors, as tensors: nothing here waits for the device.
+
+What needs only a few numbers of each tensor is computed for all at once: on a GPU small operators cost what it takes to
+start them.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
 Scalar = Float[Tensor, ""]
+Numbers = Float[Tensor, " seen"]  # one of each
+SHARES = (1, 25, 50, 75, 99)  # quantiles, in percent
 
 
-def moments(x: Float[Tensor, "..."], channel_dim: int) -> dict[str, Scalar]:
-    """Return what describes the values of one activation, over all of its elements.
+class Activation(NamedTuple):
+    """What must be read of one activation while it is there; `moments` makes numbers of it.
+
+    mean: of all values. second, fourth: mean power of what they are without it. peaks: largest |x| of each channel.
+    """
+
+    mean: Scalar
+    second: Scalar
+    fourth: Scalar
+    peaks: Float[Tensor, " channels"]
+
+
+def activation(x: Float[Tensor, "..."], channel_dim: int) -> Activation:
+    """Read an activation, in as few operators as its size allows."""
+    x = x.detach().float()
+    mean = x.mean()
+    squares = (x - mean).square_()
+    return Activation(mean, squares.mean(), squares.square().mean(), x.abs().amax(dim=all_but(x, channel_dim)))
+
+
+def moments(seen: Sequence[Activation]) -> dict[str, Numbers]:
+    """Return what describes the values of activations, each over all of its elements.
 
     mean, std (biased), rms, max (of |x|), kurtosis (E(x−μ)⁴ / σ⁴; 3 for a Gaussian) and dead (share of the channels
     that are exactly 0 at every position of the batch).
     """
-    x = x.detach().float()
-    mean = x.mean()
-    centered = x - mean
-    squares = centered.square_()
-    variance = squares.mean()
-    fourth = squares.square().mean()
-    peak = x.abs().amax(dim=[d for d in range(x.ndim) if d != channel_dim % x.ndim])
+    mean, variance, fourth = torch.stack([number for one in seen for number in one[:3]]).view(-1, 3).unbind(1)
+    largest, dead = rowwise(largest_and_dead, [one.peaks for one in seen])
     return {
         "mean": mean,
         "std": variance.sqrt(),
         "rms": (variance + mean.square()).sqrt(),
-        "max": peak.max(),
+        "max": largest,
         "kurtosis": fourth / variance.square(),
-        "dead": (peak == 0).float().mean(),
+        "dead": dead,
     }
+
+
+def largest_and_dead(peaks: Float[Tensor, "activations channels"]) -> Float[Tensor, "2 activations"]:
+    """Return each row's largest value, and the share of its values that are 0."""
+    return torch.stack((peaks.amax(dim=1), (peaks == 0).float().mean(dim=1)))
 
 
 def rms(x: Float[Tensor, "..."]) -> Scalar:
     """Return √ of the mean square of all elements."""
-    return x.detach().float().square().mean().sqrt()
+    return mean_square(x).sqrt()
 
 
-def tails(x: Float[Tensor, "..."], channel_dim: int) -> dict[str, Scalar]:
-    """Return quantiles of the values, and how far channels stick out.
+def mean_square(x: Float[Tensor, "..."]) -> Scalar:
+    """Return the mean square of all elements."""
+    return x.detach().float().square().mean()
 
-    q01, q25, q50, q75, q99: of at most 65,536 values from all channels, the nearest one. outlier_ratio: largest
-    root mean square of a channel over the (lower) median channel's, of those that are not 0 throughout; outliers:
-    share of channels where that is above 6.
+
+class Tail(NamedTuple):
+    """What must be read of one activation while it is there; `tails` makes numbers of it.
+
+    quantiles: those of SHARES. channels: mean square of each.
     """
+
+    quantiles: list[Scalar]
+    channels: Float[Tensor, " channels"]
+
+
+def tail(x: Float[Tensor, "..."], channel_dim: int) -> Tail:
+    """Read an activation's tails."""
     x = x.detach().float()
     step = -(-x.numel() // 65_536)
     while math.gcd(step, x[0].numel()) > 1:  # else it would fall on some channels only
         step += 1
     ranked = x.flatten()[::step].sort().values
-    found = {f"q{share:02d}": ranked[round(share / 100 * (ranked.numel() - 1))] for share in (1, 25, 50, 75, 99)}
-    channels = x.square().mean(dim=[d for d in range(x.ndim) if d != channel_dim % x.ndim]).sqrt()
-    ordered = channels.sort().values
-    zeros = (ordered == 0).sum()
+    quantiles = [ranked[round(share / 100 * (ranked.numel() - 1))] for share in SHARES]
+    return Tail(quantiles, x.square().mean(dim=all_but(x, channel_dim)))
+
+
+def tails(seen: Sequence[Tail]) -> dict[str, Numbers]:
+    """Return quantiles of the values of activations, and how far channels stick out.
+
+    q01, q25, q50, q75, q99: of at most 65,536 values from all channels, the nearest one. outlier_ratio: largest
+    root mean square of a channel over the (lower) median channel's, of those that are not 0 throughout; outliers:
+    share of channels where that is above 6.
+    """
+    quantiles = torch.stack([number for one in seen for number in one.quantiles]).view(-1, len(SHARES))
+    ratio, outliers = rowwise(outlying, [one.channels for one in seen])
+    named = {f"q{share:02d}": quantiles[:, place] for place, share in enumerate(SHARES)}
+    return {**named, "outlier_ratio": ratio, "outliers": outliers}
+
+
+def outlying(squares: Float[Tensor, "activations channels"]) -> Float[Tensor, "2 activations"]:
+    """Return each row's largest root over its median root, of those that are not 0, and the share above 6 times it."""
+    channels = squares.sqrt()
+    ordered = channels.sort(dim=1).values
+    zeros = (ordered == 0).sum(dim=1, keepdim=True)
     # `nanmedian` and a mask would wait for the device
-    median = ordered.gather(0, (zeros + (ordered.numel() - zeros - 1) // 2)[None])
+    median = ordered.gather(1, zeros + (ordered.shape[1] - zeros - 1) // 2)
     ratio = channels / median
-    return found | {"outlier_ratio": ratio.max(), "outliers": (ratio > 6).float().mean()}
+    return torch.stack((ratio.amax(dim=1), (ratio > 6).float().mean(dim=1)))
+
+
+def gaps(seen: Sequence[Float[Tensor, "4 channels"]]) -> dict[str, Numbers]:
+    """Return how far batches are from the running statistics of their norms.
+
+    seen: of each its mean and variance, the running mean, and the running variance + ε. mean_gap: root mean square over
+    channels of (batch mean − running mean) / running std; std_ratio: mean of batch std / running std.
+    """
+    mean_gap, std_ratio = rowwise(gap, seen)
+    return {"mean_gap": mean_gap, "std_ratio": std_ratio}
+
+
+def gap(seen: Float[Tensor, "norms 4 channels"]) -> Float[Tensor, "2 norms"]:
+    """Return `gaps` of norms of one width."""
+    mean, variance, running_mean, running_variance = seen.unbind(dim=1)
+    running_std = running_variance.sqrt()
+    squares = ((mean - running_mean) / running_std).square()
+    return torch.stack((squares.mean(dim=1).sqrt(), (variance.sqrt() / running_std).mean(dim=1)))
+
+
+def rowwise(function: Callable[[Tensor], Tensor], parts: Sequence[Tensor]) -> Tensor:
+    """Return what a function of rows gives for each part; parts of one shape are its rows together.
+
+    It gives several numbers for each row: (numbers, rows), as is what is returned.
+    """
+    places = defaultdict[torch.Size, list[int]](list)
+    for place, part in enumerate(parts):
+        places[part.shape].append(place)
+    found = {shape: function(torch.stack([parts[place] for place in own])) for shape, own in places.items()}
+    columns = {place: column for shape, own in places.items()
+               for place, column in zip(own, found[shape].unbind(1), strict=True)}  # fmt: skip
+    return torch.stack([columns[place] for place in range(len(parts))], dim=1)
+
+
+def all_but(x: Tensor, dim: int) -> list[int]:
+    """Return all dimensions of x but one."""
+    return [d for d in range(x.ndim) if d != dim % x.ndim]
 
 
 def second_moment(x: Float[Tensor, "..."], channel_dim: int) -> Float[Tensor, "features features"]:
@@ -99,7 +192,13 @@ def entropy(logits: Float[Tensor, "... choices"]) -> Scalar:
 
 def total_norm(tensors: list[Tensor]) -> Scalar:
     """Return the Euclidean norm of all elements of all tensors."""
-    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tensors)))
+    return total_norms([tensors])[0]
+
+
+def total_norms(groups: Sequence[Sequence[Tensor]]) -> list[Scalar]:
+    """Return the Euclidean norm of each group, of all elements of all of its tensors."""
+    norms = torch.stack(torch._foreach_norm([tensor for group in groups for tensor in group]))
+    return [*torch._foreach_norm([*norms.split([len(group) for group in groups])])]
 
 
 def gradient_noise(gradients: Iterable[Sequence[Tensor]], size: int) -> tuple[Float[Tensor, " tensors"], Scalar]:
