@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from normbench import build as builder
-from normbench.models.cnn import BottleneckBranch, PooledConvBranch, unsafe_convolutions
+from normbench.models.cnn import LAYOUTS, BottleneckBranch, PooledConvBranch, unsafe_convolutions
 from normbench.models.stacks import NormActivation
 from normbench.types import ImageClassification, Site
 
@@ -78,6 +78,30 @@ def test_what_passes_through_a_cnn_has_its_channels_last(name: str) -> None:
         module.register_forward_hook(lambda module, inputs, output: outputs.append(output))
     model(random_batch(IMAGES).inputs)
     assert all(y.is_contiguous(memory_format=torch.channels_last) for y in outputs if y.ndim == 4)
+
+
+@pytest.mark.parametrize("name", ["cnn", "vgg"])
+def test_how_images_lie_is_chosen_by_device_and_can_be_said(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the model goes to a device that wants another layout; what is computed is the same."""
+    placement, inputs = "plain" if name == "vgg" else "pre", random_batch(IMAGES).inputs
+    one, other = (build("batchnorm", placement, name, IMAGES, layout=layout)[0]
+                  for layout in ("channels_last", "contiguous"))  # fmt: skip
+    torch.testing.assert_close(one(inputs), other(inputs), rtol=1e-4, atol=1e-5)
+    assert [lies(weight) for weight in kernels(one)] == ["channels_last"] * len(kernels(one))
+    assert [lies(weight) for weight in kernels(other)] == ["contiguous"] * len(kernels(other))
+    auto, _ = build("batchnorm", placement, name, IMAGES)
+    assert [lies(weight) for weight in kernels(auto)] == ["channels_last"] * len(kernels(auto))
+    monkeypatch.setitem(LAYOUTS, "meta", "contiguous")
+    assert {lies(weight) for weight in kernels(auto.to("meta"))} == {"contiguous"}
+
+
+def kernels(model: nn.Module) -> list[torch.Tensor]:
+    """The weights of the 3 × 3 convolutions with more than one channel, of which only one layout is true."""
+    return [weight for weight in model.parameters() if weight.ndim == 4 and weight.shape[1] > 1 and weight.shape[2] > 1]
+
+
+def lies(weight: torch.Tensor) -> str:
+    return "channels_last" if weight.is_contiguous(memory_format=torch.channels_last) else "contiguous"
 
 
 # ---- branches against their formulas
