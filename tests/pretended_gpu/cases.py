@@ -7,10 +7,12 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import checks
 import device
 import torch
 from support import IMAGES, MATRIX, NORMS, TEXT, TEXTS
@@ -40,6 +42,9 @@ STEPS: dict[str, tuple[list[str], Task]] = {
     "average, accumulated": ([*small("nano"), "norm=batchnorm", "trainer.ema=0.9", "trainer.accumulate=2"], TEXT),
     "dropout, rotary": ([*small("nano"), "norm=rmsnorm", "model.dropout=0.1", "model.position=rotary"], TEXT),
 }
+
+PROBED = {"light": ("nano layernorm", "nano dyt", "cnn batchnorm", "texts batchnorm", "rnnsearch batchnorm"),
+          "full": ("nano layernorm", "cnn batchnorm")}  # fmt: skip
 
 
 def step(words: Sequence[str], task: Task) -> dict[str, Any]:
@@ -101,6 +106,33 @@ def stack_of_seeds() -> list[float]:
     return [loop.loss_sum.item() for loop in loops.values()]
 
 
+def probed(words: Sequence[str], task: Task, probes: str) -> dict[str, Any]:
+    """Count what a probed step asks of the device more than another one."""
+    loop = make_loop([*words, f"probes={probes}", "probes.histograms_every=0"], task)
+    loop.probing = replace(loop.probing, every=SETTLED + 2)
+    counts = []
+    for _ in range(SETTLED + 2):
+        with device.counting() as seen:
+            loop.train_step()
+        counts.append(seen)
+    plain, last = counts[-2:]
+    return {"more": last.operators.total() - plain.operators.total(), "waits": last.waits.total()}
+
+
+def check_gpu() -> dict[str, Any]:
+    """Make those checks of `scripts/gpu_check` that need no real GPU, in a small form."""
+    checks.NORMS, checks.PRECISIONS = ["layernorm", "batchnorm"], ["bf16"]
+    checks.WARM, checks.ROUNDS, checks.LONG = 1, 1, 2
+    checks.MATRIX = {name: MATRIX[name] for name in ("transformer LM", "cnn")}
+    checks.PRESETS = {"nano": [*small("nano"), "data=pydocs", "data.batch_size=4"]}
+    checks.CONVOLUTIONS, checks.PHOTOGRAPHS, checks.BATCH = [[*small("cnn"), "norm=batchnorm"]], IMAGES, 4
+    known = checks.budgets()
+    checks.budgets = lambda: {name: known[name] for name in ("nano layernorm", "cnn batchnorm")}
+    checks.kernels_of = checks.operators_of
+    made = ("waits", "agrees", "repeats", "stack", "second", "launches", "probes", "times", "layouts")
+    return {name: vars(checks.CHECKS[name].outcome()) for name in made}
+
+
 class OnGPUs(torch.nn.LayerNorm):
     """A norm whose kernel is for GPUs alone."""
 
@@ -138,7 +170,9 @@ CASES: dict[str, Callable[[], Any]] = {
     **{name: partial(step, *given) for name, given in STEPS.items()},
     "norm for GPUs alone": for_gpus_alone, "evaluation": evaluation,
     "running statistics": running_statistics, "second GPU": second_gpu, "stack": stack_of_seeds,
-    "mixed": mixed, "asked": asked,
+    "mixed": mixed, "asked": asked, "checks": check_gpu,
+    **{f"{name}, {probes}": partial(probed, *STEPS[name], probes)
+       for probes, names in PROBED.items() for name in names},
 }  # fmt: skip
 
 

@@ -75,8 +75,19 @@ def counting() -> Iterator[Seen]:
         watching.remove(seen)
 
 
+sync_debug_mode = "default"
+
+
+def set_sync_debug_mode(mode: str) -> None:
+    """Let what waits, or blocks the host, raise (`error`), or not."""
+    global sync_debug_mode
+    sync_debug_mode = mode
+
+
 def note(what: str, name: str) -> None:
     """Count an operator, a wait or a copy that blocks."""
+    if what != "operators" and sync_debug_mode == "error":
+        raise RuntimeError(f"called a synchronizing CUDA operation: {name}")
     for seen in watching:
         getattr(seen, what)[name if what == "operators" else f"{name} at {line_of_ours()}"] += 1
 
@@ -313,6 +324,7 @@ def install(devices: int = 1) -> None:
         "current_device": lambda: int(guard.get_current_device()),
         "set_device": set_device,
         "synchronize": synchronize,
+        "set_sync_debug_mode": set_sync_debug_mode,
         "get_device_name": lambda device=None: properties.name,
         "get_device_properties": lambda device=None: properties,
         "get_device_capability": lambda device=None: (9, 0),

@@ -43,7 +43,7 @@ def small(model: str) -> list[str]:
 
 def make_loop(words: list[str], task: Task, device: str = "cuda") -> Loop:
     """Return a loop on random data of a task, that has not begun."""
-    config = read([*words, "probes=off", "trainer.steps=20", f"device={device}", "quiet=true"])
+    config = read(["probes=off", "trainer.steps=20", f"device={device}", "quiet=true", *words])
     session = Session(prepare(config, RandomData(task)))
     session.loop.recorder = Silent()
     session.loop.model.train()

@@ -1,0 +1,619 @@
+"""What a GPU is asked: each check is a function that measures, and says what it has found."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from outcomes import LEFT as NOT_TRIED
+from outcomes import Cells, NotTried, Outcome, judged
+from support import IMAGES, MATRIX, TEXT
+from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from training import RandomData, make_loop, small
+
+from normbench import build
+from normbench.config.compose import read
+from normbench.config.groups import section_of
+from normbench.errors import UsageError, explain, is_out_of_memory
+from normbench.recording import Silent
+from normbench.run.plan import prepare
+from normbench.run.session import Session
+from normbench.training.clock import Clock
+from normbench.training.devices import allow_tf32, seed_generators
+from normbench.training.loop import Loop
+from normbench.training.optimizer import make_optimizer
+from normbench.training.parallel import is_lost
+from normbench.training.stack import Stack
+from normbench.types import Batch, ImageClassification, Task
+
+TESTS = Path(__file__).parents[3] / "tests"
+
+DEVICE = "cuda"
+NORMS = ["layernorm", "rmsnorm", "batchnorm", "groupnorm", "dyt"]
+PRECISIONS = ["fp32", "bf16"]
+SETTLED = 3  # steps until an optimizer has its state, and kernels are chosen
+
+WARM = 10  # steps before one is timed
+ROUNDS = 15  # measurements of each of what is timed in turn
+PRESETS = {"nano": ["model=nano", "data=pydocs"], "cnn": ["model=cnn", "data=digits"]}
+CONVOLUTIONS = [["model=cnn", "norm=batchnorm"], ["model=resnet20", "norm=batchnorm"],
+                ["model=resnet20", "norm=groupnorm"]]  # fmt: skip
+BENCH = ["study.rows=4096,65536", "study.features=1024", "study.steps=10"]
+LONG = 20  # steps of runs that are compared to the bit; a stop is half way
+PHOTOGRAPHS, BATCH = ImageClassification(10, (3, 32, 32)), 128
+
+ROUNDING = 1e-3  # by which losses of a few steps may differ where operators add in another order, as a share
+
+
+@dataclass(frozen=True)
+class Check:
+    """A check by name: what it claims, the most seconds that it may take, and what measures it."""
+
+    claim: str
+    seconds: float
+    measure: Callable[[], Outcome]
+
+    def outcome(self) -> Outcome:
+        """Measure, and return what was found, or why it was not tried."""
+        try:
+            return self.measure()
+        except NotTried as reason:
+            return Outcome(NOT_TRIED, str(reason))
+
+
+# ---- small trainings
+
+
+class OneBatch(RandomData):
+    """The same batch at each step, so that the host has nothing to make."""
+
+    def train_batch(self, step: int) -> Batch:
+        if not hasattr(self, "batch"):
+            self.batch = super().train_batch(0)
+        return self.batch
+
+
+def loop_of(words: Sequence[str], data: Any = None) -> Loop:
+    """Return a loop that has not begun, on the configuration's own data where no other are given."""
+    config = read(["trainer.steps=1000", "probes=off", f"device={DEVICE}", "quiet=true", *words])
+    loop = Session(prepare(config) if data is None else prepare(config, data)).loop
+    loop.recorder = Silent()
+    loop.model.train()
+    return loop
+
+
+def settle(loop: Loop, steps: int = SETTLED) -> Loop:
+    """Take a loop's first steps."""
+    for _ in range(steps):
+        loop.train_step()
+    return loop
+
+
+def trainings() -> Iterator[tuple[str, list[str], Task]]:
+    """Yield each family of models with each norm that goes with it: a name, words and a task."""
+    for name, (model, task) in MATRIX.items():
+        for norm in NORMS:
+            yield f"{name} {norm}", [*small(model), f"norm={norm}"], task
+
+
+@contextmanager
+def no_waits() -> Iterator[None]:
+    """Let whatever waits for the device inside raise."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def seconds(step: Callable[[], object]) -> float:
+    """Return what a call takes, the device's part included."""
+    torch.cuda.synchronize(DEVICE)
+    begun = time.perf_counter()
+    step()
+    torch.cuda.synchronize(DEVICE)
+    return time.perf_counter() - begun
+
+
+def in_turn(calls: Mapping[str, Callable[[], object]]) -> dict[str, float]:
+    """Return the median time of each call in ms; they take turns."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(ROUNDS):
+        for name, call in calls.items():
+            times[name].append(1e3 * seconds(call))
+    return {name: statistics.median(own) for name, own in times.items()}
+
+
+def share(difference: float, size: float) -> float:
+    """Return a difference as a share; NaN stays NaN, and so does not pass for small."""
+    return abs(difference) / max(abs(size), 1e-12)
+
+
+def told(failures: Mapping[str, str], tried: int, what: str) -> str:
+    """Say how many were tried, and what failed first."""
+    if not failures:
+        return f"{tried} {what}"
+    name, reason = next(iter(failures.items()))
+    return f"{len(failures)} of {tried} {what} failed; the first: {name}: {reason}"
+
+
+# ---- what holds for a step
+
+
+def waits() -> Outcome:
+    """Train each family of models with several norms in two precisions, and let a step that waits raise."""
+    failed, tried = dict[str, str](), 0
+    for name, words, task in trainings():
+        for precision in PRECISIONS:
+            try:
+                loop = make_loop([*words, f"trainer.precision={precision}"], task, DEVICE)
+            except UsageError:
+                continue  # which does not go together
+            tried += 1
+            try:
+                settle(loop)
+                with no_waits():
+                    loop.train_step()
+                if not torch.isfinite(loop.loss_sum).item():
+                    failed[f"{name} {precision}"] = "the loss is not finite"
+            except Exception as error:
+                failed[f"{name} {precision}"] = explain(error)
+    return judged(not failed, told(failed, tried, "trainings"), {"tried": tried, "failed": failed})
+
+
+def agrees() -> Outcome:
+    """Compare the losses of three steps of each family with those of the CPU."""
+    found, tried = dict[str, float](), 0
+    for name, words, task in trainings():
+        model = words[0].partition("=")[2]
+        still = ["model.dropout=0"] if "dropout" in section_of("model", model) else []  # masks are the device's own
+        try:
+            pair = [settle(make_loop([*words, *still], task, where)) for where in (DEVICE, "cpu")]
+        except UsageError:
+            continue  # which does not go together
+        here, there = (loop.loss_sum.item() for loop in pair)
+        tried += 1
+        found[name] = share(here - there, there)
+    worst = max(found, key=lambda name: found[name])
+    figure = f"{tried} trainings; the losses of {SETTLED} steps differ by {found[worst]:.1e} at the most ({worst})"
+    return judged(all(value <= ROUNDING for value in found.values()), figure, {"differences": found})
+
+
+def repeats() -> Outcome:
+    """Train twice, and once with a stop and a checkpoint on the way; compare the weights to the bit."""
+    found, words_of = dict[str, dict[str, float]](), {"nano": ([*small("nano"), "model.dropout=0.1"], TEXT),
+                                                     "cnn": ([*small("cnn"), "norm=batchnorm"], IMAGES)}  # fmt: skip
+    for name, (words, task) in words_of.items():
+        first, second = (weights_of(settle(make_loop(words, task, DEVICE), LONG)) for _ in range(2))
+        half = settle(make_loop(words, task, DEVICE), LONG // 2)
+        kept = io.BytesIO()
+        torch.save(half.state(), kept)
+        kept.seek(0)
+        resumed = make_loop(words, task, DEVICE)
+        resumed.restore(torch.load(kept, map_location="cpu", weights_only=True))
+        third = weights_of(settle(resumed, LONG - LONG // 2))
+        found[name] = {"two runs": largest(first, second), "resumed": largest(first, third)}
+    holds = all(own["resumed"] <= 10 * own["two runs"] for own in found.values())
+    parts = [f"{name}, {what}: {difference_told(value)}" for name, own in found.items() for what, value in own.items()]
+    return judged(holds, "; ".join(parts), {"differences": found})
+
+
+def weights_of(loop: Loop) -> torch.Tensor:
+    """Return all weights and buffers of a loop's model as one tensor on the CPU."""
+    parts = [value.detach().float().flatten() for value in loop.model.state_dict().values()]
+    return torch.cat(parts).cpu()
+
+
+def largest(one: torch.Tensor, other: torch.Tensor) -> float:
+    """Return the largest difference, as a share of the largest weight."""
+    return ((one - other).abs().max() / one.abs().max()).item()
+
+
+def difference_told(value: float) -> str:
+    """Say how large a difference is."""
+    return "equal to the bit" if value == 0 else f"differ by {value:.1e} of the largest weight"
+
+
+def stacked() -> Outcome:
+    """Train two seeds of a model with attention as one model, and each alone."""
+    words = [*small("nano"), "norm=layernorm"]
+    loops = {seed: make_loop([*words, f"seed={seed}"], TEXT, DEVICE) for seed in range(2)}
+    make = partial(make_optimizer, build.factory(read(words).tree, "optim"), device=loops[0].device)
+    stack = Stack(loops, [0, 1], make)
+    for _ in range(SETTLED):
+        stack.train_step()
+    alone = [settle(make_loop([*words, f"seed={seed}"], TEXT, DEVICE)).loss_sum.item() for seed in range(2)]
+    together = [loop.loss_sum.item() for loop in loops.values()]
+    worst = max(share(one - other, other) for one, other in zip(together, alone, strict=True))
+    figure = f"the losses of {SETTLED} steps differ by {worst:.1e} from those of each seed alone"
+    return judged(worst <= ROUNDING, figure, {"together": together, "alone": alone})
+
+
+def second_gpu() -> Outcome:
+    """Train on a GPU that is not the first: its time, its random numbers, and nothing on the first."""
+    if torch.cuda.device_count() < 2:
+        raise NotTried("there is one GPU")
+    torch.cuda.default_generators[0].manual_seed(7)
+    before = torch.cuda.memory_allocated(0)
+    loop = make_loop([*small("nano"), "norm=layernorm"], TEXT, "cuda:1")
+    loop.clock = Clock(loop.device, warmup=0)
+    loop.train_step()
+    times, untouched = loop.clock.read(), torch.cuda.default_generators[0].initial_seed() == 7
+    on_first = torch.cuda.memory_allocated(0) - before
+    torch.cuda.set_device(0)
+    figure = f"a step of {times[0]:.2f} ms on cuda:1, {on_first:,} bytes on cuda:0"
+    holds = len(times) == 1 and times[0] > 0 and untouched and on_first == 0
+    return judged(holds, figure, {"ms": times, "bytes_on_the_first": on_first, "generator_untouched": untouched})
+
+
+def both_gpus() -> Outcome:
+    """Train one run on two GPUs, and a sweep of two runs on one each."""
+    if torch.cuda.device_count() < 2:
+        raise NotTried("there is one GPU")
+    words = ["model=nano", "data=pydocs", "trainer.steps=30", "trainer.eval_every=30", "probes=off", "quiet=true"]
+    alone = command("train", *words, f"device={DEVICE}", "outputs=alone", limit=60)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "normbench"]
+    call = [*torchrun, "train", *words, f"device={DEVICE}", "outputs=together"]
+    together = subprocess.run(call, capture_output=True, text=True, timeout=90)
+    swept = command("sweep", *words, "seed=0,1", "outputs=swept", "sweep.report=false", limit=120)
+    for done in (alone, together, swept):
+        if done.returncode:
+            return judged(False, f"it ended with {done.returncode}: {done.stderr.strip()[-300:]}", {})
+    losses = [summaries(folder)[0]["metrics"]["loss/val"] for folder in ("alone", "together")]
+    devices = sorted(str(summary["ledger"]["device"]) for summary in summaries("swept"))
+    difference = share(losses[0] - losses[1], losses[0])
+    figure = f"losses of one GPU and two differ by {difference:.1e}; a sweep uses {', '.join(devices)}"
+    holds = difference <= 10 * ROUNDING and len(set(devices)) == 2
+    return judged(holds, figure, {"losses": losses, "devices": devices})
+
+
+def summaries(folder: str) -> list[dict[str, Any]]:
+    """Return the summaries of the runs in a folder."""
+    return [json.loads(file.read_text()) for file in sorted(Path(folder).rglob("summary.json"))]
+
+
+# ---- the same by commands
+
+
+def command(*words: str, limit: float) -> subprocess.CompletedProcess[str]:
+    """Run a command of normbench, here."""
+    call = [sys.executable, "-m", "normbench", *words]
+    return subprocess.run(call, capture_output=True, text=True, timeout=limit)
+
+
+def compilation() -> Outcome:
+    """Train the same run as it is, compiled, and with its steps replayed as CUDA graphs."""
+    found, rows, failed = dict[str, Any](), list[Cells](), dict[str, str]()
+    for how in ("false", "graph", "true", "cudagraphs"):
+        words = ["model=nano", "data=pydocs", f"device={DEVICE}", "trainer.steps=120", "trainer.eval_every=120"]
+        words += ["probes=off", "quiet=true", "rerun=true", f"outputs={how}", f"trainer.compile={how}"]
+        try:
+            done = command("train", *words, limit=75)
+        except subprocess.TimeoutExpired:
+            failed[how] = "it was stopped after 75 s"
+            continue
+        if done.returncode == 2:
+            rows.append({"trainer.compile": how, "loss": "–", "a step": "–", "of eager": done.stderr.strip()})
+            continue
+        if done.returncode:
+            failed[how] = (done.stderr.strip().splitlines() or ["it gave no reason"])[-1]
+            continue
+        (summary,) = summaries(how)
+        found[how] = {"loss": summary["metrics"]["loss/val"], "ms": summary["step_time"]["median_ms"]}
+    if "false" not in found:
+        return judged(False, told(failed, 4, "ways"), {"failed": failed})
+    eager = found["false"]
+    for how, own in found.items():
+        ratio = own["ms"] / eager["ms"]
+        rows.append({"trainer.compile": how, "loss": f"{own['loss']:.4f}", "a step": f"{own['ms']:.2f} ms",
+                     "of eager": f"{ratio:.2f}"})  # fmt: skip
+        if not share(own["loss"] - eager["loss"], eager["loss"]) <= 10 * ROUNDING:
+            failed[how] = f"its loss is {own['loss']:.4f}, eager's {eager['loss']:.4f}"
+    times = ", ".join(f"{how} {own['ms']:.2f} ms" for how, own in found.items())
+    figure = f"a step of nano: {times}" + (f"; {told(failed, 4, 'ways')}" if failed else "")
+    return judged(not failed, figure, {"found": found, "failed": failed}, rows)
+
+
+def benched() -> Outcome:
+    """Make a small study of what norms cost, and read its rows."""
+    words = ["norm=layernorm,rmsnorm,batchnorm,dyt", f"device={DEVICE}", *BENCH, "study.rounds=6", "outputs=bench"]
+    done = command("bench", *words, "study.implementations=torch,native,liger,eager", limit=100)
+    if done.returncode:
+        return judged(False, f"it ended with {done.returncode}: {done.stderr.strip()[-300:]}", {})
+    import pandas as pd
+
+    (file,) = Path("bench").rglob("rows.csv")
+    rows = pd.read_csv(file)
+    own = rows[(rows["passes"] == "forward and backward") & (rows["cache"] == "warm")]
+    own = own[own["moved_bytes"] == own.groupby("dtype")["moved_bytes"].transform("max")]
+    ratios = own.groupby(["norm", "implementation", "dtype"], sort=False)["ratio"].median()
+    cells = [{"norm": norm, "implementation": impl, "dtype": dtype, "× torch.nn.LayerNorm": f"{ratio:.2f}"}
+             for (norm, impl, dtype), ratio in ratios.items()]  # fmt: skip
+    figure = f"{len(rows)} rows; × LayerNorm at the largest size: {ratios.min():.2f} to {ratios.max():.2f}"
+    return judged(bool(len(ratios)) and bool((ratios > 0).all()), figure, {"ratios": len(ratios)}, cells)
+
+
+def marked() -> Outcome:
+    """Run the tests that need a GPU."""
+    files = [str(file) for file in sorted(TESTS.glob("test_*.py")) if "mark.gpu" in file.read_text()]
+    call = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", *files]
+    done = subprocess.run(call, cwd=TESTS.parent, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": ""})
+    lines = done.stdout.strip().splitlines()
+    failures = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
+    last = lines[-1].strip("= ") if lines else done.stderr.strip()[-300:]
+    return judged(done.returncode == 0, "; ".join([last, *failures]), {"status": done.returncode, "failed": failures})
+
+
+# ---- norms and kernels
+
+
+def kernels() -> Outcome:
+    """Compare what computes each norm on the GPU, forward and backward, with its formula in float64 on the CPU."""
+    found, failed, missing = dict[str, float](), dict[str, str](), set[str]()
+    generator = torch.Generator().manual_seed(0)
+    x, dy = torch.randn(2, 4, 512, 768, generator=generator)
+    for name in ("layernorm", "rmsnorm", "dyt"):
+        for dtype, most in ((torch.float32, 1e-4), (torch.bfloat16, 2e-2)):
+            given = x.to(dtype), dy.to(dtype)
+            formula = section_of("norm", name) | {"impl": "eager"}
+            expected = passes(formula, *(each.double() for each in given))
+            for impl in ("torch", "native", "liger", "compile", "eager"):
+                which = f"{name} {impl} {str(dtype).removeprefix('torch.')}"
+                try:
+                    own = section_of("norm", name) | {"impl": impl}
+                    got = passes(own, *(each.to(DEVICE) for each in given))
+                except UsageError:
+                    missing.add(f"{name} {impl}")
+                    continue
+                except Exception as error:
+                    failed[which] = explain(error)
+                    continue
+                found[which] = max(error_of(one, right) for one, right in zip(got, expected, strict=True))
+                if not found[which] <= most:
+                    failed[which] = f"off by {found[which]:.1e} of the largest value"
+    liger = "" if find_spec("liger_kernel") else "; liger-kernel is not installed"
+    rows = [{"norm, implementation, format": which, "largest error": f"{error:.1e}"} for which, error in found.items()]
+    figure = told(failed, len(found) + len(failed), "kernels") + liger
+    return judged(not failed, figure, {"errors": found, "failed": failed, "missing": sorted(missing)}, rows)
+
+
+def passes(section: Any, x: torch.Tensor, dy: torch.Tensor) -> list[torch.Tensor]:
+    """Return a norm's output and the gradients of its input and parameters."""
+    norm = build.factory({"norm": section}, "norm")(x.shape[-1], channel_dim=-1, site=None)
+    norm = norm.to(x.device, torch.float64 if x.dtype == torch.float64 else torch.float32)
+    x = x.clone().requires_grad_()
+    y = norm(x)
+    return [y.detach(), *torch.autograd.grad(y, [x, *norm.parameters()], dy.to(y.dtype))]
+
+
+def error_of(found: torch.Tensor, right: torch.Tensor) -> float:
+    """Return the largest error, as a share of the largest right value."""
+    return ((found.double().cpu() - right).abs().max() / right.abs().max()).item()
+
+
+def products() -> Outcome:
+    """Measure matrix products in float32, with TF32 and without, and what each rounds."""
+    generator = torch.Generator().manual_seed(0)
+    one, other = (torch.randn(4096, 4096, generator=generator) for _ in range(2))
+    right, here = one[:64].double() @ other.double(), (one.to(DEVICE), other.to(DEVICE))
+    errors, speeds = dict[str, float](), dict[str, float]()
+    for word, allowed in (("full", False), ("TF32", True)):
+        allow_tf32(allowed)
+        product = here[0] @ here[1]
+        errors[word] = error_of(product[:64], right)
+        speeds[word] = 2 * 4096**3 / in_turn({word: lambda: here[0] @ here[1]})[word] / 1e9
+    allow_tf32(False)
+    figure = "; ".join(f"{word}: {speeds[word]:.1f} TFLOP/s, error {errors[word]:.1e}" for word in errors)
+    return judged(errors["full"] < 1e-5, figure, {"errors": errors, "tflops": speeds})
+
+
+def memory() -> Outcome:
+    """Use up the memory in three ways, and see that each error is told as what it is."""
+    found = dict[str, str]()
+    for name, use_up in {"a tensor": a_tensor, "a library": a_library, "a step": a_step}.items():
+        try:
+            use_up()
+            found[name] = "" if name == "a library" else "nothing was raised"  # one may find room for itself
+        except Exception as error:
+            right = is_out_of_memory(error) and not is_lost(error)
+            found[name] = "" if right else f"sorted wrongly: {explain(error)}"
+        torch.cuda.empty_cache()
+    failed = {name: reason for name, reason in found.items() if reason}
+    return judged(not failed, told(failed, len(found), "ways to use it up"), {"failed": failed})
+
+
+def a_tensor() -> None:
+    """Make a tensor of twice the GPU's memory."""
+    torch.empty(2 * torch.cuda.mem_get_info()[1], dtype=torch.uint8, device=DEVICE)
+
+
+def a_library() -> None:
+    """Let cuBLAS make what it needs for itself where there is no room left."""
+    square, held = torch.ones(64, 64, device=DEVICE), []
+    for size in (2**30, 2**26, 2**21):
+        with suppress(torch.OutOfMemoryError):
+            while True:
+                held.append(torch.empty(size, dtype=torch.uint8, device=DEVICE))
+    (square @ square).sum().item()
+
+
+def a_step() -> None:
+    """Take a step that needs more than this process may have."""
+    loop = loop_of(["model=nano", "norm=layernorm"], OneBatch(TEXT, 4096))
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(0.002)
+    settle(loop)
+
+
+# ---- what a step costs
+
+
+class Operators(TorchDispatchMode):
+    """Counts the operators that launch something on a GPU: no views, and nothing that only allocates."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from device import NO_LAUNCH
+
+        self.count, self.none = 0, NO_LAUNCH
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else torch imports its compiler here, for two seconds
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        there = any(isinstance(leaf, torch.Tensor) and leaf.is_cuda for leaf in tree_leaves((args, kwargs, found)))
+        name = func._schema.name.partition("::")[2]
+        self.count += there and not func.is_view and name not in self.none
+        return found
+
+
+def operators_of(step: Callable[[], object]) -> int:
+    """Return how many operators a call gives to the device, forward and backward."""
+    with Operators() as seen:
+        step()
+    return seen.count
+
+
+def kernels_of(step: Callable[[], object]) -> int:
+    """Return how many kernels a call starts on the device, as CUDA tells."""
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiled:
+        step()
+        torch.cuda.synchronize()
+    return sum(event.count for event in profiled.key_averages() if "LaunchKernel" in event.key)
+
+
+def budgets() -> dict[str, int]:
+    """Return the most operators of a step of small models, by the names of the pretended device's cases."""
+    from test_pretended_gpu import BUDGETS
+
+    return BUDGETS
+
+
+def launches() -> Outcome:
+    """Count what steps give to the device, against the pretended one's budgets, and the kernels that CUDA starts."""
+    from cases import STEPS
+
+    found, failed, rows = dict[str, dict[str, float]](), dict[str, str](), list[Cells]()
+    for name, most in budgets().items():
+        words, task = STEPS[name]
+        loop = settle(make_loop(words, task, DEVICE))
+        operators, started = operators_of(loop.train_step), kernels_of(loop.train_step)
+        ms = in_turn({name: loop.train_step})[name]
+        found[name] = {"operators": operators, "budget": most, "kernels": started, "ms": ms}
+        rows.append({"training": name, "operators": f"{operators:,}", "budget": f"{most:,}",
+                     "kernels": f"{started:,}", "a step": f"{ms:.2f} ms",
+                     "an operator": f"{1e3 * ms / operators:.1f} µs"})  # fmt: skip
+        if operators > most:
+            failed[name] = f"{operators} operators, and {most} are allowed"
+        elif not operators / 2 <= started <= 2 * operators:
+            failed[name] = f"{operators} operators start {started} kernels"
+    each = statistics.median(1e3 * own["ms"] / own["operators"] for own in found.values())
+    figure = f"{told(failed, len(found), 'trainings')}; an operator takes {each:.1f} µs of these small steps"
+    return judged(not failed, figure, {"found": found, "failed": failed, "us_an_operator": each}, rows)
+
+
+def probing() -> Outcome:
+    """Time probed steps beside others; what probes cost a run that probes every 50 steps."""
+    found, rows = dict[str, dict[str, float]](), list[Cells]()
+    for name, words in PRESETS.items():
+        for probes in ("light", "full"):
+            loop = settle(loop_of([*words, f"probes={probes}", "probes.histograms_every=0"]), WARM)
+
+            def step(loop: Loop = loop, number: int = 0) -> None:
+                loop.step = number  # that of the next step is one more, and each 50th is probed
+                loop.train_step()
+
+            times = in_turn({"plain": partial(step, number=51), "probed": partial(step, number=49)})
+            more = operators_of(partial(step, number=49)) - operators_of(partial(step, number=51))
+            cost = (times["probed"] / times["plain"] - 1) / 50
+            found[f"{name} {probes}"] = {**times, "share": cost, "operators": more}
+            rows.append({"run": f"{name}, probes={probes}", "a step": f"{times['plain']:.2f} ms",
+                         "a probed step": f"{times['probed']:.2f} ms", "operators more": f"{more:,}",
+                         "of the training time": f"{100 * cost:.1f} %"})  # fmt: skip
+    light = max(own["share"] for name, own in found.items() if name.endswith("light"))
+    figure = f"light probes take {100 * light:.1f} % of the training time at the most"
+    return judged(light <= 0.05, figure, {"found": found}, rows)
+
+
+def layouts() -> Outcome:
+    """Time convolutional networks with images in both layouts; the one that is chosen is the faster one."""
+    from normbench.models.cnn import LAYOUTS
+
+    found, rows, chosen = dict[str, dict[str, float]](), list[Cells](), LAYOUTS["cuda"]
+    both = ("channels_last", "contiguous")
+    for words in CONVOLUTIONS:
+        for precision in PRECISIONS:
+            name, own = ", ".join([*words, precision]), [*words, f"trainer.precision={precision}"]
+            data = OneBatch(PHOTOGRAPHS, BATCH)
+            loops = {way: settle(loop_of([*own, f"model.layout={way}"], data), WARM) for way in both}
+            found[name] = times = in_turn({way: loop.train_step for way, loop in loops.items()})
+            rows.append({"training": name, **{way: f"{times[way]:.2f} ms" for way in both}})
+    ratios = {name: times[chosen] / min(times.values()) for name, times in found.items()}
+    middle = statistics.median(ratios.values())
+    figure = (
+        f"{chosen}, which is chosen, takes {middle:.2f} of the faster one's time; {max(ratios.values()):.2f} at most"
+    )
+    return judged(middle <= 1.05, figure, {"found": found, "ratios": ratios}, rows)
+
+
+def step_times() -> Outcome:
+    """Time steps of whole presets with each norm, in turn."""
+    found, rows = dict[str, dict[str, Any]](), list[Cells]()
+    for name, words in PRESETS.items():
+        loops = {norm: settle(loop_of([*words, f"norm={norm}"]), WARM) for norm in NORMS}
+        counts = {norm: operators_of(loop.train_step) for norm, loop in loops.items()}
+        times = in_turn({norm: loop.train_step for norm, loop in loops.items()})
+        found[name] = {"ms": times, "operators": counts}
+        for norm in NORMS:
+            rows.append({"model": name, "norm": norm, "a step": f"{times[norm]:.2f} ms",
+                         "× layernorm": f"{times[norm] / times[NORMS[0]]:.2f}",
+                         "operators": f"{counts[norm]:,}",
+                         "× layernorm's operators": f"{counts[norm] / counts[NORMS[0]]:.2f}"})  # fmt: skip
+    parts = [f"{name} {own['ms'][NORMS[0]]:.2f} ms with {NORMS[0]}" for name, own in found.items()]
+    return judged(all(ms > 0 for own in found.values() for ms in own["ms"].values()), ", ".join(parts), found, rows)
+
+
+def seeding() -> Outcome:
+    """Time the setting of a batch's seed."""
+    device = torch.device(DEVICE)
+    many = 1_000
+    took = seconds(lambda: [seed_generators(device, number) for number in range(many)]) / many
+    return judged(took < 20e-6, f"{1e6 * took:.1f} µs", {"us": 1e6 * took})
+
+
+CHECKS = {
+    "tests": Check("the tests that need a GPU pass", 120, marked),
+    "waits": Check("no family of models waits for the GPU in an ordinary step, in fp32 and bf16", 120, waits),
+    "agrees": Check("losses are those of the CPU, to rounding", 90, agrees),
+    "repeats": Check("a resumed run differs from one without a stop no more than two runs differ", 40, repeats),
+    "stack": Check("seeds of a model with attention train as one model", 30, stacked),
+    "second": Check("a second GPU has its own time and random numbers", 30, second_gpu),
+    "two": Check("one run on two GPUs learns what it learns on one, and a sweep uses both", 270, both_gpus),
+    "memory": Check("an error of a full GPU is told as that", 40, memory),
+    "kernels": Check("what computes a norm agrees with its formula in float64", 90, kernels),
+    "launches": Check("a step keeps its budget of operators, and starts about as many kernels", 60, launches),
+    "probes": Check("light probes take at most 5 % of the training time", 40, probing),
+    "times": Check("steps of each norm are timed in turn", 40, step_times),
+    "layouts": Check("images lie in memory as the faster way wants them", 60, layouts),
+    "products": Check("float32 products are not rounded to TF32 unless that is allowed", 20, products),
+    "seeding": Check("the seed of a batch takes less than 20 µs", 20, seeding),
+    "bench": Check("`normbench bench` measures norms", 110, benched),
+    "compile": Check("a run that is compiled or replayed as a CUDA graph learns the same", 240, compilation),
+}

@@ -1,0 +1,95 @@
+"""What `scripts/gpu_check` says, writes and stops; what its checks measure is tried in test_pretended_gpu.py."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from outcomes import CUT, FAILS, HOLDS, LEFT, Outcome
+from support import REPOSITORY
+
+FOLDER = REPOSITORY / "scripts/lib/gpu_check"
+
+# What stands in for a check: it is given --one FILE.
+WRITES = "import json, sys; json.dump({'verdict': 'holds', 'figure': '3 ms'}, open(sys.argv[2], 'w'))"
+HANGS = "import subprocess, time; subprocess.Popen(['sleep', '61']); time.sleep(61)"
+ENDS = "import sys; sys.exit('first\\nthe reason')"
+
+
+@pytest.fixture
+def command() -> ModuleType:
+    """The module behind the command."""
+    spec = importlib.util.spec_from_file_location("gpu_check_command", FOLDER / "__main__.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_it_is_one_sentence() -> None:
+    told = subprocess.run([sys.executable, FOLDER], capture_output=True, text=True)
+    assert (told.returncode, told.stdout, told.stderr.count("\n")) == (2, "", 1)
+    assert told.stderr.startswith("normbench: ") and "GPU" in told.stderr
+
+
+def test_a_check_is_a_process_that_ends_in_time(command: ModuleType) -> None:
+    assert command.tried([sys.executable, "-c", WRITES], 20.0).verdict == HOLDS
+    failed = command.tried([sys.executable, "-c", ENDS], 20.0)
+    assert failed.verdict == FAILS and failed.figure == "it ended with status 1: first / the reason"
+    begun = time.monotonic()
+    assert command.tried([sys.executable, "-c", HANGS], 1.1).verdict == CUT
+    assert time.monotonic() - begun < 10
+    assert command.tried([sys.executable, "-c", WRITES], 0.5).figure == "no time was left"
+
+
+@pytest.mark.parametrize(("verdict", "status"), [(HOLDS, 0), (LEFT, 0), (FAILS, 1), (CUT, 1)])
+def test_what_was_found_is_printed_and_written(
+    verdict: str,
+    status: int,
+    command: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    given = iter([Outcome(HOLDS, "all", {"n": 3}, [{"run": "a|b", "ms": "2"}], 1.0), Outcome(verdict, "two", {"n": 4})])
+
+    def tried(_: Any, seconds: float) -> Outcome:
+        assert 0 < seconds <= 120
+        return next(given)
+
+    monkeypatch.setattr(command, "why_not", lambda: "")
+    monkeypatch.setattr(command, "about", lambda: {"GPU": "a large one"})
+    monkeypatch.setattr(command, "tried", tried)
+    assert command.main(["waits", "repeats", "--out", str(tmp_path)]) == status
+    said = capsys.readouterr().out
+    assert f"repeats      {verdict}" in said and "GPU: a large one" in said
+    known = json.loads((tmp_path / "gpu_check.json").read_text())
+    assert known["checks"]["repeats"]["verdict"] == verdict and known["checks"]["waits"]["numbers"] == {"n": 3}
+    page = (tmp_path / "gpu_check.md").read_text().splitlines()
+    assert page[0] == "## On a GPU" and "- GPU: a large one" in page
+    assert any(line.startswith("| repeats | ") and line.endswith(f" | {verdict} | two |") for line in page)
+    assert page[-3:] == ["| run | ms |", "|---|---|", "| a\\|b | 2 |"]
+
+
+def test_no_check_takes_most_of_the_ten_minutes(command: ModuleType) -> None:
+    """Not even one that hangs."""
+    from checks import CHECKS
+
+    assert command.WHOLE < 600 and max(check.seconds for check in CHECKS.values()) < command.WHOLE / 2
+
+
+def test_the_page_tells_all_checks() -> None:
+    from checks import CHECKS
+
+    page = (REPOSITORY / "docs/benchmarks.md").read_text().partition("## On a GPU")[2].partition("\n## ")[0]
+    told = [line for line in page.splitlines() if line.startswith("| `")]
+    assert told == [f"| `{name}` | {check.claim} |" for name, check in CHECKS.items()]
