@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
@@ -24,7 +25,7 @@ from normbench.models import Initialization, initialize
 from normbench.models.stacks import segment_length
 from normbench.norms.foreign import fitted, measured, takes_place, taking_mask
 from normbench.recording import Logger
-from normbench.settings import Tree
+from normbench.settings import Tree, nearest
 from normbench.training.evaluation import to_device
 from normbench.training.guard import buffers_kept
 from normbench.training.memory import Kept, counted
@@ -65,6 +66,15 @@ def resolve_device(name: str) -> torch.device:
     return device
 
 
+def is_here(device: str) -> bool:
+    """Tell whether this machine has a device."""
+    try:
+        resolve_device(device)
+    except UsageError:
+        return False
+    return True
+
+
 # ---- what a _target_ names
 
 
@@ -81,7 +91,9 @@ def imported(path: str, where: str = "") -> Callable[..., Any]:
     except (Exception, SystemExit) as error:  # a person's module may raise anything, or end as a script does
         if place_of(error):
             raise UsageError(f"{where} cannot be imported: mend {explain(error)}") from error
-        raise UsageError(f"{where} cannot be imported ({error}): give package.module.Class") from error
+        known = vars(sys.modules[module]) if module in sys.modules else ()
+        cure = f"{nearest(name, known)}give package.module.Class, such as mynorms.MyNorm of mynorms.py"
+        raise UsageError(f"{where} cannot be imported ({error if module else 'no module'}): {cure}") from error
     if not callable(found):
         raise UsageError(f"{where} is not a class: give package.module.Class")
     return found

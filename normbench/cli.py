@@ -57,7 +57,11 @@ def ended(words: list[str]) -> int:
         return status
     except click.UsageError as error:
         path = error.ctx.command_path if error.ctx else "normbench"
-        return complain(f"{error.format_message()} (see: {path} --help)", 2, words)
+        said = error.format_message()
+        if isinstance(error, click.MissingParameter) and error.ctx:
+            usage = " ".join(error.ctx.command.collect_usage_pieces(error.ctx))
+            said = f"{said.rstrip('.')}: give {path} {usage}"
+        return complain(f"{said} (see: {path} --help)", 2, words)
     except (UsageError, RunFailure) as error:
         return complain(str(error), 2 if isinstance(error, UsageError) else 1, words)
     except KeyboardInterrupt:

@@ -31,6 +31,8 @@ UNKNOWN = {
     "trainer.step=10": "trainer.step is unknown: did you mean trainer.steps",
     "norm.epz=1": "norm.epz is unknown: did you mean norm.eps? normbench train --help lists",
     "lr=0.1": "lr is unknown: did you mean optim.lr?",
+    "model.layers=4": "model.layers is unknown: model has bias, context, depth, ",
+    "norm=L1Norm": "; norm._target_=FILE.L1Norm takes a class of your own, in FILE.py",
     "zzz=1": "zzz is unknown: normbench train --help lists the keys",
     "trainer.steps.foo=3": "trainer.steps.foo is unknown",
     "+optim.foo=1": "optim.foo is unknown",
@@ -53,7 +55,10 @@ OTHERS = {
     "logger=[csv,tensorboard] logger.wandb.mode=x": "logger.wandb.mode is a setting of logger=wandb, which is not",
     "logger=range(0,9)": "logger=range(0 is unknown: allowed are csv",
     "-m norm=rmsnorm,dyt": "takes no -m: for many runs give normbench sweep the same words",
-    "norm=torch.nn.LayerNorm": "norm=torch.nn.LayerNorm is no option: norm._target_=package.module.Class takes a class",
+    "--steps=10": "--steps is no flag of normbench train: settings have no dashes, write trainer.steps=VALUE",
+    "--lr=1": "write optim.lr=VALUE",
+    "norm=torch.nn.LayerNorm": "norm=torch.nn.LayerNorm is no option: norm._target_=torch.nn.LayerNorm takes a class",
+    "norm=./norms.py": "norm=./norms.py is no option: norm._target_=package.module.Class takes a class",
     "data=notes.txt": "data=text data.path=notes.txt takes your own text, data=texts data.path=notes.txt takes lab",
     "data=./folder": "data=images data.path=./folder takes images",
 }
@@ -61,7 +66,7 @@ OTHERS = {
 # ---- the grammar of the command line
 
 GRAMMAR = {
-    "hello": "'hello' is not KEY=VALUE",
+    "hello": "'hello' is not KEY=VALUE: write a setting as one word, such as norm=rmsnorm",
     "=3": "=3 cannot be read",
     "norm=": "norm= is unknown: allowed are batchnorm",
     "norm=[rmsnorm,layernorm]": "norm=[rmsnorm is unknown",
@@ -88,7 +93,8 @@ VALUES = {
     "norm=groupnorm norm.groups=128": "groupnorm at block00.attention has 1 value",
     f"{CNN} norm=groupnorm norm.groups=3": "norm.groups=3 makes 3 groups of 16 features",
     "model.position=foo": "model.position=foo is not allowed: use learned or rotary",
-    f"{CNN} model.depth=4": "model.depth=4 is not a multiple of the 3 stages",
+    f"{CNN} model.depth=4": "model.depth=4 is not a multiple of the 3 stages of this model: set model.depth to 3 or 6",
+    f"{CNN} model.depth=2": "set model.depth to 3",
     "model=nano data=digits model.patch=3": "model.patch=3 does not tile images of 8 × 8 pixels",
     f"{CNN} data.batch_size=5000": "data.batch_size=5,000 is more than the 1,500 training images of digits",
     f"{MLP} data.crop=100": "data.crop=100 leaves nothing of images of 8 × 8 pixels: use 0 to 7",
@@ -111,6 +117,8 @@ VALUES = {
     "data=digits model=cnn_plain placement=pre": "placement=pre with model=cnn_plain is refused",
     # what a _target_ names
     "norm._target_=no_such.Norm": "norm._target_=no_such.Norm cannot be imported (No module named 'no_such')",
+    "norm._target_=Norm": "norm._target_=Norm cannot be imported (no module): give package.module.Class, such as",
+    "norm._target_=torch.nn.RMSnorm": "did you mean RMSNorm? give package.module.Class",
     "norm._target_=math.sqrt": "norm._target_=math.sqrt makes no Module",
     "placement._target_=torch.nn.Linear": "makes no Placement: give package.module.Class of a class derived from",
     "optim._target_=os.system": "makes no Optimizer",

@@ -83,6 +83,14 @@ def test_a_sweep_takes_several_values_and_keys_of_its_own() -> None:
     assert "sweep.jobs=" in answers("sweep", "sweep.")
 
 
+def test_settings_of_the_chosen_launcher() -> None:
+    assert {"launcher.partition=", "launcher.timeout_min="} <= answers("sweep", "launcher=submitit", "launcher.").keys()
+    assert "launcher.address=" in answers("sweep", "launcher=ray", "launcher.")
+    executors = [f"launcher.executor={name}" for name in ("auto", "slurm", "local")]
+    assert list(answers("sweep", "launcher=submitit", "launcher.executor=")) == executors
+    assert answers("sweep", "launcher.") == answers("train", "launcher.") == {}
+
+
 @pytest.mark.parametrize(
     ("line", "having", "lacking"),
     [

@@ -267,7 +267,8 @@ def test_each_of_many_configurations_is_as_if_it_were_the_only_one() -> None:
         ("model=small", "pydocs"),
         ("data=mnist model=cnn", "mnist"),
         ("experiment=smoke", "pydocs"),
-        ("experiment=smoke model=cnn", "pydocs"),
+        ("experiment=smoke model=cnn", "digits"),
+        ("experiment=norms_lm model=cnn", "pydocs"),
         ("experiment=norms_cnn model=resnet20 data=cifar10", "cifar10"),
     ],
 )

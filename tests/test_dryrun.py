@@ -16,6 +16,7 @@ import pytest
 from support import refused
 
 from normbench.cli import main
+from normbench.scratch import dry_folder
 from normbench.training.checkpoint import write
 from normbench.training.estimate import Estimate
 
@@ -81,7 +82,7 @@ def test_it_says_what_the_run_then_takes(
 def test_what_is_there_already_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", *TINY, "quiet=true"]) == 0
     (run,) = Path("outputs/train").iterdir()
-    assert f"{run} is finished already: rerun=true makes it anew" in dry(capsys, *TINY)[0]
+    assert f"{run} has finished already: rerun=true makes it anew" in dry(capsys, *TINY)[0]
     assert "going on" not in dry(capsys, *TINY, "rerun=true")[0]
     assert "going on from step 10" in dry(capsys, f"extend={run}", "trainer.steps=20")[0]
     (run / "summary.json").unlink()
@@ -132,3 +133,20 @@ for size in (300_000_000, 1):
 """
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert int(found[0]) - int(found[1]) > 250_000_000
+
+
+def test_what_a_killed_dry_run_has_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nothing of one that is at work."""
+    code = "from normbench.scratch import dry_folder\nwith dry_folder() as folder: print(folder, flush=True); input()"
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "scratch"))
+    command = [sys.executable, "-c", code]
+    begun = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    killed, at_work = (Path(str(one.stdout and one.stdout.readline().strip())) for one in begun)
+    begun[0].kill()
+    begun[0].communicate()
+    assert killed.is_dir()
+    with dry_folder() as folder:
+        assert [*sorted((tmp_path / "scratch").iterdir())] == sorted([at_work, folder])
+    begun[1].communicate("\n")
+    assert begun[1].returncode == 0
+    assert [*(tmp_path / "scratch").iterdir()] == []

@@ -70,6 +70,36 @@ def test_a_finished_run_says_what_its_number_means_and_what_to_do_next(capsys: p
     assert torch.get_num_threads() == 1
 
 
+OWN = """
+from torch import nn
+
+class Scaled(nn.Module):
+    def __init__(self, num_features, *, channel_dim=-1, site=None, factor: float = 1.0):
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x):
+        return x * self.factor
+"""
+
+
+def test_what_a_run_cannot_do_next_is_not_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A class of one's own is loaded with --trust; a run that diverged at once has no weights, one without events no
+    curves."""
+    Path("scaled.py").write_text(OWN)
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    words = ["train", *TINY, "norm._target_=scaled.Scaled", "logger=none"]
+    assert main([*words, "trainer.steps=1"]) == 0
+    said = capsys.readouterr().out
+    (path,) = Path("outputs/train").iterdir()
+    assert f"normbench sample {path} --trust" in said and "normbench tensorboard" not in said
+    assert main([*words, "norm.factor=1e38"]) == 0
+    said = capsys.readouterr().out
+    assert "diverged at step 1" in said and "normbench sample" not in said
+
+
 def test_a_busy_machine_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
     monkeypatch.setattr(os, "getloadavg", lambda: (3.9, 0.0, 0.0))
@@ -88,5 +118,5 @@ def test_each_arm_of_the_first_small_sweep_trains() -> None:
 
 
 def test_the_first_small_sweep_takes_another_model() -> None:
-    words = ["sweep", "experiment=smoke", "model=cnn", "data=digits", "model.depth=3", "--dry-run"]
+    words = ["sweep", "experiment=smoke", "model=cnn", "model.depth=3", "--dry-run"]
     assert main(words) == 0

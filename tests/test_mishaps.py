@@ -166,7 +166,7 @@ def test_loss_that_is_not_finite_ends_the_run_before_the_optimizer_steps(
     json.loads((directory / "summary.json").read_text(), parse_constant=pytest.fail)
     capsys.readouterr()
     trained(tmp_path, *given)
-    assert "is diverged already" in capsys.readouterr().out
+    assert "has diverged already" in capsys.readouterr().out
 
 
 def test_loss_that_runs_away_ends_the_run_after_a_patience(tmp_path: Path) -> None:

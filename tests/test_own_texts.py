@@ -200,6 +200,14 @@ def two(*names: str) -> Callable[[Path], Path]:
 MISTAKES: dict[str, tuple[Callable[[Path], Path], str]] = {
     "nowhere": (lambda folder: folder / "no.csv", "is no file or folder: give a CSV, TSV, Parquet or JSON lines file"),
     "no such column": (changed(text=None, body=["x"] * 60), "no column text: set data.text_column to one of label, bo"),
+    "neither column": (
+        changed(text=None, label=None, body=["x"] * 60),
+        "no column text and no column label: set data.text_column and data.label_column to one of body",
+    ),
+    "semicolons": (
+        written("text;label\nx;y\n"),
+        r"one of text;label \(the first line names .* with commas between them",
+    ),
     "no labels": (changed(label=None), "has no column label: set data.label_column to one of text"),
     "one class": (changed(label=["x"] * 60), "has too few texts: give two classes, each with some to train on"),
     "one of a class": (changed(label=["x"] * 59 + ["y"]), "has too few texts of the class y: give two classes"),

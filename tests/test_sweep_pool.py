@@ -201,7 +201,7 @@ def test_a_sweep_in_a_process_of_another_program_marks_no_folder_of_its() -> Non
     """When the sweep has ended the program still needs its folder, which a lock that is free would give away."""
     script = """
         import multiprocessing, multiprocessing.util, pathlib
-        from normbench.sweep.scratch import MARK, scratch
+        from normbench.scratch import MARK, scratch
 
         folder = pathlib.Path(multiprocessing.util.get_temp_dir())
         sweep = multiprocessing.get_context("fork").Process(target=scratch)
@@ -244,15 +244,19 @@ def test_the_script_for_slurm(
         (tmp_path / name).chmod(stat.S_IRWXU)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    settings = ["partition=gpu", "cpus_per_task=3", "timeout_min=30", "account=me", "array_parallelism=2"]
+    settings = ["partition=gpu", "cpus_per_task=3", "timeout_min=30", "account=me", "array_parallelism=2", "mem_gb=16"]
+    settings += ["gpus_per_node=1", "setup=[module load cuda/12.6]", "additional_parameters={requeue: true}"]
     assert main([*sweep_words(launcher="submitit"), *(f"launcher.{setting}" for setting in settings)]) == 1
     assert "the launcher has started nothing" in capsys.readouterr().err
     script = (tmp_path / "script").read_text()
     asked = dict(re.findall(r"^#SBATCH --([\w-]+)=(\S+)", script, re.MULTILINE))
     expected = {"partition": "gpu", "cpus-per-task": "3", "time": "30", "job-name": "normbench", "account": "me"}
+    expected |= {"mem": "16GB", "gpus-per-node": "1", "signal": "USR2@90", "array": "0-3%2"}
     assert expected.items() <= asked.items()
-    assert asked["array"] == "0-3%2"
-    assert "submitit.core._submit" in script
+    lines = script.splitlines()
+    assert "#SBATCH --requeue" in lines
+    (run,) = (number for number, line in enumerate(lines) if "submitit.core._submit" in line)
+    assert lines.index("module load cuda/12.6") < run
 
 
 @pytest.mark.slow

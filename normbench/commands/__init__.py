@@ -59,17 +59,19 @@ class Command(click.Command):
 
             if told := ELSEWHERE.get(error.option_name.lstrip("-").replace("-", "_")):
                 raise UsageError(f"{error.option_name} is no flag of normbench {ctx.info_name}: {told}") from error
-            if self.is_setting(word := error.option_name.lstrip("-").replace("-", "_").partition("=")[0]):
-                cure = f"settings have no dashes, write {word}=VALUE"
+            if key := self.setting(error.option_name.lstrip("-").replace("-", "_").partition("=")[0]):
+                cure = f"settings have no dashes, write {key}=VALUE"
                 raise UsageError(f"{error.option_name} is no flag of normbench {ctx.info_name}: {cure}") from error
             raise
 
-    def is_setting(self, word: str) -> bool:
-        """Tell whether a command takes a word as a setting."""
+    def setting(self, word: str) -> str:
+        """Return the setting that a command takes by a word, or by the end of its key; empty where there is none."""
+        from normbench.commands.pages import COMMON_KEYS
         from normbench.config.groups import GROUPS
         from normbench.config.schema import KEYS
 
-        return any(each.name == "words" for each in self.params) and (word in GROUPS or word in KEYS)
+        known = [*GROUPS, *KEYS, *COMMON_KEYS] if any(each.name == "words" for each in self.params) else []
+        return next((key for key in known if key == word or key.endswith(f".{word}")), "")
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         super().format_help_text(ctx, formatter)

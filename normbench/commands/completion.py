@@ -6,13 +6,14 @@ Nothing is composed or imported for it, and YAMLs are read as text: the Tab key 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from types import NoneType
 
 from click import Context, Parameter
 from click.shell_completion import BashComplete, CompletionItem, FishComplete, ShellComplete, ZshComplete
 
 from normbench.config import GROUPS, SWEEP_GROUPS
-from normbench.config.groups import chosen_options, find_own_classes, option_settings, options
+from normbench.config.groups import chosen_options, content, find_own_classes, option_settings, options
 from normbench.config.schema import KEYS, OPEN_SECTIONS
 from normbench.settings import Setting
 
@@ -27,7 +28,7 @@ def complete_settings(context: Context, parameter: Parameter, current: str) -> l
     if sweep:
         from normbench.sweep.words import SWEEP_KEYS
 
-        groups, keys = GROUPS | SWEEP_GROUPS, KEYS | SWEEP_KEYS
+        groups, keys = GROUPS | SWEEP_GROUPS, KEYS | SWEEP_KEYS | launcher_keys(context.params["words"])
     name, equals, value = current.partition("=")
     if equals and name in PATHS:
         return [CompletionItem(value, type=PATHS[name])]
@@ -46,6 +47,14 @@ def complete_settings(context: Context, parameter: Parameter, current: str) -> l
         found |= {f"{path}=": setting.doc for path, setting in keys.items() if "." not in path}
         found |= {f"{path.partition('.')[0]}.": "its keys" for path in keys if "." in path}
     return [CompletionItem(word, help=line) for word, line in found.items() if word.startswith(current)]
+
+
+def launcher_keys(words: Sequence[str]) -> dict[str, Setting]:
+    """Return the settings of the launcher that words choose."""
+    given = dict(word.split("=", 1) for word in words if "=" in word)
+    option = given.get("launcher", content("", "sweep")["defaults"]["launcher"])
+    known = option_settings("launcher", option) if option in options("launcher") else {}
+    return {f"launcher.{name}": setting for name, setting in known.items()}
 
 
 def complete_names(context: Context, parameter: Parameter, current: str) -> list[CompletionItem]:

@@ -182,7 +182,8 @@ def parsed(word: str) -> Override:
         if override.key_or_group:
             return override
     if not equals:
-        raise UsageError(f"'{word}' is not KEY=VALUE: normbench train --help shows the keys")
+        cure = "write a setting as one word, such as norm=rmsnorm; normbench train --help shows the keys"
+        raise UsageError(f"'{word}' is not KEY=VALUE: {cure}")
     quoted = value.replace("'", "")
     signs = "blanks, commas, brackets, '=', '~' or letters beyond ASCII"
     cure = f"write KEY=VALUE without blanks, and quote a value that has {signs}, as in \"{key}='{quoted}'\""
@@ -245,6 +246,10 @@ def unknown(key: str, config: DictConfig, groups: dict[str, str]) -> str:
     if told := ELSEWHERE.get(key) or ELSEWHERE.get(key.partition(".")[0]):
         return f"{key} is no key of a run: {told}"
     known = [*flat(plain(config)), *GROUPS]
+    beside = {path.removeprefix(f"{section}.") for path in known if section and path.startswith(f"{section}.")}
+    if beside and not nearest(name, beside):  # what is most like the whole would be like it in the section's name
+        there = ", ".join(sorted(each for each in beside if not each.startswith("_")))
+        return f"{key} is unknown: {section} has {there}; normbench show says what each is"
     full = [path for path in known if path.endswith(f".{key}")]
     meant = f"did you mean {either(full[:2])}? " if full else nearest(key, known)
     return f"{key} is unknown: {meant}normbench train --help lists the keys, and normbench show all of them"

@@ -75,23 +75,28 @@ def first_comment(path: Path) -> str:
     return found[1] if found else ""
 
 
-def check_option(group: str, option: str, *more: Path) -> None:
+def check_option(group: str, option: str, *folders: Path) -> None:
     """Refuse an option that a group does not have.
 
     Raises:
         UsageError: with those that there are.
     """
-    known = options(group, *more)
+    known = options(group, *folders)
     if option in known:
         return
     if re.search(r"[./]", option) and group in OPEN_SECTIONS:
         kinds = {"text": "your own text", "texts": "labelled texts", "images": "images"}
         takes = ", ".join(f"data={kind} data.path={option} takes {what}" for kind, what in kinds.items())
-        own = f"{group}._target_=package.module.Class takes a class"
+        path = option if re.fullmatch(r"[\w.]+\.[A-Z]\w*", option) else "package.module.Class"
+        own = f"{group}._target_={path} takes a class"
         if group == "data":
             own = f"{takes}, and {own}"
         raise UsageError(f"{group}={option} is no option: {own}")
-    raise UsageError(f"{group}={option} is unknown: {nearest(option, known)}allowed are {', '.join(known)}")
+    near = nearest(option, known)
+    more = "" if near else f"; normbench list {group} says what each is"
+    if option[:1].isupper() and group in OPEN_SECTIONS:
+        more = f"; {group}._target_=FILE.{option} takes a class of your own, in FILE.py"
+    raise UsageError(f"{group}={option} is unknown: {near}allowed are {', '.join(known)}{more}")
 
 
 def read_yaml(path: Path) -> Any:

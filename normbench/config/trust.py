@@ -29,18 +29,23 @@ NUMBER = re.compile(r"[\d.eE+-]+|null|true|false")
 CHOOSING = ("executor", "partition", "account", "qos", "constraint")
 
 
+def foreign_class(tree: Tree) -> str:
+    """Return the first class of a run that is neither normbench's nor torch's, such as `norm._target_=mine.Norm`."""
+    targets = {section: str(tree[section].get("_target_")) for section in OPEN_SECTIONS}
+    foreign = (f"{name}._target_={target}" for name, target in targets.items() if not target.startswith(TRUSTED))
+    return next(foreign, "")
+
+
 def check_trusted(tree: Tree, path: Path) -> None:
     """Refuse a run that has other classes than normbench's and torch's: whoever loads it runs their code.
 
     Raises:
         UsageError: it has one.
     """
-    for section in OPEN_SECTIONS:
-        target = str(tree[section].get("_target_"))
-        if not target.startswith(TRUSTED):
-            what = f"{path} has {section}._target_={target}, which is neither normbench's nor torch's"
-            cure = "if you trust whoever made the run, add --trust (in Python trust=True)"
-            raise UsageError(f"{what}, and loading it runs its code: {cure}")
+    if found := foreign_class(tree):
+        what = f"{path} has {found}, which is neither normbench's nor torch's"
+        cure = "if you trust whoever made the run, add --trust (in Python trust=True)"
+        raise UsageError(f"{what}, and loading it runs its code: {cure}")
 
 
 def needs_trust(word: str) -> bool:

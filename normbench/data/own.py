@@ -182,8 +182,10 @@ def given(path: str | None, what: str) -> Path:
         UsageError: it names none.
     """
     place = Path(os.path.expanduser(path or ""))
-    if not path or not (place.is_file() or place.is_dir()):
-        raise UsageError(f"data.path={path or 'null':.200} is no file or folder: {what}")
+    if not path:
+        raise UsageError(f"data.path is not set: {what}")
+    if not (place.is_file() or place.is_dir()):
+        raise UsageError(f"data.path={path:.200} is no file or folder: {what}")
     return place
 
 
@@ -196,7 +198,8 @@ def stamp(path: Path) -> list[int]:
 # ---- labelled texts
 
 WANTED_TEXTS = (
-    "give a CSV, TSV, Parquet or JSON lines file (.csv, .tsv, .parquet, .jsonl), or a folder with two, train and test"
+    "give a CSV, TSV, Parquet or JSON lines file in UTF-8 (.csv, .tsv, .parquet, .jsonl), or a folder with two, train "
+    "and test"
 )
 
 

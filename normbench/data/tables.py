@@ -38,10 +38,13 @@ def read_columns(path: Path, columns: Mapping[str, str], wanted: str) -> dict[st
     try:
         known, values = read(path, [*dict.fromkeys(columns.values())])
     except (OSError, ValueError, pa.ArrowException) as fault:
-        raise UsageError(f"{where} cannot be read ({reason(fault):.200}): {wanted}") from fault
-    for setting, column in columns.items():
-        if column not in values:
-            raise UsageError(f"{where} has no column {column:.80}: set {setting} to one of {', '.join(known):.200}")
+        as_what = "" if ending in ENDINGS else " as Parquet"
+        raise UsageError(f"{where} cannot be read{as_what} ({reason(fault):.200}): {wanted}") from fault
+    if missing := {setting: column for setting, column in columns.items() if column not in values}:
+        between = {".csv": "commas", ".tsv": "tabs"}.get(ending)
+        first = f" (the first line names the columns, with {between} between them)" if between else ""
+        cure = f"set {' and '.join(missing)} to one of {', '.join(known):.200}{first}"
+        raise UsageError(f"{where} has no column {' and no column '.join(missing.values()):.160}: {cure}")
     return values
 
 

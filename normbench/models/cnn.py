@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from normbench.errors import UsageError
 from normbench.models.stacks import BlockStack, Depth, NormActivation, NormOrder, Width
-from normbench.settings import Setting
+from normbench.settings import Setting, either
 from normbench.types import Branch, ImageClassification
 
 Stages = Annotated[list[int], Setting("channels of each stage, in multiples of the width", low=1, high=10**4)]
@@ -268,7 +268,9 @@ class ConvNet(ConvStack):
         layout: Layout = "auto",
     ) -> None:
         if depth % len(stages):
-            raise UsageError(f"model.depth={depth} is not a multiple of the {len(stages)} stages: change model.depth")
+            nearby = sorted({max(1, depth // len(stages)) * len(stages), (depth // len(stages) + 1) * len(stages)})
+            cure = f"set model.depth to {either(map(str, nearby))}"
+            raise UsageError(f"model.depth={depth} is not a multiple of the {len(stages)} stages of this model: {cure}")
         blocks = [depth // len(stages)] * len(stages)
         sizes: Any = {"width": width, "stages": stages, "blocks": blocks, "strides": strides}
         super().__init__(*given, **sizes, norm_order=norm_order, layout=layout)

@@ -21,6 +21,7 @@ from torch import nn
 
 from normbench import build, recording
 from normbench.config.groups import content, options
+from normbench.config.trust import foreign_class
 from normbench.errors import RunFailure, is_disk_full, is_out_of_memory
 from normbench.models import unsafe_convolutions
 from normbench.probes import Probes
@@ -382,14 +383,16 @@ def show_summary(run: Run, summary: Mapping[str, Any], *before: str | None) -> N
         **dict(sorted(summary["metrics"].items())),
         **constant_guess(summary),
         **({"bleu": f"beam {data['beam']}, {data['bleu']}"} if "bleu" in data else {}),
-        **{f"step time, {key}": value for key, value in summary["step_time"].items()},
+        **{f"step time, {key}": value for key, value in summary["step_time"].items() if value is not None},
         **{name.replace("_", " "): summary[name] for name in NOTEWORTHY if summary[name]},
     }
     show_table(directory.name, rows)
     show_table("ledger", flat(summary["ledger"]))
-    print(f"look at the curves: normbench tensorboard {directory.parent}")
-    if run.config.closed.trainer.keep_checkpoint != "none":
-        print(f"see what it has learned: {shlex.join(['normbench', 'sample', str(directory)])}")
+    if any(recording.event_files(directory)):
+        print(f"look at the curves: {shlex.join(['normbench', 'tensorboard', str(directory.parent)])}")
+    if summary["status"] == "finished" and run.config.closed.trainer.keep_checkpoint != "none":
+        trust = ["--trust"] if foreign_class(run.config.tree) else []
+        print(f"see what it has learned: {shlex.join(['normbench', 'sample', str(directory), *trust])}")
     if run.parent is None:
         print(f"compare it over seeds: {shlex.join(comparison(run))}")
 

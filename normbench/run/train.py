@@ -10,8 +10,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from rich.filesize import decimal
@@ -23,6 +21,7 @@ from normbench.recording import Recorder, Scalar, show_table
 from normbench.run.plan import Run, prepare, same_elsewhere
 from normbench.run.session import Session, describe_here, settle, show_summary, stop_signals
 from normbench.rundir import inside, read_json, unused
+from normbench.scratch import dry_folder
 from normbench.training.estimate import Estimate, estimate
 from normbench.training.guard import Diverged
 from normbench.training.loop import Loop
@@ -214,7 +213,7 @@ def make_directory(run: Run) -> None:
 
 def show_ended(run: Run, summary: dict[str, Any]) -> int:
     """Say that the run is done already, and show its summary."""
-    already = f"{run.directory.path} is {summary['status']} already: rerun=true makes it anew"
+    already = f"{run.directory.path} has {summary['status']} already: rerun=true makes it anew"
     show_summary(run, summary, already, run.directory.begun_elsewhere(describe_here(run)))
     return 0
 
@@ -245,8 +244,8 @@ def measure(session: Session) -> Estimate:
     Raises:
         Diverged: training diverges within these steps.
     """
-    with TemporaryDirectory(prefix="normbench-") as folder, closing(Recorder(Path(folder))) as session.loop.recorder:
-        return estimate(session.loop, Path(folder))
+    with dry_folder() as folder, closing(Recorder(folder)) as session.loop.recorder:
+        return estimate(session.loop, folder)
 
 
 def measured(run: Run, found: Estimate, steps: int) -> dict[str, Scalar]:
@@ -260,7 +259,7 @@ def measured(run: Run, found: Estimate, steps: int) -> dict[str, Scalar]:
         "state": f"{state}; set aside and made anew" if run.config.closed.rerun and state != "new" else state,
         "memory, peak of a step": found.peak and f"{decimal(found.peak)} ({whose})",
         "time of a step": found.step_ms and f"{rounded(found.step_ms)} ms (median of {found.measured})",
-        "time of a probed step": f"{found.probed_ms:,.3g} ms ({found.probed(steps):,} of the steps)",
+        "time of a probed step": f"{rounded(found.probed_ms)} ms ({found.probed(steps):,} of the steps)",
         "time of an evaluation": f"{evaluations}, {found.last_evaluation:,.3g} s for the last",
         "time in all, about": f"{timedelta(seconds=round(found.seconds(steps)))}, without the start of the process",
         "disk, checkpoints": f"{decimal(found.checkpoint)} each: 3 while one is written, "

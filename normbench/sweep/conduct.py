@@ -15,7 +15,7 @@ from typing import Any
 
 from rich.console import Console
 
-from normbench.build import imported
+from normbench.build import imported, is_here
 from normbench.errors import RunFailure, UsageError, explain
 from normbench.run.plan import same_elsewhere
 from normbench.run.session import Session
@@ -83,7 +83,7 @@ class Sweep:
         """Say what would run; returns the exit status."""
         plan = next(plan for plan in self.plans() if self.to_do(plan) or self.is_reported(plan))
         if not self.is_reported(plan):
-            say(self.console, "runs that choose learning rates, and behind them those that are reported:")
+            say(self.console, "runs that choose learning rates, followed by those that are reported:")
             self.show_one(plan, tuning.follow_up(self.plan, plan, self.settings))
         self.show_one(plan if self.is_reported(plan) else self.plan)
         self.say_left_out()
@@ -98,6 +98,10 @@ class Sweep:
         if number := self.to_do(plan):
             beside = min(number, self.planner.jobs)
             whole = f"{number:,} runs" + (f" and {later:,} more that their results ask for" if later else "")
+            device = str(first.prepared.device)
+            if not is_here(device):  # the launcher takes the runs to other machines
+                say(self.console, f"the time of {whole} is not known here, as this machine has no device={device}")
+                return
             try:
                 begun = time.perf_counter()
                 session = Session(replace(first.prepared))  # which reads the data anew, as the run's process will
@@ -147,7 +151,7 @@ class Sweep:
         say_done(self.console, self.folder, standings, self.command)
         if self.console.quiet:
             print(self.plan.folder)
-        if self.settings.report:
+        if self.settings.report and any(one.state != "failed" for one in standings):
             report(self.plan.folder, self.console.quiet)
         return show_failures([*self.failed.values()], self.command)
 

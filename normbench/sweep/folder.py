@@ -231,7 +231,10 @@ def said(standing: Standing) -> str:
 def say_done(console: Console, folder: SweepFolder, standings: Sequence[Standing], command: str) -> None:
     """Say that a sweep is over, and how to go on. command: goes on with it."""
     say(console, f"{overall(standings)} in {folder.path}")
-    say(console, f"more seeds or arms: {command} KEY=VALUES sweep.extend=true")
+    if any(folder.path.glob("*/events.out.tfevents.*")):
+        say(console, f"look at the curves: {shlex.join(['normbench', 'tensorboard', str(folder.path)])}")
+    if any(one.state != "failed" for one in standings):
+        say(console, f"more seeds or arms: {command} KEY=VALUES sweep.extend=true")
 
 
 def say(console: Console, line: str) -> None:
@@ -257,17 +260,22 @@ def show_arms(console: Console, folder: Path, arms: Mapping[str, Sequence[Standi
 
 
 def show_failures(failed: Sequence[Standing], command: str) -> int:
-    """Print which runs have failed and why, if any, and the command that repeats each; returns the exit status.
+    """Print why runs have failed, if any, and for each cause the command that repeats one; returns the exit status.
 
     command: goes on with all.
     """
     console, table = Console(), Table("failed run", "cause", box=SIMPLE_HEAD, pad_edge=False)
+    alike: dict[str, list[Standing]] = {}
     for one in failed:
-        table.add_row(Text(one.entry.run), Text(one.cause))
+        alike.setdefault(one.cause, []).append(one)
+    for cause, ones in alike.items():
+        others = f" and {len(ones) - 1:,} more" if len(ones) > 1 else ""
+        table.add_row(Text(f"{ones[0].entry.run}{others}"), Text(cause))
     if failed:
         console.print(table)
-        for words in (one.entry.words for one in failed):
+        for first, *_ in alike.values():
+            words = first.entry.words
             alone = ["sweep", *words, "sweep.retry_failed=true"] if any(map(is_own, words)) else ["train", *words]
-            say(console, shlex.join(["normbench", *alone]))
-        say(console, f"these repeat one each; all are tried again by: {command} sweep.retry_failed=true")
+            say(console, f"repeat {'it' if len(alike) == 1 else first.entry.run}: {shlex.join(['normbench', *alone])}")
+        say(console, f"try all of them again: {command} sweep.retry_failed=true")
     return 1 if failed else 0

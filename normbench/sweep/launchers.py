@@ -28,10 +28,10 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Annotated, Any, Literal
 
-from normbench.errors import UsageError
+from normbench.errors import RunFailure, UsageError
+from normbench.scratch import scratch
 from normbench.settings import Setting
 from normbench.sweep import local_job
-from normbench.sweep.scratch import scratch
 
 # Makes one run where it is called, and returns the exit status of a process; can be pickled.
 Task = Callable[[], int]
@@ -219,15 +219,22 @@ class Submitit(Launcher):
         Literal["auto", "slurm", "local"],
         Setting("where jobs are; local: processes of this machine; auto: Slurm where there is srun, else local"),
     ]
-    timeout_min: Annotated[int, Setting("time of a job, which is then queued again", "minutes", low=1, high=10**6)]
+    timeout_min: Annotated[
+        int,
+        Setting(
+            "time limit of a job; a run that needs longer is queued again and goes on", "minutes", low=1, high=10**6
+        ),
+    ]
     cpus_per_task: Annotated[int, Setting("cores of a run, and its threads", low=1, high=1024)]
     gpus_per_node: Annotated[int | None, Setting("GPUs of a run on Slurm; it uses one", low=0, high=1024)] = None
     mem_gb: Annotated[int | None, Setting("memory of a job", "GB", low=1, high=10**5)] = None
     partition: Annotated[str | None, Setting("where Slurm looks for a node; null: Slurm's default")] = None
-    account: Annotated[str | None, Setting("who pays")] = None
+    account: Annotated[str | None, Setting("the account that the time is charged to")] = None
     qos: Annotated[str | None, Setting("quality of service")] = None
     constraint: Annotated[str | None, Setting("features that a node must have")] = None
-    array_parallelism: Annotated[int, Setting("jobs of Slurm at work at a time", "jobs", low=1, high=10**5)] = 64
+    array_parallelism: Annotated[
+        int, Setting("how many jobs Slurm runs at a time, at the most", "jobs", low=1, high=10**5)
+    ] = 64
     max_num_timeout: Annotated[int, Setting("jobs that may follow one whose time is over", low=0, high=10**5)] = 100
     setup: Annotated[list[str] | None, Setting("shell commands before the run, such as [module load cuda]")] = None
     additional_parameters: Annotated[
@@ -251,6 +258,9 @@ class Submitit(Launcher):
         """Start tasks as jobs of Slurm, which go on where the sweep is killed."""
         import submitit
 
+        if not shutil.which("srun"):
+            cure = "give this command on a login node, or launcher.executor=local to try it on this machine"
+            raise RunFailure(f"launcher.executor=slurm needs Slurm's srun, which is not here: {cure}")
         slurms = asdict(self) | {"array_parallelism": jobs}
         for name in ("executor", "max_num_timeout"):
             del slurms[name]

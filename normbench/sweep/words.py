@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Annotated, Any, Literal
 
-from normbench.config.groups import check_option, content, section_of
+from normbench.config.groups import check_option, content, options_with, section_of
 from normbench.config.schema import TARGET, checked_values, closed_settings
 from normbench.errors import UsageError
-from normbench.settings import Setting, settings_of
+from normbench.settings import Setting, either, settings_of
 
 
 @dataclass(frozen=True)
@@ -96,6 +96,12 @@ def read_settings(words: Iterable[str]) -> tuple[SweepConfig, dict[str, Any]]:
             OmegaConf.update(config, name, value)
     tree: Any = OmegaConf.to_container(config)
     own = checked_values("sweep.", tree["sweep"], SETTINGS, "normbench sweep")
-    known = {"_target_": TARGET, **(settings_of(config.launcher._target_) or {})}
-    where = f"launcher={launcher} (sweep.jobs= and threads= say what runs get of this machine)"
+    settings = settings_of(config.launcher._target_) or {}
+    where = f"launcher={launcher}"
+    for name in tree["launcher"]:
+        if name not in settings and (having := options_with("launcher", name)):
+            cure = f"leave it out, or choose launcher={either(having)}"
+            raise UsageError(f"launcher.{name} is not a setting of {where}: {cure}")
+    known = {"_target_": TARGET, **settings}
+    where += "" if settings else " (sweep.jobs= and threads= say what runs get of this machine)"
     return SweepConfig(**own), checked_values("launcher.", tree["launcher"], known, where)

@@ -171,7 +171,9 @@ class Execution:
                     tasks.append(RunTask(stack, todo, device, Path.cwd(), self.timeout))
         try:
             started = planner.launcher.start(tasks, planner.jobs, self.folder.notes.absolute()) if tasks else []
-        except Exception as error:  # whatever a launcher raises
+        except RunFailure:
+            raise
+        except Exception as error:  # whatever else a launcher raises
             raise RunFailure(f"the launcher has started nothing ({explain(error)}): see its settings") from error
         self.at_work |= zip(started, tasks, strict=True)
         return bool(tasks)
