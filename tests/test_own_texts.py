@@ -259,7 +259,10 @@ def test_a_run_on_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     write(Path("my.csv"), {"review": PLAIN["text"], "stars": PLAIN["label"]})
     words = ["train", "data=texts", "data.path=my.csv", "data.batch_size=8", "model.depth=1", "model.width=16"]
     assert main([*words, "trainer.steps=2"]) == 2
-    assert "no column text: set data.text_column to one of review, stars" in capsys.readouterr().err
+    assert (
+        "no column text and no column label: set data.text_column and data.label_column to one of review"
+        in capsys.readouterr().err
+    )
     assert main([*words, "data.text_column=review", "data.label_column=stars", "trainer.steps=2", "quiet=true"]) == 0
     summary = json.loads(next(Path("outputs/train").glob("*/summary.json")).read_text())
     assert summary["data"]["classes"] == [*CLASSES] and summary["data"]["val_texts"] == 6

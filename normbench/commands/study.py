@@ -10,6 +10,8 @@ import click
 from normbench.commands import CONFIG_DIR, HELP, SETTINGS, TRUST, Commands, flag
 from normbench.studies import STUDIES
 
+LONG = 24  # rows of a table that is on the page alone: a screen
+
 
 @click.group(
     cls=Commands, subcommand_metavar="NAME [RUN|FOLDER]... [GROUP=OPTION]... [KEY=VALUE]...", options_metavar=""
@@ -57,14 +59,17 @@ def make(name: str, words: tuple[str, ...], device: str, trust: bool) -> int:
     except KeyboardInterrupt:
         folder = None
     if folder is None:
-        print("stopped; the same command goes on behind what has been measured")
+        print("stopped; the same command goes on after what has been measured")
         return 130
     if "quiet=true" not in words:
         found = read_study(folder, folder)
         for sentence in found.about["finding"]:
             console().print(f"• {sentence}", markup=False, highlight=False)
         for table in found.tables:
-            print_table(table)
+            if len(table.rows) <= LONG:
+                print_table(table)
+        if longer := [f"{table.title} ({len(table.rows)} rows)" for table in found.tables if len(table.rows) > LONG]:
+            console().print(f"on the page: {'; '.join(longer)}", markup=False, highlight=False)
         console().print(f"figures: {folder / 'figures'}, page:")
     print(folder / "report.html")
     return 0

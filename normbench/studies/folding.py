@@ -22,6 +22,7 @@ from normbench.analysis.tables import Table
 from normbench.build import resolve_device
 from normbench.config.groups import find_own_classes
 from normbench.errors import UsageError
+from normbench.recording import show_table
 from normbench.results import TrainedRun
 from normbench.rundir import write_bytes
 from normbench.settings import Setting
@@ -31,6 +32,8 @@ from normbench.studies.frame import Row, Study, Subject
 from normbench.training.evaluation import to_device
 from normbench.training.precision import make_precision
 from normbench.types import PADDING, Batch, Model
+
+PRECISIONS = {53: "float64", 24: "float32", 8: "bfloat16"}  # by the bits of the significand
 
 
 def changes(model: Model, folded: Model, batches: Sequence[Batch]) -> Iterator[Row]:
@@ -141,9 +144,10 @@ def fold_run(path: str, out: Path | None, device: str = "auto", trust: bool = Fa
     notes = {"run": trained.path.name, "folded": json.dumps(folded.done), "kept": json.dumps(folded.refused)}
     out = out or trained.path / "folded.safetensors"
     write_bytes(out, safetensors.torch.save(tensors, {"format": "pt", **notes}))
-    for site, what in (*folded.done.items(), *folded.refused.items()):
-        print(f"{site}: {what}")
-    for row in study.measure(subject):
-        print(", ".join(f"{study.columns[name].label}: {shown(value)}" for name, value in row.items()))
+    *changed, saved = study.measure(subject)
+    show_table("site", folded.done | folded.refused)
+    for key, what in (("change", "largest change of a logit, nats"), ("loss", "change of the loss, nats")):
+        show_table(what, {f"by {one['of']} in {PRECISIONS[one['bits']]}": shown(one[key]) for one in changed})
+    show_table("saved", {study.columns[name].label: shown(value) for name, value in saved.items()})
     print(out)
     return 0
