@@ -12,13 +12,14 @@ PACKAGE = Path(__file__).resolve().parent.parent / "normbench"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # Small words that every part may use.
-LEAVES = {"compiling", "errors", "processes", "settings", "types"}
+LEAVES = {"compiling", "errors", "masks", "processes", "settings", "types"}
 
 # What else each part may import of ours, beside itself.
 PARTS: dict[str, set[str]] = {
     "errors": set(),
     "processes": set(),
     "compiling": set(),
+    "masks": set(),
     "settings": {"errors"},
     "types": set(),
     "rundir": set(),

@@ -32,6 +32,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "instancenorm with running statistics": ("instancenorm", {"track_running_stats": True}),
     "groupnorm": ("groupnorm", {"across_time": True, "groups": 2}),
 }
+FEW = "batchnorm in few operators"  # as on CUDA, where each operator costs a launch
 CROSSING = {key: value for key, value in KINDS.items() if "running" not in key}
 OTHERS = ("layernorm", "rmsnorm", "prmsnorm", "dyt", "groupnorm", "none")
 
@@ -41,12 +42,18 @@ paddings = st.sampled_from([0.0, -7.5, 1e30, math.inf, -math.inf, math.nan])
 
 def random_norm(kind: str, **changes: Any) -> Any:
     """A norm of KINDS, in float64 or as `dtype` says, whose parameters show in the result."""
-    name, options = KINDS[kind]
+    name, options = KINDS["batchnorm" if kind == FEW else kind]
     norm = make(name, FEATURES, site=SITE, eps=1e-3, **options | changes)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in norm.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.3)
+    return norm
+
+
+def as_on_cuda(norm: Any, kind: str) -> Any:
+    """Return the norm; if its kind is to mind masks in few operators, it does so here too."""
+    norm.masks_in_few = kind == FEW
     return norm
 
 
@@ -123,7 +130,7 @@ def by_position(norm: Any, rows: list[Tensor]) -> Tensor:
     impl=st.sampled_from(["auto", "eager"]),
     double=st.booleans(),
 )
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, FEW])
 def test_masked_is_as_without_padding(
     kind: str, counts: list[int], padding: float, affine: bool, momentum: float | None, impl: str, double: bool
 ) -> None:
@@ -131,7 +138,7 @@ def test_masked_is_as_without_padding(
     changes: dict[str, Any] = {"affine": affine, "impl": impl}
     ours = random_norm(kind, **changes | ({} if kind == "groupnorm" else {"momentum": momentum}))
     dtype = torch.float64 if double else torch.float32
-    ours, theirs = ours.to(dtype), copy.deepcopy(ours).to(dtype)
+    ours, theirs = as_on_cuda(ours.to(dtype), kind), copy.deepcopy(ours).to(dtype)
     tolerance: Any = {"rtol": 1e-9, "atol": 1e-10} if double else {"rtol": 1e-4, "atol": 1e-5}
     for seed in range(2):
         rows = [row.to(dtype) for row in texts(counts, seed)]
@@ -139,7 +146,7 @@ def test_masked_is_as_without_padding(
             torch.testing.assert_close(found, expected, **tolerance)
     for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(mine.grad, other.grad, **tolerance)
-    if kind == "batchnorm":  # of instancenorm and at each position: below
+    if kind in ("batchnorm", FEW):  # of instancenorm and at each position: below
         torch.testing.assert_close(ours.state_dict(), theirs.state_dict(), **tolerance)
         outputs = [real_outputs(ours.eval(), rows, padding)[0], theirs.eval()(torch.cat(rows))]
         torch.testing.assert_close(outputs[0], outputs[1], **tolerance)
@@ -234,9 +241,9 @@ def test_images_may_be_masked_too(kind: str) -> None:
     torch.testing.assert_close(image.state_dict(), sequence.state_dict())
 
 
-@pytest.mark.parametrize("kind", CROSSING)
+@pytest.mark.parametrize("kind", [*CROSSING, FEW])
 def test_gradients_are_right(kind: str) -> None:
-    norm = random_norm(kind).double()
+    norm = as_on_cuda(random_norm(kind).double(), kind)
     x, mask = masked_batch(texts([3, 4, 2], 0), 0.3)
 
     def call(x: Tensor, *_: Tensor) -> Tensor:
@@ -251,10 +258,46 @@ def copy_of_buffers(norm: Any) -> Any:
     return copy.deepcopy(norm, memo)
 
 
-def test_half_precision_is_masked_in_float32() -> None:
+@pytest.mark.parametrize("affine", [True, False])
+def test_few_operators_have_the_first_and_second_derivatives_of_the_formula(affine: bool) -> None:
+    few = as_on_cuda(random_norm(FEW, affine=affine).double(), FEW)
+    formula = random_norm("batchnorm", affine=affine).double()
+    x, mask = masked_batch(texts([3, 4, 2], 0), 0.3)
+    inputs = (x.requires_grad_(), *few.parameters())
+    assert torch.autograd.gradgradcheck(lambda *_: few(x, mask=mask), inputs, fast_mode=True)
+    x, mask = masked_batch(texts([3, 4, 2], 0), math.nan)  # which shows in no derivative either
+    first, second = (
+        torch.autograd.grad(weights(y) @ y, x, create_graph=True)[0]
+        for y in (norm(x.requires_grad_(), mask=mask)[mask].flatten() for norm in (few, formula))
+    )
+    torch.testing.assert_close(first, second)
+    wanted = [torch.autograd.grad(found.square().sum(), x)[0] for found in (first, second)]
+    torch.testing.assert_close(wanted[0], wanted[1])
+
+
+def test_few_operators_compute_the_formula_by_one_function() -> None:
+    """Without it this would test the formula against itself."""
+    x, mask = masked_batch(texts([3, 4, 2], 0), 0.3)
+    y = as_on_cuda(random_norm(FEW).double(), FEW)(x.requires_grad_(), mask=mask)
+    assert "MaskedBatchNormFunction" in str(y.grad_fn.next_functions)
+
+
+@pytest.mark.parametrize("momentum", [None, 0.1])
+def test_few_operators_take_one_value_into_no_running_statistic(momentum: float | None) -> None:
+    norm = as_on_cuda(random_norm(FEW, momentum=momentum), FEW)
+    before = copy.deepcopy(norm.state_dict())
+    for counts in ([1, 0], [0, 0]):
+        x, mask = torch.full((2, 4, FEATURES), math.nan), torch.arange(4) < torch.tensor(counts)[:, None]
+        x[0, 0] = 5.0
+        assert norm(x, mask=mask).isfinite().all()
+    torch.testing.assert_close(norm.state_dict(), before, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("kind", ["batchnorm", FEW])
+def test_half_precision_is_masked_in_float32(kind: str) -> None:
     rows = texts([3, 5, 2], 0)
     x, mask = masked_batch(rows, math.inf)
-    found = random_norm("batchnorm")(1000 * x.half(), mask=mask)
+    found = as_on_cuda(random_norm(kind), kind)(1000 * x.half(), mask=mask)
     expected = random_norm("batchnorm").double()(1000 * x.half().double(), mask=mask)
     torch.testing.assert_close(found, expected.half(), rtol=2**-10, atol=1e-3)
 

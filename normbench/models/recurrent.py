@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from normbench.masks import share_counts, steps_of
 from normbench.models.stacks import Width
 from normbench.models.transformer import (
     Context,
@@ -40,7 +41,7 @@ def steps(mask: Mask | None, length: int) -> list[Step]:
     if mask is None:
         return [(None, None)] * length
     counted = mask | (mask.sum(dim=0) < 2)
-    return [*zip(mask.unbind(1), counted.unbind(1), strict=True)]
+    return [*zip(mask.unbind(1), steps_of(counted), strict=True)]
 
 
 class Normed(nn.Module):
@@ -85,10 +86,10 @@ class GRU(nn.Module):
         new = new + update * (state - new)
         return new if real is None else torch.where(real[:, None], new, state)
 
-    def run(self, x: Stream, mask: Mask | None, backwards: bool = False) -> Stream:
-        """Return the states at all positions, from a state of 0."""
+    def run(self, x: Stream, mask: Mask | None, told: list[Step], backwards: bool = False) -> Stream:
+        """Return the states at all positions, from a state of 0. told: what `steps` says of them."""
         projected = [each.unbind(1) for each in self.projected("input", x, mask)]
-        every = [*zip(*projected, steps(mask, x.shape[1]), strict=True)]
+        every = [*zip(*projected, told, strict=True)]
         state, states = x.new_zeros(len(x), self.parts["candidate"]), list[Tensor]()
         for gates, candidate, step in reversed(every) if backwards else every:
             state = self(gates, candidate, state, step)
@@ -107,7 +108,9 @@ class BidirectionalGRU(Branch):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Stream, mask: Mask | None = None, **_: Any) -> Stream:
-        return self.dropout(torch.cat((self.forwards.run(x, mask), self.backwards.run(x, mask, True)), dim=-1))
+        told = steps(mask, x.shape[1])
+        read = self.forwards.run(x, mask, told), self.backwards.run(x, mask, told, backwards=True)
+        return self.dropout(torch.cat(read, dim=-1))
 
 
 class ConditionalGRU(Branch):
@@ -214,6 +217,8 @@ class RNNSearch(Embedded):
     def forward(
         self, source: Int[Tensor, "batch source"], mask: Mask, previous: Int[Tensor, "batch time"], previous_mask: Mask
     ) -> Float[Tensor, "batch time vocabulary"]:
+        share_counts(mask)
+        share_counts(previous_mask)
         memory = self.blocks[0](self.embedded(source), mask=mask)
         x = self.blocks[1](self.embedded(previous), mask=previous_mask, memory=memory, memory_mask=mask)
         return self.head(x, None, self.stem)

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from normbench.masks import share_counts
 from normbench.models.stacks import Depth, Width, through
 from normbench.models.transformer import (
     Activation,
@@ -122,6 +123,7 @@ class Seq2Seq(Embedded):
 
     def passed(self, side: str, tokens: Int[Tensor, "batch time"], mask: Mask | None, **context: Any) -> Stream:
         """Return what the blocks of a side make of tokens."""
+        share_counts(mask)
         x, rotation = self.stream(self.stem(tokens))
         blocks = self.blocks[: self.depth] if side == "encoder" else self.blocks[self.depth :]
         x = through(blocks, x, self.recompute, rotation=rotation, mask=mask, **context)

@@ -10,7 +10,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from normbench.errors import UsageError
+from normbench.masks import Counts, counts_of
 from normbench.norms.common import Eps, RunningNorm, has_others, scale_and_shift, standardize
+from normbench.norms.kernels import MaskedBatchNormFunction
 from normbench.settings import Setting
 from normbench.types import NormFacts, Site
 
@@ -66,16 +68,50 @@ class BatchNorm(RunningNorm):
     def choose_for(self, device: torch.device) -> None:
         """Choose what runs on a device: off the CPU torch's operator keeps the running statistics as well.
 
-        On the CPU they are moved by operators of their own, whose bits earlier runs have.
+        On the CPU they are moved by operators of their own, whose bits earlier runs have; so is a mask minded there by
+        the formula, and on CUDA, where each operator costs a launch, in few operators.
         """
         super().choose_for(device)
         self.keeps_buffers = self.fused and device.type != "cpu"
+        self.masks_in_few = self.fused and device.type == "cuda"
 
     @classmethod
     def facts_for(cls, *, per_position: bool = False, **options: Any) -> NormFacts:
         facts = super().facts_for(**options)
         over = "batch, for each feature and position"
         return replace(facts, statistics_over=over, sees_future="never") if per_position else facts
+
+    def computed(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        if mask is None or not self.minds_in_few(x):
+            return super().computed(x, mask)
+        counts, own = counts_of(mask), (self.weight, self.bias)
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        weight, bias = (None if each is None else each.to(dtype) for each in own)
+        rows = x.to(dtype).flatten(0, -2)
+        y, mean, var = MaskedBatchNormFunction.apply(rows, weight, bias, counts, self.eps)
+        if self.track_running_stats:
+            self.move_running(mean, var * counts.bessel, counts)
+        return y.view(x.shape).to(x.dtype)
+
+    def minds_in_few(self, x: Tensor) -> bool:
+        """Tell whether a mask is minded in few operators: in training, over a whole batch of this process alone."""
+        if not (self.masks_in_few and self.masked and self.training) or self.per_position or self.freeze_after:
+            return False
+        if self.channel_dim != -1 or x.numel() <= self.num_features or (self.sync and has_others()):
+            return False
+        return not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
+
+    @torch.no_grad()
+    def move_running(self, mean: Tensor, var: Tensor, counts: Counts) -> None:
+        """Move the running statistics towards a batch's, unless those are of one value."""
+        tracked = self.num_batches_tracked.add_(counts.known)
+        dtype = self.running_mean.dtype
+        if self.momentum is None:
+            share = counts.known.to(dtype) / tracked.clamp_min(1)
+        else:
+            share = counts.share(self.momentum, dtype)
+        self.running_mean.lerp_(mean.to(dtype), share)
+        self.running_var.lerp_(var.to(dtype), share)
 
     def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, real: Tensor | None) -> Tensor:
         if self.per_position:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from normbench.errors import UsageError
+from normbench.masks import Counts
 
 BLOCK = 2**17  # values that a thread works on at once: half a MiB in float32, of which some fit into a core's own cache
 
@@ -22,6 +23,7 @@ BLOCK = 2**17  # values that a thread works on at once: half a MiB in float32, o
 RMS_FEW, DYT_FEW = 2**15, 2**17
 
 layer_norm_backward = torch.ops.aten.native_layer_norm_backward
+batch_norm, batch_norm_backward = torch.ops.aten.native_batch_norm, torch.ops.aten.native_batch_norm_backward
 
 
 def in_blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
@@ -147,6 +149,64 @@ def native_dyt(x: Tensor, alpha: Tensor, weight: Tensor, bias: Tensor | None) ->
         return dyt_formula(x, alpha, weight, bias)
     y: Tensor = DyTFunction.apply(x, alpha, weight, bias)
     return y
+
+
+# ---- BatchNorm under a mask
+
+
+def masked_batch_formula(x: Tensor, weight: Tensor | None, bias: Tensor | None, counts: Counts, eps: float) -> Tensor:
+    """Return γ(x−μ)/√(σ²+ε)+β of the real rows of x (rows, features), and 0 in the others."""
+    cleaned = x.masked_fill(counts.absent, 0)
+    mean = cleaned.sum(0) / counts.count
+    centered = (cleaned - mean).masked_fill(counts.absent, 0)
+    y = centered * torch.rsqrt(centered.square().sum(0) / counts.count + eps)
+    y = y if weight is None else y * weight
+    y = y if bias is None else y + bias
+    return y.masked_fill(counts.absent, 0)
+
+
+class MaskedBatchNormFunction(torch.autograd.Function):
+    """Computes `masked_batch_formula` and its gradients by BatchNorm's own kernels, which know no mask.
+
+    n of the N rows are real, with mean μ and biased variance σ². With s = √(N/n), rows s(x−μ), and 0 for the others,
+    have the variance σ²: given γ/s the kernel returns y. Its ∂x = γ/σ·(∂y − mean(∂y) − x̂·mean(∂y·x̂)) has means over N,
+    and s·x̂ for x̂. Where the other rows of ∂y are its mean over the real ones, mean(∂y) is that too, and since s² = N/n
+    the last term is that of the real ones; ∂γ is s times too large. Also returned: μ, and the variance by N−1.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, counts: Counts, eps: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        cleaned = x.masked_fill(counts.absent, 0)
+        mean = cleaned.sum(0) / counts.count
+        stretched = (cleaned - mean).mul_(counts.factor(x.dtype))
+        scale = (torch.ones_like(mean) if weight is None else weight) / counts.stretch
+        own = x.new_zeros(2, x.shape[1])  # with a momentum of 1 the moving averages are the batch's own statistics
+        y, center, scaling = batch_norm(stretched, scale, bias, own[0], own[1], True, 1.0, eps)
+        ctx.counts, ctx.eps = counts, eps
+        ctx.save_for_backward(x, weight, bias, stretched, center, scaling)
+        var = own[1]
+        ctx.mark_non_differentiable(mean, var)
+        ctx.set_materialize_grads(False)  # zeros for these two
+        return y.masked_fill_(counts.absent, 0), mean, var
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor | None, *_: Tensor) -> tuple[Any, ...]:
+        if dy is None:
+            return None, None, None, None, None
+        x, weight, bias, stretched, center, scaling = ctx.saved_tensors
+        counts = ctx.counts
+        if torch.is_grad_enabled():  # a derivative of this is wanted, too
+            formula = partial(masked_batch_formula, counts=counts, eps=ctx.eps)
+            return *gradients(formula, dy, x, weight, bias), None, None
+        dy = dy.masked_fill(counts.absent, 0)
+        dbias = dy.sum(0)
+        filled = torch.where(counts.absent, dbias / counts.count, dy)
+        own, wanted = (None, None, center, scaling), [True, weight is not None, False]
+        dx, dweight, _ = batch_norm_backward(filled, stretched, weight, *own, True, ctx.eps, wanted)
+        dweight = None if weight is None else dweight / counts.stretch
+        return dx.masked_fill_(counts.absent, 0), dweight, None if bias is None else dbias, None, None
 
 
 # ---- Liger's kernels
