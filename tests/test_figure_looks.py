@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from color_vision import BLINDNESS, contrast, distance
 from made_runs import make_run, make_study, read_study
+from matplotlib.text import Text
 from sketches import sketched
 
 from normbench.analysis.figures import draw_all, style
@@ -152,3 +154,54 @@ def test_ticks_of_many_decades_stand_apart() -> None:
     panes[0].plot([1e-4, 1e4], [1e-13, 1])
     style.log_scale(panes[0], "x")
     assert 3 <= len(panes[0].get_xticks()) <= 5
+
+
+LONG = "mypackage.norms.AVeryLongNormalizationOf"
+ARMS = {
+    2: (["layernorm", f"{LONG}Mine"], ["pre"]),
+    5: (["layernorm"], ["pre", "post", "post_inside", "sandwich", "parallel"]),
+    12: (["layernorm", "rmsnorm", f"{LONG}Mine", f"{LONG}Yours"], ["pre", "post_inside", "sandwich"]),
+}
+
+
+@pytest.mark.parametrize("number", ARMS)
+def test_no_words_stand_on_each_other(tmp_path: Path, number: int) -> None:
+    """Of few and many arms with long names, in every figure: ticks, labels, names and legends."""
+    for place, (norm, placement) in enumerate(itertools.product(*ARMS[number])):
+        for seed in range(2):
+            final = 2 + 0.01 * place + 0.02 * seed * (place % 3)
+            make_run(
+                tmp_path, norm=norm, placement=placement, seed=seed, name=f"{place}-{seed}", final=final, probed=20
+            )
+    for name, figure in sketched(tmp_path).items():
+        places = words_of(figure.canvas)
+        for (one, own), (other, its) in itertools.combinations(places, 2):
+            width, height = (min(own.max[axis], its.max[axis]) - max(own.min[axis], its.min[axis]) for axis in (0, 1))
+            assert width < 2 or height < 2, (name, one, other)
+
+
+def words_of(canvas: Any) -> list[tuple[str, Any]]:
+    """The words of a drawn figure and where they stand, in pixels; of ticks those within the axes."""
+    canvas.draw_without_rendering()
+    axes = [axis for pane in canvas.axes for axis in (pane.xaxis, pane.yaxis)]
+    ticks = [(axis, tick) for axis in axes for tick in axis.majorTicks]
+    aside = {
+        label for axis in axes for tick in (*axis.majorTicks, *axis.minorTicks) for label in (tick.label1, tick.label2)
+    }
+    shown = [text for text in canvas.findobj(Text) if text not in aside]
+    for axis, tick in ticks:
+        low, high = sorted(axis.get_view_interval())
+        shown += [tick.label1] * (low <= tick.get_loc() <= high)
+    return [
+        (text.get_text(), text.get_window_extent()) for text in shown if text.get_visible() and text.get_text().strip()
+    ]
+
+
+def test_words_are_broken_where_there_is_no_room() -> None:
+    with style.our_style():
+        lines = style.wrapped("GroupNorm · batch_size=2 · accumulate=16 − batchnorm", 1.5, 8)
+        assert all(style.breadth(line, 8) <= 1.5 for line in lines)
+        assert (
+            " ".join(lines).replace("\N{NO-BREAK SPACE}", " ") == "GroupNorm · batch_size=2 · accumulate=16 − batchnorm"
+        )
+        assert style.breadth(style.fitted("n" * 60, 1.0, 8), 8) <= 1.0 < style.breadth("n" * 60, 8)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
 
 MOST_ROWS = 40  # of the forest plot
+SMALL = 7.5  # points of the letters of its rows
 MOST_CROSSINGS = 3
 TORN = "two groups"  # in the place of a mean
 WIDE = 8  # times the smallest of some numbers: over a range from there on an axis is logarithmic
@@ -51,8 +52,16 @@ def forest(comparisons: Sequence[Comparison], arms: Sequence[Arm], note: str) ->
     reach = pd.Series([0.0, *data[["difference", "low", "high"]].stack().dropna()], dtype=float)
     close, whole = grid.near(reach, metric.lower_is_better), (reach.min(), reach.max())
     ranges = [whole] if close == whole else [close, whole]
-    canvas = grid.blank(0.36 * len(drawn) + 0.72)
-    width, height = canvas.get_size_inches()
+    told = [
+        grid.words(one.arm, [*one.arm.settings]) + name.removeprefix(one.arm.name)
+        for one, name in zip(drawn, names, strict=True)
+    ]
+    width = grid.blank(1.0).get_figwidth()
+    beside = max(grid.breadth(number, SMALL) for number in numbers) + 0.1 if len(ranges) == 1 else 0.0
+    lines = [grid.wrapped(words, (width - 0.2) / len(ranges) - beside, SMALL) for words in told]
+    row = 0.38 + grid.LINE * (max(map(len, lines)) - 1)  # inches
+    canvas = grid.blank(row * len(drawn) + 0.72)
+    height = canvas.get_figheight()
     room = {"left": 0.1 / width, "right": 1 - 0.1 / width, "top": 1 - 0.2 / height, "bottom": 0.5 / height}
     panes = canvas.subplots(1, len(ranges), sharey=True, squeeze=False, gridspec_kw={**room, "wspace": 0.12})[0]
     for axes, (low, high), title in zip(panes, ranges, ("near zero", "all"), strict=False):
@@ -65,14 +74,14 @@ def forest(comparisons: Sequence[Comparison], arms: Sequence[Arm], note: str) ->
         for place, one in enumerate(drawn):
             draw_difference(axes, place, one, looks[one.arm.name])
     for place, (one, number) in enumerate(zip(drawn, numbers, strict=True)):
-        how = {"va": "center", "fontsize": 7.5, "gid": grid.gid_of(one.arm, "")}
-        name = grid.words(one.arm, [*one.arm.settings]) + names[place].removeprefix(one.arm.name)
-        panes[0].text(0, place - 0.3, plain(name), transform=panes[0].get_yaxis_transform(), **how)
-        panes[-1].text(1, place - 0.3, number, transform=panes[-1].get_yaxis_transform(), ha="right", **how)
-    panes[0].set(ylim=(len(drawn) - 0.4, -0.5), yticks=[])  # dots of the last row stand below it
+        how = {"va": "bottom", "fontsize": SMALL, "linespacing": 1.0, "gid": grid.gid_of(one.arm, "")}
+        above = place - 0.07 / row
+        panes[0].text(0, above, "\n".join(lines[place]), transform=panes[0].get_yaxis_transform(), **how)
+        panes[-1].text(1, above, number, transform=panes[-1].get_yaxis_transform(), ha="right", **how)
+    panes[0].set(ylim=(len(drawn) - 1 + 0.22 / row, 0.19 / row - 1), yticks=[])  # dots of the last row stand below it
     better, worse = ("better", "worse") if metric.lower_is_better else ("worse", "better")
     about = f"difference of the final {metric.words} ({metric.unit})\n← {better}      {worse} →"
-    canvas.supxlabel(about, fontsize=8, y=0.01)
+    canvas.supxlabel(about, fontsize=8, y=0.02 / height)
     facts = {"metric": metric, "baselines": baselines, "pairs": list(zip(names, numbers, strict=True))}
     facts["torn"] = any(one.torn for one in drawn)
     return described("differences", "differences", canvas, data, note + more, **facts, panes=len(ranges))

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -281,7 +281,7 @@ def draw_grid(
     for spare in panes[len(panels) :]:
         spare.remove()
     for place, ((title, _), pane) in enumerate(zip(panels, panes, strict=False)):
-        pane.set_title(plain(title, int(5 + width / columns / LETTER)))
+        pane.set_title(fitted(title, (width - LEFT - right) / columns, 8))
         bins = max(3, int(5 * width / columns / PAGE) + 3 * (columns == 1))
         pane.locator_params(nbins=bins, min_n_ticks=3, steps=STEPS)
         pane.tick_params(labelbottom=place + columns >= len(panels))
@@ -359,6 +359,40 @@ def arrow(axes: Axes, at: Sequence[float], place: int, color: str, metric: Metri
 def plain(text: str, most: int = 42) -> str:
     """Return words without the middle of long ones."""
     return text if len(text) <= most else f"{text[: most // 2]}…{text[1 - most // 2 :]}"
+
+
+@cache
+def breadth(text: str, size: float) -> float:
+    """Return how wide words in letters of so many points are, in inches; within `our_style`."""
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import text_to_path
+
+    points, _, _ = text_to_path.get_text_width_height_descent(text, FontProperties(size=size), False)
+    return float(points) / 72
+
+
+def wrapped(text: str, inches: float, size: float) -> list[str]:
+    """Return words in lines that are no wider; a single word that is wider is shortened in the middle.
+
+    No line begins behind a minus.
+    """
+    lines = [""]
+    for word in text.replace("− ", "−\N{NO-BREAK SPACE}").split(" "):
+        short = fitted(word, inches, size)
+        longer = f"{lines[-1]} {short}".strip()
+        if breadth(longer, size) <= inches:
+            lines[-1] = longer
+        else:
+            lines.append(short)
+    return [line for line in lines if line]
+
+
+def fitted(text: str, inches: float, size: float) -> str:
+    """Return words that are no wider, without the middle of wider ones."""
+    most = len(text)
+    while breadth(plain(text, most), size) > inches and most > 3:
+        most -= 1
+    return plain(text, most)
 
 
 def log_scale(axes: Axes, name: Literal["x", "y"]) -> None:
