@@ -15,6 +15,8 @@ from made_runs import make_report, make_run, make_study, read_study
 from sketches import chosen, sketched
 from support import IMAGES, NORMS, PLACEMENTS, SMALL, TEXT, TEXTS, TRANSLATIONS, build, random_batch, section
 
+from normbench.analysis.figures.lines import draw_lines
+from normbench.analysis.figures.style import our_style
 from normbench.analysis.latex import FIGURES_IN_TEXT, in_text, prose
 from normbench.analysis.methods import Factor, factors, methods
 from normbench.analysis.references import FIELD, bibliography, references, split_at_citations, works_in, works_of
@@ -246,14 +248,17 @@ def test_a_figure_names_the_arms_that_it_lacks_and_why(tmp_path: Path) -> None:
 def test_arms_that_have_results_and_no_such_values_are_named(tmp_path: Path) -> None:
     make_study(tmp_path, {"layernorm": [2.0, 2.1]}, probed=20)
     make_study(tmp_path, {"rmsnorm": [2.0, 2.1]})
-    assert "Not shown: rmsnorm (nothing of the kind was recorded)." in sketched(tmp_path)["gamma-steps"].caption
-    assert "Not shown" not in sketched(tmp_path)["loss-val-steps"].caption
+    figures = sketched(tmp_path)
+    assert "Not shown: rmsnorm (nothing of the kind was recorded)." in figures["gamma-steps"].caption
+    assert "Not shown" not in figures["loss-val-steps"].caption
 
 
 def test_arms_for_which_there_is_no_room_are_named(tmp_path: Path) -> None:
     for norm, depth in product(("layernorm", "rmsnorm"), range(13)):
         make_run(tmp_path, norm=norm, settings={"model.depth": depth, "model.width": 32 + depth % 2})
-    caption = sketched(tmp_path)["loss-val-steps"].caption
+    with our_style():
+        figure = draw_lines("loss-val-steps", read_study([tmp_path]).arms, "")
+    caption = figure.caption if figure else ""
     assert "The first 12 of 13 panels. Not shown: layernorm · depth=12, rmsnorm · depth=12 (no room)." in caption
 
 
