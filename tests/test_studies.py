@@ -340,6 +340,9 @@ def test_a_finding_begins_the_page_and_what_the_terminal_shows(
     assert f"• {sentence}" in " ".join(told.split())
     page = html.unescape((folder / "report.html").read_text())
     assert page.index(sentence) < page.index("Measure the stream.") < page.index("<table")
+    monkeypatch.setattr("normbench.commands.study.LONG", 3)
+    assert make_shown("stream", ("seed=0,1",), "auto", False) == 0
+    assert "on the page: " in (again := capsys.readouterr().out) and len(again) < len(told)
 
 
 def test_differences_are_told_as_scipy_finds_them_and_corrected_as_one_family() -> None:
