@@ -40,6 +40,7 @@ case "$*" in
         done ;;
     *"-m pytest"*) echo "pytest in $PWD: $*${{ONEDNN_MAX_CPU_ISA:+ as on $ONEDNN_MAX_CPU_ISA}}" ;;
     *"/scripts/lib/benchmark "*) echo "benchmark in $PWD: ${{*:2}}" ;;
+    *"/scripts/lib/gpu_check "*) echo "gpu_check in $PWD: ${{*:2}}" ;;
 esac
 """
 
@@ -119,6 +120,14 @@ def test_the_tests_run_as_on_another_cpu(machine: Machine) -> None:
     outcome = machine.run("test", "--as", "arm")
     assert (outcome.returncode, outcome.stdout) == (2, "")
     assert outcome.stderr == "normbench: scripts/test --as takes avx2 or sse, not 'arm'.\n"
+
+
+def test_the_checks_of_a_gpu_share_the_tests_set_up_and_choose_no_build_of_torch(machine: Machine) -> None:
+    told = machine.run("gpu_check", "waits", "--out", "two words")
+    assert told.stdout == f"gpu_check in {machine.elsewhere}: waits --out two words\n", told.stderr
+    machine.run("test")
+    (call,) = machine.installs()
+    assert call.endswith(",test]") and "index" not in call
 
 
 def test_the_benchmark_needs_no_test_tools(machine: Machine) -> None:

@@ -1,4 +1,4 @@
-# Makes .venv in the checkout, $root. Sourced by scripts/normbench, scripts/test and scripts/benchmark.
+# Makes .venv in the checkout, $root. Sourced by the scripts beside this folder.
 #
 # .venv/set-up.state holds what a finished set-up was made from; while one is under way it says only that.
 # shellcheck shell=bash

@@ -3,11 +3,14 @@
 
     .venv/bin/python scripts/lib/benchmark/growth.py                               # all of it, half an hour
     .venv/bin/python scripts/lib/benchmark/growth.py presets --presets nano cnn    # what a run takes
+    .venv/bin/python scripts/lib/benchmark/growth.py probes --presets nano cnn     # what probes take of its time
     .venv/bin/python scripts/lib/benchmark/growth.py folders --runs 300            # directories that are made up
     .venv/bin/python scripts/lib/benchmark/growth.py tensorboard --events 100
 
 presets: the time, arithmetic and operations of a step are measured on one core. What a GPU would take is computed from
 them, from a share of its peak that it might reach and the time to start an operation, both assumed: see `Preset`.
+
+probes: steps with probes and without take turns; seconds of the process, which other work disturbs less.
 
 folders: a sweep of 5 norms × 4 placements is planned and its runs made up as the tests make them, finished. Each
 command is a process of its own. tensorboard: its data server reads copies of what one run of nano has written.
@@ -21,6 +24,7 @@ import os
 import platform
 import resource
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -39,6 +43,9 @@ NORMS, PLACEMENTS = "layernorm,rmsnorm,dyt,groupnorm,batchnorm", "pre,post,deep,
 LINES = 100  # logged in each run that is made up
 ALONE = ["device=cpu", "threads=1", "quiet=true"]
 
+SPARSE = ("light", "full")  # probes that look at some steps
+ROUNDS = 10  # steps of each kind that are timed
+
 FLOPS = 20e12  # a second, of float32: 30 % of the 67e12 that an H100's data sheet has, without tensor cores
 LAUNCH = 10e-6  # seconds of the host for each operation
 START = 5.0  # seconds of a process up to its first step, once data are decoded
@@ -52,6 +59,9 @@ def main() -> None:
     if "presets" in options.parts:
         for preset in options.presets:
             print(Preset.measured(preset), flush=True)
+    if "probes" in options.parts:
+        for preset in options.presets:
+            print(probing(preset), flush=True)
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         for runs in options.runs if "folders" in options.parts else ():
             measure_folders(Path(folder, str(runs)), runs)
@@ -62,7 +72,7 @@ def main() -> None:
 def parsed() -> argparse.Namespace:
     """Return the options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parts = ["presets", "folders", "tensorboard"]
+    parts = ["presets", "probes", "folders", "tensorboard"]
     parser.add_argument("parts", nargs="*", default=parts, metavar="PART", help=", ".join(parts))
     parser.add_argument("--presets", nargs="+", default=["nano", "small", "cnn", "resnet20", "vit_tiny"])
     parser.add_argument("--runs", type=int, nargs="+", default=[1000, 3000, 10_000])
@@ -116,6 +126,37 @@ class Preset:
             f"{3600 / (START + self.seconds):,.0f} runs a core-hour; a GPU, computed: arithmetic "
             f"{kernels * 1e3:.2f} ms, launches {launches * 1e3:.1f} ms, {3600 / gpu:,.0f} runs an hour"
         )
+
+
+def probing(preset: str) -> str:
+    """Say which share of a preset's training time probes take, as often as they look by default."""
+    return f"{preset:9s} " + ", ".join(f"probes={probes} {100 * share_of(preset, probes):.1f} %" for probes in SPARSE)
+
+
+def share_of(preset: str, probes: str) -> float:
+    """Return what probes take of the training time: of so many steps one is probed, and one with histograms."""
+    from normbench.config.compose import read
+    from normbench.recording import Silent
+    from normbench.run.plan import prepare
+    from normbench.run.session import Session
+
+    loop = Session(prepare(read([f"model={preset}", f"probes={probes}", "trainer.steps=1000", *ALONE]))).loop
+    loop.recorder = Silent()
+    loop.model.train()
+    every, histograms_every = loop.probing.every, loop.probing.histograms_every
+
+    def seconds(number: int) -> float:
+        loop.step = number - 1
+        begun = time.process_time()
+        loop.train_step()
+        return time.process_time() - begun
+
+    seconds(every + 1)  # which makes the optimizer's state
+    plain, probed, drawn = zip(*([seconds(n) for n in (every + 1, every, histograms_every)] for _ in range(ROUNDS)),
+                               strict=True)  # fmt: skip
+    usual = statistics.median(plain)
+    more = [statistics.median(times) / usual - 1 for times in (probed, drawn)]
+    return more[0] * (1 / every - 1 / histograms_every) + more[1] / histograms_every
 
 
 # ---- what is done with many directories
