@@ -32,7 +32,11 @@ def topics(folder: Path) -> dict[str, str]:
     [
         ({"steps": 200}, "unequal steps", "100 (layernorm); 200 (rmsnorm)"),
         ({"data": {"fingerprint": "a" * 64}}, "different data", "ffffffff (layernorm); aaaaaaaa (rmsnorm)"),
-        ({"session": {"packages": {"torch": "2.6.0", "numpy": "2.4.6"}}}, "different versions", "torch is not always"),
+        (
+            {"session": {"packages": {"torch": "2.6.0", "numpy": "2.4.6"}}},
+            "different versions",
+            "not all runs used the same version of torch",
+        ),
         ({"session": {"commit": "1" * 40 + "+changes"}}, "different versions", "11111111+changes (rmsnorm)"),
         ({"ledger": {"implementation": "torch.nn.functional.rms_norm"}}, "ledger", "torch's operator (rmsnorm)"),
         ({"ledger": {"parameters": {"total": 7}}}, "ledger", "number of parameters: 802,304 (layernorm); 7 (rmsnorm)"),
@@ -71,7 +75,7 @@ def test_a_fair_comparison_has_no_findings(tmp_path: Path, other: dict[str, Any]
 def test_several_runs_of_one_arm_and_seed_are_named_and_count_by_their_mean(tmp_path: Path) -> None:
     make_study(tmp_path, {"layernorm": [2.0, 2.1], "rmsnorm": [2.0, 2.1]})
     make_run(tmp_path, norm="rmsnorm", seed=1, final=2.3, name="again")
-    assert topics(tmp_path)["doubles"] == "rmsnorm: there are several runs with one seed, whose mean counts"
+    assert topics(tmp_path)["doubles"] == "rmsnorm: several runs have the same seed, and their mean counts"
     (one,) = make_report([tmp_path]).comparisons
     assert one.values == pytest.approx((0.0, 0.1))
 
@@ -91,7 +95,10 @@ def test_what_an_earlier_session_had_counts_too(tmp_path: Path) -> None:
     file.write_text(json.dumps({"sessions": [before, latest]}))
     found = topics(tmp_path)
     assert found["different threads"].endswith(": 8 (all runs); 1 (all runs)")
-    assert found["different versions"] == "torch is not always the same: 2.6.0 (all runs); 2.13.0 (all runs)"
+    assert (
+        found["different versions"]
+        == "not all runs used the same version of torch: 2.6.0 (all runs); 2.13.0 (all runs)"
+    )
 
 
 @pytest.mark.parametrize("given", [False, True])

@@ -286,7 +286,7 @@ def test_the_next_step_is_a_command_with_as_many_seeds_as_are_needed(tmp_path: P
     assert said.startswith(
         f"{more} more seeds would show a difference of 0.001 nats four times in five: normbench sweep "
     )
-    assert f"--resume {tmp_path} 'seed=range(5,{5 + more})' sweep.extend=true. To look again after each" in said
+    assert f"--resume {tmp_path} 'seed=range(5,{5 + more})' sweep.extend=true. Looking again after each" in said
     (decided,) = make_report([tmp_path], margin=0.1).next
     assert decided.endswith(
         "of its own: normbench sweep norm=layernorm,rmsnorm 'seed=range(0,5)' name=made-auto sweep.lr=auto."

@@ -200,7 +200,7 @@ def test_what_few_seeds_assume_is_said_and_signed_ranks_stand_beside() -> None:
     made = Study((), (arm(BASE, norm="layernorm"), arm(WORSE, norm="dyt")), ("norm",))
     told = [text for text, _ in verdict(made, comparisons({"dyt": WORSE}), None)]
     assert "; signed ranks 0.062)" in told[0] and "hold where differences by seed are Gaussian" in told[1]
-    assert "with five ranks or fewer they cannot be below 0.05" in told[1]
+    assert "with five ranks or fewer its p cannot be below 0.05" in told[1]
     found = comparisons({"dyt": [*WORSE, "diverged"]}, [*BASE, 2.0])  # the lost run is the sixth rank
     told = [text for text, _ in verdict(made, found, None)]
     assert "; signed ranks 0.031)" in told[0] and "Gaussian" in told[1] and "cannot be below" not in told[1]
@@ -272,8 +272,8 @@ def test_small_validation_sets_say_their_own_uncertainty() -> None:
     found = comparisons({"rmsnorm": [98.0, 98.3]}, [98.0, 98.3], ACCURACY)
     found[0].baseline.runs[0].sessions[0]["data"] = {"val_images": 297}
     (text,) = unfair(found, "few")
-    assert text.startswith("297 examples judge, one of which is 0.34 points: on as many others an accuracy of 98.0 %")
-    assert "by about 0.8 points (binomial standard error)" in text
+    assert text.startswith("the accuracy is that of 297 examples, each of which counts 0.34 points: on as many other")
+    assert "98.0 % would differ by about 0.8 points (binomial standard error)" in text
     found[0].baseline.runs[0].sessions[0]["data"] = {"val_images": 50_000}
     assert not unfair(found, "few") and not unfair(comparisons({"rmsnorm": BASE}), "few")
 
