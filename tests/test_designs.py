@@ -55,7 +55,7 @@ def test_what_is_neither_good_nor_bad_is_raised_or_lowered() -> None:
     (one,) = found(study(warmed(), "placement", "schedule.warmup"), placement="pre")
     (sentence,) = said([replace(one, metric=Metric("grad/norm", "", "", judges=False))])
     assert sentence.startswith(
-        "warmup=0.1 instead of 0 lowers the grad/norm of post 0.885 more than that of pre (95 %: "
+        "warmup=0.1 instead of 0 lowers the grad/norm of post by 0.885 more than that of pre (95 %: "
     )
 
 
@@ -66,7 +66,7 @@ def test_an_interaction_is_a_difference_of_differences_by_seed() -> None:
     assert one.values == pytest.approx(by_hand)
     assert one.p == pytest.approx(stats.ttest_1samp(by_hand, 0).pvalue)
     (sentence,) = said([one])
-    assert sentence.startswith("warmup=0.1 instead of 0 helps post 0.885 nats more than pre (95 %: 0.836 to 0.934; ")
+    assert sentence.startswith("warmup=0.1 instead of 0 helps post by 0.885 nats more than pre (95 %: 0.836 to 0.934; ")
     assert "the validation loss of post falls by 1.183, that of pre by 0.298." in sentence
     (row,) = designs_table([one]).rows
     assert row[:3] == ("warmup=0.1 instead of 0", "post", "5")
@@ -88,7 +88,7 @@ def test_what_harms_is_said_to_harm() -> None:
     cells = {(norm, size): 2 + (norm == "dyt") * (size == "b") + (size == "b") / 2 + NOISE[1, 0, i]
              for i, (norm, size) in enumerate(product(("layernorm", "dyt"), "ab"))}  # fmt: skip
     (sentence,) = said(found(study(cells, "norm", "model"), norm="layernorm"))
-    assert sentence.startswith("b instead of a harms dyt 0.999")
+    assert sentence.startswith("b instead of a harms dyt by 0.999")
     assert " nats more than layernorm (95 %" in sentence
 
 

@@ -81,7 +81,7 @@ def test_batch_size_is_a_factor_though_the_rate_follows_it(answer: Report) -> No
 @study("interaction")
 def test_a_difference_of_differences_is_the_answer(answer: Report) -> None:
     first = said(answer).split("\n")[0]
-    effect = re.match(r"warmup=50 instead of 0 helps post (\S+) nats more than pre \(95 %: (\S+) to (\S+);", first)
+    effect = re.match(r"warmup=50 instead of 0 helps post by (\S+) nats more than pre \(95 %: (\S+) to (\S+);", first)
     assert effect
     found, low, high = map(float, effect.groups())
     assert found == pytest.approx(0.9, abs=0.03) and low <= 0.9 <= high

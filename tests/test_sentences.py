@@ -216,10 +216,10 @@ def test_one_seed_that_decides_is_named() -> None:
     others = [place for place in range(5) if place != seed]
     values = np.array(certain) - BASE
     assert one.real and p == pytest.approx(stats.ttest_1samp(values[others], 0).pvalue) and p >= 0.05
-    assert f"; seed {seed} decides: without it alone p = " in words([one])
+    assert f"; seed {seed} decides: without it, p = " in words([one])
     outlier = shifted(0.01, 0.012, 0.009, 0.011, 0.5)
     (one,) = comparisons({"dyt": outlier})
-    assert "; seed 4 is an outlier, without which alone p < 0.001: look at its run." in words([one])
+    assert "; seed 4 is an outlier: without it, p < 0.001; look at its run." in words([one])
     assert comparisons({"dyt": WORSE})[0].decided_by is None
 
 
