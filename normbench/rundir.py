@@ -15,7 +15,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from itertools import count
+from itertools import count, takewhile
 from pathlib import Path
 from types import NoneType
 from typing import IO, Any, Literal
@@ -197,10 +197,14 @@ def inside(folder: Path, *parts: str) -> Path:
         UsageError: the path leads out of the folder, by a link in it or by its own name.
     """
     path = folder.joinpath(*parts)
-    if not path.resolve().is_relative_to(folder.resolve()):
-        what = f"{path} leads out of {folder}, and nothing is written there"
-        raise UsageError(f"{what}: put what it leads to in the place of the link, or remove the link")
-    return path
+    if path.resolve().is_relative_to(folder.resolve()):
+        return path
+    below = takewhile(lambda part: part != folder, (path, *path.parents))
+    link = next((part for part in below if part.is_symlink()), None)
+    if link is None:
+        raise UsageError(f"{path} leads out of {folder}, and nothing is written there: give another name")
+    what = f"{link} is a link that leads out of {folder}, to {link.readlink()}, and nothing is written there"
+    raise UsageError(f"{what}: move what it leads to into the place of the link, or remove the link")
 
 
 def remove_written(folder: Path, names: Iterable[str]) -> None:

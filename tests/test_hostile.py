@@ -208,6 +208,12 @@ def test_no_record_is_written_through_a_link_or_above_its_folder(mark: Path) -> 
     ):
         assert "and nothing is written there" in said(write)
     assert not mark.exists() and not (mark.parent / "here/plans").exists()
+    elsewhere = run.rename(mark.parent / "elsewhere")
+    run.symlink_to(elsewhere)
+    assert said(lambda: inside(folder, run.name)) == (
+        f"{run} is a link that leads out of {folder}, to {elsewhere}, and nothing is written there: "
+        "move what it leads to into the place of the link, or remove the link"
+    )
     assert inside(folder, folder_name("..")) == folder / "_"
 
 

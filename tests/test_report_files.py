@@ -237,7 +237,7 @@ def test_nothing_is_written_through_a_link(tmp_path: Path, capsys: pytest.Captur
     (report / "figures").symlink_to(victim)
     assert main(["report", str(runs)]) == 2
     assert (
-        capsys.readouterr().err.count("and nothing is written there: put what it leads to in the place of the link")
+        capsys.readouterr().err.count("and nothing is written there: move what it leads to into the place of the link")
         == 2
     )
     assert [path.name for path in victim.iterdir()] == ["loss-kept.svg"]
