@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,9 +12,10 @@ import pandas as pd
 import pytest
 import torch
 from studied import measured, subject
-from support import TEXTS
+from support import REPOSITORY, TEXTS
 from torch.nn import functional as F
 
+from normbench.cli import main
 from normbench.config import compose
 from normbench.errors import UsageError
 from normbench.studies.frame import Subject
@@ -182,3 +185,21 @@ def test_deepnorm_keeps_a_thousand_layers_bounded_and_post_does_not() -> None:
     assert deep["rms"].between(0.99, 1.01).all()
     assert deep["gradient"].max() < 3 * deep["gradient"].min()
     assert post["gradient"].iloc[0] < 1e-6 * post["gradient"].iloc[-1]
+
+
+@pytest.mark.slow
+def test_the_example_in_the_docs_is_what_the_command_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Words to the letter; numbers as far as versions of Python, whose documentation is the text, agree."""
+    monkeypatch.chdir(tmp_path)
+    page = (REPOSITORY / "docs/studies.md").read_text("utf-8")
+    (example,) = re.findall(r"```bash\nnormbench (study propagation [^\n]*)\n```\n\n[^\n]*:\n\n((?:>.*\n)+)", page)
+    assert main([*example[0].split(), "threads=1"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    for quoted in example[1].split("\n>\n"):
+        *words, last = re.split(r"(−?\d+\.\d+)", " ".join(quoted.replace("\n>", " ").lstrip("> ").split()))
+        found = re.search(r"(−?\d+\.\d+)".join(map(re.escape, [*words[::2], last])), printed)
+        assert found, quoted
+        numbers = [[float(number.replace("−", "-")) for number in own] for own in (found.groups(), words[1::2])]
+        assert numbers[0] == pytest.approx(numbers[1], abs=0.05)
