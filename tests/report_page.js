@@ -18,6 +18,18 @@ function drawings() {
     });
 }
 
+// Titles of figures whose drawing is not as large as it was made, so that its words have another size, or that have no
+// title or caption of their own.
+function squeezed() {
+    return [...document.querySelectorAll("figure")].filter(figure => {
+        const drawing = figure.querySelector(".drawing > svg");
+        const inches = parseFloat(drawing.getAttribute("width")) / 72;
+        const said = part => figure.querySelector(part).textContent.trim().length > 1;
+        const wrong = Math.abs(drawing.getBoundingClientRect().width - 96 * inches) > 0.5;
+        return wrong || !said("h3, h4") || !said("figcaption");
+    }).map(figure => figure.textContent.slice(0, 40));
+}
+
 // How many boxes that scroll are cut off on paper.
 function cut() {
     const boxes = [...document.querySelectorAll(".scroll, .drawing")];

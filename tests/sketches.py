@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Mapping
 from pathlib import Path
 
 from made_runs import read_study
@@ -18,7 +19,13 @@ def sketched(folder: Path, baseline: Baseline | None = None) -> dict[str, Figure
     return {figure.name: figure for figure in draw_all(study, baseline or usual_baseline(study))}
 
 
-def chosen(figure: Figure, **having: str) -> list[dict[str, str]]:
-    """The rows of a figure's data that have some values."""
-    rows = csv.DictReader(figure.data.to_csv(index=False).splitlines())
+def panels(figures: Mapping[str, Figure], group: str) -> list[Figure]:
+    """The figures of a group, in their order, or the only one of this name."""
+    found = [figure for figure in figures.values() if figure.group and figure.group.name == group]
+    return found or [figures[group]]
+
+
+def chosen(*figures: Figure, **having: str) -> list[dict[str, str]]:
+    """The rows of figures' data that have some values."""
+    rows = [row for one in figures for row in csv.DictReader(one.data.to_csv(index=False).splitlines())]
     return [row for row in rows if having.items() <= row.items()]

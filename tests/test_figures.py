@@ -18,7 +18,7 @@ import pytest
 from made_runs import make_run, read_study
 from PIL import Image
 from scipy import stats
-from sketches import chosen, sketched
+from sketches import chosen, panels, sketched
 
 from normbench.analysis.figures.finals import places_of
 from normbench.analysis.figures.lines import POINTS, band_of
@@ -54,11 +54,35 @@ def test_each_figure_has_its_words_and_its_files(figures: dict[str, Figure]) -> 
     assert list(figures) == [
         "interaction-norm-placement", "differences", "loss-val-steps", "loss-train-steps", "loss-val-time",
         "loss-train-time",
-        "step-time-loss", "stream-rms-depth", "norm-output-rms-depth",
-        "gradient-norm-depth", "stream-rms-steps", "gradient-norm-steps", "gamma-steps",
+        "step-time-loss",
+        *(f"{name}-{place}" for name in ("stream-rms-depth", "norm-output-rms-depth", "gradient-norm-depth")
+          for place in (1, 2, 3)),
+        "stream-rms-steps", "gradient-norm-steps", "gamma-steps",
     ]  # fmt: skip
     for figure in figures.values():
         assert figure.title and figure.caption.endswith(".") and figure.alt.endswith(".")
+
+
+def test_panels_are_figures_of_one_size_with_the_same_axes_and_words_of_their_own(figures: dict[str, Figure]) -> None:
+    first, middle, last = panels(figures, "stream-rms-depth")
+    assert first.group == last.group and first.group and first.group.title == "RMS of the residual stream by depth"
+    assert [one.title for one in (first, middle, last)] == ["step 20", "step 60", "step 100"]
+    assert last.caption.startswith("At the right end: LayerNorm · pre 4, ")
+    sizes = {tuple(one.canvas.get_size_inches()) for one in (first, middle, last)}
+    assert sizes == {(3.5, first.canvas.get_figheight())}
+    limits = [(one.canvas.axes[0].get_xlim(), one.canvas.axes[0].get_ylim()) for one in (first, middle, last)]
+    assert limits[0] == limits[1] == limits[2]
+
+
+def test_all_words_of_all_figures_have_one_size(figures: dict[str, Figure]) -> None:
+    from matplotlib.text import Text
+
+    for figure in figures.values():
+        found = {word.get_fontsize() for word in figure.canvas.findobj(Text) if word.get_text()}
+        assert found == {9.0}, figure.name
+
+
+def test_files_have_the_width_of_a_column(figures: dict[str, Figure]) -> None:
     for name in WRITTEN:
         files = figures[name].files()
         assert list(files) == [f"{name}.{suffix}" for suffix in ("svg", "csv", "pdf", "png")]
@@ -109,13 +133,13 @@ def test_final_values_are_means_paired_differences_and_a_front(figures: dict[str
 
 
 def test_depth_has_every_block_at_the_first_the_middle_and_the_last_probed_step(figures: dict[str, Figure]) -> None:
-    found = chosen(figures["stream-rms-depth"], arm="layernorm · pre")
+    found = chosen(*panels(figures, "stream-rms-depth"), arm="layernorm · pre")
     assert [(int(row["step"]), int(row["block"])) for row in found] == list(itertools.product((20, 60, 100), range(4)))
     assert [float(row["mean"]) for row in found[:4]] == [1, 2, 3, 4]
-    gradient = chosen(figures["gradient-norm-depth"], arm="layernorm · pre", step="20")
+    gradient = chosen(*panels(figures, "gradient-norm-depth"), arm="layernorm · pre", step="20")
     assert [float(row["mean"]) for row in gradient] == pytest.approx([0.1, 0.05, 0.1 / 3, 0.025])
     # a run that diverged was probed at step 20 and 40 only, but two others stand for its arm
-    assert chosen(figures["stream-rms-depth"], arm="rmsnorm · post", step="100")[0]["runs"] == "2"
+    assert chosen(*panels(figures, "stream-rms-depth"), arm="rmsnorm · post", step="100")[0]["runs"] == "2"
 
 
 def test_norms_of_the_parts_of_a_gradient_make_that_of_a_block(tmp_path: Path) -> None:
@@ -123,7 +147,7 @@ def test_norms_of_the_parts_of_a_gradient_make_that_of_a_block(tmp_path: Path) -
         for part, norm in (("attention", 0.4), ("mlp", 0.3)):
             file.write(json.dumps({"step": 100} | {f"grad/block{block:02}.{part}/norm": norm for block in range(4)}))
             file.write("\n")
-    found = chosen(sketched(tmp_path)["gradient-norm-depth"], step="100")
+    found = chosen(*panels(sketched(tmp_path), "gradient-norm-depth"), step="100")
     assert [float(row["mean"]) for row in found] == pytest.approx([0.5] * 4)
 
 

@@ -7,9 +7,11 @@ from itertools import pairwise, product
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from color_vision import BLINDNESS, distance
 from made_runs import make_report, make_run, read_study
+from sketches import panels
 
 from normbench.analysis.figures import draw_all
 from normbench.analysis.report import Report
@@ -71,20 +73,21 @@ def test_areas_are_compared_by_seed_and_stand_for_what_they_are_made_of(report: 
 
 def test_a_map_has_a_panel_for_each_arm_one_scale_and_marks(report: Report) -> None:
     figures = {one.name: one for one in draw_all(report.study, {"norm": "layernorm"}, report.by.metrics)}
-    figure = figures["map-factor-lr"]
-    *panes, _ = figure.canvas.axes
-    assert [pane.get_title("left") for pane in panes] == ["DyT", "LayerNorm", "no norm"]
+    maps = panels(figures, "map-factor-lr")
+    panes = [figure.canvas.axes[0] for figure in maps]
+    assert [figure.title for figure in maps] == ["DyT", "LayerNorm", "no norm"]
+    assert maps[1].caption == "The best cell: 2.0100, at factor 1 and lr 0.01."
     assert len({pane.collections[0].get_clim() for pane in panes}) == 1
     words = [text.get_text() for text in panes[0].texts]  # row by row from the smallest factor
     assert words == ["–", "–", "–", "2.11", "2.01", "×", "2.21", "2.11", "×"]
-    cells = figure.data.set_index(["arm", "factor", "lr"])
+    cells = pd.concat([figure.data for figure in maps]).set_index(["arm", "factor", "lr"])
     assert cells.loc[("layernorm", 4.0, 1e-3), "mean"] == pytest.approx(wide(4.0, 1e-3, 1))
     assert cells.loc[("dyt", 4.0, 1e-1), "mean"] == pytest.approx(3.3)  # as a constant predictor
     assert dict(cells.loc[("dyt", 0.25, 1e-1)]) == pytest.approx(
         {"mean": (2.2 + 2 * 3.29) / 3, "runs": 3, "train": 1, "diverged": 0}
     )
-    assert figure.title == "Final validation loss over factor and lr"
-    assert figure.svg.count("<path") > 27
+    assert maps[0].group and maps[0].group.title == "Final validation loss over factor and lr"
+    assert maps[0].svg.count("<path") > 9
 
 
 def test_neighbouring_colours_of_a_map_can_be_told_apart() -> None:

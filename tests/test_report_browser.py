@@ -60,7 +60,8 @@ def test_the_page_is_whole_at_each_width(browser: Any, report: Path, size: str, 
     assert all(width > 250 and height > 100 and shown for width, height, shown in drawings)
     assert ask(browser, "contrast()") >= 4.5  # AA
     assert all(width <= SIZES[size][0] for width, _, _ in drawings)
-    assert ask(browser, "drawings().filter(([width]) => width > 500).length") == 0  # side by side on a desk
+    assert ask(browser, "drawings().filter(([width]) => width > 336).length") == 0  # side by side on a desk
+    assert ask(browser, "squeezed()") == []
     assert ask(browser, "(document.querySelectorAll('details').forEach(one => one.open = true), outside())") == []
 
 

@@ -88,6 +88,8 @@ def test_its_tables_and_figures_show_all_arms() -> None:
     assert whole.frame["arm"].tolist() == ["pre", "post"]
     assert halves.frame["blocks"].unique().tolist() == ["first half", "deeper half"]
     assert len(blocks.frame) == 6
-    worth, distances = study.figures(rows)
-    assert len(distances.canvas.axes) == 4  # two maps and their scales
-    assert all(figure.svg.startswith("<svg") for figure in (worth, distances))
+    *worth, one_map, other_map = study.figures(rows)
+    assert [figure.title for figure in worth] == ["block skipped", "block swapped"]
+    assert [len(figure.canvas.axes) for figure in (one_map, other_map)] == [2, 2]  # a map and its scale
+    assert one_map.group and one_map.group == other_map.group and one_map.title != other_map.title
+    assert all(figure.svg.startswith("<svg") for figure in (worth[0], one_map))

@@ -17,6 +17,7 @@ import torch
 from browsing import browser as browser  # a fixture
 from browsing import needs_browser
 from studied import measured, subject
+from trained_runs import SIZE, write_questions
 
 from normbench.analysis.figures.style import Figure
 from normbench.analysis.report import page_of
@@ -35,7 +36,7 @@ SMOOTH = (*IMAGES, "model=cnn_plain", "model.width=4", "optim=sgd", "schedule=co
 SIGMOIDS = (*IMAGES, "model=mlp_plain", "model.width=16", "model.activation=sigmoid", "optim=sgd")
 
 # The words of each study's models, of its two arms, and of the study itself; models of trained runs are measured as
-# they start. Padding needs texts that not every machine has.
+# they start.
 MADE: Mapping[str, tuple[tuple[str, ...], str, tuple[str, str], tuple[str, ...]]] = {
     "bench": (TEXT, "norm", ("layernorm", "rmsnorm"), (
         "rows=8,16", "features=16", "dtypes=float32", "implementations=eager", "rounds=2", "steps=2")),
@@ -47,14 +48,21 @@ MADE: Mapping[str, tuple[tuple[str, ...], str, tuple[str, str], tuple[str, ...]]
     "position": (TEXT, "norm", ("none", "layernorm"), ()),
     "depth": (TEXT, "placement", ("pre", "post"), ()),
     "folding": ((*TEXT, "model.tied=false"), "norm", ("layernorm", "rmsnorm"), ("pairs=9",)),
+    "padding": (("data=banking77", "data.batch_size=8", *SIZE), "norm", ("layernorm", "batchnorm"), (
+        "shares=0,0.5", "lengths=3,6")),
     "robustness": (TEXT, "norm", ("none", "layernorm"), ("batches=1",)),
     "statistics": ((*IMAGES, "model=cnn", "model.width=4"), "norm", ("batchnorm", "instancenorm"), ("batches=2",)),
 }  # fmt: skip
 
 
-def subjects_of(name: str) -> list[Subject]:
-    """Two arms by two seeds; where a study draws against a setting, by two of its values."""
+def subjects_of(name: str, questions: Path) -> list[Subject]:
+    """Two arms by two seeds; where a study draws against a setting, by two of its values.
+
+    questions: labelled texts, for the study that needs some.
+    """
     words, key, values, _ = MADE[name]
+    if name == "padding":
+        words = (*words, f"data.root={questions}")
     more = {"propagation": ("model.depth", (2, 4)), "saturation": ("data.scaling", ("unit", "standard"))}
     more["statistics"] = ("data.batch_size", (4, 8))
     third, levels = more.get(name, ("seed", (0,)))
@@ -75,7 +83,8 @@ def rows_of(study: Study, subjects: list[Subject]) -> pd.DataFrame:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What every study has written, but for pictures as PDF and PNG."""
-    place = tmp_path_factory.mktemp("made")
+    place, questions = tmp_path_factory.mktemp("made"), tmp_path_factory.mktemp("questions")
+    write_questions(questions)
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Figure, "drawn", lambda self, suffix, **how: b"")
@@ -85,7 +94,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             study = make_study(study_class(name), [f"study.{word}" for word in MADE[name][-1]])
             own = place / "studies" / name
             own.mkdir(parents=True)
-            save(study, name, rows_of(study, subjects_of(name)), own, f"normbench study {name}")
+            save(study, name, rows_of(study, subjects_of(name, questions)), own, f"normbench study {name}")
     return place
 
 
@@ -94,7 +103,7 @@ def ids_in(page: str) -> list[str]:
 
 
 def test_every_study_is_here() -> None:
-    assert {*MADE} == {*STUDIES} - {"padding"}
+    assert {*MADE} == {*STUDIES}
 
 
 def test_ids_are_a_page_s_own_and_all_links_in_it_lead_somewhere(folder: Path) -> None:
@@ -125,7 +134,8 @@ def test_the_page_of_a_study_copies_sorts_and_switches_without_an_error(browser:
         browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
         browser.get((folder / "studies" / name / "report.html").as_uri())
         assert browser.execute_script("return document.documentElement.scrollWidth") <= width
-        assert browser.execute_script(f"{PAGE}\nreturn outside()") == []
+        assert browser.execute_script(f"{PAGE}\nreturn [...outside(), ...squeezed()]") == []
+        assert browser.execute_script(f"{PAGE}\nreturn drawings().filter(([across]) => across > 336)") == []
     found = browser.execute_script(f"{PAGE}\nreturn handled()")
     assert browser.get_log("browser") == []
     assert found["copies"] == found["copied"] > 0

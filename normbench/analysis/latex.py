@@ -5,19 +5,21 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pandas as pd
 
 from normbench.analysis.references import split_at_citations
 from normbench.analysis.tables import Table
-from normbench.analysis.wording import tex
+from normbench.analysis.wording import by_group, tex
 
 ROOM = 342.0  # points: the lines of article at its usual size, of 345 pt, and a little to spare
 CHARACTER = 4.25  # points, of a letter in \footnotesize, which has 8 pt
 BETWEEN = 8.0  # points between two columns: \tabcolsep is set to half of it
 MOST_ROWS = 30  # of a table on one page
+MOST_PANELS = 4  # of a figure
 HEADING, CELL = 12, 24  # characters, from which on a heading or a cell is broken where it has spaces
 
 FIGURES_IN_TEXT = ("differences", "learning-rates", "learning-rate-search")  # the appendix has the others
@@ -146,3 +148,34 @@ def figure_for(name: str, caption: str) -> str:
         r"\end{figure}",
     ]
     return "\n".join(lines) + "\n"
+
+
+def written_figures(figures: Sequence[Mapping[str, Any]], in_text: bool) -> str:
+    """Write the figures for the text of a paper, or all others, for an appendix."""
+    written = list[str]()
+    for group, own in by_group(figures):
+        if group is None:
+            chosen = [figure for figure in own if (figure["name"] in FIGURES_IN_TEXT) == in_text]
+            written += [figure_for(figure["name"], figure["caption"]) for figure in chosen]
+        elif (group.name in FIGURES_IN_TEXT) == in_text:
+            written += panels_for(group.name, group.caption, [figure["name"] for figure in own])
+    return "\n".join(written)
+
+
+def panels_for(name: str, caption: str, panels: Sequence[str]) -> list[str]:
+    """Write panels two by two, in several figures where they have no room in one; each drawing has its title."""
+    parts = [panels[start : start + MOST_PANELS] for start in range(0, len(panels), MOST_PANELS)]
+    written = list[str]()
+    for number, part in enumerate(parts, start=1):
+        which = f" ({number} of {len(parts)})" if len(parts) > 1 else ""
+        label = name + (f"-part-{number}" if number > 1 else "")
+        drawn = [rf"\includegraphics[width=0.49\columnwidth]{{figures/{panel}.pdf}}" for panel in part]
+        lines = [
+            r"\begin{figure}[htbp]",
+            r"\centering",
+            *drawn,
+            rf"\caption{{{prose(caption + which)}}}\label{{fig:{label}}}",
+            r"\end{figure}",
+        ]
+        written.append("\n".join(lines) + "\n")
+    return written

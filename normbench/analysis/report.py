@@ -28,7 +28,7 @@ from normbench.analysis.comparisons import (
 from normbench.analysis.designs import said
 from normbench.analysis.fairness import Finding, findings
 from normbench.analysis.figures import draw_all
-from normbench.analysis.figures.style import COLUMN, dark_rules
+from normbench.analysis.figures.style import COLUMN, dark_rules, is_wide
 from normbench.analysis.measures import Yardstick, activations_frame, runs_frame, yardstick
 from normbench.analysis.methods import methods, options_of
 from normbench.analysis.records import Arm, Study, read_studies, shortened
@@ -166,7 +166,10 @@ def save(report: Report, out: Path, width: float = COLUMN) -> Path:
     others = beside(lambda: [figure.files() for figure in figures[1::2]])  # at the same time
     drawn = [*(figure.files() for figure in figures[::2]), *others()]
     files = {f"figures/{name}": content for own in drawn for name, content in own.items()}
-    shown = [{**vars(one), "svg": files[f"figures/{one.name}.svg"].decode()} for one in figures]
+    shown = [
+        {**vars(one), "svg": files[f"figures/{one.name}.svg"].decode(), "place": "figures", "wide": is_wide(one)}
+        for one in figures
+    ]
     files["runs.csv"] = to_csv(report.runs)
     files["runs.parquet"] = report.runs.to_parquet(index=False)
     if len(report.blocks):

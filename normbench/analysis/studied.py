@@ -9,13 +9,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import pandas as pd
 
-from normbench.analysis.figures.style import COLUMN, Figure, with_ids
+from normbench.analysis.figures.style import Figure, Group, is_wide, with_ids
 from normbench.analysis.safe import check_drawing
 from normbench.analysis.tables import Table
+from normbench.analysis.wording import by_group
 from normbench.errors import UsageError
 from normbench.rundir import COMMAND, inside, read_bytes, read_json, remove_written, write_bytes, write_json
 
@@ -23,9 +25,11 @@ FOUND = "study.json"
 NAME = re.compile(r"[\w.-]+")
 TABLE = {"key": NAME, "title": str, "frame": {"columns": [str], "data": [list]}, "notes": [str], "heads": int,
          "marked": [int]}  # fmt: skip
+WORDS = {"name": NAME, "title": str, "caption": str}
+FIGURE = WORDS | {"wide": (bool, NoneType), "group": (dict, NoneType)}
 SHAPE = {
     "study": NAME, "title": str, "question": str, "source": str, "command": COMMAND, "tables": [TABLE],
-    "machine": {"cpu": str, "threads": int, "torch": str}, "figures": [{"name": NAME, "title": str, "caption": str}],
+    "machine": {"cpu": str, "threads": int, "torch": str}, "figures": [FIGURE],
 }  # fmt: skip
 SUFFIXES = ("svg", "csv", "pdf", "png")  # of a figure's files
 
@@ -60,7 +64,13 @@ def save_study(folder: Path, about: Mapping[str, Any], tables: Sequence[Table], 
     for name, content in files.items():
         write_bytes(drawings / name, content)
     words = [
-        {"name": one.name, "title": one.title, "caption": one.caption, "wide": bool(one.canvas.get_figwidth() > COLUMN)}
+        {
+            "name": one.name,
+            "title": one.title,
+            "caption": one.caption,
+            "wide": is_wide(one),
+            "group": vars(one.group) if one.group else None,
+        }
         for one in figures
     ]
     shown = [{**vars(table), "frame": table.frame.to_dict("split"), "marked": [*table.marked]} for table in tables]
@@ -82,18 +92,34 @@ def read_study(folder: Path, page: Path, number: int = 1) -> Studied:
         found = read_json(folder / FOUND, SHAPE)
         if found is None or not NAME.fullmatch(folder.name):
             raise ValueError(f"{FOUND} is missing or not what a study writes")
-        key = f"study-{folder.name}" + (f"-{number}" if number > 1 else "")
+        key = f"study:{folder.name}" + (f":{number}" if number > 1 else "")  # no name has a colon
         place = os.path.relpath(folder / "figures", page)
         figures = found.pop("figures")
         for one in figures:
             drawing = read_bytes(inside(folder, "figures", f"{one['name']}.svg")).decode()
             check_drawing(drawing)
-            one |= {"svg": with_ids(drawing, key), "place": place}
+            group = one.get("group")  # which older studies do not have
+            one |= {"svg": with_ids(drawing, f"{key}:{one['name']}"), "place": place, "wide": one.get("wide", False)}
+            one["group"] = Group(**group) if group else None
         tables = [Table(**{**table, "frame": pd.DataFrame(**table["frame"])}) for table in found.pop("tables")]
+        groups = [group.name for group, _ in by_group(figures) if group]
+        check_apart([one["name"] for one in figures], groups, [table.key for table in tables])
         found["finding"] = [sentence for sentence in found.get("finding", ()) if isinstance(sentence, str)]
         return Studied(key, found, tables, figures)
     except (OSError, LookupError, TypeError, ValueError) as error:
         raise UsageError(f"{folder} is damaged ({error}): give the study's command again") from error
+
+
+def check_apart(*kinds: Sequence[str]) -> None:
+    """Refuse names of one kind that are not each its own, since ids are made of them.
+
+    Raises:
+        ValueError: with one that is there twice.
+    """
+    for names in kinds:
+        twice = [name for name, count in Counter(names).items() if count > 1]
+        if twice:
+            raise ValueError(f"{twice[0]} is there twice")
 
 
 def places_of_studies(folders: Sequence[Path]) -> list[Path]:

@@ -7,9 +7,10 @@ import re
 import shlex
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
 from functools import cache
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +170,11 @@ def tex_letter(letter: str) -> str:
     return f"U+{ord(letter):04X}"
 
 
+def by_group(figures: Iterable[Mapping[str, Any]]) -> list[tuple[Any, list[Mapping[str, Any]]]]:
+    """Return figures, each as its parts by name, by the group that several in a row belong to; None for single ones."""
+    return [(group, [*own]) for group, own in groupby(figures, key=lambda figure: figure["group"])]
+
+
 # ---- sentences
 
 
@@ -186,7 +192,7 @@ def environment() -> Environment:
     numbers = [bound, chance, count, detectable_difference, duration, fixed, in_words, plain, precision, span]
     found.globals |= {write.__name__: write for write in [*numbers, every, given, goes_with, shortened]}
     found.globals |= {"ENOUGH": ENOUGH, "LEARNED": LEARNED, "LEARNED_RIGHT": LEARNED_RIGHT}
-    found.filters["tex"] = tex
+    found.filters |= {"tex": tex, "by_group": by_group}
     found.filters["code"] = lambda text: Markup(COMMAND.sub(r"<code>\g<0></code>", str(escape(text))))
     found.filters["cell"] = lambda text: "\\" * is_formula(text) + found.filters["md"](text)
     found.filters["md"] = lambda text: " ".join(str(text).split()).translate(MARKED)

@@ -361,7 +361,7 @@ class Bench(Study):
     def figures(self, rows: pd.DataFrame) -> list[Figure]:
         """Draw at which speed bytes move, beside a copy."""
         groups = rows[rows["passes"].isin([*MOVED])].groupby(["dtype", "cache"], sort=False)
-        return [roofline(f"{dtype}, {cache} cache", own) for (dtype, cache), own in groups]
+        return [figure for (dtype, cache), own in groups for figure in roofline(f"{dtype}, {cache} cache", own)]
 
 
 def varied(rows: pd.DataFrame) -> list[str]:
@@ -414,7 +414,7 @@ def pair_table(dtype: str, rows: pd.DataFrame) -> Table:
     return summed(f"pairs-{dtype}", title, pairs, by, ["quotient"])
 
 
-def roofline(what: str, rows: pd.DataFrame) -> Figure:
+def roofline(what: str, rows: pd.DataFrame) -> list[Figure]:
     """Draw the speed at which the bytes move that must, against how many they are, beside that of a copy."""
     found = pd.concat([rows, rows.assign(norm="copy", time_us=rows["floor_us"])])
     found = found.assign(panel=found["implementation"] + ", " + found["passes"], megabytes=found["moved_bytes"] / 1e6)
@@ -426,4 +426,4 @@ def roofline(what: str, rows: pd.DataFrame) -> Figure:
     title, caption = f"{Bench.captions['roofline']['title']}, {what}", Bench.captions["roofline"]["caption"]
     return curves("roofline_" + what.replace(", ", "_").replace(" ", "_"), points, x="megabytes", y="speed",
                   columns={**columns, "panel": Column("")}, title=title, caption=caption,
-                  panel="panel", log="xy", band=("low", "high"), wide=True)  # fmt: skip
+                  panel="panel", log="xy", band=("low", "high"))  # fmt: skip

@@ -5,22 +5,37 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from itertools import combinations, pairwise
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import pandas as pd
 import torch
 from torch import Tensor, nn
 
+from normbench.analysis.figures import style
 from normbench.analysis.figures.style import Figure
 from normbench.analysis.tables import Table
 from normbench.errors import UsageError
 from normbench.settings import Setting
-from normbench.studies.findings import arms_of, change_in_arms, compared, curves, is_arm, keys_of, labelled
+from normbench.studies.findings import (
+    arms_of,
+    change_in_arms,
+    compared,
+    curves,
+    draw_cells,
+    is_arm,
+    keys_of,
+    labelled,
+    number,
+)
 from normbench.studies.frame import Column, Difference, Row, Study, Subject
-from normbench.studies.mapping import Vectors, grid, vectors
+from normbench.studies.mapping import Vectors, vectors
 from normbench.training.evaluation import evaluate, to_device
 from normbench.types import Batch
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+HEIGHT = 1.7  # inches of a map
 EXAMPLES = 16  # of a batch, whose streams are compared
 
 
@@ -96,7 +111,7 @@ class Depth(Study):
         columns = self.columns | {"added": Column("loss added", "nats")}
         maps = [(labelled(arm), pairs[is_arm(pairs, arm.settings)]) for arm in arms_of(pairs)]
         worth = curves("worth", both, x="layer", y="added", panel="block", columns=columns, **self.captions["worth"])
-        return [worth, grid("distances", maps, draw_map, **self.captions["distances"])]
+        return [*worth, *draw_cells("distances", maps, draw_map, **self.captions["distances"])]
 
 
 def in_halves(rows: pd.DataFrame) -> pd.DataFrame:
@@ -106,14 +121,16 @@ def in_halves(rows: pd.DataFrame) -> pd.DataFrame:
     return blocks.assign(blocks=(blocks["layer"] * 2 < last).map({True: "first half", False: "deeper half"}))
 
 
-def draw_map(pane: Any, rows: pd.DataFrame) -> None:
+def draw_map(rows: pd.DataFrame) -> tuple[Axes, str]:
     """Draw the angular distance between any two streams."""
     last = int(rows["to"].max())
     cells = rows.groupby(["to", "layer"])["distance"].mean().unstack().reindex(range(1, last + 1), columns=range(last))
+    pane = style.draw_pane(HEIGHT, "blocks passed by one stream", "by the other stream", right=style.BESIDE)
     drawn = pane.pcolormesh(cells.columns, cells.index, cells, vmin=0, vmax=0.5, rasterized=True)
-    pane.figure.colorbar(drawn, ax=pane, label="half turns")
+    style.add_color_bar(pane, drawn, "half turns")
     pane.locator_params(integer=True)
-    pane.set(xlabel="blocks passed by one stream", ylabel="by the other stream")
+    whole = rows.loc[(rows["layer"] == 0) & (rows["to"] == last), "distance"].mean()
+    return pane, f"All blocks together turn the stream by {number(whole)} half turns."
 
 
 @torch.no_grad()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -13,12 +13,17 @@ import pandas as pd
 from normbench.analysis import statistics
 from normbench.analysis.figures import style
 from normbench.analysis.figures.lines import draw_band
-from normbench.analysis.figures.style import Figure
+from normbench.analysis.figures.style import Drawing, Entry, Figure
 from normbench.analysis.records import Arm
 from normbench.analysis.statistics import Interval, Sample
 from normbench.analysis.tables import Table
 from normbench.analysis.wording import NONE, chance
 from normbench.studies.frame import Column, Difference
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Draw = Callable[[pd.DataFrame], tuple["Axes", str]]
 
 SUMMED = ("95 % interval", "difference", "its 95 % interval", "p")  # columns behind that of a mean
 RATIOS = ("95 % interval", "ratio", "its 95 % interval", "p", "detectable factor")  # and of a geometric one
@@ -351,17 +356,16 @@ def curves(
     panel: str | None = None,
     log: str = "",
     band: tuple[str, str] | None = None,
-    wide: bool = False,
-) -> Figure:
+) -> list[Figure]:
     """Draw a line for each arm: the mean over seeds, with a band from the lowest to the highest.
 
-    panel: a coordinate that has a panel for each value. log: axes with a logarithmic scale, "x", "y" or "xy", beside
-    those whose column says so. band: columns of the band's ends in place of the seeds' range. wide: as wide as a page.
+    panel: a coordinate that has a figure for each value. log: axes with a logarithmic scale, "x", "y" or "xy", beside
+    those whose column says so. band: columns of the band's ends in place of the seeds' range.
     """
     log += "".join(axis for axis, column in (("x", x), ("y", y)) if columns[column].scale == "log")
     rows = rows.replace([np.inf, -np.inf], np.nan).dropna(subset=[x, y])
     if rows.empty:
-        return Figure(name, title, f"{caption} Nothing was finite.", title, style.blank(1.0), rows)
+        return [Figure(name, title, f"{caption} Nothing was finite.", title, style.blank(1.0), rows)]
     arms, keys = arms_of(rows, [x]), [key for key in keys_of(rows) if key != x]
     low, high = band or (y, y)
     places = [*keys, *([panel] if panel else []), x]
@@ -369,29 +373,57 @@ def curves(
     data = rows.groupby(places, dropna=False, sort=False).agg(**found, seeds=("seed", "nunique")).reset_index()
     values = [*dict.fromkeys(rows[panel])] if panel else [None]
     titled = columns[panel].words if panel and panel in columns else panel
-    cells = [
-        (" · ".join(filter(None, (words, f"{titled} {shown(value)}" if panel else ""))), entries, value)
-        for value, (words, entries) in product(values, style.panels_of(arms))
-    ]
+    cells = list[Cell]()
+    for value, (words, entries) in product(values, style.panels_of(arms)):
+        own = data[data[panel] == value] if panel else data
+        lines = {entry.arm.name: own[is_arm(own, entry.arm.settings)].sort_values(x) for entry in entries}
+        at = f"{titled} {shown(value)}".strip() if panel else ""
+        if any(len(line) for line in lines.values()):
+            cells.append(Cell(" · ".join(filter(None, (words, at))), entries, lines))
     drawn, more = style.first(cells, style.MOST_PANELS, "panels")
-    with style.our_style(style.PAGE if wide or len(drawn) > 2 else style.COLUMN):
-        canvas, panes = style.draw_grid([cell[:2] for cell in drawn], columns[x].label, columns[y].label)
-        for (_, entries, value), pane in zip(drawn, panes, strict=True):
-            for entry in entries:
-                chosen = is_arm(data, entry.arm.settings | ({panel: value} if panel else {}))
-                if chosen.any():
-                    line = data[chosen].sort_values(x).assign(x=data[x])
-                    draw_band(pane, line, entry, entries.index(entry) / len(entries))
-        if pd.api.types.is_integer_dtype(data[x]) and "x" not in log:
+    with style.our_style():
+        panels = [(cell.title, cell.entries) for cell in drawn]
+        panes = style.draw_panels(panels, columns[x].label, columns[y].label)
+        for cell, pane in zip(drawn, panes, strict=True):
+            for place, entry in enumerate(cell.entries):
+                line = cell.lines[entry.arm.name]
+                if len(line):
+                    draw_band(pane, line.assign(x=line[x]), entry, place / len(cell.entries))
+        if (data[x] % 1 == 0).all() and "x" not in log:
             panes[0].locator_params(axis="x", integer=True, min_n_ticks=2)
         for axis in {*log}:
             style.log_scale(panes[0], axis)
-        if not canvas.legends:
-            height = panes[0].get_position().height * canvas.get_figheight()
-            ends = [(data[is_arm(data, entry.arm.settings)].sort_values(x)["mean"].iloc[-1], entry)
-                    for entry in drawn[0][1]]  # fmt: skip
-            style.label_ends(panes[0], height, ends)
+        drawings = [cell.finished(pane) for cell, pane in zip(drawn, panes, strict=True)]
     seeds = int(data["seeds"].max())
     range_of = f" Line: mean of {seeds} seeds; band: from the lowest to the highest." if seeds > 1 and not band else ""
     alt = f"{columns[y].words} against {columns[x].words} for {', '.join(map(labelled, arms))}."
-    return Figure(name, title[0].upper() + title[1:], caption + range_of + more, alt, canvas, data)
+    return style.in_figures(name, title[0].upper() + title[1:], caption + range_of + more, alt, drawings)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What a panel of curves shows. lines: of each arm, by its name, from left to right; empty for one without rows."""
+
+    title: str
+    entries: Sequence[Entry]
+    lines: Mapping[str, pd.DataFrame]
+
+    def finished(self, pane: Axes) -> Drawing:
+        """Name the lines that are drawn, and tell where they end."""
+        drawn = [entry for entry in self.entries if len(self.lines[entry.arm.name])]
+        ends = {entry.arm.name: self.lines[entry.arm.name]["mean"].iloc[-1] for entry in drawn}
+        style.label_ends(pane, [(ends[entry.arm.name], entry) for entry in drawn])
+        told = style.values_told({entry.label: number(ends[entry.arm.name]) for entry in drawn})
+        return Drawing(pane, self.title, f"At the right end: {told}", pd.concat(self.lines.values(), ignore_index=True))
+
+
+def draw_cells(
+    name: str, cells: Sequence[tuple[str, pd.DataFrame]], draw: Draw, title: str, caption: str
+) -> list[Figure]:
+    """Return a figure for each cell: its words and its rows. draw: draws rows, and tells what they show."""
+    drawings, (chosen, more) = list[Drawing](), style.first(cells, style.MOST_PANELS, "panels")
+    with style.our_style():
+        for words, rows in chosen:
+            pane, told = draw(rows)
+            drawings.append(Drawing(pane, words, told, rows))
+    return style.in_figures(name, title, caption + more, caption, drawings)

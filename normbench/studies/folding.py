@@ -124,8 +124,8 @@ class Folding(Study):
                          title="Changes")]  # fmt: skip
 
     def figures(self, rows: pd.DataFrame) -> list[Figure]:
-        return [curves("folding", rows.dropna(subset="change"), x="bits", y="change", panel="of",
-                       columns=self.columns, **self.captions["folding"])]  # fmt: skip
+        return curves("folding", rows.dropna(subset="change"), x="bits", y="change", panel="of",
+                       columns=self.columns, **self.captions["folding"])  # fmt: skip
 
 
 def fold_run(path: str, out: Path | None, device: str = "auto", trust: bool = False) -> int:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import pandas as pd
@@ -19,16 +19,19 @@ from normbench.analysis.figures import style
 from normbench.analysis.figures.style import Figure
 from normbench.analysis.tables import Table
 from normbench.settings import Setting
-from normbench.studies.findings import arms_of, change_in_arms, compared, curves, is_arm, labelled
+from normbench.studies.findings import arms_of, change_in_arms, compared, curves, draw_cells, is_arm, labelled, number
 from normbench.studies.frame import Column, Difference, Row, Study, Subject
 from normbench.training.evaluation import to_device
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 Values = Float[np.ndarray, " values"]
 Vectors = Float[Tensor, "positions features"]
-Draw = Callable[[Any, pd.DataFrame], None]
 Tokens = Annotated[int, Setting("random tokens, or pixels, that are fitted", low=2, high=10**6)]
 Drawn = Annotated[int, Setting("of these drawn, each with as many features", low=2, high=200)]
 
+HEIGHT = 1.7  # inches of a drawing
 STEEPNESS = -3, 2  # log10 of α × the inputs' standard deviation: from a line to a step
 
 
@@ -92,38 +95,32 @@ class Mapping(Study):
                   for _, own in first[is_arm(first, arm.settings)].groupby("layer") if len(own) > 1]  # fmt: skip
         said = self.captions
         return [
-            grid("mapping", layers, draw_points, **said["mapping"]),
-            curves("errors", both, x="layer", y="left", panel="fit", columns=columns, **said["errors"]),
-            grid("histograms", layers, draw_histograms, **said["histograms"]),
+            *draw_cells("mapping", layers, draw_points, **said["mapping"]),
+            *curves("errors", both, x="layer", y="left", panel="fit", columns=columns, **said["errors"]),
+            *draw_cells("histograms", layers, draw_histograms, **said["histograms"]),
         ]
 
 
-def grid(name: str, cells: list[tuple[str, pd.DataFrame]], draw: Draw, title: str, caption: str) -> Figure:
-    """Return a figure with a panel, three in a row, for each cell: its words and its rows."""
-    drawn, more = style.first(cells, style.MOST_PANELS, "panels")
-    with style.our_style(style.PAGE):
-        canvas = style.blank(0.2 + 1.8 * -(-len(drawn) // 3))
-        canvas.set_layout_engine("constrained")
-        for place, (words, own) in enumerate(drawn, 1):
-            draw(canvas.add_subplot(-(-len(drawn) // 3), 3, place, title=words), own)
-    return Figure(name, title, caption + more, caption, canvas, pd.concat([own for _, own in drawn]))
-
-
-def draw_points(pane: Any, rows: pd.DataFrame) -> None:
+def draw_points(rows: pd.DataFrame) -> tuple[Axes, str]:
     """Draw outputs against inputs, and the fitted tanh."""
+    pane = style.draw_pane(HEIGHT, "input", "output")
     fit, x = rows.iloc[0], np.linspace(rows["input"].min(), rows["input"].max(), 200)
     pane.scatter(rows["input"], rows["output"], 2, rows["token"], cmap="viridis", rasterized=True)
     pane.plot(x, fit["gamma"] * np.tanh(fit["alpha"] * x) + fit["beta"], color=style.INK)
-    pane.set(xlabel="input", ylabel="output")
+    left = f"The tanh leaves {number(fit['tanh_left'])} of the variance, a line {number(fit['line_left'])}."
+    return pane, left
 
 
-def draw_histograms(pane: Any, rows: pd.DataFrame) -> None:
+def draw_histograms(rows: pd.DataFrame) -> tuple[Axes, str]:
     """Draw how inputs and outputs are spread."""
+    pane, far = style.draw_pane(HEIGHT, "standard deviations", "density"), dict[str, float]()
     for name, look in (("input", {"color": style.FAINT}), ("output", {"edgecolor": style.OWN[1], "fill": False})):
         values = (rows[name] - rows[name].mean()) / rows[name].std()
-        pane.hist(values.dropna(), np.linspace(-5, 5, 41), density=True, histtype="stepfilled", **look)
+        far[name] = float(values.abs().max())
+        pane.hist(values.dropna(), np.linspace(-5, 5, 41).tolist(), density=True, histtype="stepfilled", **look)
     style.log_scale(pane, "y")
-    pane.set(xlabel="standard deviations", ylabel="density")
+    inputs, outputs = (f"{far[name]:.1f}" for name in ("input", "output"))
+    return pane, f"Farthest from the mean: an input by {inputs} standard deviations, an output by {outputs}."
 
 
 @torch.no_grad()

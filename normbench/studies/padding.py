@@ -114,6 +114,7 @@ class Padding(Study):
         masked, parts = rows.get("norm.masked", pd.Series(AS_IT_IS, rows.index)), list[pd.DataFrame]()
         for other, words in ((False, "real tokens alone"), (True, "padding too")):  # others are in both panels
             parts.append(rows[masked != other].drop(columns="norm.masked", errors="ignore").assign(counted=words))
-        return [curves(kind, own, x="level", y="accuracy", panel="counted", wide=True,
+        drawn = [curves(kind, own, x="level", y="accuracy", panel="counted",
                        columns={**self.columns, "level": self.columns[kind]}, **self.captions[kind])
                 for kind, own in pd.concat(parts).groupby("kind", sort=False)]  # fmt: skip
+        return [figure for figures in drawn for figure in figures]

@@ -28,7 +28,7 @@ from normbench.studies.findings import (
     plain_table,
     values_told,
 )
-from normbench.studies.frame import Difference, Row, Study, Subject
+from normbench.studies.frame import Column, Difference, Row, Study, Subject
 from normbench.training.evaluation import to_device
 
 Found = dict[tuple[str, str, str], list[dict[str, Tensor]]]  # by what, what counts, and where: of each batch, by column
@@ -112,9 +112,13 @@ class Position(Study):
         rows = rows[rows["position"].notna()].assign(at=rows["what"] + " " + rows["site"])
         parts = {what: own[own["site"].isin(some_of(own["site"]))] for what, own in rows.groupby("what")}
         vectors = pd.concat([parts["norm"], parts["stream"]])
-        about: Any = {"x": "position", "columns": self.columns, "panel": "at", "wide": True}
+        about: Any = {"x": "position", "columns": {**self.columns, "at": Column("")}, "panel": "at"}
         drawn = [("std", vectors), ("mean", vectors), ("attention", parts.get("attention"))]
-        return [curves(name, part, y=name, **self.captions[name], **about) for name, part in drawn if part is not None]
+        found = list[Figure]()
+        for name, part in drawn:
+            if part is not None:
+                found += curves(name, part, y=name, **self.captions[name], **about)
+        return found
 
 
 def some_of(sites: pd.Series) -> list[str]:

@@ -111,9 +111,10 @@ class Propagation(Study):
     def figures(self, rows: pd.DataFrame) -> list[Figure]:
         caption = "At initialisation; by layer: in the deepest stack."
         drawn = [*((name, "layer", deepest(rows)) for name in BY_LAYER), (LAST, DEPTH, rows)]
-        about: Any = {"columns": self.columns, "caption": caption, "wide": True}
-        return [curves(name, own, x=x, y=name, title=self.columns[name].words, **about)
-                for name, x, own in drawn if {name, x} <= {*rows}]  # fmt: skip
+        about: Any = {"columns": self.columns, "caption": caption}
+        figures = [curves(name, own, x=x, y=name, title=self.columns[name].words, **about)
+                   for name, x, own in drawn if {name, x} <= {*rows}]  # fmt: skip
+        return [figure for own in figures for figure in own]
 
 
 def keep(seen: dict[Any, Passing], key: Any, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:

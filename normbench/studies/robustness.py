@@ -122,6 +122,7 @@ class Robustness(Study):
 
     def figures(self, rows: pd.DataFrame) -> list[Figure]:
         named = {kind: {**self.columns, "strength": Column(words)} for kind, (_, words) in CHANGES.items()}
-        return [curves(kind, own, x="strength", y="loss", panel="place", log="xy", wide=True,
-                       columns=named[kind], **self.captions["change"])
-                for kind, own in rows.groupby("kind", sort=False)]  # fmt: skip
+        drawn = [curves(kind, own, x="strength", y="loss", panel="place", log="xy",
+                        columns=named[kind], **self.captions[kind])
+                 for kind, own in rows.groupby("kind", sort=False)]  # fmt: skip
+        return [figure for figures in drawn for figure in figures]

@@ -108,11 +108,11 @@ class Saturation(Study):
         one = rows[rows["seed"] == rows["seed"].min()]
         percent = "Median and band from the 15th to the 85th percentile, over validation images"
 
-        def drawn(own: pd.DataFrame, y: str, title: str, caption: str, **how: Any) -> Figure:
-            how |= {"x": "step", "y": y, "panel": panel, "columns": self.columns, "wide": True}
+        def drawn(own: pd.DataFrame, y: str, title: str, caption: str, **how: Any) -> list[Figure]:
+            how |= {"x": "step", "y": y, "panel": panel, "columns": self.columns}
             return curves(y, own, title=title, caption=caption, **how)
 
-        return [
+        figures = [
             drawn(last(one), "unit_median", "What one sigmoid reads", f"{percent}, of seed {one['seed'].iloc[0]}.",
                   band=("unit_low", "unit_high")),
             drawn(last(rows), "median", "What the last sigmoids read", f"{percent}.", band=("low", "high")),
@@ -120,6 +120,7 @@ class Saturation(Study):
             drawn(rows, "gradient", "Gradient at the first layer", "Of its weights, on the step's batch.", log="y"),
             drawn(rows, "accuracy", "Accuracy", "On validation images, with their own statistics."),
         ]  # fmt: skip
+        return [figure for own in figures for figure in own]
 
 
 def last(rows: pd.DataFrame) -> pd.DataFrame:

@@ -276,7 +276,7 @@ class Smoothness(Study):
                     y, band = f"{word}_high", (f"{word}_low", f"{word}_high")
                 panel = "layer" if rows.dropna(subset=[y])["layer"].notna().any() else None
                 how: dict[str, Any] = {"x": "step", "y": y, "band": band, "panel": panel, "columns": self.columns}
-                found.append(curves(value, rows, **said, **how))
+                found += curves(value, rows, **said, **how)
         return found
 
 

@@ -95,5 +95,5 @@ class Statistics(Study):
         if SIZE not in rows:
             return []
         arms = rows[["statistics", *rows.columns.drop("statistics")]]  # a line for each of the statistics
-        return [curves("statistics", arms[arms["statistics"] != "running"], x=SIZE, y="gap", columns=self.columns,
-                       log="x", **self.captions["gap"])]  # fmt: skip
+        return curves("statistics", arms[arms["statistics"] != "running"], x=SIZE, y="gap", columns=self.columns,
+                       log="x", **self.captions["gap"])  # fmt: skip

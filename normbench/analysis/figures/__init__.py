@@ -35,10 +35,10 @@ def draw_all(
     words = ran_as(arms)
     ran = f" The norms ran as {words}." if words else ""
     with our_style(width):
-        figures = [
-            *interactions(arms, baseline, primary, note),
+        drawn = [
+            interactions(arms, baseline, primary, note),
             survival(arms, baseline, note),
-            *maps(study, primary),
+            maps(study, primary),
             forest(compare_all(arms, baseline, primary) if comparisons is None else comparisons, arms, note),
             *(draw_lines(name, arms, along) for name in ("bleu-val-epochs", "accuracy-val-steps") if others),
             *(draw_lines(name, arms, along + judged + ran * name.endswith("time")) for name in losses),
@@ -47,4 +47,4 @@ def draw_all(
             step_time_against(arms, primary, note + ran),
             *(draw_lines(name, arms, along) for name in insides),
         ]
-    return [figure for figure in figures if figure]
+    return [figure for figures in drawn for figure in figures]

@@ -12,7 +12,7 @@ from scipy import stats
 from normbench.analysis.comparisons import Baseline, Comparison, in_two_groups
 from normbench.analysis.designs import Crossing, crossings
 from normbench.analysis.figures import style as grid
-from normbench.analysis.figures.style import INK, Entry, Figure, described, first, panels_of, plain
+from normbench.analysis.figures.style import INK, Drawing, Entry, Figure, described, first, panels_of, plain
 from normbench.analysis.measures import Metric, known, loss_on
 from normbench.analysis.records import Arm, Study, shortened
 from normbench.analysis.sensitivity import are_numbers, is_lost, outcome, searches, tried_levels
@@ -21,10 +21,8 @@ from normbench.analysis.wording import fixed, in_words, precision, span
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure as Canvas
 
 MOST_ROWS = 40  # of the forest plot
-SMALL = 7.5  # points of the letters of its rows
 MOST_CROSSINGS = 3
 TORN = "two groups"  # in the place of a mean
 WIDE = 8  # times the smallest of some numbers: over a range from there on an axis is logarithmic
@@ -33,12 +31,12 @@ TRAINED = Metric("runs that train", "points", "%", 100.0, 0, (0.0, 100.0), lower
 # ---- differences from the baseline, paired by seed
 
 
-def forest(comparisons: Sequence[Comparison], arms: Sequence[Arm], note: str) -> Figure | None:
-    """Draw a row for each arm that has a baseline; None where no comparison has two seeds."""
+def forest(comparisons: Sequence[Comparison], arms: Sequence[Arm], note: str) -> list[Figure]:
+    """Draw a row for each arm that has a baseline; nothing where no comparison has two seeds."""
     several = [one for one in comparisons if one.n > 1]
     drawn, more = first(several, MOST_ROWS, "rows")
     if not drawn:
-        return None
+        return []
     drawn = sorted(drawn, key=lambda one: one.mean if one.metric.lower_is_better else -one.mean)
     drawn.sort(key=lambda one: bool(one.torn))  # those without a mean last
     metric = drawn[0].metric
@@ -57,15 +55,15 @@ def forest(comparisons: Sequence[Comparison], arms: Sequence[Arm], note: str) ->
         for one, name in zip(drawn, names, strict=True)
     ]
     width = grid.blank(1.0).get_figwidth()
-    beside = max(grid.breadth(number, SMALL) for number in numbers) + 0.1 if len(ranges) == 1 else 0.0
-    lines = [grid.wrapped(words, (width - 0.2) / len(ranges) - beside, SMALL) for words in told]
-    row = 0.38 + grid.LINE * (max(map(len, lines)) - 1)  # inches
-    canvas = grid.blank(row * len(drawn) + 0.72)
+    beside = max(map(grid.breadth, numbers)) + 0.1 if len(ranges) == 1 else 0.0
+    lines = [grid.wrapped(words, (width - 0.3) / len(ranges) - beside) for words in told]
+    row = 0.42 + grid.LINE * (max(map(len, lines)) - 1)  # inches
+    canvas = grid.blank(row * len(drawn) + 0.8)
     height = canvas.get_figheight()
-    room = {"left": 0.1 / width, "right": 1 - 0.1 / width, "top": 1 - 0.2 / height, "bottom": 0.5 / height}
+    room = {"left": 0.15 / width, "right": 1 - 0.15 / width, "top": 1 - 0.22 / height, "bottom": 0.56 / height}
     panes = canvas.subplots(1, len(ranges), sharey=True, squeeze=False, gridspec_kw={**room, "wspace": 0.12})[0]
     for axes, (low, high), title in zip(panes, ranges, ("near zero", "all"), strict=False):
-        axes.set_title(title if len(ranges) > 1 else "", fontsize=7.5)
+        axes.set_title(title if len(ranges) > 1 else "")
         axes.spines["left"].set_visible(False)
         axes.vlines([0] * len(drawn), np.arange(len(drawn)) - 0.12, np.arange(len(drawn)) + 0.46, INK, linewidth=0.8)
         pad = grid.ROOM * ((high - low) or 1)
@@ -74,17 +72,18 @@ def forest(comparisons: Sequence[Comparison], arms: Sequence[Arm], note: str) ->
         for place, one in enumerate(drawn):
             draw_difference(axes, place, one, looks[one.arm.name])
     for place, (one, number) in enumerate(zip(drawn, numbers, strict=True)):
-        how = {"va": "bottom", "fontsize": SMALL, "linespacing": 1.0, "gid": grid.gid_of(one.arm, "")}
+        how = {"va": "bottom", "linespacing": 1.0, "gid": grid.gid_of(one.arm, "")}
         above = place - 0.07 / row
         panes[0].text(0, above, "\n".join(lines[place]), transform=panes[0].get_yaxis_transform(), **how)
         panes[-1].text(1, above, number, transform=panes[-1].get_yaxis_transform(), ha="right", **how)
     panes[0].set(ylim=(len(drawn) - 1 + 0.22 / row, 0.19 / row - 1), yticks=[])  # dots of the last row stand below it
     better, worse = ("better", "worse") if metric.lower_is_better else ("worse", "better")
     about = f"difference of the final {metric.words} ({metric.unit})\n← {better}      {worse} →"
-    canvas.supxlabel(about, fontsize=8, y=0.02 / height)
+    canvas.supxlabel(about, y=0.02 / height)
     facts = {"metric": metric, "baselines": baselines, "pairs": list(zip(names, numbers, strict=True))}
     facts["torn"] = any(one.torn for one in drawn)
-    return described("differences", "differences", canvas, data, note + more, **facts, panes=len(ranges))
+    drawing = Drawing(panes[0], "", "", data)
+    return described("differences", "differences", [drawing], note + more, **facts, panes=len(ranges))
 
 
 def other_settings(one: Comparison) -> str:
@@ -150,8 +149,8 @@ def draw_against(
     apart: float = 0,
     what: str = "final",
     expected: Sequence[Arm] | None = None,
-) -> tuple[Canvas, list[Axes], str]:
-    """Draw how arms ended along an axis, with lines from low to high; return panels and a note.
+) -> tuple[list[grid.Panel], list[Axes], str]:
+    """Draw how arms ended along an axis, with lines from low to high; return panels, their axes, and a note.
 
     x: the column of data with places on the axis; markers are filled where `filled` is yes. crosses: at the upper edge
     in a row for each arm, where runs diverged. apart: how far arms at the same place stand from each other. what: of
@@ -161,7 +160,7 @@ def draw_against(
     panels, more = first(every, grid.MOST_PANELS, "panels")
     more += grid.absent(arms if expected is None else expected, data, grid.names_in(every[len(panels) :]))
     named: Any = "points" if data["arm"].is_unique else "lines"
-    canvas, panes = grid.draw_grid(panels, axis, f"{what} {metric.words} ({metric.symbol})", named=named)
+    panes = grid.draw_panels(panels, axis, f"{what} {metric.words} ({metric.symbol})", named=named)
     beyond, sentence = grid.limit(panes[0], data, metric, max(len(entries) for _, entries in panels), crosses)
     for (_, entries), pane in zip(panels, panes, strict=True):
         across = pane.get_xaxis_transform()
@@ -183,17 +182,34 @@ def draw_against(
             values = ", ".join(f"{value:.{metric.decimals}f}" for value in own["mean"])
             for artist in drawn:
                 artist.set_gid(grid.gid_of(entry.arm, values))
-    return canvas, panes, more + sentence
+    return [*panels], panes, more + sentence
+
+
+def drawings_of(
+    panels: Sequence[grid.Panel], panes: Sequence[Axes], data: pd.DataFrame, metric: Metric, value: str = "mean"
+) -> list[Drawing]:
+    """Return panels with their words: where the values of each arm lie. value: the column that has them."""
+    drawings = []
+    for (title, entries), pane in zip(panels, panes, strict=True):
+        own = data[data["arm"].isin([entry.arm.name for entry in entries])]
+        told = dict[str, str]()
+        for entry in entries:
+            values = own.loc[own["arm"] == entry.arm.name, value].dropna()
+            if len(values):
+                ends = sorted({f"{end:.{metric.decimals}f}": end for end in (values.min(), values.max())}.items())
+                told[entry.label] = " to ".join(words for words, _ in ends)
+        drawings.append(Drawing(pane, title, f"From the lowest to the highest: {grid.values_told(told)}", own))
+    return drawings
 
 
 def interactions(arms: Sequence[Arm], baseline: Baseline, metric: Metric, note: str) -> list[Figure]:
     """Draw a figure for each two factors that are crossed: a line for each level of one over those of the other."""
     having, said = with_means(arms, metric)
     drawn = [one for one in crossings(having, baseline, metric) if len(one.cells.columns) > 3]
-    return [draw_interaction(one, having, metric, note + said) for one in drawn[:MOST_CROSSINGS]]
+    return [figure for one in drawn[:MOST_CROSSINGS] for figure in draw_interaction(one, having, metric, note + said)]
 
 
-def draw_interaction(one: Crossing, arms: Sequence[Arm], metric: Metric, note: str) -> Figure:
+def draw_interaction(one: Crossing, arms: Sequence[Arm], metric: Metric, note: str) -> list[Figure]:
     """Draw the means over the seeds with t intervals. arms: all that have a mean."""
     subject, factor = (key.rpartition(".")[2] for key in (one.subject, one.factor))
     rows, places = [], places_of(one.levels)
@@ -203,13 +219,13 @@ def draw_interaction(one: Crossing, arms: Sequence[Arm], metric: Metric, note: s
         low, high = interval or (mean, mean)
         row = {"arm": one.arms[place].name, factor: one.levels[level], "place": places[level], "seeds": len(seeds)}
         rows.append({**row, "filled": "no", "mean": mean, "low": low, "high": high})
-    canvas, data, more = draw_levels(one, arms, rows, metric)
+    drawings, more = draw_levels(one, arms, rows, metric)
     facts = {"metric": metric, "subject": subject, "factor": factor, "others": len(one.cells.index.names) > 1}
-    return described(f"interaction-{subject}-{factor}", "interaction", canvas, data, note + more, **facts)
+    return described(f"interaction-{subject}-{factor}", "interaction", drawings, note + more, **facts)
 
 
-def survival(arms: Sequence[Arm], baseline: Baseline, note: str) -> Figure | None:
-    """Draw the share of runs that train over the first factor that is a number; None where all of them do.
+def survival(arms: Sequence[Arm], baseline: Baseline, note: str) -> list[Figure]:
+    """Draw the share of runs that train over the first factor that is a number; nothing where all of them do.
 
     Intervals: of a binomial share (Wilson 1927).
     """
@@ -226,24 +242,25 @@ def survival(arms: Sequence[Arm], baseline: Baseline, note: str) -> Figure | Non
                     mean = {"mean": 100 * train / len(runs), "low": 100 * low, "high": 100 * high}
                     rows.append({**row, "filled": "no", **mean})
         if any(row["train"] < row["runs"] for row in rows):
-            canvas, data, more = draw_levels(one, arms, rows, TRAINED, "share of")
-            facts = {"subject": subject, "factor": factor, "counts": sorted({*data["runs"]}), "rows": rows}
-            return described(f"survival-{subject}-{factor}", "survival", canvas, data, note + more, **facts)
-    return None
+            drawings, more = draw_levels(one, arms, rows, TRAINED, "share of")
+            counts = sorted({row["runs"] for row in rows})
+            facts = {"subject": subject, "factor": factor, "counts": counts, "rows": rows}
+            return described(f"survival-{subject}-{factor}", "survival", drawings, note + more, **facts)
+    return []
 
 
 def draw_levels(
     one: Crossing, arms: Sequence[Arm], rows: Sequence[dict[str, Any]], metric: Metric, what: str = "final"
-) -> tuple[Canvas, pd.DataFrame, str]:
+) -> tuple[list[Drawing], str]:
     """Draw what was found of each arm at each level of a factor, at the level's place; return a note too."""
     data = pd.DataFrame(rows).sort_values("place", kind="stable")
     axis = one.factor.rpartition(".")[2]
     apart = 0.3 / max(len(one.arms), 4)
     about: Any = {"apart": apart, "what": what, "expected": arms}
-    canvas, panes, more = draw_against(one.arms, data, "place", axis, metric, **about)
+    panels, panes, more = draw_against(one.arms, data, "place", axis, metric, **about)
     for pane in panes:
         pane.set_xticks(places_of(one.levels), [plain(in_words(level), 20) for level in one.levels])
-    return canvas, data.drop(columns=["filled", "place"]), more
+    return drawings_of(panels, panes, data.drop(columns=["filled", "place"]), metric), more
 
 
 def places_of(levels: Sequence[Any]) -> list[float]:
@@ -260,8 +277,8 @@ def places_of(levels: Sequence[Any]) -> list[float]:
     return found
 
 
-def learning_rates(study: Study, metric: Metric) -> Figure | None:
-    """Draw each arm over its learning rates; None where no arm has two, or none has finished."""
+def learning_rates(study: Study, metric: Metric) -> list[Figure]:
+    """Draw each arm over its learning rates; nothing where no arm has two, or none has finished."""
     tried = tried_levels(study.arms, fewest=1)
     rows = [
         {
@@ -275,26 +292,26 @@ def learning_rates(study: Study, metric: Metric) -> Figure | None:
         for rate, arm in one.by_level.items()
     ]
     if not any(row["finished"] for row in rows) or all(len(one.by_level) < 2 for one in tried):
-        return None
+        return []
     data, arms = pd.DataFrame(rows), [one.arm for one in tried]
     crosses = data["diverged"].any()
-    canvas, panes, more = draw_against(arms, data, "learning_rate", "learning rate", metric, crosses)
-    row = 6 / 72 / (panes[0].get_position().height * canvas.get_figheight())  # a marker is 5 points high
-    panels, (low, high) = grid.panels_of(arms, set(data["arm"])), panes[0].get_ylim()
+    panels, panes, more = draw_against(arms, data, "learning_rate", "learning rate", metric, crosses)
+    row = 6 / 72 / grid.size_of(panes[0])[1]  # a marker is 5 points high
+    low, high = panes[0].get_ylim()
     panes[0].set_ylim(low - row * max(len(entries) for _, entries in panels) * (high - low), high)
-    for (_, entries), pane in zip(panels, panes, strict=False):
+    for (_, entries), pane in zip(panels, panes, strict=True):
         for place, entry in enumerate(entries):
             largest = data.loc[data["arm"] == entry.arm.name, "largest"].iloc[0]
             look: dict[str, Any] = {"color": entry.color, "gid": grid.gid_of(entry.arm, "the largest rate that trains")}
             pane.plot(largest, row * (place + 0.5), "^", transform=pane.get_xaxis_transform(), **look)
     grid.log_scale(panes[0], "x")
-    data = data.rename(columns={"filled": "best"})
+    drawings = drawings_of(panels, panes, data.rename(columns={"filled": "best"}), metric)
     facts = {"metric": metric, "crosses": crosses, "arms": shortened([arm.name for arm in arms])}
-    return described("learning-rates", "learning-rates", canvas, data, more, **facts)
+    return described("learning-rates", "learning-rates", drawings, more, **facts)
 
 
-def search(study: Study) -> Figure | None:
-    """Draw what each arm reached at the learning rates of which one was chosen for it; None where none was chosen."""
+def search(study: Study) -> list[Figure]:
+    """Draw what each arm reached at the learning rates of which one was chosen for it, where one was."""
     found = searches(study)
     rows = []
     for one in found:
@@ -306,19 +323,19 @@ def search(study: Study) -> Figure | None:
             rows.append({"arm": one.arm.name, "learning_rate": rate, **counts, **reached, "filled": chosen})
     data = pd.DataFrame(rows)
     if not rows or data["mean"].isna().all():
-        return None
+        return []
     crosses, metric = bool(data["diverged"].any()), loss_on("val")
     arms = [one.arm for one in found]
     how: Any = {"crosses": crosses, "what": "held-out"}
-    canvas, panes, more = draw_against(arms, data, "learning_rate", "learning rate", metric, **how)
+    panels, panes, more = draw_against(arms, data, "learning_rate", "learning rate", metric, **how)
     grid.log_scale(panes[0], "x")
     facts = {"crosses": crosses, "seeds": data["seeds"].max(), "arms": shortened([arm.name for arm in arms])}
-    data = data.rename(columns={"filled": "chosen", "diverged": "lost"})
-    return described("learning-rate-search", "search", canvas, data, more, **facts)
+    drawings = drawings_of(panels, panes, data.rename(columns={"filled": "chosen", "diverged": "lost"}), metric)
+    return described("learning-rate-search", "search", drawings, more, **facts)
 
 
-def step_time_against(arms: Sequence[Arm], metric: Metric, note: str) -> Figure | None:
-    """Draw the Pareto plot; None for fewer than two arms with both figures."""
+def step_time_against(arms: Sequence[Arm], metric: Metric, note: str) -> list[Figure]:
+    """Draw the Pareto plot; nothing for fewer than two arms with both figures."""
     rows = []
     having, said = with_means(arms, metric)
     for arm in having:
@@ -327,16 +344,17 @@ def step_time_against(arms: Sequence[Arm], metric: Metric, note: str) -> Figure 
         rows.append({"arm": arm.name, **outcome(arm, metric), **times})
     data = pd.DataFrame(rows).dropna()
     if len(data) < 2 or "step_ms" not in data:
-        return None
+        return []
     badness = data["mean"] * (1 if metric.lower_is_better else -1)
     ordered = data.assign(badness=badness).sort_values(["step_ms", "badness"])
     # those for which no other is at least as fast and better
     front = ordered[ordered["badness"] < ordered["badness"].cummin().shift(fill_value=np.inf)]
     data["filled"] = np.where(data["arm"].isin(front["arm"]), "yes", "no")
-    canvas, panes, more = draw_against(arms, data, "step_ms", "step time (ms)", metric, expected=having)
+    panels, panes, more = draw_against(arms, data, "step_ms", "step time (ms)", metric, expected=having)
     for pane in panes:
         pane.step(front["step_ms"], front["mean"], where="post", color=INK, lw=1, linestyle=(0, (1, 2)), zorder=1)
     data = data.rename(columns={"mean": "final", "low": "final_low", "high": "final_high", "filled": "on_front"})
     name = f"step-time-{metric.tag.partition('/')[0]}"
+    drawings = drawings_of(panels, panes, data, metric, "final")
     facts = {"metric": metric, "front": list(front["arm"]), "arms": shortened([arm.name for arm in arms])}
-    return described(name, "step-time", canvas, data, note + more + said, **facts)
+    return described(name, "step-time", drawings, note + more + said, **facts)

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from normbench.analysis.figures import style as grid
-from normbench.analysis.figures.style import CAPTIONS, Entry, Figure, Panel, described, members
+from normbench.analysis.figures.style import CAPTIONS, Drawing, Entry, Figure, Panel, described, members
 from normbench.analysis.measures import by_block, evaluations_in_words, seconds_at
 from normbench.analysis.records import Arm, Curve, Run, shortened
 
@@ -73,8 +73,8 @@ def ends_of_diverged(name: str, arm: Arm) -> pd.DataFrame:
 # ---- a figure
 
 
-def draw_lines(name: str, arms: Sequence[Arm], note: str) -> Figure | None:
-    """Draw one of the figures of `QUANTITIES`; None where no line has two points."""
+def draw_lines(name: str, arms: Sequence[Arm], note: str) -> list[Figure]:
+    """Draw a figure of each panel of one of the `QUANTITIES`; none where no line has two points."""
     axis = name.rpartition("-")[2]
     found = {arm.name: [blocks for run in members(arm) if (blocks := lines_of(run, name))] for arm in arms}
     having = grid.panels_of(arms, [arm for arm, runs in found.items() if runs])
@@ -87,7 +87,7 @@ def draw_lines(name: str, arms: Sequence[Arm], note: str) -> Figure | None:
             if lines := [line for line in lines if len(line.steps)]:
                 bands[arm, kind] = band_of(lines, between=axis == "time")
     if not any(len(band) > 1 for band in bands.values()):
-        return None
+        return []
     if name.startswith("loss"):
         drawn = [entry.arm for _, entries in panels for entry in entries]
         bands |= {(arm.name, "diverged"): ends for arm in drawn if len(ends := ends_of_diverged(name, arm))}
@@ -109,7 +109,7 @@ def three_steps(found: Iterable[Sequence[Mapping[int, Curve]]]) -> list[int]:
     return list(dict.fromkeys(int(steps[np.abs(steps - place).argmin()]) for place in wanted))
 
 
-def draw_bands(name: str, panels: Sequence[Panel], bands: Bands, kinds: Sequence[Any], **facts: Any) -> Figure:
+def draw_bands(name: str, panels: Sequence[Panel], bands: Bands, kinds: Sequence[Any], **facts: Any) -> list[Figure]:
     """Draw means as lines and the seeds' ranges around them; of losses, crosses where runs diverged."""
     _, word, unit, scale, about = QUANTITIES[name]
     by, x = CAPTIONS["axes"][name.rpartition("-")[2]]
@@ -118,8 +118,7 @@ def draw_bands(name: str, panels: Sequence[Panel], bands: Bands, kinds: Sequence
         (f"{title} · step {kind:,}".removeprefix(" · ") if by_depth else title, entries, kind)
         for (title, entries), kind in product(panels, kinds)
     ]
-    columns = len(kinds) if by_depth else 0
-    canvas, panes = grid.draw_grid([cell[:2] for cell in cells], x, word + f" ({unit})" * bool(unit), columns)
+    panes = grid.draw_panels([cell[:2] for cell in cells], x, word + f" ({unit})" * bool(unit))
     data = pd.concat(bands, names=["arm", "step" if by_depth else "kind"]).droplevel(2).reset_index()
     diverged, top = data.iloc[:, 1] == "diverged", np.inf
     means = data[~diverged]
@@ -138,16 +137,23 @@ def draw_bands(name: str, panels: Sequence[Panel], bands: Bands, kinds: Sequence
         grid.log_scale(panes[0], "y")
     if scale == "percent":
         panes[0].yaxis.set_major_formatter(lambda value, _: f"{100 * value:g}")
-    if not canvas.legends:
-        height = panes[0].get_position().height * canvas.get_figheight()
-        drawn = [entry for _, entries, _ in cells for entry in entries if entry.arm.name in ends]
-        grid.label_ends(panes[0], height, [(ends[entry.arm.name], entry) for entry in drawn])
     if by_depth:
         panes[0].locator_params(axis="x", integer=True, min_n_ticks=2)
         data = data.rename(columns={"x": "block"})
+    drawings = []
+    for (title, entries, kind), pane in zip(cells, panes, strict=True):
+        own = data[data["arm"].isin([entry.arm.name for entry in entries])]
+        if by_depth:
+            own = own[own["step"] == kind]
+        last = own[own.iloc[:, 1] != "diverged"].groupby("arm")["mean"].last()
+        drawn = [entry for entry in entries if entry.arm.name in last]
+        grid.label_ends(pane, [(last[entry.arm.name], entry) for entry in drawn])
+        told = grid.values_told({entry.label: f"{last[entry.arm.name]:.4g}" for entry in drawn})
+        drawings.append(Drawing(pane, title, f"At the right end: {told}", own))
     facts |= {"word": word, "about": about, "by": by, "x": x, "steps": kinds if by_depth else []}
     facts |= {"seeds": (means["runs"].min(), means["runs"].max()), "crosses": diverged.any()}
-    return described(name, "lines", canvas, data, cut=means["high"].max() > top, far=[*ends.index[ends > top]], **facts)
+    facts |= {"cut": means["high"].max() > top, "far": [*ends.index[ends > top]]}
+    return described(name, "lines", drawings, **facts)
 
 
 def draw_band(pane: Axes, band: pd.DataFrame, entry: Entry, shift: float) -> None:

@@ -1,4 +1,7 @@
-"""What all figures share: one style, arms in panels, panels in a grid with a legend, words, and SVG, PDF and PNG.
+"""What all figures share: one style, arms in panels, each panel a small figure of its own, words, and SVG, PDF and PNG.
+
+Panels of one kind are small multiples: drawn in the same size with the same axes and all words in one size, each with a
+title and a caption. A page, which lays them out, shows each as large as it was drawn, also on a phone.
 
 Colours, dashes and markers stand in palette.toml, matplotlib's settings in normbench.mplstyle, titles and captions in
 captions.toml. A norm has the same colour in all figures.
@@ -53,12 +56,15 @@ TOGETHER = 6  # so many lines can be told apart in one panel by colour and dashe
 MOST_PANELS = 12  # are drawn; a caption says where there would have been more
 UNDER_WAY = ("running", "interrupted")
 
-COLUMN, PAGE = 3.5, 7.0  # inches: a column and the whole width of a printed page
-TALLEST = 8.0  # inches of all panels
-ABOVE, BELOW, LEFT, RIGHT, TITLE = 0.26, 0.42, 0.62, 0.12, 0.28  # inches around and between them, for words
-LETTER, LINE = 0.067, 0.17  # inches of a letter, at most, and of a line of words
-LABELS = 8  # lines at most are named at their ends, each in so many letters; else there is a legend above
-LETTERS = 18
+COLUMN = 3.5  # inches: a column of a printed page, and of a web page on a phone
+ABOVE, BELOW, LEFT, RIGHT = 0.29, 0.47, 0.7, 0.13  # inches around a panel, for words
+BESIDE = 0.8  # inches for a scale of colours
+SIZE = 9  # points of all letters, as normbench.mplstyle has it
+LINE, SAMPLE = 0.19, 0.6  # inches of a line of words, and of what a legend has in front of its own
+WORD = 0.5  # inches between the words of ticks side by side
+LABELS = 8  # lines at most are named at their ends, where so many inches stay for lines; else there is a legend above
+NARROWEST = 1.2
+FLAT, LOWEST = 0.62, 1.2  # the height of a panel is this share of its width, and so many inches at least
 STEPS = (1, 2, 3, 4, 5, 10)  # between ticks, by whatever power of ten
 
 SEPARATOR = " · "  # between the settings in an arm's name
@@ -254,43 +260,77 @@ def blank(height: float) -> Canvas:
     return Canvas(figsize=(rcParams["figure.figsize"][0], height))
 
 
-def draw_grid(
-    panels: Sequence[Panel], x: str, y: str, columns: int = 0, *, named: Literal["ends", "lines", "points"] = "ends"
-) -> tuple[Canvas, list[Axes]]:
-    """Return a figure and its panels, all of one size with common axes: two in a row of a column's width, else three.
+def draw_panels(
+    panels: Sequence[Panel], x: str, y: str, *, named: Literal["ends", "lines", "points"] = "ends"
+) -> list[Axes]:
+    """Return the axes of panels, each in a figure of its own: all of one size, and with common limits.
 
     x, y: words of the axes. named: what tells the arms, at the ends of lines where there is room for `label_ends`; else
-    a legend above has each label once. Places are given in inches: to find them from the size of all words takes as
-    long as to draw the figure.
+    a legend above. Places are given in inches: to find them from the size of all words takes as long as to draw.
     """
-    looks = {plain(entry.label): entry for _, entries in panels for entry in entries}
-    longest = max(map(len, looks))
-    at_ends = len(panels) == 1 and len(looks) <= LABELS and longest <= LETTERS and named == "ends"
-    canvas = blank(1.0)
+    width = blank(1.0).get_figwidth()
+    labels = [{fitted(entry.label, width - SAMPLE): entry for entry in entries} for _, entries in panels]
+    longest, most = max(breadth(label) for own in labels for label in own), max(map(len, labels))
+    beside = RIGHT + 0.32 + longest
+    at_ends = named == "ends" and most <= LABELS and width - LEFT - beside >= NARROWEST
+    across = max(1, int((width - 0.2) / (longest + SAMPLE)))
+    top = ABOVE if at_ends else ABOVE + LINE * -(-most // across)
+    right = beside if at_ends else RIGHT
+    height = max(LOWEST, FLAT * (width - LEFT - right))
+    panes: list[Axes] = []
+    for own in labels:
+        first_pane = panes[0] if panes else None
+        pane = draw_pane(height, x, y, top=top, right=right, sharex=first_pane, sharey=first_pane)
+        pane.locator_params(nbins=5, min_n_ticks=3, steps=STEPS)
+        if not at_ends:
+            samples = [sample(entry, line=named != "points") for entry in own.values()]
+            pane.figure.legend(samples, list(own), loc="upper center", ncols=min(across, len(own)))
+        panes.append(pane)
+    return panes
+
+
+def draw_pane(
+    height: float, x: str, y: str, *, top: float = ABOVE, bottom: float = BELOW, right: float = RIGHT, **how: Any
+) -> Axes:
+    """Return axes in a figure of their own. All lengths are inches, of the axes and of the room for words around them.
+
+    x, y: words of the axes, in several lines where they are long. how: as matplotlib has it.
+    """
+    whole = top + height + bottom
+    canvas = blank(whole)
     width = canvas.get_figwidth()
-    wide = width > (COLUMN + PAGE) / 2
-    columns = columns or min(len(panels), 3 if wide and len(panels) != 4 else 2)
-    rows, across = -(-len(panels) // columns), max(1, int((width - 0.2) / LETTER / (longest + 7)))
-    top = ABOVE if at_ends else ABOVE + LINE * -(-len(looks) // across)
-    right = RIGHT + (0.25 + LETTER * longest) * at_ends
-    height = min(max(1.2, 0.62 * (width - LEFT - right) / columns) * rows, TALLEST)
-    canvas.set_figheight(top + height + BELOW)
-    edges = {"left": LEFT / width, "right": 1 - right / width, "bottom": BELOW / (top + height + BELOW)}
-    grid = edges | {"top": 1 - top / (top + height + BELOW), "wspace": 0.16, "hspace": TITLE * rows / height}
-    panes = canvas.subplots(rows, columns, sharex=True, sharey=True, squeeze=False, gridspec_kw=grid).ravel().tolist()
-    for spare in panes[len(panels) :]:
-        spare.remove()
-    for place, ((title, _), pane) in enumerate(zip(panels, panes, strict=False)):
-        pane.set_title(fitted(title, (width - LEFT - right) / columns, 8))
-        bins = max(3, int(5 * width / columns / PAGE) + 3 * (columns == 1))
-        pane.locator_params(nbins=bins, min_n_ticks=3, steps=STEPS)
-        pane.tick_params(labelbottom=place + columns >= len(panels))
-    canvas.supxlabel(x, fontsize=8, x=(LEFT + width - right) / 2 / width, y=0.01)
-    canvas.supylabel(y, fontsize=8, x=0.01)
-    if not at_ends:
-        samples = [sample(entry, line=named != "points") for entry in looks.values()]
-        canvas.legend(samples, list(looks), loc="upper center", ncols=across)
-    return canvas, panes[: len(panels)]
+    below, beside = wrapped(x, width), wrapped(y, whole)
+    bottom += LINE * (len(below) - 1)
+    left = LEFT + LINE * (len(beside) - 1)
+    whole = top + height + bottom
+    canvas.set_figheight(whole)
+    across = width - left - right
+    pane = canvas.add_axes((left / width, bottom / whole, across / width, height / whole), **how)
+    canvas.supxlabel("\n".join(below), x=(left + across / 2) / width, y=0.01)
+    canvas.supylabel("\n".join(beside), x=0.01)
+    return pane
+
+
+def canvas_of(pane: Axes) -> Canvas:
+    """Return the figure that axes are in."""
+    canvas: Any = pane.figure
+    found: Canvas = canvas
+    return found
+
+
+def size_of(pane: Axes) -> tuple[float, float]:
+    """Return the width and height of axes in inches."""
+    part, (width, height) = pane.get_position(), canvas_of(pane).get_size_inches()
+    return part.width * width, part.height * height
+
+
+def add_color_bar(pane: Axes, mesh: Any, words: str) -> None:
+    """Add the scale of colours to a pane that has `BESIDE` inches at its right. words: what the colours are."""
+    canvas, place = canvas_of(pane), pane.get_position()
+    width = canvas.get_figwidth()
+    bar = canvas.add_axes((1 - (BESIDE - 0.15) / width, place.y0, 0.1 / width, place.height))
+    canvas.colorbar(mesh, cax=bar)
+    bar.set_title(words)
 
 
 def sample(entry: Entry, line: bool = True, xdata: Any = (), ydata: Any = (), **how: Any) -> Artist:
@@ -301,11 +341,14 @@ def sample(entry: Entry, line: bool = True, xdata: Any = (), ydata: Any = (), **
     return Line2D(xdata, ydata, color=entry.color, linestyle=dash, marker=entry.marker, mfc="none", **how)
 
 
-def label_ends(axes: Axes, height: float, ends: Sequence[tuple[float, Entry]]) -> None:
+def label_ends(axes: Axes, ends: Sequence[tuple[float, Entry]]) -> None:
     """Write on the right of axes which lines end there, or with an arrow beyond: in their order, not over each other.
 
-    height: of the axes, in inches. ends: the value at which each line ends.
+    Where there is a legend nothing is written. ends: the value at which each line ends.
     """
+    if canvas_of(axes).legends or not ends:
+        return
+    _, height = size_of(axes)
     ordered, (low, high) = sorted(ends, key=lambda end: end[0]), axes.get_ylim()
     heights = axes.transAxes.inverted().transform(axes.transData.transform([(0, end) for end, _ in ordered]))[:, 1]
     gaps = LINE / height * np.arange(len(ordered))
@@ -352,7 +395,7 @@ def arrow(axes: Axes, at: Sequence[float], place: int, color: str, metric: Metri
     """Write at the edge where worse values are, in a row of its own, a value that lies beyond. at: x and the value."""
     x, value = at
     height, sign = (0.97 - place * ROOM, "↑") if metric.lower_is_better else (0.03 + place * ROOM, "↓")
-    how: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "color": color, "fontsize": 7}
+    how: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "color": color}
     return axes.text(x, height, f"{sign} {value:.{metric.decimals}f}", ha="center", va="center", **how)
 
 
@@ -362,35 +405,35 @@ def plain(text: str, most: int = 42) -> str:
 
 
 @cache
-def breadth(text: str, size: float) -> float:
-    """Return how wide words in letters of so many points are, in inches; within `our_style`."""
+def breadth(text: str) -> float:
+    """Return how wide words are, in inches; within `our_style`."""
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import text_to_path
 
-    points, _, _ = text_to_path.get_text_width_height_descent(text, FontProperties(size=size), False)
+    points, _, _ = text_to_path.get_text_width_height_descent(text, FontProperties(size=SIZE), False)
     return float(points) / 72
 
 
-def wrapped(text: str, inches: float, size: float) -> list[str]:
+def wrapped(text: str, inches: float) -> list[str]:
     """Return words in lines that are no wider; a single word that is wider is shortened in the middle.
 
     No line begins behind a minus.
     """
     lines = [""]
     for word in text.replace("− ", "−\N{NO-BREAK SPACE}").split(" "):
-        short = fitted(word, inches, size)
+        short = fitted(word, inches)
         longer = f"{lines[-1]} {short}".strip()
-        if breadth(longer, size) <= inches:
+        if breadth(longer) <= inches:
             lines[-1] = longer
         else:
             lines.append(short)
     return [line for line in lines if line]
 
 
-def fitted(text: str, inches: float, size: float) -> str:
+def fitted(text: str, inches: float) -> str:
     """Return words that are no wider, without the middle of wider ones."""
     most = len(text)
-    while breadth(plain(text, most), size) > inches and most > 3:
+    while breadth(plain(text, most)) > inches and most > 3:
         most -= 1
     return plain(text, most)
 
@@ -401,13 +444,16 @@ def log_scale(axes: Axes, name: Literal["x", "y"]) -> None:
 
     axes.set(**{f"{name}scale": "log"})
     axes.minorticks_off()
-    axis = axes.xaxis if name == "x" else axes.yaxis
+    axis, length, apart = (axes.xaxis, size_of(axes)[0], WORD) if name == "x" else (axes.yaxis, size_of(axes)[1], LINE)
     low, high = sorted(axis.get_view_interval())
-    most = max(3, int(axes.bbox.width / axes.figure.dpi / 0.45)) if name == "x" else None  # words stand apart
+    most = max(3, int(length / apart))
     tens = [LogLocator(subs=subs, numticks=most) for subs in ((1.0,), (1.0, 3.0), (1.0, 2.0, 5.0))]
     tried = [locator.tick_values(low, high) for locator in (*tens, MaxNLocator(4, min_n_ticks=3))]
     within = [[tick for tick in map(float, np.asarray(ticks)) if low <= tick <= high] for ticks in tried]
-    axis.set_major_locator(FixedLocator(next((ticks for ticks in within if len(ticks) > 2), within[-1])))
+    ticks = next((ticks for ticks in within if len(ticks) > 2), within[-1])
+    while len(ticks) > most:
+        ticks = ticks[::2]
+    axis.set_major_locator(FixedLocator(ticks))
     axis.set_major_formatter(lambda x, _: brief(x))
 
 
@@ -420,8 +466,17 @@ def brief(x: float) -> str:
 
 
 @dataclass(frozen=True)
+class Group:
+    """Figures that belong together, one for each panel: small multiples. caption: what holds for all of them."""
+
+    name: str
+    title: str
+    caption: str
+
+
+@dataclass(frozen=True)
 class Figure:
-    """A figure. title, caption, alt: for a page. data: exactly what is drawn, for a CSV."""
+    """A figure, which is one panel. title, caption, alt: for a page. data: exactly what is drawn, for a CSV."""
 
     name: str
     title: str
@@ -429,6 +484,7 @@ class Figure:
     alt: str
     canvas: Canvas
     data: pd.DataFrame
+    group: Group | None = None
 
     @cached_property
     @our_style()
@@ -454,16 +510,22 @@ class Figure:
 
     @our_style()
     def drawn(self, suffix: str, **how: Any) -> bytes:
-        """Draw it on white for print, as PDF or PNG; words are shapes there, as fonts take twice the time."""
+        """Draw it on white for print, as PDF or PNG; words are shapes there, as fonts take twice the time.
+
+        One panel of several has its title above it, which in a page stands outside of the drawing.
+        """
         from matplotlib.patheffects import Normal
         from matplotlib.text import Text
 
+        pane = self.canvas.axes[0]
+        pane.set_title(fitted(self.title, self.canvas.get_figwidth() - LEFT) if self.group else "")
         buffer, words = io.BytesIO(), self.canvas.findobj(Text) if suffix == "pdf" else []
         for text in words:
             text.set_path_effects([Normal()])
         self.canvas.savefig(buffer, format=suffix, facecolor="white", **how)
         for text in words:
             text.set_path_effects([])
+        pane.set_title("")
         return buffer.getvalue()
 
     def files(self) -> dict[str, bytes]:
@@ -474,14 +536,45 @@ class Figure:
         return {f"{self.name}.{suffix}": content for suffix, content in found.items()}
 
 
+def is_wide(figure: Figure) -> bool:
+    """Tell whether a figure needs more than a column of a page."""
+    return bool(figure.canvas.get_figwidth() > COLUMN)
+
+
 def with_ids(svg: str, within: str) -> str:
     """Return an SVG with a word in front of its ids, so that they are its own in a page of many; within: the word."""
     named = re.sub(r'\bid="([^"]+)"', rf'id="{within}-\1"', svg)
     return re.sub(r'\b(xlink:href="|url\()#', rf"\1#{within}-", named)
 
 
-def described(name: str, kind: str, canvas: Canvas, data: pd.DataFrame, note: str, **facts: Any) -> Figure:
-    """Return a finished drawing with the words that captions.toml has for its kind; note: the caption's end."""
+@dataclass(frozen=True)
+class Drawing:
+    """A panel that has been drawn: its axes, its own words, and exactly what is drawn, for a CSV."""
+
+    pane: Axes
+    title: str
+    caption: str
+    data: pd.DataFrame
+
+
+def in_figures(name: str, title: str, caption: str, alt: str, drawings: Sequence[Drawing]) -> list[Figure]:
+    """Return a figure for each panel; the words are those of the only one, or of the group of several."""
+    if len(drawings) == 1:
+        return [Figure(name, title, caption, alt, canvas_of(drawings[0].pane), drawings[0].data)]
+    group, figures = Group(name, title, caption), list[Figure]()
+    for place, one in enumerate(drawings, start=1):
+        words = one.title, one.caption, f"{alt} {one.title}: {one.caption}"
+        figures.append(Figure(f"{name}-{place}", *words, canvas_of(one.pane), one.data, group))
+    return figures
+
+
+def values_told(values: Mapping[str, str]) -> str:
+    """Write what each arm's value in a panel is, for its caption."""
+    return (", ".join(f"{label} {value}" for label, value in values.items()) or "nothing") + "."
+
+
+def described(name: str, kind: str, drawings: Sequence[Drawing], note: str, **facts: Any) -> list[Figure]:
+    """Return finished drawings with the words that captions.toml has for their kind; note: the caption's end."""
     texts = [" ".join(Template(text).render(facts).split()) for text in CAPTIONS[kind].values()]
     title, caption, alt = (text[0].upper() + text[1:] for text in texts)
-    return Figure(name, title, caption + note, alt, canvas, data)
+    return in_figures(name, title, caption + note, alt, drawings)
