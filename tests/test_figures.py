@@ -67,7 +67,7 @@ def test_panels_are_figures_of_one_size_with_the_same_axes_and_words_of_their_ow
     first, middle, last = panels(figures, "stream-rms-depth")
     assert first.group == last.group and first.group and first.group.title == "RMS of the residual stream by depth"
     assert [one.title for one in (first, middle, last)] == ["step 20", "step 60", "step 100"]
-    assert last.caption.startswith("At the right end: LayerNorm · pre 4, ")
+    assert last.caption.startswith("At the right end: LayerNorm · post 4, LayerNorm · pre 4, ")
     sizes = {tuple(one.canvas.get_size_inches()) for one in (first, middle, last)}
     assert sizes == {(3.5, first.canvas.get_figheight())}
     limits = [(one.canvas.axes[0].get_xlim(), one.canvas.axes[0].get_ylim()) for one in (first, middle, last)]
