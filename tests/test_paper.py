@@ -257,8 +257,9 @@ def test_arms_for_which_there_is_no_room_are_named(tmp_path: Path) -> None:
     for norm, depth in product(("layernorm", "rmsnorm"), range(13)):
         make_run(tmp_path, norm=norm, settings={"model.depth": depth, "model.width": 32 + depth % 2})
     with our_style():
-        (figure,) = draw_lines("loss-val-steps", read_study([tmp_path]).arms, "")
-    caption = figure.caption
+        figure, *others = draw_lines("loss-val-steps", read_study([tmp_path]).arms, "")
+    assert len(others) == 11 and figure.group
+    caption = figure.group.caption
     assert "The first 12 of 13 panels. Not shown: layernorm · depth=12, rmsnorm · depth=12 (no room)." in caption
 
 
