@@ -1,14 +1,17 @@
-"""How the processes that a command starts for itself begin."""
+"""How the processes that a command starts for itself begin, and the cores that they have."""
 
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import resource
 import signal
 import sys
+from pathlib import Path
 
 PR_SET_PDEATHSIG = 1  # prctl(2)
+CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container: microseconds of CPU in each period, or max
 
 
 def end_with_parent(parent: int) -> None:
@@ -26,3 +29,12 @@ def begin_trial(parent: int) -> None:
     """Let this process, which may well crash, leave no core file, and end with the one that waits for it."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     end_with_parent(parent)
+
+
+def cores() -> int:
+    """Return the number of cores that this process may use: those it is bound to, or its container's share of them."""
+    bound = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    quota, _, period = CPU_QUOTA.read_text("ascii").partition(" ") if CPU_QUOTA.is_file() else ("max", "", "")
+    if quota == "max":
+        return bound
+    return min(bound, math.ceil(int(quota) / int(period)))

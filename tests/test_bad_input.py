@@ -48,7 +48,7 @@ OTHERS = {
     "trainer.devices=2": "use device=cpu, cuda or cuda:N",
     "--resume": "--resume is no flag of normbench train: the command of a run that was stopped",
     "--ckpt-path=last.ckpt": "--ckpt-path is no flag of normbench train: the command of a run",
-    "hydra/sweeper=optuna": "hydra/sweeper is no key of a run: start it with normbench sweep",
+    "hydra/sweeper=ax": "hydra/sweeper is no key of a run: start it with normbench sweep",
     "hydra/launcher=joblib": "hydra/launcher is no key of a run: start it with normbench sweep",
     "sweep.lr=auto": "sweep.lr is no key of a run: start it with normbench sweep",
     "logger.wandb.mode=offline": "logger.wandb.mode is a setting of logger=wandb, which is not chosen: add it",

@@ -15,6 +15,7 @@ from killing import poll
 from support import REPOSITORY
 
 from normbench.analysis import beside
+from normbench.processes import cores
 
 # Each starts a process, which would never end by itself, and does not return.
 WAITING = {
@@ -90,3 +91,15 @@ def test_what_is_killed_beside_the_rest_is_done_again(tmp_path: Path, monkeypatc
     child.kill()
     child.join()
     assert result() == b"x" * 10_000_000
+
+
+def test_cores_are_those_that_a_process_is_bound_to_or_its_containers_share(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 2, 4, 6})
+    quota = tmp_path / "cpu.max"
+    monkeypatch.setattr("normbench.processes.CPU_QUOTA", quota)
+    assert cores() == 4
+    for text, expected in {"max 100000\n": 4, "150000 100000\n": 2, "50000 100000\n": 1, "900000 100000\n": 4}.items():
+        quota.write_text(text)
+        assert cores() == expected

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +23,7 @@ from normbench.sweep import plan
 from normbench.sweep.conduct import understand
 from normbench.sweep.folder import SweepFolder
 from normbench.sweep.launchers import Here, Processes, Ray, Submitit
-from normbench.sweep.tuning import choose, chosen, propose, propose_by_optuna, said, tuned_grid, tuning_grid
+from normbench.sweep.tuning import choose, chosen, propose, said, tuned_grid, tuning_grid
 from normbench.sweep.work import Execution
 
 pytest_plugins = ["refusals", "run_fixtures"]
@@ -94,7 +93,7 @@ def test_what_is_left_out_is_told_with_its_reason() -> None:
 
 
 def test_runs_side_by_side_have_cores_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("joblib.cpu_count", lambda: 8)
+    monkeypatch.setattr("normbench.sweep.launchers.cores", lambda: 8)
     given = (0, None, 0), (2, None, 0), (0, 4, 0), (0, 16, 0), (3, 2, 0), (0, None, 2), (16, None, 0)
     assert [Processes().share(*one) for one in given] == [(8, 1), (2, 1), (2, 4), (1, 16), (3, 2), (2, 1), (16, 1)]
     assert Here().share(2, None, 0) == (1, 8)
@@ -111,7 +110,7 @@ def test_runs_side_by_side_have_cores_of_their_own(monkeypatch: pytest.MonkeyPat
 def test_runs_take_turns_on_gpus(
     monkeypatch: pytest.MonkeyPatch, gpus: int, more: list[str], devices: list[str], jobs: int
 ) -> None:
-    monkeypatch.setattr("joblib.cpu_count", lambda: 8)
+    monkeypatch.setattr("normbench.sweep.launchers.cores", lambda: 8)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
     sweep = understand(["seed=range(0,4)", *CNN, "device=auto", *more])
@@ -198,35 +197,6 @@ def test_the_search_ends_beyond_an_end_of_the_grid_or_where_nothing_trains() -> 
     assert [*searched(lambda rate: None)] == [9.487e-4, 9.487e-3, 9.487e-2, 3e-4, 9.487e-5, 3e-5]
     assert min(searched(lambda rate: None if rate > 2e-4 else rate)) == 3e-5
     assert (propose([0.1], {}), propose([0.1], {0.1: 1.0}), propose([10, 100], {100: 1.0})) == ([0.1], [], [10, 1000])
-
-
-@pytest.mark.parametrize("loss", [lambda rate: rate, lambda rate: None, lambda rate: abs(math.log(rate / 0.02))])
-def test_optuna_draws_as_many_rates_as_the_grid_has_between_its_ends(loss: Callable[[float], float | None]) -> None:
-    pytest.importorskip("optuna")
-    tried = searched(loss, propose_by_optuna)
-    assert [*tried][:3] == GRID[1::2]
-    assert len(tried) == len(GRID)
-    assert all(GRID[0] <= rate <= GRID[-1] for rate in tried)
-    halfway = dict(sorted([*tried.items()][:5]))  # as a search that was stopped finds them
-    assert propose_by_optuna(GRID, halfway) == [[*tried][5]]
-    assert [*searched(loss, propose_by_optuna, [0.012346, 0.012347])] == [0.012347]
-    assert [*searched(loss, propose_by_optuna, [0.01])] == [0.01]
-
-
-def test_a_sweep_by_optuna_is_counted_and_goes_on_with_the_same_rates(server: Server, tmp_path: Path) -> None:
-    pytest.importorskip("optuna")
-    words = ["sweep", "norm=rmsnorm", "seed=0", *CNN, *LENGTHS, "launcher=local", "sweep.report=false"]
-    words += ["hydra/sweeper=optuna", "sweep.lr_grid=1e-3,1e-2,1e-1"]
-    assert "1 runs and 2 more that their results ask for" in finished(server, [*words, "--dry-run"], tmp_path)
-    output = finished(server, words, tmp_path)
-    assert "1 of 3 runs to do" in output
-    runs = sorted((tmp_path / "outputs" / "sweep-lr").glob("rmsnorm-*"), key=lambda path: path.stat().st_ctime)
-    assert len(runs) == 3
-    shutil.rmtree(runs[-1])
-    assert " for 1 runs, 1 at a time" in finished(server, [*words, "--dry-run"], tmp_path)
-    again = finished(server, ["sweep", "--resume", "outputs/sweep"], tmp_path)
-    assert "1 of 3 runs to do" in again
-    assert {path.name for path in runs} == {path.name for path in runs[0].parent.glob("rmsnorm-*")}
 
 
 def test_what_chooses_does_not_judge(here: Path) -> None:

@@ -112,7 +112,6 @@ def check_options(ctx: click.Context, param: click.Parameter, words: tuple[str, 
     words = tuple(re.sub(r"^(\+*logger=)([^\[(].*,.*)", r"\1[\2]", word) for word in words)  # all of them, in one run
     if ctx.info_name == "sweep":
         words = tuple(re.sub(r"^\+*hydra/launcher=", "launcher=", word) for word in words)
-        words = tuple(re.sub(r"^\+*hydra/sweeper=", "sweep.lr=", word) for word in words)
     return (*words, *(f"hydra.searchpath=['file://{folder}']" for folder in folders))
 
 

@@ -81,15 +81,12 @@ def train_page(formatter: HelpFormatter, words: Sequence[str], folders: Sequence
 
 def sweep_page(formatter: HelpFormatter, words: Sequence[str], folders: Sequence[Path]) -> None:
     """Write what a sweep takes beside `train`'s words."""
-    from normbench.sweep.words import SWEEP_KEYS, key_of
+    from normbench.sweep.words import SWEEP_KEYS, launcher_of
 
     for group, meaning in SWEEP_GROUPS.items():
         formatter.write_paragraph()
         write_group(formatter, group, meaning)
-    default = groups.content("", "sweep")["defaults"]["launcher"]
-    launcher = {key_of(word): word.partition("=")[2] for word in words}.get("launcher", default)
-    groups.check_option("launcher", launcher)
-    write_launcher(formatter, launcher)
+    write_launcher(formatter, launcher_of(words))
     with formatter.section("Keys (beside these, and the groups, those of normbench train --help)"):
         write_keys(formatter, SWEEP_KEYS, SWEEP_KEYS, {})
 

@@ -61,7 +61,7 @@ class Sweep:
     def asked(self) -> list[str]:
         """Return the names of the runs that the words ask for; where rates are to be chosen they say from which."""
         rates = fingerprint({"rates": self.settings.lr_grid, "seeds": self.settings.lr_seeds})
-        chosen = {"auto": f" lr {rates}", "optuna": f" optuna {rates}"}.get(self.settings.lr or "", "")
+        chosen = f" lr {rates}" if self.settings.lr else ""
         return [f"{run.run}{chosen}" for run in self.plan.runs]
 
     def check_folder(self) -> None:

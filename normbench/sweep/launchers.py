@@ -29,6 +29,7 @@ from types import FrameType
 from typing import IO, Annotated, Any, Literal
 
 from normbench.errors import RunFailure, UsageError
+from normbench.processes import cores
 from normbench.scratch import scratch
 from normbench.settings import Setting
 from normbench.sweep import local_job
@@ -91,10 +92,8 @@ class Launcher:
             jobs, threads: as they were asked for; 0 and None: they were not.
             gpus: of this machine; 0: the runs are the CPU's, or another machine's.
         """
-        from joblib import cpu_count  # knows a container's share as well as the process's
-
         threads = threads or self.threads
-        return jobs or self.jobs or gpus or max(1, cpu_count() // threads), threads
+        return jobs or self.jobs or gpus or max(1, cores() // threads), threads
 
 
 class RunProcess(multiprocessing.get_context("forkserver").Process):  # type: ignore[misc]  # a class, made by a call
@@ -141,9 +140,7 @@ class Here(Launcher):
     """One run after another in this process."""
 
     def share(self, jobs: int, threads: int | None, gpus: int) -> tuple[int, int]:
-        from joblib import cpu_count
-
-        return 1, threads or cpu_count()
+        return 1, threads or cores()
 
     def start(self, tasks: Sequence[Task], jobs: int, notes: Path) -> Sequence[Any]:
         job = Future[int]()

@@ -53,31 +53,12 @@ def propose(grid: Sequence[float], means: Mapping[float, float | None]) -> list[
     return [rate for rate in beside if rate not in means]
 
 
-def propose_by_optuna(grid: Sequence[float], means: Mapping[float, float | None]) -> list[float]:
-    """Return the rate that Optuna's TPE sampler draws next between the grid's ends; in all as many as the grid has.
-
-    The first ones are those of `propose`. A draw follows from the means alone, so a search that was stopped goes on as
-    it would have.
-    """
-    if not means or len(means) >= len(grid):
-        return [] if means else propose(grid, means)
-    import optuna
-
-    optuna.logging.set_verbosity(optuna.logging.WARNING)  # it tells of each study
-    space: dict[str, Any] = {RATE: optuna.distributions.FloatDistribution(grid[0], grid[-1], log=True)}
-    study = optuna.create_study(sampler=optuna.samplers.TPESampler(n_startup_trials=1, seed=len(means)))
-    for rate, mean in sorted(means.items()):
-        value = float("inf") if mean is None else mean
-        study.add_trial(optuna.create_trial(params={RATE: rate}, distributions=space, value=value))
-    drawn = min(max(float(f"{study.ask(space).params[RATE]:.4g}"), grid[0]), grid[-1])
-    return [drawn] if drawn not in means else []
-
-
 def follow_up(plan: SweepPlan, choosing: SweepPlan, settings: SweepConfig) -> int:
     """Return how many runs the results of those that choose will mostly ask for."""
     rates = len({*settings.lr_grid})
-    most = rates if settings.lr == "optuna" else min(rates, len(propose(range(rates), {})) + 2)
-    return max(0, len(plan.arms) * len(settings.lr_seeds) * most - len(choosing.runs))
+    first = propose(range(rates), {})
+    rates_of_an_arm = min(rates, len(first) + 2)
+    return max(0, len(plan.arms) * len(settings.lr_seeds) * rates_of_an_arm - len(choosing.runs))
 
 
 def ladder(grid: Sequence[float]) -> list[float]:
@@ -98,8 +79,7 @@ def tuning_grid(plan: SweepPlan, settings: SweepConfig, choices: Sequence[Mappin
     common = {HOLDOUT: f"{HELD_OUT}", "name": plan.folder.name + SUFFIX}
     tried = {choice["name"]: {point["lr"]: point["mean"] for point in choice["curve"]} for choice in choices}
     points, grid = list[Point](), sorted({float(f"{lr:.12g}") for lr in settings.lr_grid})
-    search = propose_by_optuna if settings.lr == "optuna" else propose
-    news = {name: search(grid, tried.get(name, {})) for name in plan.arms}
+    news = {name: propose(grid, tried.get(name, {})) for name in plan.arms}
     for name, (first, *_) in plan.arms.items():
         for lr in sorted({*tried.get(name, {}), *news[name]}):
             for seed in settings.lr_seeds:

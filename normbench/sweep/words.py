@@ -27,13 +27,13 @@ class SweepConfig:
                 "adds more, null empties it; trainer.epochs= keeps the number of samples equal over batch sizes"),
     ]  # fmt: skip
     lr: Annotated[
-        Literal["auto", "optuna"] | None,
-        Setting("auto: choose each arm's rate on held out data; optuna: by Optuna's sampler; null: as it is set"),
+        Literal["auto"] | None,
+        Setting("auto: choose each arm's rate on held out data; null: as it is set"),
     ]
     lr_grid: Annotated[
         list[float],
         Setting("learning rates that sweep.lr=auto tries: every other one first, then those beside the best, and up to "
-                "two beyond an end if the best lies there; Optuna draws from between the ends", above=0, high=1e3),
+                "two beyond an end if the best lies there", above=0, high=1e3),
     ]  # fmt: skip
     lr_seeds: Annotated[list[int], Setting("seeds of the runs that choose; none is reported", low=0, high=2**62)]
     extend: Annotated[bool, Setting("add runs, such as more seeds, to those of another sweep in the folder")]
@@ -49,6 +49,7 @@ SWEEP_KEYS = {f"sweep.{name}": setting for name, setting in SETTINGS.items()}
 EXCLUDE, TIE = REPEATED = ("sweep.exclude", "sweep.tie")  # what may be given several times
 AS_IT_IS = "default"  # in place of a value: as the option has it, which need not know the setting
 LISTS = ("sweep.lr_grid", "sweep.lr_seeds")
+FORMER_LAUNCHERS = {"joblib": "processes"}  # earlier names, which old sweeps go on with
 ONCE = ("sweep.extend", "sweep.retry_failed")  # of one command, not of those that go on
 HOW = (*ONCE, "sweep.timeout", "sweep.jobs", "sweep.report", "launcher", "quiet", "name", "outputs")  # not which runs
 
@@ -61,6 +62,21 @@ def is_own(word: str) -> bool:
 def key_of(word: str) -> str:
     """Return the key that a word sets or deletes."""
     return word.lstrip("+~").partition("=")[0]
+
+
+def launcher_of(words: Iterable[str]) -> str:
+    """Return the launcher that words choose, or the default one.
+
+    Raises:
+        UsageError: it is unknown.
+    """
+    launcher = content("", "sweep")["defaults"]["launcher"]
+    for word in words:
+        if key_of(word) == "launcher":
+            launcher = word.partition("=")[2]
+    launcher = FORMER_LAUNCHERS.get(launcher, launcher)
+    check_option("launcher", launcher)
+    return launcher
 
 
 def read_settings(words: Iterable[str]) -> tuple[SweepConfig, dict[str, Any]]:
@@ -76,16 +92,15 @@ def read_settings(words: Iterable[str]) -> tuple[SweepConfig, dict[str, Any]]:
 
     from normbench.config.compose import value_of
 
-    root, given = content("", "sweep"), [(key_of(word), word.partition("=")[2]) for word in words]
-    chosen = {**root["defaults"], "sweep.lr": "", **dict(given)}
+    words = list(words)
+    root = content("", "sweep")
+    given = [(key_of(word), word.partition("=")[2]) for word in words]
     for name, text in given:
         if name.startswith("launcher") and not text.isprintable():  # a line break would end its line in a job's script
             raise UsageError(f"{name} holds a line break or another control character: write it without")
-    launcher = chosen["launcher"]
-    check_option("launcher", launcher)
-    for word, package in ((f"launcher={launcher}", launcher), ("sweep.lr=optuna", chosen["sweep.lr"])):
-        if package in ("submitit", "ray", "optuna") and find_spec(package) is None:
-            raise UsageError(f"{word} is not installed: pip install 'normbench[{package}]'")
+    launcher = launcher_of(words)
+    if launcher in ("submitit", "ray") and find_spec(launcher) is None:
+        raise UsageError(f"launcher={launcher} is not installed: pip install 'normbench[{launcher}]'")
     config = OmegaConf.create({"sweep": root["sweep"], "launcher": section_of("launcher", launcher)})
     for name, text in given:
         value = value_of(f"[{text}]" if name in LISTS and not text.startswith("[") else text)
