@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from normbench.config.refusals import refusal
-from normbench.config.schema import MANY, OPEN_SECTIONS
+from normbench.config.sections import BY_NAME, CLASS_SECTIONS, MANY
 from normbench.errors import CombinationRefused, ContractError, RunFailure, UsageError, explain, place_of
-from normbench.models import Initialization, initialize
+from normbench.models import initialize
 from normbench.models.stacks import segment_length
 from normbench.norms.foreign import fitted, measured, takes_place, taking_mask
 from normbench.recording import Logger
@@ -30,20 +30,7 @@ from normbench.training.evaluation import to_device
 from normbench.training.guard import buffers_kept
 from normbench.training.memory import Kept, counted
 from normbench.training.parallel import Group
-from normbench.training.schedules import Schedule
 from normbench.types import Batch, Branch, Data, Model, NormFactory, NormFacts, Placement, Site, Task, stable_seed
-
-# What each section makes, and how it is called beside its settings.
-KINDS: dict[str, tuple[type, str]] = {
-    "norm": (nn.Module, "(num_features, *, channel_dim=-1, site=None)"),
-    "placement": (Placement, "(branches, norm, site)"),
-    "model": (Model, "(task, norm, placement)"),
-    "data": (Data, "(*, seed)"),
-    "optim": (torch.optim.Optimizer, "(params)"),
-    "schedule": (Schedule, "()"),
-    "init": (Initialization, "()"),
-    "logger": (Logger, "(directory, step)"),
-}
 
 REHEARSED_EXAMPLES = 2  # enough for every statistic that a larger batch can give
 
@@ -110,7 +97,7 @@ def target(tree: Tree, section: str) -> tuple[Callable[..., Any], type]:
     where = f"{section}._target_={path}"
     found = imported(path, where)
     made = product(found)
-    kind = KINDS[section][0]
+    kind = kind_of(section)
     if not (made and issubclass(made, kind)):
         base = f"{kind.__module__}.{kind.__qualname__}"
         cure = f"give package.module.Class of a class derived from {base}, or a function annotated to return one"
@@ -123,6 +110,13 @@ def target(tree: Tree, section: str) -> tuple[Callable[..., Any], type]:
     if issubclass(made, Logger) and made.package and find_spec(made.package) is None:
         raise UsageError(f"logger={made.package} is not installed: pip install 'normbench[{made.package}]'")
     return found, made
+
+
+def kind_of(section: str) -> type:
+    """Return the base of what a section makes."""
+    kind = imported(BY_NAME[section].makes)
+    assert isinstance(kind, type)
+    return kind
 
 
 def lacking(made: object, kind: type, said: str = "") -> list[str]:
@@ -147,7 +141,7 @@ def factory(tree: Tree, section: str) -> Callable[..., Any]:
     """
     found, _ = target(tree, section)
     make = partial(found, **{name: value for name, value in tree[section].items() if not name.startswith("_")})
-    kind, given = KINDS[section]
+    kind, given = kind_of(section), BY_NAME[section].given
     path = tree[section]["_target_"]
     where = f"{section}._target_={path}"
 
@@ -185,7 +179,7 @@ def source_digest(made: Any) -> str:
 
 def own_code(tree: Tree) -> dict[str, str]:
     """Return a digest of the source file of each class that is neither ours nor torch's, by section."""
-    found = {section: target(tree, section)[0] for section in OPEN_SECTIONS}
+    found = {section: target(tree, section)[0] for section in CLASS_SECTIONS}
     ours = "normbench.", "torch."
     return {name: source_digest(made) for name, made in found.items() if not str(made.__module__).startswith(ours)}
 

@@ -31,7 +31,7 @@ from normbench.commands import (
     steady,
 )
 from normbench.commands.study import bench, fold, study
-from normbench.config import GROUPS, SWEEP_GROUPS
+from normbench.config.sections import GROUPS, SWEEP_GROUPS
 from normbench.errors import RunFailure, UsageError, explain, shortened
 from normbench.settings import printable
 

@@ -11,8 +11,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from normbench.config.groups import GROUPS
 from normbench.config.schema import checked_section, stored
+from normbench.config.sections import GROUPS
 from normbench.config.trust import check_trusted
 from normbench.errors import UsageError, explain
 from normbench.rundir import DIGESTS, RECORD, UNREADABLE, RunDirectory, logged_lines, read_json

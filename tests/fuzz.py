@@ -18,8 +18,9 @@ from typing import Any
 from unittest import mock
 
 from normbench.cli import cli, main
-from normbench.config.groups import GROUPS, options
+from normbench.config.groups import options
 from normbench.config.schema import KEYS
+from normbench.config.sections import GROUPS
 
 SECONDS = 60  # that a line may take
 

@@ -17,8 +17,9 @@ from support import REPOSITORY, refused
 
 from normbench import __version__
 from normbench.cli import COMPLETE, cli, main
-from normbench.config.groups import GROUPS, options, section_of
+from normbench.config.groups import options, section_of
 from normbench.config.refusals import REFUSALS
+from normbench.config.sections import GROUPS
 from normbench.errors import RunFailure, UsageError
 from normbench.settings import flat, lookup, show
 

@@ -12,9 +12,9 @@ from support import REPOSITORY
 
 from normbench.cli import COMPLETE, cli, main
 from normbench.commands.completion import SHELLS
-from normbench.config import GROUPS, SWEEP_GROUPS
 from normbench.config.groups import options
 from normbench.config.schema import KEYS
+from normbench.config.sections import GROUPS, SWEEP_GROUPS
 
 # Calls the function as readline would for each line, and prints its replies.
 BASH = """

@@ -12,10 +12,10 @@ from typing import Annotated, Any, Literal
 
 import pytest
 
-from normbench.config import GROUPS, SWEEP_GROUPS
 from normbench.config.compose import compose, initialized, plain, read, read_each
 from normbench.config.groups import NOTES, chosen_options, config_directory, options
-from normbench.config.schema import KEYS, MANY, OPEN_SECTIONS, UNHASHED_KEYS, checked, section_settings
+from normbench.config.schema import KEYS, UNHASHED_KEYS, checked, section_settings
+from normbench.config.sections import CLASS_SECTIONS, GROUPS, MANY, SWEEP_GROUPS
 from normbench.errors import UsageError
 from normbench.settings import Setting, either, nearest, setting_from, settings_of, show
 
@@ -41,7 +41,7 @@ def all_settings() -> dict[str, Setting]:
     """Every key that an option of conf/ sets, with what it may hold."""
     found = dict(KEYS)
     for words in ROWS:
-        for section in OPEN_SECTIONS:
+        for section in CLASS_SECTIONS:
             values = composed(words)[section]
             known = section_settings(section, values) or {}
             found |= {f"{section}.{name}": known[name] for name in values if not name.startswith("_")}
@@ -184,7 +184,7 @@ def test_every_key_of_conf_says_in_one_line_what_it_is_and_every_number_has_boun
             assert max(setting.low, setting.above) > -math.inf, path
             assert min(setting.high, setting.below) < math.inf or setting.items, path
     assert set(UNHASHED_KEYS) - {MANY} <= set(all_settings())
-    assert set(OPEN_SECTIONS) | set(NOTES) <= set(GROUPS)
+    assert set(CLASS_SECTIONS) | set(NOTES) <= set(GROUPS)
 
 
 # ---- a whole configuration

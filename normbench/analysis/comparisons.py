@@ -24,7 +24,7 @@ from normbench.analysis.statistics import (
     least_fisher_p,
     paired_difference,
 )
-from normbench.config.groups import GROUPS
+from normbench.config.sections import GROUPS
 from normbench.errors import UsageError
 from normbench.settings import nearest
 

@@ -13,7 +13,7 @@ from normbench.analysis.comparisons import Comparison, rate_families, settled_se
 from normbench.analysis.measures import finite
 from normbench.analysis.records import LEARNING_RATE, Study, candidates, shortened
 from normbench.analysis.wording import TEMPLATES, environment, in_words, paragraphs
-from normbench.config.groups import GROUPS
+from normbench.config.sections import GROUPS
 
 RULES = tomllib.loads((TEMPLATES / "fairness.toml").read_text("utf-8"))
 

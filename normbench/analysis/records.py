@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from normbench.analysis import beside
-from normbench.config.groups import GROUPS
-from normbench.config.schema import CLOSED, OPEN_SECTIONS, ROOT, section_settings
+from normbench.config.schema import CLOSED, ROOT, section_settings
+from normbench.config.sections import CLASS_SECTIONS, GROUPS
 from normbench.errors import UsageError
 from normbench.results import flat, run_directories
 from normbench.rundir import CHOICE_FILE, ENDED, UNREADABLE, RunDirectory, logged_lines, read_json
@@ -297,7 +297,7 @@ def read_config(directory: RunDirectory) -> dict[str, Any]:
     for key in NEEDED:
         if key not in config:
             raise ValueError(f"config.yaml is damaged (it has no {key})")
-    for section, settings in {"": ROOT, **CLOSED, **dict.fromkeys(OPEN_SECTIONS)}.items():
+    for section, settings in {"": ROOT, **CLOSED, **dict.fromkeys(CLASS_SECTIONS)}.items():
         values = tree.get(section, {}) if section else tree
         if not isinstance(values, dict):
             raise ValueError(f"config.yaml is damaged ({section} is no section)")
@@ -360,7 +360,7 @@ def study_of(runs: Sequence[Run], folders: Sequence[Path] = (), damaged: Sequenc
 
 def tell_apart(runs: Sequence[Run]) -> None:
     """Name classes of one name, other than ours, by their paths: `a.MyNorm` and `b.MyNorm`."""
-    for section in OPEN_SECTIONS:
+    for section in CLASS_SECTIONS:
         paths = defaultdict(set)
         for run in runs:
             paths[run.config.get(section)].add(run.config.get(f"{section}._target_"))

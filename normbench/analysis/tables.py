@@ -17,7 +17,7 @@ from normbench.analysis.measures import IN_BLOCKS, Yardstick, evaluations_in_wor
 from normbench.analysis.records import ASIDE, Arm, Run, Study
 from normbench.analysis.sensitivity import AREA, Area, Search, Tried, is_lost, tried_levels
 from normbench.analysis.wording import NONE, duration, fixed, in_words, plain, significant, span
-from normbench.config.groups import GROUPS
+from normbench.config.sections import GROUPS
 from normbench.errors import UsageError
 
 # What a difference is called in a word or two, by its verdict.

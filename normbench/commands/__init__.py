@@ -67,8 +67,8 @@ class Command(click.Command):
     def setting(self, word: str) -> str:
         """Return the setting that a command takes by a word, or by the end of its key; empty where there is none."""
         from normbench.commands.pages import COMMON_KEYS
-        from normbench.config.groups import GROUPS
         from normbench.config.schema import KEYS
+        from normbench.config.sections import GROUPS
 
         known = [*GROUPS, *KEYS, *COMMON_KEYS] if any(each.name == "words" for each in self.params) else []
         return next((key for key in known if key == word or key.endswith(f".{word}")), "")
@@ -96,9 +96,9 @@ def check_options(ctx: click.Context, param: click.Parameter, words: tuple[str, 
     Raises:
         UsageError: there is one.
     """
-    from normbench.config import GROUPS
     from normbench.config.groups import check_option
     from normbench.config.schema import MANY
+    from normbench.config.sections import GROUPS
 
     folders = ctx.meta.get("folders", [])
     for word, following in pairwise(words):

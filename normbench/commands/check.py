@@ -12,7 +12,7 @@ from typing import Any
 
 from normbench.config.compose import read
 from normbench.config.groups import find_own_classes
-from normbench.config.schema import OPEN_SECTIONS
+from normbench.config.sections import COMPARED
 from normbench.errors import UsageError
 
 COLOURS = {"passed": "green", "failed": "bold red", "not applicable": "dim"}
@@ -63,7 +63,7 @@ def find_part(words: Sequence[str]) -> tuple[str, Any]:
         words = [f"{section}._target_={words[0]}", *settings]
     keys = [word.lstrip("+~").partition("=")[0] for word in words if not word.startswith("hydra.searchpath")]
     given = list(dict.fromkeys(key.partition(".")[0] for key in keys))
-    if len(given) != 1 or given[0] not in OPEN_SECTIONS[:4]:
+    if len(given) != 1 or given[0] not in COMPARED:
         raise UsageError(f"check is given {' and '.join(given) or 'no part'}, and takes one with its settings: {ASKED}")
     section = given[0]
     # no size of another part has to fit: neither the number of groups nor the length of a window
@@ -90,7 +90,7 @@ def section_of(path: str) -> str:
     find_own_classes()
     made = build.product(build.imported(path))
     for section in ("placement", "model", "data", "norm"):  # a norm may be any module
-        if made and issubclass(made, build.KINDS[section][0]) and not issubclass(made, Branch):
+        if made and issubclass(made, build.kind_of(section)) and not issubclass(made, Branch):
             return section
     cure = "give a norm (a torch.nn.Module), a Placement, Model or Data of normbench.types, or a function annotated so"
     raise UsageError(f"{path} is nothing that can be checked: {cure}")

@@ -12,9 +12,9 @@ from types import NoneType
 from click import Context, Parameter
 from click.shell_completion import BashComplete, CompletionItem, FishComplete, ShellComplete, ZshComplete
 
-from normbench.config import GROUPS, SWEEP_GROUPS
 from normbench.config.groups import chosen_options, content, find_own_classes, option_settings, options
-from normbench.config.schema import KEYS, OPEN_SECTIONS
+from normbench.config.schema import KEYS
+from normbench.config.sections import CLASS_SECTIONS, GROUPS, SWEEP_GROUPS
 from normbench.settings import Setting
 
 PATHS = {"outputs": "dir", "extend": "dir", "data.root": "dir", "data.path": "file"}
@@ -33,7 +33,7 @@ def complete_settings(context: Context, parameter: Parameter, current: str) -> l
     if equals and name in PATHS:
         return [CompletionItem(value, type=PATHS[name])]
     section, dot, _ = name.partition(".")
-    if dot and section in OPEN_SECTIONS:
+    if dot and section in CLASS_SECTIONS:
         option = chosen_options(context.params["words"], *folders)[section]
         keys = {f"{section}.{key}": known for key, known in option_settings(section, option, *folders).items()}
     if equals:

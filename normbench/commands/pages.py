@@ -7,10 +7,11 @@ from pathlib import Path
 
 from click import HelpFormatter
 
-from normbench.config import GROUPS, SWEEP_GROUPS, groups
+from normbench.config import groups
 from normbench.config.groups import NOTES, chosen_tree, find_own_classes, options
 from normbench.config.refusals import REFUSALS
-from normbench.config.schema import KEYS, open_sections, section_settings
+from normbench.config.schema import KEYS, class_sections, section_settings
+from normbench.config.sections import GROUPS, SWEEP_GROUPS
 from normbench.settings import Setting, Tree, flat, lookup, show
 
 PARTS = ("norm", "placement", "model", "data")
@@ -109,7 +110,7 @@ def write_keys(formatter: HelpFormatter, paths: Iterable[str], settings: Mapping
 
 def settings_of(tree: Tree) -> dict[str, Setting]:
     """Return what each key of a configuration may hold, by its path, as far as it is known."""
-    own = {section: section_settings(section, values) or {} for section, values in open_sections(tree).items()}
+    own = {section: section_settings(section, values) or {} for section, values in class_sections(tree).items()}
     return KEYS | {f"{section}.{name}": known[name] for section, known in own.items() for name in known}
 
 

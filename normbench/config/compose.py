@@ -23,9 +23,9 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from normbench.config import GROUPS
 from normbench.config.groups import Choices, chosen_options, config_directory, find_own_classes, options, options_with
-from normbench.config.schema import MANY, OPEN_SECTIONS, TrainConfig, checked, section_settings
+from normbench.config.schema import TrainConfig, checked, section_settings
+from normbench.config.sections import CLASS_SECTIONS, COMPARED, GROUPS, MANY
 from normbench.errors import UsageError
 from normbench.settings import either, flat, nearest
 
@@ -137,7 +137,7 @@ def finished(config: DictConfig, groups: dict[str, str], words: tuple[str, ...])
 
 def choices(groups: dict[str, str], tree: dict[str, Any], words: tuple[str, ...]) -> Choices:
     """Return the option of each group, a class of the user's own by its name, and the words that name the run."""
-    own = {group: str(tree[group]["_target_"]).rpartition(".")[2].lower() for group in OPEN_SECTIONS[:4]
+    own = {group: str(tree[group]["_target_"]).rpartition(".")[2].lower() for group in COMPARED
            if is_overridden(f"{group}._target_", words)}  # fmt: skip
     named, defaults = {**groups, **own, MANY: ",".join(tree[MANY]) or "none"}, chosen_options([])
     others = [named[group] for group in NAMING_GROUPS if named[group] != defaults[group]]
@@ -155,7 +155,7 @@ def adopted(tree: dict[str, Any], words: tuple[str, ...]) -> dict[str, Any]:
     What the words themselves set stays; of the rest, what the new class takes and has no default for, and what is not
     the replaced class's alone: the peak of the schedule, and the length of a window, on which model and data agree.
     """
-    for section in OPEN_SECTIONS:
+    for section in CLASS_SECTIONS:
         if is_overridden(f"{section}._target_", words):
             values = tree[section]
             known = section_settings(section, values)
@@ -228,7 +228,7 @@ def takes(section: str, name: str, values: Any) -> bool:
     """Tell whether a class takes a setting that its YAML does not mention."""
     if section.startswith(f"{MANY}.") and name == "_target_":
         return True  # one of the user's own, under a new name
-    if section.partition(".")[0] not in (*OPEN_SECTIONS, MANY) or not isinstance(values, DictConfig):
+    if section.partition(".")[0] not in (*CLASS_SECTIONS, MANY) or not isinstance(values, DictConfig):
         return False
     known = section_settings(section, values)
     return known is None or name in known
@@ -237,7 +237,7 @@ def takes(section: str, name: str, values: Any) -> bool:
 def unknown(key: str, config: DictConfig, groups: dict[str, str]) -> str:
     """Say what is meant, perhaps, by a key that a configuration does not have."""
     section, _, name = key.rpartition(".")
-    if section in OPEN_SECTIONS and (having := options_with(section, name)):
+    if section in CLASS_SECTIONS and (having := options_with(section, name)):
         chosen = f"{section}={groups[section]}"
         return f"{key} is not a setting of {chosen}: leave it out, or choose {section}={either(having)}"
     group, _, option = section.partition(".")

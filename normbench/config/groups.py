@@ -13,8 +13,7 @@ from typing import Any
 
 import yaml
 
-from normbench.config import GROUPS
-from normbench.config.schema import OPEN_SECTIONS
+from normbench.config.sections import CLASS_SECTIONS, GROUPS
 from normbench.errors import UsageError
 from normbench.settings import Setting, nearest, settings_of
 
@@ -84,7 +83,7 @@ def check_option(group: str, option: str, *folders: Path) -> None:
     known = options(group, *folders)
     if option in known:
         return
-    if re.search(r"[./]", option) and group in OPEN_SECTIONS:
+    if re.search(r"[./]", option) and group in CLASS_SECTIONS:
         kinds = {"text": "your own text", "texts": "labelled texts", "images": "images"}
         takes = ", ".join(f"data={kind} data.path={option} takes {what}" for kind, what in kinds.items())
         path = option if re.fullmatch(r"[\w.]+\.[A-Z]\w*", option) else "package.module.Class"

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
 
+from normbench.config.sections import CLASS_SECTIONS, MANY
 from normbench.errors import UsageError
 from normbench.settings import Setting, Tree, nearest, setting_from, settings_of, show
 
@@ -79,9 +80,6 @@ def closed_settings(section: type) -> dict[str, Setting]:
     return {name: replace(setting_from(hints[name]), required=name not in vars(section)) for name in hints}
 
 
-# Sections that hold `_target_` and its arguments.
-OPEN_SECTIONS = ("norm", "placement", "model", "data", "optim", "schedule", "init")
-MANY = "logger"  # a section that holds any number of such sections
 TARGET = Setting("what makes it: package.module.Class", types=(str,), required=True)
 
 # The settings of the sections that are no class's, and all keys that are there whatever is chosen.
@@ -89,7 +87,7 @@ CLOSED = {"trainer": closed_settings(TrainerConfig), "probes": closed_settings(P
 ROOT = closed_settings(TrainConfig)
 KEYS = {f"{section}.{name}": setting for section, known in CLOSED.items() for name, setting in known.items()}
 KEYS |= {name: setting for name, setting in ROOT.items() if name not in CLOSED}
-KEYS |= {f"{section}._target_": TARGET for section in OPEN_SECTIONS}
+KEYS |= {f"{section}._target_": TARGET for section in CLASS_SECTIONS}
 
 # Of torch's optimizers, whose signatures say neither bounds nor meaning.
 OPTIMIZER = {
@@ -132,8 +130,8 @@ def checked(tree: Tree) -> tuple[dict[str, Any], TrainConfig]:
         UsageError: an unknown or missing key, a wrong type, a value out of bounds, sizes that do not fit each other.
     """
     required = Setting(required=True)
-    result = checked_values("", tree, ROOT | dict.fromkeys((*OPEN_SECTIONS, MANY), required), "normbench train")
-    result |= {section: checked_section(section, tree[section]) for section in (*CLOSED, *OPEN_SECTIONS)}
+    result = checked_values("", tree, ROOT | dict.fromkeys((*CLASS_SECTIONS, MANY), required), "normbench train")
+    result |= {section: checked_section(section, tree[section]) for section in (*CLOSED, *CLASS_SECTIONS)}
     result[MANY] = {name: checked_section(f"{MANY}.{name}", values) for name, values in tree[MANY].items()}
     parts = {"trainer": TrainerConfig(**result["trainer"]), "probes": ProbesConfig(**result["probes"])}
     closed = TrainConfig(**{name: result[name] for name in ROOT} | parts)
@@ -165,10 +163,10 @@ def stored(path: Path) -> Iterator[None]:
         raise UsageError(f"{where} ({error}): make that run anew") from error
 
 
-def open_sections(tree: Tree) -> dict[str, Tree]:
+def class_sections(tree: Tree) -> dict[str, Tree]:
     """Return all sections that hold `_target_` and its arguments, by their paths."""
     loggers = {f"{MANY}.{name}": values for name, values in tree[MANY].items()}
-    return {section: tree[section] for section in OPEN_SECTIONS} | loggers
+    return {section: tree[section] for section in CLASS_SECTIONS} | loggers
 
 
 def checked_values(prefix: str, values: Tree, known: Mapping[str, Setting], where: str) -> dict[str, Any]:

@@ -6,17 +6,11 @@ import json
 import re
 from pathlib import Path
 
-from normbench.config import GROUPS, SWEEP_GROUPS
 from normbench.config.groups import content, options
-from normbench.config.schema import CLOSED, MANY, OPEN_SECTIONS, ROOT
+from normbench.config.schema import CLOSED, ROOT
+from normbench.config.sections import BY_NAME, CLASS_SECTIONS, GROUPS, MANY, SWEEP_GROUPS
 from normbench.errors import UsageError
 from normbench.settings import Tree
-
-# Where the classes of a run are whose code may run though somebody else has made it.
-TRUSTED = (
-    "normbench.norms.", "normbench.placements.", "normbench.models.", "normbench.data.",
-    "normbench.training.schedules.", "torch.nn.", "torch.optim.",
-)  # fmt: skip
 
 # Loggers that write into the run's directory, and nowhere else.
 WRITING_HERE = ("normbench.recording.", "normbench.loggers.Csv")
@@ -31,9 +25,11 @@ CHOOSING = ("executor", "partition", "account", "qos", "constraint")
 
 def foreign_class(tree: Tree) -> str:
     """Return the first class of a run that is neither normbench's nor torch's, such as `norm._target_=mine.Norm`."""
-    targets = {section: str(tree[section].get("_target_")) for section in OPEN_SECTIONS}
-    foreign = (f"{name}._target_={target}" for name, target in targets.items() if not target.startswith(TRUSTED))
-    return next(foreign, "")
+    for section in CLASS_SECTIONS:
+        target = str(tree[section].get("_target_"))
+        if not target.startswith(BY_NAME[section].trusted):
+            return f"{section}._target_={target}"
+    return ""
 
 
 def check_trusted(tree: Tree, path: Path) -> None:
@@ -61,7 +57,8 @@ def needs_trust(word: str) -> bool:
     if key == "sweep.tie":
         return any(map(needs_trust, value.strip("'\"").split(";")))
     if name == "_target_":
-        return section not in OPEN_SECTIONS or not all(path.startswith(TRUSTED) for path in value.split(","))
+        trusted = BY_NAME[section].trusted if section in CLASS_SECTIONS else ()
+        return not all(path.startswith(trusted) for path in value.split(","))
     if "_target_" in value:
         return True
     if key in GROUPS or key in SWEEP_GROUPS:
@@ -70,7 +67,7 @@ def needs_trust(word: str) -> bool:
     root = key.partition(".")[0]
     if root == "launcher":
         return not (name in CHOOSING or NUMBER.fullmatch(value))
-    return root not in ("sweep", *CLOSED, *OPEN_SECTIONS, *ROOT)
+    return root not in ("sweep", *CLOSED, *CLASS_SECTIONS, *ROOT)
 
 
 def loggers_here() -> set[str]:

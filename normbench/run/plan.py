@@ -14,7 +14,8 @@ import torch
 from normbench import build
 from normbench.config.compose import SEARCH_PATH, Config
 from normbench.config.groups import Choices
-from normbench.config.schema import MANY, OPEN_SECTIONS, UNHASHED_KEYS, checked, stored
+from normbench.config.schema import UNHASHED_KEYS, checked, stored
+from normbench.config.sections import CLASS_SECTIONS, MANY
 from normbench.config.trust import check_trusted
 from normbench.errors import RunFailure, UsageError
 from normbench.rundir import RunDirectory, fingerprint
@@ -80,7 +81,7 @@ def prepare(
     if config.tree["extend"] is not None:
         parent = RunDirectory(Path(config.tree["extend"]))
         config = extended(config, parent, trust)
-    for section in OPEN_SECTIONS:
+    for section in CLASS_SECTIONS:
         build.target(config.tree, section)
     build.loggers(config.tree)
     facts = build.check_combination(config.tree, config.choices.groups)

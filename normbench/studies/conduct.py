@@ -26,7 +26,8 @@ from normbench.analysis.figures.style import our_style
 from normbench.analysis.records import read_studies
 from normbench.analysis.safe import to_csv
 from normbench.analysis.studied import save_study
-from normbench.config import GROUPS, compose
+from normbench.config import compose
+from normbench.config.sections import GROUPS
 from normbench.errors import UsageError
 from normbench.recording import TensorBoard, event_files
 from normbench.results import TrainedRun

@@ -21,7 +21,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
-from normbench.config.groups import GROUPS
+from normbench.config.sections import GROUPS
 from normbench.config.trust import needs_trust
 from normbench.errors import HeldElsewhere
 from normbench.rundir import RunDirectory, fingerprint, inside, read_json, write_json

@@ -1,0 +1,98 @@
+"""What a run's configuration consists of: one row for each section and each group of options."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Section:
+    """One section of a configuration, or a group that only chooses options of others.
+
+    name: its key, and its folder in `conf/` where it is a group.
+    meaning: one line for help pages and lists; empty: it is no group, and has no options to choose from.
+    makes: the base of what its `_target_` makes, as package.module.Class; empty: it has no `_target_`.
+    given: what that is called with beside its settings.
+    trusted: where the classes are whose code may run though somebody else made the run.
+    compared: whether a comparison is mostly about it: a class of the user's own names the run, and is checked alone.
+    several: whether it holds any number of such sections, under names of their own.
+    """
+
+    name: str
+    meaning: str = ""
+    makes: str = ""
+    given: str = ""
+    trusted: tuple[str, ...] = ()
+    compared: bool = False
+    several: bool = False
+
+
+SECTIONS = (
+    Section(
+        "norm",
+        "the normalization",
+        makes="torch.nn.Module",
+        given="(num_features, *, channel_dim=-1, site=None)",
+        trusted=("normbench.norms.", "torch.nn."),
+        compared=True,
+    ),
+    Section(
+        "placement",
+        "where it stands in a block",
+        makes="normbench.types.Placement",
+        given="(branches, norm, site)",
+        trusted=("normbench.placements.",),
+        compared=True,
+    ),
+    Section(
+        "model",
+        "the network",
+        makes="normbench.types.Model",
+        given="(task, norm, placement)",
+        trusted=("normbench.models.",),
+        compared=True,
+    ),
+    Section(
+        "data",
+        "what it learns",
+        makes="normbench.types.Data",
+        given="(*, seed)",
+        trusted=("normbench.data.",),
+        compared=True,
+    ),
+    Section("optim", "the optimizer", makes="torch.optim.Optimizer", given="(params)", trusted=("torch.optim.",)),
+    Section(
+        "schedule",
+        "the learning rate over time",
+        makes="normbench.training.schedules.Schedule",
+        given="()",
+        trusted=("normbench.training.schedules.",),
+    ),
+    Section(
+        "init",
+        "how weights start",
+        makes="normbench.models.Initialization",
+        given="()",
+        trusted=("normbench.models.",),
+    ),
+    Section("trainer"),
+    Section("probes", "what is measured inside"),
+    Section(
+        "logger",
+        "where numbers go beside metrics.jsonl; several as logger=[tensorboard,csv]",
+        makes="normbench.recording.Logger",
+        given="(directory, step)",
+        several=True,
+    ),
+    Section("experiment", "a study, for normbench sweep, or a whole setting with a published result"),
+)
+BY_NAME = {section.name: section for section in SECTIONS}
+
+# The groups that `normbench train` chooses from, and what only a sweep chooses, with their meanings.
+GROUPS = {section.name: section.meaning for section in SECTIONS if section.meaning}
+SWEEP_GROUPS = {"launcher": "where the runs of a sweep are started"}
+
+# The sections that hold `_target_` and its arguments, and the one that holds any number of those.
+CLASS_SECTIONS = tuple(section.name for section in SECTIONS if section.makes and not section.several)
+(MANY,) = (section.name for section in SECTIONS if section.several)
+COMPARED = tuple(section.name for section in SECTIONS if section.compared)
