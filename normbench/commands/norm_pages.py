@@ -23,7 +23,7 @@ from normbench import build
 from normbench.analysis.wording import environment
 from normbench.commands.report import console
 from normbench.config.groups import options, section_of
-from normbench.config.refusals import REFUSALS, Refusal, condition
+from normbench.config.refusals import REFUSALS, Combination, Refusal
 from normbench.contract.checks import Fact
 from normbench.contract.norms import INVARIANCES, NormPart, between_modes, invariant, large
 from normbench.rundir import cpu_name
@@ -69,12 +69,17 @@ def pages(group: str, name: str | None = None) -> str:
 
 def refused(group: str, mine: Any) -> Iterator[tuple[Refusal, str, list[str]]]:
     """Yield why a norm, by its facts, or a placement is refused with which options of another group."""
-    for rule in (rule for rule in REFUSALS if group in rule.between):
+    for rule in REFUSALS:
+        if group not in rule.between:
+            continue
         (other,) = {*rule.between} - {group}
-        parts = {option: build.target({other: section_of(other, option)}, other)[1] for option in options(other)}
-        tasks = {option: Task.by_kind.get(getattr(part, "kind", "")) for option, part in parts.items()}
-        clashes = condition(rule.when)
-        hit = [option for option in parts if clashes({group: mine, other: parts[option], "task": tasks[option]})]
+        hit = []
+        for option in options(other):
+            part = build.target({other: section_of(other, option)}, other)[1]
+            parts: dict[str, Any] = dict.fromkeys(("norm", "placement", "model", "data"))  # of which two are asked
+            parts |= {group: mine, other: part, "task": Task.by_kind.get(getattr(part, "kind", ""))}
+            if rule.applies(Combination(**parts)):
+                hit.append(option)
         if hit:
             yield rule, other, hit
 

@@ -1,44 +1,129 @@
-"""Which combinations are refused, and why: the list of `refusals.toml`."""
+"""Which combinations are refused, and why: the whole list. Everything else works; another refusal is a bug."""
 
 from __future__ import annotations
 
-import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # `normbench list` shows the refusals without the second that torch takes
-    from normbench.types import Data, Model, NormFacts, Placement
+    from normbench.types import Data, Model, NormFacts, Placement, Task
+
+
+@dataclass(frozen=True)
+class Combination:
+    """What the parts of a run declare; a refusal asks those that it is between alone.
+
+    task: of the data; None: they have no kind that is known.
+    """
+
+    norm: NormFacts
+    placement: type[Placement]
+    model: type[Model]
+    data: type[Data]
+    task: type[Task] | None
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """One reason to refuse. between: the sections whose choices clash. when: a condition on what they declare."""
+    """One reason to refuse.
 
-    between: list[str]
+    between: the sections whose choices clash. what: options that clash. applies: whether a combination is refused.
+    """
+
+    between: tuple[str, str]
     what: str
     reason: str
     instead: str
-    when: str
+    applies: Callable[[Combination], bool]
 
 
-LIST = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
-REFUSALS = [Refusal(**rule) for rule in LIST["refusal"]]
+def is_other_kind(run: Combination) -> bool:
+    """Tell whether the model is not made for this kind of data."""
+    return run.data.kind not in run.model.kinds
 
 
-@cache
-def condition(text: str) -> Callable[[Mapping[str, Any]], Any]:
-    """Return an expression of Jinja as a function of what it names."""
-    from jinja2 import Environment, StrictUndefined
+def shows_targets(run: Combination) -> bool:
+    """Tell whether the norm's statistics show what is to be predicted, in evaluation too."""
+    return run.task is not None and run.task.shown_by(run.norm) == "always"
 
-    return Environment(undefined=StrictUndefined).compile_expression(text)
+
+def lacks_positions(run: Combination) -> bool:
+    """Tell whether the norm's statistics run over positions that the model's features have not."""
+    return run.norm.needs_positions and not run.model.has_positions
+
+
+def lacks_branches(run: Combination) -> bool:
+    """Tell whether the placement joins more branches than a residual block of the model has."""
+    return run.model.residual and len(run.model.roles) < run.placement.min_branches
+
+
+def lacks_residual(run: Combination) -> bool:
+    """Tell whether the placement is around a residual that the model has not."""
+    return run.placement.residual and not run.model.residual
+
+
+def lacks_placement(run: Combination) -> bool:
+    """Tell whether the model has residuals, and the placement none to put the norm around."""
+    return run.model.residual and not run.placement.residual
+
+
+REFUSALS = (
+    Refusal(
+        ("model", "data"),
+        what="a CNN or MLP on text (pydocs, tinyshakespeare), a model of translations on other data, another model on "
+        "translations",
+        reason="the model is not made for this kind of data",
+        instead="for text use model=nano, small or gpt2, for a CNN or MLP data=digits, mnist, fashion_mnist or "
+        "cifar10, for translations model=seq2seq or rnnsearch with data=multi30k",
+        applies=is_other_kind,
+    ),
+    Refusal(
+        ("norm", "data"),
+        what="in a language model or translator: instancenorm without running statistics, batchnorm without them, "
+        "groupnorm with norm.across_time=true",
+        reason="its statistics run over time, in evaluation too, so it would show the model the tokens that it is to "
+        "predict",
+        instead="use layernorm, rmsnorm, groupnorm at each position, or batchnorm with running statistics",
+        applies=shows_targets,
+    ),
+    Refusal(
+        ("norm", "model"),
+        what="instancenorm in an MLP or a recurrent model",
+        reason="its statistics run over time or space, and the features of this model have neither",
+        instead="use layernorm, groupnorm or batchnorm, or a model with positions",
+        applies=lacks_positions,
+    ),
+    Refusal(
+        ("placement", "model"),
+        what="parallel where a block has one branch (CNNs, MLPs)",
+        reason="parallel joins the branches of a block, and with one branch it would be pre",
+        instead="use placement=pre",
+        applies=lacks_branches,
+    ),
+    Refusal(
+        ("placement", "model"),
+        what="a residual placement in a model without residuals (cnn_plain, vgg, mlp_plain, rnnsearch)",
+        reason="the model has no residual to place a norm around",
+        instead="leave placement out, or use model=cnn, mlp or seq2seq",
+        applies=lacks_residual,
+    ),
+    Refusal(
+        ("placement", "model"),
+        what="plain in a model with residuals",
+        reason="plain has no residual, and this model is made of residual blocks",
+        instead="use model=cnn_plain, mlp_plain or rnnsearch, or another placement",
+        applies=lacks_placement,
+    ),
+)
 
 
 def refusal(norm: NormFacts, placement: type[Placement], model: type[Model], data: type[Data]) -> Refusal | None:
     """Return the first reason to refuse this combination, or None."""
     from normbench.types import Task
 
-    parts = {"norm": norm, "placement": placement, "model": model, "data": data, "task": Task.by_kind.get(data.kind)}
-    return next((rule for rule in REFUSALS if condition(rule.when)(parts)), None)
+    run = Combination(norm, placement, model, data, Task.by_kind.get(data.kind))
+    for rule in REFUSALS:
+        if rule.applies(run):
+            return rule
+    return None
