@@ -222,8 +222,8 @@ class Task(ABC):
         return {"kind": self.kind, "num_classes": self.num_classes} | asdict(self)  # type: ignore[call-overload]  # likewise
 
     @classmethod
-    def shown_by(cls, norm: NormFacts) -> When:
-        """Return when this norm's statistics show the model what it is to predict."""
+    def leaks(cls, norm: NormFacts) -> When:
+        """Return when this norm's statistics leak the targets to the model."""
         return norm.sees_future if cls.causal else "never"
 
     def loss(self, logits: Float[Tensor, "..."], targets: Tensor, reduction: str = "mean") -> Tensor:

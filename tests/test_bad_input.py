@@ -43,22 +43,22 @@ UNKNOWN = {
 # ---- words of other tools, and what is no option
 
 OTHERS = {
-    "resume=true": "resume is no key of a run: the command of a run that was stopped goes on with it",
-    "ckpt_path=last.ckpt": "ckpt_path is no key of a run: the command of a run that was stopped",
+    "resume=true": "resume is not a key of a run: the command of a run that was stopped goes on with it",
+    "ckpt_path=last.ckpt": "ckpt_path is not a key of a run: the command of a run that was stopped",
     "trainer.devices=2": "use device=cpu, cuda or cuda:N",
     "--resume": "--resume is no flag of normbench train: the command of a run that was stopped",
     "--ckpt-path=last.ckpt": "--ckpt-path is no flag of normbench train: the command of a run",
-    "hydra/sweeper=ax": "hydra/sweeper is no key of a run: start it with normbench sweep",
-    "hydra/launcher=joblib": "hydra/launcher is no key of a run: start it with normbench sweep",
-    "sweep.lr=auto": "sweep.lr is no key of a run: start it with normbench sweep",
+    "hydra/sweeper=ax": "hydra/sweeper is not a key of a run: start it with normbench sweep",
+    "hydra/launcher=joblib": "hydra/launcher is not a key of a run: start it with normbench sweep",
+    "sweep.lr=auto": "sweep.lr is not a key of a run: start it with normbench sweep",
     "logger.wandb.mode=offline": "logger.wandb.mode is a setting of logger=wandb, which is not chosen: add it",
     "logger=[csv,tensorboard] logger.wandb.mode=x": "logger.wandb.mode is a setting of logger=wandb, which is not",
     "logger=range(0,9)": "logger=range(0 is unknown: allowed are csv",
     "-m norm=rmsnorm,dyt": "takes no -m: for many runs give normbench sweep the same words",
     "--steps=10": "--steps is no flag of normbench train: settings have no dashes, write trainer.steps=VALUE",
     "--lr=1": "write optim.lr=VALUE",
-    "norm=torch.nn.LayerNorm": "norm=torch.nn.LayerNorm is no option: norm._target_=torch.nn.LayerNorm takes a class",
-    "norm=./norms.py": "norm=./norms.py is no option: norm._target_=package.module.Class takes a class",
+    "norm=torch.nn.LayerNorm": "norm=torch.nn.LayerNorm is not an option: norm._target_=torch.nn.LayerNorm takes a class",
+    "norm=./norms.py": "norm=./norms.py is not an option: norm._target_=package.module.Class takes a class",
     "data=notes.txt": "data=text data.path=notes.txt takes your own text, data=texts data.path=notes.txt takes lab",
     "data=./folder": "data=images data.path=./folder takes images",
 }
@@ -70,7 +70,7 @@ GRAMMAR = {
     "=3": "=3 cannot be read",
     "norm=": "norm= is unknown: allowed are batchnorm",
     "norm=[rmsnorm,layernorm]": "norm=[rmsnorm is unknown",
-    "norm=../norm/rmsnorm": "norm=../norm/rmsnorm is no option",  # it would name the run's directory
+    "norm=../norm/rmsnorm": "norm=../norm/rmsnorm is not an option",  # it would name the run's directory
     "norm=rmsnorm,layernorm": "norm=rmsnorm,layernorm gives several values, which only a sweep takes",
     "seed=[1": "seed=[1 cannot be read: write KEY=VALUE without blanks, and quote a value",
     "outputs=~/x": "as in \"outputs='~/x'\"",

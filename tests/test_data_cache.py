@@ -114,7 +114,7 @@ def test_damage_is_found(damage: Callable[[Path], object], file: str, cache_fold
     digits(**IMAGES)
     (entry,) = cache_folder.iterdir()
     damage(entry / file)
-    with pytest.raises(RunFailure, match=r"the data cache .* is damaged .*: remove it, and it is made anew"):
+    with pytest.raises(RunFailure, match=r"the data cache .* is damaged .*: remove it, and it will be made again"):
         digits(**IMAGES)
 
 

@@ -203,13 +203,13 @@ def test_whatever_is_wrong_with_a_file_it_is_an_image_or_named(kind: str) -> Non
 
 
 FOLDERS: dict[str, tuple[Callable[[Path], object], str]] = {
-    "nowhere": (lambda folder: None, "is no file or folder: give"),
+    "nowhere": (lambda folder: None, "is neither a file nor a folder: give"),
     "no folder": (Path.touch, "cannot be read .*: give a folder"),
     "one class": (lambda folder: write_folder(folder, 4, ("cat",)), "has too few images: give two classes"),
     "one image": (lambda folder: write_folder(folder, 1), "has too few images of the class (cat|dog|owl): give two"),
     "unreadable": (
         lambda folder: [write_folder(folder, 5).joinpath(f"dog/{name}.png").write_bytes(b"no") for name in "xy"],
-        r"2 of the 17 images of .*dog/.\.png: cannot identify.*: mend or remove them",
+        r"2 of the 17 images of .*dog/.\.png: cannot identify.*: fix or remove them",
     ),
     "many sizes": (
         lambda folder: write_image(write_folder(folder, 5) / "dog/x.png", pixels(1, 8, 9, 3)),

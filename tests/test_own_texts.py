@@ -198,7 +198,10 @@ def two(*names: str) -> Callable[[Path], Path]:
 
 
 MISTAKES: dict[str, tuple[Callable[[Path], Path], str]] = {
-    "nowhere": (lambda folder: folder / "no.csv", "is no file or folder: give a CSV, TSV, Parquet or JSON lines file"),
+    "nowhere": (
+        lambda folder: folder / "no.csv",
+        "is neither a file nor a folder: give a CSV, TSV, Parquet or JSON lines file",
+    ),
     "no such column": (changed(text=None, body=["x"] * 60), "no column text: set data.text_column to one of label, bo"),
     "neither column": (
         changed(text=None, label=None, body=["x"] * 60),

@@ -106,11 +106,11 @@ def test_an_equal_run_with_other_threads_is_named_before_training(
     (first,) = [
         path for path in tmp_path.glob("outputs/train/*-s0-*") if "threads=2" in (path / "environment.json").read_text()
     ]
-    note = f"note: {first.relative_to(tmp_path)} is this run with threads=2, which shows it; here it is made anew"
+    note = f"note: {first.relative_to(tmp_path)} is this run with threads=2, which shows it; here it is made again"
     assert told == [[], [note], [], []]
     assert main(["sweep", *words[1:], "name=train", "threads=3", "seed=0,1", "sweep.report=false"]) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note: ")]
-    assert line.endswith("; here it is made anew; and so for 1 more")
+    assert line.endswith("; here it is made again; and so for 1 more")
     for path in first.parent.glob("*/environment.json"):
         path.unlink()
     assert main([*words, "threads=4"]) == 0  # of which nobody knows now

@@ -145,7 +145,7 @@ def test_a_checkpoint_of_other_blocks_is_refused(root: Path) -> None:
     again = pages(root)
     again.load_state_dict({"starts": [(2 * step, place) for step, place in state["starts"]]})
     with pytest.raises(
-        UsageError, match=r"is not the one that this run's checkpoint knows: begin anew with rerun=true"
+        UsageError, match=r"is not the one that this run's checkpoint knows: start over with rerun=true"
     ):
         again.train_batch(30)
 

@@ -89,7 +89,7 @@ def test_whoever_looks_on_does_not_wait_where_nobody_is_at_work(
     tuning.write_plan([Entry("t0", {}, 1000, 4, [])])
     tuning.note_failure("t0", "boom")
     assert main(["sweep", "--watch", str(folder.path)]) == 1
-    assert f"nobody is at work on the runs in {folder.path} now; go on: {folder.command()}" in capsys.readouterr().out
+    assert f"no process is working on {folder.path} now; resume with: {folder.command()}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("content", ['{"runs": [5]}', "[]", '{"words": [], "asked": [], "runs": [{"run": 5}]}'])

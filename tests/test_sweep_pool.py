@@ -163,7 +163,7 @@ def test_a_process_that_dies_takes_no_other_run_with_it(
     assert main(words) == 1
     output = capsys.readouterr().out
     assert statuses(tmp_path) == {"killer": "failed", "fine": "finished"}
-    assert output.count("its process ended without a word, twice (SIGKILL)") == 1
+    assert output.count("its process died twice without an error message (SIGKILL)") == 1
     assert "Traceback" not in output
     assert output.count("normbench train norm._target_=own_norms.Killer") == 1
     assert [len(sessions(path)) for path in run_directories(tmp_path).values()] == [1, 2]
@@ -271,7 +271,7 @@ def test_runs_of_a_cluster_on_this_machine(server: Server, start: Start, tmp_pat
     status, output = ended(start([*own_words(there, "Killer", "Fine"), *more, "sweep.jobs=2"], there))
     assert status == 1, output
     assert statuses(there) == {"killer": "failed", "fine": "finished"}
-    assert output.count("its process ended without a word, twice") == 1
+    assert output.count("its process died twice without an error message") == 1
     for path in (path for name, path in run_directories(there).items() if name.startswith("killer")):
         (path / "config.yaml").unlink()
     assert_as(whole, there)

@@ -244,7 +244,7 @@ def unknown(key: str, config: DictConfig, groups: dict[str, str]) -> str:
     if group == MANY and option in options(group) and option not in config[group]:
         return f"{key} is a setting of {group}={option}, which is not chosen: add it, several as {group}=[csv,{option}]"
     if told := ELSEWHERE.get(key) or ELSEWHERE.get(key.partition(".")[0]):
-        return f"{key} is no key of a run: {told}"
+        return f"{key} is not a key of a run: {told}"
     known = [*flat(plain(config)), *GROUPS]
     beside = {path.removeprefix(f"{section}.") for path in known if section and path.startswith(f"{section}.")}
     if beside and not nearest(name, beside):  # what is most like the whole would be like it in the section's name

@@ -90,10 +90,10 @@ def check_option(group: str, option: str, *folders: Path) -> None:
         own = f"{group}._target_={path} takes a class"
         if group == "data":
             own = f"{takes}, and {own}"
-        raise UsageError(f"{group}={option} is no option: {own}")
+        raise UsageError(f"{group}={option} is not an option: {own}")
     near = nearest(option, known)
     more = "" if near else f"; normbench list {group} says what each is"
-    if option[:1].isupper() and group in OPEN_SECTIONS:
+    if option[:1].isupper() and group in CLASS_SECTIONS:
         more = f"; {group}._target_=FILE.{option} takes a class of your own, in FILE.py"
     raise UsageError(f"{group}={option} is unknown: {near}allowed are {', '.join(known)}{more}")
 
@@ -107,7 +107,7 @@ def read_yaml(path: Path) -> Any:
     try:
         return yaml.load(path.read_text("utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise UsageError(f"{path} is no YAML ({' '.join(str(error).split())}): mend it") from error
+        raise UsageError(f"{path} is not valid YAML ({' '.join(str(error).split())}): fix it") from error
 
 
 @cache

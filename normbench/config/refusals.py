@@ -45,7 +45,7 @@ def is_other_kind(run: Combination) -> bool:
 
 def shows_targets(run: Combination) -> bool:
     """Tell whether the norm's statistics show what is to be predicted, in evaluation too."""
-    return run.task is not None and run.task.shown_by(run.norm) == "always"
+    return run.task is not None and run.task.leaks(run.norm) == "always"
 
 
 def lacks_positions(run: Combination) -> bool:

@@ -30,15 +30,20 @@ class TrainerConfig:
     eval_batches: Annotated[int | None, Setting("batches of an evaluation but the last; null: all", low=1, high=10**9)]
     eval_train: Annotated[bool, Setting("evaluate on as many batches of the training data too")]
     checkpoint_every: Annotated[int, Setting("steps between checkpoints", "steps", low=1, high=10**9)]
-    keep_checkpoint: Annotated[Literal["last", "best", "none"], Setting("what stays; best: of the lowest loss too")]
+    keep_checkpoint: Annotated[
+        Literal["last", "best", "none"],
+        Setting("checkpoint to keep; best also keeps the weights with the lowest validation loss"),
+    ]
     compile: Annotated[bool | Literal["cudagraphs"], Setting("use torch.compile; cudagraphs: and CUDA graphs as well")]
     precision: Annotated[Literal["fp32", "bf16", "fp16"], Setting("of matrix products; fp16 scales the loss")]
     tf32: Annotated[bool, Setting("let a GPU round float32 matrix products to TensorFloat-32")]
     accumulate: Annotated[int, Setting("batches whose gradients add up to one step", "batches", low=1, high=10**6)]
     ema: Annotated[float | None, Setting("decay of the weights' average; null: none", "per step", above=0, below=1)]
     decay_norms: Annotated[bool, Setting("weight decay on γ, β and α too")]
-    divergence_factor: Annotated[float, Setting("a loss above this × the first one runs away", above=1, high=1e9)]
-    divergence_patience: Annotated[int, Setting("so long may a loss run away", "steps", low=1, high=10**9)]
+    divergence_factor: Annotated[float, Setting("a loss above this × the first one is too high", above=1, high=1e9)]
+    divergence_patience: Annotated[
+        int, Setting("steps the loss may stay that high before the run counts as diverged", "steps", low=1, high=10**9)
+    ]
     recompute: Annotated[bool, Setting("keep some blocks' inputs, compute the rest again: memory as √depth")] = False
     shard: Annotated[bool, Setting("each process keeps a part of the weights, for large models")] = False
 
@@ -70,7 +75,7 @@ class TrainConfig:
     device: Annotated[str, Setting("auto, cpu, cuda, cuda:N or mps")]
     threads: Annotated[int | None, Setting("CPU threads; null: torch's own choice", low=1, high=1024)]
     quiet: Annotated[bool, Setting("print nothing but the run directory and errors")]
-    rerun: Annotated[bool, Setting("make a finished run anew and keep the old one beside it")]
+    rerun: Annotated[bool, Setting("run again even if finished, and keep the earlier run beside the new one")]
     extend: Annotated[str | None, Setting("directory of a finished run to continue with more trainer.steps")]
 
 
@@ -160,7 +165,7 @@ def stored(path: Path) -> Iterator[None]:
         yield
     except UsageError as error:
         where = f"{path} is of another version of normbench, or was edited"
-        raise UsageError(f"{where} ({error}): make that run anew") from error
+        raise UsageError(f"{where} ({error}): make that run again") from error
 
 
 def class_sections(tree: Tree) -> dict[str, Tree]:

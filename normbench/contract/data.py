@@ -95,7 +95,9 @@ def check_batch(where: str, batch: Batch, data: Data) -> int:
     for name, (tensor, shape, dtype) in tensors.items():
         found, needed = f"{list(tensor.shape)} of {tensor.dtype}", f"{list(shape)} of {dtype}"
         expect(found == needed, f"{where} has {name} of {found}: the task needs {needed}".replace("torch.", ""))
-    expect(bool(inputs.isfinite().all()), f"{where} has inputs that are not finite: mend or leave out those examples")
+    expect(
+        bool(inputs.isfinite().all()), f"{where} has inputs that are not finite: fix those examples or leave them out"
+    )
     answers = targets if previous is None else real(targets)
     limits = {"targets": (answers, task.num_classes)}
     if task.input_dtype == torch.int64:

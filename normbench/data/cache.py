@@ -76,7 +76,9 @@ def decoded(name: str, kind: str, key: Any, load: Callable[[], Decoded], **about
             raise ValueError("its bytes are not those that were written")
         return Content(name, about, arrays, meta["facts"], hashlib.sha256(json.dumps(digests).encode()).hexdigest())
     except Exception as fault:  # on damaged files NumPy's and JSON's readers raise nearly anything
-        raise RunFailure(f"the data cache {folder} is damaged ({fault}): remove it, and it is made anew") from fault
+        raise RunFailure(
+            f"the data cache {folder} is damaged ({fault}): remove it, and it will be made again"
+        ) from fault
 
 
 def cache_folder() -> Path:

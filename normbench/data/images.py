@@ -196,7 +196,7 @@ def decode(images: Sequence[tuple[str, Any]], where: str, size: int | None = Non
             pixels[row] = image
     if faults:
         found = f"{len(faults):,} of the {len(images):,} images of {where} cannot be read ({', '.join(faults[:3])})"
-        raise UsageError(f"{found}: mend or remove them, or set data.image_column to the column of the images")
+        raise UsageError(f"{found}: fix or remove them, or set data.image_column to the column of the images")
     return pixels
 
 

@@ -185,7 +185,7 @@ def given(path: str | None, what: str) -> Path:
     if not path:
         raise UsageError(f"data.path is not set: {what}")
     if not (place.is_file() or place.is_dir()):
-        raise UsageError(f"data.path={path:.200} is no file or folder: {what}")
+        raise UsageError(f"data.path={path:.200} is neither a file nor a folder: {what}")
     return place
 
 

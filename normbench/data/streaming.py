@@ -188,7 +188,7 @@ class Streamed(ContentData):
         self.turns = torch.randperm(count, generator=generator(self.seed, "block", number))
         following = (first + count // self.batch_size, behind)
         if self.starts[number + 1 :] and self.starts[number + 1][0] != following[0]:
-            cure = "begin anew with rerun=true, or go on with the version of normbench and the data it began with"
+            cure = "start over with rerun=true, or go on with the version of normbench and the data it began with"
             raise UsageError(f"a block of {self.content.name} is not the one that this run's checkpoint knows: {cure}")
         self.starts[number + 1 :] = self.starts[number + 1 :] or [following]
         self.number, self.ahead = number, (number + 1, self.reading(behind))

@@ -168,7 +168,7 @@ def same_elsewhere(runs: Iterable[Run]) -> str | None:
             known = {key: str(each.get(key)).partition(":")[0] for each in last for key in here}
             if other := [f"{key}={known[key]}" for key in known if known[key] != str(here[key])]:
                 del wanted[content]
-                found.append(f"{there.path} is this run with {' '.join(other)}, which shows it; here it is made anew")
+                found.append(f"{there.path} is this run with {' '.join(other)}, which shows it; here it is made again")
     return f"{found[0]}{f'; and so for {len(found) - 1:,} more' * (len(found) > 1)}" if found else None
 
 
@@ -206,7 +206,7 @@ def extended(config: Config, parent: RunDirectory, trust: bool) -> Config:
     if summary is None or summary["status"] != "finished":
         raise UsageError(f"extend={parent.path} is not the directory of a finished run: give one under outputs/")
     if not (tree := parent.configuration()):
-        raise UsageError(f"{parent.config} is damaged: make that run anew with rerun=true")
+        raise UsageError(f"{parent.config} is damaged: make that run again with rerun=true")
     if not trust:
         check_trusted(tree, parent.path)
     tree |= {key: config.tree[key] for key in ("rerun", "quiet", MANY)}  # of this command, not of the parent's
@@ -229,7 +229,7 @@ def extended(config: Config, parent: RunDirectory, trust: bool) -> Config:
 def check_extension(parent: RunDirectory, steps: int, data: Data) -> None:
     """Refuse to extend without a checkpoint, on other data, or to fewer steps."""
     if not parent.checkpoint.exists() or not is_whole(parent.checkpoint):
-        cure = "make that run anew with rerun=true, and without trainer.keep_checkpoint=none"
+        cure = "make that run again with rerun=true, and without trainer.keep_checkpoint=none"
         raise UsageError(f"extend={parent.path} has no checkpoint.pt, or a damaged one: {cure}")
     if any(each["data"]["fingerprint"] != data.fingerprint for each in parent.sessions()[-1:]):
         raise UsageError(f"extend={parent.path} was trained on other data than are there now: bring those back")

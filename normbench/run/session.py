@@ -361,7 +361,7 @@ def runs_before(parent: RunDirectory | None) -> list[dict[str, Any]]:
 
 def caveats(run: Run) -> dict[str, str | None]:
     """Return what a reader must know of a norm that takes statistics over time: what leaks, what padding does."""
-    leaks, pads = run.data.task.shown_by(run.facts) == "training", run.data.pads and run.facts.counts_padding
+    leaks, pads = run.data.task.leaks(run.facts) == "training", run.data.pads and run.facts.counts_padding
     norm = run.config.choices.groups["norm"]
     over_time = f"{norm} takes statistics over time, so in training each position is shown its future"
     shown = f"{over_time}; the training loss is not comparable"

@@ -256,7 +256,7 @@ def measured(run: Run, found: Estimate, steps: int) -> dict[str, Scalar]:
     stay = {"best": f"2 stay, with {decimal(sum(weights.values()))} of the best weights", "none": "none stays"}
     evaluations = f"{found.evaluation:,.3g} s ({found.evaluations(steps):,} of them)"
     return {
-        "state": f"{state}; set aside and made anew" if run.config.closed.rerun and state != "new" else state,
+        "state": f"{state}; set aside and made again" if run.config.closed.rerun and state != "new" else state,
         "memory, peak of a step": found.peak and f"{decimal(found.peak)} ({whose})",
         "time of a step": found.step_ms and f"{rounded(found.step_ms)} ms (median of {found.measured})",
         "time of a probed step": f"{rounded(found.probed_ms)} ms ({found.probed(steps):,} of the steps)",

@@ -302,5 +302,5 @@ def watch(folder: Path) -> int:
     if all(note["runs"] for note in reported.read_notes()) and planned <= over.keys():
         say_done(console, reported, [over[entry.run] for entry in reported.read_plans()], reported.command())
     else:
-        say(console, f"nobody is at work on the runs in {folder} now; go on: {reported.command()}")
+        say(console, f"no process is working on {folder} now; resume with: {reported.command()}")
     return show_failures([one for one in over.values() if one.state == "failed"], reported.command())

@@ -128,7 +128,7 @@ def levels(words: Sequence[str]) -> list[dict[str, str]]:
         if (key := key_of(word)) in COMMON:
             raise UsageError(f"{word} cannot vary within a sweep: give {key} one value, or start a sweep for each")
         if (parsed := compose.parsed(word)).is_interval_sweep():
-            raise UsageError(f"{word} is no list of values: give {key} some, as in {key}=1,2")
+            raise UsageError(f"{word} is not a list of values: give {key} some, as in {key}=1,2")
         values = replace(parsed, config_loader=loader).sweep_string_iterator()
         try:
             found[key] = [*itertools.islice(values, MOST_RUNS + 1)]

@@ -195,7 +195,9 @@ class Execution:
         for run, standing in left:
             self.deaths[run.run] += standing.state != "running" and status not in (128, 128 + signal.SIGTERM)
             if self.deaths[run.run] == TRIES:
-                cause = f"its process ended without a word, twice ({how or status}); if memory is short, give it more"
+                cause = (
+                    f"its process died twice without an error message ({how or status}); it may have run out of memory"
+                )
                 self.folder.note_failure(run.run, cause)
                 if run.prepared.directory.path.is_dir():
                     run.prepared.directory.write_status("failed", standing.step, run.steps, cause)
