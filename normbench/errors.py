@@ -70,13 +70,20 @@ def explain(error: BaseException) -> str:
 def place_of(error: BaseException) -> str:
     """Return the innermost file and line that is the user's own, as `mynorms.py, line 3`; empty for none.
 
-    Not the user's own are torch's files, ours, and those through which Python imports a module.
+    Not the user's own are torch's files, ours, and those through which Python imports a module. An installed package
+    may be the user's own, where no file of theirs is outside of those: others' code, such as a hook that wandb puts in
+    place of sys.exit, is mostly called by it.
     """
     others = [Path(__file__).parent, Path(importlib.__file__).parent]
     if torch := sys.modules.get("torch"):  # not imported for this: it takes a second
         others.append(Path(str(torch.__file__)).parent)
+    installed = ""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         path = Path(frame.filename)
-        if path.exists() and not any(path.is_relative_to(other) for other in others):
-            return f"{path.name}, line {frame.lineno}"
-    return ""
+        if not path.exists() or any(path.is_relative_to(other) for other in others):
+            continue
+        place = f"{path.name}, line {frame.lineno}"
+        if not {"site-packages", "dist-packages"} & {*path.parts}:
+            return place
+        installed = installed or place
+    return installed

@@ -57,7 +57,7 @@ def test_a_fault_in_a_users_module_is_placed(
     assert sentence == f"norm._target_=own_package.parts.MyNorm cannot be imported: {fault}"
 
 
-@pytest.mark.parametrize(("line", "said"), [("sys.exit()", "SystemExit"), ("sys.exit(3)", "SystemExit: 3")])
+@pytest.mark.parametrize(("line", "said"), [("raise SystemExit", "SystemExit"), ("sys.exit(3)", "SystemExit: 3")])
 def test_a_module_that_exits_is_placed(
     here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, line: str, said: str
 ) -> None:
@@ -66,6 +66,19 @@ def test_a_module_that_exits_is_placed(
     (here / "exiting.py").write_text(f"import sys\n{line}\n")
     sentence = refused(["train", "norm._target_=exiting.Norm"], capsys)
     assert sentence == f"norm._target_=exiting.Norm cannot be imported: mend {said} (exiting.py, line 2)"
+
+
+def test_a_mistake_found_by_a_library_is_placed_where_it_was_called(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    library = here / "site-packages" / "somebodys.py"
+    library.parent.mkdir()
+    library.write_text("def give_up():\n    raise ValueError('no')\n")
+    monkeypatch.syspath_prepend(str(library.parent))
+    (here / "calling.py").write_text("import somebodys\n\nsomebodys.give_up()\n")
+    sentence = refused(["train", "norm._target_=calling.Norm"], capsys)
+    assert sentence.endswith("mend ValueError: no (calling.py, line 3)")
 
 
 def test_a_class_that_exits_is_no_success(
