@@ -40,7 +40,7 @@ UNKNOWN = {
     "norm=groupnorm",
 }
 
-# ---- words of other tools, and what is no option
+# ---- words of other tools, and what is not an option
 
 OTHERS = {
     "resume=true": "resume is not a key of a run: the command of a run that was stopped goes on with it",
@@ -57,7 +57,7 @@ OTHERS = {
     "-m norm=rmsnorm,dyt": "takes no -m: for many runs give normbench sweep the same words",
     "--steps=10": "--steps is no flag of normbench train: settings have no dashes, write trainer.steps=VALUE",
     "--lr=1": "write optim.lr=VALUE",
-    "norm=torch.nn.LayerNorm": "norm=torch.nn.LayerNorm is not an option: norm._target_=torch.nn.LayerNorm takes a class",
+    "norm=torch.nn.LayerNorm": "norm=torch.nn.LayerNorm is not an option: norm._target_=torch.nn.LayerNorm takes a",
     "norm=./norms.py": "norm=./norms.py is not an option: norm._target_=package.module.Class takes a class",
     "data=notes.txt": "data=text data.path=notes.txt takes your own text, data=texts data.path=notes.txt takes lab",
     "data=./folder": "data=images data.path=./folder takes images",
