@@ -252,10 +252,10 @@ def test_each_arm_is_reported_at_its_own_rate(server: Server, tmp_path: Path) ->
         assert "  lr: 0.01\n" in (path / "config.yaml").read_text()
     assert len(run_directories(tmp_path)) == 2
     again = finished(server, ["sweep", "--resume", "outputs/sweep"], tmp_path)
-    assert again.splitlines()[-2] == "2/2 runs in outputs/sweep"
+    assert again.splitlines()[-3] == "2/2 runs in outputs/sweep"
     looked = finished(server, ["sweep", "--watch", "outputs/sweep"], tmp_path)
     shown = [line.split("  ")[0] for line in looked.splitlines()]
-    assert shown == ["6/6 runs", "2/2 runs", *again.splitlines()[-2:]]
+    assert shown == ["6/6 runs", "2/2 runs", *again.splitlines()[-3:]]
 
 
 # ---- --dry-run
