@@ -106,7 +106,7 @@ def target(tree: Tree, section: str) -> tuple[Callable[..., Any], type]:
     if getattr(found, "forward", None) is nn.Module.forward:
         missing.append("forward")
     if missing:
-        raise ContractError(f"{where} has no {' and no '.join(missing)}: normbench check {path} says what it needs")
+        raise ContractError(f"{where} has no {' and no '.join(missing)}: {pages(kind)} says what it is for")
     if issubclass(made, Logger) and made.package and find_spec(made.package) is None:
         raise UsageError(f"logger={made.package} is not installed: pip install 'normbench[{made.package}]'")
     return found, made
@@ -117,6 +117,11 @@ def kind_of(section: str) -> type:
     kind = imported(BY_NAME[section].makes)
     assert isinstance(kind, type)
     return kind
+
+
+def pages(kind: type) -> str:
+    """Return the command that shows what a class says of itself."""
+    return f"python -m pydoc {kind.__module__}.{kind.__qualname__}"
 
 
 def lacking(made: object, kind: type, said: str = "") -> list[str]:
@@ -158,7 +163,7 @@ def factory(tree: Tree, section: str) -> Callable[..., Any]:
         if not isinstance(made, kind):
             raise ContractError(f"{where} gives something of type {type(made).__name__}: return a {kind.__qualname__}")
         if missing := lacking(made, kind):
-            raise ContractError(f"{where} has no {' and no '.join(missing)}: normbench check {path} says what it needs")
+            raise ContractError(f"{where} has no {' and no '.join(missing)}: {pages(kind)} says what it is for")
         return made
 
     return make if section == "optim" else call  # what an optimizer refuses, make_optimizer says

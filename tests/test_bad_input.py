@@ -138,6 +138,12 @@ def test_a_number_of_thousands_of_digits_is_refused(capsys: pytest.CaptureFixtur
     assert "Traceback" not in capsys.readouterr().err
 
 
+def test_an_option_that_is_there_in_a_folder_of_ones_own(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "mine/norm").mkdir(parents=True)
+    (here / "mine/norm/l1.yaml").touch()
+    assert refused(["train", "norm=l1"], capsys).endswith("mine/norm/l1.yaml is found with --config-dir mine")
+
+
 @pytest.mark.parametrize("words", [[""], ["name=a b"], ["norm = rmsnorm"], ["seed: 1"], ["seed=1 norm.eps=2"]])
 def test_words_with_blanks_are_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     refused(["train", *words], capsys)

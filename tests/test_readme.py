@@ -34,6 +34,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
     (tmp_path / "mynorms.py").write_text(blocks(TEXT, "python")[0])
+    (tmp_path / "myplacements.py").write_text(blocks(PAGES[REPOSITORY / "docs/own_parts.md"], "python")[0])
     (tmp_path / "myconf/norm").mkdir(parents=True)
     (tmp_path / "myconf/norm/l1.yaml").write_text(blocks(TEXT, "yaml")[0])
     return tmp_path
