@@ -95,6 +95,15 @@ def test_how_images_lie_is_chosen_by_device_and_can_be_said(name: str, monkeypat
     assert {lies(weight) for weight in kernels(auto.to("meta"))} == {"contiguous"}
 
 
+def test_kernels_of_one_channel_lie_as_torch_lays_them_out() -> None:
+    """Such a kernel counts as channels last wherever it lies, but torch takes other sums for other strides."""
+    model, _ = build("batchnorm", "pre", "cnn", ImageClassification(10, (1, 8, 8)))
+    weights = [weight for weight in model.parameters() if weight.ndim == 4]
+    assert any(weight.shape[1] == 1 for weight in weights)
+    for weight in weights:
+        assert weight.stride() == torch.empty_like(weight, memory_format=torch.channels_last).stride()
+
+
 def kernels(model: nn.Module) -> list[torch.Tensor]:
     """The weights of the 3 × 3 convolutions with more than one channel, of which only one layout is true."""
     return [weight for weight in model.parameters() if weight.ndim == 4 and weight.shape[1] > 1 and weight.shape[2] > 1]

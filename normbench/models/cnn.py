@@ -215,7 +215,7 @@ class ConvStack(BlockStack):
                 shapes.append(((channels, out), stride if shrinks else 1))
                 channels = out
         super().__init__(stem, shapes, task, *factories, activation="relu", norm_order=norm_order)
-        self.layout = layout
+        self.layout, self.lies = layout, "contiguous"
         self.lay_out()
 
     def _apply(self, *given: Any, **how: Any) -> ConvStack:
@@ -226,9 +226,10 @@ class ConvStack(BlockStack):
 
     def lay_out(self) -> None:
         """Let the weights of convolutions lie in memory as their device wants them."""
-        for weight in self.parameters():
-            if weight.ndim == 4 and not weight.is_contiguous(memory_format=FORMATS[self.layout_on(weight.device)]):
-                weight.data = weight.data.contiguous(memory_format=FORMATS[self.layout_on(weight.device)])
+        wanted = self.layout_on(next(self.parameters()).device)
+        if wanted != self.lies:
+            self.lies = wanted
+            self.to(memory_format=FORMATS[wanted])  # type: ignore[call-overload]  # not in torch's stubs
 
     def layout_on(self, device: torch.device) -> str:
         """Return how images and weights lie in memory on a device."""
