@@ -80,7 +80,7 @@ class Stream(Study):
         return [compared(rows, values=["rms"], by=["layer"], columns=self.columns, baseline=self.baseline)]
 
     def figures(self, rows: pd.DataFrame) -> list[Figure]:
-        return [curves("rms", rows, x="layer", y="rms", columns=self.columns, title="RMS", caption="RMS.", log="y")]
+        return curves("rms", rows, x="layer", y="rms", columns=self.columns, title="RMS", caption="RMS.", log="y")
 
 
 class TrainedStream(Stream):
@@ -311,7 +311,7 @@ def test_arms_of_fewer_seeds_say_so_and_nothing_finite_is_no_figure() -> None:
     columns = {"loss": Column("loss"), "depth": Column("depth")}
     table = compared(rows, values=["loss"], columns=columns, baseline={"norm": "layernorm"})
     assert table.frame["seeds"].tolist() == ["2", "1"]
-    figure = curves("loss", rows.assign(loss=np.inf), x="depth", y="loss", columns=columns, title="t", caption="c")
+    (figure,) = curves("loss", rows.assign(loss=np.inf), x="depth", y="loss", columns=columns, title="t", caption="c")
     assert "Nothing was finite" in figure.caption
     assert figure.files()
 
@@ -320,7 +320,7 @@ def test_the_data_of_a_figure_are_means_and_ranges_over_seeds() -> None:
     rows = rows_of({"layernorm": [2.0, 3.0], "rmsnorm": [1.0, 5.0]})
     more = pd.concat([rows, rows.assign(depth=4, loss=2 * rows["loss"])])
     columns: Any = {"loss": Column("loss", "nats"), "depth": Column("depth")}
-    figure = curves("loss", more, x="depth", y="loss", columns=columns, title="t", caption="c", log="xy")
+    (figure,) = curves("loss", more, x="depth", y="loss", columns=columns, title="t", caption="c", log="xy")
     deep = figure.data[figure.data["depth"] == 4].set_index("norm")
     assert deep.loc["rmsnorm", ["mean", "low", "high"]].tolist() == [6.0, 2.0, 10.0]
     assert "2 seeds" in figure.caption
