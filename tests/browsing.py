@@ -32,7 +32,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium")
     options = webdriver.ChromeOptions()
     options.binary_location = CHROMIUM
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
         options.add_argument(flag)
     driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(CHROMEDRIVER))

@@ -44,6 +44,7 @@ HOSTILE = {
     "class of the page": '<g class="verdict"/>',
     "comment": "<!-- evil -->",
     "entity": "&evil;",
+    "id that no name is put in front of": "<g id='verdict'/>",
 }
 
 
@@ -52,6 +53,11 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of runs with a study, as we write it."""
     folder = tmp_path_factory.mktemp("foreign") / "runs"
     make_study(folder, {"layernorm": [2.0, 2.1], "rmsnorm": [2.0, 2.11]})
+    return make_foreign_study(folder / "studies/mine")
+
+
+def make_foreign_study(place: Path) -> Path:
+    """Make a study with a table and a figure in a folder, as we write it; return the folder."""
     with our_style():
         canvas = blank(2.0)
         pane = canvas.subplots()
@@ -64,7 +70,6 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "study": "mine", "title": "Mine", "question": "Why?", "source": "a paper", "command": "normbench study mine",
         "machine": {"cpu": "a", "threads": 1, "torch": "2"},
     }  # fmt: skip
-    place = folder / "studies/mine"
     place.mkdir(parents=True)
     save_study(place, about, [Table("found", "Found", pd.DataFrame({"arm": ["=1+1"]}))], [figure])
     return place

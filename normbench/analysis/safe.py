@@ -34,6 +34,7 @@ STYLE = re.compile(LOOKING)
 SHEET = re.compile(rf"(?:@media screen and \(prefers-color-scheme:\s?dark\)\s?\{{(?:{RULE})*\}})?(?:{RULE})*")
 HREF = re.compile(r"#[\w.-]+|data:image/png;base64,[\w+/=\s]*")
 CLASS = re.compile(r"nb-[\w-]+( nb-[\w-]+)*")
+OWN_ID = re.compile(r'\bid="([\w.-]+)"')  # in the only way in which a page makes them its own
 REFERENCE = re.compile(r"url\((?!#)", re.IGNORECASE)
 
 # A cell that begins like this is a formula to a spreadsheet, unless it is a number or goes from one to another.
@@ -54,6 +55,8 @@ def check_drawing(text: str) -> None:
         parts = [*ElementTree.fromstring(text).iter()]
     except ElementTree.ParseError as error:
         raise ValueError(f"a figure cannot be read: {error}") from error
+    if [part.get("id") for part in parts if "id" in part.attrib] != OWN_ID.findall(text):
+        raise ValueError("a figure is more than a drawing: it has ids that are written in another way")
     for part in parts:
         name = part.tag.removeprefix(SVG)
         if name == part.tag or name not in ELEMENTS:

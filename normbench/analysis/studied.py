@@ -19,7 +19,8 @@ from normbench.analysis.safe import check_drawing
 from normbench.analysis.tables import Table
 from normbench.analysis.wording import by_group
 from normbench.errors import UsageError
-from normbench.rundir import COMMAND, inside, read_bytes, read_json, remove_written, write_bytes, write_json
+from normbench.rundir import COMMAND, fits, inside, read_bytes, read_json, remove_written, write_bytes, write_json
+from normbench.settings import printable
 
 FOUND = "study.json"
 NAME = re.compile(r"[\w.-]+")
@@ -96,9 +97,11 @@ def read_study(folder: Path, page: Path, number: int = 1) -> Studied:
         place = os.path.relpath(folder / "figures", page)
         figures = found.pop("figures")
         for one in figures:
-            drawing = read_bytes(inside(folder, "figures", f"{one['name']}.svg")).decode()
+            drawing = printable(read_bytes(inside(folder, "figures", f"{one['name']}.svg")).decode())
             check_drawing(drawing)
             group = one.get("group")  # which older studies do not have
+            if group and not fits(group, WORDS):
+                raise ValueError(f"a group of figures is not what {FOUND} has")
             one |= {"svg": with_ids(drawing, f"{key}:{one['name']}"), "place": place, "wide": one.get("wide", False)}
             one["group"] = Group(**group) if group else None
         tables = [Table(**{**table, "frame": pd.DataFrame(**table["frame"])}) for table in found.pop("tables")]

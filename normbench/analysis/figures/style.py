@@ -22,7 +22,8 @@ from functools import cache, cached_property
 from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
-from xml.sax.saxutils import quoteattr
+from urllib.parse import quote, unquote
+from xml.sax.saxutils import escape, quoteattr
 
 import numpy as np
 import pandas as pd
@@ -363,7 +364,7 @@ def label_ends(axes: Axes, ends: Sequence[tuple[float, Entry]]) -> None:
 
 def gid_of(arm: Arm, value: str) -> str:
     """Return the name of what is drawn of an arm, of which `Figure.svg` makes a title: the arm, and a value of it."""
-    return f"arm {arm.name} | {value.replace('|', ' ')}"
+    return f"arm {quote(arm.name, safe=' ')} | {quote(value, safe=' ')}"
 
 
 def near(values: Sequence[float], lower_is_better: bool = True) -> tuple[float, float]:
@@ -499,8 +500,8 @@ class Figure:
         self.canvas.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
         text = buffer.getvalue().decode()
         text = re.sub(r"<!--.*?-->\s*|\s*<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
-        text = re.sub(r'<g id="arm ([^"]*) \| ([^"|]*)">', r'<g data-arm="\1"><title>\1 \2</title>', text)
-        text = re.sub(r'\bid="arm ([^"]*) \| [^"|]*"', r'data-arm="\1"', text)  # of what is no group: an empty band
+        text = re.sub(r'<g id="(arm [^"]*)">', titled_group, text)
+        text = re.sub(r'\bid="(arm [^"]*)"', lambda found: of_arm(found[1])[0], text)  # of an empty band, no group
         text = with_ids(text, self.name)
         text = re.sub(r'(<path id="[^"]+" d="[^"]*" style=")stroke: #[0-9a-f]{6};? ?', r"\1", text)
         rules = f"@media screen and (prefers-color-scheme:dark){{{dark_rules('svg.nb-figure:root', text)}}}"
@@ -534,6 +535,18 @@ class Figure:
         found["pdf"] = self.drawn("pdf", metadata={"CreationDate": None})
         found["png"] = self.drawn("png", dpi=300, pil_kwargs={"compress_level": 3})  # half the time, a tenth larger
         return {f"{self.name}.{suffix}": content for suffix, content in found.items()}
+
+
+def of_arm(gid: str) -> tuple[str, str]:
+    """Return the attribute that names the arm of what is drawn, and the words of its title. gid: as `gid_of` has it."""
+    name, value = map(unquote, gid.removeprefix("arm ").split(" | "))
+    return f"data-arm={quoteattr(name)}", f"{name} {value}"
+
+
+def titled_group(found: re.Match[str]) -> str:
+    """Return the beginning of a group of an SVG that has an arm's name and value as its title."""
+    attribute, title = of_arm(found[1])
+    return f"<g {attribute}><title>{escape(title)}</title>"
 
 
 def is_wide(figure: Figure) -> bool:
