@@ -54,6 +54,7 @@ PRESETS = {"nano": ["model=nano", "data=pydocs"], "cnn": ["model=cnn", "data=dig
 CONVOLUTIONS = [["model=cnn", "norm=batchnorm"], ["model=resnet20", "norm=batchnorm"],
                 ["model=resnet20", "norm=groupnorm"]]  # fmt: skip
 BENCH = ["study.rows=4096,65536", "study.features=1024", "study.steps=10"]
+WAYS = ("false", "graph", "true", "cudagraphs")  # of `trainer.compile`; what takes long comes last
 LONG = 20  # steps of runs that are compared to the bit; a stop is half way
 PHOTOGRAPHS, BATCH = ImageClassification(10, (3, 32, 32)), 128
 
@@ -299,7 +300,7 @@ def command(*words: str, limit: float) -> subprocess.CompletedProcess[str]:
 def compilation() -> Outcome:
     """Train the same run as it is, compiled, and with its steps replayed as CUDA graphs."""
     found, rows, failed = dict[str, Any](), list[Cells](), dict[str, str]()
-    for how in ("false", "graph", "true", "cudagraphs"):
+    for how in WAYS:
         words = ["model=nano", "data=pydocs", f"device={DEVICE}", "trainer.steps=120", "trainer.eval_every=120"]
         words += ["probes=off", "quiet=true", "rerun=true", f"outputs={how}", f"trainer.compile={how}"]
         try:
@@ -316,7 +317,7 @@ def compilation() -> Outcome:
         (summary,) = summaries(how)
         found[how] = {"loss": summary["metrics"]["loss/val"], "ms": summary["step_time"]["median_ms"]}
     if "false" not in found:
-        return judged(False, told(failed, 4, "ways"), {"failed": failed})
+        return judged(False, told(failed, len(WAYS), "ways"), {"failed": failed})
     eager = found["false"]
     for how, own in found.items():
         ratio = own["ms"] / eager["ms"]
@@ -325,7 +326,7 @@ def compilation() -> Outcome:
         if not share(own["loss"] - eager["loss"], eager["loss"]) <= 10 * ROUNDING:
             failed[how] = f"its loss is {own['loss']:.4f}, eager's {eager['loss']:.4f}"
     times = ", ".join(f"{how} {own['ms']:.2f} ms" for how, own in found.items())
-    figure = f"a step of nano: {times}" + (f"; {told(failed, 4, 'ways')}" if failed else "")
+    figure = f"a step of nano: {times}" + (f"; {told(failed, len(WAYS), 'ways')}" if failed else "")
     return judged(not failed, figure, {"found": found, "failed": failed}, rows)
 
 
