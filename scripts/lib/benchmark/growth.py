@@ -29,12 +29,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from normbench.rundir import cpu_name
 
@@ -129,12 +130,13 @@ class Preset:
 
 
 def probing(preset: str) -> str:
-    """Say which share of a preset's training time probes take, as often as they look by default."""
-    return f"{preset:9s} " + ", ".join(f"probes={probes} {100 * share_of(preset, probes):.1f} %" for probes in SPARSE)
+    """Say which share of a preset's training time its probes take, and which share of a step its batch does."""
+    probes = ", ".join(f"probes={probes} {100 * share_of(preset, probes):.1f} %" for probes in SPARSE)
+    return f"{preset:9s} {probes} of the training time; the batch {100 * share_of_batch(preset):.1f} % of a step"
 
 
-def share_of(preset: str, probes: str) -> float:
-    """Return what probes take of the training time: of so many steps one is probed, and one with histograms."""
+def loop_of(preset: str, probes: str) -> Any:
+    """Return the loop of a preset, which records nothing."""
     from normbench.config.compose import read
     from normbench.recording import Silent
     from normbench.run.plan import prepare
@@ -143,13 +145,35 @@ def share_of(preset: str, probes: str) -> float:
     loop = Session(prepare(read([f"model={preset}", f"probes={probes}", "trainer.steps=1000", *ALONE]))).loop
     loop.recorder = Silent()
     loop.model.train()
+    return loop
+
+
+def own_seconds(call: Callable[[], object]) -> float:
+    """Return the seconds that this process spends on a call."""
+    begun = time.process_time()
+    call()
+    return time.process_time() - begun
+
+
+def share_of_batch(preset: str) -> float:
+    """Return what taking a batch out of memory takes of a step."""
+    loop = loop_of(preset, "off")
+    loop.train_step()  # which makes the optimizer's state
+    steps, batches = list[float](), list[float]()
+    for _ in range(ROUNDS):  # each behind a step, which leaves the caches as it does in a run
+        steps.append(own_seconds(loop.train_step))
+        batches.append(own_seconds(lambda: loop.seeded_batch(loop.step)))
+    return statistics.median(batches) / statistics.median(steps)
+
+
+def share_of(preset: str, probes: str) -> float:
+    """Return what probes take of the training time: of so many steps one is probed, and one with histograms."""
+    loop = loop_of(preset, probes)
     every, histograms_every = loop.probing.every, loop.probing.histograms_every
 
     def seconds(number: int) -> float:
         loop.step = number - 1
-        begun = time.process_time()
-        loop.train_step()
-        return time.process_time() - begun
+        return own_seconds(loop.train_step)
 
     seconds(every + 1)  # which makes the optimizer's state
     plain, probed, drawn = zip(*([seconds(n) for n in (every + 1, every, histograms_every)] for _ in range(ROUNDS)),
