@@ -206,3 +206,27 @@ def test_words_are_broken_where_there_is_no_room() -> None:
             " ".join(lines).replace("\N{NO-BREAK SPACE}", " ") == "GroupNorm · batch_size=2 · accumulate=16 − batchnorm"
         )
         assert style.breadth(style.fitted("n" * 60, 1.0)) <= 1.0 < style.breadth("n" * 60)
+
+
+def test_arms_whose_names_differ_in_the_middle_are_told_apart(tmp_path: Path) -> None:
+    names = [f"package.of.somebody.with.norms.{word}.that.have.names.as.long.as.this.one" for word in ("mine", "yours")]
+    for name in names:
+        make_run(tmp_path, norm=name, name=name[29:34], settings={"norm._target_": name})
+    figures = sketched(tmp_path, {"norm": names[0]})
+    legend = figures["loss-train-steps"].canvas.legends[0]
+    assert len({text.get_text() for text in legend.get_texts()}) == 2
+
+
+def test_words_below_an_axis_do_not_stand_on_each_other(tmp_path: Path) -> None:
+    placements = ["pre", "post", "post_inside", "sandwich", "parallel", "a_placement_of_mine", "plain"]
+    for norm, placement in itertools.product(("layernorm", "rmsnorm"), placements):
+        make_run(tmp_path, norm=norm, placement=placement)
+    canvas = sketched(tmp_path)["interaction-norm-placement"].canvas
+    canvas.draw_without_rendering()
+    labels = canvas.axes[0].get_xticklabels()
+    assert {label.get_text() for label in labels} >= {"post_inside", "sandwich", "parallel"}
+    assert {label.get_rotation() for label in labels} == {40.0}
+    words, page = canvas.get_tightbbox(), canvas.bbox_inches
+    assert words.x0 >= 0 and words.y0 >= 0 and words.x1 <= page.x1 and words.y1 <= page.y1
+    (axis,) = [text for text in canvas.texts if text.get_text() == "placement"]
+    assert min(label.get_window_extent().y0 for label in labels) > axis.get_window_extent().y1

@@ -12,7 +12,7 @@ from scipy import stats
 from normbench.analysis.comparisons import Baseline, Comparison, in_two_groups
 from normbench.analysis.designs import Crossing, crossings
 from normbench.analysis.figures import style as grid
-from normbench.analysis.figures.style import INK, Drawing, Entry, Figure, described, first, panels_of, plain
+from normbench.analysis.figures.style import INK, Drawing, Entry, Figure, described, first, panels_of
 from normbench.analysis.measures import Metric, known, loss_on
 from normbench.analysis.records import Arm, Study, shortened
 from normbench.analysis.sensitivity import are_numbers, is_lost, outcome, searches, tried_levels
@@ -55,7 +55,7 @@ def forest(comparisons: Sequence[Comparison], arms: Sequence[Arm], note: str) ->
         for one, name in zip(drawn, names, strict=True)
     ]
     width = grid.blank(1.0).get_figwidth()
-    beside = max(map(grid.breadth, numbers)) + 0.1 if len(ranges) == 1 else 0.0
+    beside = max(map(grid.breadth, numbers)) + 0.15 if len(ranges) == 1 else 0.0
     lines = [grid.wrapped(words, (width - 0.3) / len(ranges) - beside) for words in told]
     row = 0.42 + grid.LINE * (max(map(len, lines)) - 1)  # inches
     canvas = grid.blank(row * len(drawn) + 0.8)
@@ -255,11 +255,10 @@ def draw_levels(
     """Draw what was found of each arm at each level of a factor, at the level's place; return a note too."""
     data = pd.DataFrame(rows).sort_values("place", kind="stable")
     axis = one.factor.rpartition(".")[2]
-    apart = 0.3 / max(len(one.arms), 4)
-    about: Any = {"apart": apart, "what": what, "expected": arms}
+    about: Any = {"apart": 0.3 / max(len(one.arms), 4), "what": what, "expected": arms}
     panels, panes, more = draw_against(one.arms, data, "place", axis, metric, **about)
     for pane in panes:
-        pane.set_xticks(places_of(one.levels), [plain(in_words(level), 20) for level in one.levels])
+        grid.name_ticks(pane, places_of(one.levels), [in_words(level) for level in one.levels])
     return drawings_of(panels, panes, data.drop(columns=["filled", "place"]), metric), more
 
 

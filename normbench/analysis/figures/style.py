@@ -65,6 +65,7 @@ LINE, SAMPLE = 0.19, 0.6  # inches of a line of words, and of what a legend has 
 WORD = 0.5  # inches between the words of ticks side by side
 LABELS = 8  # lines at most are named at their ends, where so many inches stay for lines; else there is a legend above
 NARROWEST = 1.2
+LEANING = 0.9  # inches of names below an axis that lean
 FLAT, LOWEST = 0.62, 1.2  # the height of a panel is this share of its width, and so many inches at least
 STEPS = (1, 2, 3, 4, 5, 10)  # between ticks, by whatever power of ten
 
@@ -270,12 +271,14 @@ def draw_panels(
     a legend above. Places are given in inches: to find them from the size of all words takes as long as to draw.
     """
     width = blank(1.0).get_figwidth()
-    labels = [{fitted(entry.label, width - SAMPLE): entry for entry in entries} for _, entries in panels]
-    longest, most = max(breadth(label) for own in labels for label in own), max(map(len, labels))
+    labels = [{"\n".join(wrapped(entry.label, width - SAMPLE)): entry for entry in entries} for _, entries in panels]
+    lines = [label.split("\n") for own in labels for label in own]
+    longest, most = max(breadth(line) for own in lines for line in own), max(map(len, labels))
+    deepest = max(map(len, lines))
     beside = RIGHT + 0.32 + longest
-    at_ends = named == "ends" and most <= LABELS and width - LEFT - beside >= NARROWEST
+    at_ends = named == "ends" and most <= LABELS and deepest == 1 and width - LEFT - beside >= NARROWEST
     across = max(1, int((width - 0.2) / (longest + SAMPLE)))
-    top = ABOVE if at_ends else ABOVE + LINE * -(-most // across)
+    top = ABOVE if at_ends else ABOVE + LINE * deepest * -(-most // across)
     right = beside if at_ends else RIGHT
     height = max(LOWEST, FLAT * (width - LEFT - right))
     panes: list[Axes] = []
@@ -402,7 +405,7 @@ def arrow(axes: Axes, at: Sequence[float], place: int, color: str, metric: Metri
 
 def plain(text: str, most: int = 42) -> str:
     """Return words without the middle of long ones."""
-    return text if len(text) <= most else f"{text[: most // 2]}…{text[1 - most // 2 :]}"
+    return text if len(text) <= most else f"{text[: most // 2]}…{text[len(text) + 1 - most // 2 :]}"
 
 
 @cache
@@ -416,18 +419,20 @@ def breadth(text: str) -> float:
 
 
 def wrapped(text: str, inches: float) -> list[str]:
-    """Return words in lines that are no wider; a single word that is wider is shortened in the middle.
-
-    No line begins behind a minus.
-    """
+    """Return words in lines that are no wider; no line begins behind a minus, and a wider word is broken anywhere."""
     lines = [""]
     for word in text.replace("− ", "−\N{NO-BREAK SPACE}").split(" "):
-        short = fitted(word, inches)
-        longer = f"{lines[-1]} {short}".strip()
+        longer = f"{lines[-1]} {word}".strip()
         if breadth(longer) <= inches:
             lines[-1] = longer
-        else:
-            lines.append(short)
+            continue
+        rest = word
+        while rest:
+            most = len(rest)
+            while breadth(rest[:most]) > inches and most > 1:
+                most -= 1
+            lines.append(rest[:most])
+            rest = rest[most:]
     return [line for line in lines if line]
 
 
@@ -437,6 +442,22 @@ def fitted(text: str, inches: float) -> str:
     while breadth(plain(text, most)) > inches and most > 3:
         most -= 1
     return plain(text, most)
+
+
+def name_ticks(pane: Axes, places: Sequence[float], names: Sequence[str]) -> None:
+    """Name places on the axis below; names that have no room beside each other lean, and the figure grows for them."""
+    low, high = pane.get_xlim()
+    apart = min(np.diff(sorted(places)), default=high - low) * size_of(pane)[0] / (high - low)
+    if max(map(breadth, names)) < apart - 0.05:
+        pane.set_xticks(places, names)
+        return
+    short = [fitted(name, LEANING) for name in names]
+    pane.set_xticks(places, short, rotation=40, ha="right", rotation_mode="anchor")
+    canvas, box = canvas_of(pane), pane.get_position()
+    height = canvas.get_figheight()
+    whole = height + 0.65 * max(map(breadth, short))  # 0.65: the sine of the angle
+    canvas.set_figheight(whole)
+    pane.set_position((box.x0, 1 - (1 - box.y0) * height / whole, box.width, box.height * height / whole))
 
 
 def log_scale(axes: Axes, name: Literal["x", "y"]) -> None:
