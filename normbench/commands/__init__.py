@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import click
 
 from normbench.errors import UsageError, is_disk_full
-from normbench.settings import nearest
+from normbench.settings import Setting, nearest
 
 # Python's garbage collector searches torch's half a million objects for reference cycles: a fifth of the start, and a
 # third of a second at the end. A training sets it back.
@@ -97,7 +97,7 @@ def check_options(ctx: click.Context, param: click.Parameter, words: tuple[str, 
         UsageError: there is one.
     """
     from normbench.config.groups import check_option
-    from normbench.config.schema import MANY
+    from normbench.config.schema import KEYS, MANY
     from normbench.config.sections import GROUPS
 
     folders = ctx.meta.get("folders", [])
@@ -105,6 +105,9 @@ def check_options(ctx: click.Context, param: click.Parameter, words: tuple[str, 
         if "=" in word and word.endswith(",") and "=" not in following:
             raise UsageError(f"'{word} {following}' has a blank behind a comma: write {word}{following}")
     for word in words:
+        key, _, span = word.lstrip("+").partition("=")
+        if int in KEYS.get(key, Setting()).types and (ends := re.fullmatch(r"(\d+)(?:-|:|\.\.\.?)(\d+)", span)):
+            raise UsageError(f"{word} is not a range: write '{key}=range({ends[1]},{int(ends[2]) + 1})' for a sweep")
         group, equals, values = word.lstrip("+").partition("=")
         if group in GROUPS and equals and (group == MANY or "(" not in values) and not ctx.resilient_parsing:
             for option in (values.strip("[]") if group == MANY else values).split(","):

@@ -93,6 +93,8 @@ def check_option(group: str, option: str, *folders: Path) -> None:
         raise UsageError(f"{group}={option} is not an option: {own}")
     near = nearest(option, known)
     more = "" if near else f"; normbench list {group} says what each is"
+    if option in ("all", "*"):
+        more = f"; in a sweep '{group}=glob(*)' takes all of them"
     if found := next(Path().glob(f"*/{group}/{re.sub(r'[^A-Za-z0-9_]', '', option) or '_'}.yaml"), None):
         more = f"; {found} is found with --config-dir {found.parent.parent}"
     if option[:1].isupper() and group in CLASS_SECTIONS:
