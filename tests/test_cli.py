@@ -247,6 +247,23 @@ def test_tensorboard_is_started_on_a_folder_with_runs(
     assert (started[0].logdir, started[0].port) == (folder, 7007 if flags else None)
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_an_end_of_tensorboard_s_own_is_told_by_it_alone(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its answer to SIGTERM is SystemExit(0)."""
+    (here / "outputs").mkdir()
+    (here / "outputs/events.out.tfevents.1.x").touch()
+
+    def stopped(self: object) -> int:
+        raise SystemExit(0)
+
+    monkeypatch.setattr("tensorboard.program.TensorBoard.main", stopped)
+    assert main(["tensorboard"]) == 0
+    assert main(["tensorboard", "--no_such_flag=3"]) == 2
+    assert "normbench: " not in capsys.readouterr().err
+
+
 # ---- what is imported, and how long it takes
 
 IMPORTED = """\

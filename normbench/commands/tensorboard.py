@@ -58,5 +58,8 @@ def serve(folder: Path, flags: Sequence[str]) -> int:
 
     board = program.TensorBoard(default.get_plugins(), server_class=program.with_port_scanning(Server))
     fast = "true" if server_binary() else "false"  # left open, TensorBoard says in four lines which it was
-    board.configure(["tensorboard", f"--logdir={folder}", f"--load_fast={fast}", *flags])
-    return int(board.main())
+    try:
+        board.configure(["tensorboard", f"--logdir={folder}", f"--load_fast={fast}", *flags])
+        return int(board.main())
+    except SystemExit as end:  # its answer to SIGTERM, and to a flag that it does not have
+        return int(end.code or 0)
