@@ -352,7 +352,7 @@ def benched() -> Outcome:
 def marked() -> Outcome:
     """Run the tests that need a GPU."""
     files = [str(file) for file in sorted(TESTS.glob("test_*.py")) if "mark.gpu" in file.read_text()]
-    call = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", *files]
+    call = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-m", "gpu", *files]
     done = subprocess.run(call, cwd=TESTS.parent, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": ""})
     lines = done.stdout.strip().splitlines()
     failures = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
