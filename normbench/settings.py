@@ -42,7 +42,8 @@ class Setting:
     where it is a list. length: of a list.
     types, items, choices: allowed types, types of a list's elements, and words; they come from the annotation.
     required: whether it has no default.
-    tasks: the kinds of task in which it plays a part; none: in all.
+    tasks: the kinds of task in which it plays a part; none: in all. word_tasks: those of single words, where they are
+    fewer.
     """
 
     doc: str = ""
@@ -57,6 +58,7 @@ class Setting:
     choices: tuple[str, ...] = ()
     required: bool = False
     tasks: tuple[str, ...] = ()
+    word_tasks: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     @property
     def allowed(self) -> str:
@@ -71,9 +73,10 @@ class Setting:
             alternatives[-1] += f" ({self.unit})"
         return either([*alternatives, *(["null"] if NoneType in self.types else [])])
 
-    def plays_a_part(self, task: str) -> bool:
-        """Tell whether it changes anything in a task of this kind."""
-        return task in self.tasks or not self.tasks
+    def plays_a_part(self, task: str, value: Any = None) -> bool:
+        """Tell whether it, with this value, changes anything in a task of this kind."""
+        tasks = next((own for word, own in self.word_tasks if word == value), self.tasks)
+        return task in tasks or not tasks
 
     @property
     def bounds(self) -> str:

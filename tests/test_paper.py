@@ -134,10 +134,17 @@ def test_settings_that_play_no_part_are_not_told(tmp_path: Path) -> None:
     assert "tied" in text and "context 64" in text and "patch" not in text and "pool" not in text
     images = transformer(tmp_path / "images", OF_IMAGES)
     assert "patch 4 and pool mean" in images and "tied" not in images and "context" not in images
+    assert "embedding scale unit" in text and "embedding scale" not in images
     assert "preset nano)" in transformer(tmp_path / "idle", patch=2)  # of a text, whatever was set
 
 
-OTHERS = {"tied": False, "patch": 2, "pool": "class_token", "context": 32}  # another value of each such setting
+OTHERS = {
+    "embedding_scale": 1.0,
+    "tied": False,
+    "patch": 2,
+    "pool": "class_token",
+    "context": 32,
+}  # another value of each such setting
 
 
 @pytest.mark.parametrize("task", [TEXT, TEXTS, IMAGES, TRANSLATIONS], ids=lambda task: task.kind)
@@ -153,7 +160,8 @@ def test_what_is_said_to_play_a_part_is_measured(task: Task) -> None:
             made, _ = build(model=model, task=task, **{name: value})
             torch.manual_seed(0)
             outputs.append(made.train()(*random_batch(task).arguments))
-        assert torch.equal(*outputs) is not known[name].plays_a_part(task.kind), name
+        usual = section("model", model).get(name)
+        assert torch.equal(*outputs) is not known[name].plays_a_part(task.kind, usual), name
 
 
 def test_settings_are_told_of_each_model(tmp_path: Path) -> None:

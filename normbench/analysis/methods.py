@@ -181,7 +181,7 @@ def playing(run: Run, group: str, aside: Iterable[str]) -> dict[str, Any]:
     found = {}
     for key, value in run.config.items():
         section, _, name = key.partition(".")
-        idle = name in known and not known[name].plays_a_part(run.task)
+        idle = name in known and not known[name].plays_a_part(run.task, value)
         if section == group and name and not name.startswith("_") and key not in aside and not idle:
             found[key] = value
     return found

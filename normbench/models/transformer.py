@@ -35,7 +35,12 @@ Tied = Annotated[bool, Setting("the output layer uses the token embedding", task
 Bias = Annotated[bool, Setting("biases in the linear maps of the blocks")]
 EmbeddingScale = Annotated[
     float | Literal["unit", "learned"],
-    Setting("factor on the embedding; unit: text starts at RMS 1; learned: from √width", above=0, high=1e6),
+    Setting(
+        "factor on the embedding; unit: text starts at RMS 1; learned: from √width",
+        above=0,
+        high=1e6,
+        word_tasks=(("unit", OF_TEXTS),),
+    ),
 ]
 
 
