@@ -27,6 +27,7 @@ from normbench.studies.conduct import save
 from normbench.studies.frame import Study, Subject, make_study, study_class
 
 pytestmark = needs_browser
+pytest_plugins = ["trained_runs"]
 
 PAGE = (Path(__file__).parent / "report_page.js").read_text()
 TEXT = ("model.depth=2", "model.width=16", "model.heads=2", "model.context=16", "data.batch_size=4",

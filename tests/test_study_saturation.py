@@ -81,8 +81,9 @@ def test_the_command_draws_a_panel_for_each_scaling(tmp_path: Path, monkeypatch:
     assert main(["study", "saturation", *SMALL, "seed=0", "data.scaling=unit,standard", "quiet=true"]) == 0
     folder = tmp_path / "outputs" / "saturation" / "studies" / "saturation"
     drawn = {path.stem for path in (folder / "figures").glob("*.png")}
-    assert drawn == {"unit_median", "median", "saturated", "gradient", "accuracy"}
-    assert "data.scaling" in (folder / "figures" / "gradient.csv").read_text().splitlines()[0]
+    values = ("unit_median", "median", "saturated", "gradient", "accuracy")
+    assert drawn == {f"{value}-{panel}" for value in values for panel in (1, 2)}
+    assert "data.scaling" in (folder / "figures" / "gradient-1.csv").read_text().splitlines()[0]
 
 
 @pytest.mark.parametrize(

@@ -539,15 +539,16 @@ class Figure:
         from matplotlib.patheffects import Normal
         from matplotlib.text import Text
 
-        pane = self.canvas.axes[0]
-        pane.set_title(fitted(self.title, self.canvas.get_figwidth() - LEFT) if self.group else "")
+        for pane in self.canvas.axes[:1] if self.group else ():
+            pane.set_title(fitted(self.title, self.canvas.get_figwidth() - LEFT))
         buffer, words = io.BytesIO(), self.canvas.findobj(Text) if suffix == "pdf" else []
         for text in words:
             text.set_path_effects([Normal()])
         self.canvas.savefig(buffer, format=suffix, facecolor="white", **how)
         for text in words:
             text.set_path_effects([])
-        pane.set_title("")
+        for pane in self.canvas.axes[:1] if self.group else ():
+            pane.set_title("")
         return buffer.getvalue()
 
     def files(self) -> dict[str, bytes]:
