@@ -29,10 +29,10 @@ BUDGETS = {
     "cnn batchnorm": 114,
     "transformer image batchnorm": 124,
     "texts layernorm": 126,
-    "texts batchnorm": 412,
-    "seq2seq batchnorm": 710,
+    "texts batchnorm": 242,
+    "seq2seq batchnorm": 352,
     "rnnsearch layernorm": 766,
-    "rnnsearch batchnorm": 3226,
+    "rnnsearch batchnorm": 1698,
 }
 
 
@@ -104,9 +104,21 @@ def test_batchnorm_is_two_operators_and_a_count(found: dict[str, Any]) -> None:
     assert found["nano batchnorm"]["operators"] == found["nano layernorm"]["operators"] + 5
 
 
-def test_running_statistics_are_those_of_the_cpu(found: dict[str, Any]) -> None:
-    assert found["running statistics"]["size"] == 5 * 2 * 16 + 1
-    assert found["running statistics"]["difference"] < 1e-5
+@pytest.mark.parametrize("model", ["", " of texts", " of a translator"])
+def test_running_statistics_are_those_of_the_cpu(found: dict[str, Any], model: str) -> None:
+    """Under masks too, which are counted in another way there; once a step is over nothing is kept of them."""
+    case = found["running statistics" + model]
+    assert case["size"] == 5 * 2 * 16 + 1 or model == " of a translator"
+    assert case["difference"] < 1e-5
+    assert case["masks"] == 0
+
+
+def test_a_run_counts_the_operators_of_an_early_step(found: dict[str, Any]) -> None:
+    """As this tool does; beside it one step is waited for, at its beginning and its end, and no other."""
+    case = found["early steps"]
+    assert case["operators_a_step"] == case["steps"][4]["operators"] == case["steps"][9]["operators"]
+    assert [sum(step["waits"].values()) for step in case["steps"]] == [0, 0, 0, 0, 0, 0, 2, 0, 0, 0]
+    assert 0 < case["host_share_of_step"] <= 1
 
 
 def test_an_evaluation_copies_its_batches_without_a_wait(found: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import filter as matching
+from statistics import median
 from typing import Any, NamedTuple
 
 from jinja2 import ChainableUndefined
@@ -23,6 +24,10 @@ SAID = {"survivors": "lost runs", "rates": "learning rate", "skewed": "skewed di
 # Seeds of one arm do the same work: medians further apart than this were measured under different conditions.
 STEADY = 1.5
 FEWEST_STEPS = 10  # steps that a median must be of at least
+
+# A host that is at work for this share of a step's time has kept the GPU waiting, which would else end long after it.
+LAUNCH_BOUND = 0.9
+MOST_TOLD = 6  # arms
 
 
 class Finding(NamedTuple):
@@ -56,7 +61,7 @@ def findings(
     """
     found = [*learning_rates(study)]
     found += [Finding("damaged run", f"{name} is left out: {why}") for name, why in study.damaged]
-    for check in (contradictions, rules, seeds, open_rates, settings, step_times):
+    for check in (contradictions, rules, seeds, open_rates, settings, step_times, launches):
         found += check(study)
     for said, topic in SAID.items():
         found += [Finding(topic, text, said != "few") for text in paragraphs("fairness.jinja", said, comparisons)]
@@ -158,6 +163,19 @@ def step_times(study: Study) -> Iterator[Finding]:
         text = "so runs disturbed each other, or the machine did other work: their times say little"
         worst = f"step times differ up to {max(ratios.values()):.1f}-fold between seeds of one arm"
         yield Finding("step times", f"{worst}, {text}: {shortened(unsteady, 6)}", serious=False)
+
+
+def launches(study: Study) -> Iterator[Finding]:
+    """Find GPUs that wait for their hosts, of which step times tell how many operators an arm has."""
+    counts = {arm.name: [run.operators for run in arm.runs if run.host_share >= LAUNCH_BOUND] for arm in study.arms}
+    if not all(counts.values()) or len(study.arms) < 2:
+        return
+    share = min(run.host_share for run in study.runs if run.host_share >= LAUNCH_BOUND)
+    gpus = [*dict.fromkeys(run.session.get("accelerator") or "a GPU" for run in study.runs)]
+    why = f"for at least {100 * share:.0f} % of a step {shortened(gpus)} waits for its host to start operators"
+    numbers = "; ".join(f"{median(own):,.0f} ({name})" for name, own in [*counts.items()][:MOST_TOLD])
+    told = f"so step times compare how many there are, and not what they compute: {numbers}"
+    yield Finding("step times", f"{why}, {told}", serious=False)
 
 
 # ---- learning rates

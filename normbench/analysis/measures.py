@@ -352,6 +352,7 @@ def runs_frame(study: Study, by: Yardstick) -> pd.DataFrame:
             f"{by.timed}_at_equal_time": value_at(run, by.timed, by.seconds) if run.status == "finished" else NAN,
             "implementation": implementation(run),
             "step_median_ms": run.step_ms,
+            "operators_a_step": run.operators,
             "processes": run.session.get("processes", 1),
             "step_p90_ms": times.get("p90_ms") or NAN,
             "steps_timed": times.get("n", NAN),

@@ -99,6 +99,16 @@ class Run:
         return float(self.summary.get("step_time", {}).get("median_ms") or "nan")
 
     @property
+    def operators(self) -> float:
+        """Return how many operators a step gives to its device; NaN where they were not counted."""
+        return float(self.summary.get("ledger", {}).get("operators_a_step") or "nan")
+
+    @property
+    def host_share(self) -> float:
+        """Return the share of a step's time for which a GPU's host was at work on it; NaN where nobody knows."""
+        return float(self.summary.get("ledger", {}).get("host_share_of_step") or "nan")
+
+    @property
     def ended(self) -> bool:
         """Say whether it is a result."""
         return self.status in ENDED

@@ -121,11 +121,13 @@ def costs_table(runs: pd.DataFrame) -> Table:
     sums = {"memory": runs["peak_memory_bytes"] / 2**20} | {words: ends.eq(words) for words in BAD}
     sums["seconds"] = runs["training_seconds"].where(runs["status"] == "finished")
     arms = runs.assign(**sums).groupby("arm", sort=False)
+    counts = arms["operators_a_step"].median()
     columns = {
         **({"processes": arms["processes"].max().map(str)} if runs["processes"].max() > 1 else {}),
         "norms run as": arms["implementation"].agg(lambda own: " or ".join(filter(None, own.unique())) or NONE),
         "step time, ms": arms["step_median_ms"].median().map(significant),
         "90th percentile, ms": arms["step_p90_ms"].median().map(significant),
+        **({"operators a step": counts.map("{:,.0f}".format, na_action="ignore").fillna(NONE)} if counts.any() else {}),
         "steps timed": arms["steps_timed"].sum().map("{:,.0f}".format),
         "training time": arms["seconds"].mean().map(duration),
         "peak memory, MiB": arms["memory"].median().map(significant),

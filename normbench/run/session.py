@@ -246,7 +246,7 @@ class Session:
             "norm_facts": vars(run.facts),
             **caveats(run),
             "extends": run.parent.path.name if run.parent else None,
-            "ledger": make_ledger(loop.model, self.norms, run.config.tree, run.device),
+            "ledger": make_ledger(loop.model, self.norms, run.config.tree, run.device) | loop.early.found(),
             "status": status,
             "step": step,
             "message": message,

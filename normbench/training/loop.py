@@ -25,6 +25,7 @@ from normbench.training.clock import Clock
 from normbench.training.devices import seed_generators
 from normbench.training.evaluation import evaluate, to_device
 from normbench.training.guard import GRADIENT_NORM, Diverged, Guard, buffers_kept, first_nonfinite
+from normbench.training.launches import EarlySteps
 from normbench.training.optimizer import WeightAverage, check_shapes
 from normbench.training.parallel import Group, cut, whole
 from normbench.training.precision import Precision
@@ -79,7 +80,7 @@ class Loop:
     def __post_init__(self) -> None:
         self.trainer, self.probing = self.settings.trainer, self.settings.probes
         self.eval_every = self.trainer.eval_every or math.ceil(self.steps / 10)
-        self.clock = Clock(self.device)
+        self.clock, self.early = Clock(self.device), EarlySteps(self.device)
         self.parameters = [*self.model.parameters()]
         fused = all(group.get("fused") for group in self.optimizer.param_groups)
         # a scaled loss leaves out overflowing steps by itself, until its scale is lost
@@ -110,9 +111,23 @@ class Loop:
             if number := self.group.stopped(stop):
                 self.save()
                 return number
-            self.train_step()
+            with self.look():
+                self.train_step()
             self.follow(beat)
         return 0
+
+    def look(self) -> AbstractContextManager[None]:
+        """Look at the next step, if it is an early one that does nothing but train, by operators that can be seen."""
+        hidden = self.trainer.compile or any(getattr(module, "compiled", False) for module in self.model.modules())
+        waits = self.precision.scales or self.group.size > 1
+        if hidden or waits or self.probes_due:
+            return nullcontext()
+        return self.early.look(self.clock.to_skip)
+
+    @property
+    def probes_due(self) -> bool:
+        """Say whether probes look at the next step."""
+        return due(self.step + 1, self.probing.every) or due(self.step + 1, self.probing.histograms_every)
 
     def follow(self, beat: Callable[[], None]) -> None:
         """Do what is due behind a step: log, evaluate, save."""
@@ -180,7 +195,7 @@ class Loop:
     def watched(self) -> AbstractContextManager[Reading | None]:
         """Let probes look at the step's forward and backward pass, if they are due."""
         histograms = due(self.step + 1, self.probing.histograms_every)
-        return self.probes.watch(histograms) if histograms or due(self.step + 1, self.probing.every) else nullcontext()
+        return self.probes.watch(histograms) if self.probes_due else nullcontext()
 
     def look_beside(self) -> Reading | None:
         """Return what probes see, if they are due, where other code than the model's own makes the step.

@@ -20,6 +20,7 @@ from training import make_loop, small
 
 from normbench import build
 from normbench.config.compose import read
+from normbench.masks import memos
 from normbench.training.clock import Clock
 from normbench.training.optimizer import make_optimizer
 from normbench.training.stack import Stack
@@ -57,6 +58,16 @@ def step(words: Sequence[str], task: Task) -> dict[str, Any]:
     return {"operators": seen.operators.total(), "waits": dict(seen.waits), "blocking": dict(seen.blocking)}
 
 
+def early_steps() -> dict[str, Any]:
+    """Look at the first steps as a run does, and count by both tools what each asks of the device."""
+    loop, seen = make_loop([*small("nano"), "norm=batchnorm"], TEXTS), []
+    for _ in range(10):
+        with device.counting() as asked, loop.look():
+            loop.train_step()
+        seen.append({"operators": asked.operators.total(), "waits": dict(asked.waits)})
+    return {"steps": seen, **loop.early.found()}
+
+
 def evaluation() -> dict[str, Any]:
     """Evaluate with running statistics taken anew, and count what blocks."""
     loop = make_loop([*small("nano"), "norm=batchnorm", "norm.recalibrate=2"], TEXT)
@@ -67,16 +78,17 @@ def evaluation() -> dict[str, Any]:
     return {"blocking": dict(seen.blocking), "loss": loop.latest["loss/val"]}
 
 
-def running_statistics() -> dict[str, float]:
-    """Compare BatchNorm's running statistics and the loss with those of the CPU."""
+def running_statistics(words: Sequence[str], task: Task, steps: int = 3) -> dict[str, float]:
+    """Compare BatchNorm's running statistics and the loss with those of the CPU; masks: what is kept of masks then."""
     found = {}
     for where in ("cuda", "cpu"):
-        loop = make_loop([*small("nano"), "norm=batchnorm"], TEXT, where)
-        for _ in range(3):
+        loop = make_loop([*words, "norm=batchnorm"], task, where)
+        for _ in range(steps):
             loop.train_step()
         buffers = [each.cpu().flatten() for each in loop.model.buffers() if each.is_floating_point() and each.ndim]
-        found[where] = torch.cat([*buffers, (loop.loss_sum / 3).cpu().view(1)])
-    return {"difference": float((found["cuda"] - found["cpu"]).abs().max()), "size": found["cpu"].numel()}
+        found[where] = torch.cat([*buffers, (loop.loss_sum / steps).cpu().view(1)])
+    difference = float((found["cuda"] - found["cpu"]).abs().max())
+    return {"difference": difference, "size": found["cpu"].numel(), "masks": len(memos)}
 
 
 def second_gpu() -> dict[str, Any]:
@@ -168,8 +180,11 @@ def asked() -> dict[str, Any]:
 
 CASES: dict[str, Callable[[], Any]] = {
     **{name: partial(step, *given) for name, given in STEPS.items()},
-    "norm for GPUs alone": for_gpus_alone, "evaluation": evaluation,
-    "running statistics": running_statistics, "second GPU": second_gpu, "stack": stack_of_seeds,
+    "norm for GPUs alone": for_gpus_alone, "evaluation": evaluation, "early steps": early_steps,
+    "running statistics": partial(running_statistics, small("nano"), TEXT),
+    "running statistics of texts": partial(running_statistics, small("nano"), TEXTS),
+    "running statistics of a translator": partial(running_statistics, small("rnnsearch"), FEW_WORDS, steps=1),
+    "second GPU": second_gpu, "stack": stack_of_seeds,
     "mixed": mixed, "asked": asked, "checks": check_gpu,
     **{f"{name}, {probes}": partial(probed, *STEPS[name], probes)
        for probes, names in PROBED.items() for name in names},

@@ -1,0 +1,90 @@
+"""Two early steps, which no timing counts, tell how many operators a step has, and whether a GPU waits for them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+# Operators that start nothing, beside views: they allocate, or look at what the host knows.
+NO_LAUNCH = frozenset({"detach", "alias", "lift_fresh", "_unsafe_view", "_reshape_alias", "is_same_size", "is_pinned",
+                       "resize_", "set_", "empty", "empty_like", "new_empty", "empty_strided",
+                       "new_empty_strided"})  # fmt: skip
+
+# Untimed steps that are still to come when a step is looked at: by the fourth one the optimizer's state is there.
+COUNTED, WATCHED = 6, 4
+
+# CUDA lets the host be some 1,000 launches ahead, and then has it wait for the GPU: a fifth of so many.
+MOST_WATCHED = 5_000
+
+
+class Launches(TorchDispatchMode):
+    """Counts the operators of torch that start work on a device."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.device, self.count = device, 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else torch imports its compiler here, for two seconds
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if not func.is_view and func._schema.name.partition("::")[2] not in NO_LAUNCH:
+            self.count += any(
+                isinstance(leaf, Tensor) and leaf.device.type == self.device.type
+                for leaf in tree_leaves((found, args, kwargs))
+            )
+        return found
+
+
+class EarlySteps:
+    """Looks at two early steps of a process.
+
+    operators: that a step gives to its device, but for views; None where none was counted. host_share: the share of a
+    step's time for which the host of a GPU was at work on it; None where it was not taken. The host's part ends before
+    the GPU's does, unless the GPU has waited for it: near 1 the step lasts as long as the host takes to start
+    its operators.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.operators: int | None = None
+        self.host_share: float | None = None
+
+    def found(self) -> dict[str, float]:
+        """Return what was found, for the ledger."""
+        known = {"operators_a_step": self.operators, "host_share_of_step": self.host_share}
+        return {name: round(value, 3) for name, value in known.items() if value is not None}
+
+    def look(self, untimed: int) -> AbstractContextManager[None]:
+        """Look at a step, if it is one of the two. untimed: steps still to come, with this one, that nothing times."""
+        if untimed == COUNTED:
+            return self.counting()
+        if untimed == WATCHED and self.device.type == "cuda" and (self.operators or 0) <= MOST_WATCHED:
+            return self.watching()
+        return nullcontext()
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """Count the operators of what is done inside."""
+        with Launches(self.device) as seen:
+            yield
+        self.operators = seen.count
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Take the time of what is done inside: of the host, and until the GPU has done it."""
+        torch.cuda.synchronize(self.device)
+        begun = time.perf_counter()
+        yield
+        issued = time.perf_counter()
+        torch.cuda.synchronize(self.device)
+        self.host_share = (issued - begun) / (time.perf_counter() - begun)

@@ -1,0 +1,123 @@
+"""Operators of a step, counted beside the timing: which, that nothing else changes, and what a report says of them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from made_runs import make_report, make_run, read_study
+from support import IMAGES, TEXT, TEXTS
+from test_report import table
+
+from normbench.analysis.fairness import findings
+from normbench.training.launches import COUNTED, EarlySteps, Launches
+from normbench.types import Norm, Task
+
+sys.path.append(str(Path(__file__).parent / "pretended_gpu"))
+
+from training import make_loop, small
+
+CPU = torch.device("cpu")
+
+
+def test_what_starts_work_on_the_device_is_counted() -> None:
+    x = torch.ones(4, 3)
+    with Launches(CPU) as seen:
+        torch.empty(3).resize_(2)
+        y = x.view(3, 4).T.detach()
+        y = y + 1
+        y.sum()
+    with Launches(torch.device("meta")) as elsewhere:
+        x + x
+        torch.ones(3, device="meta").sum()
+    assert (seen.count, elsewhere.count) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("words", "task"),
+    [
+        ([*small("nano"), "norm=batchnorm", "model.dropout=0.1"], TEXTS),
+        ([*small("nano"), "norm=rmsnorm", "trainer.ema=0.9", "trainer.accumulate=2"], TEXT),
+        ([*small("cnn"), "norm=batchnorm", "data=digits"], IMAGES),
+    ],
+    ids=["texts", "accumulated", "cnn"],
+)
+def test_a_step_is_counted_once_and_keeps_its_bits(
+    words: list[str], task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    looked, alone = (make_loop(words, task, "cpu") for _ in range(2))
+    counted = []
+    for _ in range(7):
+        with looked.look():
+            looked.train_step()
+        counted.append(looked.early.operators)
+        alone.train_step()
+    assert counted[:4] == [None] * 4 and len({*counted[4:]}) == 1
+    assert all(map(torch.equal, looked.model.state_dict().values(), alone.model.state_dict().values()))
+    assert torch.equal(looked.loss_sum, alone.loss_sum)
+    with Launches(CPU) as seen:
+        alone.train_step()
+    assert looked.early.found() == {"operators_a_step": seen.count}
+
+
+@pytest.mark.parametrize("case", ["probed", "compiled", "several processes", "as it is"])
+def test_a_step_that_does_more_or_hides_its_operators_is_not_counted(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    loop = make_loop([*small("nano"), *(["probes.every=1"] if case == "probed" else [])], TEXT, "cpu")
+    if case == "compiled":
+        norm: Any = next(module for module in loop.model.modules() if isinstance(module, Norm))
+        norm.compiled = True
+    if case == "several processes":
+        loop.group.size = 2
+    loop.clock.to_skip = COUNTED
+    with loop.look():
+        pass
+    assert (loop.early.operators is None) is (case != "as it is")
+
+
+def test_the_host_is_timed_against_what_the_gpu_still_has_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It issues for 1 second; the GPU takes 3 more."""
+    times = iter([10.0, 11.0, 14.0])
+    monkeypatch.setattr("time.perf_counter", lambda: next(times))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    early = EarlySteps(torch.device("cuda", 0))
+    for untimed in (10, 5, 4, 0):
+        with early.look(untimed):
+            pass
+    assert early.found() == {"host_share_of_step": 0.25}
+
+
+def said(folder: Path) -> list[str]:
+    """What a report says of step times and hosts."""
+    return [one.text for one in findings(read_study([folder])) if "for its host" in one.text]
+
+
+def two_arms(folder: Path, *ledgers: dict[str, Any]) -> Path:
+    for norm, ledger in zip(("batchnorm", "layernorm"), ledgers, strict=True):
+        for seed in range(2):
+            make_run(folder, norm=norm, seed=seed, ledger=ledger, session={"accelerator": "NVIDIA H100"})
+    return folder
+
+
+def test_a_report_says_where_step_times_compare_launches(tmp_path: Path) -> None:
+    """On a GPU that waits for its host, and nowhere else."""
+    bound = ({"operators_a_step": count, "host_share_of_step": 0.98} for count in (363, 170))
+    (found,) = said(two_arms(tmp_path / "bound", *bound))
+    assert "98 % of a step NVIDIA H100 waits for its host" in found
+    assert "363 (batchnorm); 170 (layernorm)" in found
+    busy = ({"operators_a_step": 363, "host_share_of_step": share} for share in (0.98, 0.4))
+    assert said(two_arms(tmp_path / "busy", *busy)) == []
+    assert said(two_arms(tmp_path / "cpu", {"operators_a_step": 363}, {"operators_a_step": 170})) == []
+
+
+def test_operators_stand_in_the_table_of_costs_where_they_were_counted(tmp_path: Path) -> None:
+    counted = make_report([two_arms(tmp_path / "counted", {"operators_a_step": 1363}, {})])
+    assert [row["operators a step"] for row in table(counted, "costs")] == ["1,363", "–"]
+    old = make_report([two_arms(tmp_path / "old", {}, {})])
+    assert "operators a step" not in table(old, "costs")[0]
