@@ -75,10 +75,9 @@ def test_peak_memory_is_that_of_all_tensors_held_at_once() -> None:
 
 def test_operators_of_a_step_are_counted_without_views() -> None:
     x = torch.randn(4, 8, requires_grad=True)
-    assert launches(lambda: x.detach().view(8, 4).T) == 0
-    assert (
-        launches(lambda: F.layer_norm(x, (8,)).sum().backward()) == 4
-    )  # of the norm, the sum, its gradient's start, and the norm's
+    assert launches(lambda: (x.detach().view(8, 4).T, torch.empty_like(x)), CPU) == 0
+    # of the norm, the sum, its gradient's start, and the norm's
+    assert launches(lambda: F.layer_norm(x, (8,)).sum().backward(), CPU) == 4
 
 
 def test_the_backward_pass_gives_the_gradients_and_adds_them_to_none() -> None:
@@ -141,7 +140,7 @@ def test_a_number_format_that_ends_the_process_is_left_out(monkeypatch: pytest.M
 
     monkeypatch.setattr(bench, "make_precision", refused)
     (row,) = Bench(dtypes=["bfloat16"], steps=0).measure(subject("norm=layernorm"))
-    assert row == {"dtype": "bfloat16", "code": "it died of signal 4"}
+    assert row == {"device": "cpu", "dtype": "bfloat16", "code": "it died of signal 4"}
 
 
 @pytest.fixture(scope="module")
@@ -191,6 +190,52 @@ def test_findings_follow_from_the_rows(made: pd.DataFrame) -> None:
     assert set(tables["steps"]["share of the norms (%)"]) == {"50.0"}
     figure = Bench().figures(rows)[0].data.set_index("norm")
     assert figure.loc["copy", "mean"].to_numpy() == pytest.approx(4 * figure.loc["rmsnorm", "mean"].to_numpy())
+
+
+def test_an_input_beyond_the_cache_is_measured_on_a_gpu_or_where_it_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "last_level_cache", lambda device: 50 * 2**20)
+    gpu, sizes = torch.device("cuda", 0), {"rows": [64], "features": [256, 512]}
+    assert Bench(**sizes).sizes_on(CPU, "float32") == Bench(**sizes, beyond=False).sizes_on(gpu, "float32")
+    for device, settings in ((gpu, sizes), (CPU, {**sizes, "beyond": True})):
+        for dtype, size in (("float32", 4), ("bfloat16", 2)):
+            *given, (rows, features) = Bench(**settings).sizes_on(device, dtype)
+            assert given == [(64, 256), (64, 512)]
+            assert rows * features * size == 2 * 50 * 2**20
+    monkeypatch.setattr(bench, "last_level_cache", lambda device: 2**50)
+    with pytest.raises(UsageError, match="beyond=true needs about"):
+        Bench(beyond=True).check(subject("norm=layernorm"))
+
+
+def test_inputs_beyond_the_cache_say_so_in_their_table(made: pd.DataFrame) -> None:
+    assert set(made.loc[made["rows"] == 64, "caches"]) == {64 * 32 * 4 / 2**20}
+    rows = made.assign(caches=2.0)
+    titles = [table.title for table in Bench().tables(rows) if table.key.startswith("costs-")]
+    assert all("2.00 times the last level cache" in title for title in titles)
+
+
+def test_rows_of_two_gpus_are_in_no_table_or_figure_together(made: pd.DataFrame) -> None:
+    assert set(made["device"]) == {"cpu"}
+    both = pd.concat([made.assign(device=name, time_us=made["time_us"] * by, ratio=made["ratio"] * by)
+                      for name, by in (("NVIDIA H100", 1.0), ("NVIDIA H200", 100.0))])  # fmt: skip
+    alone = {table.key: table.frame for table in Bench().tables(made)}
+    tables = {table.key: table.frame for table in Bench().tables(both)}
+    assert [*tables] == [f"{key}-{name}" for name in ("nvidia-h100", "nvidia-h200") for key in alone]
+    for key, frame in alone.items():
+        pd.testing.assert_frame_equal(tables[f"{key}-nvidia-h100"], frame)
+    assert len({figure.name for figure in Bench().figures(both)}) == 2 * len(Bench().figures(made))
+    assert {sentence.partition(",")[0] for sentence in Bench().finding(both)} == {"NVIDIA H100", "NVIDIA H200"}
+
+
+def test_what_was_measured_on_another_gpu_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = set[str]()
+    study = Bench()
+    study.settings = {}
+    for name in ("NVIDIA H100", "NVIDIA H200"):
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device, name=name: name)
+        one = subject("norm=layernorm")
+        one.device = torch.device("cuda", 0)
+        keys.add(one.key(study))
+    assert len(keys) == 2
 
 
 @pytest.mark.slow

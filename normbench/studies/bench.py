@@ -21,7 +21,6 @@ from scipy.stats import quantile_test
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils import benchmark
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from normbench import build
 from normbench.analysis.figures.style import Figure
@@ -31,8 +30,9 @@ from normbench.config.groups import section_of
 from normbench.errors import UsageError, explain
 from normbench.settings import Setting
 from normbench.studies.findings import arms_of, curves, is_arm, keys_of, labelled, plain_table
-from normbench.studies.frame import Column, Row, Study, Subject, check_memory
+from normbench.studies.frame import Column, Row, Study, Subject, check_memory, device_name
 from normbench.studies.steps import check_steps, steps
+from normbench.training.launches import Launches
 from normbench.training.precision import DTYPES, make_precision
 
 FORMATS = ("float32", "bfloat16", "float16")
@@ -47,6 +47,7 @@ NEEDED = 13  # tensors as large as the input, in float32, that are held at once 
 BLOCK = 5e-3  # seconds that one measurement with a warm cache lasts at least
 WARM_UP = 3  # calls by torch's Timer before a single one counts, and that one
 COUNTED = 1  # call whose operators are counted
+BEYOND = 2  # last level caches that an input beyond the cache is as large as: no call finds there what another left
 
 # Heads of tables.
 OTHER = " of the other"
@@ -154,25 +155,9 @@ def in_turn(calls: Sequence[Timed], number: int, prepare: Call | None = None) ->
     return [times[place] for place in range(len(calls))]
 
 
-class Launches(TorchDispatchMode):
-    """Counts the operators that are given to a device, but for views."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # else torch imports its compiler here, for two seconds
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += not func.is_view
-        return func(*args, **(kwargs or {}))
-
-
-def launches(call: Call) -> int:
+def launches(call: Call, device: torch.device) -> int:
     """Return how many operators a call gives to the device, forward and backward."""
-    with Launches() as seen:
+    with Launches(device) as seen:
         call()
     return seen.count
 
@@ -219,7 +204,8 @@ class Bench(Study):
 
     All are timed in turn, round by round, on the same numbers: forward, and forward and backward. Beside each stand
     torch.nn.LayerNorm in the same round, and the floor: the bytes that must move, at the speed at which torch copies a
-    tensor of that size. For a cold cache the last level cache is filled with other data before each measurement.
+    tensor of that size. For a cold cache the last level cache is filled with other data before each measurement. An
+    input twice as large as that cache is never in it: its times are those of the memory.
     Two norms compare like with like if each runs as one operator of torch's or one function with its own backward, or
     as one compiled function, or as several operators, which is read off autograd's graph: one operator against several
     compares kernels, not norms.
@@ -242,17 +228,34 @@ class Bench(Study):
         implementations: Annotated[Sequence[str], Setting("of each", choices=IMPLEMENTATIONS)] = IMPLEMENTATIONS,
         rounds: Annotated[int, Setting("measurements of each", "rounds", low=1)] = 9,
         steps: Annotated[int, Setting("measured training steps of each model; 0: none", "steps", low=0)] = 30,
+        beyond: Annotated[
+            bool | None, Setting("also an input twice as large as the last level cache; null: on a GPU")
+        ] = None,
     ) -> None:
-        self.sizes = [*product(rows, features)]
+        self.sizes, self.beyond = [*product(rows, features)], beyond
         self.dtypes, self.implementations, self.rounds, self.steps = dtypes, implementations, rounds, steps
 
     # ---- what is measured
 
+    def sizes_on(self, device: torch.device, dtype: str) -> list[tuple[int, int]]:
+        """Return rows and features of each input, the one beyond the cache included where it is wanted."""
+        wanted = device.type == "cuda" if self.beyond is None else self.beyond
+        if not wanted:
+            return self.sizes
+        features = max(width for _, width in self.sizes)
+        row_bytes = features * getattr(torch, dtype).itemsize
+        rows = math.ceil(BEYOND * last_level_cache(device) / row_bytes)
+        return [*dict.fromkeys([*self.sizes, (rows, features)])]
+
     def check(self, subject: Subject) -> None:
         """Refuse sizes that do not fit into memory, a norm that does nothing, and one without any implementation."""
-        rows, features = max(self.sizes, key=math.prod)
+        sizes = [size for dtype in self.dtypes for size in self.sizes_on(subject.device, dtype)]
+        rows, features = max(sizes, key=math.prod)
         needed = 4 * NEEDED * rows * features + last_level_cache(subject.device)
-        check_memory(needed, f"study.rows={rows} with study.features={features}", subject.device)
+        what = f"study.rows={rows} with study.features={features}"
+        if (rows, features) not in self.sizes:
+            what = "study.beyond=true"
+        check_memory(needed, what, subject.device)
         check_steps(subject)
         name, words = subject.settings["norm"], ",".join(self.implementations)
         for features in {size[1] for size in self.sizes}:
@@ -272,9 +275,9 @@ class Bench(Study):
             try:
                 make_precision(PRECISIONS[dtype], subjects[0].device)
             except UsageError as error:
-                yield subjects[0], {"dtype": dtype, "code": str(error)}
+                yield subjects[0], {"device": device_name(subjects[0].device), "dtype": dtype, "code": str(error)}
                 continue
-            for rows, features in self.sizes:
+            for rows, features in self.sizes_on(subjects[0].device, dtype):
                 torch.compiler.reset()  # so that each size is compiled for itself
                 yield from self.timed(subjects, rows, features, dtype)
         if self.steps:
@@ -287,7 +290,8 @@ class Bench(Study):
         target, layernorm = torch.empty_like(x), nn.LayerNorm(features, device=device, dtype=x.dtype)
         words, about = self.implementations, list[tuple[Subject, Row]]()
         known = [Candidate("torch", code_of(layernorm), layernorm)]
-        size: Row = {"rows": rows, "features": features, "dtype": dtype}
+        where: Row = {"device": device_name(device), "caches": x.nbytes / last_level_cache(device)}
+        size: Row = {"rows": rows, "features": features, "dtype": dtype, **where}
         for subject, one in [(each, one) for each in subjects for one in candidates(each, features, words)]:
             fact = {**size, "implementation": one.implementation, "code": one.code}
             try:
@@ -321,7 +325,14 @@ class Bench(Study):
             bare, _ = training_step(subject, none, count)
             timed += [Timed(step), Timed(bare)]
             code = f"{len(norms)} × {code_of(norms[0])}" if norms else "none"
-            about.append({"code": code, "launches": launches(step), "launches_without": launches(bare)})
+            counts = (launches(each, subject.device) for each in (step, bare))
+            about.append(
+                {
+                    "device": device_name(subject.device),
+                    "code": code,
+                    **dict(zip(("launches", "launches_without"), counts, strict=True)),
+                }
+            )
         for number in range(self.steps):
             times = in_turn(timed, number, prepare=lambda: None)
             for subject, fact, time, without in zip(subjects, about, times[::2], times[1::2], strict=True):
@@ -332,36 +343,77 @@ class Bench(Study):
 
     def finding(self, rows: pd.DataFrame) -> list[str]:
         """Say how long each norm takes beside torch's LayerNorm, at the largest size, and its share of a step."""
-        found, norms = list[str](), rows[(rows["passes"] == BOTH) & (rows["cache"] == "warm")]
-        for arm in arms_of(rows):
-            own = norms[is_arm(norms, arm.settings)]
-            own = own[own["moved_bytes"] == own["moved_bytes"].max()]
-            for (dtype, implementation), times in own.groupby(["dtype", "implementation"], sort=False)["ratio"]:
-                what = f"{labelled(arm)}, {implementation}, {dtype}: {BOTH} in"
-                found.append(f"{what} {rounds_told(times)} times that of torch.nn.LayerNorm.")
-        shares = rows[rows["passes"] == STEP]
-        return [f"{labelled(arm)}: {rounds_told(shares[is_arm(shares, arm.settings)]['share'])} % of a training step."
-                for arm in arms_of(rows) if is_arm(shares, arm.settings).any()] + found  # fmt: skip
+        return [sentence for where, own in by_device(rows) for sentence in findings_on(where, own)]
 
     def tables(self, rows: pd.DataFrame) -> list[Table]:
         """Say what each costs at each size, which pairs compare like with like, and the norms' share of a step."""
-        norms, found = rows[rows["passes"].isin([*MOVED])], list[Table]()
-        for (dtype, count, width), own in norms.groupby(["dtype", "rows", "features"], sort=False):
-            title = f"{count:,.0f} rows × {width:,.0f} features, {dtype}"
-            by = [*varied(rows), "implementation", "code", "passes", "cache"]
-            found.append(summed(f"costs-{dtype}-{count:.0f}-{width:.0f}", title, own, by, COSTS))
-        found += [pair_table(str(dtype), own) for dtype, own in norms.groupby("dtype", sort=False)]
-        if len(steps := rows[rows["passes"] == STEP]):
-            known = [name for name in OF_STEP if name in steps]  # an earlier study has counted no operators
-            found.append(summed("steps", "Norms in a training step", steps, [*varied(rows), "code"], known))
-        if len(failed := rows[rows["time_us"].isna()]):
-            found.append(plain_table("left-out", "Not measured", failed[["dtype", "code"]].to_dict("records"), 2))
-        return [table for table in found if table.rows]
+        return [table for where, own in by_device(rows) for table in tables_on(where, own)]
 
     def figures(self, rows: pd.DataFrame) -> list[Figure]:
         """Draw at which speed bytes move, beside a copy."""
-        groups = rows[rows["passes"].isin([*MOVED])].groupby(["dtype", "cache"], sort=False)
-        return [figure for (dtype, cache), own in groups for figure in roofline(f"{dtype}, {cache} cache", own)]
+        return [figure for where, own in by_device(rows) for figure in figures_on(where, own)]
+
+
+# ---- what was found on one device; where: in words, empty where there is no other
+
+
+def by_device(rows: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
+    """Return the rows of each device, by its name: times of two GPUs are in no table together."""
+    if "device" not in rows or rows["device"].nunique() < 2:
+        return [("", rows)]
+    return [(str(name), own) for name, own in rows.groupby("device", sort=False)]
+
+
+def findings_on(where: str, rows: pd.DataFrame) -> Iterator[str]:
+    """Yield the shares of a training step, and the times at the largest size."""
+    at, shares = f"{where}, " if where else "", rows[rows["passes"] == STEP]
+    for arm in arms_of(rows):
+        if is_arm(shares, arm.settings).any():
+            told = rounds_told(shares[is_arm(shares, arm.settings)]["share"])
+            yield f"{at}{labelled(arm)}: {told} % of a training step."
+    norms = rows[(rows["passes"] == BOTH) & (rows["cache"] == "warm")]
+    for arm in arms_of(rows):
+        own = norms[is_arm(norms, arm.settings)]
+        own = own[own["moved_bytes"] == own["moved_bytes"].max()]
+        for (dtype, implementation), times in own.groupby(["dtype", "implementation"], sort=False)["ratio"]:
+            what = f"{at}{labelled(arm)}, {implementation}, {dtype}: {BOTH} in"
+            yield f"{what} {rounds_told(times)} times that of torch.nn.LayerNorm."
+
+
+def tables_on(where: str, rows: pd.DataFrame) -> Iterator[Table]:
+    """Yield the tables that have rows."""
+    norms, found = rows[rows["passes"].isin([*MOVED])], list[Table]()
+    at, behind = f", {where}" if where else "", f"-{key_word(where)}" if where else ""
+    for (dtype, count, width), own in norms.groupby(["dtype", "rows", "features"], sort=False):
+        title = f"{count:,.0f} rows × {width:,.0f} features, {dtype}{in_caches(own)}{at}"
+        by = [*varied(rows), "implementation", "code", "passes", "cache"]
+        found.append(summed(f"costs-{dtype}-{count:.0f}-{width:.0f}{behind}", title, own, by, COSTS))
+    found += [pair_table(str(dtype), own, at, behind) for dtype, own in norms.groupby("dtype", sort=False)]
+    if len(steps := rows[rows["passes"] == STEP]):
+        known = [name for name in OF_STEP if name in steps]  # an earlier study has counted no operators
+        found.append(summed(f"steps{behind}", f"Norms in a training step{at}", steps, [*varied(rows), "code"], known))
+    if len(failed := rows[rows["time_us"].isna()]):
+        cells = failed[["dtype", "code"]].to_dict("records")
+        found.append(plain_table(f"left-out{behind}", f"Not measured{at}", cells, 2))
+    return (table for table in found if table.rows)
+
+
+def figures_on(where: str, rows: pd.DataFrame) -> Iterator[Figure]:
+    """Yield a figure for each format and state of the cache."""
+    at = f", {where}" if where else ""
+    for (dtype, cache), own in rows[rows["passes"].isin([*MOVED])].groupby(["dtype", "cache"], sort=False):
+        yield from roofline(f"{dtype}, {cache} cache{at}", own)
+
+
+def in_caches(rows: pd.DataFrame) -> str:
+    """Say how large an input is beside the last level cache, where it does not fit."""
+    share = rows["caches"].iloc[0] if "caches" in rows else 0
+    return f", {significant(share)} times the last level cache" if share > 1 else ""
+
+
+def key_word(name: str) -> str:
+    """Return a name of a device as a part of a key."""
+    return re.sub(r"\W+", "-", name).strip("-").lower()
 
 
 def varied(rows: pd.DataFrame) -> list[str]:
@@ -400,7 +452,7 @@ def summed(key: str, title: str, rows: pd.DataFrame, by: Sequence[str], numbers:
     return plain_table(key, title, cells, len(by), said)
 
 
-def pair_table(dtype: str, rows: pd.DataFrame) -> Table:
+def pair_table(dtype: str, rows: pd.DataFrame, at: str = "", behind: str = "") -> Table:
     """Say which pairs of norms compare like with like in an implementation, at the largest size of a dtype."""
     rows = rows[(rows["moved_bytes"] == rows["moved_bytes"].max()) & (rows["cache"] == "warm")]
     arms, size = varied(rows), f"{rows['rows'].iloc[0]:,.0f} × {rows['features'].iloc[0]:,.0f}, {dtype}"
@@ -410,8 +462,8 @@ def pair_table(dtype: str, rows: pd.DataFrame) -> Table:
     both = pairs[["operators", "operators" + OTHER]].itertuples(index=False)
     pairs = pairs.assign(quotient=pairs["time_us"] / pairs["time_us" + OTHER], like=[*starmap(alike, both)])
     by = ["implementation", *arms, *(key + OTHER for key in arms), "operators", "operators" + OTHER, "like"]
-    title = f"Pairs of norms, {BOTH}: {size}, warm cache"
-    return summed(f"pairs-{dtype}", title, pairs, by, ["quotient"])
+    title = f"Pairs of norms, {BOTH}: {size}, warm cache{at}"
+    return summed(f"pairs-{dtype}{behind}", title, pairs, by, ["quotient"])
 
 
 def roofline(what: str, rows: pd.DataFrame) -> list[Figure]:
@@ -424,6 +476,6 @@ def roofline(what: str, rows: pd.DataFrame) -> list[Figure]:
     points[["low", "high"]] = [ends(own) for _, own in speeds]
     columns = {"megabytes": Column("what must move", "MB"), "speed": Column("speed at which it moves", "GB/s")}
     title, caption = f"{Bench.captions['roofline']['title']}, {what}", Bench.captions["roofline"]["caption"]
-    return curves("roofline_" + what.replace(", ", "_").replace(" ", "_"), points, x="megabytes", y="speed",
+    return curves("roofline_" + re.sub(r"\W+", "_", what), points, x="megabytes", y="speed",
                   columns={**columns, "panel": Column("")}, title=title, caption=caption,
                   panel="panel", log="xy", band=("low", "high"))  # fmt: skip

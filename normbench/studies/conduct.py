@@ -35,7 +35,7 @@ from normbench.run.train import limits_named
 from normbench.rundir import RunDirectory, commit, cpu_name, inside, write_bytes
 from normbench.settings import show
 from normbench.studies.findings import plain_table, shortened_finding, written
-from normbench.studies.frame import Row, Study, Subject, make_study, study_class
+from normbench.studies.frame import Row, Study, Subject, device_name, make_study, study_class
 from normbench.sweep.conduct import understand
 from normbench.sweep.plan import SweepPlan
 from normbench.sweep.words import AS_IT_IS, TIE, key_of
@@ -177,7 +177,8 @@ def conduct(name: str, words: Sequence[str], device: str = "auto", trust: bool =
     with RunDirectory(folder).held(), limits_named(str(place)):
         rows = measured(study, subjects, folder / "rows.jsonl", quiet="quiet=true" in words)
         command = shlex.join(["normbench", *(["study"] * (name != "bench")), name, *words])
-        save(study, name, rows, folder, command, left_out)
+        gpus = dict.fromkeys(device_name(one.device) for one in subjects if one.device.type == "cuda")
+        save(study, name, rows, folder, command, left_out, [*gpus])
     return folder
 
 
@@ -194,7 +195,10 @@ def measured(study: Study, subjects: Sequence[Subject], journal: Path, quiet: bo
             os.fsync(file.fileno())
         kept[key] = rows
 
-    groups = [list(subjects)] if study.together else [[one] for one in subjects]
+    groups = [[one] for one in subjects]
+    if study.together:  # on one device
+        devices = dict.fromkeys(one.device for one in subjects)
+        groups = [[one for one in subjects if one.device == device] for device in devices]
     todo = [group for group in groups if any(keys[id(one)] not in kept for one in group)]
     for group in track(todo, "measuring", console=console, disable=not todo):
         make_current(group[0].device)
@@ -224,8 +228,20 @@ def read_journal(path: Path) -> dict[str, list[Row]]:
     return kept
 
 
-def save(study: Study, name: str, rows: pd.DataFrame, folder: Path, command: str, left_out: Sequence[Row] = ()) -> None:
-    """Write what a study has found: rows, tables, figures, its page, and the same for TensorBoard."""
+def save(
+    study: Study,
+    name: str,
+    rows: pd.DataFrame,
+    folder: Path,
+    command: str,
+    left_out: Sequence[Row] = (),
+    gpus: Sequence[str] = (),
+) -> None:
+    """Write what a study has found: rows, tables, figures, its page, and the same for TensorBoard.
+
+    gpus: names of those on which it was measured.
+    """
+    machine = " and ".join((cpu_name(), *gpus))
     write_bytes(folder / "rows.csv", to_csv(rows))
     with our_style():
         figures = study.figures(rows)
@@ -239,7 +255,7 @@ def save(study: Study, name: str, rows: pd.DataFrame, folder: Path, command: str
         "source": study.source,
         "command": command,
         "finding": shortened_finding(finding),
-        "machine": {"cpu": cpu_name(), "threads": torch.get_num_threads(), "torch": torch.__version__},
+        "machine": {"cpu": machine, "threads": torch.get_num_threads(), "torch": torch.__version__},
         "commit": commit(),
     }
     save_study(folder, about, tables, figures)

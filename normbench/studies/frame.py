@@ -119,11 +119,16 @@ class Subject:
         content = {
             "study": [type(study).__name__, study.settings],
             "config": without(self.tree, UNHASHED_KEYS),
-            "device": self.device.type,
+            "device": device_name(self.device),
             "weights": weights and weights.stat().st_mtime_ns,
             "code": [our_code(), build.own_code(self.tree), build.source_digest(type(study))],
         }
         return fingerprint(content)
+
+
+def device_name(device: torch.device) -> str:
+    """Return the name of a GPU, whose numbers and times no other has; of another device its kind."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 @cache
