@@ -143,6 +143,11 @@ class Loop:
     def train_step(self) -> None:
         """Take one optimizer step, and probe on its way where that is due."""
         self.begin_step()
+        loss, reading = self.step_by_operators()
+        self.end_step(loss, reading)
+
+    def step_by_operators(self) -> tuple[Tensor, Reading | None]:
+        """Move the weights; return the loss, and what probes saw, if due."""
         loss, reading = self.forward_backward()
         if self.guard and not self.guard.admits(self.step, loss, self.grad_norm):
             self.diverge(self.step)
@@ -151,7 +156,7 @@ class Loop:
         with self.probes.watch_update(reading, self.optimizer):
             self.precision.step(self.optimizer, self.grad_norm)
         self.optimizer.zero_grad(set_to_none=True)
-        self.end_step(loss, reading)
+        return loss, reading
 
     def begin_step(self) -> None:
         """Start the clock, and set the learning rates."""
@@ -181,16 +186,21 @@ class Loop:
         compiled = self.compiled is not None  # torch's module has no truth value
         with nullcontext(self.look_beside()) if compiled else self.watched() as reading:
             begun = time.perf_counter()
-            loss = self.gradients(self.shared if self.compiled is None else self.compiled, self.precision)
+            model = self.shared if self.compiled is None else self.compiled
+            loss = self.gradients(model, self.precision, self.batches())
+        self.clip()
+        if compiled and not self.compile_seconds:
+            loss.item()  # waits for the device
+            self.compile_seconds = time.perf_counter() - begun
+        return loss, reading
+
+    def clip(self) -> None:
+        """Take the norm of the gradients, and scale them down where it is too large."""
         self.grad_norm = whole(nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None]))
         clip = self.trainer.grad_clip
         # asking a GPU would wait for it; elsewhere gradients that are small enough are left alone
         if clip and (self.device.type != "cpu" or clip / (self.grad_norm + 1e-6) < 1):
             nn.utils.clip_grads_with_norm_(self.parameters, clip, self.grad_norm)
-        if compiled and not self.compile_seconds:
-            loss.item()  # waits for the device
-            self.compile_seconds = time.perf_counter() - begun
-        return loss, reading
 
     def watched(self) -> AbstractContextManager[Reading | None]:
         """Let probes look at the step's forward and backward pass, if they are due."""
@@ -206,20 +216,22 @@ class Loop:
             if reading is None:
                 return None
             with buffers_kept(self.model):
-                self.gradients(self.shared, copy.deepcopy(self.precision))
+                self.gradients(self.shared, copy.deepcopy(self.precision), self.batches())
         self.model.zero_grad(set_to_none=True)
         return reading
 
-    def gradients(self, model: Callable[..., Tensor], precision: Precision) -> Tensor:
+    def gradients(
+        self, model: Callable[..., Tensor], precision: Precision, batches: Iterable[tuple[Batch, int, int]]
+    ) -> Tensor:
         """Return the mean loss over the step's batches, whose gradients add up in the parameters.
 
         Each prediction counts alike, whichever batch or process has it.
+        batches: each as `seeded_batch` returns it.
         """
         count, expected, self.units = self.trainer.accumulate, 0, 0
         total = torch.zeros((), device=self.device)
-        for part in range(count):
-            batch, own, whole = self.seeded_batch(self.step * count + part)
-            expected = expected or count * whole
+        for part, (batch, own, predictions) in enumerate(batches):
+            expected = expected or count * predictions
             apart = getattr(model, "no_sync", nullcontext) if part < count - 1 else nullcontext
             with apart():
                 with precision.autocast():
@@ -227,7 +239,7 @@ class Loop:
                     loss = loss / (expected / (own * self.group.size))
                 precision.scaler.scale(loss).backward()
             total += loss.detach()
-            self.units += whole
+            self.units += predictions
         if self.units != expected:  # parts that have not as many predictions as the first one
             torch._foreach_mul_([p.grad for p in self.parameters if p.grad is not None], expected / self.units)
             total *= expected / self.units
@@ -254,6 +266,11 @@ class Loop:
                 loss = self.data.task.loss(self.model(*part.arguments), part.targets)
             found = torch.autograd.grad(scale * loss, self.probes.trained, materialize_grads=True)
             yield torch._foreach_div(found, scale)
+
+    def batches(self) -> Iterator[tuple[Batch, int, int]]:
+        """Yield the step's batches, each as `seeded_batch` returns it, when it is asked for."""
+        count = self.trainer.accumulate
+        return map(self.seeded_batch, range(self.step * count, (self.step + 1) * count))
 
     def seeded_batch(self, number: int) -> tuple[Batch, int, int]:
         """Return this process's share of a training batch (from 0) on the device, its predictions and the batch's.

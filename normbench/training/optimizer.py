@@ -34,6 +34,11 @@ def parameter_groups(
     return [{"params": groups[key], "weight_decay": weight_decay if key else 0.0} for key in groups if groups[key]]
 
 
+def may_fuse(factory: Any) -> bool:
+    """Tell whether an optimizer can be fused, and no setting chooses another of its implementations."""
+    return "fused" in inspect.signature(factory).parameters and not IMPLEMENTATIONS & factory.keywords.keys()
+
+
 def make_optimizer(factory: Any, groups: list[dict[str, Any]], device: torch.device) -> torch.optim.Optimizer:
     """Make the optimizer, fused where torch has it and no setting chooses another of its implementations.
 
@@ -43,13 +48,12 @@ def make_optimizer(factory: Any, groups: list[dict[str, Any]], device: torch.dev
     Raises:
         UsageError: the class does not take one of the settings, or needs another loop than ours.
     """
-    name, known = factory.func.__name__, inspect.signature(factory).parameters
+    name = factory.func.__name__
     for method in map(partial(getattr, torch.optim.Optimizer), UNCOMPILED):
         if own := getattr(method, "__wrapped__", None):
             vars(own).setdefault("__dynamo_disable", own)
-    free = "fused" in known and not IMPLEMENTATIONS & factory.keywords.keys()
     cut = any(hasattr(each, "full_tensor") for group in groups for each in group["params"])  # torch fuses not all then
-    if free and not cut and device.type in ("cpu", "cuda", "mps"):
+    if may_fuse(factory) and not cut and device.type in ("cpu", "cuda", "mps"):
         factory = partial(factory, fused=True)
     try:
         optimizer = factory(groups)
