@@ -25,7 +25,7 @@ from normbench.models import initialize
 from normbench.models.stacks import segment_length
 from normbench.norms.foreign import fitted, measured, takes_place, taking_mask
 from normbench.recording import Logger
-from normbench.settings import Tree, nearest
+from normbench.settings import Tree, nearest, show
 from normbench.training.evaluation import to_device
 from normbench.training.guard import buffers_kept
 from normbench.training.memory import Kept, counted
@@ -216,7 +216,9 @@ def check_combination(tree: Tree, names: Mapping[str, str]) -> NormFacts:
         raise CombinationRefused(f"{given} is refused: {rule.reason}; {rule.instead}")
     trainer = tree.get("trainer", {})
     if trainer.get("recompute") and (trainer["compile"] or getattr(model, "recompute", None) is None):
-        what = "trainer.compile=true" if trainer["compile"] else f"model={names['model']}, which cannot"
+        what = f"model={names['model']}, which cannot"
+        if trainer["compile"]:
+            what = f"trainer.compile={show(trainer['compile'])}"
         raise CombinationRefused(f"trainer.recompute=true does not go with {what}: leave it out")
     return facts
 

@@ -139,3 +139,52 @@ def test_time_and_random_numbers_are_those_of_the_gpu_that_trains(found: dict[st
 def test_seeds_with_attention_train_as_one_model(found: dict[str, Any]) -> None:
     assert isinstance(found["stack"], list), found["stack"]
     assert len({*found["stack"]}) == 2
+
+
+# ---- the whole step as one graph
+
+
+GRAPHS = ("nano batchnorm", "nano rmsnorm", "cnn groupnorm", "resnet batchnorm", "mlp dyt")
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_a_recorded_step_computes_what_an_ordinary_one_does(found: dict[str, Any], name: str) -> None:
+    """To the bit: losses, weights, optimizer, running statistics, averaged weights, and what probes see beside it."""
+    case = found[f"graph {name}"]
+    assert isinstance(case, dict), case
+    assert case["recorded"]
+    assert case["replayed"] == case["losses"]
+    assert len({*case["losses"]}) == len(case["losses"])
+    assert case["alike"] and case["seen apart"] == {}
+    assert case["seen"] > 50 or name != "nano batchnorm"
+
+
+def test_a_replayed_step_fills_its_inputs_is_started_once_and_waits_for_nothing(found: dict[str, Any]) -> None:
+    """Inputs, targets, two learning rates and the step's number; then the sum of the losses."""
+    case = found["graph counted"]
+    assert case == {"operators": {"copy_": 2, "fill_": 3, "graph": 1, "add_": 1}, "waits": {}, "blocking": {}}
+
+
+def test_batches_come_one_after_the_other_to_one_place_whichever_is_asked_for(found: dict[str, Any]) -> None:
+    """The first one is asked for twice, since its shape is what memory is reserved for."""
+    case = found["graph feed"]
+    assert all(case["right"]) and case["places"] == 1
+    assert case["first"] == [0, 0, 1, 2, 3, 4] and case["last"] == 7
+
+
+def test_recorded_steps_go_on_from_a_checkpoint_with_the_same_bits(found: dict[str, Any]) -> None:
+    assert found["graph goes on"] is True, found["graph goes on"]
+
+
+def test_a_recorded_step_that_is_not_finite_ends_the_run_as_an_ordinary_one(found: dict[str, Any]) -> None:
+    case = found["graph refused"]
+    assert case["poisoned"] == case["poisoned, plain"]
+    assert case["poisoned"].startswith("Diverged: not finite: output of") and case["poisoned"].endswith("at 6")
+
+
+def test_what_cannot_be_replayed_is_said(found: dict[str, Any]) -> None:
+    case = found["graph refused"]
+    assert case["growing"].startswith("UsageError: trainer.compile=graph replays steps of one shape, and the batch of")
+    assert "step 6 has tensors of (5, " in case["growing"]
+    assert case["rebinding"].startswith("UsageError: trainer.compile=graph replays a step on the same memory, and ")
+    assert case["asking"].startswith("UsageError: trainer.compile=graph cannot record a step of this model (")

@@ -167,12 +167,42 @@ def test_replaying_a_step_whole_needs_a_gpu(tmp_path: Path, capsys: pytest.Captu
     assert refused(["train", "trainer.compile=graphs"], capsys).startswith("trainer.compile=graphs is not allowed: ")
 
 
-def test_steps_of_many_lengths_are_not_replayed_whole() -> None:
+@pytest.mark.parametrize("how", ["cudagraphs", "graph"])
+def test_steps_of_many_lengths_are_not_replayed_whole(how: str) -> None:
     """A graph would be captured anew for each length of a padded batch."""
-    config = parse(["trainer.compile=cudagraphs", "trainer.steps=1", "optim.lr=1e-3"])
+    config = parse([f"trainer.compile={how}", "trainer.steps=1", "optim.lr=1e-3"])
     padded: Any = SimpleNamespace(pads=True, steps_per_epoch=1, fingerprint="padded")
-    with pytest.raises(UsageError, match="batches of many lengths: use true or false"):
+    with pytest.raises(UsageError, match=f"compile={how} .* batches of many lengths: use true or false"):
         prepare(config, padded, torch.device("cuda"))
+
+
+# With what one graph of a step does not go, and what is said of it.
+NOT_RECORDED = {
+    "trainer.accumulate=2": "trainer.accumulate above 1: use true or false",
+    "trainer.precision=fp16": "trainer.precision=fp16: use true or false",
+    "optim._target_=torch.optim.RAdam": "optim._target_=torch.optim.RAdam, which is not fused: use true or false",
+    "+optim.foreach=true": "optim._target_=torch.optim.AdamW, which is not fused: use true or false",
+    "trainer.shard=true": "trainer.shard=true cuts them",
+    "trainer.recompute=true": "trainer.recompute=true does not go with trainer.compile=graph: leave it out",
+}
+
+
+@pytest.mark.parametrize("word", NOT_RECORDED)
+def test_what_one_graph_of_a_step_cannot_hold_is_refused(word: str) -> None:
+    words = ["trainer.compile=graph", "trainer.steps=1", "optim.lr=1e-3", word]
+    with pytest.raises(UsageError) as refusal:
+        prepare(parse(words), device=torch.device("cuda"))
+    assert NOT_RECORDED[word] in str(refusal.value)
+
+
+def test_one_graph_of_a_step_is_refused_to_several_processes_and_to_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = parse(["trainer.compile=graph", "trainer.steps=1", "optim.lr=1e-3"])
+    with pytest.raises(UsageError, match="compile=graph needs a CUDA GPU, and the run is on cpu: use true or false"):
+        prepare(config, device=torch.device("cpu"))
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UsageError, match="compile=graph does not go with several processes: use true or false"):
+        prepare(config, device=torch.device("cuda"))
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ HYDRA_KEYS = ("_partial_", "_recursive_", "_convert_")  # the same for every cla
 # What people set most, beside the settings of the parts.
 COMMON_KEYS = (
     "trainer.steps", "trainer.epochs", "optim.lr", "optim.weight_decay", "trainer.grad_clip", "trainer.eval_every",
-    "probes.every", "device", "threads", "seed", "name", "quiet",
+    "trainer.compile", "probes.every", "device", "threads", "seed", "name", "quiet",
 )  # fmt: skip
 
 

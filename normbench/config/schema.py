@@ -34,7 +34,10 @@ class TrainerConfig:
         Literal["last", "best", "none"],
         Setting("checkpoint to keep; best also keeps the weights with the lowest validation loss"),
     ]
-    compile: Annotated[bool | Literal["cudagraphs"], Setting("use torch.compile; cudagraphs: and CUDA graphs as well")]
+    compile: Annotated[
+        bool | Literal["cudagraphs", "graph"],
+        Setting("use torch.compile; cudagraphs: and CUDA graphs as well; graph: the step as one CUDA graph instead"),
+    ]
     precision: Annotated[Literal["fp32", "bf16", "fp16"], Setting("of matrix products; fp16 scales the loss")]
     tf32: Annotated[bool, Setting("let a GPU round float32 matrix products to TensorFloat-32")]
     accumulate: Annotated[int, Setting("batches whose gradients add up to one step", "batches", low=1, high=10**6)]
@@ -46,6 +49,11 @@ class TrainerConfig:
     ]
     recompute: Annotated[bool, Setting("keep some blocks' inputs, compute the rest again: memory as √depth")] = False
     shard: Annotated[bool, Setting("each process keeps a part of the weights, for large models")] = False
+
+    @property
+    def torch_compiles(self) -> bool:
+        """Tell whether torch.compile makes code of the model."""
+        return self.compile in (True, "cudagraphs")
 
 
 @dataclass(frozen=True)

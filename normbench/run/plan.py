@@ -21,6 +21,7 @@ from normbench.errors import RunFailure, UsageError
 from normbench.rundir import RunDirectory, fingerprint
 from normbench.settings import Tree, lookup
 from normbench.training.checkpoint import is_whole
+from normbench.training.optimizer import may_fuse
 from normbench.training.parallel import from_environment
 from normbench.types import Data, NormFacts
 
@@ -87,14 +88,13 @@ def prepare(
     facts = build.check_combination(config.tree, config.choices.groups)
     device = device or from_environment().place(build.resolve_device(config.closed.device))
     trainer = config.closed.trainer
-    if trainer.compile == "cudagraphs" and device.type != "cuda":
-        raise UsageError(f"trainer.compile=cudagraphs needs a CUDA GPU, and the run is on {device}: use true or false")
-    if trainer.compile == "cudagraphs" and trainer.accumulate > 1:  # a replay would overwrite the gradients before it
-        raise UsageError("trainer.compile=cudagraphs does not go with trainer.accumulate above 1: use true or false")
+    replays = trainer.compile in ("cudagraphs", "graph")
+    if replays:
+        check_replays(config, device)
     data = data or build.make_data(config.tree, config.closed.seed)
-    if trainer.compile == "cudagraphs" and data.pads:  # a graph is captured anew for each length
+    if replays and data.pads:  # a graph is captured anew for each length
         why = "replays steps of one shape, and these data have batches of many lengths"
-        raise UsageError(f"trainer.compile=cudagraphs {why}: use true or false")
+        raise UsageError(f"trainer.compile={trainer.compile} {why}: use true or false")
     if not (trainer.steps or data.steps_per_epoch):
         raise UsageError("a stream has no length that trainer.epochs could be of: set trainer.steps=1000 or the like")
     steps = trainer.steps or max(1, math.ceil((trainer.epochs or 0) * data.steps_per_epoch / trainer.accumulate))
@@ -108,6 +108,30 @@ def prepare(
     run = Run(replace(config, tree=tree), facts, device, threads, steps, directory, parent, stack)
     vars(run)["data"] = data
     return run
+
+
+def check_replays(config: Config, device: torch.device) -> None:
+    """Refuse to replay CUDA graphs where that cannot be done.
+
+    Raises:
+        UsageError: with the reason.
+    """
+    trainer = config.closed.trainer
+    how = f"trainer.compile={trainer.compile}"
+    if device.type != "cuda":
+        raise UsageError(f"{how} needs a CUDA GPU, and the run is on {device}: use true or false")
+    given = {"trainer.accumulate above 1": trainer.accumulate > 1}  # a replay would overwrite the gradients before it
+    if trainer.compile == "graph":
+        settings = config.tree["optim"]
+        fused = settings.get("fused") or may_fuse(build.factory(config.tree, "optim"))
+        given |= {
+            "several processes": from_environment().size > 1,  # whose collectives would be recorded
+            "trainer.precision=fp16": trainer.precision == "fp16",  # whose scale is decided on the host
+            # others keep numbers on the host, which a replay does not see
+            f"optim._target_={settings['_target_']}, which is not fused": not fused,
+        }
+    if refused := next(filter(given.get, given), None):
+        raise UsageError(f"{how} does not go with {refused}: use true or false")
 
 
 def directory_of(

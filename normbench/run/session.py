@@ -289,7 +289,7 @@ def prepare_torch(run: Run) -> None:
     allow_tf32(trainer.tf32)
     torch.set_flush_denormal(on_cpu)
     torch.set_deterministic_debug_mode("warn" if on_cpu else "default")
-    if trainer.compile or run.config.tree["norm"].get("impl") == "compile":
+    if trainer.torch_compiles or run.config.tree["norm"].get("impl") == "compile":
         torch.use_deterministic_algorithms(on_cpu, warn_only=True)  # the same for the compiler, which it imports
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # it costs time for nothing
     keep_freed_memory()

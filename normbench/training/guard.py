@@ -37,8 +37,8 @@ class Guard:
         if latches:  # as torch.amp.GradScaler asks for it
             vars(optimizer).update(grad_scale=None, found_inf=self.found_inf)
 
-    def admits(self, step: int, loss: Tensor, grad_norm: Tensor) -> bool:
-        """Tell whether the optimizer may take this step."""
+    def admits(self, step: int | Tensor, loss: Tensor, grad_norm: Tensor) -> bool:
+        """Tell whether the optimizer may take this step; a guard that latches may have its number on the device."""
         if not self.latches:
             return math.isfinite(loss.item()) and math.isfinite(grad_norm.item())
         bad = ~(loss + grad_norm).isfinite()

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from operator import itemgetter
 from types import NoneType
 from typing import Any
@@ -24,6 +25,8 @@ from normbench.training.checkpoint import Checkpoints, State
 from normbench.training.clock import Clock
 from normbench.training.devices import seed_generators
 from normbench.training.evaluation import evaluate, to_device
+from normbench.training.feed import Feed
+from normbench.training.graph import StepGraph
 from normbench.training.guard import GRADIENT_NORM, Diverged, Guard, buffers_kept, first_nonfinite
 from normbench.training.launches import EarlySteps
 from normbench.training.optimizer import WeightAverage, check_shapes
@@ -92,7 +95,12 @@ class Loop:
         # compiled with eager mode's random numbers: its own would give other dropout masks
         options: Any = {"fallback_random": True, "triton.cudagraphs": self.trainer.compile == "cudagraphs"}
         self.shared = self.group.wrap(self.model)
-        self.compiled = compiled(self.shared, options=options) if self.trainer.compile else None
+        self.compiled = compiled(self.shared, options=options) if self.trainer.torch_compiles else None
+        self.graph: StepGraph | None = None
+        self.feed: Feed | None = None
+        if self.trainer.compile == "graph":
+            self.graph = StepGraph(self.model, self.optimizer, self.device)
+            self.feed = Feed(self.data.train_batch, self.device, self.steps)
 
     # ---- the run
 
@@ -143,7 +151,7 @@ class Loop:
     def train_step(self) -> None:
         """Take one optimizer step, and probe on its way where that is due."""
         self.begin_step()
-        loss, reading = self.step_by_operators()
+        loss, reading = self.step_by_operators() if self.graph is None else self.step_by_graph(self.graph)
         self.end_step(loss, reading)
 
     def step_by_operators(self) -> tuple[Tensor, Reading | None]:
@@ -157,6 +165,31 @@ class Loop:
             self.precision.step(self.optimizer, self.grad_norm)
         self.optimizer.zero_grad(set_to_none=True)
         return loss, reading
+
+    def step_by_graph(self, graph: StepGraph) -> tuple[Tensor, Reading | None]:
+        """Move the weights by a graph of the step; return the loss, and what probes saw beside it, if due."""
+        reading = self.look_beside()
+        if reading is not None and self.probing.updates:
+            self.read_noise(reading)
+        batch, _, self.units = self.seeded_batch(self.step)
+        with self.probes.watch_update(reading, self.optimizer):
+            loss, self.grad_norm = graph.take(self.step, partial(self.move, batch, graph.number))
+        self.compile_seconds = self.compile_seconds or graph.seconds
+        return loss, reading
+
+    def move(self, batch: Batch, number: Tensor) -> tuple[Tensor, Tensor]:
+        """Move the weights by a batch on the device; return the loss and the gradient's norm.
+
+        This is what a graph records, so nothing here may wait for the device or set a generator.
+        number: of the step, on the device; where the gradients are not finite the guard notes it.
+        """
+        loss = self.gradients(self.shared, self.precision, [(batch, batch.predictions, batch.predictions)])
+        self.clip()
+        if self.guard:
+            self.guard.admits(number, loss, self.grad_norm)
+        self.precision.step(self.optimizer, self.grad_norm)
+        self.optimizer.zero_grad(set_to_none=True)
+        return loss, self.grad_norm
 
     def begin_step(self) -> None:
         """Start the clock, and set the learning rates."""
@@ -278,6 +311,9 @@ class Loop:
         The generators are set to what its dropout draws from.
         """
         self.set_generators(number)
+        if self.feed is not None:
+            batch = self.feed.load(number)
+            return batch, batch.predictions, batch.predictions
         whole = self.data.train_batch(number)
         if self.group.rank:  # other rows have other masks
             self.set_generators(number, self.group.rank)
@@ -397,6 +433,8 @@ class Loop:
     @contextmanager
     def judging(self, model: nn.Module) -> Iterator[None]:
         """Give a model the running statistics with which it is evaluated."""
+        if self.feed is not None:
+            self.feed.settle()  # norms may ask for training batches
         self.group.spread(model.buffers())  # of a norm that is not synchronised
         done = self.step * self.trainer.accumulate
         with self.precision.autocast(), recalibrated(model, self.data, done, self.device):
@@ -417,6 +455,8 @@ class Loop:
 
     def state(self) -> State:
         """Return everything that an exact continuation needs."""
+        if self.feed is not None:
+            self.feed.settle()  # a stream of data has a state
         own = {name: getattr(self, name) for name in SAVED} | {"loss_sum": self.loss_sum}
         return self.group.gathered(own | {name: part.state_dict() for name, part in self.stateful().items()})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import sys
@@ -16,16 +17,17 @@ import checks
 import device
 import torch
 from support import IMAGES, MATRIX, NORMS, TEXT, TEXTS
-from training import make_loop, small
+from training import Growing, Poisoned, RandomData, comparable, make_loop, rounded, same, small, trained
 
 from normbench import build
 from normbench.config.compose import read
 from normbench.masks import memos
 from normbench.training.clock import Clock
+from normbench.training.feed import Feed
 from normbench.training.optimizer import make_optimizer
 from normbench.training.stack import Stack
 from normbench.translation import Translation
-from normbench.types import Task
+from normbench.types import Batch, Task
 
 FEW_WORDS = Translation(vocabulary_size=17, context=3)
 SETTLED = 2  # steps until the optimizer's state is there
@@ -89,6 +91,112 @@ def running_statistics(words: Sequence[str], task: Task, steps: int = 3) -> dict
         found[where] = torch.cat([*buffers, (loop.loss_sum / steps).cpu().view(1)])
     difference = float((found["cuda"] - found["cpu"]).abs().max())
     return {"difference": difference, "size": found["cpu"].numel(), "masks": len(memos)}
+
+
+# A rate that changes in each step, dropout, running statistics, averaged weights, and steps that are probed beside.
+WHOLE = ["trainer.ema=0.9", "optim.weight_decay=0.1", "probes=full", "probes.every=3", "probes.histograms_every=0"]
+GRAPHS: dict[str, tuple[list[str], Task]] = {
+    "nano batchnorm": ([*small("nano"), "norm=batchnorm", "model.dropout=0.1", *WHOLE], TEXT),
+    "nano rmsnorm": ([*small("nano"), "norm=rmsnorm", "placement=sandwich", "trainer.precision=bf16"], TEXT),
+    "cnn groupnorm": ([*small("cnn"), "norm=groupnorm", "optim=sgd", "optim.lr=0.01"], IMAGES),
+    "resnet batchnorm": ([*small("resnet20"), "norm=batchnorm", "norm.freeze_after=4"], IMAGES),
+    "mlp dyt": ([*small("mlp"), "norm=dyt", "optim=adam", "optim.lr=0.001", "trainer.grad_clip=0"], IMAGES),
+}
+GRAPH_STEPS = 8
+
+
+def graph(words: Sequence[str], task: Task) -> dict[str, Any]:
+    """Compare steps by a graph with ordinary ones."""
+    loops = [
+        make_loop([*words, f"trainer.compile={how}", f"trainer.steps={GRAPH_STEPS}"], task)
+        for how in ("false", "graph")
+    ]
+    for loop in loops:
+        rounded(loop)
+    plain, replayed = (trained(loop, GRAPH_STEPS) for loop in loops)
+    apart = {tag: (value, replayed["seen"].get(tag)) for tag, value in plain["seen"].items()}
+    return {
+        "losses": plain["losses"], "replayed": replayed["losses"], "seen": len(plain["seen"]),
+        "seen apart": {tag: pair for tag, pair in apart.items() if pair[0] != pair[1]},
+        "alike": same(comparable(plain["state"]), comparable(replayed["state"])),
+        "recorded": bool(loops[1].compile_seconds),
+    }  # fmt: skip
+
+
+def graph_counted() -> dict[str, Any]:
+    """Count what a replayed step asks of the device."""
+    loop = make_loop([*small("nano"), "norm=batchnorm", "trainer.compile=graph"], TEXT)
+    trained(loop, 4)
+    with device.counting() as seen:
+        loop.train_step()
+    return {"operators": dict(seen.operators), "waits": dict(seen.waits), "blocking": dict(seen.blocking)}
+
+
+def graph_goes_on() -> bool:
+    """Go on from a checkpoint, by another graph."""
+    words = [*small("nano"), "norm=batchnorm", "model.dropout=0.1", "trainer.ema=0.9", "trainer.compile=graph"]
+    whole = trained(make_loop(words, TEXT), 12)["state"]
+    first, second = make_loop(words, TEXT), make_loop(words, TEXT)
+    second.restore(copy.deepcopy(trained(first, 6)["state"]))
+    return same(comparable(trained(second, 6)["state"]), comparable(whole))
+
+
+def feed() -> dict[str, Any]:
+    """Ask for batches in and out of turn, and say which were the data's own, and what the thread was asked for."""
+    data, asked = RandomData(TEXT), []
+
+    def train_batch(number: int) -> Batch:
+        asked.append(number)
+        return data.train_batch(number)
+
+    feed = Feed(train_batch, torch.device("cuda"), end=8)
+    right = []
+    for number in (0, 1, 2, 2, 5, 6, 3, 7):
+        expected = data.train_batch(number)
+        right.append(all(torch.equal(a.cpu(), b) for a, b in zip(feed.load(number)[:2], expected[:2], strict=True)))
+    places = {feed.load(number).inputs.data_ptr() for number in range(8)}
+    feed.settle()
+    return {"right": right, "places": len(places), "first": asked[:6], "last": max(asked)}
+
+
+class Rebinding(torch.nn.LayerNorm):
+    """A norm that counts in another tensor each time."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width)
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count = self.count + 1
+        return super().forward(x)
+
+
+class Asking(torch.nn.LayerNorm):
+    """A norm that looks at its input's numbers."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x if x.abs().max().item() < 1e6 else x / 2)
+
+
+def graph_refused() -> dict[str, str]:
+    """Say how steps end that a graph cannot be made of."""
+    by_graph, plain = ([*small("mlp"), "norm=layernorm", f"trainer.compile={how}"] for how in ("graph", "false"))
+    own = [*small("nano"), "~norm.impl", "trainer.compile=graph"]
+    cases = {
+        "poisoned": (by_graph, Poisoned(IMAGES)), "poisoned, plain": (plain, Poisoned(IMAGES)),
+        "growing": (by_graph, Growing(IMAGES)),
+        "rebinding": ([*own, "norm._target_=cases.Rebinding"], RandomData(TEXT)),
+        "asking": ([*own, "norm._target_=cases.Asking"], RandomData(TEXT)),
+    }  # fmt: skip
+    found = {}
+    for name, (words, data) in cases.items():
+        try:
+            loop = make_loop(words, data.task, data=data)
+            trained(loop, 9)
+            loop.check_guard()
+        except Exception as end:
+            found[name] = f"{type(end).__name__}: {end} at {getattr(end, 'step', None)}"
+    return found
 
 
 def second_gpu() -> dict[str, Any]:
@@ -188,6 +296,8 @@ CASES: dict[str, Callable[[], Any]] = {
     "mixed": mixed, "asked": asked, "checks": check_gpu,
     **{f"{name}, {probes}": partial(probed, *STEPS[name], probes)
        for probes, names in PROBED.items() for name in names},
+    **{f"graph {name}": partial(graph, *given) for name, given in GRAPHS.items()},
+    "graph counted": graph_counted, "graph feed": feed, "graph goes on": graph_goes_on, "graph refused": graph_refused,
 }  # fmt: skip
 
 

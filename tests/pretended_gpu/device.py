@@ -21,10 +21,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import graphs
 import torch
 from building import built_guard
 from torch.nn import functional as F
@@ -85,7 +87,13 @@ def set_sync_debug_mode(mode: str) -> None:
 
 
 def note(what: str, name: str) -> None:
-    """Count an operator, a wait or a copy that blocks."""
+    """Count an operator, a wait or a copy that blocks.
+
+    Raises:
+        RuntimeError: it waits or blocks while a graph is recorded.
+    """
+    if what != "operators":
+        graphs.refuse(name)
     if what != "operators" and sync_debug_mode == "error":
         raise RuntimeError(f"called a synchronizing CUDA operation: {name}")
     for seen in watching:
@@ -159,6 +167,8 @@ def plain(value: Any) -> Any:
     """Return what the CPU computes with in place of an argument."""
     if isinstance(value, PretendedTensor):
         return value.held
+    if isinstance(value, torch.Tensor) and graphs.recordings:
+        return value.clone()  # a number of the host is recorded as it is now
     return CPU if isinstance(value, torch.device) and value.type == "cuda" else value
 
 
@@ -170,18 +180,19 @@ def dispatched(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     target = on_device(kwargs.get("device"))
     if not inputs and target is None:
         return func(*args, **kwargs)
-    plain_args, plain_kwargs = tree_map(plain, args), tree_map(plain, kwargs)
+    plain_args, plain_kwargs = tree_map(plain, (args, kwargs))
     plain_kwargs.pop("pin_memory", None)
     if name == "_to_copy":
         return copied(func, inputs, target, kwargs, plain_args, plain_kwargs)
     if name == "copy_":
         return copied_into(args[0], args[1], bool(args[2:] and args[2]) or kwargs.get("non_blocking", False))
-    check_devices(name, args, tensors, inputs)
+    if not name.endswith("_like"):  # which looks at a tensor's shape alone
+        check_devices(name, args, tensors, inputs)
     if name in WAITS or (name in INDEXED and any(of_booleans(leaf) for leaf in tree_leaves(args[1]))):
         note("waits", name)
     elif not func.is_view and name not in NO_LAUNCH:
         note("operators", name)
-    found = func(*plain_args, **plain_kwargs)
+    found = graphs.computed(func, plain_args, plain_kwargs)
     device = target or inputs[0].device
     same = {id(tensor.held): tensor for tensor in inputs}  # of operators in place
     return tree_map(lambda value: same[id(value)] if id(value) in same else wrapped(value, device), found)
@@ -195,8 +206,9 @@ def wrapped(value: Any, device: torch.device) -> Any:
 def copied(func: Any, inputs: Any, target: Any, kwargs: Any, plain_args: Any, plain_kwargs: Any) -> Any:
     """Copy a tensor to another device or number format."""
     waits_not = plain_kwargs.pop("non_blocking", False)
-    found = func(*plain_args, **plain_kwargs)
-    found = found.clone() if found is plain_args[0] else found
+    if not inputs:
+        graphs.refuse("copy to the device")
+    found = graphs.computed(partial(anew, func), plain_args, plain_kwargs)
     if inputs and target is None and kwargs.get("device") is not None:
         note("waits", "copy to the host")
         return found
@@ -206,9 +218,17 @@ def copied(func: Any, inputs: Any, target: Any, kwargs: Any, plain_args: Any, pl
     return PretendedTensor(found, target or inputs[0].device)
 
 
+def anew(func: Any, source: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """Return what an operator makes of a tensor, never the tensor itself."""
+    found: torch.Tensor = func(source, *args, **kwargs)
+    return found.clone() if found is source else found
+
+
 def copied_into(to: torch.Tensor, source: torch.Tensor, waits_not: bool) -> torch.Tensor:
     """Copy the numbers of a tensor into another one, which may be elsewhere."""
-    plain(to).copy_(plain(source))
+    if not isinstance(source, PretendedTensor):
+        graphs.refuse("copy to the device")
+    graphs.computed(torch.Tensor.copy_, (plain(to), plain(source)), {})
     if not isinstance(to, PretendedTensor):
         note("waits", "copy to the host")
     elif not isinstance(source, PretendedTensor) and not waits_not:
@@ -266,6 +286,10 @@ class Event:
     def record(self, *_: Any) -> None:
         self.time, self.device = time.perf_counter(), torch.cuda.current_device()
 
+    def query(self) -> bool:
+        graphs.refuse("an event is asked")
+        return True
+
     def synchronize(self) -> None:
         note("waits", "an event")
 
@@ -273,6 +297,14 @@ class Event:
         if self.device != later.device:
             raise RuntimeError(f"events of cuda:{self.device} and cuda:{later.device} have no time between them")
         return 1e3 * (later.time - self.time)
+
+
+class CUDAGraph(graphs.CUDAGraph):
+    """A recording whose replay is one launch."""
+
+    def replay(self) -> None:
+        note("operators", "graph")
+        super().replay()
 
 
 synchronized: list[int] = []  # devices that have been waited for, in order
@@ -303,6 +335,12 @@ def attention(
         attn_mask = nothing.masked_fill(~attn_mask, -torch.inf)
     fused: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     return fused(q, k, v, 0.0, is_causal, attn_mask=attn_mask)[0]
+
+
+def pin_memory(tensor: torch.Tensor, *_: Any) -> torch.Tensor:
+    """Return the tensor, as if it were in memory that a GPU can read."""
+    graphs.refuse("memory is pinned")
+    return tensor
 
 
 def install(devices: int = 1) -> None:
@@ -336,11 +374,16 @@ def install(devices: int = 1) -> None:
         "get_rng_state": lambda device=None: torch.get_rng_state(),
         "set_rng_state": lambda state, device=None: None,
         "manual_seed_all": lambda seed: None,
+        "Stream": graphs.Stream,
+        "stream": graphs.stream,
+        "current_stream": lambda device=None: graphs.DEFAULT,
+        "CUDAGraph": CUDAGraph,
+        "graph": graphs.graph,
     }
     for name, function in told.items():
         setattr(torch.cuda, name, function)
     torch.cuda.Event = Event  # type: ignore[misc,assignment]
-    torch.cuda.default_generators = tuple(torch.Generator() for _ in range(devices))
+    torch.cuda.default_generators = tuple(graphs.Generator() for _ in range(devices))
     torch.accelerator.synchronize = synchronize
-    torch.Tensor.pin_memory = lambda self, *_: self  # type: ignore[method-assign]
+    torch.Tensor.pin_memory = pin_memory  # type: ignore[method-assign]
     F.scaled_dot_product_attention = attention
