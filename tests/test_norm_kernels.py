@@ -23,7 +23,7 @@ from torch.func import functional_call, grad, stack_module_state, vmap
 from torch.nn import functional as F
 
 from normbench.errors import UsageError
-from normbench.norms import LayerNorm, RMSNorm, kernels
+from normbench.norms import DyT, LayerNorm, RMSNorm, kernels
 
 __all__ = ["native_functions_of_few_values"]  # used here, too
 
@@ -272,3 +272,11 @@ def test_ligers_kernels_are_the_formula(name: str, layout: str) -> None:
     for own, right in zip(found, gradients_of(eager, x, dy), strict=True):
         torch.testing.assert_close(own, right, rtol=1e-5, atol=3e-5)
     assert torch.equal(dy, kept)
+
+
+def test_a_dyt_without_its_scale_needs_no_kernel() -> None:
+    """Folding takes γ and β out of a norm; inputs as large as this one go to the kernel otherwise."""
+    norm = DyT(64, impl="native")
+    norm.weight = norm.bias = None
+    x = torch.randn(kernels.DYT_FEW // 64 + 1, 64)
+    torch.testing.assert_close(norm(x), torch.tanh(norm.alpha0 * x))

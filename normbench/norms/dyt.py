@@ -53,7 +53,8 @@ class DyT(AffineNorm):
 
     def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, real: Tensor | None) -> Tensor:
         x = x.movedim(self.channel_dim, -1)
-        y = (self.kernel or dyt_formula)(x, self.alpha.to(x.dtype), weight, bias)
+        kernel = self.kernel if weight is not None else None  # kernels need γ, which folding takes out
+        y = (kernel or dyt_formula)(x, self.alpha.to(x.dtype), weight, bias)
         return y.movedim(-1, self.channel_dim)
 
     @torch.no_grad()
