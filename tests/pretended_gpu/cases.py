@@ -102,7 +102,7 @@ GRAPHS: dict[str, tuple[list[str], Task]] = {
     "resnet batchnorm": ([*small("resnet20"), "norm=batchnorm", "norm.freeze_after=4"], IMAGES),
     "mlp dyt": ([*small("mlp"), "norm=dyt", "optim=adam", "optim.lr=0.001", "trainer.grad_clip=0"], IMAGES),
 }
-GRAPH_STEPS = 8
+GRAPH_STEPS = 6
 
 
 def graph(words: Sequence[str], task: Task) -> dict[str, Any]:
@@ -135,10 +135,10 @@ def graph_counted() -> dict[str, Any]:
 def graph_goes_on() -> bool:
     """Go on from a checkpoint, by another graph."""
     words = [*small("nano"), "norm=batchnorm", "model.dropout=0.1", "trainer.ema=0.9", "trainer.compile=graph"]
-    whole = trained(make_loop(words, TEXT), 12)["state"]
+    whole = trained(make_loop(words, TEXT), 10)["state"]
     first, second = make_loop(words, TEXT), make_loop(words, TEXT)
-    second.restore(copy.deepcopy(trained(first, 6)["state"]))
-    return same(comparable(trained(second, 6)["state"]), comparable(whole))
+    second.restore(copy.deepcopy(trained(first, 5)["state"]))
+    return same(comparable(trained(second, 5)["state"]), comparable(whole))
 
 
 def feed() -> dict[str, Any]:
@@ -192,7 +192,7 @@ def graph_refused() -> dict[str, str]:
     for name, (words, data) in cases.items():
         try:
             loop = make_loop(words, data.task, data=data)
-            trained(loop, 9)
+            trained(loop, 7)
             loop.check_guard()
         except Exception as end:
             found[name] = f"{type(end).__name__}: {end} at {getattr(end, 'step', None)}"
