@@ -114,6 +114,7 @@ def cli() -> None:
     \b
     First steps:
       normbench train norm=rmsnorm placement=pre
+      normbench sweep experiment=smoke
       normbench tensorboard
       normbench list
       normbench train --help
