@@ -19,6 +19,7 @@ from normbench.data.text import Text
 datasets.disable_progress_bars()
 
 CLASSES = ("cat", "dog", "owl")
+QUESTIONS = ["card", "cash", "fees"]
 IMAGES: dict[str, Any] = {"batch_size": 6, "eval_batch_size": 4, "seed": 0}
 TEXT: dict[str, Any] = {"context": 8, "batch_size": 3, "eval_batch_size": 4, "seed": 0}
 LONG = "To be, or not to be, that is the question: whether ’tis nobler in the mind to suffer. " * 3
@@ -44,6 +45,15 @@ def write_parquet(folder: Path, columns: dict[str, list[Any]], features: dict[st
     file = folder / f"{split}-00000-of-00001.parquet"
     datasets.Dataset.from_dict(columns, features=datasets.Features(features)).to_parquet(str(file))
     return file
+
+
+def write_questions(root: Path) -> None:
+    """A copy of banking77 in the hub's layout, with questions that one word decides."""
+    features = {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=QUESTIONS)}
+    for split, count in (("train", 60), ("test", 12)):
+        labels = [row % 3 for row in range(count)]
+        texts = [f"Where is my {QUESTIONS[label]} number {row % 7}?" for row, label in enumerate(labels)]
+        write_parquet(root / "legacy-datasets/banking77", {"text": texts, "label": labels}, features, split)
 
 
 def write_images(

@@ -247,7 +247,7 @@ def test_a_report_shows_the_studies_of_its_folders(here: Path) -> None:
     assert main(["train", "name=stream", *TINY, *SIZES, "quiet=true"]) == 0
     assert main(["report", "outputs/stream"]) == 0
     page = (here / "outputs/stream/report/report.html").read_text()
-    assert 'id="study:stream"' in page
+    assert 'id="study--stream"' in page
     (link,) = re.findall(r'href="([^"]*figures/rms.pdf)"', page)
     assert (here / "outputs/stream/report" / link).is_file()
     assert "| LayerNorm | 0 |" in (here / "outputs/stream/report/report.md").read_text()

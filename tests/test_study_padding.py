@@ -9,8 +9,9 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+from data_helpers import write_questions
 from support import refused
-from trained_runs import SIZE, write_questions
+from trained_runs import SIZE
 
 from normbench import build
 from normbench.config.compose import read

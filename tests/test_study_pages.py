@@ -16,8 +16,8 @@ import pytest
 import torch
 from browsing import browser as browser  # a fixture
 from browsing import needs_browser
+from data_helpers import write_questions
 from studied import measured, subject
-from trained_runs import SIZE, write_questions
 
 from normbench.analysis.figures.style import Figure
 from normbench.analysis.report import page_of
@@ -27,7 +27,6 @@ from normbench.studies.conduct import save
 from normbench.studies.frame import Study, Subject, make_study, study_class
 
 pytestmark = needs_browser
-pytest_plugins = ["trained_runs"]
 
 PAGE = (Path(__file__).parent / "report_page.js").read_text()
 TEXT = ("model.depth=2", "model.width=16", "model.heads=2", "model.context=16", "data.batch_size=4",
@@ -49,7 +48,7 @@ MADE: Mapping[str, tuple[tuple[str, ...], str, tuple[str, str], tuple[str, ...]]
     "position": (TEXT, "norm", ("none", "layernorm"), ()),
     "depth": (TEXT, "placement", ("pre", "post"), ()),
     "folding": ((*TEXT, "model.tied=false"), "norm", ("layernorm", "rmsnorm"), ("pairs=9",)),
-    "padding": (("data=banking77", "data.batch_size=8", *SIZE), "norm", ("layernorm", "batchnorm"), (
+    "padding": (("data=banking77", "data.batch_size=8", *TEXT[:4]), "norm", ("layernorm", "batchnorm"), (
         "shares=0,0.5", "lengths=3,6")),
     "robustness": (TEXT, "norm", ("none", "layernorm"), ("batches=1",)),
     "statistics": ((*IMAGES, "model=cnn", "model.width=4"), "norm", ("batchnorm", "instancenorm"), ("batches=2",)),

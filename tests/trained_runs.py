@@ -6,9 +6,8 @@ import contextlib
 import io
 from pathlib import Path
 
-import datasets
 import pytest
-from data_helpers import write_parquet
+from data_helpers import write_questions
 
 from normbench.cli import main
 
@@ -21,17 +20,6 @@ WORDS = {
     "images": ["model=cnn", "model.width=4", "norm=batchnorm", "data=digits", "trainer.epochs=2"],
     "texts": [*SIZE, "data=banking77", "data.batch_size=8", "trainer.steps=40"],
 }  # fmt: skip
-
-CLASSES = ["card", "cash", "fees"]
-
-
-def write_questions(root: Path) -> None:
-    """A copy of banking77 in the hub's layout, with questions that one word decides."""
-    features = {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=CLASSES)}
-    for split, count in (("train", 60), ("test", 12)):
-        labels = [row % 3 for row in range(count)]
-        texts = [f"Where is my {CLASSES[label]} number {row % 7}?" for row, label in enumerate(labels)]
-        write_parquet(root / "legacy-datasets/banking77", {"text": texts, "label": labels}, features, split)
 
 
 @pytest.fixture(scope="session")

@@ -17,13 +17,12 @@ import pandas as pd
 from normbench.analysis.figures.style import Figure, Group, is_wide, with_ids
 from normbench.analysis.safe import check_drawing
 from normbench.analysis.tables import Table
-from normbench.analysis.wording import by_group
 from normbench.errors import UsageError
 from normbench.rundir import COMMAND, fits, inside, read_bytes, read_json, remove_written, write_bytes, write_json
 from normbench.settings import printable
 
 FOUND = "study.json"
-NAME = re.compile(r"[\w.-]+")
+NAME = re.compile(r"[\w.]+(-[\w.]+)*")  # without two hyphens in a row, which stand between the names in an id
 TABLE = {"key": NAME, "title": str, "frame": {"columns": [str], "data": [list]}, "notes": [str], "heads": int,
          "marked": [int]}  # fmt: skip
 WORDS = {"name": NAME, "title": str, "caption": str}
@@ -93,7 +92,7 @@ def read_study(folder: Path, page: Path, number: int = 1) -> Studied:
         found = read_json(folder / FOUND, SHAPE)
         if found is None or not NAME.fullmatch(folder.name):
             raise ValueError(f"{FOUND} is missing or not what a study writes")
-        key = f"study:{folder.name}" + (f":{number}" if number > 1 else "")  # no name has a colon
+        key = f"study{number if number > 1 else ''}--{folder.name}"
         place = os.path.relpath(folder / "figures", page)
         figures = found.pop("figures")
         for one in figures:
@@ -102,11 +101,14 @@ def read_study(folder: Path, page: Path, number: int = 1) -> Studied:
             group = one.get("group")  # which older studies do not have
             if group and not fits(group, WORDS):
                 raise ValueError(f"a group of figures is not what {FOUND} has")
-            one |= {"svg": with_ids(drawing, f"{key}:{one['name']}"), "place": place, "wide": one.get("wide", False)}
+            one |= {
+                "svg": with_ids(drawing, f"{key}--drawing--{one['name']}-"),
+                "place": place,
+                "wide": one.get("wide", False),
+            }
             one["group"] = Group(**group) if group else None
         tables = [Table(**{**table, "frame": pd.DataFrame(**table["frame"])}) for table in found.pop("tables")]
-        groups = [group.name for group, _ in by_group(figures) if group]
-        check_apart([one["name"] for one in figures], groups, [table.key for table in tables])
+        check_apart([one["name"] for one in figures], [table.key for table in tables])
         found["finding"] = [sentence for sentence in found.get("finding", ()) if isinstance(sentence, str)]
         return Studied(key, found, tables, figures)
     except (OSError, LookupError, TypeError, ValueError) as error:
