@@ -322,7 +322,7 @@ NOT_TRAINED = {
     "data=bad_parts.Rms": "makes no Data",
     "data=bad_parts.NoKind": "has no describe and no eval_batches and no train_batch and no kind",
     "data=bad_parts.Sourceless": "nowhere.Sourceless'> has no source file, by which its runs are told apart",
-    "data=bad_parts.Taskless": "has no task and no steps_per_epoch: normbench check bad_parts.Taskless says what",
+    "data=bad_parts.Taskless": "has no task and no steps_per_epoch: python -m pydoc normbench.types.Data says",
     "data=bad_parts.Tuples": "train_batch(0) gives a tuple: return a normbench.types.Batch",
     "data=bad_parts.OneHot": "train_batch(0) has inputs of (8, 1, 8, 8) and targets of (8, 2)",
 }

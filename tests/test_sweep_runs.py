@@ -24,6 +24,7 @@ from normbench.sweep.folder import SweepFolder
 pytest_plugins = ["refusals", "run_fixtures"]
 
 ONE = sweep_words("norm=rmsnorm")
+LOOK = "look at the curves: normbench tensorboard outputs/sweep"
 MORE = "more seeds or arms: normbench sweep --resume outputs/sweep KEY=VALUES sweep.extend=true"
 
 
@@ -33,7 +34,7 @@ def whole(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("whole")
     output = finished(server, sweep_words(), folder)
     assert "4 of 4 runs to do, 1 at a time with threads=1 each, in outputs/sweep" in output
-    assert output.splitlines()[-2:] == ["4/4 runs in outputs/sweep", MORE]
+    assert output.splitlines()[-3:] == ["4/4 runs in outputs/sweep", LOOK, MORE]
     return folder
 
 
@@ -54,7 +55,10 @@ def test_the_same_command_again_does_nothing(
 ) -> None:
     monkeypatch.chdir(whole)
     before = {path: path.stat().st_mtime_ns for path in whole.rglob("*") if path.is_file()}
-    for more, said in (("quiet=false", f"4/4 runs in outputs/sweep\n{MORE}\n"), ("quiet=true", "outputs/sweep\n")):
+    for more, said in (
+        ("quiet=false", f"4/4 runs in outputs/sweep\n{LOOK}\n{MORE}\n"),
+        ("quiet=true", "outputs/sweep\n"),
+    ):
         assert main(sweep_words(more)) == 0
         assert capsys.readouterr().out == said
     assert {path: path.stat().st_mtime_ns for path in whole.rglob("*") if path.is_file()} == before
@@ -98,7 +102,7 @@ def test_two_sweeps_share_the_work(server: Server, whole: Path, tmp_path: Path) 
     dead.kill(signal.SIGKILL)
     for child in children:
         assert child.wait() == 0, child.output
-        assert child.output.splitlines()[-2] == "4/4 runs in outputs/sweep"
+        assert child.output.splitlines()[-3] == "4/4 runs in outputs/sweep"
     assert sorted(len(sessions(path)) for path in run_directories(tmp_path).values()) == [1, 1, 1, 2]
     assert_as(whole, tmp_path)
 
@@ -125,7 +129,8 @@ def test_whatever_a_class_raises_or_waits_for_concerns_its_run_alone(server: Ser
     assert "Traceback" not in child.output
     (missing,) = SweepFolder(tmp_path / "outputs" / "sweep").missing().items()  # it came to no directory
     assert (missing[0].partition("-")[0], missing[1][:13]) == ("exits", "SystemExit: 3")
-    (command,) = [line for line in child.output.splitlines() if line.startswith("normbench") and "Boom" in line]
+    (line,) = [line for line in child.output.splitlines() if line.startswith("repeat ") and "Boom" in line]
+    command = line.partition(": ")[2]
 
     again = server.start(words, tmp_path)  # it is not tried again
     assert (again.wait(), "boom" in again.output, "runs to do" in again.output) == (1, True, False)
@@ -204,7 +209,7 @@ def test_a_full_disk_ends_the_sweep_and_the_same_command_goes_on(server: Server,
     assert "the disk is full (outputs=outputs): what was checkpointed is intact" in child.output.splitlines()[-1]
     assert "Traceback" not in child.output
     filler.unlink()
-    assert finished(server, ONE, small_disk).splitlines()[-2] == "2/2 runs in outputs/sweep"
+    assert finished(server, ONE, small_disk).splitlines()[-3] == "2/2 runs in outputs/sweep"
 
 
 # ---- the report

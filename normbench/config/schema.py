@@ -36,7 +36,7 @@ class TrainerConfig:
     ]
     compile: Annotated[
         bool | Literal["cudagraphs", "graph"],
-        Setting("use torch.compile; cudagraphs: and CUDA graphs as well; graph: the step as one CUDA graph instead"),
+        Setting("use torch.compile; cudagraphs: with CUDA graphs; graph: the whole step as one CUDA graph"),
     ]
     precision: Annotated[Literal["fp32", "bf16", "fp16"], Setting("of matrix products; fp16 scales the loss")]
     tf32: Annotated[bool, Setting("let a GPU round float32 matrix products to TensorFloat-32")]
