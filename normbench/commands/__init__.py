@@ -107,7 +107,8 @@ def check_options(ctx: click.Context, param: click.Parameter, words: tuple[str, 
     for word in words:
         key, _, span = word.lstrip("+").partition("=")
         if int in KEYS.get(key, Setting()).types and (ends := re.fullmatch(r"(\d+)(?:-|:|\.\.\.?)(\d+)", span)):
-            raise UsageError(f"{word} is not a range: write '{key}=range({ends[1]},{int(ends[2]) + 1})' for a sweep")
+            low, high = sorted(map(int, ends.groups()))
+            raise UsageError(f"a range is written '{key}=range({low},{high + 1})', in a sweep, not {word}")
         group, equals, values = word.lstrip("+").partition("=")
         if group in GROUPS and equals and (group == MANY or "(" not in values) and not ctx.resilient_parsing:
             for option in (values.strip("[]") if group == MANY else values).split(","):
