@@ -72,7 +72,9 @@ def hostile_report(folder: Path, address: str) -> Path:
     study = make_foreign_study(folder / "studies/mine")
     file, drawing = study / "study.json", study / "figures/lines.svg"
     known = json.loads(file.read_text())
-    shown = drawing.read_text().replace("</svg>", f'<g id="verdict"/><text x="1" y="9">{escape(every)}</text></svg>')
+    hiding = "<style>.nb-figure path{opacity: 0}</style>"
+    more = f'{hiding}<g id="verdict"/><text x="1" y="9">{escape(every)}</text></svg>'
+    shown = drawing.read_text().replace("</svg>", more)
     drawing.write_text(shown)
     group = {"name": "verdict", "title": every, "caption": every}
     figure = {**known["figures"][0], "title": every, "caption": every, "group": group}
@@ -121,6 +123,8 @@ def test_a_page_of_hostile_runs_and_studies_does_nothing(
     assert not [name for name in browser.execute_script(handlers) if name.startswith("on")]
     ids = browser.execute_script("return [...document.querySelectorAll('[id]')].map(one => one.id)")
     assert len(ids) == len({*ids}) and "verdict" in ids
+    drawn = "[...document.querySelectorAll('.drawing path')].map(one => getComputedStyle(one).opacity)"
+    assert set(browser.execute_script(f"return {drawn}")) == {"1"}  # no drawing's rules hold for another
     shown = browser.execute_script("return document.body.textContent")
     assert WORDS[0] in shown and "{{ 7 * 7 }}" in shown and "\\u202egpj.exe" in shown
     assert not re.search("[\N{RIGHT-TO-LEFT OVERRIDE}\N{FIRST STRONG ISOLATE}]", shown)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import shutil
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pandas as pd
@@ -14,7 +16,7 @@ import pytest
 from made_runs import make_run, make_study
 
 from normbench.analysis.figures.style import Figure, blank, our_style
-from normbench.analysis.safe import check_drawing, is_formula, to_csv
+from normbench.analysis.safe import LINK, SVG, check_drawing, for_page, is_formula, to_csv
 from normbench.analysis.studied import read_study, save_study, studies_below
 from normbench.analysis.tables import Table
 from normbench.cli import main
@@ -44,7 +46,11 @@ HOSTILE = {
     "class of the page": '<g class="verdict"/>',
     "comment": "<!-- evil -->",
     "entity": "&evil;",
-    "id that no name is put in front of": "<g id='verdict'/>",
+    "reference in quotes": """<g style="clip-path: url('#verdict')"/>""",
+    "reference in capitals": '<g style="fill: URL(#verdict)"/>',
+    "reference in an attribute": '<g fill="URL(#verdict)"/>',
+    "reference with an escape": r'<g fill="u\72l(//evil.example)"/>',
+    "title that is more than words": "<title><path/></title>",
 }
 
 
@@ -78,7 +84,27 @@ def make_foreign_study(place: Path) -> Path:
 def test_our_drawings_only_draw(study: Path) -> None:
     drawing = (study / "figures/lines.svg").read_text()
     check_drawing(drawing)
-    assert len(read_study(study, study).figures[0]["svg"]) >= len(drawing)
+    shown = ElementTree.fromstring(read_study(study, study).figures[0]["svg"])
+    whole = [part.tag for part in ElementTree.fromstring(drawing).iter()]
+    assert [part.tag for part in shown.iter()] == [tag for tag in whole if tag != f"{SVG}style"]
+    ids = {part.get("id") for part in shown.iter()}
+    used = {part.get(LINK, "").removeprefix("#") for part in shown.iter(f"{SVG}use")}
+    clips = set(re.findall(r"url\(#(.*?)\)", " ".join(part.get("clip-path", "") for part in shown.iter())))
+    assert used and clips and used | clips <= ids
+
+
+def test_a_drawing_in_a_page_restyles_nothing_and_refers_to_itself_alone(study: Path) -> None:
+    parts = (
+        "<style>.nb-figure path{opacity: 0}</style>", "<style>.nb-figure [data-arm]{opacity: 0}</style>",
+        '<s:style xmlns:s="http://www.w3.org/2000/svg">.nb-figure *{opacity: 0}</s:style>', "<g id='verdict'/>",
+        '<use href="#verdict"/>', "<use xlink:href='#verdict'/>", '<g aria-labelledby="verdict verdict"/>',
+        '<g clip-path="url(#verdict)"/>', "<g style='fill:url(#verdict)'/>", '<g aria-label="url(#words)"/>',
+    )  # fmt: skip
+    drawing = (study / "figures/lines.svg").read_text().replace("</svg>", "".join(parts) + "</svg>")
+    check_drawing(drawing)
+    shown = for_page(drawing, "ours")
+    assert "style>" not in shown and "opacity: 0" not in shown
+    assert shown.count("verdict") == shown.count("ours-verdict") == 7 and "url(#words)" in shown
 
 
 @pytest.mark.parametrize("kind", HOSTILE)

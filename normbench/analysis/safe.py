@@ -9,6 +9,8 @@ from xml.etree import ElementTree
 import pandas as pd
 
 SVG, LINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}href"
+ElementTree.register_namespace("", SVG.strip("{}"))  # a drawing is written again without a prefix, as HTML wants it
+ElementTree.register_namespace("xlink", "http://www.w3.org/1999/xlink")
 
 # All that a drawing may be made of: shapes, words, and how they look. What is not here is refused.
 ELEMENTS = {
@@ -26,16 +28,16 @@ PLACES = {
     "aria-hidden", "data-arm",
 }  # fmt: skip
 
-VALUE = r"(?:[\w\s#%.,'()!+-]|url\(#[\w.-]+\))*"
+VALUE = r"[\w\s#%.,'()!+-]*"
 LOOK = rf"\s*(?:{'|'.join(sorted(LOOKS))})\s*:(?!\s*url\((?!#)){VALUE}"
 LOOKING = rf"(?:{LOOK};)*(?:{LOOK})?\s*"
 RULE = rf'\s*(?:svg)?\.nb-figure[\w\s:*="#\[\]-]*\{{{LOOKING}\}}\s*'
-STYLE = re.compile(LOOKING)
+LOOK_OF_ONE, STYLE = re.compile(VALUE), re.compile(LOOKING)
 SHEET = re.compile(rf"(?:@media screen and \(prefers-color-scheme:\s?dark\)\s?\{{(?:{RULE})*\}})?(?:{RULE})*")
 HREF = re.compile(r"#[\w.-]+|data:image/png;base64,[\w+/=\s]*")
 CLASS = re.compile(r"nb-[\w-]+( nb-[\w-]+)*")
-OWN_ID = re.compile(r'\bid="([\w.-]+)"')  # in the only way in which a page makes them its own
-REFERENCE = re.compile(r"url\((?!#)", re.IGNORECASE)
+REFERENCE = re.compile(r"(url\(#)")
+OTHER_REFERENCE = re.compile(r"(?!url\(#)(?i:url\()")  # to elsewhere, or written in another way
 
 # A cell that begins like this is a formula to a spreadsheet, unless it is a number or goes from one to another.
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
@@ -55,12 +57,12 @@ def check_drawing(text: str) -> None:
         parts = [*ElementTree.fromstring(text).iter()]
     except ElementTree.ParseError as error:
         raise ValueError(f"a figure cannot be read: {error}") from error
-    if [part.get("id") for part in parts if "id" in part.attrib] != OWN_ID.findall(text):
-        raise ValueError("a figure is more than a drawing: it has ids that are written in another way")
     for part in parts:
         name = part.tag.removeprefix(SVG)
         if name == part.tag or name not in ELEMENTS:
             raise ValueError(f"a figure is more than a drawing: it has <{name}>")
+        if name in ("title", "desc") and len(part):  # HTML reads what is in them as parts of the page
+            raise ValueError(f"a figure is more than a drawing: its <{name}> has more than words")
         if name == "style" and not SHEET.fullmatch(part.text or ""):
             raise ValueError("a figure is more than a drawing: it has rules for more than itself")
         for key, value in part.attrib.items():
@@ -70,9 +72,34 @@ def check_drawing(text: str) -> None:
 
 def is_harmless(key: str, value: str) -> bool:
     """Tell whether an attribute says only what a drawing looks like, or refers to what it holds itself."""
-    if pattern := {"style": STYLE, "class": CLASS, "href": HREF, LINK: HREF}.get(key):
-        return pattern.fullmatch(value) is not None
-    return key in PLACES | LOOKS and not REFERENCE.search(value)
+    patterns = {"style": STYLE, "class": CLASS, "href": HREF, LINK: HREF} | dict.fromkeys(LOOKS, LOOK_OF_ONE)
+    if pattern := patterns.get(key):
+        return pattern.fullmatch(value) is not None and not OTHER_REFERENCE.search(value)
+    return key in PLACES
+
+
+def for_page(text: str, within: str) -> str:
+    """Return an SVG that only draws as it may stand in a page: it changes nothing there but itself.
+
+    Its rules go, as the page has its own for all drawings. Ids and what refers to them get a word in front of them.
+    within: the word.
+    """
+    drawing = ElementTree.fromstring(text)
+    for part in [*drawing.iter()]:
+        for rules in part.findall(f"{SVG}style"):
+            part.remove(rules)
+        for key, value in part.items():
+            part.set(key, named_within(within, key, value))
+    return ElementTree.tostring(drawing, encoding="unicode")
+
+
+def named_within(within: str, key: str, value: str) -> str:
+    """Return the value of an attribute with a word in front of each id that it names."""
+    if key in ("id", "aria-labelledby"):
+        return " ".join(f"{within}-{name}" for name in value.split())
+    if key in ("href", LINK):
+        return re.sub("^#", f"#{within}-", value)
+    return REFERENCE.sub(rf"\1{within}-", value) if key in LOOKS | {"style"} else value
 
 
 def is_formula(cell: Any) -> bool:

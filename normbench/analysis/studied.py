@@ -14,8 +14,8 @@ from typing import Any
 
 import pandas as pd
 
-from normbench.analysis.figures.style import Figure, Group, is_wide, with_ids
-from normbench.analysis.safe import check_drawing
+from normbench.analysis.figures.style import Figure, Group, is_wide
+from normbench.analysis.safe import check_drawing, for_page
 from normbench.analysis.tables import Table
 from normbench.errors import UsageError
 from normbench.rundir import COMMAND, fits, inside, read_bytes, read_json, remove_written, write_bytes, write_json
@@ -102,7 +102,7 @@ def read_study(folder: Path, page: Path, number: int = 1) -> Studied:
             if group and not fits(group, WORDS):
                 raise ValueError(f"a group of figures is not what {FOUND} has")
             one |= {
-                "svg": with_ids(drawing, f"{key}--drawing--{one['name']}-"),
+                "svg": for_page(drawing, f"{key}--drawing--{one['name']}-"),
                 "place": place,
                 "wide": one.get("wide", False),
             }
