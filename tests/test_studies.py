@@ -19,6 +19,7 @@ from scipy import stats
 from support import REPOSITORY, refused
 
 from normbench.analysis.figures.style import Figure
+from normbench.analysis.statistics import Sample
 from normbench.analysis.studied import read_study, studies_below
 from normbench.analysis.tables import Table
 from normbench.build import source_digest
@@ -392,6 +393,55 @@ def test_a_finding_and_its_tables_correct_p_over_all_that_the_study_states() -> 
     assert stated == pytest.approx([*expected.clip(max=1)], abs=6e-4)
     assert f"p = {shares.frame['p'][1]} after Holm" in sentence
     assert all("for the 3 tests of this study" in " ".join(table.notes) for table in (shares, gradients))
+
+
+def test_tests_with_equal_numbers_all_count() -> None:
+    """Of ten levels, nine are the same in both arms: by hand, the tenth has the smallest of ten p."""
+    gain = [1.0, 1.2, 0.8, 1.5, 0.3]
+    rows = pd.DataFrame([{"norm": norm, "seed": seed, "level": level, "score": 64.0 + seed + gained}
+                         for level in range(10) for norm in ("layernorm", "rmsnorm") for seed in range(5)
+                         for gained in [gain[seed] if norm == "rmsnorm" and level == 0 else 0.0]])  # fmt: skip
+    columns: Any = {"score": Column("score"), "level": Column("level")}
+    table = compared(rows, values=["score"], by=["level"], columns=columns, baseline={"norm": "layernorm"})
+    first = against_baseline(rows[rows["level"] == 0], "score", {"norm": "layernorm"}, "Score")
+    ((table,), (sentence,)) = written([table], differences_told(first))
+    p = stats.ttest_1samp(gain, 0).pvalue
+    assert float(table.frame["p"][1]) == pytest.approx(10 * p, abs=6e-4) and p < 0.05 < 10 * p
+    assert "for the 10 tests" in " ".join(table.notes)
+    assert sentence.endswith(f"{table.frame['p'][1]} after Holm; repeat it with new seeds.")
+    own = Sample(tuple(gain), 0.0, (0, 1, 2, 3, 4))  # of somebody's study, told apart by its words
+    _, told = written([], [Difference("one", own), Difference("other", own)])
+    assert all(f"p = {2 * p:.3f} after Holm" in one for one in told)
+
+
+@pytest.mark.parametrize("sd", [1.0, 400.0])
+def test_a_factor_beyond_all_measure_is_not_written(sd: float) -> None:
+    random = np.random.default_rng(0)
+    rows = pd.DataFrame([{"norm": norm, "seed": seed, "layer": layer, "gradient": 2.0 ** random.normal(0, sd)}
+                         for norm in ("layernorm", "rmsnorm") for seed in range(2) for layer in range(6)])  # fmt: skip
+    columns: Any = {"gradient": Column("gradient"), "layer": Column("layer")}
+    how: Any = {"columns": columns, "baseline": {"norm": "layernorm"}, "ratio": True}
+    ((table,), _) = written([compared(rows, values=["gradient"], by=["layer"], **how)], [])
+    assert all(cell == "–" or float(cell) <= 1000 for cell in table.frame["detectable factor"])
+    assert "more seeds make it smaller" in table.notes[-1]
+    ((few,), _) = written([compared(rows[rows["layer"] < 0.5].assign(gradient=[1.0, 2.0, 1.1, 2.21]),
+                                    values=["gradient"], by=["layer"], **how)], [])  # fmt: skip
+    assert "more seeds" not in few.notes[-1] and float(few.frame["detectable factor"][1]) < 1000
+
+
+@pytest.mark.parametrize(
+    ("method", "gives", "said"),
+    [("figures", [[]], "Stream.figures gives list within a list: let it return one flat list of Figure"),
+     ("finding", "Nothing was found.", "Stream.finding gives str: let it return one flat list of str or Difference")],
+)  # fmt: skip
+def test_what_a_study_gives_is_checked(
+    here: Path, monkeypatch: pytest.MonkeyPatch, method: str, gives: Any, said: str
+) -> None:
+    monkeypatch.setattr(Stream, method, lambda self, rows: gives)
+    with pytest.raises(UsageError, match=f"^{re.escape(said)}$"):
+        conduct.save(
+            Stream(), "stream", pd.DataFrame({"norm": ["layernorm"], "seed": 0, "layer": 0, "rms": 1.0}), here, ""
+        )
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,7 @@ from normbench.studies.bench import (
 from normbench.studies.frame import Subject
 
 CPU = torch.device("cpu")
+MADE = Bench(rows=[16, 64], features=[32])  # which the rows of `made` are of
 
 
 def subject(*words: str) -> Subject:
@@ -181,14 +182,14 @@ def test_every_candidate_is_measured_in_every_round(made: pd.DataFrame) -> None:
 def test_findings_follow_from_the_rows(made: pd.DataFrame) -> None:
     """With times that are made up: twice the baseline's, four times the floor, half of a step."""
     rows = made.assign(ratio=2.0, over_floor=4.0, share=50.0, floor_us=2.0, time_us=8.0)
-    tables = {table.key: table.frame for table in Bench().tables(rows)}
+    tables = {table.key: table.frame for table in MADE.tables(rows)}
     costs = tables["costs-float32-64-32"]
     assert set(costs["× torch.nn.LayerNorm"]) == {"2.00"} and set(costs["× floor"]) == {"4.00"}
     assert len(costs) == 2 * 2 * 2 * 2
     pairs = tables["pairs-float32"].set_index("implementation")
     assert pairs.loc["torch", "like with like"] == "no" and pairs.loc["eager", "like with like"] == "yes"
     assert set(tables["steps"]["share of the norms (%)"]) == {"50.0"}
-    figure = Bench().figures(rows)[0].data.set_index("norm")
+    figure = MADE.figures(rows)[0].data.set_index("norm")
     assert figure.loc["copy", "mean"].to_numpy() == pytest.approx(4 * figure.loc["rmsnorm", "mean"].to_numpy())
 
 
@@ -209,21 +210,33 @@ def test_an_input_beyond_the_cache_is_measured_on_a_gpu_or_where_it_is_wanted(mo
 def test_inputs_beyond_the_cache_say_so_in_their_table(made: pd.DataFrame) -> None:
     assert set(made.loc[made["rows"] == 64, "caches"]) == {64 * 32 * 4 / 2**20}
     rows = made.assign(caches=2.0)
-    titles = [table.title for table in Bench().tables(rows) if table.key.startswith("costs-")]
+    titles = [table.title for table in MADE.tables(rows) if table.key.startswith("costs-")]
     assert all("2.00 times the last level cache" in title for title in titles)
+
+
+def test_the_finding_is_of_the_size_asked_for_and_names_it(made: pd.DataFrame) -> None:
+    beyond = made[made["rows"] == 64].assign(rows=2**14, caches=2.0, moved_bytes=2**30, ratio=100.0)
+    rows = pd.concat([made.assign(ratio=3.0), beyond], ignore_index=True)
+    times = [sentence for sentence in MADE.finding(rows) if BOTH in sentence]
+    assert len(times) == 4 and all(", float32, 64 × 32, warm cache: " in sentence for sentence in times)
+    assert all("backward in 3.00 (" in sentence for sentence in times)
+    titles = {table.key: table.title for table in MADE.tables(rows) if table.key.startswith("pairs-")}
+    assert titles["pairs-float32"].endswith("64 × 32, warm cache")
+    assert titles["pairs-float32-beyond"].endswith("16,384 × 32, 2.00 times the last level cache")
+    assert not [table.key for table in MADE.tables(made) if "beyond" in table.key]
 
 
 def test_rows_of_two_gpus_are_in_no_table_or_figure_together(made: pd.DataFrame) -> None:
     assert set(made["device"]) == {"cpu"}
     both = pd.concat([made.assign(device=name, time_us=made["time_us"] * by, ratio=made["ratio"] * by)
                       for name, by in (("NVIDIA H100", 1.0), ("NVIDIA H200", 100.0))])  # fmt: skip
-    alone = {table.key: table.frame for table in Bench().tables(made)}
-    tables = {table.key: table.frame for table in Bench().tables(both)}
+    alone = {table.key: table.frame for table in MADE.tables(made)}
+    tables = {table.key: table.frame for table in MADE.tables(both)}
     assert [*tables] == [f"{key}-{name}" for name in ("nvidia-h100", "nvidia-h200") for key in alone]
     for key, frame in alone.items():
         pd.testing.assert_frame_equal(tables[f"{key}-nvidia-h100"], frame)
-    assert len({figure.name for figure in Bench().figures(both)}) == 2 * len(Bench().figures(made))
-    assert {sentence.partition(",")[0] for sentence in Bench().finding(both)} == {"NVIDIA H100", "NVIDIA H200"}
+    assert len({figure.name for figure in MADE.figures(both)}) == 2 * len(MADE.figures(made))
+    assert {sentence.partition(",")[0] for sentence in MADE.finding(both)} == {"NVIDIA H100", "NVIDIA H200"}
 
 
 def test_what_was_measured_on_another_gpu_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,12 @@ SPIKE = 7.0  # standard deviations
 ROUNDING = 1e-12  # of the largest value: what is closer than this is the same
 
 
+def power(exponent: float) -> float:
+    """Return 2 to the power of an exponent; infinity where that is too large for a number."""
+    with np.errstate(over="ignore"):
+        return float(np.exp2(exponent))
+
+
 class Interval(NamedTuple):
     """A two-sided confidence interval, in the unit of the values."""
 
@@ -43,7 +49,7 @@ class Interval(NamedTuple):
     @property
     def powers(self) -> Interval:
         """Return that of ratios whose logarithms to base 2 it is of."""
-        return Interval(2.0**self.lower, 2.0**self.upper)
+        return Interval(power(self.lower), power(self.upper))
 
 
 @dataclass(frozen=True)

@@ -343,18 +343,18 @@ class Bench(Study):
 
     def finding(self, rows: pd.DataFrame) -> list[str]:
         """Say how long each norm takes beside torch's LayerNorm, at the largest size, and its share of a step."""
-        return [sentence for where, own in by_device(rows) for sentence in findings_on(where, own)]
+        return [sentence for where, own in by_device(rows) for sentence in findings_on(where, own, self.sizes)]
 
     def tables(self, rows: pd.DataFrame) -> list[Table]:
         """Say what each costs at each size, which pairs compare like with like, and the norms' share of a step."""
-        return [table for where, own in by_device(rows) for table in tables_on(where, own)]
+        return [table for where, own in by_device(rows) for table in tables_on(where, own, self.sizes)]
 
     def figures(self, rows: pd.DataFrame) -> list[Figure]:
         """Draw at which speed bytes move, beside a copy."""
         return [figure for where, own in by_device(rows) for figure in figures_on(where, own)]
 
 
-# ---- what was found on one device; where: in words, empty where there is no other
+# ---- what was found on one device; where: in words, empty where there is no other; sizes: those that were asked for
 
 
 def by_device(rows: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
@@ -364,23 +364,23 @@ def by_device(rows: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     return [(str(name), own) for name, own in rows.groupby("device", sort=False)]
 
 
-def findings_on(where: str, rows: pd.DataFrame) -> Iterator[str]:
-    """Yield the shares of a training step, and the times at the largest size."""
+def findings_on(where: str, rows: pd.DataFrame, sizes: Sequence[tuple[int, int]]) -> Iterator[str]:
+    """Yield the shares of a training step, and the times at the largest size that was asked for."""
     at, shares = f"{where}, " if where else "", rows[rows["passes"] == STEP]
     for arm in arms_of(rows):
         if is_arm(shares, arm.settings).any():
             told = rounds_told(shares[is_arm(shares, arm.settings)]["share"])
             yield f"{at}{labelled(arm)}: {told} % of a training step."
-    norms = rows[(rows["passes"] == BOTH) & (rows["cache"] == "warm")]
+    norms = rows[(rows["passes"] == BOTH) & (rows["cache"] == "warm") & asked_for(rows, sizes)]
     for arm in arms_of(rows):
         own = norms[is_arm(norms, arm.settings)]
         own = own[own["moved_bytes"] == own["moved_bytes"].max()]
         for (dtype, implementation), times in own.groupby(["dtype", "implementation"], sort=False)["ratio"]:
-            what = f"{at}{labelled(arm)}, {implementation}, {dtype}: {BOTH} in"
+            what = f"{at}{labelled(arm)}, {implementation}, {dtype}, {size_told(own)}: {BOTH} in"
             yield f"{what} {rounds_told(times)} times that of torch.nn.LayerNorm."
 
 
-def tables_on(where: str, rows: pd.DataFrame) -> Iterator[Table]:
+def tables_on(where: str, rows: pd.DataFrame, sizes: Sequence[tuple[int, int]]) -> Iterator[Table]:
     """Yield the tables that have rows."""
     norms, found = rows[rows["passes"].isin([*MOVED])], list[Table]()
     at, behind = f", {where}" if where else "", f"-{key_word(where)}" if where else ""
@@ -388,7 +388,9 @@ def tables_on(where: str, rows: pd.DataFrame) -> Iterator[Table]:
         title = f"{count:,.0f} rows × {width:,.0f} features, {dtype}{in_caches(own)}{at}"
         by = [*varied(rows), "implementation", "code", "passes", "cache"]
         found.append(summed(f"costs-{dtype}-{count:.0f}-{width:.0f}{behind}", title, own, by, COSTS))
-    found += [pair_table(str(dtype), own, at, behind) for dtype, own in norms.groupby("dtype", sort=False)]
+    asked = asked_for(norms, sizes)
+    for part, end in ((norms[asked], behind), (norms[~asked], f"-beyond{behind}")):
+        found += [pair_table(str(dtype), own, at, end) for dtype, own in part.groupby("dtype", sort=False)]
     if len(steps := rows[rows["passes"] == STEP]):
         known = [name for name in OF_STEP if name in steps]  # an earlier study has counted no operators
         found.append(summed(f"steps{behind}", f"Norms in a training step{at}", steps, [*varied(rows), "code"], known))
@@ -403,6 +405,16 @@ def figures_on(where: str, rows: pd.DataFrame) -> Iterator[Figure]:
     at = f", {where}" if where else ""
     for (dtype, cache), own in rows[rows["passes"].isin([*MOVED])].groupby(["dtype", "cache"], sort=False):
         yield from roofline(f"{dtype}, {cache} cache{at}", own)
+
+
+def asked_for(rows: pd.DataFrame, sizes: Sequence[tuple[int, int]]) -> pd.Series:
+    """Say which rows are of a size that was asked for, and not of the input beyond the cache."""
+    return pd.Series([size in sizes for size in zip(rows["rows"], rows["features"], strict=True)], rows.index, bool)
+
+
+def size_told(rows: pd.DataFrame) -> str:
+    """Name the one size of rows whose calls follow each other, and where their input is."""
+    return f"{rows['rows'].iloc[0]:,.0f} × {rows['features'].iloc[0]:,.0f}{in_caches(rows) or ', warm cache'}"
 
 
 def in_caches(rows: pd.DataFrame) -> str:
@@ -453,16 +465,15 @@ def summed(key: str, title: str, rows: pd.DataFrame, by: Sequence[str], numbers:
 
 
 def pair_table(dtype: str, rows: pd.DataFrame, at: str = "", behind: str = "") -> Table:
-    """Say which pairs of norms compare like with like in an implementation, at the largest size of a dtype."""
+    """Say which pairs of norms compare like with like in an implementation, at the largest size among rows."""
     rows = rows[(rows["moved_bytes"] == rows["moved_bytes"].max()) & (rows["cache"] == "warm")]
-    arms, size = varied(rows), f"{rows['rows'].iloc[0]:,.0f} × {rows['features'].iloc[0]:,.0f}, {dtype}"
+    arms, title = varied(rows), f"Pairs of norms, {BOTH}, {dtype}: {size_told(rows)}{at}"
     rows = rows.assign(arm=rows.groupby(arms, sort=False, dropna=False).ngroup())
     pairs = rows.merge(rows, on=["implementation", "round"], suffixes=("", OTHER))
     pairs = pairs[pairs["arm"] < pairs["arm" + OTHER]]
     both = pairs[["operators", "operators" + OTHER]].itertuples(index=False)
     pairs = pairs.assign(quotient=pairs["time_us"] / pairs["time_us" + OTHER], like=[*starmap(alike, both)])
     by = ["implementation", *arms, *(key + OTHER for key in arms), "operators", "operators" + OTHER, "like"]
-    title = f"Pairs of norms, {BOTH}: {size}, warm cache{at}"
     return summed(f"pairs-{dtype}{behind}", title, pairs, by, ["quotient"])
 
 

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import torch
@@ -22,10 +23,11 @@ from rich.progress import track
 
 from normbench import build
 from normbench.analysis.arms import folder_name
-from normbench.analysis.figures.style import our_style
+from normbench.analysis.figures.style import Figure, our_style
 from normbench.analysis.records import read_studies
 from normbench.analysis.safe import to_csv
 from normbench.analysis.studied import save_study
+from normbench.analysis.tables import Table
 from normbench.config import compose
 from normbench.config.sections import GROUPS
 from normbench.errors import UsageError
@@ -35,7 +37,7 @@ from normbench.run.train import limits_named
 from normbench.rundir import RunDirectory, commit, cpu_name, inside, write_bytes
 from normbench.settings import show
 from normbench.studies.findings import plain_table, shortened_finding, written
-from normbench.studies.frame import Row, Study, Subject, device_name, make_study, study_class
+from normbench.studies.frame import Difference, Row, Study, Subject, device_name, make_study, study_class
 from normbench.sweep.conduct import understand
 from normbench.sweep.plan import SweepPlan
 from normbench.sweep.words import AS_IT_IS, TIE, key_of
@@ -244,8 +246,8 @@ def save(
     machine = " and ".join((cpu_name(), *gpus))
     write_bytes(folder / "rows.csv", to_csv(rows))
     with our_style():
-        figures = study.figures(rows)
-    tables, finding = written(study.tables(rows), study.finding(rows))
+        figures = given_by(study, "figures", rows, Figure)
+    tables, finding = written(given_by(study, "tables", rows, Table), given_by(study, "finding", rows, str, Difference))
     if left_out:
         tables.append(plain_table("left-out", "Left out", left_out, 2))
     about = {
@@ -263,6 +265,22 @@ def save(
     board.images({f"{name}/{figure.name}": figure.drawn("png", dpi=150) for figure in figures})
     board.close("")
     write_lines(study, name, rows, folder)
+
+
+def given_by(study: Study, method: str, rows: pd.DataFrame, *kinds: type) -> list[Any]:
+    """Return what a study's method gives for rows: a list of such kinds.
+
+    Raises:
+        UsageError: it gives something else.
+    """
+    found = getattr(study, method)(rows)
+    is_list = isinstance(found, Sequence) and not isinstance(found, str)
+    wrong = [one for one in found if not isinstance(one, kinds)] if is_list else [found]
+    if not wrong:
+        return [*found]
+    what, given = f"{type(study).__name__}.{method}", type(wrong[0]).__name__
+    wanted = " or ".join(kind.__name__ for kind in kinds)
+    raise UsageError(f"{what} gives {given}{' within a list' * is_list}: let it return one flat list of {wanted}")
 
 
 def write_lines(study: Study, name: str, rows: pd.DataFrame, folder: Path) -> None:

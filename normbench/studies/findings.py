@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -28,10 +28,12 @@ Draw = Callable[[pd.DataFrame], tuple["Axes", str]]
 SUMMED = ("95 % interval", "difference", "its 95 % interval", "p")  # columns behind that of a mean
 RATIOS = ("95 % interval", "ratio", "its 95 % interval", "p", "detectable factor")  # and of a geometric one
 MOST = 6  # sentences of a finding; the tables have the rest
+LARGEST = 1e3  # detectable factor that is written
 DETECTABLE = (
     "A ratio that is smaller or larger by the detectable factor is found by so many seeds four times in five, after "
     "this correction."
 )
+TOO_FEW = f"A factor above {LARGEST:,.0f} is not written: more seeds make it smaller."
 
 
 def keys_of(rows: pd.DataFrame) -> list[str]:
@@ -77,49 +79,79 @@ def arms_of(rows: pd.DataFrame, leave_out: Sequence[str] = ()) -> list[Arm]:
 
 
 @dataclass(frozen=True)
+class Paired(Sample):
+    """A paired difference that knows what it is of, so that another one with the same numbers is another test.
+
+    of: the value, whether of its logarithms, and the rows of both sides by their index.
+    """
+
+    of: Hashable
+
+
+def paired(value: str, mine: pd.DataFrame, theirs: pd.DataFrame, ratio: bool = False) -> Paired:
+    """Return the difference of a value between two sides, paired by seed. ratio: it is a logarithm to base 2."""
+    sides = [rows.dropna(subset=[value]) for rows in (mine, theirs)]
+    sample = statistics.paired_difference(*(by_seed(side, {}, value) for side in sides))
+    of = (value, ratio, *(frozenset(side.index) for side in sides))
+    return Paired(sample.values, sample.resolution, sample.seeds, of)
+
+
+@dataclass(frozen=True)
 class Waiting:
     """A cell of a table that cannot be written before all tests of its study are known.
 
     kind: `p`, or `factor` for the one that so many seeds could have found.
     """
 
-    sample: Sample
+    sample: Paired
     kind: str
 
 
 def written(tables: Sequence[Table], finding: Sequence[str | Difference]) -> tuple[list[Table], list[str]]:
     """Write what a study states in tables and sentences, p corrected after Holm (1979) over all of it.
 
-    A test that is stated several times counts once.
+    A test that is stated several times counts once, and each of several tests whose numbers agree counts.
     """
     cells = [cell for table in tables for cell in table.frame.to_numpy().ravel() if isinstance(cell, Waiting)]
     told = [one for one in finding if isinstance(one, Difference)]
-    samples = [*dict.fromkeys([*(cell.sample for cell in cells), *(one.sample for one in told)])]
-    corrected = statistics.holm([sample.p for sample in samples])
-    p_values = dict(zip(samples, corrected, strict=True))
+    stated: list[Waiting | Difference] = [*cells, *told]
+    tests = {test_of(one): one.sample for one in stated}
+    corrected = statistics.holm([sample.p for sample in tests.values()])
+    p_values = dict(zip(tests, corrected, strict=True))
     family = sum(p is not None for p in corrected)
     sentences = [
-        difference_told(one, p_values[one.sample], family) if isinstance(one, Difference) else one for one in finding
+        difference_told(one, p_values[test_of(one)], family) if isinstance(one, Difference) else one for one in finding
     ]
     return [table_written(table, p_values, family) for table in tables], sentences
 
 
-def table_written(table: Table, p_values: Mapping[Sample, float | None], family: int) -> Table:
+def test_of(one: Waiting | Difference) -> Hashable:
+    """Return what tells a test from others: what it is of, which somebody's own sample has in words alone."""
+    if isinstance(one, Waiting) or isinstance(one.sample, Paired):
+        return one.sample
+    return one.what, one.sample
+
+
+def table_written(table: Table, p_values: Mapping[Hashable, float | None], family: int) -> Table:
     """Write the cells of a table that wait. p_values: corrected, in a family of so many tests."""
-    waiting = {cell.kind for cell in table.frame.to_numpy().ravel() if isinstance(cell, Waiting)}
+    cells = [cell for cell in table.frame.to_numpy().ravel() if isinstance(cell, Waiting)]
+    waiting = {cell.kind for cell in cells}
     if not waiting:
         return table
+
+    def factor(cell: Waiting) -> float:
+        return statistics.power(statistics.detectable_difference(cell.sample.n, cell.sample.sd, family=family))
 
     def cell_written(cell: Any) -> Any:
         if not isinstance(cell, Waiting):
             return cell
         if cell.kind == "p":
-            return chance(p_values[cell.sample])
-        sample = cell.sample
-        return number(2.0 ** statistics.detectable_difference(sample.n, sample.sd, family=family))
+            return chance(p_values[test_of(cell)])
+        return number(found) if (found := factor(cell)) <= LARGEST else NONE
 
     notes = [f"p values, but not intervals, are corrected by Holm's method for {counted(family)}."] * ("p" in waiting)
     notes += [DETECTABLE] * ("factor" in waiting)
+    notes += [TOO_FEW] * any(cell.kind == "factor" and factor(cell) > LARGEST for cell in cells)
     return replace(table, frame=table.frame.map(cell_written), notes=(*table.notes, *notes))
 
 
@@ -169,12 +201,12 @@ def compared(
             mean, ends = statistics.mean_interval([*mine.values()])
             other = {**arm.settings, **(baseline or {})}
             is_known = several and {*(baseline or {})} <= {*arm.settings} and other != arm.settings
-            theirs = by_seed(own, other, value) if is_known else {}
-            sample = statistics.paired_difference(mine, theirs) if theirs else None
+            theirs = own[is_arm(own, other)].dropna(subset=[value]) if is_known else own[:0]
+            sample = paired(value, own[is_arm(own, arm.settings)], theirs, ratio) if len(theirs) else None
             written = ratios_written(mean, ends, sample) if ratio else differences_written(mean, ends, sample)
             for head, cell in zip(heads, written, strict=True):
                 cells.setdefault(head, []).append(cell)
-            compares |= bool(theirs)
+            compares |= sample is not None
     frame = pd.DataFrame(table | {head: own for head, own in cells.items() if {*own} != {NONE}})
     against = ", ".join(f"{name}={word}" for name, word in (baseline or {}).items())
     means, differences = ("Geometric means", "ratios to") if ratio else ("Means", "differences from")
@@ -183,23 +215,23 @@ def compared(
     return Table(key, title, frame, (*notes, *(said if compares else ())), heads=1 + len(by))
 
 
-def differences_written(mean: float, ends: Interval | None, sample: Sample | None) -> tuple[str | Waiting, ...]:
+def differences_written(mean: float, ends: Interval | None, sample: Paired | None) -> tuple[str | Waiting, ...]:
     """Write a mean, its interval, the mean and interval of paired differences, and their p."""
     if sample is None:
         return number(mean), span(ends), NONE, NONE, NONE
     return number(mean), span(ends), number(sample.mean, True), span(sample.interval, True), p_of(sample)
 
 
-def ratios_written(mean: float, ends: Interval | None, sample: Sample | None) -> tuple[str | Waiting, ...]:
+def ratios_written(mean: float, ends: Interval | None, sample: Paired | None) -> tuple[str | Waiting, ...]:
     """Write the same of values whose logarithms to base 2 are given, and the factor that could have been detected."""
     if sample is None:
-        return number(2.0**mean), span(ends and ends.powers), NONE, NONE, NONE, NONE
+        return number(statistics.power(mean)), span(ends and ends.powers), NONE, NONE, NONE, NONE
     factor = Waiting(sample, "factor") if sample.sd else NONE
-    found = number(2.0**sample.mean), span(sample.interval and sample.interval.powers)
-    return number(2.0**mean), span(ends and ends.powers), *found, p_of(sample), factor
+    found = number(statistics.power(sample.mean)), span(sample.interval and sample.interval.powers)
+    return number(statistics.power(mean)), span(ends and ends.powers), *found, p_of(sample), factor
 
 
-def p_of(sample: Sample) -> str | Waiting:
+def p_of(sample: Paired) -> str | Waiting:
     """Return the cell of a sample's p; a dash where it has none."""
     return NONE if sample.p is None else Waiting(sample, "p")
 
@@ -256,7 +288,8 @@ def difference_told(one: Difference, p: float | None, family: int) -> str:
     p: after Holm's correction in a family of so many tests. It is called a difference where that is below 0.05.
     """
     sample = one.sample
-    size = number(2.0**sample.mean) + " times" if one.ratio else number(sample.mean, True) + f" {one.unit}".rstrip()
+    mean = number(statistics.power(sample.mean)) if one.ratio else number(sample.mean, True)
+    size = f"{mean} times" if one.ratio else f"{mean} {one.unit}".rstrip()
     ends = sample.interval and (sample.interval.powers if one.ratio else sample.interval)
     if ends is None or p is None or sample.p is None:
         found = "no difference in any seed" if sample.n > 1 and not sample.mean else why_unknown(sample.n)
@@ -265,7 +298,7 @@ def difference_told(one: Difference, p: float | None, family: int) -> str:
     if p < statistics.ALPHA:
         found = f"a difference, {p_told(p)}{holm}"
     elif sample.p < statistics.ALPHA:
-        found = f"not certain, {p_told(sample.p)} by itself and {chance(p)} after Holm; add seeds"
+        found = f"not certain, {p_told(sample.p)} by itself and {chance(p)} after Holm; repeat it with new seeds"
     else:
         found = f"no difference can be told, {p_told(p)}{holm}; more seeds would narrow the interval"
     return f"{one.what}: {size} (95 % {span(ends, sign=not one.ratio)}, {sample.n} seeds): {found}."
@@ -290,7 +323,7 @@ def against_baseline(
         other = {**arm.settings, **baseline}
         if other == arm.settings or not {*baseline} <= {*arm.settings}:
             continue
-        sample = statistics.paired_difference(by_seed(rows, arm.settings, value), by_seed(rows, other, value))
+        sample = paired(value, rows[is_arm(rows, arm.settings)], rows[is_arm(rows, other)], ratio)
         if sample.n:
             samples[f"{what}, {labelled(arm)} against {labelled(Arm(other))}"] = sample
     return samples
@@ -309,7 +342,7 @@ def values_told(rows: pd.DataFrame, value: str, column: Column, what: str, ratio
         if not values:
             continue
         mean, ends = statistics.mean_interval([*values.values()])
-        size = number(2.0**mean if ratio else mean) + f" {column.unit}".rstrip()
+        size = number(statistics.power(mean) if ratio else mean) + f" {column.unit}".rstrip()
         if ends is None:
             said.append(f"{what}, {labelled(arm)}: {size}: {why_unknown(len(values))}.")
         else:
@@ -325,8 +358,8 @@ def change_in_arms(
     """Say how a value differs within each arm between two kinds of its rows, paired by seed."""
     samples = dict[str, Sample]()
     for arm in arms_of(rows):
-        one, other = (by_seed(rows[chosen], arm.settings, value) for chosen in (first, second))
-        sample = statistics.paired_difference(one, other)
+        own = is_arm(rows, arm.settings)
+        sample = paired(value, rows[own & first], rows[own & second])
         if sample.n:
             samples[f"{what}, {labelled(arm)}"] = sample
     return differences_told(samples, unit)
