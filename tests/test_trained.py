@@ -12,6 +12,9 @@ import torch
 from made_runs import make_report, make_run, read_study
 from scipy import stats
 
+from normbench.analysis.figures import draw_all
+from normbench.analysis.figures.finals import learning_rates
+from normbench.analysis.measures import metrics_of
 from normbench.analysis.records import Run
 from normbench.analysis.report import Report
 from normbench.analysis.sensitivity import tried_levels
@@ -117,6 +120,19 @@ def test_an_arm_of_which_one_run_did_not_train_has_no_mean(tmp_path: Path) -> No
     assert "end in two groups far apart: 2 of 3 trained" in text_of(report)
     cells = {table.key: table.frame.set_index("arm") for table in report.tables if "arm" in table.frame}
     assert cells["differences"].loc["dyt", "found"] == "two groups"
+    captions = {figure.name: figure.caption for figure in draw_all(report.study, {"norm": "layernorm"})}
+    doubt = "The mean tells little where an arm's runs end in two groups, as some did not train: dyt."
+    assert doubt in captions["loss-val-steps"] and doubt not in captions["differences"]
+
+
+def test_a_figure_of_learning_rates_says_at_which_its_mean_is_of_two_groups(tmp_path: Path) -> None:
+    for rate, finals in {1e-3: LEARNED, 1e-2: [3.349, 2.6, 2.61]}.items():
+        for seed, final in enumerate(finals):
+            settings = {"optim.lr": rate}
+            make_run(tmp_path, norm="dyt", seed=seed, final=final, data=CONSTANT, settings=settings)
+    study = read_study([tmp_path])
+    (figure,) = learning_rates(study, metrics_of(study)[0])
+    assert figure.caption.endswith("in two groups, as some did not train: lr=0.01.")
 
 
 def test_a_loss_a_little_below_a_constant_guess_is_not_called_no_better(tmp_path: Path) -> None:

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from normbench.analysis.comparisons import Baseline, Comparison, compare_all, contenders
-from normbench.analysis.figures.finals import forest, interactions, learning_rates, search, step_time_against, survival
+from normbench.analysis.figures.finals import (
+    forest,
+    interactions,
+    learning_rates,
+    mean_of_groups,
+    search,
+    step_time_against,
+    survival,
+)
 from normbench.analysis.figures.lines import QUANTITIES, draw_lines
 from normbench.analysis.figures.maps import maps
 from normbench.analysis.figures.style import COLUMN, TOGETHER, UNDER_WAY, Figure, members, our_style
@@ -29,6 +37,7 @@ def draw_all(
     note = " Each arm at its learning rate of the best mean validation loss." if chosen else ""
     unfinished = [arm.name for arm in arms if any(run.status in UNDER_WAY for run in members(arm))]
     along = note + (f" Not finished yet: {shortened(unfinished, TOGETHER)}." if unfinished else "")
+    along += mean_of_groups(arms, primary)
     judged = f" The arms are judged by the final {primary.words}, not by this loss." if others else ""
     losses = [name for name in QUANTITIES if name.startswith("loss")]
     insides = [name for name in QUANTITIES if not name.startswith(("loss", "accuracy", "bleu"))]

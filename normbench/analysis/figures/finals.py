@@ -129,9 +129,21 @@ def rows_of(one: Comparison) -> list[dict[str, Any]]:
     return [both | mean | {"corrected_p": one.corrected}, *(both | row for row in rows)]
 
 
+def torn_among(arms: Sequence[Arm], metric: Metric) -> list[str]:
+    """Return the names of the arms whose runs end in two groups."""
+    return [arm.name for arm in arms if in_two_groups(arm, metric, {run.seed for run in arm.runs})]
+
+
+def mean_of_groups(arms: Sequence[Arm], metric: Metric) -> str:
+    """Return a sentence for a figure that draws the mean of arms whose runs end in two groups; empty without any."""
+    torn = torn_among(arms, metric)
+    said = " The mean tells little where an arm's runs end in two groups, as some did not train"
+    return f"{said}: {shortened(torn)}." if torn else ""
+
+
 def with_means(arms: Sequence[Arm], metric: Metric) -> tuple[list[Arm], str]:
     """Return the arms that have a mean, and a sentence on those whose runs end in two groups, which have none."""
-    torn = [arm.name for arm in arms if in_two_groups(arm, metric, {run.seed for run in arm.runs})]
+    torn = torn_among(arms, metric)
     said = f" Not shown, as their runs end in two groups: {shortened(torn)}." if torn else ""
     return [arm for arm in arms if arm.name not in torn], said
 
@@ -306,7 +318,8 @@ def learning_rates(study: Study, metric: Metric) -> list[Figure]:
     grid.log_scale(panes[0], "x")
     drawings = drawings_of(panels, panes, data.rename(columns={"filled": "best"}), metric)
     facts = {"metric": metric, "crosses": crosses, "arms": shortened([arm.name for arm in arms])}
-    return described("learning-rates", "learning-rates", drawings, more, **facts)
+    note = more + mean_of_groups([arm for one in tried for arm in one.by_level.values()], metric)
+    return described("learning-rates", "learning-rates", drawings, note, **facts)
 
 
 def search(study: Study) -> list[Figure]:
