@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -59,11 +60,18 @@ def clear_all() -> None:
 
 
 def clear(left: Path) -> None:
-    """Remove the folder of a process that is gone.
+    """Remove the folder of a process that is gone, if this user has marked it.
+
+    left: its mark, or what somebody else has put there: a pipe, which nobody may wait for, or a link.
 
     Raises:
-        OSError: it is not, or the folder may not be removed.
+        OSError: the process is not gone, or the folder may not be removed.
     """
-    with left.open("rb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(left.parent)
+    lock = os.open(left, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+    try:
+        found = os.fstat(lock)
+        if stat.S_ISREG(found.st_mode) and found.st_uid == os.getuid():
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(left.parent)
+    finally:
+        os.close(lock)

@@ -16,7 +16,7 @@ import pytest
 from support import refused
 
 from normbench.cli import main
-from normbench.scratch import dry_folder
+from normbench.scratch import MARK, clear_all, dry_folder
 from normbench.training.checkpoint import write
 from normbench.training.estimate import Estimate
 
@@ -150,3 +150,21 @@ def test_what_a_killed_dry_run_has_left_is_removed(tmp_path: Path, monkeypatch: 
     begun[1].communicate("\n")
     assert begun[1].returncode == 0
     assert [*(tmp_path / "scratch").iterdir()] == []
+
+
+@pytest.mark.parametrize("case", ["pipe", "link", "somebody else's"])
+def test_a_mark_that_is_not_ours_is_left_alone(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pipe would be waited for without end."""
+    mark = tmp_path / "scratch" / "normbench-theirs" / MARK
+    mark.parent.mkdir()
+    if case == "pipe":
+        os.mkfifo(mark)
+    elif case == "link":
+        (tmp_path / "file").touch()
+        mark.symlink_to(tmp_path / "file")
+    else:
+        mark.touch()
+        own = os.getuid()
+        monkeypatch.setattr(os, "getuid", lambda: own + 1)
+    clear_all()
+    assert mark.is_symlink() or mark.exists()
