@@ -282,6 +282,25 @@ def test_few_operators_compute_the_formula_by_one_function() -> None:
     assert "MaskedBatchNormFunction" in str(y.grad_fn.next_functions)
 
 
+@pytest.mark.parametrize("affine", [True, False])
+def test_few_operators_keep_one_float32_tensor_of_bfloat16_and_its_numbers(affine: bool) -> None:
+    """What is computed from the values in float32, and rounded after; but the input is kept as it is."""
+    norm = as_on_cuda(random_norm(FEW, affine=affine).float(), FEW)
+    x, mask = masked_batch(texts([3, 4, 2], 0), 0.3)
+    found, kept = [], list[Tensor]()
+    for cast in (False, True):
+        given = x.bfloat16().requires_grad_()
+        with torch.autograd.graph.saved_tensors_hooks(lambda each: kept.append(each) or each, lambda each: each):
+            y = norm(given.float() if cast else given, mask=mask)
+        if not cast:
+            assert sum(each.numel() == x.numel() and each.dtype == torch.float32 for each in kept) == 1
+        y = y.bfloat16().float()
+        first = torch.autograd.grad(weights(y.flatten()) @ y.flatten(), given, create_graph=True)[0]
+        second = torch.autograd.grad(first.float().square().sum(), given)[0]
+        found.append([y, first, second])
+    assert all(map(torch.equal, *found)) and found[0][1].dtype == torch.bfloat16
+
+
 @pytest.mark.parametrize("momentum", [None, 0.1])
 def test_few_operators_take_one_value_into_no_running_statistic(momentum: float | None) -> None:
     norm = as_on_cuda(random_norm(FEW, momentum=momentum), FEW)

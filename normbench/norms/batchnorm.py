@@ -87,8 +87,7 @@ class BatchNorm(RunningNorm):
         counts, own = counts_of(mask), (self.weight, self.bias)
         dtype = torch.promote_types(x.dtype, torch.float32)
         weight, bias = (None if each is None else each.to(dtype) for each in own)
-        rows = x.to(dtype).flatten(0, -2)
-        y, mean, var = MaskedBatchNormFunction.apply(rows, weight, bias, counts, self.eps)
+        y, mean, var = MaskedBatchNormFunction.apply(x.flatten(0, -2), weight, bias, counts, self.eps)
         if self.track_running_stats:
             self.move_running(mean, var * counts.bessel, counts)
         return y.view(x.shape).to(x.dtype)

@@ -154,8 +154,14 @@ def native_dyt(x: Tensor, alpha: Tensor, weight: Tensor, bias: Tensor | None) ->
 # ---- BatchNorm under a mask
 
 
+def at_least_float32(x: Tensor) -> Tensor:
+    """Return the tensor in float32, or in its own format if that is finer."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def masked_batch_formula(x: Tensor, weight: Tensor | None, bias: Tensor | None, counts: Counts, eps: float) -> Tensor:
-    """Return γ(x−μ)/√(σ²+ε)+β of the real rows of x (rows, features), and 0 in the others."""
+    """Return γ(x−μ)/√(σ²+ε)+β of the real rows of x (rows, features), and 0 in the others; in float32 at least."""
+    x = at_least_float32(x)
     cleaned = x.masked_fill(counts.absent, 0)
     mean = cleaned.sum(0) / counts.count
     centered = (cleaned - mean).masked_fill(counts.absent, 0)
@@ -172,17 +178,21 @@ class MaskedBatchNormFunction(torch.autograd.Function):
     have the variance σ²: given γ/s the kernel returns y. Its ∂x = γ/σ·(∂y − mean(∂y) − x̂·mean(∂y·x̂)) has means over N,
     and s·x̂ for x̂. Where the other rows of ∂y are its mean over the real ones, mean(∂y) is that too, and since s² = N/n
     the last term is that of the real ones; ∂γ is s times too large. Also returned: μ, and the variance by N−1.
+
+    All is computed in float32 at least, which weight and bias have. x is kept as it is: only a second derivative needs
+    it.
     """
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, counts: Counts, eps: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        cleaned = x.masked_fill(counts.absent, 0)
+        cleaned = at_least_float32(x).masked_fill(counts.absent, 0)
         mean = cleaned.sum(0) / counts.count
-        stretched = (cleaned - mean).mul_(counts.factor(x.dtype))
+        stretched = (cleaned - mean).mul_(counts.factor(cleaned.dtype))
         scale = (torch.ones_like(mean) if weight is None else weight) / counts.stretch
-        own = x.new_zeros(2, x.shape[1])  # with a momentum of 1 the moving averages are the batch's own statistics
+        # with a momentum of 1 the moving averages are the batch's own statistics
+        own = cleaned.new_zeros(2, x.shape[1])
         y, center, scaling = batch_norm(stretched, scale, bias, own[0], own[1], True, 1.0, eps)
         ctx.counts, ctx.eps = counts, eps
         ctx.save_for_backward(x, weight, bias, stretched, center, scaling)
@@ -206,7 +216,8 @@ class MaskedBatchNormFunction(torch.autograd.Function):
         own, wanted = (None, None, center, scaling), [True, weight is not None, False]
         dx, dweight, _ = batch_norm_backward(filled, stretched, weight, *own, True, ctx.eps, wanted)
         dweight = None if weight is None else dweight / counts.stretch
-        return dx.masked_fill_(counts.absent, 0), dweight, None if bias is None else dbias, None, None
+        dx = dx.masked_fill_(counts.absent, 0).to(x.dtype)
+        return dx, dweight, None if bias is None else dbias, None, None
 
 
 # ---- Liger's kernels
