@@ -24,17 +24,22 @@ WAITING = {
     "trial of a precision": "precision.TRIAL = 'import time; time.sleep(600)'; "
     "precision.make_precision('bf16', torch.device('cpu'))",
     "server of runs, loading": "start_server(); time.sleep(600)",
+    "worker of torchrun, in a session of its own": "subprocess.Popen([sys.executable, WORKER, 'train', 'model=nano', "
+    "'data=pydocs', 'trainer.steps=1000000', 'device=cpu', 'threads=1'], start_new_session=True); time.sleep(600)",
     "norm in bfloat16": "bfloat16_is_close(NormPart({'norm': {'_target_': 'bad_parts.Hanging'}}))",
 }
-IMPORTS = """
+IMPORTS = f"""
 import os
+import subprocess
+import sys
 import time
 import torch
 from normbench.analysis import beside
 from normbench.contract.norms import NormPart, bfloat16_is_close
 from normbench.sweep.launchers import start_server
 from normbench.training import precision
-os.sched_getaffinity = lambda process: {0, 1}  # on one core nothing is done beside
+os.sched_getaffinity = lambda process: {{0, 1}}  # on one core nothing is done beside
+WORKER = {str(REPOSITORY / "scripts/lib/gpu_check/worker.py")!r}
 """
 MARK = "NORMBENCH_TEST_MARK"
 PATHS = [str(REPOSITORY / "tests"), str(REPOSITORY / "tests/example_package")]
@@ -99,7 +104,18 @@ def test_cores_are_those_that_a_process_is_bound_to_or_its_containers_share(
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 2, 4, 6})
     quota = tmp_path / "cpu.max"
     monkeypatch.setattr("normbench.processes.CPU_QUOTA", quota)
+    monkeypatch.setattr("normbench.processes.OLD_CPU_QUOTA", tmp_path / "cpu")
     assert cores() == 4
     for text, expected in {"max 100000\n": 4, "150000 100000\n": 2, "50000 100000\n": 1, "900000 100000\n": 4}.items():
         quota.write_text(text)
+        assert cores() == expected
+
+
+def test_cores_are_the_share_of_a_container_of_cgroup_v1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 2, 4, 6})
+    monkeypatch.setattr("normbench.processes.CPU_QUOTA", tmp_path / "cpu.max")
+    monkeypatch.setattr("normbench.processes.OLD_CPU_QUOTA", tmp_path)
+    (tmp_path / "cpu.cfs_period_us").write_text("100000\n")
+    for text, expected in {"-1\n": 4, "0\n": 4, "150000\n": 2, "50000\n": 1, "900000\n": 4}.items():
+        (tmp_path / "cpu.cfs_quota_us").write_text(text)
         assert cores() == expected
