@@ -7,13 +7,14 @@ import json
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from outcomes import CUT, FAILS, HOLDS, LEFT, Outcome
+from outcomes import CUT, FAILS, HOLDS, LEFT, NotTried, Outcome
 from support import REPOSITORY
 
 FOLDER = REPOSITORY / "scripts/lib/gpu_check"
@@ -85,6 +86,17 @@ def test_no_check_takes_most_of_the_ten_minutes(command: ModuleType) -> None:
     from checks import CHECKS
 
     assert command.WHOLE < 600 and max(check.seconds for check in CHECKS.values()) < command.WHOLE / 2
+
+
+def test_a_profiler_that_sees_nothing_fails_no_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA's own may be for root alone."""
+    monkeypatch.syspath_prepend(REPOSITORY / "tests/pretended_gpu")
+    from checks import kernels_of
+
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr("checks.profile", lambda activities: nullcontext(SimpleNamespace(key_averages=list)))
+    with pytest.raises(NotTried, match="sees no kernels"):
+        kernels_of(lambda: torch.ones(3) + 1)
 
 
 def test_the_page_tells_all_checks() -> None:

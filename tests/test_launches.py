@@ -81,16 +81,40 @@ def test_a_step_that_does_more_or_hides_its_operators_is_not_counted(
     assert (loop.early.operators is None) is (case != "as it is")
 
 
+def test_where_the_first_step_is_probed_the_next_one_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    loop, counted = make_loop([*small("nano"), "probes.every=5"], TEXT, "cpu"), []
+    for _ in range(7):
+        with loop.look():
+            loop.train_step()
+        counted.append(loop.early.operators)
+    assert counted[:5] == [None] * 5
+    with Launches(CPU) as seen:
+        loop.train_step()
+    assert counted[5:] == [seen.count] * 2
+
+
 def test_the_host_is_timed_against_what_the_gpu_still_has_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     """It issues for 1 second; the GPU takes 3 more."""
     times = iter([10.0, 11.0, 14.0])
     monkeypatch.setattr("time.perf_counter", lambda: next(times))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     early = EarlySteps(torch.device("cuda", 0))
-    for untimed in (10, 5, 4, 0):
+    for untimed in (10, 6, 5, 4, 0):
         with early.look(untimed):
             pass
-    assert early.found() == {"host_share_of_step": 0.25}
+    assert early.found() == {"operators_a_step": 0, "host_share_of_step": 0.25}
+
+
+def test_without_a_count_no_host_is_timed() -> None:
+    """As where probes look at the steps before."""
+    early = EarlySteps(torch.device("cuda", 0))
+    for untimed in (10, 4, 0):
+        with early.look(untimed):
+            pass
+    assert early.found() == {"operators_a_step": 0}
 
 
 def said(folder: Path) -> list[str]:

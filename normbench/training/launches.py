@@ -14,10 +14,11 @@ from torch.utils._pytree import tree_leaves
 
 # Operators that start nothing, beside views: they allocate, or look at what the host knows.
 NO_LAUNCH = frozenset({"detach", "alias", "lift_fresh", "_unsafe_view", "_reshape_alias", "is_same_size", "is_pinned",
-                       "resize_", "set_", "empty", "empty_like", "new_empty", "empty_strided",
-                       "new_empty_strided"})  # fmt: skip
+                       "resize_", "set_", "sym_size", "sym_stride", "empty", "empty_like", "new_empty",
+                       "empty_strided", "new_empty_strided"})  # fmt: skip
 
 # Untimed steps that are still to come when a step is looked at: by the fourth one the optimizer's state is there.
+# Where probes look at the first of these, the next one is counted; without a count none is watched.
 COUNTED, WATCHED = 6, 4
 
 # CUDA lets the host be some 1,000 launches ahead, and then has it wait for the GPU: a fifth of so many.
@@ -65,10 +66,10 @@ class EarlySteps:
         return {name: round(value, 3) for name, value in known.items() if value is not None}
 
     def look(self, untimed: int) -> AbstractContextManager[None]:
-        """Look at a step, if it is one of the two. untimed: steps still to come, with this one, that nothing times."""
-        if untimed == COUNTED:
-            return self.counting()
-        if untimed == WATCHED and self.device.type == "cuda" and (self.operators or 0) <= MOST_WATCHED:
+        """Look at a step, if it is its turn. untimed: steps still to come, with this one, that nothing times."""
+        if self.operators is None:
+            return self.counting() if 0 < untimed <= COUNTED else nullcontext()
+        if untimed == WATCHED and self.device.type == "cuda" and self.operators <= MOST_WATCHED:
             return self.watching()
         return nullcontext()
 

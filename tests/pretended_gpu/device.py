@@ -35,14 +35,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 import normbench
+from normbench.training.launches import NO_LAUNCH
 
 OURS = str(Path(normbench.__file__).parent)
 CPU = torch.device("cpu")
-
-# Operators that launch nothing, beside views: they allocate, or look at what the host knows.
-NO_LAUNCH = {"detach", "alias", "lift_fresh", "_unsafe_view", "_reshape_alias", "is_same_size", "is_pinned", "resize_",
-             "set_", "sym_size", "sym_stride", "empty", "empty_like", "new_empty", "empty_strided",
-             "new_empty_strided"}  # fmt: skip
 
 # Operators whose result's value or shape the host waits for.
 WAITS = {"_local_scalar_dense", "nonzero", "equal", "masked_select", "is_nonzero", "_unique2", "unique_dim"}

@@ -22,8 +22,6 @@ from outcomes import LEFT as NOT_TRIED
 from outcomes import Cells, NotTried, Outcome, judged
 from support import IMAGES, MATRIX, TEXT
 from torch.profiler import ProfilerActivity, profile
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from training import RandomData, make_loop, small
 
 from normbench import build
@@ -35,6 +33,7 @@ from normbench.run.plan import prepare
 from normbench.run.session import Session
 from normbench.training.clock import Clock
 from normbench.training.devices import allow_tf32, seed_generators
+from normbench.training.launches import Launches
 from normbench.training.loop import Loop
 from normbench.training.optimizer import make_optimizer
 from normbench.training.parallel import is_lost
@@ -42,6 +41,7 @@ from normbench.training.stack import Stack
 from normbench.types import Batch, ImageClassification, Task
 
 TESTS = Path(__file__).parents[3] / "tests"
+WORKER = Path(__file__).with_name("worker.py")
 
 DEVICE = "cuda"
 NORMS = ["layernorm", "rmsnorm", "batchnorm", "groupnorm", "dyt"]
@@ -268,7 +268,7 @@ def both_gpus() -> Outcome:
         raise NotTried("there is one GPU")
     words = ["model=nano", "data=pydocs", "trainer.steps=30", "trainer.eval_every=30", "probes=off", "quiet=true"]
     alone = command("train", *words, f"device={DEVICE}", "outputs=alone", limit=60)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "normbench"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(WORKER)]
     call = [*torchrun, "train", *words, f"device={DEVICE}", "outputs=together"]
     together = subprocess.run(call, capture_output=True, text=True, timeout=90)
     swept = command("sweep", *words, "seed=0,1", "outputs=swept", "sweep.report=false", limit=120)
@@ -461,40 +461,26 @@ def a_step() -> None:
 # ---- what a step costs
 
 
-class Operators(TorchDispatchMode):
-    """Counts the operators that launch something on a GPU: no views, and nothing that only allocates."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        from device import NO_LAUNCH
-
-        self.count, self.none = 0, NO_LAUNCH
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # else torch imports its compiler here, for two seconds
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
-        there = any(isinstance(leaf, torch.Tensor) and leaf.is_cuda for leaf in tree_leaves((args, kwargs, found)))
-        name = func._schema.name.partition("::")[2]
-        self.count += there and not func.is_view and name not in self.none
-        return found
-
-
 def operators_of(step: Callable[[], object]) -> int:
     """Return how many operators a call gives to the device, forward and backward."""
-    with Operators() as seen:
+    with Launches(torch.device(DEVICE)) as seen:
         step()
     return seen.count
 
 
 def kernels_of(step: Callable[[], object]) -> int:
-    """Return how many kernels a call starts on the device, as CUDA tells."""
+    """Return how many kernels a call starts on the device, as CUDA tells.
+
+    Raises:
+        NotTried: it tells of none, as where nobody but root may ask it.
+    """
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiled:
         step()
         torch.cuda.synchronize()
-    return sum(event.count for event in profiled.key_averages() if "LaunchKernel" in event.key)
+    started = sum(event.count for event in profiled.key_averages() if "LaunchKernel" in event.key)
+    if not started:
+        raise NotTried("the profiler sees no kernels here")
+    return started
 
 
 def budgets() -> dict[str, int]:
