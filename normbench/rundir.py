@@ -223,6 +223,7 @@ STANDS = {"status": str, "step": int, "steps": int, "message": (str, NoneType)}
 OPEN = {"_target_": str}
 # One of ours and nothing behind it: words, and in quotes what a shell would take for its own.
 COMMAND = re.compile(r"""normbench( ([\w@%+=:,./-]|'[^']*'|"'")+)+""", re.ASCII)
+LEDGER = {"operators_a_step": NUMBER, "host_share_of_step": NUMBER, "batches_a_step": NUMBER}
 STRETCH = {"steps": int, "eval_batches": (int, NoneType)}
 SESSION = {
     "choices": {str: str}, "command": COMMAND, "data": dict, "packages": (dict, NoneType), "task": {"kind": str},
@@ -236,7 +237,7 @@ SHAPES: dict[str, Shape] = {
     "status.json": STANDS,
     "summary.json": {
         **STANDS, "seed": int, "choices": {str: str}, "metrics": {str: NUMBER}, "step_time": {str: NUMBER},
-        "data": dict, "norm_facts": dict, "ledger": dict, DIGESTS: (dict, NoneType),
+        "data": dict, "norm_facts": dict, "ledger": LEDGER, DIGESTS: (dict, NoneType),
     },
     CHOICE_FILE: {"arms": [{"arm": {str: str}, "lr": NUMBER}]},
 }  # fmt: skip

@@ -142,6 +142,13 @@ def test_a_record_of_another_shape_ends_in_one_sentence(
     assert len(load_runs(tmp_path, metrics=True)[0]) == 1
 
 
+@pytest.mark.parametrize("name", ["operators_a_step", "host_share_of_step", "batches_a_step"])
+def test_a_run_whose_ledger_has_words_for_numbers_is_left_out(tmp_path: Path, name: str) -> None:
+    make_run(tmp_path, seed=0)
+    wrong = make_run(tmp_path, seed=1, ledger={name: "many"})
+    assert read_study([tmp_path]).damaged == ((wrong.name, "summary.json is missing or damaged"),)
+
+
 # ---- fuzz
 
 
