@@ -182,7 +182,7 @@ def warn_of(altered: Sequence[str]) -> None:
     if altered:
         told = ", ".join(altered[:MOST]) + (f" and {len(altered) - MOST} more" if len(altered) > MOST else "")
         what = f"{told}: changed after the run had ended, so numbers may not be what was measured"
-        warnings.warn(f"{what}; make such a run anew with rerun=true", stacklevel=4)
+        warnings.warn(f"{what}; make such a run again with rerun=true", stacklevel=4)
 
 
 def run_directories(folder: str | os.PathLike[str]) -> dict[str, RunDirectory]:

@@ -18,7 +18,7 @@ from support import IMAGES, NORMS, PLACEMENTS, SMALL, TEXT, TEXTS, TRANSLATIONS,
 from normbench.analysis.figures.lines import draw_lines
 from normbench.analysis.figures.style import our_style
 from normbench.analysis.latex import FIGURES_IN_TEXT, in_text, prose
-from normbench.analysis.methods import Factor, factors, methods
+from normbench.analysis.methods import Factor, factors, methods, value_in_words
 from normbench.analysis.references import FIELD, bibliography, references, split_at_citations, works_in, works_of
 from normbench.config.groups import options
 from normbench.rundir import CHOICE_FILE
@@ -110,7 +110,45 @@ def test_combinations_that_were_not_trained_are_not_said_to_be(tmp_path: Path) -
     assert "All of their combinations" not in methods(make_report([tmp_path]))
 
 
+def test_what_varies_by_itself_has_a_sentence_of_its_own(tmp_path: Path) -> None:
+    for norm, placement in product(("layernorm", "rmsnorm"), ("pre", "post")):
+        make_run(tmp_path, norm=norm, placement=placement)
+    words = methods(make_report([tmp_path]))
+    assert re.search(r"They differ in norm: [^:]+\. They also differ in placement: [^:]+\. All of", words)
+
+
 # ---- what was held equal
+
+
+@pytest.mark.parametrize("gains", [(1.0, 1.0), (1.0, 0.59)])
+def test_weights_are_the_same_up_to_what_a_placement_scales(tmp_path: Path, gains: tuple[float, float]) -> None:
+    for placement, gain in zip(("pre", "deep"), gains, strict=True):
+        make_run(tmp_path, placement=placement, ledger={"branch_gain": gain})
+    make_run(tmp_path, placement="pre", seed=1, status="interrupted")
+    words = methods(make_report([tmp_path]))
+    scaled = "the same weights (up to the scaling that the placement prescribes) and see" in words
+    assert scaled is (gains[0] != gains[1]) and (scaled or "start from the same weights and see" in words)
+
+
+@pytest.mark.parametrize("word", ["[text]", "[", "[" * 100_000])
+def test_a_word_that_begins_like_a_list_is_told_as_it_is(word: str) -> None:
+    assert value_in_words(word) == word and value_in_words("[1e-08, 2]") == "(1e-8, 2)"
+
+
+def test_several_data_sets_stand_apart(tmp_path: Path) -> None:
+    for width, print_ in ((8, "a" * 16), (16, "b" * 16)):
+        make_run(tmp_path, settings={"model.width": width}, data={"fingerprint": print_})
+    assert re.search(r"fingerprint a{8}; [^;]+, fingerprint b{8}\. Each run", methods(make_report([tmp_path])))
+
+
+def test_tests_of_lost_runs_alone_name_their_correction(tmp_path: Path) -> None:
+    """With no seed that finished in two arms there is no t test."""
+    for norm, seed in product(("layernorm", "rmsnorm", "dyt"), range(5)):
+        status = "finished" if norm == "layernorm" else "diverged"
+        make_run(tmp_path, norm=norm, seed=seed, status=status)
+    words = methods(make_report([tmp_path]))
+    assert "Student" not in words and "Fisher" in words
+    assert "these 2 tests were corrected after Holm (Holm 1979), and are called significant below 0.05." in words
 
 
 def transformer(folder: Path, data: dict[str, Any] | None = None, **settings: Any) -> str:
@@ -123,7 +161,7 @@ def transformer(folder: Path, data: dict[str, Any] | None = None, **settings: An
 def test_a_preset_is_named_with_what_was_changed_of_it(tmp_path: Path) -> None:
     assert "(the preset nano);" in transformer(tmp_path / "as it is")
     words = transformer(tmp_path / "changed", depth=2, dropout=0.1)
-    assert "depth 2, width 128, heads 4, context 64, dropout 0.1," in words
+    assert "depth 2, width 128, 4 heads, context 64, dropout 0.1," in words
     assert "(the preset nano but for depth and dropout);" in words
     off = transformer(tmp_path / "off", tied=False)
     assert "tied off" in off and "(the preset nano but for tied);" in off

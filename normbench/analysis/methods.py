@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Container, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
@@ -12,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from normbench import __version__
 from normbench.analysis.comparisons import contenders
 from normbench.analysis.fairness import asked_for
-from normbench.analysis.records import LEARNING_RATE, Run, Study, candidates, in_order
+from normbench.analysis.records import LEARNING_RATE, Run, Study, candidates, in_order, shortened
 from normbench.analysis.references import in_brackets, works_of
-from normbench.analysis.wording import environment, in_words, paragraphs
+from normbench.analysis.wording import count, environment, in_words, paragraphs
 from normbench.config.groups import GROUPS, options, section_of
 from normbench.settings import either, flat, settings_of
 
@@ -38,14 +39,19 @@ def methods(report: Report) -> str:
     aside = varied | ({LEARNING_RATE} if study.fairly_chosen else set())
     judged, _ = contenders(study, dict(report.baseline.settings))
     words: Any = environment().get_template("facts.jinja").module
+    amounts = dict.fromkeys(" ".join(words.amounts(run).split()) for run in study.runs)
+    compared = any(one.n > 1 for one in report.comparisons)
+    survived = any(one.counted is not None for one in report.survivals)
+    tests = [*report.comparisons, *report.survivals]
     about = {
-        "factors": "; and in ".join(factor_in_words(study, one) for one in factors(study)),
+        "factors": ". They also differ in ".join(factor_in_words(study, one) for one in factors(study)),
         "crossed": len(factors(study)) > 1,
-        "alike": alike_in_words(varied),
+        "alike": alike_in_words(study, varied),
         "fixed": fixed_in_words(study, varied),
         "model": one_of(part_in_words(run, "model", aside) for run in study.runs),
         "init": one_of(option_in_words(run, "init", aside) for run in study.runs),
         "data": one_of(option_in_words(run, "data", aside) for run in study.runs),
+        "amounts": shortened([*amounts], 4, between="; "),
         "optim": one_of(part_in_words(run, "optim", aside) for run in study.runs),
         "schedule": one_of(part_in_words(run, "schedule", aside) for run in study.runs),
         "precision": one_of(PRECISIONS[run.config.get("trainer.precision", "fp32")] for run in study.runs),
@@ -55,7 +61,9 @@ def methods(report: Report) -> str:
         "uneven": len({frozenset(run.seed for run in arm.runs) for arm in study.arms}) > 1,
         "average": one_of(value_in_words(decay) for run in study.runs if (decay := run.config.get("trainer.ema"))),
         "rates": "; ".join(f"{arm.name} {one_of(rate_of(run) for run in arm.runs)}" for arm in judged),
-        "compared": any(one.n > 1 for one in report.comparisons),
+        "compared": compared,
+        "survived": survived,
+        "family": max(one.family for one in tests) if compared or survived else 0,
         "effects": any(one.effect_size is not None for one in report.comparisons),
         "ranked": any(one.ranked_p is not None for one in report.comparisons),
     }
@@ -129,10 +137,14 @@ def level_in_words(study: Study, run: Run, key: str) -> str:
 # ---- what was held equal
 
 
-def alike_in_words(varied: Iterable[str]) -> str:
+def alike_in_words(study: Study, varied: Iterable[str]) -> str:
     """Write what runs of one seed have in common: their weights and batches, as far as what varies leaves them."""
     sections = {key.partition(".")[0] for key in varied}
-    shared = {"start from the same weights": {"model", "init"}, "see the same batches in the same order": {"data"}}
+    gains = {str(run.summary["ledger"].get("branch_gain")) for run in study.runs if run.summary}
+    weights = "start from the same weights"
+    if len(gains) > 1:
+        weights += " (up to the scaling that the placement prescribes)"
+    shared = {weights: {"model", "init"}, "see the same batches in the same order": {"data"}}
     words = [text for text, changing in shared.items() if not sections & changing]
     return f": for each seed, runs {' and '.join(words)}" if words else ""
 
@@ -207,17 +219,20 @@ def rate_of(run: Run) -> str:
 
 
 def setting_in_words(key: str, value: Any) -> str:
-    """Write a setting as prose has it: `tied` or `tied off`, `betas (0.9, 0.99)`."""
+    """Write a setting as prose has it: `tied` or `tied off`, `betas (0.9, 0.99)`, `4 heads`."""
     name = key.rpartition(".")[2].replace("_", " ")
     if isinstance(value, bool):
         return name if value else f"{name} off"
+    if isinstance(value, int) and name.endswith("s"):
+        return count(value, name.removesuffix("s"))
     return f"no {name}" if value is None else f"{name} {value_in_words(value)}"
 
 
 def value_in_words(value: Any) -> str:
     """Write a value: numbers without needless zeros, as 1e-8 for 1e-08; lists, which are JSON here, in brackets."""
     if isinstance(value, str) and value.startswith("["):
-        return f"({', '.join(map(value_in_words, json.loads(value)))})"
+        with suppress(ValueError, RecursionError):  # a person's own word may begin so, too
+            return f"({', '.join(map(value_in_words, json.loads(value)))})"
     words = in_words(value)
     if isinstance(value, float) and "e" in words:
         mantissa, exponent = words.split("e")

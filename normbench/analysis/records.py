@@ -413,6 +413,6 @@ def number(text: str) -> str:
         return {"null": "None", "true": "True", "false": "False"}.get(text, text.replace(" ", ""))
 
 
-def shortened(names: Sequence[str], most: int = 12) -> str:
+def shortened(names: Sequence[str], most: int = 12, between: str = ", ") -> str:
     """Join names in a row, the first ones where there are many."""
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+    return between.join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
