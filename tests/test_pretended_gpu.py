@@ -169,7 +169,25 @@ def test_batches_come_one_after_the_other_to_one_place_whichever_is_asked_for(fo
     """The first one is asked for twice, since its shape is what memory is reserved for."""
     case = found["graph feed"]
     assert all(case["right"]) and case["places"] == 1
-    assert case["first"] == [0, 0, 1, 2, 3, 4] and case["last"] == 7
+    assert case["first"] == [0, 0, 1, 2] and case["last"] == 7
+
+
+def test_at_a_stop_batches_that_are_not_begun_are_forgotten(found: dict[str, Any]) -> None:
+    """And asked for again if it goes on; nobody waits for the thread at the end of a process."""
+    case = found["graph feed stops"]
+    assert case == {"stopped": [0, 0, 1], "right": [True] * 8, "asked": case["asked"], "daemon": True, "ended": True}
+    assert max(case["asked"]) == 7
+
+
+def test_nothing_else_asks_for_data_while_the_thread_does(found: dict[str, Any]) -> None:
+    case = found["graph judged apart"]
+    assert isinstance(case, dict), case
+    assert case["evaluation"] and case["estimate"]
+    assert not any(case["evaluation"] + case["estimate"])
+
+
+def test_the_peak_of_memory_has_what_a_graph_keeps(found: dict[str, Any]) -> None:
+    assert found["graph memory"] == [10**9, 2 * 10**9]
 
 
 def test_recorded_steps_go_on_from_a_checkpoint_with_the_same_bits(found: dict[str, Any]) -> None:
@@ -187,4 +205,7 @@ def test_what_cannot_be_replayed_is_said(found: dict[str, Any]) -> None:
     assert case["growing"].startswith("UsageError: trainer.compile=graph replays steps of one shape, and the batch of")
     assert "step 6 has tensors of (5, " in case["growing"]
     assert case["rebinding"].startswith("UsageError: trainer.compile=graph replays a step on the same memory, and ")
+    assert case["counting"].startswith("UsageError: trainer.compile=graph runs no Python after this step, and blocks.0")
+    assert "steps changes in it, from 4 to 5: count" in case["counting"]  # a rehearsal, and three steps before it
     assert case["asking"].startswith("UsageError: trainer.compile=graph cannot record a step of this model (")
+    assert case["stream"] == "as before"

@@ -121,6 +121,11 @@ def test_runs_take_turns_on_gpus(
     assert [task.device for task in execution.at_work.values()] == (devices * 4)[: min(4, jobs)]
 
 
+def test_one_graph_of_a_step_is_refused_to_several_runs_in_one_process() -> None:
+    with pytest.raises(UsageError, match="compile=graph does not go with launcher=local, since"):
+        understand(["seed=0,1", *CNN, "trainer.compile=graph", "launcher=local", "threads=1"])
+
+
 def test_jobs_change_no_name() -> None:
     plans = [understand(["seed=0,1", f"sweep.jobs={jobs}", *CNN, "device=cpu", *more]).plan for jobs, more in (
         (1, ["threads=null"]), (2, []), (64, []))]  # fmt: skip

@@ -239,7 +239,8 @@ class Session:
             "stack": run.stack,
             "metrics": recording.finite(results),
             "step_time": loop.clock.summary(),
-            "peak_memory_bytes": peak_memory(run.device),  # since this process took the run up
+            # since this process took the run up
+            "peak_memory_bytes": peak_memory(run.device, self.loop.graph is not None),
             "compile_seconds": loop.compile_seconds or None,
             "skipped_steps": int(loop.precision.skipped),
             "data": run.data.describe(),

@@ -23,7 +23,7 @@ from normbench.run.plan import Run, prepare
 from normbench.rundir import fingerprint
 from normbench.settings import Tree, show
 from normbench.sweep.folder import Entry, arm_name
-from normbench.sweep.launchers import Launcher
+from normbench.sweep.launchers import Here, Launcher
 from normbench.sweep.words import AS_IT_IS, EXCLUDE, REPEATED, TIE, is_own, key_of, read_settings
 from normbench.types import Data
 
@@ -283,6 +283,9 @@ class Planner:
             CombinationRefused: its parts do not go together.
             UsageError: any other mistake.
         """
+        if config.closed.trainer.compile == "graph" and isinstance(self.launcher, Here):
+            why = "a recording that fails spoils torch for the runs behind it in the same process"
+            raise UsageError(f"trainer.compile=graph does not go with launcher=local, since {why}: leave launcher out")
         settings: dict[str, Any] = {"quiet": True, "threads": config.closed.threads or self.threads}
         words = config.words if config.closed.threads else changed(config.words, {"threads": str(self.threads)})
         config = replace(config, tree=config.tree | settings, closed=replace(config.closed, **settings), words=words)

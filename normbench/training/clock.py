@@ -95,10 +95,13 @@ def forget_peak(device: torch.device) -> None:
         Path("/proc/self/clear_refs").write_text("5")  # Linux
 
 
-def peak_memory(device: torch.device) -> int | None:
-    """Return the most memory in use since `forget_peak`, in bytes (on a CPU the process's); None: not known."""
+def peak_memory(device: torch.device, replays: bool = False) -> int | None:
+    """Return the most memory in use since `forget_peak`, in bytes (on a CPU the process's); None: not known.
+
+    replays: whether a graph is replayed. Torch counts its memory as free, so then all that torch has taken is in use.
+    """
     if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
+        return torch.cuda.max_memory_reserved(device) if replays else torch.cuda.max_memory_allocated(device)
     if device.type != "cpu":
         return None
     with suppress(OSError, StopIteration):

@@ -71,11 +71,12 @@ def estimate(loop: Loop, folder: Path) -> Estimate:
             break
         if seconds > 2.0:  # these steps are so long that what warms up is the lesser part
             loop.clock.to_skip = 0
-    peak, durations = peak_memory(loop.device), list(loop.clock.read())
+    peak, durations = peak_memory(loop.device, loop.graph is not None), list(loop.clock.read())
     probed_ms = 1e3 * probed_step(loop)
-    batches = list(islice(loop.data.eval_batches("val", loop.trainer.eval_batches), 2))
+    split, model, validation = next(loop.judged(last=False))
+    batches = list(islice(validation, 2))
     begun = time.perf_counter()
-    loop.tagged("val", loop.model, batches)
+    loop.tagged(split, model, batches)
     pace = (time.perf_counter() - begun) / predictions(batches)
     evaluation, last_evaluation = (
         pace * sum(predictions(batches) for _, _, batches in loop.judged(last)) for last in (False, True)

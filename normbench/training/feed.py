@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from threading import Thread
 
 import torch
 
@@ -30,14 +33,15 @@ class Order:
 
     number: int
     slot: Slot
-    done: Future[None]
+    done: Future[None] = field(default_factory=Future)
 
 
 class Feed:
     """Brings training batches to one place on a CUDA device, where each replaces the one before it.
 
-    The thread computes on the CPU alone, since CUDA work beside the recording of a graph would spoil it. The host waits
-    for the device only where that is more than `BEHIND` batches late.
+    The thread computes on the CPU alone, since CUDA work beside the recording of a graph would spoil it. Nobody waits
+    for it at the end of a run, since a batch of a stream may take minutes. The host waits for the device only where
+    that is more than `BEHIND` batches late.
 
     train_batch: gives a batch by its number; while the thread is at work nobody else may call it (see `settle`).
     end: the number behind the last one.
@@ -45,11 +49,13 @@ class Feed:
 
     def __init__(self, train_batch: Callable[[int], Batch], device: torch.device, end: int) -> None:
         self.train_batch, self.device, self.end = train_batch, device, end
-        self.thread = ThreadPoolExecutor(1, "batches")  # it ends with this object
         self.place: Batch | None = None
         self.loaded = -1
         self.free = deque[Slot]()
         self.orders = deque[Order]()
+        self.queue = SimpleQueue[Order | None]()
+        weakref.finalize(self, self.queue.put, None)  # the thread ends with this object
+        Thread(target=work, args=[self.queue, train_batch], name="batches", daemon=True).start()
 
     def load(self, number: int) -> Batch:
         """Return the place on the device, to which the batch of this number is on its way.
@@ -61,15 +67,16 @@ class Feed:
             self.place = self.reserve(self.train_batch(number))
         if number == self.loaded:
             return self.place
-        if not self.orders or self.orders[0].number != number:
-            self.begin(number)
+        if self.orders and self.orders[0].number != number:
+            self.forget()
+        self.order_ahead(number)
         order = self.orders.popleft()
         order.done.result()
         copy(order.slot.batch, into=self.place)
         order.slot.copied.record()
         self.loaded = number
         self.free.append(order.slot)
-        self.order(number + AHEAD)
+        self.order_ahead(number + 1)
         return self.place
 
     def reserve(self, example: Batch) -> Batch:
@@ -79,38 +86,52 @@ class Feed:
             self.free.append(Slot(pinned, torch.cuda.Event()))
         return example.map(lambda tensor: torch.empty_like(tensor, device=self.device))
 
-    def begin(self, number: int) -> None:
-        """Forget what was ordered, and order from this number on."""
+    def order_ahead(self, number: int) -> None:
+        """Let the thread prepare the batches from this number on that are not ordered, unless the run ends before."""
+        for ahead in range(number + len(self.orders), min(number + AHEAD, self.end)):
+            slot = self.free.popleft()  # that was used longest ago
+            if not slot.copied.query():
+                slot.copied.synchronize()
+            order = Order(ahead, slot)
+            self.orders.append(order)
+            self.queue.put(order)
+
+    def settle(self) -> None:
+        """Let the thread stop behind the batch that it has begun, so that others may ask the data for batches."""
+        while self.orders and self.orders[-1].done.cancel():
+            self.free.append(self.orders.pop().slot)
+        wait([order.done for order in self.orders])
+
+    def forget(self) -> None:
+        """Take back what was ordered."""
         self.settle()
         while self.orders:
             self.free.append(self.orders.pop().slot)
-        for ahead in range(AHEAD):
-            self.order(number + ahead)
 
-    def order(self, number: int) -> None:
-        """Let the thread prepare a batch, unless the run ends before it."""
-        if number >= self.end:
-            return
-        slot = self.free.popleft()  # that was used longest ago
-        if not slot.copied.query():
-            slot.copied.synchronize()
-        self.orders.append(Order(number, slot, self.thread.submit(self.prepare, number, slot.batch)))
 
-    def prepare(self, number: int, into: Batch) -> None:
-        """Copy a batch into pinned memory.
+def work(queue: SimpleQueue[Order | None], train_batch: Callable[[int], Batch]) -> None:
+    """Prepare what is ordered, until there is a None."""
+    while (order := queue.get()) is not None:
+        if not order.done.set_running_or_notify_cancel():
+            continue
+        try:
+            prepare(train_batch, order.number, order.slot.batch)
+            order.done.set_result(None)
+        except BaseException as fault:  # which `result` raises
+            order.done.set_exception(fault)
 
-        Raises:
-            UsageError: it has another shape than the first batch.
-        """
-        batch = self.train_batch(number)
-        if (found := shapes(batch)) != (known := shapes(into)):
-            what = f"the batch of step {number + 1:,} has tensors of {found}, and the first one of {known}"
-            raise UsageError(f"trainer.compile=graph replays steps of one shape, and {what}: use trainer.compile=false")
-        copy(batch, into)
 
-    def settle(self) -> None:
-        """Wait until the thread has done what was ordered, so that others may ask the data for batches."""
-        wait([order.done for order in self.orders])
+def prepare(train_batch: Callable[[int], Batch], number: int, into: Batch) -> None:
+    """Copy a batch into pinned memory.
+
+    Raises:
+        UsageError: it has another shape than the first batch.
+    """
+    batch = train_batch(number)
+    if (found := shapes(batch)) != (known := shapes(into)):
+        what = f"the batch of step {number + 1:,} has tensors of {found}, and the first one of {known}"
+        raise UsageError(f"trainer.compile=graph replays steps of one shape, and {what}: use trainer.compile=false")
+    copy(batch, into)
 
 
 def shapes(batch: Batch) -> str:

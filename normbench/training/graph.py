@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -45,7 +46,8 @@ class StepGraph:
             the optimizer's learning rates on the device.
 
         Raises:
-            UsageError: the step waits for the device, or does not leave the model's buffers where they are.
+            UsageError: the step waits for the device, does not leave the model's buffers where they are, or changes
+                what a module notes in Python.
         """
         self.number.fill_(number)
         for rate, group in zip(self.rates, self.optimizer.param_groups, strict=True):
@@ -70,10 +72,15 @@ class StepGraph:
     def recorded(self, step: Callable[[], Result]) -> torch.cuda.CUDAGraph:
         """Return the graph of a step, whose results will be in `result`."""
         begun = time.perf_counter()
-        buffers = dict(self.model.named_buffers())
+        buffers, notes = dict(self.model.named_buffers()), noted(self.model)
         graph = torch.cuda.CUDAGraph()
         try:
-            with self.readable_rates(capturable=True), torch.cuda.graph(graph, stream=self.stream):
+            # torch itself stays on the stream of a recording that fails
+            with (
+                torch.cuda.stream(self.stream),
+                self.readable_rates(capturable=True),
+                torch.cuda.graph(graph, stream=self.stream),
+            ):
                 self.result = step()
         except RuntimeError as error:
             if "captur" not in str(error):  # CUDA's word for it
@@ -86,6 +93,12 @@ class StepGraph:
             if buffer is not buffers.get(name):
                 what = f"replays a step on the same memory, and {name} is another tensor after each step"
                 cure = "change it in place, as copy_ does, or use trainer.compile=false"
+                raise UsageError(f"trainer.compile=graph {what}: {cure}")
+        for place, after in noted(self.model).items():
+            before = notes.get(place)
+            if after is not before and after != before:
+                what = f"runs no Python after this step, and {place} changes in it, from {before!r} to {after!r}"
+                cure = "count in a buffer, in place, as add_ does, or use trainer.compile=false"
                 raise UsageError(f"trainer.compile=graph {what}: {cure}")
         self.seconds = time.perf_counter() - begun
         return graph
@@ -107,3 +120,13 @@ class StepGraph:
         finally:
             for group, values in zip(groups, before, strict=True):
                 group.update(values)
+
+
+def noted(model: nn.Module) -> dict[str, Any]:
+    """Return what the modules note in Python: plain values, by module and attribute."""
+    return {
+        f"{name}.{key}".lstrip("."): value
+        for name, module in model.named_modules()
+        for key, value in vars(module).items()
+        if isinstance(value, int | float | str | None)
+    }

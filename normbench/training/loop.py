@@ -320,6 +320,11 @@ class Loop:
         own = self.group.rows(whole)
         return to_device(own, self.device), own.predictions, whole.predictions
 
+    def settle(self) -> None:
+        """Let no thread be at work on the data, so that this one may ask them for batches, or for their state."""
+        if self.feed is not None:
+            self.feed.settle()
+
     def set_generators(self, *words: int) -> None:
         """Set the generators by a batch's number, and the rank of a process but the first."""
         seed_generators(self.device, stable_seed(self.settings.seed, "dropout", *words))
@@ -402,6 +407,7 @@ class Loop:
 
     def judged(self, last: bool) -> Iterator[tuple[str, nn.Module, Iterable[Batch]]]:
         """Yield what an evaluation judges: a name, a model and batches."""
+        self.settle()
         data, limit = self.data, self.trainer.eval_batches
         yield "val", self.model, data.eval_batches("val", None if last else limit)
         if self.average is not None:
@@ -433,8 +439,6 @@ class Loop:
     @contextmanager
     def judging(self, model: nn.Module) -> Iterator[None]:
         """Give a model the running statistics with which it is evaluated."""
-        if self.feed is not None:
-            self.feed.settle()  # norms may ask for training batches
         self.group.spread(model.buffers())  # of a norm that is not synchronised
         done = self.step * self.trainer.accumulate
         with self.precision.autocast(), recalibrated(model, self.data, done, self.device):
@@ -455,8 +459,7 @@ class Loop:
 
     def state(self) -> State:
         """Return everything that an exact continuation needs."""
-        if self.feed is not None:
-            self.feed.settle()  # a stream of data has a state
+        self.settle()
         own = {name: getattr(self, name) for name in SAVED} | {"loss_sum": self.loss_sum}
         return self.group.gathered(own | {name: part.state_dict() for name, part in self.stateful().items()})
 

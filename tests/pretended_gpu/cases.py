@@ -6,8 +6,11 @@ import copy
 import json
 import os
 import sys
+import tempfile
+import threading
+import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,6 +18,7 @@ from typing import Any
 
 import checks
 import device
+import graphs
 import torch
 from support import IMAGES, MATRIX, NORMS, TEXT, TEXTS
 from training import Growing, Poisoned, RandomData, comparable, make_loop, rounded, same, small, trained
@@ -22,12 +26,13 @@ from training import Growing, Poisoned, RandomData, comparable, make_loop, round
 from normbench import build
 from normbench.config.compose import read
 from normbench.masks import memos
-from normbench.training.clock import Clock
+from normbench.training.clock import Clock, peak_memory
+from normbench.training.estimate import estimate
 from normbench.training.feed import Feed
 from normbench.training.optimizer import make_optimizer
 from normbench.training.stack import Stack
 from normbench.translation import Translation
-from normbench.types import Batch, Task
+from normbench.types import Batch, Split, Task
 
 FEW_WORDS = Translation(vocabulary_size=17, context=3)
 SETTLED = 2  # steps until the optimizer's state is there
@@ -156,7 +161,77 @@ def feed() -> dict[str, Any]:
         right.append(all(torch.equal(a.cpu(), b) for a, b in zip(feed.load(number)[:2], expected[:2], strict=True)))
     places = {feed.load(number).inputs.data_ptr() for number in range(8)}
     feed.settle()
-    return {"right": right, "places": len(places), "first": asked[:6], "last": max(asked)}
+    return {"right": right, "places": len(places), "first": asked[:4], "last": max(asked)}
+
+
+def feed_stops() -> dict[str, Any]:
+    """Stop while a batch takes long; say what was asked for before and after, and what becomes of the thread."""
+    data, asked, goes_on, begun = RandomData(TEXT), list[int](), threading.Event(), threading.Event()
+
+    def train_batch(number: int) -> Batch:
+        asked.append(number)
+        if number == 1:
+            begun.set()
+            goes_on.wait()
+        return data.train_batch(number)
+
+    others = {*threading.enumerate()}
+    feed = Feed(train_batch, torch.device("cuda"), end=8)
+    (thread,) = {*threading.enumerate()} - others
+    feed.load(0)
+    begun.wait()
+    threading.Timer(0.05, goes_on.set).start()
+    feed.settle()
+    stopped = asked[:]
+    right = [torch.equal(feed.load(number).inputs.cpu(), data.train_batch(number).inputs) for number in range(8)]
+    del feed
+    thread.join(5)
+    return {"stopped": stopped, "right": right, "asked": asked, "daemon": thread.daemon, "ended": not thread.is_alive()}
+
+
+class Overlapping(RandomData):
+    """Data that note whether a training batch is in preparation when batches to judge by are asked for."""
+
+    noted: list[bool]
+    at_work = False
+
+    def train_batch(self, step: int) -> Batch:
+        self.at_work = True
+        time.sleep(0.005)
+        batch = super().train_batch(step)
+        self.at_work = False
+        return batch
+
+    def eval_batches(self, split: Split, limit: int | None = None) -> Iterator[Batch]:
+        self.noted.append(self.at_work)
+        return iter([super().train_batch(-1)])
+
+
+def judged_apart() -> dict[str, list[bool]]:
+    """Say whether evaluations and an estimate ask for data while the thread does."""
+    found = {}
+    for name in ("evaluation", "estimate"):
+        data = Overlapping(IMAGES)
+        data.noted = []
+        loop = make_loop([*small("mlp"), "norm=layernorm", "trainer.compile=graph"], IMAGES, data=data)
+        if name == "estimate":
+            with tempfile.TemporaryDirectory() as folder:
+                estimate(loop, Path(folder))
+        else:
+            loop.train_step()
+            loop.evaluate()
+        found[name] = data.noted
+    return found
+
+
+class Counting(torch.nn.LayerNorm):
+    """A norm that counts in Python."""
+
+    steps = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.steps += self.training
+        return super().forward(x)
 
 
 class Rebinding(torch.nn.LayerNorm):
@@ -186,6 +261,7 @@ def graph_refused() -> dict[str, str]:
         "poisoned": (by_graph, Poisoned(IMAGES)), "poisoned, plain": (plain, Poisoned(IMAGES)),
         "growing": (by_graph, Growing(IMAGES)),
         "rebinding": ([*own, "norm._target_=cases.Rebinding"], RandomData(TEXT)),
+        "counting": ([*own, "norm._target_=cases.Counting"], RandomData(TEXT)),
         "asking": ([*own, "norm._target_=cases.Asking"], RandomData(TEXT)),
     }  # fmt: skip
     found = {}
@@ -196,6 +272,7 @@ def graph_refused() -> dict[str, str]:
             loop.check_guard()
         except Exception as end:
             found[name] = f"{type(end).__name__}: {end} at {getattr(end, 'step', None)}"
+    found["stream"] = "as before" if graphs.current[0] is graphs.DEFAULT else "of the recording"
     return found
 
 
@@ -297,7 +374,10 @@ CASES: dict[str, Callable[[], Any]] = {
     **{f"{name}, {probes}": partial(probed, *STEPS[name], probes)
        for probes, names in PROBED.items() for name in names},
     **{f"graph {name}": partial(graph, *given) for name, given in GRAPHS.items()},
-    "graph counted": graph_counted, "graph feed": feed, "graph goes on": graph_goes_on, "graph refused": graph_refused,
+    "graph counted": graph_counted, "graph feed": feed, "graph feed stops": feed_stops,
+    "graph judged apart": judged_apart,
+    "graph memory": lambda: [peak_memory(torch.device("cuda"), replays) for replays in (False, True)],
+    "graph goes on": graph_goes_on, "graph refused": graph_refused,
 }  # fmt: skip
 
 

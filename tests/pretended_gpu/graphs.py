@@ -86,13 +86,17 @@ class Stream:
 
 
 DEFAULT = Stream()
+current = [DEFAULT]  # alone
 
 
 @contextmanager
 def stream(chosen: Stream) -> Iterator[None]:
     """Let a stream be the current one."""
-    chosen.warm = True
-    yield
+    before, current[0], chosen.warm = current[0], chosen, True
+    try:
+        yield
+    finally:
+        current[0] = before
 
 
 class CUDAGraph:
@@ -111,7 +115,7 @@ class CUDAGraph:
 
 @contextmanager
 def graph(cuda_graph: CUDAGraph, stream: Stream) -> Iterator[None]:
-    """Record what is done inside.
+    """Record what is done inside, on that stream, which stays the current one if it fails.
 
     Raises:
         RuntimeError: nothing has warmed the stream up.
@@ -120,9 +124,11 @@ def graph(cuda_graph: CUDAGraph, stream: Stream) -> Iterator[None]:
         raise RuntimeError("the stream of the recording was not warmed up")
     recording = Recording()
     recordings.append(recording)
+    before, current[0] = current[0], stream
     try:
         yield
     finally:
         recordings.remove(recording)
         recording.undo()
+    current[0] = before
     cuda_graph.recording = recording
