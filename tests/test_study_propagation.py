@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -191,7 +192,10 @@ def test_deepnorm_keeps_a_thousand_layers_bounded_and_post_does_not() -> None:
 def test_the_example_in_the_docs_is_what_the_command_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Words to the letter; numbers as far as versions of Python, whose documentation is the text, agree."""
+    """Words to the letter; numbers by the Python of the docs, whose documentation is the text, to 0.05.
+
+    With another Python's text each estimate lies in the other's interval.
+    """
     monkeypatch.chdir(tmp_path)
     page = (REPOSITORY / "docs/studies.md").read_text("utf-8")
     (example,) = re.findall(r"```bash\nnormbench (study propagation [^\n]*)\n```\n\n[^\n]*:\n\n((?:>.*\n)+)", page)
@@ -201,5 +205,7 @@ def test_the_example_in_the_docs_is_what_the_command_says(
         *words, last = re.split(r"(−?\d+\.\d+)", " ".join(quoted.replace("\n>", " ").lstrip("> ").split()))
         found = re.search(r"(−?\d+\.\d+)".join(map(re.escape, [*words[::2], last])), printed)
         assert found, quoted
-        numbers = [[float(number.replace("−", "-")) for number in own] for own in (found.groups(), words[1::2])]
-        assert numbers[0] == pytest.approx(numbers[1], abs=0.05)
+        here, there = ([float(number.replace("−", "-")) for number in own] for own in (found.groups(), words[1::2]))
+        assert here[1] < there[0] < here[2] and there[1] < here[0] < there[2]
+        if sys.version_info[:2] == (3, 11):
+            assert here == pytest.approx(there, abs=0.05)
