@@ -108,7 +108,8 @@ def test_a_difference_that_correction_alone_makes_uncertain_is_told_apart() -> N
     first, others = words(found).splitlines()
     assert others.startswith("No difference was found in 12 comparisons (norm")
     assert first.startswith("dyt may be worse than layernorm: its validation loss is 0.0174 nats higher (95 %: +0.007")
-    assert "; not certain after correction for 13 tests (p = 0." in first and first.endswith("): add seeds.")
+    assert "; not certain after correction for 13 tests (p = 0." in first
+    assert first.endswith("): repeat it with new seeds.")
     rows = differences_table(found).rows
     assert {row[0]: row[-1] for row in rows}["dyt"] == "perhaps worse"
 
