@@ -14,16 +14,18 @@ from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
+import pandas as pd
 import pytest
 from made_runs import make_run, read_study
 from PIL import Image
 from scipy import stats
 from sketches import chosen, panels, sketched
 
-from normbench.analysis.figures.finals import places_of
+from normbench.analysis.figures.finals import drawings_of, places_of
 from normbench.analysis.figures.lines import POINTS, band_of
-from normbench.analysis.figures.style import DARK, Figure
-from normbench.analysis.records import Curve
+from normbench.analysis.figures.style import DARK, Entry, Figure
+from normbench.analysis.measures import Metric
+from normbench.analysis.records import Arm, Curve
 from normbench.analysis.sensitivity import tried_levels
 
 # ---- the numbers
@@ -130,6 +132,16 @@ def test_final_values_are_means_paired_differences_and_a_front(figures: dict[str
     assert [float(means[0][key]) for key in ("difference", "low", "high")] == pytest.approx([0.02, *interval])
     (fast,) = chosen(figures["step-time-loss"], on_front="yes")
     assert (fast["arm"], float(fast["step_ms"])) == ("layernorm · pre", 10)
+
+
+def test_words_of_a_panel_go_from_the_lowest_value_to_the_highest() -> None:
+    metric = Metric("accuracy", "points", "%", 100.0, 1, (0.0, 100.0), lower_is_better=False)
+    arms = [Arm({"norm": name}, ()) for name in ("layernorm", "rmsnorm")]
+    entries = [Entry(arm, arm.name, "#000000", "-", "o") for arm in arms]
+    rows = [("layernorm", 10.2), ("layernorm", 9.5), ("rmsnorm", 8.0), ("rmsnorm", 8.01)]
+    data = pd.DataFrame(rows, columns=["arm", "mean"])
+    (drawing,) = drawings_of([("", entries)], [None], data, metric)  # type: ignore[list-item]  # no axes are asked
+    assert drawing.caption == "From the lowest to the highest: layernorm 9.5 to 10.2, rmsnorm 8.0."
 
 
 def test_depth_has_every_block_at_the_first_the_middle_and_the_last_probed_step(figures: dict[str, Figure]) -> None:

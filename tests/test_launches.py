@@ -81,6 +81,15 @@ def test_a_step_that_does_more_or_hides_its_operators_is_not_counted(
     assert (loop.early.operators is None) is (case != "as it is")
 
 
+def test_steps_that_are_timed_ask_nothing_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = make_loop([*small("nano"), "norm=layernorm"], TEXT, "cpu")
+    monkeypatch.setattr(loop.model, "modules", lambda: pytest.fail("each step looks at all modules"))
+    loop.clock.to_skip = 0
+    with loop.look():
+        pass
+    assert loop.early.found() == {}
+
+
 def test_where_the_first_step_is_probed_the_next_one_is_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,11 +30,11 @@ from normbench.studies.bench import (
     alike,
     candidates,
     in_turn,
-    launches,
     operators,
     peak_memory,
 )
 from normbench.studies.frame import Subject
+from normbench.training.launches import operators_of
 
 CPU = torch.device("cpu")
 MADE = Bench(rows=[16, 64], features=[32])  # which the rows of `made` are of
@@ -76,9 +76,9 @@ def test_peak_memory_is_that_of_all_tensors_held_at_once() -> None:
 
 def test_operators_of_a_step_are_counted_without_views() -> None:
     x = torch.randn(4, 8, requires_grad=True)
-    assert launches(lambda: (x.detach().view(8, 4).T, torch.empty_like(x)), CPU) == 0
+    assert operators_of(lambda: (x.detach().view(8, 4).T, torch.empty_like(x)), CPU) == 0
     # of the norm, the sum, its gradient's start, and the norm's
-    assert launches(lambda: F.layer_norm(x, (8,)).sum().backward(), CPU) == 4
+    assert operators_of(lambda: F.layer_norm(x, (8,)).sum().backward(), CPU) == 4
 
 
 def test_the_backward_pass_gives_the_gradients_and_adds_them_to_none() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -45,7 +46,7 @@ Baseline = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tested:
+class Tested(ABC):
     """What is tested of an arm against its baseline.
 
     corrected: p after Holm, and for learning rates that one of the two had more of. family: over how many tests Holm
@@ -58,14 +59,14 @@ class Tested:
     family: int = 1
 
     @property
+    @abstractmethod
     def p(self) -> float | None:
         """Return p of the test by itself."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def counted(self) -> float | None:
         """Return p as it counts in its family; None where nothing is tested."""
-        raise NotImplementedError
 
     @property
     def choices(self) -> int:

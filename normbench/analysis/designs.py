@@ -159,10 +159,10 @@ def effects(levels: Mapping[int, Any]) -> list[tuple[str, dict[int, float]]]:
 
 def crossings(arms: Sequence[Arm], baseline: Baseline, metric: Metric) -> list[Crossing]:
     """Return every two factors, with how the runs ended under both."""
-    settings = {key: None for arm in arms for key in arm.settings}
+    settings = dict.fromkeys(key for arm in arms for key in arm.settings)
     levels = {
         key: sorted({arm.settings.get(key) for arm in arms}, key=lambda value: (value != usual, in_order(value)))
-        for key, usual in {**dict.fromkeys(settings), **USUAL, **baseline}.items()
+        for key, usual in {**settings, **USUAL, **baseline}.items()
     }
     keys = [key for key in settings if len(levels[key]) > 1]
     rows = [

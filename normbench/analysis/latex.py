@@ -22,6 +22,7 @@ MOST_ROWS = 30  # of a table on one page
 MOST_PANELS = 4  # of a figure
 HEADING, CELL = 12, 24  # characters, from which on a heading or a cell is broken where it has spaces
 
+ALONE, BESIDE = r"width=\columnwidth,height=0.8\textheight,keepaspectratio", r"width=0.49\columnwidth"  # of a drawing
 FIGURES_IN_TEXT = ("differences", "learning-rates", "learning-rate-search")  # the appendix has the others
 
 # The tables and columns that stand in the text, by what their headings begin with; the appendix has all.
@@ -138,13 +139,13 @@ def cited_in(page: str) -> set[str]:
     return {key for keys in re.findall(r"\\citep\{(.+?)\}", page) for key in keys.split(",")}
 
 
-def figure_for(name: str, caption: str) -> str:
-    """Write a figure as wide as a column."""
+def figure_for(label: str, caption: str, drawings: Sequence[str], size: str) -> str:
+    """Write a figure of one drawing or several. size: of each, as graphicx has it."""
     lines = [
         r"\begin{figure}[htbp]",
         r"\centering",
-        rf"\includegraphics[width=\columnwidth,height=0.8\textheight,keepaspectratio]{{figures/{name}.pdf}}",
-        rf"\caption{{{prose(caption)}}}\label{{fig:{name}}}",
+        *(rf"\includegraphics[{size}]{{figures/{name}.pdf}}" for name in drawings),
+        rf"\caption{{{prose(caption)}}}\label{{fig:{label}}}",
         r"\end{figure}",
     ]
     return "\n".join(lines) + "\n"
@@ -156,7 +157,7 @@ def written_figures(figures: Sequence[Mapping[str, Any]], in_text: bool) -> str:
     for group, own in by_group(figures):
         if group is None:
             chosen = [figure for figure in own if (figure["name"] in FIGURES_IN_TEXT) == in_text]
-            written += [figure_for(figure["name"], figure["caption"]) for figure in chosen]
+            written += [figure_for(figure["name"], figure["caption"], [figure["name"]], ALONE) for figure in chosen]
         elif (group.name in FIGURES_IN_TEXT) == in_text:
             written += panels_for(group.name, group.caption, [figure["name"] for figure in own])
     return "\n".join(written)
@@ -169,13 +170,5 @@ def panels_for(name: str, caption: str, panels: Sequence[str]) -> list[str]:
     for number, part in enumerate(parts, start=1):
         which = f" ({number} of {len(parts)})" if len(parts) > 1 else ""
         label = name + (f"-part-{number}" if number > 1 else "")
-        drawn = [rf"\includegraphics[width=0.49\columnwidth]{{figures/{panel}.pdf}}" for panel in part]
-        lines = [
-            r"\begin{figure}[htbp]",
-            r"\centering",
-            *drawn,
-            rf"\caption{{{prose(caption + which)}}}\label{{fig:{label}}}",
-            r"\end{figure}",
-        ]
-        written.append("\n".join(lines) + "\n")
+        written.append(figure_for(label, caption + which, part, BESIDE))
     return written

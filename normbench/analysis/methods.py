@@ -16,7 +16,8 @@ from normbench.analysis.fairness import asked_for
 from normbench.analysis.records import LEARNING_RATE, Run, Study, candidates, in_order, shortened
 from normbench.analysis.references import in_brackets, works_of
 from normbench.analysis.wording import count, environment, in_words, paragraphs
-from normbench.config.groups import GROUPS, options, section_of
+from normbench.config.groups import options, section_of
+from normbench.config.sections import GROUPS
 from normbench.settings import either, flat, settings_of
 
 if TYPE_CHECKING:

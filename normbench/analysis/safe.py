@@ -36,7 +36,6 @@ LOOK_OF_ONE, STYLE = re.compile(VALUE), re.compile(LOOKING)
 SHEET = re.compile(rf"(?:@media screen and \(prefers-color-scheme:\s?dark\)\s?\{{(?:{RULE})*\}})?(?:{RULE})*")
 HREF = re.compile(r"#[\w.-]+|data:image/png;base64,[\w+/=\s]*")
 CLASS = re.compile(r"nb-[\w-]+( nb-[\w-]+)*")
-REFERENCE = re.compile(r"(url\(#)")
 OTHER_REFERENCE = re.compile(r"(?!url\(#)(?i:url\()")  # to elsewhere, or written in another way
 
 # A cell that begins like this is a formula to a spreadsheet, unless it is a number or goes from one to another.
@@ -99,7 +98,7 @@ def named_within(within: str, key: str, value: str) -> str:
         return " ".join(f"{within}-{name}" for name in value.split())
     if key in ("href", LINK):
         return re.sub("^#", f"#{within}-", value)
-    return REFERENCE.sub(rf"\1{within}-", value) if key in LOOKS | {"style"} else value
+    return value.replace("url(#", f"url(#{within}-") if key in LOOKS | {"style"} else value
 
 
 def is_formula(cell: Any) -> bool:

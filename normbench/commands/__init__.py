@@ -105,14 +105,13 @@ def check_options(ctx: click.Context, param: click.Parameter, words: tuple[str, 
         if "=" in word and word.endswith(",") and "=" not in following:
             raise UsageError(f"'{word} {following}' has a blank behind a comma: write {word}{following}")
     for word in words:
-        key, _, span = word.lstrip("+").partition("=")
-        if int in KEYS.get(key, Setting()).types and (ends := re.fullmatch(r"(\d+)(?:-|:|\.\.\.?)(\d+)", span)):
+        key, equals, values = word.lstrip("+").partition("=")
+        if int in KEYS.get(key, Setting()).types and (ends := re.fullmatch(r"(\d+)(?:-|:|\.\.\.?)(\d+)", values)):
             low, high = sorted(map(int, ends.groups()))
             raise UsageError(f"a range is written '{key}=range({low},{high + 1})', in a sweep, not {word}")
-        group, equals, values = word.lstrip("+").partition("=")
-        if group in GROUPS and equals and (group == MANY or "(" not in values) and not ctx.resilient_parsing:
-            for option in (values.strip("[]") if group == MANY else values).split(","):
-                check_option(group, option.strip(" '\""), *folders)
+        if key in GROUPS and equals and (key == MANY or "(" not in values) and not ctx.resilient_parsing:
+            for option in (values.strip("[]") if key == MANY else values).split(","):
+                check_option(key, option.strip(" '\""), *folders)
     words = tuple(re.sub(r"^(\+*logger=)([^\[(].*,.*)", r"\1[\2]", word) for word in words)  # all of them, in one run
     if ctx.info_name == "sweep":
         words = tuple(re.sub(r"^\+*hydra/launcher=", "launcher=", word) for word in words)

@@ -12,9 +12,10 @@ from types import NoneType
 from click import Context, Parameter
 from click.shell_completion import BashComplete, CompletionItem, FishComplete, ShellComplete, ZshComplete
 
-from normbench.config.groups import chosen_options, content, find_own_classes, option_settings, options
+from normbench.config.groups import chosen_options, find_own_classes, option_settings, options
 from normbench.config.schema import KEYS
 from normbench.config.sections import CLASS_SECTIONS, GROUPS, SWEEP_GROUPS
+from normbench.errors import UsageError
 from normbench.settings import Setting
 
 PATHS = {"outputs": "dir", "extend": "dir", "data.root": "dir", "data.path": "file"}
@@ -50,10 +51,13 @@ def complete_settings(context: Context, parameter: Parameter, current: str) -> l
 
 
 def launcher_keys(words: Sequence[str]) -> dict[str, Setting]:
-    """Return the settings of the launcher that words choose."""
-    given = dict(word.split("=", 1) for word in words if "=" in word)
-    option = given.get("launcher", content("", "sweep")["defaults"]["launcher"])
-    known = option_settings("launcher", option) if option in options("launcher") else {}
+    """Return the settings of the launcher that words choose; none of one that is unknown."""
+    from normbench.sweep.words import launcher_of
+
+    try:
+        known = option_settings("launcher", launcher_of(words))
+    except UsageError:
+        return {}
     return {f"launcher.{name}": setting for name, setting in known.items()}
 
 

@@ -32,7 +32,7 @@ from normbench.settings import Setting
 from normbench.studies.findings import arms_of, curves, is_arm, keys_of, labelled, plain_table
 from normbench.studies.frame import Column, Row, Study, Subject, check_memory, device_name
 from normbench.studies.steps import check_steps, steps
-from normbench.training.launches import Launches
+from normbench.training.launches import operators_of
 from normbench.training.precision import DTYPES, make_precision
 
 FORMATS = ("float32", "bfloat16", "float16")
@@ -153,13 +153,6 @@ def in_turn(calls: Sequence[Timed], number: int, prepare: Call | None = None) ->
     first = number % len(calls)
     times = {place: 1e6 * calls[place].seconds(prepare) for place in (*range(first, len(calls)), *range(first))}
     return [times[place] for place in range(len(calls))]
-
-
-def launches(call: Call, device: torch.device) -> int:
-    """Return how many operators a call gives to the device, forward and backward."""
-    with Launches(device) as seen:
-        call()
-    return seen.count
 
 
 def peak_memory(call: Call, device: torch.device) -> int:
@@ -325,7 +318,7 @@ class Bench(Study):
             bare, _ = training_step(subject, none, count)
             timed += [Timed(step), Timed(bare)]
             code = f"{len(norms)} × {code_of(norms[0])}" if norms else "none"
-            counts = (launches(each, subject.device) for each in (step, bare))
+            counts = (operators_of(each, subject.device) for each in (step, bare))
             about.append(
                 {
                     "device": device_name(subject.device),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -44,6 +44,13 @@ class Launches(TorchDispatchMode):
                 for leaf in tree_leaves((found, args, kwargs))
             )
         return found
+
+
+def operators_of(call: Callable[[], object], device: torch.device) -> int:
+    """Return how many operators a call gives to a device, forward and backward."""
+    with Launches(device) as seen:
+        call()
+    return seen.count
 
 
 class EarlySteps:

@@ -126,6 +126,8 @@ class Loop:
 
     def look(self) -> AbstractContextManager[None]:
         """Look at the next step, if it is an early one that does nothing but train, by operators that can be seen."""
+        if not self.clock.to_skip:  # it is none of the first steps, as nearly all
+            return nullcontext()
         hidden = self.trainer.compile or any(getattr(module, "compiled", False) for module in self.model.modules())
         waits = self.precision.scales or self.group.size > 1
         if hidden or waits or self.probes_due:

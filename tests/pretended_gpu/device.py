@@ -382,5 +382,5 @@ def install(devices: int = 1) -> None:
     torch.cuda.Event = Event  # type: ignore[misc,assignment]
     torch.cuda.default_generators = tuple(graphs.Generator() for _ in range(devices))
     torch.accelerator.synchronize = synchronize
-    torch.Tensor.pin_memory = pin_memory  # type: ignore[method-assign]
+    torch.Tensor.pin_memory = pin_memory  # type: ignore[method-assign]  # to pretend is its purpose
     F.scaled_dot_product_attention = attention

@@ -76,7 +76,7 @@ def rounded(loop: Loop) -> None:
         for group in loop.optimizer.param_groups:
             group["lr"] = torch.tensor(group["lr"]).item()
 
-    loop.begin_step = begin_step  # type: ignore[method-assign]
+    loop.begin_step = begin_step  # type: ignore[method-assign]  # of this one loop
 
 
 def trained(loop: Loop, steps: int) -> dict[str, Any]:

@@ -208,8 +208,8 @@ def drawings_of(
         for entry in entries:
             values = own.loc[own["arm"] == entry.arm.name, value].dropna()
             if len(values):
-                ends = sorted({f"{end:.{metric.decimals}f}": end for end in (values.min(), values.max())}.items())
-                told[entry.label] = " to ".join(words for words, _ in ends)
+                ends = [f"{end:.{metric.decimals}f}" for end in (values.min(), values.max())]
+                told[entry.label] = " to ".join(dict.fromkeys(ends))
         drawings.append(Drawing(pane, title, f"From the lowest to the highest: {grid.values_told(told)}", own))
     return drawings
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import cycle
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 from urllib.parse import quote, unquote
 from xml.sax.saxutils import escape, quoteattr
 
@@ -317,9 +317,7 @@ def draw_pane(
 
 def canvas_of(pane: Axes) -> Canvas:
     """Return the figure that axes are in."""
-    canvas: Any = pane.figure
-    found: Canvas = canvas
-    return found
+    return cast("Canvas", pane.figure)
 
 
 def size_of(pane: Axes) -> tuple[float, float]:

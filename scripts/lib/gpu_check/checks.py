@@ -33,7 +33,7 @@ from normbench.run.plan import prepare
 from normbench.run.session import Session
 from normbench.training.clock import Clock
 from normbench.training.devices import allow_tf32, seed_generators
-from normbench.training.launches import Launches
+from normbench.training.launches import operators_of
 from normbench.training.loop import Loop
 from normbench.training.optimizer import make_optimizer
 from normbench.training.parallel import is_lost
@@ -44,6 +44,7 @@ TESTS = Path(__file__).parents[3] / "tests"
 WORKER = Path(__file__).with_name("worker.py")
 
 DEVICE = "cuda"
+GPU = torch.device(DEVICE)
 NORMS = ["layernorm", "rmsnorm", "batchnorm", "groupnorm", "dyt"]
 PRECISIONS = ["fp32", "bf16"]
 SETTLED = 3  # steps until an optimizer has its state, and kernels are chosen
@@ -172,7 +173,7 @@ def waits() -> Outcome:
                     loop.train_step()
                 if not torch.isfinite(loop.loss_sum).item():
                     failed[f"{name} {precision}"] = "the loss is not finite"
-            except Exception as error:
+            except Exception as error:  # whatever a step raises is what the check tells
                 failed[f"{name} {precision}"] = explain(error)
     return judged(not failed, told(failed, tried, "trainings"), {"tried": tried, "failed": failed})
 
@@ -378,7 +379,7 @@ def kernels() -> Outcome:
                 except UsageError:
                     missing.add(f"{name} {impl}")
                     continue
-                except Exception as error:
+                except Exception as error:  # a kernel may raise anything: it has failed
                     failed[which] = explain(error)
                     continue
                 found[which] = max(error_of(one, right) for one, right in zip(got, expected, strict=True))
@@ -427,7 +428,7 @@ def memory() -> Outcome:
         try:
             use_up()
             found[name] = "" if name == "a library" else "nothing was raised"  # one may find room for itself
-        except Exception as error:
+        except Exception as error:  # what kind it is, is the question
             right = is_out_of_memory(error) and not is_lost(error)
             found[name] = "" if right else f"sorted wrongly: {explain(error)}"
         torch.cuda.empty_cache()
@@ -461,13 +462,6 @@ def a_step() -> None:
 # ---- what a step costs
 
 
-def operators_of(step: Callable[[], object]) -> int:
-    """Return how many operators a call gives to the device, forward and backward."""
-    with Launches(torch.device(DEVICE)) as seen:
-        step()
-    return seen.count
-
-
 def kernels_of(step: Callable[[], object]) -> int:
     """Return how many kernels a call starts on the device, as CUDA tells.
 
@@ -498,7 +492,7 @@ def launches() -> Outcome:
     for name, most in budgets().items():
         words, task = STEPS[name]
         loop = settle(make_loop(words, task, DEVICE))
-        operators, started = operators_of(loop.train_step), kernels_of(loop.train_step)
+        operators, started = operators_of(loop.train_step, GPU), kernels_of(loop.train_step)
         ms = in_turn({name: loop.train_step})[name]
         found[name] = {"operators": operators, "budget": most, "kernels": started, "ms": ms}
         rows.append({"training": name, "operators": f"{operators:,}", "budget": f"{most:,}",
@@ -525,7 +519,7 @@ def probing() -> Outcome:
                 loop.train_step()
 
             times = in_turn({"plain": partial(step, number=51), "probed": partial(step, number=49)})
-            more = operators_of(partial(step, number=49)) - operators_of(partial(step, number=51))
+            more = operators_of(partial(step, number=49), GPU) - operators_of(partial(step, number=51), GPU)
             cost = (times["probed"] / times["plain"] - 1) / 50
             found[f"{name} {probes}"] = {**times, "share": cost, "operators": more}
             rows.append({"run": f"{name}, probes={probes}", "a step": f"{times['plain']:.2f} ms",
@@ -562,7 +556,7 @@ def step_times() -> Outcome:
     found, rows = dict[str, dict[str, Any]](), list[Cells]()
     for name, words in PRESETS.items():
         loops = {norm: settle(loop_of([*words, f"norm={norm}"]), WARM) for norm in NORMS}
-        counts = {norm: operators_of(loop.train_step) for norm, loop in loops.items()}
+        counts = {norm: operators_of(loop.train_step, GPU) for norm, loop in loops.items()}
         times = in_turn({norm: loop.train_step for norm, loop in loops.items()})
         found[name] = {"ms": times, "operators": counts}
         for norm in NORMS:

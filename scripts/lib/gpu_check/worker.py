@@ -3,10 +3,8 @@
 import os
 import sys
 
+from normbench.cli import main
 from normbench.processes import end_with_parent
 
 end_with_parent(os.getppid())
-
-from normbench.cli import main  # noqa: E402
-
 sys.exit(main())
