@@ -197,7 +197,7 @@ def inside(folder: Path, *parts: str) -> Path:
         UsageError: the path leads out of the folder, by a link in it or by its own name.
     """
     path = folder.joinpath(*parts)
-    if path.resolve().is_relative_to(folder.resolve()):
+    if Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):  # `resolve` raises where links go round
         return path
     below = takewhile(lambda part: part != folder, (path, *path.parents))
     link = next((part for part in below if part.is_symlink()), None)

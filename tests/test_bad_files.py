@@ -95,6 +95,12 @@ def test_a_class_that_exits_is_no_success(
     assert "ended the process (SystemExit: 0 (leaving.py, line 5))" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("words", [["report"], ["runs"], ["study", "mapping"]])
+def test_links_that_go_round_are_no_folder(here: Path, capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+    (here / "loop").symlink_to("loop")
+    assert refused([*words, "loop"], capsys).startswith("loop is not a folder")
+
+
 # ---- where commands write
 
 
