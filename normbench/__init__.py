@@ -49,9 +49,9 @@ def load(
     Raises:
         UsageError: a ValueError: no run, no such weights, or they do not fit this version.
     """
-    from normbench import results
+    from normbench.runs import load as records
 
-    return results.load_model(results.TrainedRun(run_directory, trust), which=which, ema=ema, device=device)
+    return records.load_model(records.TrainedRun(run_directory, trust), which=which, ema=ema, device=device)
 
 
 @overload
@@ -83,7 +83,7 @@ def load_runs(folder: Folder = "outputs", *, metrics: bool = False) -> pd.DataFr
     Raises:
         UsageError: a ValueError: no folder, or no runs in it.
     """
-    from normbench import results
+    from normbench.runs import load as records
 
-    runs = results.load_runs(folder)
-    return (runs, results.load_metrics(folder)) if metrics else runs
+    runs = records.load_runs(folder)
+    return (runs, records.load_metrics(folder)) if metrics else runs

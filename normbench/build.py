@@ -24,7 +24,7 @@ from normbench.errors import CombinationRefused, ContractError, RunFailure, Usag
 from normbench.models import initialize
 from normbench.models.stacks import segment_length
 from normbench.norms.foreign import fitted, measured, takes_place, taking_mask
-from normbench.recording import Logger
+from normbench.record.loggers import Logger
 from normbench.settings import Tree, nearest, show
 from normbench.training.evaluation import to_device
 from normbench.training.guard import buffers_kept

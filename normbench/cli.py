@@ -153,7 +153,7 @@ def train(words: tuple[str, ...], dry_run: bool, cfg: str, resolve: bool, info: 
         ask_hydra(words, *([f"--info={info}"] if info else shown))
         return 0
     config = read(words)
-    from normbench.run.train import start  # imports torch: behind every mistake that the configuration alone shows
+    from normbench.runs.train import start  # imports torch: behind every mistake that the configuration alone shows
 
     return start(config, dry_run, trust)
 

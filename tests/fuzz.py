@@ -101,7 +101,7 @@ def hang(*_: Any) -> None:
 @contextlib.contextmanager
 def without_training() -> Iterator[None]:
     """Let no run train, and nothing replace the process."""
-    from normbench.run import session
+    from normbench.runs import session
     from normbench.studies import conduct
     from normbench.sweep import work
 

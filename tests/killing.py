@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 PATIENCE = 120.0  # seconds for anything
-PRELOADED = ["pytest", "normbench.cli", "normbench.run.train"]
+PRELOADED = ["pytest", "normbench.cli", "normbench.runs.train"]
 PRELOADED += ["normbench.config.compose", "normbench.data", "normbench.norms", "normbench.placements"]
 
 
@@ -197,8 +197,9 @@ class Places:
 
 def watch(places: Places) -> None:
     """Make normbench note where it is: which part is at work, each file operation, each batch."""
-    from normbench import build, recording, rundir, types
-    from normbench.run import session
+    from normbench import build, types
+    from normbench.record import directory, files, loggers
+    from normbench.runs import session
     from normbench.training import checkpoint, evaluation, loop
 
     def part(owner: Any, **names: str) -> None:
@@ -212,7 +213,7 @@ def watch(places: Places) -> None:
     part(checkpoint.Checkpoints, save_best="best weights")
     part(loop.Loop, evaluate="evaluation", train_step="training", log="logging")
     part(build, make_model="building")
-    part(recording, truncate_metrics="truncating metrics", truncate_events="truncating events")
+    part(session, truncate_metrics="truncating metrics", truncate_events="truncating events")
     part(session, copy_record="copying")
     part(session.Session, prepare="preparation", finish="finish")
     for module in (loop, evaluation):
@@ -222,7 +223,7 @@ def watch(places: Places) -> None:
     ahead(os, "replace", lambda source, target: f"rename to {final_name(target)}")
     ahead(os, "unlink", lambda path, **_: f"unlink {final_name(path)}")
     ahead(os, "fsync", lambda descriptor: f"fsync {final_name(os.readlink(f'/proc/self/fd/{descriptor}'))}")
-    for module in (rundir, recording):
+    for module in (directory, files, loggers):
         vars(module)["open"] = lambda path, mode="r": TracedFile(places, builtins.open(path, mode))  # noqa: SIM115 (its user closes it)
 
 

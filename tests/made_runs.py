@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from omegaconf import OmegaConf
 
-from normbench.rundir import RunDirectory, fingerprint
+from normbench.record.directory import RunDirectory, fingerprint
 
 if TYPE_CHECKING:  # imports pandas, scipy and matplotlib
     from normbench.analysis.records import Study

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from normbench.run import session
+from normbench.runs import session
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from normbench.analysis import records
 from normbench.analysis.arms import write_arms
 from normbench.analysis.records import read_run
 from normbench.commands.report import report_of_sweep
-from normbench.results import run_directories
+from normbench.runs.load import run_directories
 
 
 def series(folder: Path, tag: str) -> dict[int, float]:

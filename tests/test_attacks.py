@@ -22,8 +22,10 @@ from normbench import load_runs
 from normbench.cli import main
 from normbench.commands.report import report_of_sweep
 from normbench.errors import UsageError
-from normbench.recording import Recorder, event_files, truncate_events, truncate_metrics
-from normbench.rundir import read_json
+from normbench.record.files import read_json
+from normbench.record.loggers import Recorder
+from normbench.record.metrics import truncate_metrics
+from normbench.record.tensorboard import event_files, truncate_events
 
 pytest_plugins = ["run_fixtures"]
 

@@ -15,7 +15,7 @@ import torch
 from normbench.analysis.records import Run, read_studies
 from normbench.cli import main
 from normbench.errors import UsageError
-from normbench.rundir import RunDirectory
+from normbench.record.directory import RunDirectory
 from normbench.training import checkpoint
 from normbench.training.checkpoint import Checkpoints
 

@@ -15,7 +15,8 @@ from normbench.analysis.fairness import RULES, findings, told
 from normbench.analysis.methods import methods
 from normbench.analysis.records import read_studies
 from normbench.analysis.wording import given
-from normbench.rundir import CHOICE_FILE, read_json
+from normbench.record.files import read_json
+from normbench.record.shapes import CHOICE_FILE
 
 
 def texts(folder: Path) -> list[str]:

@@ -17,7 +17,7 @@ from normbench.contract.checks import Fact
 from normbench.contract.norms import NormPart, sees_future
 from normbench.models import Xavier, initialize
 from normbench.norms.foreign import POSITIONS
-from normbench.rundir import read_json
+from normbench.record.files import read_json
 from normbench.types import Model, Site
 
 pytest_plugins = ["refusals"]

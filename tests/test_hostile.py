@@ -21,9 +21,10 @@ from normbench.cli import main
 from normbench.config.compose import read
 from normbench.data.hub import Hub
 from normbench.errors import UsageError
-from normbench.recording import Lines
-from normbench.run.plan import prepare
-from normbench.rundir import RunDirectory, inside
+from normbench.record.directory import RunDirectory
+from normbench.record.files import inside
+from normbench.record.loggers import Lines
+from normbench.runs.plan import prepare
 from normbench.studies.sample import sample
 from normbench.sweep.folder import SweepFolder
 

@@ -18,13 +18,13 @@ from normbench import build
 from normbench.cli import main
 from normbench.config.compose import read
 from normbench.errors import RunFailure, UsageError
-from normbench.loggers import Csv, MLflow, Wandb
-from normbench.recording import Logger, Recorder, quiet_loggers
-from normbench.run.plan import prepare
+from normbench.record.loggers import Logger, Recorder, quiet_loggers
+from normbench.record.services import Csv, MLflow, Wandb
+from normbench.runs.plan import prepare
 
 TINY = ["model.width=16", "model.heads=2", "model.context=16", "trainer.steps=12", "trainer.eval_every=6",
         "trainer.checkpoint_every=6", "threads=1", "device=cpu", "quiet=true"]  # fmt: skip
-BOARD = "normbench.recording.TensorBoard"
+BOARD = "normbench.record.tensorboard.TensorBoard"
 OTHERS = pytest.mark.filterwarnings("ignore")  # of other libraries' own code
 
 
@@ -57,7 +57,7 @@ class Refusing(Logger):
     ("words", "chosen"),
     [
         ([], {"tensorboard": BOARD}),
-        (["logger=[tensorboard,csv]"], {"tensorboard": BOARD, "csv": "normbench.loggers.Csv"}),
+        (["logger=[tensorboard,csv]"], {"tensorboard": BOARD, "csv": "normbench.record.services.Csv"}),
         (["logger=none", "logger.mine._target_=test_loggers.Listing"], {"mine": "test_loggers.Listing"}),
     ],
 )  # fmt: skip

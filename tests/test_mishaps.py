@@ -14,7 +14,7 @@ from run_records import Record, read_json, read_metrics
 from tiny_runs import fill, finish, run_directory, slow, start, words
 
 from normbench.cli import main
-from normbench.rundir import RunDirectory
+from normbench.record.directory import RunDirectory
 from normbench.training import checkpoint
 
 pytest_plugins = ["run_fixtures"]

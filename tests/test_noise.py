@@ -18,9 +18,9 @@ from normbench.analysis.measures import gradient_noise
 from normbench.analysis.records import read_run
 from normbench.config.compose import read
 from normbench.probes import Probes, Reading, statistics
-from normbench.run.plan import prepare
-from normbench.run.session import Session
-from normbench.rundir import RunDirectory
+from normbench.record.directory import RunDirectory
+from normbench.runs.plan import prepare
+from normbench.runs.session import Session
 from normbench.training.loop import Loop
 from normbench.types import Batch
 

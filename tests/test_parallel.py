@@ -24,8 +24,8 @@ from tiny_runs import run_directory, slow
 
 from normbench.config.compose import read
 from normbench.errors import is_out_of_memory
-from normbench.run.plan import prepare
-from normbench.run.session import Session
+from normbench.runs.plan import prepare
+from normbench.runs.session import Session
 from normbench.training.parallel import is_lost
 
 pytest_plugins = ["run_fixtures"]

@@ -14,8 +14,8 @@ from tiny_runs import words
 from torch import nn
 
 from normbench.cli import main
-from normbench.results import TrainedRun, load_model
-from normbench.rundir import read_json
+from normbench.record.files import read_json
+from normbench.runs.load import TrainedRun, load_model
 from normbench.training.evaluation import evaluate
 from normbench.training.recalibration import average, recalibrated
 

@@ -32,8 +32,11 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from tensorboard.util.tensor_util import make_ndarray
 from torch.utils.tensorboard.writer import SummaryWriter
 
-from normbench import recording
-from normbench.recording import Display, Recorder, show_table, truncate_events, truncate_metrics
+from normbench.record import tensorboard
+from normbench.record.console import Display, show_table
+from normbench.record.loggers import Recorder
+from normbench.record.metrics import truncate_metrics
+from normbench.record.tensorboard import truncate_events
 
 CONFIG: dict[str, Any] = {"norm": "rmsnorm", "seed": 0, "optim.lr": 1e-3, "norm.affine": True, "norm.groups": None}
 
@@ -170,8 +173,8 @@ def test_one_call_is_one_record_that_is_there_at_once(tmp_path: Path, monkeypatc
 
 
 def test_the_checksum_is_the_standard_s_whoever_computes_it() -> None:
-    assert recording.pywrap_tensorflow.crc32c(b"123456789") == 0xE3069283
-    code = "import sys; sys.modules['google_crc32c'] = None; import normbench.recording as r; "
+    assert tensorboard.pywrap_tensorflow.crc32c(b"123456789") == 0xE3069283
+    code = "import sys; sys.modules['google_crc32c'] = None; import normbench.record.tensorboard as r; "
     code += "assert r.pywrap_tensorflow.crc32c(b'123456789') == 0xE3069283"
     subprocess.run([sys.executable, "-c", code], check=True)
 

@@ -15,7 +15,7 @@ from made_runs import make_report, make_run, make_study, read_study
 import normbench
 from normbench.analysis import beside
 from normbench.analysis.records import read_recorded, read_run, read_studies
-from normbench.rundir import RunDirectory
+from normbench.record.directory import RunDirectory
 
 
 def test_arms_differ_in_what_varies_and_have_a_run_for_each_seed(tmp_path: Path) -> None:

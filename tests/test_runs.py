@@ -21,7 +21,7 @@ from normbench.cli import main
 from normbench.config.compose import read as parse
 from normbench.data import pydocs
 from normbench.errors import UsageError
-from normbench.run.plan import prepare
+from normbench.runs.plan import prepare
 from normbench.training.checkpoint import read
 
 TINY = ["model.depth=2", "model.width=16", "model.heads=2", "model.context=16", "trainer.eval_batches=1",

@@ -20,10 +20,10 @@ from tiny_sweeps import CNN, LENGTHS, assert_as, finished, own_words, run_direct
 from normbench import build
 from normbench.config.compose import read
 from normbench.errors import UsageError
-from normbench.recording import Silent
-from normbench.run.plan import prepare
-from normbench.run.session import Session
-from normbench.rundir import RunDirectory
+from normbench.record.directory import RunDirectory
+from normbench.record.loggers import Silent
+from normbench.runs.plan import prepare
+from normbench.runs.session import Session
 from normbench.sweep.conduct import understand
 from normbench.sweep.plan import stacked
 from normbench.training.checkpoint import Checkpoints

@@ -27,7 +27,7 @@ from normbench.contract.checks import check
 from normbench.contract.data import DataPart
 from normbench.data import hub_images, hub_text, streaming
 from normbench.errors import RunFailure, UsageError
-from normbench.run.plan import prepare
+from normbench.runs.plan import prepare
 
 pytest_plugins = ["run_fixtures"]
 

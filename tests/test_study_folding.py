@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from normbench.build import build_model
 from normbench.cli import main
 from normbench.norms import RMSNorm
-from normbench.results import TrainedRun, load_model
+from normbench.runs.load import TrainedRun, load_model
 from normbench.studies.fold import Folded, fold, run
 from normbench.types import Model, Task
 

@@ -19,7 +19,7 @@ from torch.func import functional_call
 from normbench.analysis.statistics import paired_power
 from normbench.analysis.studied import read_study
 from normbench.cli import main
-from normbench.results import TrainedRun, load_model
+from normbench.runs.load import TrainedRun, load_model
 from normbench.studies.conduct import planned
 from normbench.studies.findings import compared, written
 from normbench.studies.frame import Subject

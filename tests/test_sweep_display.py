@@ -13,7 +13,7 @@ from rich.console import Console
 from support import refused
 
 from normbench.cli import main
-from normbench.rundir import RunDirectory
+from normbench.record.directory import RunDirectory
 from normbench.sweep.folder import Entry, SweepFolder, View, overall, steps_done
 
 NAMES = ("rmsnorm", "layernorm", "dyt", "groupnorm", "none")

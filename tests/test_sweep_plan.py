@@ -18,7 +18,7 @@ from tiny_sweeps import CNN, LENGTHS, finished, own_study, planned, run_director
 from normbench.cli import main
 from normbench.config.compose import read, read_each
 from normbench.errors import UsageError
-from normbench.run.plan import prepare
+from normbench.runs.plan import prepare
 from normbench.sweep import plan
 from normbench.sweep.conduct import understand
 from normbench.sweep.folder import SweepFolder

@@ -12,7 +12,7 @@ import pandas as pd
 
 from normbench.analysis.records import Run, Study, read_studies, study_of
 from normbench.errors import UsageError
-from normbench.recording import TensorBoard
+from normbench.record.tensorboard import TensorBoard
 
 ARMS, MARK = "arms", ".normbench"  # the folder of the arms, beside the runs, and the file that says whose it is
 

@@ -17,7 +17,7 @@ import pandas as pd
 from normbench.analysis.records import Arm, Curve, Run, Study, shortened
 from normbench.analysis.statistics import count_spikes
 from normbench.errors import UsageError
-from normbench.rundir import extended_runs
+from normbench.record.directory import extended_runs
 from normbench.settings import either
 
 NAN = float("nan")

@@ -17,8 +17,11 @@ from normbench.analysis import beside
 from normbench.config.schema import CLOSED, ROOT, section_settings
 from normbench.config.sections import CLASS_SECTIONS, GROUPS
 from normbench.errors import UsageError
-from normbench.results import flat, run_directories
-from normbench.rundir import CHOICE_FILE, ENDED, UNREADABLE, RunDirectory, logged_lines, read_json
+from normbench.record.directory import ENDED, RunDirectory
+from normbench.record.files import read_json
+from normbench.record.metrics import UNREADABLE, logged_lines
+from normbench.record.shapes import CHOICE_FILE
+from normbench.runs.load import flat, run_directories
 from normbench.settings import show
 
 # Which of the keys that vary names an arm, where several tell the same runs apart: the first of these, then by name,

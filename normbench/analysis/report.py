@@ -38,7 +38,7 @@ from normbench.analysis.sensitivity import areas, failing, searches, tried_level
 from normbench.analysis.studied import places_of_studies, studies_below
 from normbench.analysis.tables import Table
 from normbench.analysis.wording import TEMPLATES, environment, paragraphs, verdict
-from normbench.rundir import inside, read_json, remove_written, write_bytes, write_json
+from normbench.record.files import inside, read_json, remove_written, write_bytes, write_json
 
 WRITTEN = ".written.json"  # beside a report: which files are its own
 PAGES = ("report.tex", "appendix.tex", "report.md", "report.html")  # the last one links to all others

@@ -16,7 +16,7 @@ from normbench.analysis.comparisons import LOST, best_rate, families_of, without
 from normbench.analysis.measures import NAN, TRAINING_LOSS, Metric, final, finite, known, loss_on
 from normbench.analysis.records import LEARNING_RATE, Arm, Run, Study
 from normbench.analysis.statistics import learning_rate_sensitivity
-from normbench.rundir import NUMBER, fits
+from normbench.record.shapes import NUMBER, fits
 
 CURVE = [{"lr": (int, float), "losses": [NUMBER]}]  # of what a sweep notes of an arm's rates
 AREA = Metric("share of the grid that trains", "percentage points", "%", 1.0, 0, (0.0, 100.0), lower_is_better=False)

@@ -18,7 +18,8 @@ from normbench.analysis.figures.style import Figure, Group, is_wide
 from normbench.analysis.safe import check_drawing, for_page
 from normbench.analysis.tables import Table
 from normbench.errors import UsageError
-from normbench.rundir import COMMAND, fits, inside, read_bytes, read_json, remove_written, write_bytes, write_json
+from normbench.record.files import inside, read_bytes, read_json, remove_written, write_bytes, write_json
+from normbench.record.shapes import COMMAND, fits
 from normbench.settings import printable
 
 FOUND = "study.json"

@@ -26,7 +26,7 @@ from normbench.config.groups import options, section_of
 from normbench.config.refusals import REFUSALS, Combination, Refusal
 from normbench.contract.checks import Fact
 from normbench.contract.norms import INVARIANCES, NormPart, between_modes, invariant, large
-from normbench.rundir import cpu_name
+from normbench.record.machine import cpu_name
 from normbench.types import Branch, Site, Task
 
 Cells = Bool[Tensor, "samples features positions"]

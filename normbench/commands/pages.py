@@ -120,8 +120,8 @@ def show_page(formatter: HelpFormatter, words: Sequence[str]) -> None:
 
     config = read(words)
     if config.closed.extend is not None:
-        from normbench.run.plan import extended
-        from normbench.rundir import RunDirectory
+        from normbench.record.directory import RunDirectory
+        from normbench.runs.plan import extended
 
         config = extended(config, RunDirectory(Path(config.closed.extend)), trust=False)
     chosen = {group: option.replace("None", "null") for group, option in config.choices.groups.items()}

@@ -16,7 +16,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from normbench.errors import RunFailure, UsageError, is_disk_full
-from normbench.rundir import inside
+from normbench.record.files import inside
 
 if TYPE_CHECKING:  # imports pandas, scipy and matplotlib: behind every mistake that the words alone show
     from normbench.analysis.comparisons import Comparison

@@ -15,8 +15,9 @@ from rich.text import Text
 
 from normbench.config.trust import needs_trust
 from normbench.errors import UsageError
-from normbench.results import run_directories
-from normbench.rundir import ENDED, RunDirectory, read_json
+from normbench.record.directory import ENDED, RunDirectory
+from normbench.record.files import read_json
+from normbench.runs.load import run_directories
 from normbench.settings import printable
 from normbench.sweep.folder import SweepFolder, overall, say
 

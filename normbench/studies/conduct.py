@@ -31,10 +31,12 @@ from normbench.analysis.tables import Table
 from normbench.config import compose
 from normbench.config.sections import GROUPS
 from normbench.errors import UsageError
-from normbench.recording import TensorBoard, event_files
-from normbench.results import TrainedRun
-from normbench.run.train import limits_named
-from normbench.rundir import RunDirectory, commit, cpu_name, inside, write_bytes
+from normbench.record.directory import RunDirectory
+from normbench.record.files import inside, write_bytes
+from normbench.record.machine import commit, cpu_name
+from normbench.record.tensorboard import TensorBoard, event_files
+from normbench.runs.load import TrainedRun
+from normbench.runs.train import limits_named
 from normbench.settings import show
 from normbench.studies.findings import plain_table, shortened_finding, written
 from normbench.studies.frame import Difference, Row, Study, Subject, device_name, make_study, study_class

@@ -22,9 +22,9 @@ from normbench.analysis.tables import Table
 from normbench.build import resolve_device
 from normbench.config.groups import find_own_classes
 from normbench.errors import UsageError
-from normbench.recording import show_table
-from normbench.results import TrainedRun
-from normbench.rundir import write_bytes
+from normbench.record.console import show_table
+from normbench.record.files import write_bytes
+from normbench.runs.load import TrainedRun
 from normbench.settings import Setting
 from normbench.studies.findings import arms_of, by_seed, compared, curves, estimated, labelled, shown
 from normbench.studies.fold import Folded, fold, run

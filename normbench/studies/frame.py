@@ -23,9 +23,9 @@ from normbench.config import compose
 from normbench.config.groups import options, section_of
 from normbench.config.schema import UNHASHED_KEYS, checked_values
 from normbench.errors import UsageError
-from normbench.results import TrainedRun, load_model
-from normbench.run.plan import without
-from normbench.rundir import fingerprint
+from normbench.record.directory import fingerprint
+from normbench.runs.load import TrainedRun, load_model
+from normbench.runs.plan import without
 from normbench.settings import Setting, Tree, settings_of
 from normbench.sweep.words import key_of
 from normbench.training.memory import memory_of

@@ -23,8 +23,8 @@ from rich.text import Text
 from torch import Tensor, nn
 
 from normbench.errors import UsageError
-from normbench.results import TrainedRun, Which, load_model
-from normbench.rundir import write_atomically
+from normbench.record.files import write_atomically
+from normbench.runs.load import TrainedRun, Which, load_model
 from normbench.settings import printable
 from normbench.types import Batch, Model
 

@@ -17,10 +17,11 @@ from rich.console import Console
 
 from normbench.build import imported, is_here
 from normbench.errors import RunFailure, UsageError, explain
-from normbench.run.plan import same_elsewhere
-from normbench.run.session import Session
-from normbench.run.train import busy, limits_named, measure, notes_shown
-from normbench.rundir import CHOICE_FILE, fingerprint
+from normbench.record.directory import fingerprint
+from normbench.record.shapes import CHOICE_FILE
+from normbench.runs.plan import same_elsewhere
+from normbench.runs.session import Session
+from normbench.runs.train import busy, limits_named, measure, notes_shown
 from normbench.sweep import tuning
 from normbench.sweep.folder import LOOK_SECONDS, Standing, SweepFolder, View, say, say_done, show_arms, show_failures
 from normbench.sweep.plan import SWEEP_NAME, Planner, SweepPlan, balanced, changed, exclude, read_grid, stacked

@@ -24,7 +24,8 @@ from rich.text import Text
 from normbench.config.sections import GROUPS
 from normbench.config.trust import needs_trust
 from normbench.errors import HeldElsewhere
-from normbench.rundir import RunDirectory, fingerprint, inside, read_json, write_json
+from normbench.record.directory import RunDirectory, fingerprint
+from normbench.record.files import inside, read_json, write_json
 from normbench.sweep.words import is_own
 
 LOOK_SECONDS = 1.0

@@ -19,8 +19,8 @@ from normbench.build import make_data, resolve_device
 from normbench.config import compose
 from normbench.config.schema import is_foreign
 from normbench.errors import CombinationRefused, UsageError
-from normbench.run.plan import Run, prepare
-from normbench.rundir import fingerprint
+from normbench.record.directory import fingerprint
+from normbench.runs.plan import Run, prepare
 from normbench.settings import Tree, show
 from normbench.sweep.folder import Entry, arm_name
 from normbench.sweep.launchers import Here, Launcher

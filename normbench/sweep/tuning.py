@@ -8,7 +8,8 @@ from statistics import fmean
 from typing import Any
 
 from normbench.errors import UsageError
-from normbench.rundir import ENDED, RunDirectory, read_json, write_json
+from normbench.record.directory import ENDED, RunDirectory
+from normbench.record.files import read_json, write_json
 from normbench.sweep.folder import arm_name
 from normbench.sweep.plan import Point, SweepPlan, changed
 from normbench.sweep.words import SETTINGS, SweepConfig, key_of

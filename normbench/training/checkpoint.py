@@ -13,7 +13,8 @@ from typing import IO, Any
 import numpy as np
 import torch
 
-from normbench.rundir import RunDirectory, write_atomically
+from normbench.record.directory import RunDirectory
+from normbench.record.files import write_atomically
 
 State = dict[str, Any]
 

@@ -10,7 +10,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
-from normbench.rundir import write_atomically
+from normbench.record.files import write_atomically
 from normbench.training.checkpoint import write
 from normbench.training.clock import Clock, forget_peak, peak_memory
 from normbench.training.loop import Loop, due

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from normbench.compiling import compiled
 from normbench.config.schema import TrainConfig
 from normbench.probes import Probes, Reading
-from normbench.recording import Recorder
-from normbench.rundir import NUMBER, fits
+from normbench.record.loggers import Recorder
+from normbench.record.shapes import NUMBER, fits
 from normbench.training.checkpoint import Checkpoints, State
 from normbench.training.clock import Clock
 from normbench.training.devices import seed_generators

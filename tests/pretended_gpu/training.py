@@ -10,9 +10,9 @@ from support import SMALL
 from torch.utils._pytree import tree_leaves
 
 from normbench.config.compose import read
-from normbench.recording import Silent
-from normbench.run.plan import prepare
-from normbench.run.session import Session
+from normbench.record.loggers import Silent
+from normbench.runs.plan import prepare
+from normbench.runs.session import Session
 from normbench.training.loop import Loop
 from normbench.types import Batch, Data, Split, Task
 

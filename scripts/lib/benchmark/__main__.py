@@ -29,7 +29,7 @@ from results import HEADS, Row, line, markdown
 from rich.console import Console
 from rich.table import Table
 
-from normbench.rundir import commit, cpu_name
+from normbench.record.machine import commit, cpu_name
 
 NEEDS = {
     "nanogpt": f"--nanogpt DIR, a checkout of {peers.NANOGPT}",

@@ -37,7 +37,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from normbench.rundir import cpu_name
+from normbench.record.machine import cpu_name
 
 TESTS = Path(__file__).parents[3] / "tests"
 NORMS, PLACEMENTS = "layernorm,rmsnorm,dyt,groupnorm,batchnorm", "pre,post,deep,sandwich"
@@ -104,9 +104,9 @@ class Preset:
         from kernels import operations, recorded
 
         from normbench.config.compose import read
-        from normbench.recording import Recorder
-        from normbench.run.plan import prepare
-        from normbench.run.session import Session
+        from normbench.record.loggers import Recorder
+        from normbench.runs.plan import prepare
+        from normbench.runs.session import Session
         from normbench.training.estimate import estimate
 
         run = prepare(read([f"model={name}", *ALONE]))
@@ -138,9 +138,9 @@ def probing(preset: str) -> str:
 def loop_of(preset: str, probes: str) -> Any:
     """Return the loop of a preset, which records nothing."""
     from normbench.config.compose import read
-    from normbench.recording import Silent
-    from normbench.run.plan import prepare
-    from normbench.run.session import Session
+    from normbench.record.loggers import Silent
+    from normbench.runs.plan import prepare
+    from normbench.runs.session import Session
 
     loop = Session(prepare(read([f"model={preset}", f"probes={probes}", "trainer.steps=1000", *ALONE]))).loop
     loop.recorder = Silent()

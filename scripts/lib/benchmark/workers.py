@@ -23,10 +23,10 @@ from torch.nn import functional as F
 from normbench import build
 from normbench.config.compose import read
 from normbench.errors import UsageError
-from normbench.recording import Silent
-from normbench.run.plan import prepare
-from normbench.run.session import Session
-from normbench.run.train import make_directory
+from normbench.record.loggers import Silent
+from normbench.runs.plan import prepare
+from normbench.runs.session import Session
+from normbench.runs.train import make_directory
 from normbench.studies.bench import last_level_cache
 from normbench.training.estimate import estimate
 from normbench.training.loop import Loop, due

@@ -93,7 +93,7 @@ def about() -> dict[str, str]:
     """Return what a reader must know of the machine and the versions."""
     import torch
 
-    from normbench.rundir import commit
+    from normbench.record.machine import commit
 
     properties = torch.cuda.get_device_properties(0)
     count = torch.cuda.device_count()

@@ -28,9 +28,9 @@ from normbench import build
 from normbench.config.compose import read
 from normbench.config.groups import section_of
 from normbench.errors import UsageError, explain, is_out_of_memory
-from normbench.recording import Silent
-from normbench.run.plan import prepare
-from normbench.run.session import Session
+from normbench.record.loggers import Silent
+from normbench.runs.plan import prepare
+from normbench.runs.session import Session
 from normbench.training.clock import Clock
 from normbench.training.devices import allow_tf32, seed_generators
 from normbench.training.launches import operators_of

@@ -19,25 +19,21 @@ import torch
 import yaml
 from torch import nn
 
-from normbench import build, recording
+from normbench import build
 from normbench.config.groups import content, options
 from normbench.config.trust import foreign_class
 from normbench.errors import RunFailure, is_disk_full, is_out_of_memory
 from normbench.models import unsafe_convolutions
 from normbench.probes import Probes
-from normbench.recording import Display, Recorder, Scalar, Silent, quiet_loggers, show_table
-from normbench.run.plan import Run
-from normbench.rundir import (
-    EXTENDED,
-    RunDirectory,
-    Status,
-    commit,
-    cpu_name,
-    extended_runs,
-    read_json,
-    write_bytes,
-    write_json,
-)
+from normbench.record.console import Display, show_table
+from normbench.record.directory import RunDirectory, Status, extended_runs
+from normbench.record.files import read_json, write_bytes, write_json
+from normbench.record.loggers import Recorder, Scalar, Silent, finite, quiet_loggers
+from normbench.record.machine import commit, cpu_name
+from normbench.record.metrics import truncate_metrics
+from normbench.record.shapes import EXTENDED
+from normbench.record.tensorboard import RESULTS, event_files, truncate_events
+from normbench.runs.plan import Run
 from normbench.settings import Tree, flat
 from normbench.training.checkpoint import Checkpoints
 from normbench.training.clock import forget_peak, peak_memory
@@ -160,8 +156,8 @@ class Session:
                 what = f"{known} processes worked on this run before, now {self.group.size}"
                 self.say(f"note: {what}; dropout masks and unsynchronised batch statistics differ from here on")
         write_json(directory.environment, {"sessions": [*directory.sessions(), here]})
-        damaged = recording.truncate_events(directory.path, loop.step)
-        for said in filter(None, (damaged, recording.truncate_metrics(directory.metrics, loop.step))):
+        damaged = truncate_events(directory.path, loop.step)
+        for said in filter(None, (damaged, truncate_metrics(directory.metrics, loop.step))):
             self.say(f"warning: {said}")
         shown = [] if self.settings.quiet else [Display(run.steps, run.data.task.unit, loop.step)]
         if self.settings.quiet:
@@ -172,7 +168,7 @@ class Session:
         chosen = {group: run.config.choices.groups[group] for group in ("norm", "placement", "model", "data")}
         choices = {**chosen, "seed": self.settings.seed, **flat(run.config.tree)}
         task = run.data.task
-        loop.recorder.expect(recording.RESULTS if task.judges else [*task.metrics(loss=1.0, accuracy=0.5)])
+        loop.recorder.expect(RESULTS if task.judges else [*task.metrics(loss=1.0, accuracy=0.5)])
         loop.recorder.begin(choices, run.config.varied or (*chosen, "seed"), f"```yaml\n{config}```")
         return loop.recorder
 
@@ -231,13 +227,13 @@ class Session:
         run, loop = self.run, self.loop
         if not self.group.writes:
             return 0
-        results = {tag: value for tag, value in loop.latest.items() if tag.split("/")[0] in recording.RESULTS}
+        results = {tag: value for tag, value in loop.latest.items() if tag.split("/")[0] in RESULTS}
         summary = {
             "steps": run.steps,
             "choices": dict(run.config.choices.groups),
             "seed": self.settings.seed,
             "stack": run.stack,
-            "metrics": recording.finite(results),
+            "metrics": finite(results),
             "step_time": loop.clock.summary(),
             # since this process took the run up
             "peak_memory_bytes": peak_memory(run.device, self.loop.graph is not None),
@@ -346,7 +342,7 @@ def settle(run: Run, summary: Mapping[str, Any]) -> None:
 
 def copy_record(parent: RunDirectory, child: RunDirectory) -> None:
     """Begin a run with another's record; the checkpoint comes last, so that a torn copy is begun again."""
-    for source in (parent.metrics, *recording.event_files(parent.path), parent.best, parent.checkpoint):
+    for source in (parent.metrics, *event_files(parent.path), parent.best, parent.checkpoint):
         if source.exists():
             write_bytes(child.path / source.name, source.read_bytes())
 
@@ -389,7 +385,7 @@ def show_summary(run: Run, summary: Mapping[str, Any], *before: str | None) -> N
     }
     show_table(directory.name, rows)
     show_table("ledger", flat(summary["ledger"]))
-    if any(recording.event_files(directory)):
+    if any(event_files(directory)):
         print(f"look at the curves: {shlex.join(['normbench', 'tensorboard', str(directory.parent)])}")
     if summary["status"] == "finished" and run.config.closed.trainer.keep_checkpoint != "none":
         trust = ["--trust"] if foreign_class(run.config.tree) else []

@@ -1,4 +1,4 @@
-"""Further loggers of a run: a table as CSV, Weights & Biases, MLflow. Their packages are imported when one is made."""
+"""Loggers beside TensorBoard: CSV, Weights & Biases, MLflow. Their packages are imported when one is made."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
-from normbench.recording import Histogram, Logger, Scalar
-from normbench.rundir import write_bytes
+from normbench.record.files import write_bytes
+from normbench.record.loggers import Histogram, Logger, Scalar
 
 SEND_SECONDS = 5.0  # between two calls of MLflow's store, each of which takes some 50 ms of the training's time
 

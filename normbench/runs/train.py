@@ -17,10 +17,11 @@ from rich.filesize import decimal
 from normbench import build
 from normbench.config.compose import Config
 from normbench.errors import RunFailure, UsageError, is_disk_full, is_out_of_memory
-from normbench.recording import Recorder, Scalar, show_table
-from normbench.run.plan import Run, prepare, same_elsewhere
-from normbench.run.session import Session, describe_here, settle, show_summary, stop_signals
-from normbench.rundir import inside, read_json, unused
+from normbench.record.console import show_table
+from normbench.record.files import inside, read_json, unused
+from normbench.record.loggers import Recorder, Scalar
+from normbench.runs.plan import Run, prepare, same_elsewhere
+from normbench.runs.session import Session, describe_here, settle, show_summary, stop_signals
 from normbench.scratch import dry_folder
 from normbench.training.estimate import Estimate, estimate
 from normbench.training.guard import Diverged

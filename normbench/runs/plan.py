@@ -18,7 +18,7 @@ from normbench.config.schema import UNHASHED_KEYS, checked, stored
 from normbench.config.sections import CLASS_SECTIONS, MANY
 from normbench.config.trust import check_trusted
 from normbench.errors import RunFailure, UsageError
-from normbench.rundir import RunDirectory, fingerprint
+from normbench.record.directory import RunDirectory, fingerprint
 from normbench.settings import Tree, lookup
 from normbench.training.checkpoint import is_whole
 from normbench.training.optimizer import may_fuse

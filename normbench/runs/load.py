@@ -15,7 +15,10 @@ from normbench.config.schema import checked_section, stored
 from normbench.config.sections import GROUPS
 from normbench.config.trust import check_trusted
 from normbench.errors import UsageError, explain
-from normbench.rundir import DIGESTS, RECORD, UNREADABLE, RunDirectory, logged_lines, read_json
+from normbench.record.directory import RECORD, RunDirectory
+from normbench.record.files import read_json
+from normbench.record.metrics import UNREADABLE, logged_lines
+from normbench.record.shapes import DIGESTS
 from normbench.settings import flat
 
 if TYPE_CHECKING:

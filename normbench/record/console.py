@@ -1,0 +1,97 @@
+"""What a run shows on the console: a bar with numbers below it, and tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import timedelta
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from normbench.record.loggers import Logger, Scalar
+
+REFRESH_PERIOD = 0.25  # seconds between two drawings of a live display, which take some ms of the training's time
+LINE_PERIOD = 10.0  # seconds, at most, between two lines where there is no terminal
+
+
+class Display(Progress, Logger):
+    """Shows how far a run is: a bar with numbers below it on a terminal, lines elsewhere.
+
+    Lines come at each evaluation, and each 10 seconds. unit: what throughput counts, `tokens` or
+    `images`. start_step: the steps that are done already when a run goes on. console: by default standard output.
+    """
+
+    def __init__(self, total_steps: int, unit: str, start_step: int = 0, console: Console | None = None) -> None:
+        self.unit, self.values = unit, dict[str, float]()
+        self.step = self.evaluated = start_step
+        counts = "step", MofNCompleteColumn(), BarColumn(bar_width=None), TaskProgressColumn(), TimeElapsedColumn()
+        left = TextColumn("{task.fields[left]}")
+        # It is drawn from here alone, and starts no thread that would take time from the training.
+        super().__init__(*counts, left, console=console or Console(), expand=True, auto_refresh=False)
+        self.shown = self.get_time()
+        self.add_task("", total=total_steps, completed=start_step, left="")
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Show that `step` steps are done, and the newest numbers by tag; cheap enough for every log step."""
+        (task,) = self.tasks
+        live = self.console.is_interactive
+        if step != self.step and not live:  # a line has what belongs to its own step
+            self.values.clear()
+        self.step = step
+        if "loss/val" in values:
+            self.evaluated = step
+        self.values.update(values)
+        self.update(task.id, completed=step)
+        seconds, waited = task.time_remaining, self.get_time() - self.shown
+        left = "" if seconds is None else f"{timedelta(seconds=int(seconds))} left"  # by the pace of this process alone
+        if waited < (REFRESH_PERIOD if live else LINE_PERIOD) and "loss/val" not in values:
+            return
+        self.shown = self.get_time()
+        if live:
+            self.start()
+            self.update(task.id, left=left, refresh=True)
+        else:
+            parts = f"step {step:>{len(str(task.total))}}/{task.total}", self.numbers(), left
+            self.console.print("  ".join(filter(None, parts)), highlight=False, soft_wrap=True)
+
+    def close(self, ended: str) -> None:
+        if self.live.is_started:
+            self.stop()  # and leave the last state on the screen
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        """Return two lines for the bottom of the terminal; what is printed meanwhile appears above them."""
+        return [*super().get_renderables(), Text(self.numbers(), overflow="ellipsis", no_wrap=True)]
+
+    def numbers(self) -> str:
+        """Return `loss 1.9321  val 2.0112  lr 9.8e-04  12,345 tokens/s`, of what is known."""
+        shown = {
+            "loss/train": "loss {:.4f}",
+            "loss/val": "val {:.4f}",
+            "accuracy/val": "accuracy {:.2%}",
+            "bleu/val": "BLEU {:.1f}",
+            "optim/lr": "lr {:.1e}",
+            f"time/{self.unit}_per_second": f"{{:,.0f}} {self.unit}/s",
+        }
+        if self.evaluated != self.step:  # on a terminal the last evaluation stays, with its step
+            shown["loss/val"] += f" at step {self.evaluated:,}"
+        return "  ".join(form.format(self.values[tag]) for tag, form in shown.items() if tag in self.values)
+
+
+def show_table(title: str, rows: Mapping[str, Scalar], console: Console | None = None) -> None:
+    """Print a table of names and values."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column(Text(title), min_width=20)
+    table.add_column(overflow="fold")
+    for name, value in rows.items():
+        table.add_row(Text(name), Text(readable(value)))
+    (console or Console()).print(table)
+
+
+def readable(value: Scalar) -> str:
+    """Return a value as a person reads it: `1,234,567`, `0.00098`, `yes`, `none`."""
+    if value is None or isinstance(value, bool):
+        return {None: "none", True: "yes", False: "no"}[value]
+    return value if isinstance(value, str) else f"{value:,}" if isinstance(value, int) else f"{value:,.5g}"

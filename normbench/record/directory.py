@@ -1,0 +1,165 @@
+"""The run directory: its files, its name, its status, and who holds it."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import socket
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Literal
+
+from normbench.errors import HeldElsewhere, UsageError
+from normbench.record.files import inside, locked, parse_yaml, read_bytes, read_json, read_object, write_json
+from normbench.record.shapes import DIGESTS, EXTENDED
+
+Status = Literal["running", "interrupted", "finished", "diverged", "failed", "out_of_memory"]
+ENDED: tuple[Status, ...] = ("finished", "diverged")
+RECORD = ("config.yaml", "environment.json", "metrics.jsonl", "summary.json")  # what a report rests on
+# What must be the same for a continuation to give the same bits.
+DECISIVE = ("commit", "cpu", "accelerator", "python", "machine")
+
+
+def fingerprint(content: Mapping[str, Any]) -> str:
+    """Return eight hexadecimal digits of whatever changes a run's numbers."""
+    text = json.dumps(content, sort_keys=True, ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+class RunDirectory:
+    """One run's directory, which need not be there.
+
+    writes: False in a process that only helps the one that holds the run.
+    """
+
+    writes = True
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / "config.yaml"
+        self.environment = path / "environment.json"
+        self.metrics = path / "metrics.jsonl"
+        self.checkpoint = path / "checkpoint.pt"
+        self.previous = path / "checkpoint.prev.pt"
+        self.best = path / "checkpoint.best.pt"
+        self.status = path / "status.json"
+        self.summary = path / "summary.json"
+
+    def check_creatable(self) -> None:
+        """Refuse a path that cannot be made or written to, without making anything.
+
+        Raises:
+            UsageError: it could not.
+        """
+        existing = next(path for path in (self.path, *self.path.absolute().parents) if path.exists())
+        if not existing.is_dir() or not os.access(existing, os.W_OK):
+            why = f"{existing} is no folder where you may write"
+            raise UsageError(f"outputs={self.path.parent.parent} cannot be written ({why}): give another one")
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold the run, so that no second process works on it, and clear away what a killed one left half written.
+
+        Raises:
+            HeldElsewhere: another process holds it.
+        """
+        if not self.writes:
+            yield
+            return
+        with open(inside(self.path, ".lock"), "a") as lock:
+            if not any(locked(lock, fcntl.LOCK_EX, pause) for pause in (0, 0.01, 0.1)):  # `is_held` takes a moment
+                pid = (read_json(self.status) or {}).get("pid", "unknown")
+                cure = "wait for it, or give this run another name="
+                raise HeldElsewhere(f"{self.path} is being written by another process (pid {pid}): {cure}")
+            for temporary in self.path.glob(".*.tmp"):  # of processes that were killed while they wrote
+                temporary.unlink(missing_ok=True)
+            yield
+
+    def is_held(self) -> bool:
+        """Return whether a process is at work on the run."""
+        with suppress(FileNotFoundError), open(self.path / ".lock") as lock:
+            return not locked(lock, fcntl.LOCK_SH)
+        return False
+
+    def write_status(self, status: Status, step: int, steps: int, message: str = "") -> None:
+        """Write how the run stands (atomically), if there is room: it must not hide what it reports, a full disk."""
+        stands = {"status": status, "step": step, "steps": steps, "message": message}
+        process = {"pid": os.getpid(), "host": socket.gethostname(), "heartbeat": time.time()}
+        with suppress(OSError):
+            if self.writes:
+                write_json(self.status, stands | process)
+
+    def sessions(self) -> list[dict[str, Any]]:
+        """Return the processes that have worked on the run, the first one first."""
+        known: list[dict[str, Any]] = (read_json(self.environment) or {"sessions": []})["sessions"]
+        return known
+
+    def configuration(self) -> dict[str, Any]:
+        """Return the resolved configuration; empty where it cannot be read."""
+        return read_object(self.config, parse_yaml) or {}
+
+    def begun_elsewhere(self, now: dict[str, Any]) -> str | None:
+        """Return what decides about bits and is not as it was when the run was begun, in one line."""
+        first, here = ({**(known.get("packages") or {}), **known} for known in ([*self.sessions(), now][0], now))
+        decisive = [*DECISIVE, *now["packages"]]
+        changed = [f"{key} was {first.get(key)}, is {here[key]}" for key in decisive if first.get(key) != here[key]]
+        what = f"this run was begun elsewhere, so its numbers may differ in the last bits ({'; '.join(changed)})"
+        return f"{what}: rerun=true makes it anew and keeps the old one beside it" if changed else None
+
+    def digest(self, name: str, summary: Mapping[str, Any]) -> str:
+        """Return the SHA-256 of a file of the record; of the summary, of all but the digests that it holds.
+
+        Raises:
+            OSError: the file cannot be read.
+        """
+        if name == self.summary.name:
+            rest = {key: value for key, value in summary.items() if key != DIGESTS}
+            content = json.dumps(rest, sort_keys=True).encode()
+        else:
+            content = read_bytes(self.path / name)
+        return hashlib.sha256(content).hexdigest()
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Write the summary (atomically), when all other files are as they are to stay."""
+        as_read = json.loads(json.dumps(summary))
+        write_json(self.summary, {**summary, DIGESTS: {name: self.digest(name, as_read) for name in RECORD}})
+
+    def altered(self, names: Iterable[str] = RECORD) -> list[str]:
+        """Return which files of the record are not as the run has left them; none where it has noted no digests.
+
+        Raises:
+            OSError, ValueError: the summary cannot be read.
+        """
+        summary = json.loads(read_bytes(self.summary))
+        found, noted = list[str](), summary.get(DIGESTS) or {}
+        for name in names if noted else ():
+            digest = ""  # of a file that cannot be read
+            with suppress(OSError):
+                digest = self.digest(name, summary)
+            if noted.get(name) != digest:
+                found.append(name)
+        return found
+
+    def ended(self) -> dict[str, Any] | None:
+        """Return the summary of a run that has ended as a result, else None."""
+        summary = read_json(self.summary)
+        return summary if summary and summary.get("status") in ENDED else None
+
+
+def extended_runs(sessions: Sequence[Mapping[str, Any]], eval_batches: int | None) -> list[dict[str, Any]]:
+    """Return where each run ended that a run goes on with, and on how many batches it was evaluated, the first first.
+
+    sessions, eval_batches: of the run. A record of an older version tells of the last such run alone, and not on how
+    many batches: it is taken for one like the run itself.
+    """
+    if not sessions:
+        return []
+    noted = sessions[-1].get(EXTENDED)
+    if noted is not None:
+        return [*noted]
+    begun = sessions[0].get("step")
+    return [{"steps": begun, "eval_batches": eval_batches}] if begun else []

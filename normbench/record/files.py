@@ -1,0 +1,169 @@
+"""Files that are either whole or not there, read and written inside a folder alone."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from itertools import count, takewhile
+from pathlib import Path
+from typing import IO, Any
+
+import yaml
+
+from normbench.errors import UsageError
+from normbench.record.shapes import SHAPES, Shape, fits
+from normbench.settings import printable
+
+LARGEST = 1 << 24  # bytes of a JSON or YAML
+LONG = 10_000  # characters of a YAML whose depth is looked at first: to libyaml a great one is a crash
+DEEPEST = 20  # levels of what it holds
+
+
+def locked(file: IO[str], kind: int, pause: float = 0) -> bool:
+    """Lock a file unless another process has; returns whether it is locked. pause: seconds before."""
+    time.sleep(pause)
+    with suppress(BlockingIOError):
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+        return True
+    return False
+
+
+def inside(folder: Path, *parts: str) -> Path:
+    """Return a path in a folder, which may be a link itself: whoever has named it knows where it leads.
+
+    Raises:
+        UsageError: the path leads out of the folder, by a link in it or by its own name.
+    """
+    path = folder.joinpath(*parts)
+    if Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):  # `resolve` raises where links go round
+        return path
+    below = takewhile(lambda part: part != folder, (path, *path.parents))
+    link = next((part for part in below if part.is_symlink()), None)
+    if link is None:
+        raise UsageError(f"{path} leads out of {folder}, and nothing is written there: give another name")
+    what = f"{link} is a link that leads out of {folder}, to {link.readlink()}, and nothing is written there"
+    raise UsageError(f"{what}: move what it leads to into the place of the link, or remove the link")
+
+
+def remove_written(folder: Path, names: Iterable[str]) -> None:
+    """Remove files that an earlier record says are ours; of those that it names elsewhere, none."""
+    for name in names:
+        with suppress(UsageError, OSError):
+            if not (path := inside(folder, name)).is_dir():
+                path.unlink()
+
+
+def read_bytes(path: Path) -> bytes:
+    """Return a file's content.
+
+    Raises:
+        OSError: it cannot be read, or whoever reads it would wait for ever: it is a pipe or a device.
+    """
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "no regular file", str(path))
+    return path.read_bytes()
+
+
+def read_json(path: Path, shape: Shape | None = None) -> dict[str, Any] | None:
+    """Return a JSON object, or None where the file is missing, damaged, or has not the shape of its kind."""
+    return read_object(path, json.loads, shape)
+
+
+def read_object(path: Path, parse: Callable[[str], Any], shape: Shape | None = None) -> dict[str, Any] | None:
+    """Return what a JSON or YAML holds, or None where it is missing, damaged, or has not the shape of its kind."""
+    with suppress(OSError, ValueError, RecursionError, yaml.YAMLError):
+        if path.stat().st_size <= LARGEST:
+            content = plain(parse(read_bytes(path).decode()))
+            return content if fits(content, shape or SHAPES.get(path.name, {})) else None
+    return None
+
+
+def parse_yaml(text: str) -> Any:
+    """Return what a YAML holds, read in C where that is installed.
+
+    Raises:
+        ValueError: it has anchors, with which a short text stands for any number of values, or is nested too deep.
+        YAMLError: it is none.
+    """
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    depth = 0
+    for event in yaml.parse(text, loader) if "&" in text or len(text) > LONG else ():
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > DEEPEST or getattr(event, "anchor", None):
+            raise ValueError("a YAML with anchors, or nested too deep")
+    return yaml.load(text, loader)
+
+
+def plain(content: Any, depth: int = 0) -> Any:
+    """Return content as JSON has it, without characters that steer a terminal.
+
+    Raises:
+        ValueError: it is nested too deep.
+    """
+    if depth > DEEPEST:
+        raise ValueError(f"nested deeper than {DEEPEST} levels")
+    if isinstance(content, dict):
+        return {printable(str(key)): plain(value, depth + 1) for key, value in content.items()}
+    if isinstance(content, list):
+        return [plain(item, depth + 1) for item in content]
+    return content if isinstance(content, bool | int | float | None) else printable(str(content))
+
+
+def write_atomically(path: Path, write: Callable[[IO[bytes]], object], keep: Path | None = None) -> None:
+    """Write a file through a temporary one beside it: a crash at any moment leaves the old content or the new.
+
+    keep: where the old content goes. A crash at that very moment leaves it there, and nothing at `path`.
+
+    Raises:
+        OSError: the disk is full or not writable; nothing of the attempt stays behind.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.unlink(missing_ok=True)
+        with open(temporary, "xb") as file:  # never through a link
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        if keep is not None and path.exists():
+            os.replace(path, keep)
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_directory(path.parent)
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file's whole content, atomically."""
+    write_atomically(path, lambda file: file.write(content))
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write JSON for people and programs, atomically."""
+    write_bytes(path, (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
+
+
+def unused(path: Path) -> Path:
+    """Return the first of PATH1, PATH2, ... that is not there."""
+    return next(free for number in count(1) if not (free := path.with_name(f"{path.name}{number}")).exists())
+
+
+def keep_damaged(path: Path, name: str = "") -> str:
+    """Keep a damaged file beside what takes its place; return a sentence that says so. name: to keep it under."""
+    kept = unused(path.with_name(f"{name or path.name}.damaged"))
+    write_bytes(kept, read_bytes(path))
+    return f"{path.name} is damaged: what can be read of it stays, and the file as it was is {kept}"
+
+
+def sync_directory(directory: Path) -> None:
+    """Make renames in this directory survive a power cut."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
