@@ -23,8 +23,8 @@ from normbench.cli import main
 from normbench.commands.report import report_of_sweep
 from normbench.errors import UsageError
 from normbench.record.files import read_json
-from normbench.record.loggers import Recorder
 from normbench.record.metrics import truncate_metrics
+from normbench.record.recorder import Recorder
 from normbench.record.tensorboard import event_files, truncate_events
 
 pytest_plugins = ["run_fixtures"]

@@ -18,7 +18,8 @@ from normbench import build
 from normbench.cli import main
 from normbench.config.compose import read
 from normbench.errors import RunFailure, UsageError
-from normbench.record.loggers import Logger, Recorder, quiet_loggers
+from normbench.record.loggers import Logger, quiet_loggers
+from normbench.record.recorder import Recorder
 from normbench.record.services import Csv, MLflow, Wandb
 from normbench.runs.plan import prepare
 

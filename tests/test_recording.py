@@ -34,8 +34,8 @@ from torch.utils.tensorboard.writer import SummaryWriter
 
 from normbench.record import tensorboard
 from normbench.record.console import Display, show_table
-from normbench.record.loggers import Recorder
 from normbench.record.metrics import truncate_metrics
+from normbench.record.recorder import Recorder
 from normbench.record.tensorboard import truncate_events
 
 CONFIG: dict[str, Any] = {"norm": "rmsnorm", "seed": 0, "optim.lr": 1e-3, "norm.affine": True, "norm.groups": None}

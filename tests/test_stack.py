@@ -21,7 +21,7 @@ from normbench import build
 from normbench.config.compose import read
 from normbench.errors import UsageError
 from normbench.record.directory import RunDirectory
-from normbench.record.loggers import Silent
+from normbench.record.recorder import Silent
 from normbench.runs.plan import prepare
 from normbench.runs.session import Session
 from normbench.sweep.conduct import understand

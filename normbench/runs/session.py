@@ -28,9 +28,10 @@ from normbench.probes import Probes
 from normbench.record.console import Display, show_table
 from normbench.record.directory import RunDirectory, Status, extended_runs
 from normbench.record.files import read_json, write_bytes, write_json
-from normbench.record.loggers import Recorder, Scalar, Silent, finite, quiet_loggers
+from normbench.record.loggers import Scalar, finite, quiet_loggers
 from normbench.record.machine import commit, cpu_name
 from normbench.record.metrics import truncate_metrics
+from normbench.record.recorder import Recorder, Silent
 from normbench.record.shapes import EXTENDED
 from normbench.record.tensorboard import RESULTS, event_files, truncate_events
 from normbench.runs.plan import Run

@@ -19,7 +19,8 @@ from normbench.config.compose import Config
 from normbench.errors import RunFailure, UsageError, is_disk_full, is_out_of_memory
 from normbench.record.console import show_table
 from normbench.record.files import inside, read_json, unused
-from normbench.record.loggers import Recorder, Scalar
+from normbench.record.loggers import Scalar
+from normbench.record.recorder import Recorder
 from normbench.runs.plan import Run, prepare, same_elsewhere
 from normbench.runs.session import Session, describe_here, settle, show_summary, stop_signals
 from normbench.scratch import dry_folder

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from normbench.compiling import compiled
 from normbench.config.schema import TrainConfig
 from normbench.probes import Probes, Reading
-from normbench.record.loggers import Recorder
+from normbench.record.recorder import Recorder
 from normbench.record.shapes import NUMBER, fits
 from normbench.training.checkpoint import Checkpoints, State
 from normbench.training.clock import Clock

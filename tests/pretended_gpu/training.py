@@ -10,7 +10,7 @@ from support import SMALL
 from torch.utils._pytree import tree_leaves
 
 from normbench.config.compose import read
-from normbench.record.loggers import Silent
+from normbench.record.recorder import Silent
 from normbench.runs.plan import prepare
 from normbench.runs.session import Session
 from normbench.training.loop import Loop

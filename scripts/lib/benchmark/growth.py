@@ -104,7 +104,7 @@ class Preset:
         from kernels import operations, recorded
 
         from normbench.config.compose import read
-        from normbench.record.loggers import Recorder
+        from normbench.record.recorder import Recorder
         from normbench.runs.plan import prepare
         from normbench.runs.session import Session
         from normbench.training.estimate import estimate
@@ -138,7 +138,7 @@ def probing(preset: str) -> str:
 def loop_of(preset: str, probes: str) -> Any:
     """Return the loop of a preset, which records nothing."""
     from normbench.config.compose import read
-    from normbench.record.loggers import Silent
+    from normbench.record.recorder import Silent
     from normbench.runs.plan import prepare
     from normbench.runs.session import Session
 

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from normbench import build
 from normbench.config.compose import read
 from normbench.errors import UsageError
-from normbench.record.loggers import Silent
+from normbench.record.recorder import Silent
 from normbench.runs.plan import prepare
 from normbench.runs.session import Session
 from normbench.runs.train import make_directory

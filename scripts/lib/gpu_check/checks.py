@@ -28,7 +28,7 @@ from normbench import build
 from normbench.config.compose import read
 from normbench.config.groups import section_of
 from normbench.errors import UsageError, explain, is_out_of_memory
-from normbench.record.loggers import Silent
+from normbench.record.recorder import Silent
 from normbench.runs.plan import prepare
 from normbench.runs.session import Session
 from normbench.training.clock import Clock
