@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import inspect
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
@@ -20,12 +18,13 @@ from torch import Tensor, nn
 
 from normbench.config.refusals import refusal
 from normbench.config.sections import BY_NAME, CLASS_SECTIONS, MANY
-from normbench.errors import CombinationRefused, ContractError, RunFailure, UsageError, explain, place_of
+from normbench.config.signatures import import_target
+from normbench.errors import CombinationRefused, ContractError, RunFailure, UsageError, explain
 from normbench.models import initialize
 from normbench.models.stacks import segment_length
 from normbench.norms.foreign import fitted, measured, takes_place, taking_mask
 from normbench.record.loggers import Logger
-from normbench.settings import Tree, nearest, show
+from normbench.settings import Tree, show
 from normbench.training.evaluation import to_device
 from normbench.training.guard import buffers_kept
 from normbench.training.memory import Kept, counted
@@ -65,27 +64,6 @@ def is_here(device: str) -> bool:
 # ---- what a _target_ names
 
 
-def imported(path: str, where: str = "") -> Callable[..., Any]:
-    """Return what a dotted path names; `where` begins the complaint.
-
-    Raises:
-        UsageError: it cannot be imported, or is neither a class nor a function.
-    """
-    where = where or path
-    try:
-        module, _, name = path.rpartition(".")
-        found = getattr(importlib.import_module(module), name)
-    except (Exception, SystemExit) as error:  # a person's module may raise anything, or end as a script does
-        if place_of(error):
-            raise UsageError(f"{where} cannot be imported: mend {explain(error)}") from error
-        known = vars(sys.modules[module]) if module in sys.modules else ()
-        cure = f"{nearest(name, known)}give package.module.Class, such as mynorms.MyNorm of mynorms.py"
-        raise UsageError(f"{where} cannot be imported ({error if module else 'no module'}): {cure}") from error
-    if not callable(found):
-        raise UsageError(f"{where} is not a class: give package.module.Class")
-    return found
-
-
 def target(tree: Tree, section: str) -> tuple[Callable[..., Any], type]:
     """Return what `<section>._target_` names, and the class of what it makes; a function is annotated to return it.
 
@@ -95,7 +73,7 @@ def target(tree: Tree, section: str) -> tuple[Callable[..., Any], type]:
     """
     path = str(tree[section]["_target_"])
     where = f"{section}._target_={path}"
-    found = imported(path, where)
+    found = import_target(path, where)
     made = product(found)
     kind = kind_of(section)
     if not (made and issubclass(made, kind)):
@@ -114,7 +92,7 @@ def target(tree: Tree, section: str) -> tuple[Callable[..., Any], type]:
 
 def kind_of(section: str) -> type:
     """Return the base of what a section makes."""
-    kind = imported(BY_NAME[section].makes)
+    kind = import_target(BY_NAME[section].makes)
     assert isinstance(kind, type)
     return kind
 

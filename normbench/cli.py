@@ -5,11 +5,12 @@ Nothing heavy is imported before it is needed: a command imports what it runs wh
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,10 @@ def run(words: list[str]) -> int:
         from normbench.commands.completion import SHELLS
 
         with suppress(Exception):  # the Tab key is no place for complaints
-            print(SHELLS[os.environ[COMPLETE].removesuffix("_complete")](cli, {}, "normbench", COMPLETE).complete())
+            shell = SHELLS[os.environ[COMPLETE].removesuffix("_complete")](cli, {}, "normbench", COMPLETE)
+            with redirect_stdout(io.StringIO()):  # a class of the user's own, which is imported, may print
+                completions = shell.complete()
+            print(completions)
         return 0
     width = min(shutil.get_terminal_size((100, 24)).columns, 120)
     try:

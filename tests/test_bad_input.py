@@ -104,7 +104,7 @@ VALUES = {
     "optim=sgd optim.momentum=0": "SGD refuses its settings",
     "device=cuda:99": "device=cuda:99 is not there: this machine has",
     "name=a/b": "name=a/b cannot name a folder",
-    "outputs=/dev/null": "outputs=/dev/null cannot be written (/dev/null is no folder where you may write)",
+    "outputs=/dev/null": "outputs=/dev/null cannot be written (/dev/null is not a folder where you may write)",
     "outputs=/proc/x": "/proc/x cannot be used (No such file or directory): give another path",
     "extend=nowhere": "extend=nowhere is not the directory of a finished run",
     "data=mnist data.root=nowhere": "no copy of ylecun/mnist in data.root=nowhere",

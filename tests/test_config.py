@@ -16,8 +16,9 @@ from normbench.config.compose import compose, initialized, plain, read, read_eac
 from normbench.config.groups import NOTES, chosen_options, config_directory, options
 from normbench.config.schema import KEYS, UNHASHED_KEYS, checked, section_settings
 from normbench.config.sections import CLASS_SECTIONS, GROUPS, MANY, SWEEP_GROUPS
+from normbench.config.signatures import import_target, settings_in_source, settings_of_class
 from normbench.errors import UsageError
-from normbench.settings import Setting, either, nearest, setting_from, settings_of, show
+from normbench.settings import Setting, either, nearest, setting_from, show
 
 OPTIONS = [(group, option) for group in (*GROUPS, *SWEEP_GROUPS) for option in options(group)]
 
@@ -162,15 +163,28 @@ def test_settings_are_read_without_importing_the_class(tmp_path: Path, monkeypat
     (tmp_path / "unread" / "shared.py").write_text(SHARED)
     monkeypatch.syspath_prepend(tmp_path)
     share = Setting("a share", low=0, high=1, types=(float,))
-    norm = settings_of("unread.Norm")
+    norm = settings_in_source("unread.Norm")
     assert norm is not None and list(norm) == ["eps", "share", "kind", "odd"]
     assert norm["share"] == Setting("a share", low=0, high=1, types=(float,), required=True)
     assert (norm["kind"].choices, norm["odd"]) == (("a",), Setting())
-    assert settings_of("unread.parts.Start") == {"std": Setting(types=(float,), required=True), "gain": share}
-    assert list(settings_of("unread.parts.make") or ()) == ["eps", "share", "kind", "odd", "size"]
-    assert [settings_of(f"unread.parts.{name}") for name in ("anything", "missing")] == [None, None]
-    assert settings_of("no_such.Thing") is settings_of("") is None
+    assert settings_in_source("unread.parts.Start") == {"std": Setting(types=(float,), required=True), "gain": share}
+    assert list(settings_in_source("unread.parts.make") or ()) == ["eps", "share", "kind", "odd", "size"]
+    assert [settings_in_source(f"unread.parts.{name}") for name in ("anything", "missing")] == [None, None]
+    assert settings_in_source("no_such.Thing") is settings_in_source("") is None
     assert "unread" not in sys.modules
+
+
+def targets_of_conf() -> list[str]:
+    """Return every class or function that a YAML of ours names."""
+    texts = [path.read_text("utf-8") for path in config_directory().rglob("*.yaml")]
+    return sorted({found for text in texts for found in re.findall(r"^ *_target_: ([\w.]+)$", text, re.MULTILINE)})
+
+
+@pytest.mark.parametrize("target", [*targets_of_conf(), "torch.nn.GroupNorm", "torch.nn.RMSNorm", "torch.nn.Identity"])
+def test_the_source_of_a_class_says_what_the_imported_class_does(target: str) -> None:
+    in_source = settings_in_source(target)
+    assert in_source == settings_of_class(import_target(target))
+    assert in_source is None or not any(setting.unread for setting in in_source.values())
 
 
 # ---- the table of keys

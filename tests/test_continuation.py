@@ -115,7 +115,7 @@ def test_finished_run_is_not_run_again_but_made_anew_if_told_so(
     before = content(directory)
     again = start(server, "cnn", tmp_path)
     assert again.wait() == 0
-    assert "has finished already: rerun=true makes it anew" in again.output
+    assert "has finished already: rerun=true makes it again" in again.output
     assert not any("training" in place for place in again.places)
     assert content(directory) == before
     stopped = server.start(words("cnn", "rerun=true"), tmp_path, STOP)

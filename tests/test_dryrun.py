@@ -82,7 +82,7 @@ def test_it_says_what_the_run_then_takes(
 def test_what_is_there_already_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", *TINY, "quiet=true"]) == 0
     (run,) = Path("outputs/train").iterdir()
-    assert f"{run} has finished already: rerun=true makes it anew" in dry(capsys, *TINY)[0]
+    assert f"{run} has finished already: rerun=true makes it again" in dry(capsys, *TINY)[0]
     assert "going on" not in dry(capsys, *TINY, "rerun=true")[0]
     assert "going on from step 10" in dry(capsys, f"extend={run}", "trainer.steps=20")[0]
     (run / "summary.json").unlink()

@@ -12,7 +12,7 @@ import torch
 
 from normbench.cli import main
 from normbench.errors import LINE
-from normbench.runs.train import busy
+from normbench.runs.dry_run import busy
 
 TINY = ["model.depth=1", "model.width=8", "model.heads=2", "model.context=8", "data.batch_size=2", "device=cpu",
         "trainer.steps=2", "trainer.eval_batches=1", "data.eval_batch_size=512", "threads=1"]  # fmt: skip

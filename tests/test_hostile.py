@@ -146,9 +146,11 @@ def test_runs_of_somebody_else_are_reported_and_run_no_code(mark: Path, capsys: 
         run = make_run(Path("runs"), seed=number % 4, norm=("layernorm", "rmsnorm")[number % 2], name=f"run{number}")
         known = yaml.safe_load((run / "config.yaml").read_text())
         call = {"_target_": name, **given, "_args_": ["${oc.env:HOME}"]}
-        (run / "config.yaml").write_text(yaml.safe_dump({**known, "norm": {**known["norm"], "eps": call}}))
+        norm = {"_target_": "hostile.Norm"} if number < 2 else known["norm"]
+        (run / "config.yaml").write_text(yaml.safe_dump({**known, "norm": {**norm, "eps": call}}))
+    sys.path.append(str(Path.cwd()))  # where such a class would be found
     assert len(normbench.load_runs("runs")) == len(CALLS)
-    for words in (["report", "runs"], ["compare", "rmsnorm", "layernorm", "--in", "runs"]):
+    for words in (["report", "runs"], ["runs", "runs"], ["compare", "rmsnorm", "layernorm", "--in", "runs"]):
         assert main(words) in (0, 2)
     assert "Traceback" not in capsys.readouterr().err
     assert not mark.exists()

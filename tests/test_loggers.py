@@ -123,7 +123,7 @@ def test_a_logger_that_fails_is_left_out_from_then_on(tmp_path: Path, caplog: py
     record(Failing(tmp_path, 0), tmp_path, range(1, 4), ended="finished")
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 3
     (said,) = caplog.messages
-    assert said.startswith("warning: Failing has failed and takes no more numbers of this run, which metrics.jsonl has")
+    assert said.startswith("warning: Failing has failed and takes no more numbers of this run; metrics.jsonl has")
     assert "ConnectionError: no server" in said
 
 

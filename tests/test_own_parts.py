@@ -17,6 +17,7 @@ from support import IMAGES, REPOSITORY
 from normbench.build import NormsBySite, make_model
 from normbench.cli import main
 from normbench.config.compose import read
+from normbench.errors import UsageError
 from normbench.probes import Probes
 from normbench.types import Site
 
@@ -117,6 +118,77 @@ def test_a_setting_of_a_new_norm_is_written_once(here: Path, capsys: pytest.Capt
     assert "norm.beta0=2 is not allowed: use a number from 0 to 1" in capsys.readouterr().err
     assert main(["train", *words, "--help"]) == 0
     assert "how much is left" in capsys.readouterr().out
+
+
+ODDLY_WRITTEN = """
+from __future__ import annotations
+
+import typing as t
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+from torch import nn
+
+from normbench.settings import Setting
+
+if TYPE_CHECKING:
+    from fractions import Fraction
+
+try:
+    Share = Annotated[float, Setting("a share", low=0, high=1)]
+except ImportError:
+    Share = float
+Count: type = Annotated[int, Setting("how many", low=1)]
+
+
+class Odd(nn.Identity):
+    def __init__(
+        self,
+        num_features,
+        *,
+        share: Share = 0.5,
+        count: Count = 1,
+        kind: t.Literal["a", "b"] = "a",
+        gain: t.Optional[Annotated[float, Setting(below=2)]] = None,
+        sizes: t.List[int] = (1,),
+        part: Fraction = 1,
+        whole: Annotated[complex, Setting(low=0)] = 1,
+    ):
+        super().__init__()
+
+
+@dataclass
+class Start:
+    share: Share
+    count: Count = 1
+
+
+def make(num_features, *, kind: t.Literal["a"] = "a", **rest) -> Odd:
+    return Odd(num_features, **rest)
+"""
+
+
+def test_a_class_may_write_its_annotations_as_it_likes(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "oddly.py").write_text(ODDLY_WRITTEN)
+    refused = {"share": 2, "count": 0, "kind": "c", "gain": 3, "sizes": "[1.5]"}
+    for target in ("Odd", "make"):
+        for name, value in refused.items():
+            word = f"norm.{name}={value}"
+            assert main(["train", f"norm._target_=oddly.{target}", word]) == 2
+            assert f"{word} is not allowed: use " in capsys.readouterr().err
+    with pytest.raises(UsageError, match="share is missing"):
+        read(["init._target_=oddly.Start"])
+    assert read(["init._target_=oddly.Start", "init.share=1"]).tree["init"]["share"] == 1
+
+
+def test_an_annotation_that_cannot_be_read_is_said(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "unreadable.py").write_text(ODDLY_WRITTEN)
+    words = ["norm._target_=unreadable.Odd", "norm.part=3", "norm.whole=-1", "norm.count=3", *SMALL, *SHORT]
+    assert main(["train", *words, "quiet=false"]) == 0
+    warnings = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: norm.")]
+    assert len(warnings) == 2
+    assert "norm.part may be anything, since its annotation in unreadable.Odd cannot be read (NameError" in warnings[0]
+    assert "norm.whole may be anything" in warnings[1] and "complex" in warnings[1]
 
 
 def test_a_changed_class_makes_another_run(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,8 +21,8 @@ from normbench.analysis.latex import FIGURES_IN_TEXT, in_text, prose
 from normbench.analysis.methods import Factor, factors, methods, value_in_words
 from normbench.analysis.references import FIELD, bibliography, references, split_at_citations, works_in, works_of
 from normbench.config.groups import options
+from normbench.config.signatures import settings_of
 from normbench.record.shapes import CHOICE_FILE
-from normbench.settings import settings_of
 from normbench.types import Task
 
 # A work as sentences name it: families, and a year.

@@ -26,7 +26,7 @@ from normbench.build import source_digest
 from normbench.cli import main
 from normbench.commands.study import make as make_shown
 from normbench.errors import UsageError
-from normbench.settings import Setting, settings_of
+from normbench.settings import Setting
 from normbench.studies import STUDIES, conduct
 from normbench.studies.findings import (
     against_baseline,
@@ -231,7 +231,6 @@ def test_a_change_of_a_class_measures_anew(here: Path, monkeypatch: pytest.Monke
         make("norm=none", *own)
         sys.modules.pop("changing")
         source_digest.cache_clear()
-        settings_of.cache_clear()
     assert len(Stream.measured) == 2
 
 

@@ -20,9 +20,9 @@ from run_records import read_json
 from support import REPOSITORY
 from tiny_sweeps import assert_as, finished, own_words, run_directories, sessions, statuses, sweep_words
 
-from normbench.build import imported
 from normbench.cli import main
 from normbench.config.groups import options
+from normbench.config.signatures import import_target
 from normbench.errors import UsageError
 from normbench.sweep import words
 from normbench.sweep.launchers import Launcher
@@ -219,7 +219,7 @@ def test_a_sweep_in_a_process_of_another_program_marks_no_folder_of_its() -> Non
 
 def test_every_launcher_has_a_class(monkeypatch: pytest.MonkeyPatch) -> None:
     paths = [read_settings([f"launcher={name}"])[1]["_target_"] for name in options("launcher")]
-    assert {imported(path) for path in paths} == set(Launcher.__subclasses__())
+    assert {import_target(path) for path in paths} == set(Launcher.__subclasses__())
     assert read_settings(["launcher=joblib"]) == read_settings([])  # its earlier name
     monkeypatch.setattr(words, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"^launcher=ray is not installed: pip install 'normbench\[ray\]'$"):

@@ -17,8 +17,9 @@ from torch import nn
 from normbench import build as builder
 from normbench.config.compose import read
 from normbench.contract.trials import tiny_data
+from normbench.runs.ledger import make_ledger, parameter_counts
 from normbench.runs.plan import prepare
-from normbench.runs.session import Session, make_ledger, parameter_counts, prepare_torch
+from normbench.runs.session import Session, prepare_torch
 from normbench.training.clock import Clock
 from normbench.training.evaluation import evaluate
 from normbench.training.guard import GRADIENT_NORM, Guard, first_nonfinite

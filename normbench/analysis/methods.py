@@ -18,7 +18,8 @@ from normbench.analysis.references import in_brackets, works_of
 from normbench.analysis.wording import count, environment, in_words, paragraphs
 from normbench.config.groups import options, section_of
 from normbench.config.sections import GROUPS
-from normbench.settings import either, flat, settings_of
+from normbench.config.signatures import settings_of
+from normbench.settings import either, flat
 
 if TYPE_CHECKING:
     from normbench.analysis.report import Report

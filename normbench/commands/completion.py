@@ -1,6 +1,7 @@
 """What a shell completes: click knows commands and flags, this module the words GROUP=OPTION and KEY=VALUE.
 
-Nothing is composed or imported for it, and YAMLs are read as text: the Tab key is answered in a tenth of a second.
+Nothing is composed for it, only a class of the user's own is imported, and YAMLs are read as text: the Tab key is
+answered in a tenth of a second.
 """
 
 from __future__ import annotations

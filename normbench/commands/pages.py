@@ -110,8 +110,12 @@ def write_keys(formatter: HelpFormatter, paths: Iterable[str], settings: Mapping
 
 def settings_of(tree: Tree) -> dict[str, Setting]:
     """Return what each key of a configuration may hold, by its path, as far as it is known."""
-    own = {section: section_settings(section, values) or {} for section, values in class_sections(tree).items()}
-    return KEYS | {f"{section}.{name}": known[name] for section, known in own.items() for name in known}
+    found = dict(KEYS)
+    for section, values in class_sections(tree).items():
+        known = section_settings(section, values, imports=True) or {}
+        for name, setting in known.items():
+            found[f"{section}.{name}"] = setting
+    return found
 
 
 def show_page(formatter: HelpFormatter, words: Sequence[str]) -> None:
@@ -121,9 +125,9 @@ def show_page(formatter: HelpFormatter, words: Sequence[str]) -> None:
     config = read(words)
     if config.closed.extend is not None:
         from normbench.record.directory import RunDirectory
-        from normbench.runs.plan import extended
+        from normbench.runs.extension import extend
 
-        config = extended(config, RunDirectory(Path(config.closed.extend)), trust=False)
+        config = extend(config, RunDirectory(Path(config.closed.extend)), trust=False)
     chosen = {group: option.replace("None", "null") for group, option in config.choices.groups.items()}
     formatter.write_dl((f"{key}={chosen[key]}", f"{meaning} [normbench list {key}]") for key, meaning in GROUPS.items())
     values = {path: show(lookup(config.tree, path)) for path in flat(config.tree) if not path.endswith(HYDRA_KEYS)}

@@ -158,7 +158,7 @@ def adopted(tree: dict[str, Any], words: tuple[str, ...]) -> dict[str, Any]:
     for section in CLASS_SECTIONS:
         if is_overridden(f"{section}._target_", words):
             values = tree[section]
-            known = section_settings(section, values)
+            known = section_settings(section, values, imports=True)
             kept = [name for name in SHARED.get(section, ()) if known is None or name in known]
             kept += [name for name, setting in (known or {}).items() if setting.required]
             kept += [name for name in values if name.startswith("_") or is_overridden(f"{section}.{name}", words)]
@@ -230,7 +230,7 @@ def takes(section: str, name: str, values: Any) -> bool:
         return True  # one of the user's own, under a new name
     if section.partition(".")[0] not in (*CLASS_SECTIONS, MANY) or not isinstance(values, DictConfig):
         return False
-    known = section_settings(section, values)
+    known = section_settings(section, values, imports=True)
     return known is None or name in known
 
 

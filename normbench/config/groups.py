@@ -14,8 +14,9 @@ from typing import Any
 import yaml
 
 from normbench.config.sections import CLASS_SECTIONS, GROUPS
+from normbench.config.signatures import settings_of
 from normbench.errors import UsageError
-from normbench.settings import Setting, nearest, settings_of
+from normbench.settings import Setting, nearest
 
 # What a reader must know beside the options' own lines.
 NOTES = {
@@ -145,7 +146,7 @@ def section_of(group: str, option: str, *more: Path) -> dict[str, Any]:
 def option_settings(group: str, option: str, *more: Path) -> dict[str, Setting]:
     """Return the settings of what an option names: those of its class, and what its YAML sets besides."""
     section = section_of(group, option, *more)
-    known = settings_of(str(section.get("_target_", ""))) or {}
+    known = settings_of(str(section.get("_target_", "")), imports=True) or {}
     return {**{name: Setting() for name in section if not name.startswith("_")}, **known}
 
 

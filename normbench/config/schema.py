@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
 
 from normbench.config.sections import CLASS_SECTIONS, MANY
+from normbench.config.signatures import settings_of
 from normbench.errors import UsageError
-from normbench.settings import Setting, Tree, nearest, setting_from, settings_of, show
+from normbench.settings import Setting, Tree, nearest, setting_from, show
 
 
 @dataclass(frozen=True)
@@ -127,10 +128,15 @@ UNHASHED_KEYS = (
 # ---- the checks
 
 
-def section_settings(section: str, values: Tree) -> dict[str, Setting] | None:
-    """Return the settings of a section; of an open one, whose `_target_` takes whatever it is given, None."""
+def section_settings(section: str, values: Tree, imports: bool = False) -> dict[str, Setting] | None:
+    """Return the settings of a section; of an open one, whose `_target_` takes whatever it is given, None.
+
+    imports: whether a class of somebody else's is imported to be read; one that is not is taken to be open.
+    """
+    if section in CLOSED:
+        return CLOSED[section]
     target = str(values.get("_target_"))
-    known = CLOSED.get(section) or settings_of(target)
+    known = settings_of(target, imports)
     if known is None or not target.startswith("torch.optim."):
         return known
     return {name: replace(OPTIMIZER.get(name, setting), required=setting.required) for name, setting in known.items()}
@@ -157,7 +163,7 @@ def checked_section(section: str, values: Any) -> dict[str, Any]:
     """Return a section, each value checked and in its own type."""
     if not isinstance(values, Mapping):
         raise UsageError(f"{section}={show(values)} is not allowed: it is a section, set its keys")
-    known = section_settings(section, values)
+    known = section_settings(section, values, imports=True)
     if known is None:  # anything; the learning rate is the schedule's, whatever the optimizer
         own = dict.fromkeys((name for name in values if not name.startswith("_")), Setting())
         known = own | ({"lr": OPTIMIZER["lr"]} if section == "optim" else {})
@@ -196,6 +202,18 @@ def checked_values(prefix: str, values: Tree, known: Mapping[str, Setting], wher
             cure = "settings are plain values, and a section alone has a class, as norm._target_=package.module.Class"
             raise UsageError(f"{prefix}{name} holds a _target_: {cure}")
     return {name: known[name].check(prefix + name, value) for name, value in values.items()}
+
+
+def unchecked(tree: Tree) -> list[str]:
+    """Return a sentence for each value of a class of somebody else's that is not checked, since nothing tells how."""
+    sentences: list[str] = []
+    for section, values in class_sections(tree).items():
+        known = section_settings(section, values, imports=True) or {}
+        for name, setting in known.items():
+            if name in values and setting.unread:
+                cause = f"its annotation in {values['_target_']} cannot be read ({setting.unread})"
+                sentences.append(f"{section}.{name} may be anything, since {cause}")
+    return sentences
 
 
 def is_foreign(section: Tree) -> bool:

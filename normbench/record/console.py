@@ -25,12 +25,21 @@ class Display(Progress, Logger):
     """
 
     def __init__(self, total_steps: int, unit: str, start_step: int = 0, console: Console | None = None) -> None:
-        self.unit, self.values = unit, dict[str, float]()
-        self.step = self.evaluated = start_step
-        counts = "step", MofNCompleteColumn(), BarColumn(bar_width=None), TaskProgressColumn(), TimeElapsedColumn()
-        left = TextColumn("{task.fields[left]}")
-        # It is drawn from here alone, and starts no thread that would take time from the training.
-        super().__init__(*counts, left, console=console or Console(), expand=True, auto_refresh=False)
+        self.unit = unit
+        self.values: dict[str, float] = {}
+        self.step = start_step
+        self.evaluated = start_step
+        super().__init__(
+            "step",
+            MofNCompleteColumn(),
+            BarColumn(bar_width=None),
+            TaskProgressColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[left]}"),
+            console=console or Console(),
+            expand=True,
+            auto_refresh=False,  # it is drawn from here alone: a thread would take time from the training
+        )
         self.shown = self.get_time()
         self.add_task("", total=total_steps, completed=start_step, left="")
 
@@ -38,24 +47,28 @@ class Display(Progress, Logger):
         """Show that `step` steps are done, and the newest numbers by tag; cheap enough for every log step."""
         (task,) = self.tasks
         live = self.console.is_interactive
+        is_evaluation = "loss/val" in values
         if step != self.step and not live:  # a line has what belongs to its own step
             self.values.clear()
         self.step = step
-        if "loss/val" in values:
+        if is_evaluation:
             self.evaluated = step
         self.values.update(values)
         self.update(task.id, completed=step)
-        seconds, waited = task.time_remaining, self.get_time() - self.shown
-        left = "" if seconds is None else f"{timedelta(seconds=int(seconds))} left"  # by the pace of this process alone
-        if waited < (REFRESH_PERIOD if live else LINE_PERIOD) and "loss/val" not in values:
+        period = REFRESH_PERIOD if live else LINE_PERIOD
+        if not is_evaluation and self.get_time() - self.shown < period:
             return
         self.shown = self.get_time()
+        left = ""
+        if task.time_remaining is not None:  # by the pace of this process alone
+            left = f"{timedelta(seconds=int(task.time_remaining))} left"
         if live:
             self.start()
             self.update(task.id, left=left, refresh=True)
         else:
-            parts = f"step {step:>{len(str(task.total))}}/{task.total}", self.numbers(), left
-            self.console.print("  ".join(filter(None, parts)), highlight=False, soft_wrap=True)
+            done = f"step {step:>{len(str(task.total))}}/{task.total}"
+            parts = [part for part in (done, self.numbers(), left) if part]
+            self.console.print("  ".join(parts), highlight=False, soft_wrap=True)
 
     def close(self, ended: str) -> None:
         if self.live.is_started:
@@ -92,6 +105,12 @@ def show_table(title: str, rows: Mapping[str, Scalar], console: Console | None =
 
 def readable(value: Scalar) -> str:
     """Return a value as a person reads it: `1,234,567`, `0.00098`, `yes`, `none`."""
-    if value is None or isinstance(value, bool):
-        return {None: "none", True: "yes", False: "no"}[value]
-    return value if isinstance(value, str) else f"{value:,}" if isinstance(value, int) else f"{value:,.5g}"
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, str):
+        return value
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:,.5g}"

@@ -11,10 +11,10 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 from normbench.errors import HeldElsewhere, UsageError
-from normbench.record.files import inside, locked, parse_yaml, read_bytes, read_json, read_object, write_json
+from normbench.record.files import inside, lock, parse_yaml, read_bytes, read_json, read_object, write_json
 from normbench.record.shapes import DIGESTS, EXTENDED
 
 Status = Literal["running", "interrupted", "finished", "diverged", "failed", "out_of_memory"]
@@ -55,9 +55,11 @@ class RunDirectory:
         Raises:
             UsageError: it could not.
         """
-        existing = next(path for path in (self.path, *self.path.absolute().parents) if path.exists())
+        existing = self.path
+        while not existing.exists():
+            existing = existing.absolute().parent
         if not existing.is_dir() or not os.access(existing, os.W_OK):
-            why = f"{existing} is no folder where you may write"
+            why = f"{existing} is not a folder where you may write"
             raise UsageError(f"outputs={self.path.parent.parent} cannot be written ({why}): give another one")
 
     @contextmanager
@@ -70,28 +72,50 @@ class RunDirectory:
         if not self.writes:
             yield
             return
-        with open(inside(self.path, ".lock"), "a") as lock:
-            if not any(locked(lock, fcntl.LOCK_EX, pause) for pause in (0, 0.01, 0.1)):  # `is_held` takes a moment
-                pid = (read_json(self.status) or {}).get("pid", "unknown")
-                cure = "wait for it, or give this run another name="
-                raise HeldElsewhere(f"{self.path} is being written by another process (pid {pid}): {cure}")
+        with open(inside(self.path, ".lock"), "a") as file:
+            self.acquire(file)
             for temporary in self.path.glob(".*.tmp"):  # of processes that were killed while they wrote
                 temporary.unlink(missing_ok=True)
             yield
 
+    def acquire(self, file: IO[str]) -> None:
+        """Lock the run by its lock file; `is_held` of another process may have it for a moment.
+
+        Raises:
+            HeldElsewhere: another process holds it.
+        """
+        for pause in (0, 0.01, 0.1):
+            time.sleep(pause)
+            if lock(file, fcntl.LOCK_EX):
+                return
+        status = read_json(self.status) or {}
+        pid = status.get("pid", "unknown")
+        cure = "wait for it, or give this run another name="
+        raise HeldElsewhere(f"{self.path} is being written by another process (pid {pid}): {cure}")
+
     def is_held(self) -> bool:
         """Return whether a process is at work on the run."""
-        with suppress(FileNotFoundError), open(self.path / ".lock") as lock:
-            return not locked(lock, fcntl.LOCK_SH)
-        return False
+        try:
+            with open(self.path / ".lock") as file:
+                return not lock(file, fcntl.LOCK_SH)
+        except FileNotFoundError:
+            return False
 
     def write_status(self, status: Status, step: int, steps: int, message: str = "") -> None:
         """Write how the run stands (atomically), if there is room: it must not hide what it reports, a full disk."""
-        stands = {"status": status, "step": step, "steps": steps, "message": message}
-        process = {"pid": os.getpid(), "host": socket.gethostname(), "heartbeat": time.time()}
+        if not self.writes:
+            return
+        content = {
+            "status": status,
+            "step": step,
+            "steps": steps,
+            "message": message,
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "heartbeat": time.time(),
+        }
         with suppress(OSError):
-            if self.writes:
-                write_json(self.status, stands | process)
+            write_json(self.status, content)
 
     def sessions(self) -> list[dict[str, Any]]:
         """Return the processes that have worked on the run, the first one first."""
@@ -104,11 +128,22 @@ class RunDirectory:
 
     def begun_elsewhere(self, now: dict[str, Any]) -> str | None:
         """Return what decides about bits and is not as it was when the run was begun, in one line."""
-        first, here = ({**(known.get("packages") or {}), **known} for known in ([*self.sessions(), now][0], now))
-        decisive = [*DECISIVE, *now["packages"]]
-        changed = [f"{key} was {first.get(key)}, is {here[key]}" for key in decisive if first.get(key) != here[key]]
+        sessions = self.sessions()
+        if not sessions:
+            return None
+        begun = sessions[0]
+        versions = begun.get("packages") or {}
+        changed: list[str] = []
+        for key in DECISIVE:
+            if begun.get(key) != now[key]:
+                changed.append(f"{key} was {begun.get(key)}, is {now[key]}")
+        for name, version in now["packages"].items():
+            if versions.get(name) != version:
+                changed.append(f"{name} was {versions.get(name)}, is {version}")
+        if not changed:
+            return None
         what = f"this run was begun elsewhere, so its numbers may differ in the last bits ({'; '.join(changed)})"
-        return f"{what}: rerun=true makes it anew and keeps the old one beside it" if changed else None
+        return f"{what}: rerun=true makes it again and keeps the old one beside it"
 
     def digest(self, name: str, summary: Mapping[str, Any]) -> str:
         """Return the SHA-256 of a file of the record; of the summary, of all but the digests that it holds.
@@ -126,7 +161,8 @@ class RunDirectory:
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write the summary (atomically), when all other files are as they are to stay."""
         as_read = json.loads(json.dumps(summary))
-        write_json(self.summary, {**summary, DIGESTS: {name: self.digest(name, as_read) for name in RECORD}})
+        digests = {name: self.digest(name, as_read) for name in RECORD}
+        write_json(self.summary, {**summary, DIGESTS: digests})
 
     def altered(self, names: Iterable[str] = RECORD) -> list[str]:
         """Return which files of the record are not as the run has left them; none where it has noted no digests.
@@ -135,8 +171,11 @@ class RunDirectory:
             OSError, ValueError: the summary cannot be read.
         """
         summary = json.loads(read_bytes(self.summary))
-        found, noted = list[str](), summary.get(DIGESTS) or {}
-        for name in names if noted else ():
+        noted = summary.get(DIGESTS)
+        if not noted:
+            return []
+        found: list[str] = []
+        for name in names:
             digest = ""  # of a file that cannot be read
             with suppress(OSError):
                 digest = self.digest(name, summary)
@@ -147,7 +186,9 @@ class RunDirectory:
     def ended(self) -> dict[str, Any] | None:
         """Return the summary of a run that has ended as a result, else None."""
         summary = read_json(self.summary)
-        return summary if summary and summary.get("status") in ENDED else None
+        if summary and summary.get("status") in ENDED:
+            return summary
+        return None
 
 
 def extended_runs(sessions: Sequence[Mapping[str, Any]], eval_batches: int | None) -> list[dict[str, Any]]:
@@ -160,6 +201,8 @@ def extended_runs(sessions: Sequence[Mapping[str, Any]], eval_batches: int | Non
         return []
     noted = sessions[-1].get(EXTENDED)
     if noted is not None:
-        return [*noted]
+        return list(noted)
     begun = sessions[0].get("step")
-    return [{"steps": begun, "eval_batches": eval_batches}] if begun else []
+    if not begun:
+        return []
+    return [{"steps": begun, "eval_batches": eval_batches}]

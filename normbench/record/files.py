@@ -6,10 +6,8 @@ import errno
 import fcntl
 import json
 import os
-import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from itertools import count, takewhile
 from pathlib import Path
 from typing import IO, Any
 
@@ -24,13 +22,13 @@ LONG = 10_000  # characters of a YAML whose depth is looked at first: to libyaml
 DEEPEST = 20  # levels of what it holds
 
 
-def locked(file: IO[str], kind: int, pause: float = 0) -> bool:
-    """Lock a file unless another process has; returns whether it is locked. pause: seconds before."""
-    time.sleep(pause)
-    with suppress(BlockingIOError):
+def lock(file: IO[str], kind: int) -> bool:
+    """Lock a file unless another process has; return whether it is locked now."""
+    try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
-        return True
-    return False
+    except BlockingIOError:
+        return False
+    return True
 
 
 def inside(folder: Path, *parts: str) -> Path:
@@ -40,21 +38,24 @@ def inside(folder: Path, *parts: str) -> Path:
         UsageError: the path leads out of the folder, by a link in it or by its own name.
     """
     path = folder.joinpath(*parts)
-    if Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):  # `resolve` raises where links go round
+    real_path = Path(os.path.realpath(path))  # `resolve` raises where links go round
+    if real_path.is_relative_to(os.path.realpath(folder)):
         return path
-    below = takewhile(lambda part: part != folder, (path, *path.parents))
-    link = next((part for part in below if part.is_symlink()), None)
-    if link is None:
-        raise UsageError(f"{path} leads out of {folder}, and nothing is written there: give another name")
-    what = f"{link} is a link that leads out of {folder}, to {link.readlink()}, and nothing is written there"
-    raise UsageError(f"{what}: move what it leads to into the place of the link, or remove the link")
+    for part in (path, *path.parents):
+        if part == folder:
+            break
+        if part.is_symlink():
+            what = f"{part} is a link that leads out of {folder}, to {part.readlink()}, and nothing is written there"
+            raise UsageError(f"{what}: move what it leads to into the place of the link, or remove the link")
+    raise UsageError(f"{path} leads out of {folder}, and nothing is written there: give another name")
 
 
 def remove_written(folder: Path, names: Iterable[str]) -> None:
     """Remove files that an earlier record says are ours; of those that it names elsewhere, none."""
     for name in names:
         with suppress(UsageError, OSError):
-            if not (path := inside(folder, name)).is_dir():
+            path = inside(folder, name)
+            if not path.is_dir():
                 path.unlink()
 
 
@@ -65,7 +66,7 @@ def read_bytes(path: Path) -> bytes:
         OSError: it cannot be read, or whoever reads it would wait for ever: it is a pipe or a device.
     """
     if path.exists() and not path.is_file():
-        raise OSError(errno.EINVAL, "no regular file", str(path))
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
     return path.read_bytes()
 
 
@@ -76,10 +77,13 @@ def read_json(path: Path, shape: Shape | None = None) -> dict[str, Any] | None:
 
 def read_object(path: Path, parse: Callable[[str], Any], shape: Shape | None = None) -> dict[str, Any] | None:
     """Return what a JSON or YAML holds, or None where it is missing, damaged, or has not the shape of its kind."""
+    expected = shape or SHAPES.get(path.name, {})
     with suppress(OSError, ValueError, RecursionError, yaml.YAMLError):
-        if path.stat().st_size <= LARGEST:
-            content = plain(parse(read_bytes(path).decode()))
-            return content if fits(content, shape or SHAPES.get(path.name, {})) else None
+        if path.stat().st_size > LARGEST:
+            return None
+        content: dict[str, Any] = sanitize(parse(read_bytes(path).decode()))
+        if fits(content, expected):
+            return content
     return None
 
 
@@ -88,18 +92,22 @@ def parse_yaml(text: str) -> Any:
 
     Raises:
         ValueError: it has anchors, with which a short text stands for any number of values, or is nested too deep.
-        YAMLError: it is none.
+        YAMLError: it is not a YAML.
     """
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    depth = 0
-    for event in yaml.parse(text, loader) if "&" in text or len(text) > LONG else ():
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > DEEPEST or getattr(event, "anchor", None):
-            raise ValueError("a YAML with anchors, or nested too deep")
+    if "&" in text or len(text) > LONG:
+        depth = 0
+        for event in yaml.parse(text, loader):
+            if isinstance(event, yaml.CollectionStartEvent):
+                depth += 1
+            elif isinstance(event, yaml.CollectionEndEvent):
+                depth -= 1
+            if depth > DEEPEST or getattr(event, "anchor", None):
+                raise ValueError("a YAML with anchors, or nested too deep")
     return yaml.load(text, loader)
 
 
-def plain(content: Any, depth: int = 0) -> Any:
+def sanitize(content: Any, depth: int = 0) -> Any:
     """Return content as JSON has it, without characters that steer a terminal.
 
     Raises:
@@ -108,10 +116,12 @@ def plain(content: Any, depth: int = 0) -> Any:
     if depth > DEEPEST:
         raise ValueError(f"nested deeper than {DEEPEST} levels")
     if isinstance(content, dict):
-        return {printable(str(key)): plain(value, depth + 1) for key, value in content.items()}
+        return {printable(str(key)): sanitize(value, depth + 1) for key, value in content.items()}
     if isinstance(content, list):
-        return [plain(item, depth + 1) for item in content]
-    return content if isinstance(content, bool | int | float | None) else printable(str(content))
+        return [sanitize(item, depth + 1) for item in content]
+    if isinstance(content, bool | int | float | None):
+        return content
+    return printable(str(content))
 
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], object], keep: Path | None = None) -> None:
@@ -145,16 +155,20 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 def write_json(path: Path, content: Any) -> None:
     """Write JSON for people and programs, atomically."""
-    write_bytes(path, (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
+    text = json.dumps(content, indent=2, ensure_ascii=False)
+    write_bytes(path, f"{text}\n".encode())
 
 
 def unused(path: Path) -> Path:
     """Return the first of PATH1, PATH2, ... that is not there."""
-    return next(free for number in count(1) if not (free := path.with_name(f"{path.name}{number}")).exists())
+    number = 1
+    while path.with_name(f"{path.name}{number}").exists():
+        number += 1
+    return path.with_name(f"{path.name}{number}")
 
 
 def keep_damaged(path: Path, name: str = "") -> str:
-    """Keep a damaged file beside what takes its place; return a sentence that says so. name: to keep it under."""
+    """Keep a damaged file beside the one that replaces it; return a sentence that says so. name: to keep it under."""
     kept = unused(path.with_name(f"{name or path.name}.damaged"))
     write_bytes(kept, read_bytes(path))
     return f"{path.name} is damaged: what can be read of it stays, and the file as it was is {kept}"

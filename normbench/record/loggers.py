@@ -1,4 +1,4 @@
-"""Where a run's numbers go: `metrics.jsonl`, and any number of loggers beside it."""
+"""What takes a run's numbers: `metrics.jsonl`, and what every other logger does."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ Histogram = tuple[Sequence[float], Sequence[float]]  # counts of values, and the
 
 
 class Logger:
-    """A place for a run's numbers, beside which a run may have others; what it does not take it leaves out.
+    """A place for a run's numbers; a run may have several. What a logger has no use for it leaves out.
 
-    package: what it imports that normbench alone does not bring, if anything.
+    package: what it imports that is not installed with normbench, if anything.
     """
 
     package = ""
 
     def __init__(self, directory: Path, step: int) -> None:
-        """Open the record of the run in `directory`, which goes on behind `step`: what was logged later comes again."""
+        """Open the record of the run in `directory`, which goes on after `step`: what was logged later comes again."""
 
     def expect(self, metrics: Collection[str]) -> None:
         """Take what evaluations of the run will log, such as `loss` and `accuracy`; it is called before `begin`."""
@@ -52,7 +52,7 @@ class Logger:
 
 
 def quiet_loggers() -> None:
-    """Let the packages behind loggers say only what has gone wrong; a person's own settings of theirs stay."""
+    """Let the packages of loggers say only what has gone wrong; a person's own settings of them stay."""
     os.environ.setdefault("WANDB_SILENT", "true")
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
     for name in ("mlflow", "alembic"):
@@ -66,7 +66,8 @@ class Lines(Logger):
         self.file = open(inside(directory, name), "ab")  # noqa: SIM115 (closed by close)
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        self.file.write(json.dumps({"step": step, **finite(values)}, allow_nan=False).encode() + b"\n")
+        line = json.dumps({"step": step, **finite(values)}, allow_nan=False)
+        self.file.write(line.encode() + b"\n")
         self.file.flush()
 
     def flush(self) -> None:

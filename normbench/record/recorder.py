@@ -1,4 +1,4 @@
-"""Hands the numbers of a run to all of its loggers."""
+"""Hands a run's numbers to `metrics.jsonl` and to its loggers."""
 
 from __future__ import annotations
 
@@ -21,11 +21,13 @@ class Recorder:
     decrease from call to call. A full disk raises OSError (ENOSPC) from the call that writes, or at the latest from
     `flush`; what it did not take stays buffered and goes out first when there is room again: no file is ever damaged in
     its middle. No background thread of ours takes time from the training or swallows an error. What another logger
-    raises ends that logger, not the run. `truncate_metrics` and `truncate_events` come first.
+    raises ends that logger, not the run. Call `truncate_metrics` and `truncate_events` first.
     """
 
     def __init__(self, directory: Path, loggers: Sequence[Logger] | None = None) -> None:
-        self.loggers = [*([TensorBoard(directory, 0)] if loggers is None else loggers), Lines(directory, 0)]
+        if loggers is None:
+            loggers = [TensorBoard(directory, 0)]
+        self.loggers = [*loggers, Lines(directory, 0)]
         sync_directory(directory)
 
     def each(self, call: str, *given: Any) -> None:
@@ -35,22 +37,23 @@ class Recorder:
                 stack.callback(self.hand, logger, call, given)
 
     def hand(self, logger: Logger, call: str, given: Sequence[Any]) -> None:
-        """Call a logger; one that keeps a copy alone, and fails, is left out from then on."""
+        """Call a logger; one that fails is left out from then on, unless it is one of ours in the run's directory."""
         try:
             getattr(logger, call)(*given)
         except Exception as error:  # another library's client may raise anything
             if isinstance(logger, Lines):
                 raise
             self.loggers.remove(logger)
-            said = f"{type(logger).__name__} has failed and takes no more numbers of this run, which metrics.jsonl has"
-            logging.getLogger("normbench").warning("warning: %s all: %s", said, explain(error))
+            name = type(logger).__name__
+            what = f"{name} has failed and takes no more numbers of this run; metrics.jsonl has them all"
+            logging.getLogger("normbench").warning("warning: %s: %s", what, explain(error))
 
     def expect(self, metrics: Collection[str]) -> None:
-        """Take what `Logger.expect` does."""
+        """Tell each logger what `Logger.expect` says."""
         self.each("expect", metrics)
 
     def begin(self, choices: Mapping[str, Scalar], varied: Collection[str], page: str) -> None:
-        """Take what `Logger.begin` does."""
+        """Tell each logger what `Logger.begin` says."""
         self.each("begin", choices, varied, page)
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
@@ -78,7 +81,7 @@ class Recorder:
 
 
 class Silent(Recorder):
-    """Takes numbers and leaves them: of a process that only helps the one that holds the run."""
+    """Takes numbers and drops them: for a process that only helps the one that holds the run."""
 
     def __init__(self) -> None:
         self.loggers = []

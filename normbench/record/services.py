@@ -24,7 +24,9 @@ class Csv(Logger):
         import pandas as pd
 
         logged = pd.read_json(self.directory / "metrics.jsonl", lines=True, precise_float=True)
-        rows = logged.groupby("step").first() if len(logged) else pd.DataFrame(index=pd.Index([], name="step"))
+        rows = pd.DataFrame(index=pd.Index([], name="step"))
+        if len(logged):
+            rows = logged.groupby("step").first()
         write_bytes(self.directory / "metrics.csv", rows.to_csv().encode())
 
 
@@ -32,23 +34,37 @@ class Wandb(Logger):
     """Sends to Weights & Biases, where WANDB_* variables say the rest.
 
     A run has the id FOLDER-RUN. One that goes on is resumed, and W&B ignores the steps that it has already, which are
-    the same; one that begins anew replaces it. Offline, each time is a folder of its own under `wandb` in the run's
+    the same; one that begins again replaces it. Offline, each session is a folder of its own under `wandb` in the run's
     directory, which `wandb sync` puts together. mode: by default WANDB_MODE, or online.
     """
 
     package = "wandb"
 
     def __init__(
-        self, directory: Path, step: int, *, project: str = "normbench", entity: str | None = None,
+        self,
+        directory: Path,
+        step: int,
+        *,
+        project: str = "normbench",
+        entity: str | None = None,
         mode: Literal["online", "offline", "disabled"] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         wandb: Any = import_module("wandb")
-        folder, name = directory.parent.name, directory.name
-        self.draw, settings = wandb.Histogram, wandb.Settings(console="off")
+        folder = directory.parent.name
+        name = directory.name
+        self.draw = wandb.Histogram
         self.run = wandb.init(
-            id=f"{folder}-{name}", name=name, group=folder, project=project, entity=entity, mode=mode,
-            dir=directory.absolute(), resume="allow" if step else None, reinit="create_new", settings=settings,
-        )  # fmt: skip
+            id=f"{folder}-{name}",
+            name=name,
+            group=folder,
+            project=project,
+            entity=entity,
+            mode=mode,
+            dir=directory.absolute(),
+            resume="allow" if step else None,
+            reinit="create_new",
+            settings=wandb.Settings(console="off"),
+        )
 
     def begin(self, choices: Mapping[str, Scalar], varied: Collection[str], page: str) -> None:
         self.run.config.update(dict(choices), allow_val_change=True)
@@ -57,7 +73,8 @@ class Wandb(Logger):
         self.run.log(dict(values), step=step)
 
     def histograms(self, step: int, values: Mapping[str, Histogram]) -> None:
-        self.run.log({tag: self.draw(np_histogram=each) for tag, each in values.items()}, step=step)
+        drawn = {tag: self.draw(np_histogram=histogram) for tag, histogram in values.items()}
+        self.run.log(drawn, step=step)
 
     def close(self, ended: str) -> None:
         self.run.finish(exit_code=0 if ended else 1)
@@ -67,7 +84,7 @@ class MLflow(Logger):
     """Sends to MLflow, every few seconds and at checkpoints; no histograms. MLFLOW_* variables say the rest.
 
     A run has the tag `normbench`, FOLDER/RUN. One that goes on is the same run there, where steps that are made again
-    come again, with the same numbers; one that begins anew replaces it. tracking_uri: by default MLFLOW_TRACKING_URI,
+    come again, with the same numbers; one that begins again replaces it. tracking_uri: by default MLFLOW_TRACKING_URI,
     or mlflow.db in the current folder.
     """
 
@@ -79,15 +96,23 @@ class MLflow(Logger):
         mlflow: Any = import_module("mlflow")
         if tracking_uri:
             mlflow.set_tracking_uri(tracking_uri)
-        self.client, place = mlflow.MlflowClient(), mlflow.set_experiment(experiment).experiment_id
+        self.client = mlflow.MlflowClient()
+        self.entities = mlflow.entities
+        self.waiting: list[Any] = []
+        self.sent = 0.0
+        place = mlflow.set_experiment(experiment).experiment_id
         name = f"{directory.parent.name}/{directory.name}"
         known = [run.info.run_id for run in self.client.search_runs([place], f"tags.normbench = '{name}'")]
-        for old in () if step else known:
-            self.client.delete_run(old)
-        self.resumed, made = bool(step and known), self.client.create_run
-        self.id = known[0] if self.resumed else made(place, None, {"normbench": name}, directory.name).info.run_id
+        self.resumed = bool(step and known)
+        if self.resumed:
+            self.id = known[0]
+        else:
+            if not step:
+                for old in known:
+                    self.client.delete_run(old)
+            created = self.client.create_run(place, None, {"normbench": name}, directory.name)
+            self.id = created.info.run_id
         self.client.update_run(self.id, "RUNNING")
-        self.entities, self.waiting, self.sent = mlflow.entities, list[Any](), 0.0
 
     def begin(self, choices: Mapping[str, Scalar], varied: Collection[str], page: str) -> None:
         if not self.resumed:
@@ -95,14 +120,16 @@ class MLflow(Logger):
             self.client.log_batch(self.id, params=params)
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        now = int(time.time() * 1e3)
-        self.waiting += [self.entities.Metric(tag, value, now, step) for tag, value in values.items()]
+        now = int(time.time() * 1e3)  # in ms
+        for tag, value in values.items():
+            self.waiting.append(self.entities.Metric(tag, value, now, step))
         if time.monotonic() - self.sent > SEND_SECONDS:
             self.flush()
 
     def flush(self) -> None:
         self.client.log_batch(self.id, self.waiting)
-        self.waiting, self.sent = [], time.monotonic()
+        self.waiting = []
+        self.sent = time.monotonic()
 
     def close(self, ended: str) -> None:
         self.flush()

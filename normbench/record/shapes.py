@@ -14,14 +14,19 @@ EXTENDED = "extended"  # of a session: the runs that this one goes on with
 NUMBER = (int, float, NoneType)
 STANDS = {"status": str, "step": int, "steps": int, "message": (str, NoneType)}
 OPEN = {"_target_": str}
-# One of ours and nothing behind it: words, and in quotes what a shell would take for its own.
+# One command of ours and nothing after it: words, and in quotes what a shell would take for its own.
 COMMAND = re.compile(r"""normbench( ([\w@%+=:,./-]|'[^']*'|"'")+)+""", re.ASCII)
 LEDGER = {"operators_a_step": NUMBER, "host_share_of_step": NUMBER, "batches_a_step": NUMBER}
 STRETCH = {"steps": int, "eval_batches": (int, NoneType)}
 SESSION = {
-    "choices": {str: str}, "command": COMMAND, "data": dict, "packages": (dict, NoneType), "task": {"kind": str},
-    "step": (int, NoneType), EXTENDED: (NoneType, [STRETCH]),
-}  # fmt: skip
+    "choices": {str: str},
+    "command": COMMAND,
+    "data": dict,
+    "packages": (dict, NoneType),
+    "task": {"kind": str},
+    "step": (int, NoneType),
+    EXTENDED: (NoneType, [STRETCH]),
+}
 
 # What the files of a run have at least, whoever has written them.
 SHAPES: dict[str, Shape] = {
@@ -29,11 +34,18 @@ SHAPES: dict[str, Shape] = {
     "environment.json": {"sessions": [SESSION]},
     "status.json": STANDS,
     "summary.json": {
-        **STANDS, "seed": int, "choices": {str: str}, "metrics": {str: NUMBER}, "step_time": {str: NUMBER},
-        "data": dict, "norm_facts": dict, "ledger": LEDGER, DIGESTS: (dict, NoneType),
+        **STANDS,
+        "seed": int,
+        "choices": {str: str},
+        "metrics": {str: NUMBER},
+        "step_time": {str: NUMBER},
+        "data": dict,
+        "norm_facts": dict,
+        "ledger": LEDGER,
+        DIGESTS: (dict, NoneType),
     },
     CHOICE_FILE: {"arms": [{"arm": {str: str}, "lr": NUMBER}]},
-}  # fmt: skip
+}
 
 
 def fits(content: Any, shape: Shape) -> bool:
@@ -46,10 +58,13 @@ def fits(content: Any, shape: Shape) -> bool:
     if isinstance(shape, list):
         return isinstance(content, list) and all(fits(item, shape[0]) for item in content)
     if isinstance(shape, dict):
-        return isinstance(content, dict) and all(
-            all(fits(value, kind) for value in content.values()) if key is str else fits(content.get(key), kind)
-            for key, kind in shape.items()
-        )
+        if not isinstance(content, dict):
+            return False
+        for key, kind in shape.items():
+            values = content.values() if key is str else [content.get(key)]
+            if not all(fits(value, kind) for value in values):
+                return False
+        return True
     if isinstance(shape, re.Pattern):
         return isinstance(content, str) and shape.fullmatch(content) is not None
     return isinstance(content, shape)

@@ -6,8 +6,8 @@ import os
 import socket
 import time
 import tomllib
-from collections.abc import Collection, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -51,7 +51,9 @@ class TensorBoard(Lines):
     """Appends to an event file of TensorBoard; its HParams tab shows the last value that `scalars` takes of METRICS."""
 
     def __init__(self, directory: Path, step: int) -> None:
-        super().__init__(directory, step, (event_files(directory) or [new_event_file(directory)])[-1].name)
+        files = event_files(directory)
+        file = files[-1] if files else new_event_file(directory)
+        super().__init__(directory, step, file.name)
         self.records = RecordWriter(self.file)
         self.described: set[str] = set()
         self.metrics: Collection[str] = RESULTS
@@ -60,29 +62,39 @@ class TensorBoard(Lines):
         self.metrics = metrics
 
     def comes(self, tag: str) -> bool:
-        """Say whether numbers will come under a tag, or a pattern of tags: all but metrics that the task has not."""
+        """Say whether numbers will come under a tag, or a pattern of tags: all but metrics that the task lacks."""
         kind = tag.lstrip("^").partition("/")[0]
         return kind not in RESULTS or kind in self.metrics
 
     def begin(self, choices: Mapping[str, Scalar], varied: Collection[str], page: str) -> None:
-        infos = [api_pb2.HParamInfo(name=name, differs=name in varied) for name in choices]
-        columns = [api_pb2.MetricInfo(name=api_pb2.MetricName(tag=tag)) for tag in METRICS if self.comes(tag)]
-        experiment = api_pb2.Experiment(hparam_infos=infos, metric_infos=columns)
-        self.add_hparams(metadata.EXPERIMENT_TAG, experiment=experiment)
+        self.write_columns(list(choices), varied)
         chosen = {name: "null" if choice is None else choice for name, choice in choices.items()}
         row = summary_v2.hparams_pb(chosen, trial_id=Path(self.file.name).parent.name)
         self.write(0, [*text_pb(PAGE, page).value, *row.value])
-        self.draw({
-            title: {name: {"multiline": {"tag": [tags]}} for name, tags in charts.items() if self.comes(tags)}
-            for title, charts in CHARTS.items()
-        })  # fmt: skip
+        overlaid: dict[str, dict[str, Any]] = {}
+        for title, charts in CHARTS.items():
+            overlaid[title] = {}
+            for name, tags in charts.items():
+                if self.comes(tags):
+                    overlaid[title][name] = {"multiline": {"tag": [tags]}}
+        self.draw(overlaid)
+
+    def write_columns(self, names: Sequence[str], varied: Collection[str]) -> None:
+        """Write which columns the HParams tab has: the choices by name, and the metrics that will come."""
+        infos = [api_pb2.HParamInfo(name=name, differs=name in varied) for name in names]
+        metrics = [api_pb2.MetricInfo(name=api_pb2.MetricName(tag=tag)) for tag in METRICS if self.comes(tag)]
+        experiment = api_pb2.Experiment(hparam_infos=infos, metric_infos=metrics)
+        self.add_hparams(metadata.EXPERIMENT_TAG, experiment=experiment)
 
     def draw(self, charts: Mapping[str, Mapping[str, Any]]) -> None:
         """Write what the Custom Scalars tab draws: category -> chart -> its lines."""
-        categories = [{"title": title, "chart": [{"title": name, **lines[name]} for name in lines]}
-                      for title, lines in charts.items()]  # fmt: skip
-        layout = make_tensor_proto(ParseDict({"category": categories}, Layout()).SerializeToString())
-        self.add(0, custom_scalar.create_summary_metadata(), {custom_scalar.CONFIG_SUMMARY_TAG: layout})
+        categories: list[dict[str, Any]] = []
+        for title, lines in charts.items():
+            drawn = [{"title": name, **line} for name, line in lines.items()]
+            categories.append({"title": title, "chart": drawn})
+        layout = ParseDict({"category": categories}, Layout())
+        tensor = make_tensor_proto(layout.SerializeToString())
+        self.add(0, custom_scalar.create_summary_metadata(), {custom_scalar.CONFIG_SUMMARY_TAG: tensor})
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Take numbers of this step, in the form of torch's SummaryWriter, which every reader of event files knows."""
@@ -90,19 +102,25 @@ class TensorBoard(Lines):
 
     def histograms(self, step: int, values: Mapping[str, Histogram]) -> None:
         """Take histograms of this step; those with edges that are not finite TensorBoard cannot draw: left out."""
-        buckets = {
-            tag: make_tensor_proto(np.column_stack([edges[:-1], edges[1:], counts]).astype(np.float64))
-            for tag, (counts, edges) in values.items()
-            if np.isfinite(edges).all()
-        }
+        buckets: dict[str, TensorProto] = {}
+        for tag, (counts, edges) in values.items():
+            if np.isfinite(edges).all():
+                rows = np.column_stack([edges[:-1], edges[1:], counts])
+                buckets[tag] = make_tensor_proto(rows.astype(np.float64))
         self.add(step, histogram.create_summary_metadata(display_name="", description=""), buckets)
 
     def texts(self, step: int, pages: Mapping[str, str]) -> None:
-        self.write(step, [value for tag in pages for value in text_pb(tag, pages[tag]).value])
+        values: list[Summary.Value] = []
+        for tag, page in pages.items():
+            values += text_pb(tag, page).value
+        self.write(step, values)
 
     def images(self, images: Mapping[str, bytes]) -> None:
         """Take pictures, by tag, as PNG."""
-        self.write(0, [Summary.Value(tag=tag, image=Summary.Image(encoded_image_string=images[tag])) for tag in images])
+        values: list[Summary.Value] = []
+        for tag, png in images.items():
+            values.append(Summary.Value(tag=tag, image=Summary.Image(encoded_image_string=png)))
+        self.write(0, values)
 
     def add_hparams(self, tag: str, **content: Any) -> None:
         """Write what the HParams tab reads under a tag."""
@@ -111,24 +129,30 @@ class TensorBoard(Lines):
 
     def add(self, step: int, kind: SummaryMetadata, tensors: Mapping[str, TensorProto]) -> None:
         """Write what each tag holds, with its kind at its first step, which is enough and half of the bytes."""
-        kinds = {tag: None if tag in self.described else kind for tag in tensors}
-        self.write(step, [Summary.Value(tag=tag, metadata=kinds[tag], tensor=tensors[tag]) for tag in tensors])
+        values: list[Summary.Value] = []
+        for tag, tensor in tensors.items():
+            first = None if tag in self.described else kind
+            values.append(Summary.Value(tag=tag, metadata=first, tensor=tensor))
+        self.write(step, values)
         self.described.update(tensors)
 
     def write(self, step: int, values: list[Summary.Value]) -> None:
         """Write values as one record."""
         if not self.file.tell():
-            self.records.write(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
-        self.records.write(Event(step=step, wall_time=time.time(), summary=Summary(value=values)).SerializeToString())
+            head = Event(wall_time=time.time(), file_version="brain.Event:2")
+            self.records.write(head.SerializeToString())
+        event = Event(step=step, wall_time=time.time(), summary=Summary(value=values))
+        self.records.write(event.SerializeToString())
         self.records.flush()
 
     def close(self, ended: str) -> None:
-        with ExitStack() as stack:
-            stack.callback(super().close, ended)
+        try:
             if ended:  # what goes on has no end yet: TensorBoard would stay with the first one
                 status = api_pb2.STATUS_SUCCESS if ended == "finished" else api_pb2.STATUS_FAILURE
                 end = plugin_data_pb2.SessionEndInfo(status=status, end_time_secs=time.time())
                 self.add_hparams(metadata.SESSION_END_INFO_TAG, session_end_info=end)
+        finally:
+            super().close(ended)
 
 
 def event_files(directory: Path) -> list[Path]:
@@ -137,47 +161,65 @@ def event_files(directory: Path) -> list[Path]:
 
 
 def new_event_file(directory: Path) -> Path:
-    """Return a name that sorts behind those of the directory, as TensorBoard reads files in this order."""
-    later = [int(path.name.removeprefix(EVENTS).split(".")[0]) + 1 for path in event_files(directory)]
-    return directory / f"{EVENTS}{max([int(time.time()), *later]):010d}.{socket.gethostname()}.{os.getpid()}"
+    """Return a name that sorts after those of the directory, as TensorBoard reads files in this order."""
+    number = int(time.time())
+    for path in event_files(directory):
+        before = int(path.name.removeprefix(EVENTS).split(".")[0])
+        number = max(number, before + 1)
+    return directory / f"{EVENTS}{number:010d}.{socket.gethostname()}.{os.getpid()}"
 
 
 def truncate_events(directory: Path, last_step: int) -> str:
     """Replace the event file by one with the steps up to `last_step` (atomically), read as far as it is not damaged.
 
-    Layout, the page on the run and hyperparameters are dropped: whoever goes on writes them anew. The new file has a
-    new name, from which an open TensorBoard sees that it has to read anew. A kill in here may leave both: the newer one
-    is whole.
-    One that ends before the numbers of metrics.jsonl is damaged: it stays too, and what is returned says so.
+    Layout, the page on the run and hyperparameters are dropped: whoever goes on writes them again. The new file has a
+    new name, from which an open TensorBoard sees that it has to read again. A kill in here may leave both: the newer
+    one is whole. One that ends before the numbers of metrics.jsonl is damaged: it is kept too, and the sentence
+    returned says so.
     """
-    read = [0]
-    as_tensors: set[str] = set()
-    if not (old := event_files(directory)):
+    old = event_files(directory)
+    if not old:
         return ""
+    last_read = 0
 
     def write(file: IO[bytes]) -> None:
+        nonlocal last_read
         records = RecordWriter(file)
+        as_tensors: set[str] = set()
         for record in RawEventFileLoader(str(old[-1])).Load():
             event = Event.FromString(record)
-            read.append(event.step)
-            plugins = {value.metadata.plugin_data.plugin_name for value in event.summary.value}
-            begins = plugins & {"hparams", "custom_scalars"} or any(value.tag == PAGE for value in event.summary.value)
-            if event.step <= last_step and not begins:
-                records.write(with_plain_scalars(event, as_tensors).SerializeToString())
+            last_read = max(last_read, event.step)
+            if event.step <= last_step and not is_about_run(event):
+                simplify_scalars(event, as_tensors)
+                records.write(event.SerializeToString())
 
     write_atomically(new_event_file(directory), write)
-    metrics = directory / "metrics.jsonl"
-    logged = [step for _, step, _ in logged_lines(metrics) if step <= last_step] if metrics.exists() else []
-    # under a name that TensorBoard does not read
-    said = keep_damaged(old[-1], "events") if max(read) < max(logged, default=0) else ""
+    damaged = ""
+    if last_read < last_logged_step(directory / "metrics.jsonl", last_step):
+        damaged = keep_damaged(old[-1], "events")  # a name that TensorBoard does not read
     for path in old:
         path.unlink()
     sync_directory(directory)
-    return said
+    return damaged
 
 
-def with_plain_scalars(event: Event, as_tensors: set[str]) -> Event:
-    """Return an event whose scalars are simple values, where an earlier version has written them as tensors.
+def is_about_run(event: Event) -> bool:
+    """Tell whether an event is of those that `begin` writes: layout, hyperparameters, the page on the run."""
+    for value in event.summary.value:
+        if value.tag == PAGE or value.metadata.plugin_data.plugin_name in ("hparams", "custom_scalars"):
+            return True
+    return False
+
+
+def last_logged_step(metrics: Path, last_step: int) -> float:
+    """Return the last step up to `last_step` in a metrics.jsonl; 0 where there is none."""
+    if not metrics.exists():
+        return 0
+    return max((step for _, step, _ in logged_lines(metrics) if step <= last_step), default=0)
+
+
+def simplify_scalars(event: Event, as_tensors: set[str]) -> None:
+    """Make the scalars of an event simple values, where an earlier version has written them as tensors.
 
     as_tensors: the tags of such scalars so far, which the first value of each says of itself; it is added to.
     """
@@ -188,4 +230,3 @@ def with_plain_scalars(event: Event, as_tensors: set[str]) -> Event:
             (number,) = value.tensor.float_val
             value.ClearField("metadata")
             value.simple_value = number
-    return event

@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from normbench import build
-from normbench.config.compose import SEARCH_PATH, Config
+from normbench.config.compose import Config
 from normbench.config.groups import Choices
-from normbench.config.schema import UNHASHED_KEYS, checked, stored
-from normbench.config.sections import CLASS_SECTIONS, MANY
-from normbench.config.trust import check_trusted
+from normbench.config.schema import UNHASHED_KEYS, unchecked
+from normbench.config.sections import CLASS_SECTIONS
 from normbench.errors import RunFailure, UsageError
 from normbench.record.directory import RunDirectory, fingerprint
-from normbench.settings import Tree, lookup
-from normbench.training.checkpoint import is_whole
+from normbench.runs.extension import check_extension, extend
+from normbench.settings import Tree
 from normbench.training.optimizer import may_fuse
 from normbench.training.parallel import from_environment
 from normbench.types import Data, NormFacts
-
-# What may be changed of a run that is extended; everything else is its parent's.
-EXTENSION_KEYS = ("extend", "trainer", "name", "outputs", "quiet", "rerun", "device", MANY)
-# ... and what of the trainer may not: a checkpoint has what belongs to it.
-FIXED_KEYS = ("trainer", "trainer.precision", "trainer.accumulate", "trainer.ema")
 
 
 @dataclass(frozen=True)
@@ -51,8 +46,9 @@ class Run:
     @property
     def command(self) -> list[str]:
         """The words that make it: `train`'s, or those of a sweep with this seed alone."""
-        words = self.config.words
-        return ["train", *words] if self.stack == 1 else ["sweep", *words, f"sweep.stack={self.stack}"]
+        if self.stack == 1:
+            return ["train", *self.config.words]
+        return ["sweep", *self.config.words, f"sweep.stack={self.stack}"]
 
     @cached_property
     def data(self) -> Data:
@@ -81,57 +77,150 @@ def prepare(
     parent = None
     if config.tree["extend"] is not None:
         parent = RunDirectory(Path(config.tree["extend"]))
-        config = extended(config, parent, trust)
-    for section in CLASS_SECTIONS:
-        build.target(config.tree, section)
-    build.loggers(config.tree)
+        config = extend(config, parent, trust)
+    check_parts(config)
+    for sentence in unchecked(config.tree):
+        warn_once(sentence)
     facts = build.check_combination(config.tree, config.choices.groups)
-    device = device or from_environment().place(build.resolve_device(config.closed.device))
-    trainer = config.closed.trainer
-    replays = trainer.compile in ("cudagraphs", "graph")
-    if replays:
-        check_replays(config, device)
-    data = data or build.make_data(config.tree, config.closed.seed)
-    if replays and data.pads:  # a graph is captured anew for each length
-        why = "replays steps of one shape, and these data have batches of many lengths"
-        raise UsageError(f"trainer.compile={trainer.compile} {why}: use true or false")
-    if not (trainer.steps or data.steps_per_epoch):
-        raise UsageError("a stream has no length that trainer.epochs could be of: set trainer.steps=1000 or the like")
-    steps = trainer.steps or max(1, math.ceil((trainer.epochs or 0) * data.steps_per_epoch / trainer.accumulate))
+    if device is None:
+        device = from_environment().place(build.resolve_device(config.closed.device))
+    check_compile(config, device)
+    if data is None:
+        data = build.make_data(config.tree, config.closed.seed)
+    check_lengths(config, data)
+    steps = length_in_steps(config, data)
     if parent is not None:
         check_extension(parent, steps, data)
-    tree = {**config.tree, "trainer": {**config.tree["trainer"], "steps": steps, "epochs": None}}
-    threads = config.closed.threads or torch.get_num_threads()
     if stack > 1:
         check_stackable(config, data, stack)
+    tree = {**config.tree, "trainer": {**config.tree["trainer"], "steps": steps, "epochs": None}}
+    threads = config.closed.threads or torch.get_num_threads()
     directory = directory_of(tree, config.choices, data, device, threads, parent, stack)
     run = Run(replace(config, tree=tree), facts, device, threads, steps, directory, parent, stack)
-    vars(run)["data"] = data
+    vars(run)["data"] = data  # which is read already
     return run
 
 
-def check_replays(config: Config, device: torch.device) -> None:
+def length_in_steps(config: Config, data: Data) -> int:
+    """Return how many steps a run has.
+
+    Raises:
+        UsageError: it is given in epochs, of data that have no end.
+    """
+    trainer = config.closed.trainer
+    if trainer.steps:
+        return trainer.steps
+    if not data.steps_per_epoch:
+        raise UsageError("a stream has no length that trainer.epochs could be of: set trainer.steps=1000 or the like")
+    batches = (trainer.epochs or 0) * data.steps_per_epoch
+    return max(1, math.ceil(batches / trainer.accumulate))
+
+
+@cache
+def warn_once(sentence: str) -> None:
+    """Warn the person, once for all runs of a sweep."""
+    logging.getLogger("normbench").info("warning: %s", sentence)
+
+
+# ---- what is refused
+
+
+def check_parts(config: Config) -> None:
+    """Refuse a class that cannot be imported, or makes something else than its section is for.
+
+    Raises:
+        UsageError: with the reason.
+    """
+    for section in CLASS_SECTIONS:
+        build.target(config.tree, section)
+    build.loggers(config.tree)
+
+
+def replays(config: Config) -> bool:
+    """Tell whether steps are replayed as CUDA graphs."""
+    return config.closed.trainer.compile in ("cudagraphs", "graph")
+
+
+def check_compile(config: Config, device: torch.device) -> None:
     """Refuse to replay CUDA graphs where that cannot be done.
 
     Raises:
         UsageError: with the reason.
     """
+    if not replays(config):
+        return
     trainer = config.closed.trainer
     how = f"trainer.compile={trainer.compile}"
     if device.type != "cuda":
         raise UsageError(f"{how} needs a CUDA GPU, and the run is on {device}: use true or false")
-    given = {"trainer.accumulate above 1": trainer.accumulate > 1}  # a replay would overwrite the gradients before it
-    if trainer.compile == "graph":
-        settings = config.tree["optim"]
-        fused = settings.get("fused") or may_fuse(build.factory(config.tree, "optim"))
-        given |= {
-            "several processes": from_environment().size > 1,  # whose collectives would be recorded
-            "trainer.precision=fp16": trainer.precision == "fp16",  # whose scale is decided on the host
+    refused = ""
+    if trainer.accumulate > 1:  # a replay would overwrite the gradients before it
+        refused = "trainer.accumulate above 1"
+    elif trainer.compile == "graph":
+        optim = config.tree["optim"]
+        if from_environment().size > 1:  # whose collectives would be recorded
+            refused = "several processes"
+        elif trainer.precision == "fp16":  # whose scale is decided on the host
+            refused = "trainer.precision=fp16"
+        elif not (optim.get("fused") or may_fuse(build.factory(config.tree, "optim"))):
             # others keep numbers on the host, which a replay does not see
-            f"optim._target_={settings['_target_']}, which is not fused": not fused,
-        }
-    if refused := next(filter(given.get, given), None):
+            refused = f"optim._target_={optim['_target_']}, which is not fused"
+    if refused:
         raise UsageError(f"{how} does not go with {refused}: use true or false")
+
+
+def check_lengths(config: Config, data: Data) -> None:
+    """Refuse to replay steps of one shape on data whose batches have many: a graph is captured for each length.
+
+    Raises:
+        UsageError: with the reason.
+    """
+    if replays(config) and data.pads:
+        why = "replays steps of one shape, and these data have batches of many lengths"
+        raise UsageError(f"trainer.compile={config.closed.trainer.compile} {why}: use true or false")
+
+
+def check_stackable(config: Config, data: Data, stack: int) -> None:
+    """Refuse to train a run's seeds as one model where something needs each by itself.
+
+    Raises:
+        UsageError: with the reason.
+    """
+    trainer = config.closed.trainer
+    implementation = config.tree["norm"].get("impl")
+    refused = ""
+    if implementation in ("compile", "liger"):  # which torch.func cannot look into
+        refused = f"norm.impl={implementation}"
+    elif trainer.compile:
+        refused = f"trainer.compile={trainer.compile}".lower()
+    elif trainer.recompute:
+        refused = "trainer.recompute=true"
+    elif trainer.shard:
+        refused = "trainer.shard=true"
+    elif trainer.precision == "fp16":
+        refused = "trainer.precision=fp16"
+    elif config.closed.extend:
+        refused = "extend"
+    elif data.pads:
+        refused = f"data={config.choices.groups['data']}, whose batches have lengths of their own,"
+    if refused:
+        why = "trains seeds as one model, of which each step is the same computation for all"
+        raise UsageError(f"{refused} does not go with sweep.stack={stack}, which {why}: leave out one of the two")
+
+
+def check_unchanged(run: Run) -> None:
+    """Refuse a run whose numbers would be others here than where it was decided.
+
+    Raises:
+        RunFailure: its device, threads, data or own class differ.
+    """
+    here = directory_of(run.config.tree, run.config.choices, run.data, run.device, run.threads, run.parent, run.stack)
+    if here.path != run.directory.path:
+        what = f"it would be another run here ({here.path.name}; on {run.device}, {run.threads} threads)"
+        raise RunFailure(f"{what}: the device, the threads, the data or the code of an own class are not as planned")
+
+
+# ---- its directory
 
 
 def directory_of(
@@ -151,7 +240,8 @@ def directory_of(
         "threads": threads,
         "extends": parent.path.name if parent else None,
     }
-    if code := build.own_code(tree):  # a class that its author has changed makes another run
+    code = build.own_code(tree)
+    if code:  # a class that its author has changed makes another run
         content["code"] = code
     if stack > 1:
         content["stack"] = stack
@@ -159,103 +249,54 @@ def directory_of(
     return RunDirectory(Path(tree["outputs"]) / tree["name"] / name)
 
 
-def check_stackable(config: Config, data: Data, stack: int) -> None:
-    """Refuse to train a run's seeds as one model where something needs each by itself.
-
-    Raises:
-        UsageError: with the reason.
-    """
-    trainer, names, impl = config.closed.trainer, config.choices.groups, config.tree["norm"].get("impl")
-    given = {
-        f"norm.impl={impl}": impl in ("compile", "liger"),  # which torch.func cannot look into
-        f"trainer.compile={trainer.compile}".lower(): trainer.compile, "trainer.recompute=true": trainer.recompute,
-        "trainer.shard=true": trainer.shard, "trainer.precision=fp16": trainer.precision == "fp16",
-        "extend": config.closed.extend, f"data={names['data']}, whose batches have lengths of their own,": data.pads,
-    }  # fmt: skip
-    if refused := next(filter(given.get, given), None):
-        why = "trains seeds as one model, of which each step is the same computation for all"
-        raise UsageError(f"{refused} does not go with sweep.stack={stack}, which {why}: leave out one of the two")
-
-
 def same_elsewhere(runs: Iterable[Run]) -> str | None:
     """Say which runs that have ended differ from new ones in threads, device or stack only."""
-    new = [run for run in runs if not run.directory.config.exists()]
-    wanted = {fingerprint(without(run.config.tree, UNHASHED_KEYS)): run for run in new}
-    paths = [run.directory.path for run in new]
-    patterns = {(path.parent, f"{path.name.rpartition('-')[0]}-????????") for path in paths}
-    found = list[str]()
-    for there in map(RunDirectory, sorted(path for folder, pattern in patterns for path in folder.glob(pattern))):
-        content = fingerprint(without(there.configuration(), UNHASHED_KEYS)) if there.ended() else ""
-        if run := wanted.get(content):
-            here = {"threads": run.threads, "device": run.device.type, "stack": run.stack}
-            last = [{"stack": 1, **each} for each in there.sessions()[-1:]]
-            known = {key: str(each.get(key)).partition(":")[0] for each in last for key in here}
-            if other := [f"{key}={known[key]}" for key in known if known[key] != str(here[key])]:
-                del wanted[content]
-                found.append(f"{there.path} is this run with {' '.join(other)}, which shows it; here it is made again")
-    return f"{found[0]}{f'; and so for {len(found) - 1:,} more' * (len(found) > 1)}" if found else None
+    wanted: dict[str, Run] = {}
+    patterns: set[tuple[Path, str]] = set()
+    for run in runs:
+        path = run.directory.path
+        if not run.directory.config.exists():
+            wanted[fingerprint(without(run.config.tree, UNHASHED_KEYS))] = run
+            patterns.add((path.parent, f"{path.name.rpartition('-')[0]}-????????"))
+    candidates: list[Path] = []
+    for folder, pattern in patterns:
+        candidates += folder.glob(pattern)
+    found: list[str] = []
+    for path in sorted(candidates):
+        ended = RunDirectory(path)
+        if not ended.ended():
+            continue
+        content = fingerprint(without(ended.configuration(), UNHASHED_KEYS))
+        difference = difference_of(wanted[content], ended) if content in wanted else ""
+        if difference:
+            del wanted[content]
+            found.append(f"{path} is this run with {difference}, which shows it; here it is made again")
+    if len(found) > 1:
+        return f"{found[0]}; and so for {len(found) - 1:,} more"
+    return found[0] if found else None
+
+
+def difference_of(run: Run, ended: RunDirectory) -> str:
+    """Return which threads, device or stack an ended run has that are not this run's, as `threads=2 device=cuda`."""
+    sessions = ended.sessions()
+    if not sessions:
+        return ""
+    last = {"stack": 1, **sessions[-1]}
+    here = {"threads": run.threads, "device": run.device.type, "stack": run.stack}
+    differing: list[str] = []
+    for key, value in here.items():
+        there = str(last.get(key)).partition(":")[0]
+        if there != str(value):
+            differing.append(f"{key}={there}")
+    return " ".join(differing)
 
 
 def without(tree: Tree, paths: tuple[str, ...], prefix: str = "") -> dict[str, Any]:
     """Return the tree less some dotted paths."""
-    return {
-        key: without(value, paths, f"{prefix}{key}.") if isinstance(value, Mapping) else value
-        for key, value in tree.items()
-        if f"{prefix}{key}" not in paths
-    }
-
-
-def check_unchanged(run: Run) -> None:
-    """Refuse a run whose numbers would be others here than where it was decided.
-
-    Raises:
-        RunFailure: its device, threads, data or own class differ.
-    """
-    here = directory_of(run.config.tree, run.config.choices, run.data, run.device, run.threads, run.parent, run.stack)
-    if here.path != run.directory.path:
-        what = f"it would be another run here ({here.path.name}; on {run.device}, {run.threads} threads)"
-        raise RunFailure(f"{what}: the device, the threads, the data or the code of an own class are not as planned")
-
-
-# ---- a run that extends another
-
-
-def extended(config: Config, parent: RunDirectory, trust: bool) -> Config:
-    """Return the parent's configuration with what an extension may change, and the parent's choices.
-
-    Raises:
-        UsageError: there is no such run, or something else was set.
-    """
-    summary = parent.ended()
-    if summary is None or summary["status"] != "finished":
-        raise UsageError(f"extend={parent.path} is not the directory of a finished run: give one under outputs/")
-    if not (tree := parent.configuration()):
-        raise UsageError(f"{parent.config} is damaged: make that run again with rerun=true")
-    if not trust:
-        check_trusted(tree, parent.path)
-    tree |= {key: config.tree[key] for key in ("rerun", "quiet", MANY)}  # of this command, not of the parent's
-    # hydra.searchpath says where the parent's classes may be
-    for word in (word for word in config.words if not word.startswith(SEARCH_PATH)):
-        path = word.lstrip("+~").partition("=")[0]
-        section, _, key = path.rpartition(".")
-        if path in FIXED_KEYS or path.partition(".")[0] not in EXTENSION_KEYS:
-            why = "everything but trainer.* is the run's own, and of that precision, accumulate and ema"
-            raise UsageError(f"{word} cannot be changed with extend=: leave it out, {why}")
-        (lookup(tree, section) if section else tree)[key] = lookup(config.tree, path)
-    if config.overridden("trainer.epochs") and not config.overridden("trainer.steps"):
-        tree["trainer"]["steps"] = None
-    words = parent.path.name.rsplit("-", 2)[0].split("-")
-    with stored(parent.config):
-        tree, closed = checked(tree)
-    return Config(tree, closed, Choices(summary["choices"], tuple(words)), config.words)
-
-
-def check_extension(parent: RunDirectory, steps: int, data: Data) -> None:
-    """Refuse to extend without a checkpoint, on other data, or to fewer steps."""
-    if not parent.checkpoint.exists() or not is_whole(parent.checkpoint):
-        cure = "make that run again with rerun=true, and without trainer.keep_checkpoint=none"
-        raise UsageError(f"extend={parent.path} has no checkpoint.pt, or a damaged one: {cure}")
-    if any(each["data"]["fingerprint"] != data.fingerprint for each in parent.sessions()[-1:]):
-        raise UsageError(f"extend={parent.path} was trained on other data than are there now: bring those back")
-    if steps <= (done := (parent.ended() or {})["steps"]):
-        raise UsageError(f"trainer.steps={steps} does not extend a run of {done} steps: give a larger number")
+    left: dict[str, Any] = {}
+    for key, value in tree.items():
+        path = f"{prefix}{key}"
+        if path in paths:
+            continue
+        left[key] = without(value, paths, f"{path}.") if isinstance(value, Mapping) else value
+    return left

@@ -1,18 +1,14 @@
-"""A run at work: holds its directory, trains, and ends with a status, a summary and an exit status."""
+"""A run at work: it is built, goes on from its last checkpoint, trains, and ends with a status and an exit status."""
 
 from __future__ import annotations
 
 import gc
-import os
-import platform
 import shlex
 import signal
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime
-from importlib.metadata import version
-from types import FrameType
 from typing import Any
 
 import torch
@@ -20,24 +16,24 @@ import yaml
 from torch import nn
 
 from normbench import build
-from normbench.config.groups import content, options
-from normbench.config.trust import foreign_class
 from normbench.errors import RunFailure, is_disk_full, is_out_of_memory
-from normbench.models import unsafe_convolutions
 from normbench.probes import Probes
-from normbench.record.console import Display, show_table
-from normbench.record.directory import RunDirectory, Status, extended_runs
-from normbench.record.files import read_json, write_bytes, write_json
-from normbench.record.loggers import Scalar, finite, quiet_loggers
-from normbench.record.machine import commit, cpu_name
+from normbench.record.console import Display
+from normbench.record.directory import Status
+from normbench.record.files import inside, unused, write_bytes, write_json
+from normbench.record.loggers import Logger, quiet_loggers
+from normbench.record.machine import describe_machine
 from normbench.record.metrics import truncate_metrics
 from normbench.record.recorder import Recorder, Silent
 from normbench.record.shapes import EXTENDED
-from normbench.record.tensorboard import RESULTS, event_files, truncate_events
+from normbench.record.tensorboard import RESULTS, truncate_events
+from normbench.runs.extension import copy_record, runs_before
+from normbench.runs.notes import announcement
 from normbench.runs.plan import Run
-from normbench.settings import Tree, flat
+from normbench.runs.summary import make_summary, settle, show_summary
+from normbench.settings import flat
 from normbench.training.checkpoint import Checkpoints
-from normbench.training.clock import forget_peak, peak_memory
+from normbench.training.clock import forget_peak
 from normbench.training.devices import allow_tf32, make_current
 from normbench.training.guard import Diverged
 from normbench.training.loop import Loop
@@ -45,39 +41,60 @@ from normbench.training.memory import keep_freed_memory, memory_line, state_shar
 from normbench.training.optimizer import make_optimizer, parameter_groups
 from normbench.training.parallel import Group, ProcessLost, is_lost
 from normbench.training.precision import make_precision
-from normbench.types import Model, Norm, Placement
+from normbench.types import Model
 
 HEARTBEAT_SECONDS = 5.0
-PACKAGES = ("torch", "numpy", "hydra-core", "omegaconf", "datasets", "tensorboard")
-
-GAINS = ("branch_gain", "residual_gain")
-NOTEWORTHY = ("compile_seconds", "skipped_steps", "leak", "padding")  # in the closing table, where there is any
 
 
 class Session:
-    """From a held directory to a result; `train` does it all."""
+    """One process's work on a run: build, `make_directory`, then `train`, which prepares, restores and ends it.
+
+    loop: the model with all that trains it. norms: of the model, by site. seeds: of all runs trained as one model.
+    """
 
     def __init__(self, run: Run, group: Group | None = None, seeds: Sequence[int] = ()) -> None:
         """Build the model and its loop; nothing is written. group: of processes that train it; seeds: of one model."""
         prepare_torch(run)
+        self.run = run
+        self.settings = run.config.closed
         self.group = group or Group()
-        run.directory.writes = self.group.writes
-        tree, closed = run.config.tree, run.config.closed
-        self.run, self.directory, self.settings, self.last_beat = run, run.directory, closed, 0.0
-        self.seeds = [*seeds] or [closed.seed]
-        precision = make_precision(closed.trainer.precision, run.device)
+        self.directory = run.directory
+        self.directory.writes = self.group.writes
+        self.seeds = list(seeds) or [self.settings.seed]
+        self.last_beat = 0.0
+        self.precision = make_precision(self.settings.trainer.precision, run.device)
+        model, activations = self.build_model()
+        self.loop = self.build_loop(model)
+        self.memory = "" if self.group.shards else self.memory_of_step(activations)
+
+    # ---- building it
+
+    def build_model(self) -> tuple[Model, float]:
+        """Return the model on its device, after one pass of a batch, and the bytes that a batch keeps for gradients.
+
+        Raises:
+            UsageError: the parts do not fit each other, or the model does not fit into memory.
+        """
+        run = self.run
+        recompute = self.settings.trainer.recompute
         with weights_that_fit(run.device):
-            model, self.norms = build.make_model(tree, run.data.task, closed.seed)
-        if closed.trainer.shard:
+            model, self.norms = build.make_model(run.config.tree, run.data.task, self.settings.seed)
+        if self.settings.trainer.shard:
             self.group.shard(model, run.device)
         model.to(run.device)
-        with precision.autocast():
-            activations = build.rehearse(model, self.norms, run.data, run.device, closed.trainer.recompute, self.group)
-        model.recompute = closed.trainer.recompute
+        with self.precision.autocast():
+            activations = build.rehearse(model, self.norms, run.data, run.device, recompute, self.group)
+        model.recompute = recompute
+        return model, activations
+
+    def build_loop(self, model: Model) -> Loop:
+        """Return the loop that trains the model."""
+        run = self.run
+        tree = run.config.tree
         decay = tree["optim"].get("weight_decay", 0.0)
-        groups = parameter_groups(model, self.norms.values(), decay, closed.trainer.decay_norms)
-        wanted = {name for name, value in vars(closed.probes).items() if value is True}
-        self.loop = Loop(
+        groups = parameter_groups(model, self.norms.values(), decay, self.settings.trainer.decay_norms)
+        wanted = {name for name, value in vars(self.settings.probes).items() if value is True}
+        return Loop(
             model=model,
             data=run.data,
             optimizer=make_optimizer(build.factory(tree, "optim"), groups, run.device),
@@ -85,93 +102,79 @@ class Session:
             probes=Probes(model, self.norms, wanted),
             checkpoints=Checkpoints(self.directory),
             device=run.device,
-            precision=precision,
-            settings=closed,
+            precision=self.precision,
+            settings=self.settings,
             steps=run.steps,
             group=self.group,
         )
-        self.memory = "" if self.group.shards else self.needs(activations)
 
-    def needs(self, activations: float) -> str:
+    def memory_of_step(self, activations: float) -> str:
         """Return a line on the memory of a step, where that is large.
 
         Raises:
             UsageError: it is more than there is.
         """
-        run, trainer, model = self.run, self.settings.trainer, self.loop.model
+        run = self.run
+        model = self.loop.model
         trial = nn.Parameter(torch.zeros(64, 64, device=run.device))
         optimizer = make_optimizer(build.factory(run.config.tree, "optim"), [{"params": [trial]}], run.device)
-        weights = sum(each.nbytes for each in model.parameters())
-        trained = sum(each.nbytes for each in model.parameters() if each.requires_grad)
-        state = trained * state_share(optimizer, trial) + (0 if trainer.ema is None else weights)
-        needs = {"weights": weights, "gradients": trained, "optimizer": state, "activations": activations}
-        needs = {name: len(self.seeds) * size for name, size in needs.items()}
-        again = "trainer.recompute=true or " if model.recompute is False else ""
-        return memory_line(needs, run.device, f"use {again}a smaller data.batch_size, model.depth or model.width")
+        weights = sum(parameter.nbytes for parameter in model.parameters())
+        trained = sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
+        average = 0 if self.settings.trainer.ema is None else weights
+        number = len(self.seeds)
+        needs = {
+            "weights": number * weights,
+            "gradients": number * trained,
+            "optimizer": number * (trained * state_share(optimizer, trial) + average),
+            "activations": number * activations,
+        }
+        cure = "a smaller data.batch_size, model.depth or model.width"
+        if model.recompute is False:
+            cure = f"trainer.recompute=true or {cure}"
+        return memory_line(needs, run.device, f"use {cure}")
+
+    def make_directory(self) -> None:
+        """Make the run's directory; with rerun=true the run that is there is set aside."""
+        if not self.group.writes:
+            return
+        path = self.directory.path
+        inside(path.parent, path.name)
+        if self.settings.rerun and self.directory.config.exists():
+            with self.directory.held():
+                aside = path.rename(unused(path.with_name(f"{path.name}.old")))
+            self.say(f"rerun: the run before is kept as {aside}")
+        path.mkdir(parents=True, exist_ok=True)
+
+    # ---- training it
 
     def train(self, stop: Sequence[int]) -> int:
         """Train to an end of any kind; return the exit status. A failure is noted, and raised again.
 
         stop: signals that have come, as `stop_signals` notes them.
         """
-        with self.noted(stop), self.group.watched(), closing(self.prepare()):
+        with self.noting_failures(stop), self.group.watched(), closing(self.prepare()):
             try:
                 number = self.loop.run(stop, self.beat)
             except Diverged as result:
                 return self.finish("diverged", result.step, result.reason)
-            return self.interrupted(number) if number else self.finish("finished", self.loop.step, "")
-
-    @contextmanager
-    def noted(self, stop: Sequence[int]) -> Iterator[None]:
-        """Note how the run stands if something inside fails, which is raised again."""
-        try:
-            yield
-        except BaseException as error:
-            status: Status = "out_of_memory" if is_out_of_memory(error) else "failed"
-            stopped = isinstance(error, ProcessLost) or (stop and isinstance(error, KeyboardInterrupt))
-            if is_disk_full(error) or stopped:  # the same command goes on
-                status = "interrupted"
-            if not self.directory.ended():
-                self.directory.write_status(status, self.loop.step, self.run.steps, str(error))
-            raise
-
-    # ---- where it starts
+            if number:
+                return self.interrupt(number)
+            return self.finish("finished", self.loop.step, "")
 
     def prepare(self) -> Recorder:
         """Bring the loop and its record to the step where the run goes on; return what is to be closed."""
-        run, directory, loop = self.run, self.directory, self.loop
-        forget_peak(run.device)
+        forget_peak(self.run.device)
         self.restore()
         if not self.group.writes:
-            loop.recorder = Silent()
-            return loop.recorder
+            self.loop.recorder = Silent()
+            return self.loop.recorder
         self.beat()
-        config = yaml.safe_dump(run.config.tree, sort_keys=False, allow_unicode=True)
-        write_bytes(directory.config, config.encode())
-        here = describe_here(run, self.group.size) | {"stack": run.stack, "seeds": self.seeds, "step": loop.step}
-        here[EXTENDED] = runs_before(run.parent)
-        if elsewhere := directory.begun_elsewhere(here):
-            self.say(elsewhere)
-        for before in directory.sessions()[-1:]:
-            if (known := before.get("processes", 1)) != self.group.size:
-                what = f"{known} processes worked on this run before, now {self.group.size}"
-                self.say(f"note: {what}; dropout masks and unsynchronised batch statistics differ from here on")
-        write_json(directory.environment, {"sessions": [*directory.sessions(), here]})
-        damaged = truncate_events(directory.path, loop.step)
-        for said in filter(None, (damaged, truncate_metrics(directory.metrics, loop.step))):
-            self.say(f"warning: {said}")
-        shown = [] if self.settings.quiet else [Display(run.steps, run.data.task.unit, loop.step)]
-        if self.settings.quiet:
-            quiet_loggers()
-        loggers = build.make_loggers(run.config.tree, directory.path, loop.step)
-        loop.recorder = Recorder(directory.path, [*shown, *loggers])
-        self.announce(loop.step)
-        chosen = {group: run.config.choices.groups[group] for group in ("norm", "placement", "model", "data")}
-        choices = {**chosen, "seed": self.settings.seed, **flat(run.config.tree)}
-        task = run.data.task
-        loop.recorder.expect(RESULTS if task.judges else [*task.metrics(loss=1.0, accuracy=0.5)])
-        loop.recorder.begin(choices, run.config.varied or (*chosen, "seed"), f"```yaml\n{config}```")
-        return loop.recorder
+        page = self.write_record()
+        self.cut_logs()
+        self.loop.recorder = self.open_loggers()
+        self.announce(self.loop.step)
+        self.begin_logs(page)
+        return self.loop.recorder
 
     def restore(self) -> None:
         """Bring the loop to the last checkpoint, if there is one; a run that extends another begins with its record.
@@ -179,89 +182,78 @@ class Session:
         Raises:
             RunFailure: the checkpoint does not fit.
         """
-        if self.run.parent is not None and self.group.writes and self.loop.checkpoints.load(self.say) is None:
+        checkpoints = self.loop.checkpoints
+        if self.run.parent is not None and self.group.writes and checkpoints.load(self.say) is None:
             copy_record(self.run.parent, self.directory)
         self.group.first(None)  # what the others read is there now
-        state = self.loop.checkpoints.load(self.say)
-        if self.group.first((state or {}).get("step")) != (state or {}).get("step"):
+        state = checkpoints.load(self.say)
+        step = None if state is None else state.get("step")
+        if self.group.first(step) != step:
             raise RunFailure(f"the processes do not all read {self.directory.path}: give outputs= that all share")
+        if state is None:
+            return
         try:
-            if state is not None:
-                self.loop.restore(state)
+            self.loop.restore(state)
         except (LookupError, ValueError, RuntimeError, TypeError, AttributeError) as error:
             if is_out_of_memory(error) or is_lost(error):
                 raise
             what = f"the checkpoint in {self.directory.path} is of another model, or another version of normbench"
-            raise RunFailure(f"{what}: rerun=true makes it anew") from error
+            raise RunFailure(f"{what}: rerun=true makes it again") from error
+
+    def write_record(self) -> str:
+        """Write config.yaml, and this process into environment.json; return the configuration as YAML."""
+        page = yaml.safe_dump(self.run.config.tree, sort_keys=False, allow_unicode=True)
+        write_bytes(self.directory.config, page.encode())
+        here = describe_session(self.run, self.group.size)
+        here["stack"] = self.run.stack
+        here["seeds"] = self.seeds
+        here["step"] = self.loop.step
+        here[EXTENDED] = runs_before(self.run.parent)
+        elsewhere = self.directory.begun_elsewhere(here)
+        if elsewhere:
+            self.say(elsewhere)
+        before = self.directory.sessions()
+        if before:
+            processes = before[-1].get("processes", 1)
+            if processes != self.group.size:
+                what = f"{processes} processes worked on this run before, now {self.group.size}"
+                self.say(f"note: {what}; dropout masks and unsynchronised batch statistics differ from here on")
+        write_json(self.directory.environment, {"sessions": [*before, here]})
+        return page
+
+    def cut_logs(self) -> None:
+        """Drop what was logged after the step where the run goes on; say what of it was damaged."""
+        damaged_events = truncate_events(self.directory.path, self.loop.step)
+        damaged_metrics = truncate_metrics(self.directory.metrics, self.loop.step)
+        for damaged in (damaged_events, damaged_metrics):
+            if damaged:
+                self.say(f"warning: {damaged}")
+
+    def open_loggers(self) -> Recorder:
+        """Return the recorder of the loggers that were chosen, and of the display that a person sees."""
+        loggers: list[Logger] = []
+        if self.settings.quiet:
+            quiet_loggers()
+        else:
+            loggers.append(Display(self.run.steps, self.run.data.task.unit, self.loop.step))
+        loggers += build.make_loggers(self.run.config.tree, self.directory.path, self.loop.step)
+        return Recorder(self.directory.path, loggers)
+
+    def begin_logs(self, page: str) -> None:
+        """Tell the loggers what the run will log, and which choices made it. page: its configuration."""
+        config = self.run.config
+        task = self.run.data.task
+        metrics = RESULTS if task.judges else list(task.metrics(loss=1.0, accuracy=0.5))
+        chosen = {group: config.choices.groups[group] for group in ("norm", "placement", "model", "data")}
+        choices = {**chosen, "seed": self.settings.seed, **flat(config.tree)}
+        varied = config.varied or (*chosen, "seed")
+        self.loop.recorder.expect(metrics)
+        self.loop.recorder.begin(choices, varied, f"```yaml\n{page}```")
 
     def announce(self, start_step: int) -> None:
         """Say what runs, where, and what a reader of its numbers must know."""
-        loop, names, steps = self.loop, self.run.config.choices.groups, self.run.steps
-        parameters = parameter_counts(loop.model, self.norms.values())["total"]
-        model = f"{names['model']} ({parameters:,} parameters)"
-        parts = names["norm"], names["placement"], model, names["data"], f"{steps:,} steps on {self.run.device}"
-        self.say(" · ".join(parts))
-        self.say(f"run directory: {self.directory.path}")
-        if "hydra" in (content("experiment", study) if (study := names["experiment"]) in options("experiment") else {}):
-            self.say(f"note: this is one run; normbench sweep experiment={study} makes all runs of the study")
-        if start_step:
-            self.say(f"going on from step {start_step:,}")
-        for words in filter(None, caveats(self.run).values()):
-            self.say(f"warning: {words}")
-        if self.run.device.type == "cpu" and (unsafe := unsafe_convolutions(loop.model)):
-            self.say(f"warning: {unsafe}")
-        if cut := self.run.data.describe().get("cut"):
-            self.say(f"note: {cut:,} texts are longer than model.context, and are cut")
-        if self.memory:
-            self.say(self.memory)
-        if loop.average is not None and loop.average.rise >= steps:
-            rise, decay = loop.average.rise, loop.average.decay
-            within = f"within {steps:,} steps the average never reaches trainer.ema={decay:g}, which takes {rise:,}"
-            self.say(f"warning: {within}; until then it is over the last tenth of the steps or so")
-        if (warmup := loop.schedule.warmup_steps(steps)) >= steps:
-            self.say(f"note: the run ends within its warm-up of {warmup:,} steps (schedule.warmup)")
-
-    # ---- how it ends
-
-    def finish(self, status: Status, step: int, message: str) -> int:
-        """Write the summary, which analysis reads; a result, whether finished or diverged."""
-        run, loop = self.run, self.loop
-        if not self.group.writes:
-            return 0
-        results = {tag: value for tag, value in loop.latest.items() if tag.split("/")[0] in RESULTS}
-        summary = {
-            "steps": run.steps,
-            "choices": dict(run.config.choices.groups),
-            "seed": self.settings.seed,
-            "stack": run.stack,
-            "metrics": finite(results),
-            "step_time": loop.clock.summary(),
-            # since this process took the run up
-            "peak_memory_bytes": peak_memory(run.device, self.loop.graph is not None),
-            "compile_seconds": loop.compile_seconds or None,
-            "skipped_steps": int(loop.precision.skipped),
-            "data": run.data.describe(),
-            "norm_facts": vars(run.facts),
-            **caveats(run),
-            "extends": run.parent.path.name if run.parent else None,
-            "ledger": make_ledger(loop.model, self.norms, run.config.tree, run.device) | loop.early.found(),
-            "status": status,
-            "step": step,
-            "message": message,
-        }
-        loop.recorder.close(status)
-        self.directory.write_summary(summary)
-        settle(run, summary)
-        show_summary(run, summary)
-        return 0
-
-    def interrupted(self, number: int) -> int:
-        """End a run that a signal has stopped behind a checkpoint."""
-        self.loop.recorder.close()
-        self.directory.write_status("interrupted", self.loop.step, self.run.steps, signal.Signals(number).name)
-        command = f"the same command{' without rerun=true' if self.settings.rerun else ''}"
-        self.say(f"stopped at step {self.loop.step:,} of {self.run.steps:,}; {command} goes on from here")
-        return 128 + number
+        for line in announcement(self.run, self.loop, self.norms, self.memory, start_step):
+            self.say(line)
 
     def beat(self) -> None:
         """Say that the run is alive, at most every few seconds."""
@@ -274,13 +266,69 @@ class Session:
         if not self.settings.quiet:
             print(line)
 
+    # ---- ending it
+
+    def finish(self, status: Status, step: int, message: str) -> int:
+        """End the run with a result, finished or diverged: write and show its summary; return the exit status."""
+        if self.group.writes:
+            summary = make_summary(self.run, self.loop, self.norms, status, step, message)
+            self.loop.recorder.close(status)
+            self.directory.write_summary(summary)
+            settle(self.run, summary)
+            show_summary(self.run, summary)
+        return 0
+
+    def interrupt(self, number: int) -> int:
+        """End a run that a signal has stopped after a checkpoint; return the exit status."""
+        self.loop.recorder.close()
+        self.directory.write_status("interrupted", self.loop.step, self.run.steps, signal.Signals(number).name)
+        command = "the same command without rerun=true" if self.settings.rerun else "the same command"
+        self.say(f"stopped at step {self.loop.step:,} of {self.run.steps:,}; {command} goes on from here")
+        return 128 + number
+
+    @contextmanager
+    def noting_failures(self, stop: Sequence[int]) -> Iterator[None]:
+        """Note how the run stands if something inside fails, which is raised again."""
+        try:
+            yield
+        except BaseException as error:
+            status: Status = "failed"
+            if is_out_of_memory(error):
+                status = "out_of_memory"
+            by_signal = bool(stop) and isinstance(error, KeyboardInterrupt)
+            if by_signal or is_disk_full(error) or isinstance(error, ProcessLost):  # the same command goes on
+                status = "interrupted"
+            if not self.directory.ended():
+                self.directory.write_status(status, self.loop.step, self.run.steps, str(error))
+            raise
+
+
+def describe_session(run: Run, processes: int = 1) -> dict[str, Any]:
+    """Return this process, its machine and its code, and what is needed to load the model: environment.json has it."""
+    accelerator = None
+    if run.device.type == "cuda":
+        accelerator = torch.cuda.get_device_name(run.device)
+    return {
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": shlex.join(["normbench", *run.command]),
+        **describe_machine(),
+        "device": str(run.device),
+        "accelerator": accelerator,
+        "threads": torch.get_num_threads(),
+        "processes": processes,
+        "data": run.data.describe(),
+        "choices": dict(run.config.choices.groups),
+        "task": run.data.task.record(),
+    }
+
 
 def prepare_torch(run: Run) -> None:
     """Set threads, the current GPU, full float32 in matrix products or TF32, and on the CPU the same bits each time.
 
     There subnormal numbers are 0: with them 1,000 layers of `post`, whose gradients vanish, took 8 times the time.
     """
-    trainer, on_cpu = run.config.closed.trainer, run.device.type == "cpu"
+    trainer = run.config.closed.trainer
+    on_cpu = run.device.type == "cpu"
     gc.set_threshold(min(gc.get_threshold()[0], 10_000))  # a command has raised it further while it started
     torch.set_num_threads(run.threads)
     make_current(run.device)
@@ -291,171 +339,3 @@ def prepare_torch(run: Run) -> None:
         torch.use_deterministic_algorithms(on_cpu, warn_only=True)  # the same for the compiler, which it imports
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # it costs time for nothing
     keep_freed_memory()
-
-
-@contextmanager
-def stop_signals() -> Iterator[list[int]]:
-    """While this lasts, the first SIGINT, SIGTERM or SIGHUP is only noted; a second SIGINT stops at once."""
-    noted: list[int] = []
-
-    def note(number: int, frame: FrameType | None) -> None:
-        noted.append(number)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    with ExitStack() as stack:
-        hangup = [signal.SIGHUP] * (signal.getsignal(signal.SIGHUP) != signal.SIG_IGN)  # which nohup lets pass
-        for number in (signal.SIGINT, signal.SIGTERM, *hangup):
-            stack.callback(signal.signal, number, signal.signal(number, note))
-        yield noted
-
-
-def describe_here(run: Run, processes: int = 1) -> dict[str, Any]:
-    """Return this process, its machine and its code, and what is needed to load the model: environment.json has it."""
-    return {
-        "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": shlex.join(["normbench", *run.command]),
-        "commit": commit(),
-        "machine": platform.machine(),
-        "system": platform.platform(),
-        "cpu": cpu_name(),
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
-        "packages": {name: version(name) for name in PACKAGES},
-        "device": str(run.device),
-        "accelerator": torch.cuda.get_device_name(run.device) if run.device.type == "cuda" else None,
-        "threads": torch.get_num_threads(),
-        "processes": processes,
-        "data": run.data.describe(),
-        "choices": dict(run.config.choices.groups),
-        "task": run.data.task.record(),
-    }
-
-
-def settle(run: Run, summary: Mapping[str, Any]) -> None:
-    """Do what follows the summary; done again at the next command in case a kill came between."""
-    directory = run.directory
-    if (read_json(directory.status) or {}).get("status") != summary["status"]:
-        directory.write_status(summary["status"], summary["step"], summary["steps"], summary["message"])
-    if run.config.closed.trainer.keep_checkpoint == "none":
-        for path in (directory.checkpoint, directory.previous, directory.best):
-            path.unlink(missing_ok=True)
-
-
-def copy_record(parent: RunDirectory, child: RunDirectory) -> None:
-    """Begin a run with another's record; the checkpoint comes last, so that a torn copy is begun again."""
-    for source in (parent.metrics, *event_files(parent.path), parent.best, parent.checkpoint):
-        if source.exists():
-            write_bytes(child.path / source.name, source.read_bytes())
-
-
-def runs_before(parent: RunDirectory | None) -> list[dict[str, Any]]:
-    """Return of a run that is extended, and of those that it has extended itself, what `extended_runs` does."""
-    if parent is None:
-        return []
-    eval_batches = parent.configuration()["trainer"].get("eval_batches")
-    own = {"steps": (parent.ended() or {})["steps"], "eval_batches": eval_batches}
-    return [*extended_runs(parent.sessions(), eval_batches), own]
-
-
-def caveats(run: Run) -> dict[str, str | None]:
-    """Return what a reader must know of a norm that takes statistics over time: what leaks, what padding does."""
-    leaks, pads = run.data.task.leaks(run.facts) == "training", run.data.pads and run.facts.counts_padding
-    norm = run.config.choices.groups["norm"]
-    over_time = f"{norm} takes statistics over time, so in training each position is shown its future"
-    shown = f"{over_time}; the training loss is not comparable"
-    padded = f"{norm} counts the padding of shorter texts in its statistics"
-    return {"leak": shown if leaks else None, "padding": padded if pads else None}
-
-
-def show_summary(run: Run, summary: Mapping[str, Any], *before: str | None) -> None:
-    """Show the closing tables behind other lines, and how to see more; of a quiet run its directory."""
-    directory = run.directory.path
-    if run.config.closed.quiet:
-        print(directory)
-        return
-    print(*(f"{line}\n" for line in before if line), sep="", end="")
-    status = summary["status"] + (f" at step {summary['step']}: {summary['message']}" if summary["message"] else "")
-    data = summary["data"]
-    rows = {
-        "status": status,
-        **dict(sorted(summary["metrics"].items())),
-        **constant_guess(summary),
-        **({"bleu": f"beam {data['beam']}, {data['bleu']}"} if "bleu" in data else {}),
-        **{f"step time, {key}": value for key, value in summary["step_time"].items() if value is not None},
-        **{name.replace("_", " "): summary[name] for name in NOTEWORTHY if summary[name]},
-    }
-    show_table(directory.name, rows)
-    show_table("ledger", flat(summary["ledger"]))
-    if any(event_files(directory)):
-        print(f"look at the curves: {shlex.join(['normbench', 'tensorboard', str(directory.parent)])}")
-    if summary["status"] == "finished" and run.config.closed.trainer.keep_checkpoint != "none":
-        trust = ["--trust"] if foreign_class(run.config.tree) else []
-        print(f"see what it has learned: {shlex.join(['normbench', 'sample', str(directory), *trust])}")
-    if run.parent is None:
-        print(f"compare it over seeds: {shlex.join(comparison(run))}")
-
-
-def constant_guess(summary: Mapping[str, Any]) -> dict[str, Scalar]:
-    """Return what always giving the same answer reaches, for each metric: what tells how good a result is."""
-    known = summary["data"].get("constant") or {}
-    return {f"{tag}, constant guess": value for tag, value in known.items() if tag in summary["metrics"]}
-
-
-def comparison(run: Run) -> list[str]:
-    """Return the command that makes a run with several seeds, and with another norm where it names only a norm."""
-    words = [word for word in run.config.words if key_of(word) not in ("seed", "name", "quiet", "rerun", "norm")]
-    norm = run.config.choices.groups["norm"]
-    varied = ["seed=0,1,2"]
-    if any(key_of(word).startswith("norm.") for word in words):
-        words = [*words, *(word for word in run.config.words if key_of(word) == "norm")]
-    else:
-        varied = [f"norm={norm},{'rmsnorm' if norm == 'layernorm' else 'layernorm'}", *varied]
-    return ["normbench", "sweep", *words, *varied]
-
-
-def key_of(word: str) -> str:
-    """Return the key that a word of the command line sets."""
-    return word.lstrip("+~").partition("=")[0]
-
-
-# ---- the ledger: what silently differs between published comparisons
-
-
-def parameter_counts(model: nn.Module, norms: Iterable[nn.Module]) -> dict[str, int]:
-    """Count the trained parameters in the norms and outside them."""
-    inside = {id(parameter): parameter.numel() for norm in norms for parameter in norm.parameters()}
-    total = sum(parameter.numel() for parameter in model.parameters())
-    return {"in_norms": sum(inside.values()), "outside_norms": total - sum(inside.values()), "total": total}
-
-
-def distinct(values: Iterable[Any]) -> Any:
-    """Return the one value, or all that occur."""
-    found = list(dict.fromkeys(values))
-    return found[0] if len(found) == 1 else found or None
-
-
-def make_ledger(model: Model, norms: Mapping[str, nn.Module], tree: Tree, device: torch.device) -> dict[str, Any]:
-    """Return the ledger of a run, from what was really built."""
-    placements = [module for module in model.modules() if isinstance(module, Placement)]
-    init, ours = tree["init"], [norm for norm in norms.values() if isinstance(norm, Norm)]
-    decided = [norm.settings() for norm in ours]  # at construction
-    return {
-        "norms": len(norms),
-        "eps": distinct(eps for norm in norms.values() if isinstance(eps := getattr(norm, "eps", None), float | None)),
-        "eps_place": distinct(norm.eps_place for norm in ours if norm.eps is not None),
-        "cast_order": distinct(norm.cast_order for norm in ours),
-        "implementation": distinct(norm.implementation for norm in ours),
-        "affine_parameters": distinct("+".join(dict(norm.named_parameters())) or "none" for norm in norms.values()),
-        **{key: distinct(each[key] for each in decided if key in each) for made in decided for key in made},
-        "norm_parameters_decayed": tree["trainer"]["decay_norms"],
-        "parameters": parameter_counts(model, norms.values()),
-        "init": str(init["_target_"]).rpartition(".")[2].lower(),
-        **{gain: distinct(round(getattr(each, gain), 6) for each in placements) for gain in GAINS},
-        "residual_scale": init.get("residual_scale"),
-        "precision": tree["trainer"]["precision"],
-        "float32_matrix_products": torch.get_float32_matmul_precision(),
-        "batches_a_step": tree["trainer"]["accumulate"],
-        "compiled": tree["trainer"]["compile"],
-        "threads": torch.get_num_threads(),
-        "device": str(device),
-    }

@@ -35,8 +35,8 @@ from normbench.record.directory import RunDirectory
 from normbench.record.files import inside, write_bytes
 from normbench.record.machine import commit, cpu_name
 from normbench.record.tensorboard import TensorBoard, event_files
+from normbench.runs.contexts import limits_named
 from normbench.runs.load import TrainedRun
-from normbench.runs.train import limits_named
 from normbench.settings import show
 from normbench.studies.findings import plain_table, shortened_finding, written
 from normbench.studies.frame import Difference, Row, Study, Subject, device_name, make_study, study_class

@@ -22,11 +22,12 @@ from normbench.analysis.tables import Table
 from normbench.config import compose
 from normbench.config.groups import options, section_of
 from normbench.config.schema import UNHASHED_KEYS, checked_values
+from normbench.config.signatures import settings_of_class
 from normbench.errors import UsageError
 from normbench.record.directory import fingerprint
 from normbench.runs.load import TrainedRun, load_model
 from normbench.runs.plan import without
-from normbench.settings import Setting, Tree, settings_of
+from normbench.settings import Setting, Tree
 from normbench.sweep.words import key_of
 from normbench.training.memory import memory_of
 from normbench.types import Data, Model, NormFacts, Task
@@ -202,7 +203,7 @@ def study_class(name: str) -> type[Study]:
 
 def known_settings(kind: type[Study]) -> dict[str, Setting]:
     """Return what can be set of a study."""
-    return settings_of(f"{kind.__module__}.{kind.__name__}") or {}
+    return settings_of_class(kind) or {}
 
 
 def make_study(kind: type[Study], words: Sequence[str]) -> Study:

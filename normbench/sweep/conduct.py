@@ -15,13 +15,15 @@ from typing import Any
 
 from rich.console import Console
 
-from normbench.build import imported, is_here
+from normbench.build import is_here
+from normbench.config.signatures import import_target
 from normbench.errors import RunFailure, UsageError, explain
 from normbench.record.directory import fingerprint
 from normbench.record.shapes import CHOICE_FILE
+from normbench.runs.contexts import limits_named, notes_shown
+from normbench.runs.dry_run import busy, measure
 from normbench.runs.plan import same_elsewhere
 from normbench.runs.session import Session
-from normbench.runs.train import busy, limits_named, measure, notes_shown
 from normbench.sweep import tuning
 from normbench.sweep.folder import LOOK_SECONDS, Standing, SweepFolder, View, say, say_done, show_arms, show_failures
 from normbench.sweep.plan import SWEEP_NAME, Planner, SweepPlan, balanced, changed, exclude, read_grid, stacked
@@ -214,7 +216,8 @@ def understand(words: Sequence[str]) -> Sweep:
     points, own = read_grid(words)
     settings, section = read_settings(own)
     path = section.pop("_target_")
-    planner = Planner(imported(path, f"launcher._target_={path}")(**section), settings.jobs or 0, stack=settings.stack)
+    launcher = import_target(path, f"launcher._target_={path}")(**section)
+    planner = Planner(launcher, settings.jobs or 0, stack=settings.stack)
     kept, excluded = exclude(points, settings.exclude or ())
     with Console().status(f"planning {len(kept):,} runs"), notes_shown("quiet=true" in words):
         plan = planner.plan(kept, excluded)

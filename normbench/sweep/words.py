@@ -10,8 +10,9 @@ from typing import Annotated, Any, Literal
 
 from normbench.config.groups import check_option, content, options_with, section_of
 from normbench.config.schema import TARGET, checked_values, closed_settings
+from normbench.config.signatures import settings_of
 from normbench.errors import UsageError
-from normbench.settings import Setting, either, settings_of
+from normbench.settings import Setting, either
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ def read_settings(words: Iterable[str]) -> tuple[SweepConfig, dict[str, Any]]:
             OmegaConf.update(config, name, value)
     tree: Any = OmegaConf.to_container(config)
     own = checked_values("sweep.", tree["sweep"], SETTINGS, "normbench sweep")
-    settings = settings_of(config.launcher._target_) or {}
+    settings = settings_of(config.launcher._target_, imports=True) or {}
     where = f"launcher={launcher}"
     for name in tree["launcher"]:
         if name not in settings and (having := options_with("launcher", name)):

@@ -23,9 +23,10 @@ import torch
 
 from normbench.config.groups import find_own_classes
 from normbench.errors import HeldElsewhere, RunFailure, explain, is_disk_full
+from normbench.runs.contexts import stop_signals
 from normbench.runs.plan import check_unchanged
-from normbench.runs.session import stop_signals
-from normbench.runs.train import train, train_stack
+from normbench.runs.stack import train_stack
+from normbench.runs.train import train
 from normbench.sweep.folder import LOOK_SECONDS, SweepFolder, View, say
 from normbench.sweep.plan import PlannedRun, Planner
 

@@ -26,7 +26,6 @@ from normbench.errors import UsageError
 from normbench.record.recorder import Silent
 from normbench.runs.plan import prepare
 from normbench.runs.session import Session
-from normbench.runs.train import make_directory
 from normbench.studies.bench import last_level_cache
 from normbench.training.estimate import estimate
 from normbench.training.loop import Loop, due
@@ -72,7 +71,7 @@ def account(words: Sequence[str], steps: int, evaluates: bool) -> Iterator[Found
     session = session_of(words)
     loop, trainer = session.loop, session.loop.trainer
     whole, found = loop.steps, dict[str, float]()
-    make_directory(session.run)
+    session.make_directory()
     with closing(session.prepare()):
         for _ in range(steps):
             loop.train_step()
@@ -131,7 +130,7 @@ def recording(words: Sequence[str], rounds: int, steps: int) -> Iterator[Found]:
     sessions = {arm: session_of([*words, *lengths, f"probes={arms[arm]}", f"name={arm}"]) for arm in arms}
     recorders = [sessions[arm] for arm in arms if arm != "bare"]
     for session in recorders:
-        make_directory(session.run)
+        session.make_directory()
         session.prepare()
     for number in range(rounds + 1):
         order = [*arms][number % 3 :] + [*arms][: number % 3]

@@ -1,0 +1,288 @@
+"""What a class or function may be given by keyword, as the annotations of its signature say it.
+
+Ours and torch's are read from their sources, since importing them would import torch, and a help page or the Tab key
+is to be answered at once. Somebody else's are imported, which runs their code: only where a person has named them, or
+trusts whoever has.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import dataclasses
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from functools import cache, partial
+from importlib.util import resolve_name
+from inspect import Parameter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, get_type_hints
+
+from normbench.errors import UsageError, explain, place_of
+from normbench.settings import Setting, nearest, setting_from
+
+OURS = ("normbench.", "torch.")
+
+# What a constructor is given besides its settings.
+GIVEN = {"num_features", "channel_dim", "site", "branches", "task", "norm", "placement", "params", "seed", "content"}
+
+# So many arguments without a default are settings, as the groups of torch.nn.GroupNorm; more are given.
+MOST_BARE = 2
+
+
+def settings_of(target: str, imports: bool = False) -> dict[str, Setting] | None:
+    """Return the settings that a class or function takes by keyword; None where it takes any, or cannot be read.
+
+    imports: whether one of somebody else's is imported to be read.
+    """
+    if target.startswith(OURS):
+        return settings_in_source(target)
+    if imports:
+        with suppress(UsageError):  # which is said where it is to be used
+            return settings_of_class(import_target(target))
+    return None
+
+
+def import_target(path: str, where: str = "") -> Callable[..., Any]:
+    """Return what a dotted path names; `where` begins the complaint.
+
+    Raises:
+        UsageError: it cannot be imported, or is neither a class nor a function.
+    """
+    where = where or path
+    module, _, name = path.rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (Exception, SystemExit) as error:  # a person's module may raise anything, or end as a script does
+        if place_of(error):
+            raise UsageError(f"{where} cannot be imported: fix {explain(error)}") from error
+        known = vars(sys.modules[module]) if module in sys.modules else ()
+        cure = f"{nearest(name, known)}give package.module.Class, such as mynorms.MyNorm of mynorms.py"
+        raise UsageError(f"{where} cannot be imported ({error if module else 'no module'}): {cure}") from error
+    if not callable(found):
+        raise UsageError(f"{where} is not a class: give package.module.Class")
+    return found
+
+
+# ---- somebody else's, imported
+
+
+@cache
+def settings_of_class(made: Callable[..., Any]) -> dict[str, Setting] | None:
+    """Return the settings of a class or function, with those that it hands on to its base or to what it returns.
+
+    None where it takes any, or is not written in Python.
+    """
+    found: dict[str, Setting] = {}
+    hands_on = False
+    for maker in makers(made):
+        own, hands_on = read_maker(maker)
+        found = {**own, **found}
+        if not hands_on:
+            break
+    return None if hands_on else found
+
+
+def makers(made: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
+    """Give what takes the arguments, in turn: a function and what it returns, or what each base of a class begins with.
+
+    That is its `__init__`, or the class itself where it is a dataclass.
+    """
+    if isinstance(made, type):
+        for base in made.__mro__[:-1]:  # the last is object
+            if "__dataclass_params__" in vars(base):
+                yield base
+            elif "__init__" in vars(base):
+                yield vars(base)["__init__"]
+        return
+    yield made
+    function = inspect.unwrap(made)
+    with suppress(Exception):  # it is annotated to return nothing that can be read
+        returned = read_annotation(function.__annotations__["return"], function.__globals__)
+        if isinstance(returned, type):
+            yield from makers(returned)
+
+
+def read_maker(maker: Callable[..., Any]) -> tuple[dict[str, Setting], bool]:
+    """Return the settings of a function or a dataclass, and whether it hands on others."""
+    if isinstance(maker, type):
+        return fields_of(maker), False
+    function = inspect.unwrap(maker)
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # it is not written in Python
+        return {}, True
+    hands_on = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters)
+    return parameters_of(function, parameters), hands_on
+
+
+def parameters_of(function: Callable[..., Any], parameters: Iterable[Parameter]) -> dict[str, Setting]:
+    """Return the settings among the parameters of a function."""
+    found: dict[str, Setting] = {}
+    bare: dict[str, Setting] = {}
+    for parameter in parameters:
+        if parameter.name == "self" or parameter.kind not in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY):
+            continue
+        setting = Setting()
+        if parameter.name not in GIVEN and parameter.annotation is not Parameter.empty:
+            setting = read_setting(parameter.annotation, function.__globals__)
+        if parameter.default is not Parameter.empty:
+            found[parameter.name] = setting
+        elif parameter.kind is Parameter.KEYWORD_ONLY:
+            found[parameter.name] = replace(setting, required=True)
+        else:
+            bare[parameter.name] = setting
+    if len(bare) <= MOST_BARE:
+        found |= bare
+    return {name: setting for name, setting in found.items() if name not in GIVEN}
+
+
+def fields_of(made: type) -> dict[str, Setting]:
+    """Return the settings that the fields of a dataclass are."""
+    found: dict[str, Setting] = {}
+    for field in dataclasses.fields(made):
+        if not field.init or field.name in GIVEN:
+            continue
+        owner = next(base for base in made.__mro__ if field.name in vars(base).get("__annotations__", {}))
+        setting = read_setting(field.type, vars(sys.modules[owner.__module__]))
+        required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        found[field.name] = replace(setting, required=required)
+    return found
+
+
+def read_setting(annotation: Any, namespace: dict[str, Any]) -> Setting:
+    """Return what an annotation allows; anything, where it cannot be read, which the setting then says."""
+    try:
+        return setting_from(read_annotation(annotation, namespace))
+    except Exception as error:  # an annotation may hold anything
+        return Setting(unread=explain(error))
+
+
+def read_annotation(annotation: Any, namespace: dict[str, Any]) -> Any:
+    """Return what an annotation means, which may be text, where names mean what they do in a namespace."""
+    holder = SimpleNamespace(__annotations__={"it": annotation})
+    return get_type_hints(holder, namespace, include_extras=True)["it"]
+
+
+# ---- ours and torch's, read from the source
+
+# What annotations are made of; everything else that they name is looked up in the sources.
+VOCABULARY = ("typing", "collections.abc", "types", "normbench.settings")
+
+
+@cache
+def settings_in_source(target: str) -> dict[str, Setting] | None:
+    """Return what `settings_of_class` does, from the source alone, for classes that are written as plainly as ours."""
+    module, _, name = target.rpartition(".")
+    with suppress(Exception):  # a source may hold anything, or not be there
+        found: dict[str, Setting] | None = source_of(module)[name]()
+        return found
+    return None
+
+
+@cache
+def source_of(module: str) -> Source:
+    """Return a module's source, which is found without importing its parents.
+
+    Raises:
+        ImportError: there is none.
+    """
+    for folder in sys.path:
+        path = Path(folder, *module.split("."))
+        package = path / "__init__.py"
+        if package.is_file():
+            return Source(module, ast.parse(package.read_text("utf-8")))
+        file = path.with_suffix(".py")
+        if file.is_file():
+            return Source(module.rpartition(".")[0], ast.parse(file.read_text("utf-8")))
+    raise ImportError(module)
+
+
+class Source(dict[str, Any]):
+    """What the names of a module mean, as far as annotations need them; a class or function gives its settings."""
+
+    def __init__(self, package: str, tree: ast.Module) -> None:
+        super().__init__()
+        self.package = package
+        self.tree = tree
+
+    def __missing__(self, name: str) -> Any:
+        """Look for the statement that binds a name."""
+        for node in self.tree.body:
+            if isinstance(node, ast.ImportFrom):
+                module = resolve_name("." * node.level + (node.module or ""), self.package)
+                for alias in node.names:
+                    if alias.name == "*":
+                        with suppress(AttributeError, ImportError):
+                            return source_of(module)[name]
+                    elif name == (alias.asname or alias.name):
+                        return name_in(module, alias.name)
+            elif isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
+                return partial(self.settings, node)
+            elif isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == name:
+                return self.value(node.value)
+        return getattr(builtins, name)
+
+    def value(self, expression: ast.expr) -> Any:
+        """Evaluate an annotation, or what one is made of."""
+        return eval(compile(ast.Expression(expression), "annotation", "eval"), {"__builtins__": {}}, self)
+
+    def settings(self, node: ast.ClassDef | ast.FunctionDef) -> dict[str, Setting] | None:
+        """Return the settings of a class or function, with those that it hands on to its base or to what it returns."""
+        if isinstance(node, ast.FunctionDef):
+            own = self.parameters(node.args, node.args.args)
+            return self.handed_on(node.returns, own) if node.args.kwarg else own
+        base = node.bases[0] if node.bases else None
+        for line in node.body:
+            if isinstance(line, ast.FunctionDef) and line.name == "__init__":
+                own = self.parameters(line.args, line.args.args[1:])
+                return self.handed_on(base, own) if line.args.kwarg else own
+        own = self.fields(node)
+        return self.handed_on(base, own) if base else own
+
+    def handed_on(self, maker: ast.expr | None, own: dict[str, Setting]) -> dict[str, Setting] | None:
+        """Return the settings of what takes the rest, and one's own; None where anything is taken."""
+        more = self[maker.id]() if isinstance(maker, ast.Name) else None
+        return None if more is None else {**more, **own}
+
+    def parameters(self, arguments: ast.arguments, positional: list[ast.arg]) -> dict[str, Setting]:
+        """Return the settings among the parameters of a function; positional: without `self`."""
+        found: dict[str, Setting] = {}
+        without_default = len(positional) - len(arguments.defaults)
+        for argument in positional[without_default:]:
+            found[argument.arg] = self.setting(argument.annotation)
+        for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
+            found[argument.arg] = replace(self.setting(argument.annotation), required=default is None)
+        if without_default <= MOST_BARE:
+            for argument in positional[:without_default]:
+                found[argument.arg] = self.setting(argument.annotation)
+        return {name: setting for name, setting in found.items() if name not in GIVEN}
+
+    def fields(self, node: ast.ClassDef) -> dict[str, Setting]:
+        """Return the settings that the fields of a dataclass are."""
+        found: dict[str, Setting] = {}
+        for line in node.body:
+            if isinstance(line, ast.AnnAssign) and node.decorator_list:
+                name = ast.unparse(line.target)
+                if name not in GIVEN:
+                    found[name] = replace(self.setting(line.annotation), required=line.value is None)
+        return found
+
+    def setting(self, annotation: ast.expr | None) -> Setting:
+        """Return what an annotation allows; anything, where there is none or the sources do not tell."""
+        if annotation is not None:
+            with suppress(Exception):
+                return setting_from(self.value(annotation))
+        return Setting()
+
+
+def name_in(module: str, name: str) -> Any:
+    """Return what a name of a module means; only the few modules that annotations are made of are imported."""
+    if module in VOCABULARY:
+        return vars(importlib.import_module(module))[name]
+    return source_of(module)[name]

@@ -1,0 +1,80 @@
+"""What a run is made within: signals are noted, the machine's limits become a sentence, notes reach the person."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from types import FrameType
+
+from normbench.errors import RunFailure, is_disk_full, is_out_of_memory
+
+
+@contextmanager
+def stop_signals() -> Iterator[list[int]]:
+    """While this lasts, the first SIGINT, SIGTERM or SIGHUP is only noted; a second SIGINT stops at once."""
+    noted: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        noted.append(number)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # which nohup has it ignore
+        numbers.append(signal.SIGHUP)
+    with ExitStack() as stack:
+        for number in numbers:
+            before = signal.signal(number, note)
+            stack.callback(signal.signal, number, before)
+        yield noted
+
+
+@contextmanager
+def stopped_by_signals() -> Iterator[list[int]]:
+    """Give the signals that have come, as `stop_signals` notes them.
+
+    Raises:
+        RunFailure: a class raises KeyboardInterrupt, and nobody has stopped the run.
+    """
+    with stop_signals() as stop:
+        try:
+            yield stop
+        except KeyboardInterrupt as error:
+            if stop:
+                raise
+            raise RunFailure("a class of the run raised KeyboardInterrupt, and nobody stopped it") from error
+
+
+@contextmanager
+def limits_named(outputs: str) -> Iterator[None]:
+    """Turn a full disk and too little memory into a sentence.
+
+    Raises:
+        RunFailure: instead of the system's error.
+    """
+    try:
+        yield
+    except (OSError, MemoryError, RuntimeError) as error:
+        if is_disk_full(error):
+            cure = "what was checkpointed is intact; make room, then give the same command to go on"
+            raise RunFailure(f"the disk is full (outputs={outputs}): {cure}") from error
+        if is_out_of_memory(error):
+            sizes = "data.batch_size, data.eval_batch_size, model.context, model.width or model.depth"
+            raise RunFailure(f"out of memory: use a smaller {sizes}") from error
+        raise
+
+
+@contextmanager
+def notes_shown(quiet: bool) -> Iterator[None]:
+    """Show the person what the data part notes: that it fetches, decodes or repairs something, which takes time."""
+    logger = logging.getLogger("normbench")
+    handler = logging.StreamHandler(sys.stdout)
+    if not quiet:
+        logger.setLevel(logging.INFO)
+        logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)

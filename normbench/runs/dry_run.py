@@ -1,0 +1,105 @@
+"""What a run would take of memory, time and disk: measured on a few of its steps, and nothing is kept."""
+
+from __future__ import annotations
+
+import os
+from contextlib import closing
+from datetime import timedelta
+
+from rich.filesize import decimal
+
+from normbench.record.console import show_table
+from normbench.record.files import read_json
+from normbench.record.loggers import Scalar
+from normbench.record.recorder import Recorder
+from normbench.runs.plan import Run
+from normbench.runs.session import Session
+from normbench.scratch import dry_folder
+from normbench.training.estimate import Estimate, estimate
+from normbench.training.guard import Diverged
+
+SPARE = 0.5  # of a core, that other work may have without being in the way
+
+
+def dry_run(session: Session) -> int:
+    """Say what `train` would do, and what it would take; return the exit status. Nothing is written."""
+    run = session.run
+    done = steps_done(session)
+    session.announce(done)
+    session.say("dry run: a few steps are measured, nothing is kept")
+    try:
+        others = busy(run.threads)
+        show_table("dry run", describe(run, measure(session), run.steps - done))
+        if others:
+            session.say(others)
+    except Diverged as end:
+        print(f"training diverges at step {end.step:,}: {end.reason}")
+    return 0
+
+
+def steps_done(session: Session) -> int:
+    """Return from which step the run would go on: that of its checkpoint, or where the run that it extends ended."""
+    run = session.run
+    if not run.config.closed.rerun:
+        state = session.loop.checkpoints.load(session.say)
+        if state is not None and state["step"]:
+            return int(state["step"])
+    if run.parent is None:
+        return 0
+    return int((run.parent.ended() or {}).get("step", 0))
+
+
+def measure(session: Session) -> Estimate:
+    """Return what a few steps of a run take.
+
+    Raises:
+        Diverged: training diverges within these steps.
+    """
+    with dry_folder() as folder, closing(Recorder(folder)) as session.loop.recorder:
+        return estimate(session.loop, folder)
+
+
+def describe(run: Run, found: Estimate, steps: int) -> dict[str, Scalar]:
+    """Return what steps take of memory, time and disk; the time of writing checkpoints is not counted."""
+    rows: dict[str, Scalar] = {"state": state_of(run)}
+    whose = "the whole process" if run.device.type == "cpu" else f"tensors on {run.device}"
+    rows["memory, peak of a step"] = found.peak and f"{decimal(found.peak)} ({whose})"
+    rows["time of a step"] = found.step_ms and f"{three_digits(found.step_ms)} ms (median of {found.measured})"
+    probed = f"{found.probed(steps):,} of the steps"
+    rows["time of a probed step"] = f"{three_digits(found.probed_ms)} ms ({probed})"
+    evaluations = f"{found.evaluation:,.3g} s ({found.evaluations(steps):,} of them)"
+    rows["time of an evaluation"] = f"{evaluations}, {found.last_evaluation:,.3g} s for the last"
+    whole = timedelta(seconds=round(found.seconds(steps)))
+    rows["time in all, about"] = f"{whole}, without the start of the process"
+    stay = "2 stay"
+    keep = run.config.closed.trainer.keep_checkpoint
+    if keep == "best":
+        weights = {tensor.data_ptr(): tensor.nbytes for tensor in found.loop.model.state_dict().values()}
+        stay = f"2 stay, with {decimal(sum(weights.values()))} of the best weights"
+    elif keep == "none":
+        stay = "none stays"
+    rows["disk, checkpoints"] = f"{decimal(found.checkpoint)} each: 3 while one is written, {stay}"
+    return rows
+
+
+def state_of(run: Run) -> str:
+    """Say how the run's directory stands now, and what the command would make of it."""
+    stands = run.directory.ended() or read_json(run.directory.status) or {}
+    state = str(stands.get("status", "new"))
+    if run.config.closed.rerun and state != "new":
+        return f"{state}; set aside and made again"
+    return state
+
+
+def three_digits(number: float) -> str:
+    """Return a number with three digits at least."""
+    return f"{number:,.3g}" if number < 1000 else f"{number:,.0f}"
+
+
+def busy(threads: int) -> str:
+    """Return a note where other work keeps so many cores busy that times measured now are no guide; or nothing."""
+    load = os.getloadavg()[0]
+    cores = os.cpu_count() or 1
+    if load + threads <= cores + SPARE:
+        return ""
+    return f"note: this machine is busy (load {load:.1f} on {cores} cores), so these times are no guide"

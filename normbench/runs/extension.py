@@ -1,0 +1,97 @@
+"""A run that extends a finished one: what it may change, and how it begins with the other's record."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from normbench.config.compose import SEARCH_PATH, Config
+from normbench.config.groups import Choices
+from normbench.config.schema import checked, stored
+from normbench.config.sections import MANY
+from normbench.config.trust import check_trusted
+from normbench.errors import UsageError
+from normbench.record.directory import RunDirectory, extended_runs
+from normbench.record.files import write_bytes
+from normbench.record.tensorboard import event_files
+from normbench.settings import lookup
+from normbench.training.checkpoint import is_whole
+from normbench.types import Data
+
+# What may be changed of a run that is extended; everything else is its parent's.
+EXTENSION_KEYS = ("extend", "trainer", "name", "outputs", "quiet", "rerun", "device", MANY)
+# ... and what of the trainer may not: a checkpoint has what belongs to it.
+FIXED_KEYS = ("trainer", "trainer.precision", "trainer.accumulate", "trainer.ema")
+
+
+def extend(config: Config, parent: RunDirectory, trust: bool) -> Config:
+    """Return the parent's configuration with what an extension may change, and the parent's choices.
+
+    Raises:
+        UsageError: there is no such run, or something else was set.
+    """
+    summary = parent.ended()
+    if summary is None or summary["status"] != "finished":
+        raise UsageError(f"extend={parent.path} is not the directory of a finished run: give one under outputs/")
+    tree = parent.configuration()
+    if not tree:
+        raise UsageError(f"{parent.config} is damaged: make that run again with rerun=true")
+    if not trust:
+        check_trusted(tree, parent.path)
+    for key in ("rerun", "quiet", MANY):  # of this command, not of the parent's
+        tree[key] = config.tree[key]
+    for word in config.words:
+        if not word.startswith(SEARCH_PATH):  # which says where the parent's classes may be
+            change(tree, word, config)
+    if config.overridden("trainer.epochs") and not config.overridden("trainer.steps"):
+        tree["trainer"]["steps"] = None
+    name_words = parent.path.name.rsplit("-", 2)[0].split("-")
+    with stored(parent.config):
+        tree, closed = checked(tree)
+    return Config(tree, closed, Choices(summary["choices"], tuple(name_words)), config.words)
+
+
+def change(tree: dict[str, Any], word: str, config: Config) -> None:
+    """Write what a word of the command line sets into the parent's configuration.
+
+    Raises:
+        UsageError: an extension may not set it.
+    """
+    path = word.lstrip("+~").partition("=")[0]
+    if path in FIXED_KEYS or path.partition(".")[0] not in EXTENSION_KEYS:
+        why = "everything but trainer.* is the run's own, and of that precision, accumulate and ema"
+        raise UsageError(f"{word} cannot be changed with extend=: leave it out, {why}")
+    section, _, key = path.rpartition(".")
+    values = lookup(tree, section) if section else tree
+    values[key] = lookup(config.tree, path)
+
+
+def check_extension(parent: RunDirectory, steps: int, data: Data) -> None:
+    """Refuse to extend without a checkpoint, on other data, or to fewer steps."""
+    if not parent.checkpoint.exists() or not is_whole(parent.checkpoint):
+        cure = "make that run again with rerun=true, and without trainer.keep_checkpoint=none"
+        raise UsageError(f"extend={parent.path} has no checkpoint.pt, or a damaged one: {cure}")
+    sessions = parent.sessions()
+    if sessions and sessions[-1]["data"]["fingerprint"] != data.fingerprint:
+        raise UsageError(f"extend={parent.path} was trained on other data than are there now: bring those back")
+    done = (parent.ended() or {})["steps"]
+    if steps <= done:
+        raise UsageError(f"trainer.steps={steps} does not extend a run of {done} steps: give a larger number")
+
+
+def copy_record(parent: RunDirectory, child: RunDirectory) -> None:
+    """Begin a run with another's record; the checkpoint comes last, so that a torn copy is begun again."""
+    for source in (parent.metrics, *event_files(parent.path), parent.best, parent.checkpoint):
+        if source.exists():
+            write_bytes(child.path / source.name, source.read_bytes())
+
+
+def runs_before(parent: RunDirectory | None) -> list[dict[str, Any]]:
+    """Return where the run that is extended ended, and before it those that it has itself extended.
+
+    It is a list like that of `extended_runs`, empty for a run that extends none.
+    """
+    if parent is None:
+        return []
+    eval_batches = parent.configuration()["trainer"].get("eval_batches")
+    own = {"steps": (parent.ended() or {})["steps"], "eval_batches": eval_batches}
+    return [*extended_runs(parent.sessions(), eval_batches), own]

@@ -1,0 +1,83 @@
+"""The ledger of a run: what silently differs between published comparisons, read from what was really built."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from normbench.settings import Tree
+from normbench.types import Model, Norm, Placement
+
+
+def make_ledger(model: Model, norms: Mapping[str, nn.Module], tree: Tree, device: torch.device) -> dict[str, Any]:
+    """Return the ledger of a run; a fact in which norms or placements differ has all values that occur."""
+    trainer = tree["trainer"]
+    init = tree["init"]
+    return {
+        **norm_rows(list(norms.values())),
+        "norm_parameters_decayed": trainer["decay_norms"],
+        "parameters": parameter_counts(model, norms.values()),
+        "init": str(init["_target_"]).rpartition(".")[2].lower(),
+        **gain_rows(model),
+        "residual_scale": init.get("residual_scale"),
+        "precision": trainer["precision"],
+        "float32_matrix_products": torch.get_float32_matmul_precision(),
+        "batches_a_step": trainer["accumulate"],
+        "compiled": trainer["compile"],
+        "threads": torch.get_num_threads(),
+        "device": str(device),
+    }
+
+
+def norm_rows(norms: Sequence[nn.Module]) -> dict[str, Any]:
+    """Return what the norms are: how many, their eps, what they compute in which order, and their own settings."""
+    ours = [norm for norm in norms if isinstance(norm, Norm)]
+    epsilons = [getattr(norm, "eps", None) for norm in norms]
+    numbers = [eps for eps in epsilons if isinstance(eps, float | None)]  # another library's may be anything
+    affine = ["+".join(dict(norm.named_parameters())) or "none" for norm in norms]
+    rows = {
+        "norms": len(norms),
+        "eps": distinct(numbers),
+        "eps_place": distinct(norm.eps_place for norm in ours if norm.eps is not None),
+        "cast_order": distinct(norm.cast_order for norm in ours),
+        "implementation": distinct(norm.implementation for norm in ours),
+        "affine_parameters": distinct(affine),
+    }
+    settings: dict[str, list[Any]] = {}
+    for norm in ours:
+        for key, value in norm.settings().items():  # as they were decided at construction
+            settings.setdefault(key, []).append(value)
+    for key, values in settings.items():
+        rows[key] = distinct(values)
+    return rows
+
+
+def gain_rows(model: Model) -> dict[str, Any]:
+    """Return by how much the placements scale the branches' weights and the residual stream."""
+    placements = [module for module in model.modules() if isinstance(module, Placement)]
+    return {
+        "branch_gain": distinct(round(placement.branch_gain, 6) for placement in placements),
+        "residual_gain": distinct(round(placement.residual_gain, 6) for placement in placements),
+    }
+
+
+def parameter_counts(model: nn.Module, norms: Iterable[nn.Module]) -> dict[str, int]:
+    """Count the trained parameters in the norms and outside them."""
+    sizes: dict[int, int] = {}
+    for norm in norms:
+        for parameter in norm.parameters():
+            sizes[id(parameter)] = parameter.numel()  # norms may share one
+    inside = sum(sizes.values())
+    total = sum(parameter.numel() for parameter in model.parameters())
+    return {"in_norms": inside, "outside_norms": total - inside, "total": total}
+
+
+def distinct(values: Iterable[Any]) -> Any:
+    """Return the one value, all that occur as a list, or None where there are none."""
+    found = list(dict.fromkeys(values))
+    if len(found) == 1:
+        return found[0]
+    return found or None

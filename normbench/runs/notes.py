@@ -1,0 +1,75 @@
+"""What a person is told when a run starts, and what a reader of its numbers must know of its norm."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import nn
+
+from normbench.config.groups import content, options
+from normbench.models import unsafe_convolutions
+from normbench.runs.ledger import parameter_counts
+from normbench.runs.plan import Run
+from normbench.training.loop import Loop
+
+
+def announcement(run: Run, loop: Loop, norms: Mapping[str, nn.Module], memory: str, start_step: int) -> list[str]:
+    """Return the lines that say what runs and where, and the notes and warnings on it.
+
+    memory: a line on the memory of a step, or nothing. start_step: the steps that are done already.
+    """
+    names = run.config.choices.groups
+    parameters = parameter_counts(loop.model, norms.values())["total"]
+    model = f"{names['model']} ({parameters:,} parameters)"
+    length = f"{run.steps:,} steps on {run.device}"
+    lines = [
+        " · ".join([names["norm"], names["placement"], model, names["data"], length]),
+        f"run directory: {run.directory.path}",
+    ]
+    experiment = names["experiment"]
+    if experiment in options("experiment") and "hydra" in content("experiment", experiment):
+        lines.append(f"note: this is one run; normbench sweep experiment={experiment} makes all runs of the study")
+    if start_step:
+        lines.append(f"going on from step {start_step:,}")
+    for caveat in caveats(run).values():
+        if caveat:
+            lines.append(f"warning: {caveat}")
+    if run.device.type == "cpu":
+        unsafe = unsafe_convolutions(loop.model)
+        if unsafe:
+            lines.append(f"warning: {unsafe}")
+    cut = run.data.describe().get("cut")
+    if cut:
+        lines.append(f"note: {cut:,} texts are longer than model.context, and are cut")
+    if memory:
+        lines.append(memory)
+    lines += length_notes(run, loop)
+    return lines
+
+
+def length_notes(run: Run, loop: Loop) -> list[str]:
+    """Return notes where a run is too short for its average of the weights, or for its warm-up."""
+    steps = run.steps
+    lines = []
+    average = loop.average
+    if average is not None and average.rise >= steps:
+        takes = f"trainer.ema={average.decay:g}, which takes {average.rise:,}"
+        within = f"within {steps:,} steps the average never reaches {takes}"
+        lines.append(f"warning: {within}; until then it is over the last tenth of the steps or so")
+    warmup = loop.schedule.warmup_steps(steps)
+    if warmup >= steps:
+        lines.append(f"note: the run ends within its warm-up of {warmup:,} steps (schedule.warmup)")
+    return lines
+
+
+def caveats(run: Run) -> dict[str, str | None]:
+    """Return what a reader must know of a norm that takes statistics over time: what leaks, what padding does."""
+    norm = run.config.choices.groups["norm"]
+    leak = None
+    if run.data.task.leaks(run.facts) == "training":
+        over_time = f"{norm} takes statistics over time, so in training each position is shown its future"
+        leak = f"{over_time}; the training loss is not comparable"
+    padding = None
+    if run.data.pads and run.facts.counts_padding:
+        padding = f"{norm} counts the padding of shorter texts in its statistics"
+    return {"leak": leak, "padding": padding}

@@ -1,0 +1,92 @@
+"""Trains several seeds of a run as one model (`sweep.stack`), which `train_stack` alone does."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from functools import partial
+
+from normbench import build
+from normbench.runs.contexts import limits_named, stopped_by_signals
+from normbench.runs.plan import Run
+from normbench.runs.session import Session
+from normbench.training.guard import Diverged
+from normbench.training.loop import Loop
+from normbench.training.optimizer import make_optimizer
+
+
+def train_stack(runs: Sequence[Run], seeds: Sequence[int]) -> int:
+    """Make runs as one model that differ in their seed alone, or go on with them; return the exit status.
+
+    seeds: of all runs of the stack, also of those that have ended and are not among `runs`.
+
+    Raises:
+        UsageError: something of the runs needs each by itself.
+        RunFailure: the machine ended the runs; the last good checkpoints are intact.
+    """
+    with limits_named(runs[0].config.closed.outputs), ExitStack() as stack:
+        for run in runs:
+            run.directory.check_creatable()
+        stop = stack.enter_context(stopped_by_signals())
+        sessions = [Session(run, seeds=seeds) for run in runs]
+        for session in sessions:
+            session.make_directory()
+            stack.enter_context(session.directory.held())
+        left = [session for session in sessions if not session.directory.ended()]  # another process was faster
+        for together in by_step(left):
+            status = train_together(together, stop)
+            if status:
+                return status
+    return 0
+
+
+def by_step(sessions: Sequence[Session]) -> list[list[Session]]:
+    """Return sessions that go on from the same step together, first those at the earliest step.
+
+    Where a kill came between their checkpoints, they go back to the newest that all have. Those that have begun keep
+    the seeds that they began with, of which their dropout masks are a function.
+    """
+    steps = [session.loop.checkpoints.steps() for session in sessions]
+    common = min(map(max, steps), default=0)
+    found = defaultdict[tuple[int, tuple[int, ...]], list[Session]](list)
+    for session, known in zip(sessions, steps, strict=True):
+        step = max(known)
+        if common and common in known:
+            session.loop.checkpoints.go_back(common)
+            step = common
+        if step:
+            session.seeds = session.directory.sessions()[-1]["seeds"]
+        found[step, tuple(session.seeds)].append(session)
+    return [found[key] for key in sorted(found)]
+
+
+def train_together(sessions: Sequence[Session], stop: Sequence[int]) -> int:
+    """Train sessions that are at the same step as one model; return the exit status."""
+    from normbench.training.stack import Stack  # torch.func takes a while to import
+
+    by_seed = {session.settings.seed: session for session in sessions}
+    run = sessions[0].run
+    make = partial(make_optimizer, build.factory(run.config.tree, "optim"), device=run.device)
+
+    def beat(loop: Loop) -> None:
+        by_seed[loop.settings.seed].beat()
+
+    def diverge(loop: Loop, end: Diverged) -> None:
+        by_seed[loop.settings.seed].finish("diverged", end.step, end.reason)
+
+    with ExitStack() as contexts:
+        for session in sessions:
+            contexts.enter_context(session.noting_failures(stop))
+            contexts.enter_context(closing(session.prepare()))
+        loops = {seed: session.loop for seed, session in by_seed.items()}
+        stack = Stack(loops, sessions[0].seeds, make)
+        number = stack.run(stop, beat, diverge)
+        status = 0
+        for _, loop in stack.live:
+            session = by_seed[loop.settings.seed]
+            if number:
+                status = session.interrupt(number)
+            else:
+                session.finish("finished", loop.step, "")
+        return status
