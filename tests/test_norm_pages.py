@@ -13,7 +13,7 @@ from test_completion import answers
 from normbench import build
 from normbench.cli import main
 from normbench.commands import norm_pages
-from normbench.commands.norm_pages import Flow, Step, norm_facts, pages, placement_facts, reached
+from normbench.commands.norm_pages import Flow, Step, Timing, norm_page, pages, placement_page, reached
 from normbench.config.groups import options, section_of
 from normbench.config.refusals import refusal
 from normbench.contract.norms import NormPart
@@ -90,21 +90,21 @@ def test_a_picture_by_hand() -> None:
 
 @pytest.mark.parametrize("norm", NORMS)
 def test_what_is_measured_is_what_the_class_declares(norm: str) -> None:
-    about = norm_facts(part_of(norm))
-    facts = about["facts"]
-    assert (about["others"] != "never") == facts.crosses_samples
-    assert {"in training": "training"}.get(about["later"], about["later"]) == facts.sees_future
-    assert about["alone"] == (facts.statistics_over == "none")
-    assert about["stays"]["data + c"] <= facts.centers
-    assert about["differs"] == bool(about["kept"])
-    assert about["norm"].used_in
-    assert about["learned"].count("C") == len([p for p in about["norm"].parameters() if p.numel() > 1])
+    page = norm_page(part_of(norm))
+    facts = page.facts
+    assert (page.crosses_samples != "never") == facts.crosses_samples
+    assert page.sees_future.removeprefix("in ") == facts.sees_future
+    assert page.pointwise == (facts.statistics_over == "none")
+    assert page.invariances["data + c"] <= facts.centers
+    assert page.differs_in_evaluation == bool(page.kept)
+    assert page.norm.used_in
+    assert page.learned.count("C") == len([p for p in page.norm.parameters() if p.numel() > 1])
 
 
 @pytest.mark.parametrize("norm", NORMS)
 def test_a_page_and_the_study_agree_on_invariances(norm: str) -> None:
     """Each measures in its own way; and both agree with the published table (groupnorm, instancenorm: on sequences)."""
-    stays = norm_facts(part_of(norm))["stays"]
+    stays = norm_page(part_of(norm)).invariances
     generator = torch.Generator().manual_seed(0)
     w, shift, x, target = (torch.randn(shape, generator=generator, dtype=torch.float64)
                            for shape in ((24, 5), (5,), (6, 7, 5), (6, 7, 24)))  # fmt: skip
@@ -119,8 +119,8 @@ def test_a_page_and_the_study_agree_on_invariances(norm: str) -> None:
 
 @pytest.mark.parametrize("norm", FORWARD)
 def test_operations_and_bytes_by_hand(norm: str) -> None:
-    found = norm_pages.counted(part_of(norm))
-    assert (round(found["operations"][0]), round(found["traffic"][0])) == FORWARD[norm]
+    forward, _ = norm_pages.count_costs(part_of(norm))
+    assert (round(forward.operations), round(forward.traffic)) == FORWARD[norm]
 
 
 def test_the_time_here_is_a_ratio_to_layernorm(capsys: pytest.CaptureFixture[str]) -> None:
@@ -136,9 +136,9 @@ def test_the_page_stands_there_before_the_time_is_measured(
 ) -> None:
     shown = []
 
-    def measure(part: object) -> dict[str, object]:
+    def measure(part: object) -> Timing:
         shown.append(capsys.readouterr().out)
-        return {"ratio": 1.0, "ms": 1.0, "of": (1, 1, 1), "implementation": "fused", "cpu": "one", "threads": 1}
+        return Timing(ms=1.0, ratio=1.0, implementation="fused")
 
     monkeypatch.setattr("normbench.commands.norm_pages.clocked_here", measure)
     assert main(["norms", "none"]) == 0
@@ -151,9 +151,9 @@ def test_the_page_stands_there_before_the_time_is_measured(
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_a_flow_is_what_the_placement_computes(placement: str) -> None:
     tree = {"placement": section_of("placement", placement)}
-    about = placement_facts(tree, build.target(tree, "placement")[1])
-    assert str(about["flow"]) == FLOWS[placement]
-    assert about["norms"] == FLOWS[placement].splitlines()[0].count("N")
+    page = placement_page(tree)
+    assert page.flow == FLOWS[placement]
+    assert page.norms == FLOWS[placement].splitlines()[0].count("N")
 
 
 def test_a_flow_of_several_sides() -> None:
@@ -174,7 +174,7 @@ def test_a_page_names_what_is_refused_and_nothing_else(group: str) -> None:
     free = NormFacts("none", centers=False)
     for name in options(group):
         mine = build.norm_facts({"norm": section_of("norm", name)}) if group == "norm" else classes[group][name]
-        told = {(other, option) for _, other, hit in norm_pages.refused(group, mine) for option in hit}
+        told = {(one.group, option) for one in norm_pages.refused(group, mine) for option in one.options}
         found, goes = set(), set()
         for (model, of_model), (data, of_data) in product(classes["model"].items(), classes["data"].items()):
             fitting = classes["placement"]["pre" if of_model.residual else "plain"]

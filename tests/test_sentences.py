@@ -12,12 +12,12 @@ from scipy import stats
 
 from normbench.analysis.answers import Answer, answer
 from normbench.analysis.comparisons import Comparison, best_rate, compare_all, contenders, usual_baseline
-from normbench.analysis.fairness import open_rates
+from normbench.analysis.fairness import few_examples, lost_runs, open_rates, skewed_differences, unequal_choices
 from normbench.analysis.measures import Metric, accuracy_on, loss_on
 from normbench.analysis.records import Arm, Run, Study
 from normbench.analysis.statistics import fisher_p, least_fisher_p
 from normbench.analysis.tables import differences_table
-from normbench.analysis.wording import bound, chance, compared_words, effect, paragraphs, verdict
+from normbench.analysis.wording import bound, chance, compared_words, effect, verdict
 
 LOSS, ACCURACY = loss_on("val"), accuracy_on("val")
 BASE = [2.00, 2.10, 2.05, 1.98, 2.04]
@@ -46,11 +46,6 @@ def comparisons(
 
 def words(found: Sequence[Comparison], margin: float | None = None) -> str:
     return "\n".join(text for kind in compared_words(found, margin) for text in kind)
-
-
-def unfair(found: Sequence[Comparison], macro: str) -> tuple[str, ...]:
-    """What is said to be unfair of comparisons."""
-    return paragraphs("fairness.jinja", macro, found)
 
 
 def shifted(*by: float) -> list[float]:
@@ -125,8 +120,8 @@ def test_survivors_are_said_to_be() -> None:
         "survived in both, the validation loss of rmsnorm is 0.59 nats lower; with lost runs ranked last, p = 0.750 "
         "(signed ranks)."
     )
-    (text,) = unfair(found, "survivors")
-    assert text.startswith("rmsnorm: 2 of 5 runs diverged; arms are compared only on")
+    (one,) = lost_runs(found)
+    assert one.text.startswith("rmsnorm: 2 of 5 runs diverged; arms are compared only on")
     worse = [1.4, 1.41, 1.42, 1.43, 1.44]
     found = comparisons({"rmsnorm": ["diverged", *BASE[1:]]}, ["failed", *worse[1:]])  # as many in both
     assert words(found).startswith("rmsnorm is worse than layernorm: ") and "; 4 of 5 seeds, p " in words(found)
@@ -137,7 +132,7 @@ def test_a_seed_that_was_lost_in_both_arms_counts_among_all_and_one_under_way_is
     found = comparisons({"rmsnorm": ["failed", *NEAR[1:]]}, ["diverged", *BASE[1:]])
     assert "among the seeds that survived (4 of 5 seeds, 95 %)" in words(found)
     found = comparisons({"rmsnorm": [*NEAR[:4], "running"]})
-    assert words(found).endswith("(4 of 5 seeds, 95 %).") and not unfair(found, "survivors")
+    assert words(found).endswith("(4 of 5 seeds, 95 %).") and not [*lost_runs(found)]
 
 
 # ---- runs that are lost
@@ -272,33 +267,34 @@ def test_small_validation_sets_say_their_own_uncertainty() -> None:
     """Of 297 digits one image is 0.34 points; the standard error of 98 % of them is √(0.98·0.02 / 297) = 0.8 points."""
     found = comparisons({"rmsnorm": [98.0, 98.3]}, [98.0, 98.3], ACCURACY)
     found[0].baseline.runs[0].sessions[0]["data"] = {"val_images": 297}
-    (text,) = unfair(found, "few")
-    assert text.startswith("the accuracy is that of 297 examples, each of which counts 0.34 points: on as many other")
-    assert "98.0 % would differ by about 0.8 points (binomial standard error)" in text
+    (one,) = few_examples(found)
+    assert one.text.startswith(
+        "the accuracy is that of 297 examples, each of which counts 0.34 points: on as many other"
+    )
+    assert "98.0 % would differ by about 0.8 points (binomial standard error)" in one.text
     found[0].baseline.runs[0].sessions[0]["data"] = {"val_images": 50_000}
-    assert not unfair(found, "few") and not unfair(comparisons({"rmsnorm": BASE}), "few")
+    assert not [*few_examples(found)] and not [*few_examples(comparisons({"rmsnorm": BASE}))]
 
 
 def test_an_outlier_is_warned_of_with_the_test_of_ranks_beside() -> None:
     base = [2.0 + 0.01 * seed for seed in range(6)]
     ours = [loss + more for loss, more in zip(base, (0.01, 0.012, 0.009, 0.011, 0.01, 0.5), strict=True)]
-    (text,) = unfair(comparisons({"rmsnorm": ours}, base), "skewed")
-    assert text.startswith("rmsnorm and layernorm: the differences by seed are skewed or have an outlier")
-    assert text.endswith("the test of signed ranks gives p = 0.031")
-    (text,) = unfair(comparisons({"rmsnorm": ours[1:]}, base[1:]), "skewed")
-    assert text.endswith("gives p = 0.062, and cannot give less than 0.05 with fewer than 6 seeds")
-    (text,) = unfair(comparisons({"rmsnorm": ["diverged", *ours[1:]]}, base), "skewed")
-    assert text.endswith("the test of signed ranks gives p = 0.031")
+    (one,) = skewed_differences(comparisons({"rmsnorm": ours}, base))
+    assert one.text.startswith("rmsnorm and layernorm: the differences by seed are skewed or have an outlier")
+    assert one.text.endswith("the test of signed ranks gives p = 0.031")
+    (one,) = skewed_differences(comparisons({"rmsnorm": ours[1:]}, base[1:]))
+    assert one.text.endswith("gives p = 0.062, and cannot give less than 0.05 with fewer than 6 seeds")
+    (one,) = skewed_differences(comparisons({"rmsnorm": ["diverged", *ours[1:]]}, base))
+    assert one.text.endswith("the test of signed ranks gives p = 0.031")
 
 
 def test_an_arm_with_more_rates_to_choose_from_is_named_and_its_p_corrected() -> None:
     layernorm, dyt = arm(BASE, norm="layernorm"), replace(arm(WORSE, norm="dyt"), rates=4)
     found = compare_all([layernorm, dyt], {"norm": "layernorm"}, LOSS)
     assert found[0].p is not None and found[0].corrected == pytest.approx(4 * found[0].p)
-    assert unfair(found, "rates") == (
-        "dyt had 4 learning rates to choose from and layernorm 1, so p is multiplied by 4",
-    )
-    assert unfair(comparisons({"dyt": WORSE}), "rates") == ()
+    (one,) = unequal_choices(found)
+    assert one.text == "dyt had 4 learning rates to choose from and layernorm 1, so p is multiplied by 4"
+    assert [*unequal_choices(comparisons({"dyt": WORSE}))] == []
     many = compare_all([layernorm, replace(dyt, rates=100_000)], {"norm": "layernorm"}, LOSS)
     assert "not certain after correction for more learning rates (p = 0." in words(many)
 

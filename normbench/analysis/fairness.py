@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fnmatch import filter as matching
 from statistics import median
-from typing import Any, NamedTuple
-
-from jinja2 import ChainableUndefined
+from typing import Any
 
 from normbench.analysis.comparisons import Comparison, rate_families, settled_seeds, without
+from normbench.analysis.fairness_rules import SHOULD_BE_ALIKE, SHOULD_NEVER_BE, Record
 from normbench.analysis.measures import finite
-from normbench.analysis.records import LEARNING_RATE, Study, candidates, shortened
-from normbench.analysis.wording import TEMPLATES, environment, in_words, paragraphs
+from normbench.analysis.records import LEARNING_RATE, Arm, Run, Study, candidates, shortened
+from normbench.analysis.wording import chance, fixed, in_words
 from normbench.config.sections import GROUPS
-
-RULES = tomllib.loads((TEMPLATES / "fairness.toml").read_text("utf-8"))
-
-# What fairness.jinja says of comparisons, macro -> topic.
-SAID = {"survivors": "lost runs", "rates": "learning rate", "skewed": "skewed differences", "few": "few examples"}
 
 # Seeds of one arm do the same work: medians further apart than this were measured under different conditions.
 STEADY = 1.5
@@ -29,10 +23,20 @@ FEWEST_STEPS = 10  # steps that a median must be of at least
 # after it. A step that itself waits for the GPU looks alike.
 LAUNCH_BOUND = 0.9
 MOST_TOLD = 6  # arms
+FEW_EXAMPLES = 5000  # below, an accuracy is that of these examples more than of the data behind them
+FEWEST_RANKED = 6  # seeds with which the test of signed ranks can give less than 0.05
+LOST = ("diverged", "failed", "out_of_memory")  # how a run ends without a result
+
+# Settings of which another check speaks, or that change no result.
+SAID_ELSEWHERE = (
+    "trainer.steps", "trainer.epochs", "trainer.log_every", "trainer.decay_norms", "trainer.precision",
+    "trainer.accumulate", "trainer.compile", "norm.eps", "norm.impl", LEARNING_RATE,
+)  # fmt: skip
 
 
-class Finding(NamedTuple):
-    """One fact.
+@dataclass(frozen=True)
+class Finding:
+    """One fact that makes a comparison unfair.
 
     topic: a word or two. text: the sentence. serious: whether it may decide who wins. between: value -> names of arms,
     where it matters between an arm and its baseline alone.
@@ -41,15 +45,21 @@ class Finding(NamedTuple):
     topic: str
     text: str
     serious: bool = True
-    between: Mapping[Any, Sequence[str]] = {}
+    between: Mapping[Any, Sequence[str]] = field(default_factory=dict)
 
     def concerns(self, comparisons: Sequence[Comparison]) -> bool:
-        """Say whether there is an arm that differs in it from its baseline."""
-        pairs = [
-            [{value for value, names in self.between.items() if arm.name in names} for arm in (one.arm, one.baseline)]
-            for one in comparisons
-        ]
-        return not self.between or not pairs or any(own != other or len(own) != 1 for own, other in pairs)
+        """Tell whether it matters to some comparison: an arm has another value than its baseline, or several."""
+        if not self.between or not comparisons:
+            return True
+        for one in comparisons:
+            own = self.values_of(one.arm)
+            if len(own) != 1 or own != self.values_of(one.baseline):
+                return True
+        return False
+
+    def values_of(self, arm: Arm) -> set[Any]:
+        """Return the values that an arm has."""
+        return {value for value, names in self.between.items() if arm.name in names}
 
 
 def findings(
@@ -60,40 +70,85 @@ def findings(
     chosen: whether a learning rate was chosen for each arm on what is reported. comparisons: of its arms.
     missing: planned runs without a directory -> why, where they have failed.
     """
-    found = [*learning_rates(study)]
-    found += [Finding("damaged run", f"{name} is left out: {why}") for name, why in study.damaged]
-    for check in (contradictions, rules, seeds, open_rates, settings, step_times, launches):
-        found += check(study)
-    for said, topic in SAID.items():
-        found += [Finding(topic, text, said != "few") for text in paragraphs("fairness.jinja", said, comparisons)]
-    if missing:
-        names = shortened([f"{name} ({why})" if why else name for name, why in missing.items()], 3)
-        found.append(Finding("missing runs", f"planned and not there (failed or not begun), {len(missing)}: {names}"))
+    found = [
+        *learning_rates(study),
+        *damaged_runs(study),
+        *contradictions(study),
+        *unequal_facts(study),
+        *forbidden_facts(study),
+        *missing_seeds(study),
+        *open_rates(study),
+        *settings(study),
+        *step_times(study),
+        *launches(study),
+        *lost_runs(comparisons),
+        *unequal_choices(comparisons),
+        *skewed_differences(comparisons),
+        *few_examples(comparisons),
+        *missing_runs(missing or {}),
+    ]
     if chosen and not study.fairly_chosen:
         text = "the learning rate of each arm was chosen by the validation loss of the runs that are reported"
         found.append(Finding("learning rate", f"{text}, which favours arms with more rates to choose from"))
-    own = [finding for finding in found if finding.concerns(comparisons)]
-    return tuple(sorted(own, key=lambda finding: not finding.serious))
+    concerning = [finding for finding in found if finding.concerns(comparisons)]
+    return tuple(sorted(concerning, key=lambda finding: not finding.serious))
+
+
+# ---- what is missing or damaged
+
+
+def damaged_runs(study: Study) -> Iterator[Finding]:
+    """Find runs that cannot be read."""
+    for name, why in study.damaged:
+        yield Finding("damaged run", f"{name} is left out: {why}")
 
 
 def contradictions(study: Study) -> Iterator[Finding]:
     """Find runs whose summary has other final metrics than they have logged."""
-    finals = ((run, value, run.curves.get(tag)) for run in study.runs for tag, value in run.metrics.items())
-    logged = [(run.name, value, finite(curve).values[-1:]) for run, value, curve in finals if value is not None]
-    wrong = dict.fromkeys(name for name, value, last in logged if len(last) and last[0] != value)
+    wrong = dict.fromkeys(run.name for run in study.runs if contradicts_itself(run))
     if wrong:
         text = "summary.json has other final metrics than those logged last in metrics.jsonl"
         yield Finding("damaged record", f"{shortened([*wrong], 6)}: {text}")
 
 
+def contradicts_itself(run: Run) -> bool:
+    """Tell whether a final metric of the summary is not what was logged last."""
+    for tag, value in run.metrics.items():
+        if value is None:
+            continue
+        logged = finite(run.curves.get(tag)).values
+        if len(logged) and logged[-1] != value:
+            return True
+    return False
+
+
+def missing_runs(missing: Mapping[str, str]) -> Iterator[Finding]:
+    """Find runs that were planned and have no directory; missing: name -> why, where it failed."""
+    if missing:
+        names = [f"{name} ({why})" if why else name for name, why in missing.items()]
+        text = f"planned and not there (failed or not begun), {len(missing)}: {shortened(names, 3)}"
+        yield Finding("missing runs", text)
+
+
+def missing_seeds(study: Study) -> Iterator[Finding]:
+    """Find arms that lack a seed that others have."""
+    every = {run.seed for run in study.runs}
+    lacking: dict[tuple[int, ...], list[str]] = {}
+    for arm in study.arms:
+        lacks = sorted(every - {run.seed for run in arm.runs})
+        if lacks:
+            lacking.setdefault(tuple(lacks), []).append(arm.name)
+    for seeds, names in lacking.items():
+        which = shortened([str(seed) for seed in seeds])
+        yield Finding("missing seeds", f"{shortened(names, 6)}: no run with seed {which}, which other arms have")
+
+
 # ---- what all runs should have in common, and what none should have
 
 
-def told(study: Study, question: str) -> dict[Any, list[str]]:
-    """Return what the runs answer to an expression, in all of their sessions: answer -> names of arms."""
-    ask = environment().overlay(undefined=ChainableUndefined).compile_expression(question)
-    sessions = [(arm, run, session) for arm, run in study.pairs for session in run.sessions]
-    return arms_by_value((arm.name, ask(arm=arm, run=run, session=session)) for arm, run, session in sessions)
+def records_of(study: Study) -> list[Record]:
+    """Return all sessions of all runs."""
+    return [Record(arm, run, session) for arm, run in study.pairs for session in run.sessions]
 
 
 def arms_by_value(answers: Iterable[tuple[str, Any]]) -> dict[Any, list[str]]:
@@ -101,19 +156,29 @@ def arms_by_value(answers: Iterable[tuple[str, Any]]) -> dict[Any, list[str]]:
     found: dict[Any, dict[str, None]] = {}
     for name, value in answers:
         if value is not None:
-            found.setdefault(tuple(value) if isinstance(value, list) else value, {})[name] = None
+            key = tuple(value) if isinstance(value, list) else value
+            found.setdefault(key, {})[name] = None
     return {value: [*names] for value, names in found.items()}
 
 
-def rules(study: Study) -> Iterator[Finding]:
-    """Find what fairness.toml names."""
-    for rule in RULES["same"]:
-        if not any(matching(study.varied, pattern) for pattern in rule.get("unless", [])):
-            for one in unequal(rule["topic"], rule["sentence"], told(study, rule["reads"]), not rule.get("minor")):
-                yield one._replace(between={}) if rule.get("everywhere") else one
-    for rule in RULES["never"]:
-        if names := told(study, f"true if {rule['reads']} else none").get(True):
-            yield Finding(rule["topic"], f"{shortened(names, 6)}: {rule['sentence']}", not rule.get("minor"))
+def unequal_facts(study: Study) -> Iterator[Finding]:
+    """Find values that should be the same and are not."""
+    records = records_of(study)
+    for rule in SHOULD_BE_ALIKE:
+        if any(matching(study.varied, pattern) for pattern in rule.unless):
+            continue
+        values = arms_by_value((record.arm.name, rule.read(record)) for record in records)
+        for finding in unequal(rule.topic, rule.sentence, values, rule.serious):
+            yield replace(finding, between={}) if rule.everywhere else finding
+
+
+def forbidden_facts(study: Study) -> Iterator[Finding]:
+    """Find what no run should have."""
+    records = records_of(study)
+    for rule in SHOULD_NEVER_BE:
+        names = dict.fromkeys(record.arm.name for record in records if rule.is_true(record))
+        if names:
+            yield Finding(rule.topic, f"{shortened([*names], 6)}: {rule.sentence}", rule.serious)
 
 
 def unequal(
@@ -127,63 +192,74 @@ def unequal(
 
 def settings(study: Study) -> Iterator[Finding]:
     """Find settings that go along with what is compared."""
-    compared, asked = [key for key in study.varied if key in GROUPS], asked_for(study)
+    compared = [key for key in study.varied if key in GROUPS]
+    asked = asked_for(study)
+    aside = {*GROUPS, *study.varied, *SAID_ELSEWHERE}
     for key in candidates(study.runs):
-        follows = key.partition(".")[0] in compared and (key not in asked or key.endswith("._target_"))
-        if not follows and key not in (*GROUPS, *study.varied, *RULES["said"]):  # an option has its own values
-            found = arms_by_value((arm.name, run.config.get(key)) for arm, run in study.pairs)
-            yield from unequal("settings", f"the arms differ in {key} too", found)
+        is_of_option = key.partition(".")[0] in compared  # which has its own values
+        is_asked_for = key in asked and not key.endswith("._target_")
+        if key in aside or (is_of_option and not is_asked_for):
+            continue
+        found = arms_by_value((arm.name, run.config.get(key)) for arm, run in study.pairs)
+        yield from unequal("settings", f"the arms differ in {key} too", found)
 
 
 def asked_for(study: Study) -> set[str]:
     """Return the keys that the commands of runs set: what they say does not follow from an option."""
-    words = (word for run in study.runs for word in run.session["command"].split())
-    return {word.strip("'\"").lstrip("+~").partition("=")[0] for word in words if "=" in word}
+    keys = set[str]()
+    for run in study.runs:
+        for word in run.session["command"].split():
+            key, equals, _ = word.strip("'\"").lstrip("+~").partition("=")
+            if equals:
+                keys.add(key)
+    return keys
 
 
-# ---- seeds
-
-
-def seeds(study: Study) -> Iterator[Finding]:
-    """Find arms that lack a seed that others have."""
-    every = {run.seed for run in study.runs}
-    lacking = {arm.name: sorted(every - {run.seed for run in arm.runs}) for arm in study.arms}
-    for seeds, names in arms_by_value((name, [*map(str, lacks)] or None) for name, lacks in lacking.items()).items():
-        text = f"{shortened(names, 6)}: no run with seed {shortened(seeds)}, which other arms have"
-        yield Finding("missing seeds", text)
+# ---- step times
 
 
 def step_times(study: Study) -> Iterator[Finding]:
     """Find arms whose seeds took unlike times for the same work."""
-    ratios = {}
-    for arm in study.arms:
-        times = [run.summary.get("step_time", {}) for run in arm.runs]
-        medians = [time["median_ms"] for time in times if time.get("n", 0) >= FEWEST_STEPS]
-        ratios[arm.name] = max(medians, default=1.0) / min(medians, default=1.0)
-    if unsteady := [name for name, ratio in ratios.items() if ratio > STEADY]:
-        text = "so runs disturbed each other, or the machine did other work: their times say little"
+    ratios = {arm.name: time_ratio(arm) for arm in study.arms}
+    unsteady = [name for name, ratio in ratios.items() if ratio > STEADY]
+    if unsteady:
         worst = f"step times differ up to {max(ratios.values()):.1f}-fold between seeds of one arm"
-        yield Finding("step times", f"{worst}, {text}: {shortened(unsteady, 6)}", serious=False)
+        why = "so runs disturbed each other, or the machine did other work: their times say little"
+        yield Finding("step times", f"{worst}, {why}: {shortened(unsteady, 6)}", serious=False)
+
+
+def time_ratio(arm: Arm) -> float:
+    """Return the longest step time of an arm's runs over the shortest; 1 where fewer than two are known."""
+    medians = []
+    for run in arm.runs:
+        time = run.summary.get("step_time", {})
+        if (time.get("n") or 0) >= FEWEST_STEPS:
+            medians.append(time["median_ms"])
+    return float(max(medians) / min(medians)) if medians else 1.0
 
 
 def launches(study: Study) -> Iterator[Finding]:
     """Find GPUs that probably waited for their hosts in most runs of each arm, so that step times count operators."""
-    waiting = {
-        arm.name: [run for run in arm.runs if run.host_share >= LAUNCH_BOUND and run.operators > 0]
-        for arm in study.arms
-    }
-    if len(study.arms) < 2 or any(2 * len(waiting[arm.name]) <= len(arm.runs) for arm in study.arms):
+    if len(study.arms) < 2:
         return
+    waiting: dict[str, list[Run]] = {}
+    for arm in study.arms:
+        own = [run for run in arm.runs if run.host_share >= LAUNCH_BOUND and run.operators > 0]
+        if 2 * len(own) <= len(arm.runs):
+            return
+        waiting[arm.name] = own
     runs = [run for own in waiting.values() for run in own]
     least = round(1000 * min(run.host_share for run in runs)) // 10
     gpus = [*dict.fromkeys(run.session.get("accelerator") or "GPU" for run in runs)]
-    named = f"the {gpus[0]}" if len(gpus) == 1 else f"the GPU (one of {shortened(gpus)})"
-    why = f"in most runs the host was at work for at least {least} % of a step, so {named} probably waited for it"
-    counts = {name: median(run.operators for run in own) for name, own in waiting.items()}
-    numbers = "; ".join(f"{number:,.0f} ({name})" for name, number in [*counts.items()][:MOST_TOLD])
-    told = f"and step times compare how many operators there are, and not what they compute: {numbers}"
-    alike = "a step that itself waits for the GPU, as with .item() in a norm, looks alike"
-    yield Finding("step times", f"{why}, {told}; but {alike}", serious=False)
+    gpu = f"the {gpus[0]}" if len(gpus) == 1 else f"the GPU (one of {shortened(gpus)})"
+    counts = [f"{median(run.operators for run in own):,.0f} ({name})" for name, own in waiting.items()]
+    text = (
+        f"in most runs the host was at work for at least {least} % of a step, so {gpu} probably waited for it, "
+        "and step times compare how many operators there are, and not what they compute: "
+        f"{'; '.join(counts[:MOST_TOLD])}; "
+        "but a step that itself waits for the GPU, as with .item() in a norm, looks alike"
+    )
+    yield Finding("step times", text, serious=False)
 
 
 # ---- learning rates
@@ -201,13 +277,19 @@ def learning_rates(study: Study) -> Iterator[Finding]:
     elif study.fairly_chosen:
         text = "the learning rate of each arm was chosen on data held out of the training data"
         yield from unequal("learning rate", text, found, serious=False, fewest=1)
-        at_edge = {path for path, choice in study.choices.items() if choice.get("edge")}
-        if names := [arm.name for arm in study.arms if any(run.path in at_edge for run in arm.runs)]:
-            text = "the chosen learning rate is at the end of those tried, so a wider grid may have a better one"
-            yield Finding("learning rate", f"{shortened(names, 6)}: {text}")
+        yield from rates_at_an_edge(study)
     elif "optim" not in study.varied or LEARNING_RATE in asked_for(study):
         text = f"the arms differ in {LEARNING_RATE} too, which is fair only if each was chosen for its arm"
         yield from unequal("settings", text, found)
+
+
+def rates_at_an_edge(study: Study) -> Iterator[Finding]:
+    """Find arms whose chosen learning rate is the lowest or the highest of those tried."""
+    at_edge = {path for path, choice in study.choices.items() if choice.get("edge")}
+    names = [arm.name for arm in study.arms if any(run.path in at_edge for run in arm.runs)]
+    if names:
+        text = "the chosen learning rate is at the end of those tried, so a wider grid may have a better one"
+        yield Finding("learning rate", f"{shortened(names, 6)}: {text}")
 
 
 def own_rates(study: Study) -> str:
@@ -221,8 +303,78 @@ def open_rates(study: Study) -> Iterator[Finding]:
     """Find arms whose learning rates have not all ended with the same seeds, so that another may yet be chosen."""
     for family in rate_families(study):
         every = {run.seed for arm in family for run in arm.runs}
-        lacking = {arm.settings[LEARNING_RATE]: every - settled_seeds(arm) for arm in family}
-        if open_ones := {rate: sorted(map(str, lacks)) for rate, lacks in lacking.items() if lacks}:
-            words = "; ".join(f"lr {in_words(rate)} lacks seed {shortened(own, 6)}" for rate, own in open_ones.items())
-            text = f"{without(family[0], LEARNING_RATE).name}: the choice of its learning rate is not final, as {words}"
+        lacking = []
+        for arm in family:
+            seeds = sorted(str(seed) for seed in every - settled_seeds(arm))
+            if seeds:
+                rate = in_words(arm.settings[LEARNING_RATE])
+                lacking.append(f"lr {rate} lacks seed {shortened(seeds, 6)}")
+        if lacking:
+            name = without(family[0], LEARNING_RATE).name
+            text = f"{name}: the choice of its learning rate is not final, as {'; '.join(lacking)}"
             yield Finding("learning rate", text)
+
+
+# ---- what the comparisons themselves make unfair
+
+
+def lost_runs(comparisons: Sequence[Comparison]) -> Iterator[Finding]:
+    """Find arms that are compared on the seeds that survived."""
+    arms: dict[str, Arm] = {}
+    for one in comparisons:
+        if one.n and one.survived:
+            arms |= {one.baseline.name: one.baseline, one.arm.name: one.arm}
+    losses = []
+    for arm in arms.values():
+        for status in LOST:
+            number = sum(run.status == status for run in arm.runs)
+            if number:
+                losses.append(f"{arm.name}: {number} of {len(arm.runs)} runs {status.replace('_', ' ')}")
+    if losses:
+        text = "arms are compared only on the seeds that survived in both, which flatters those that lose runs"
+        yield Finding("lost runs", f"{'; '.join(losses[:MOST_TOLD])}; {text}")
+
+
+def unequal_choices(comparisons: Sequence[Comparison]) -> Iterator[Finding]:
+    """Find arms that had other numbers of learning rates to choose from than their baselines."""
+    for one in comparisons:
+        own, other = one.arm.rates, one.baseline.rates
+        if own != other:
+            had = f"{one.arm.name} had {own} learning rates to choose from and {one.baseline.name} {other}"
+            yield Finding("learning rate", f"{had}, so p is multiplied by {abs(own - other) + 1}")
+
+
+def skewed_differences(comparisons: Sequence[Comparison]) -> Iterator[Finding]:
+    """Find comparisons whose differences by seed may be too skewed for the t test."""
+    for one in comparisons:
+        if not one.skewed or not one.trained or one.torn:
+            continue
+        p = chance(one.ranked_p)
+        text = (
+            f"{one.arm.name} and {one.baseline.name}: the differences by seed are skewed or have an outlier, so the "
+            "t test and its interval may be wrong; the test of signed ranks gives p "
+            f"{p if p.startswith('<') else f'= {p}'}"
+        )
+        if len(one.ranked) < FEWEST_RANKED:
+            text += f", and cannot give less than 0.05 with fewer than {FEWEST_RANKED} seeds"
+        yield Finding("skewed differences", text)
+
+
+def few_examples(comparisons: Sequence[Comparison]) -> Iterator[Finding]:
+    """Find accuracies of few examples; one of the first baseline stands for all, as they differ little."""
+    if not comparisons or comparisons[0].metric.symbol != "%":
+        return
+    tag, run = comparisons[0].metric.tag, comparisons[0].baseline.runs[0]
+    split = tag.split("/")[1]
+    data = run.session["data"]
+    n = data.get(f"{split}_images") or data.get(f"{split}_texts") or 0
+    share = run.metrics.get(tag)
+    if share is None or not 0 < n < FEW_EXAMPLES:
+        return
+    error = (share * (1 - share) / n) ** 0.5
+    text = (
+        f"the accuracy is that of {n:,} examples, each of which counts {fixed(100 / n, 2)} points: on as many other "
+        f"examples an accuracy of {fixed(100 * share, 1)} % would differ by about {fixed(100 * error, 1)} points "
+        "(binomial standard error), which the intervals do not include"
+    )
+    yield Finding("few examples", text, serious=False)

@@ -27,7 +27,7 @@ from normbench.config.refusals import REFUSALS, Combination, Refusal
 from normbench.contract.checks import Fact
 from normbench.contract.norms import INVARIANCES, NormPart, between_modes, invariant, large
 from normbench.record.machine import cpu_name
-from normbench.types import Branch, Site, Task
+from normbench.types import Branch, Norm, NormFacts, Placement, Site, Task
 
 Cells = Bool[Tensor, "samples features positions"]
 
@@ -35,6 +35,8 @@ PICTURE = (3, 12, 4)  # samples, features, positions
 SHOWN = (0, 9, 1)  # the sample, feature and position of the output that a picture is of
 LAYOUTS = {"sequence": "sequences", "image": "images"}
 CLOCKED = (16, 512, 512)  # samples, positions, features
+ROUNDS = 7  # of timing a norm and layernorm in turn
+COUNTED = (8, 64, 512)  # samples, positions, features
 LAYERS = 12  # of a Transformer, for which a placement's gains are told
 SYMBOLS = {"weight": "γ", "bias": "β", "alpha": "α"}
 
@@ -50,24 +52,49 @@ def tell(group: str, name: str | None, markdown: bool) -> None:
     if group == "norm" and name:
         print()  # the page stands there while the time is measured
         part = NormPart({"norm": section_of("norm", name)})
-        words: Any = environment().get_template("norm_pages.jinja").module
-        console().print(Markdown(words.time(clocked_here(part))))
+        console().print(Markdown(time_told(clocked_here(part))))
+
+
+@dataclass(frozen=True)
+class Refused:
+    """With which options of another group an option is refused, and the rule that says why."""
+
+    rule: Refusal
+    group: str
+    options: list[str]
+
+
+@dataclass(frozen=True)
+class Page:
+    """The page of an option. line: says in the list of options what it is. text: the docstring of its class."""
+
+    name: str
+    line: str
+    text: str
+    about: NormPage | PlacementPage
+    refusals: list[Refused]
 
 
 def pages(group: str, name: str | None = None) -> str:
     """Return the page of an option, or the pages of all, in Markdown."""
-    words: Any = environment().get_template("norm_pages.jinja").module
-    told = "" if name else words.head(group)
-    for option in [name] if name else options(group):
-        tree = {group: section_of(group, option)}
-        made = build.target(tree, group)[1]
-        about = norm_facts(NormPart(tree)) if group == "norm" else placement_facts(tree, made)
-        told += words.begin(option, options(group)[option], inspect.getdoc(made)) + getattr(words, group)(about)
-        told += words.refusals(refused(group, about.get("facts", made)))
-    return told
+    names = [name] if name else list(options(group))
+    template = environment().get_template("norm_pages.jinja")
+    return template.render(group=group, has_heading=not name, pages=[page_of(group, one) for one in names])
 
 
-def refused(group: str, mine: Any) -> Iterator[tuple[Refusal, str, list[str]]]:
+def page_of(group: str, name: str) -> Page:
+    """Return the page of an option."""
+    tree = {group: section_of(group, name)}
+    made = build.target(tree, group)[1]
+    text = inspect.getdoc(made) or ""
+    line = options(group)[name]
+    if group == "norm":
+        norm = norm_page(NormPart(tree))
+        return Page(name, line, text, norm, [*refused(group, norm.facts)])
+    return Page(name, line, text, placement_page(tree), [*refused(group, made)])
+
+
+def refused(group: str, mine: NormFacts | type[Placement]) -> Iterator[Refused]:
     """Yield why a norm, by its facts, or a placement is refused with which options of another group."""
     for rule in REFUSALS:
         if group not in rule.between:
@@ -76,38 +103,123 @@ def refused(group: str, mine: Any) -> Iterator[tuple[Refusal, str, list[str]]]:
         hit = []
         for option in options(other):
             part = build.target({other: section_of(other, option)}, other)[1]
+            task = Task.by_kind.get(getattr(part, "kind", ""))
             parts: dict[str, Any] = dict.fromkeys(("norm", "placement", "model", "data"))  # of which two are asked
-            parts |= {group: mine, other: part, "task": Task.by_kind.get(getattr(part, "kind", ""))}
+            parts |= {group: mine, other: part, "task": task}
             if rule.applies(Combination(**parts)):
                 hit.append(option)
         if hit:
-            yield rule, other, hit
+            yield Refused(rule, other, hit)
 
 
 # ---- norms
 
 
-def norm_facts(part: NormPart) -> dict[str, Any]:
-    """Return what is told of a norm behind its docstring."""
-    norm, facts = part.factory()(PICTURE[1]), build.norm_facts(part.tree)
-    cells = {place: reached(part, *place) for place in product(LAYOUTS, (True, False))}
-    pictures: dict[str, list[tuple[str, str]]] = defaultdict(list)
-    for (layout, training), own in cells.items():
-        pictures[drawn(own)].append((LAYOUTS[layout], "training" if training else "evaluation"))
-    seen = [cells["sequence", training] for training in (True, False)]
-    return {
-        "norm": norm,
-        "facts": facts,
-        "pictures": pictures,
-        "learned": numbers_of(norm.named_parameters()),
-        "kept": numbers_of(norm.named_buffers()),
-        "others": when(*(own[1:] for own in seen)),
-        "later": when(*(own[0, :, SHOWN[2] + 1 :] for own in seen)),
-        "alone": seen[0].sum() == 1,
-        "differs": holds(large(part, between_modes)),
-        "stays": {name: holds(invariant(part, change)) for name, change in INVARIANCES.items()},
-        **counted(part),
-    }
+@dataclass(frozen=True)
+class Picture:
+    """From what one value comes. layouts, modes: in which it is the same, such as `sequences` and `training`."""
+
+    drawing: str
+    layouts: str
+    modes: str
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a pass computes for each value: operations, and the bytes that it reads and writes."""
+
+    operations: float
+    traffic: float
+
+
+@dataclass(frozen=True)
+class NormPage:
+    """What is told of a norm below its docstring.
+
+    learned, kept: its parameters and buffers, in words. crosses_samples, sees_future: when a value depends on other
+    samples and on later positions: `never`, `in training` or `always`. pointwise: whether each value comes from one.
+    invariances: changes of norm(Wx) -> whether it stays as it is.
+    """
+
+    norm: Norm
+    facts: NormFacts
+    pictures: list[Picture]
+    learned: str
+    kept: str
+    crosses_samples: str
+    sees_future: str
+    pointwise: bool
+    differs_in_evaluation: bool
+    invariances: dict[str, bool]
+    forward: Cost
+    backward: Cost
+
+    @property
+    def epsilon(self) -> str:
+        """Name ε and where it stands."""
+        if self.norm.eps is None:
+            return "none"
+        return f"{self.norm.eps:g}, {self.norm.eps_place}"
+
+    @property
+    def computes(self) -> bool:
+        """Tell whether it computes anything."""
+        return self.forward.operations > 0
+
+    @property
+    def good_for(self) -> list[str]:
+        """Say what it is for, from what was measured."""
+        uses = []
+        if self.crosses_samples == "never":
+            uses.append("batches of any size: no sample depends on another")
+        if self.invariances["W × c"]:
+            uses.append("weights before it that grow: their steps shrink by themselves, as the gradient goes by 1 / c")
+        if self.invariances["one sample × c"]:
+            uses.append("samples of unlike scale, all of which it brings to the same")
+        if self.pointwise and self.computes:
+            uses.append("fused operators: each value comes from one, and waits for no other")
+        return uses
+
+    @property
+    def bad_for(self) -> list[str]:
+        """Say what it is not for, from what was measured."""
+        uses = []
+        if self.crosses_samples != "never":
+            uses.append("small batches, whose statistics are rough, nor for samples that are to stay apart")
+        if self.differs_in_evaluation:
+            uses.append("evaluation on data unlike those of training, whose statistics it keeps")
+        if self.sees_future == "in training":
+            uses.append(
+                "language models, though it runs there: in training they see what they predict, and a run says so"
+            )
+        if not self.invariances["data × c"]:
+            uses.append("a stream of unknown scale, which it does not take out: starting values have to fit")
+        return uses
+
+
+def norm_page(part: NormPart) -> NormPage:
+    """Measure what is told of a norm."""
+    norm = part.factory()(PICTURE[1])
+    cells = {}
+    for layout, training in product(LAYOUTS, (True, False)):
+        cells[layout, training] = reached(part, layout, training)
+    trained, evaluated = cells["sequence", True], cells["sequence", False]
+    later = slice(SHOWN[2] + 1, None)
+    forward, backward = count_costs(part)
+    return NormPage(
+        norm=norm,
+        facts=build.norm_facts(part.tree),
+        pictures=pictures_of(cells),
+        learned=numbers_of(norm.named_parameters()),
+        kept=numbers_of(norm.named_buffers()),
+        crosses_samples=when(trained[1:], evaluated[1:]),
+        sees_future=when(trained[0, :, later], evaluated[0, :, later]),
+        pointwise=int(trained.sum()) == 1,
+        differs_in_evaluation=holds(large(part, between_modes)),
+        invariances={name: holds(invariant(part, change)) for name, change in INVARIANCES.items()},
+        forward=forward,
+        backward=backward,
+    )
 
 
 def holds(found: str | Fact) -> bool:
@@ -117,13 +229,18 @@ def holds(found: str | Fact) -> bool:
 
 def when(training: Tensor, evaluation: Tensor) -> str:
     """Say when any of some truths holds."""
-    return "always" if evaluation.any() else "in training" if training.any() else "never"
+    if evaluation.any():
+        return "always"
+    return "in training" if training.any() else "never"
 
 
 def numbers_of(tensors: Iterable[tuple[str, Tensor]]) -> str:
     """Name tensors with how many numbers they have; C: as many as features."""
-    sizes = {SYMBOLS.get(name, name): tensor.numel() for name, tensor in tensors}
-    return ", ".join(f"{name} ({'C' if size == PICTURE[1] else size})" for name, size in sizes.items())
+    told = []
+    for name, tensor in tensors:
+        size = "C" if tensor.numel() == PICTURE[1] else str(tensor.numel())
+        told.append(f"{SYMBOLS.get(name, name)} ({size})")
+    return ", ".join(told)
 
 
 def reached(part: NormPart, layout: str, training: bool) -> Cells:
@@ -134,8 +251,22 @@ def reached(part: NormPart, layout: str, training: bool) -> Cells:
     given = x.mT if sequence else x[..., None]
     norm.train()(given)  # whose statistics are kept
     y = norm.train(training)(given)
-    (gradient,) = torch.autograd.grad((y.mT if sequence else y[..., 0])[SHOWN], x)
+    shown = (y.mT if sequence else y[..., 0])[SHOWN]
+    (gradient,) = torch.autograd.grad(shown, x)
     return gradient != 0
+
+
+def pictures_of(cells: dict[tuple[str, bool], Cells]) -> list[Picture]:
+    """Return a picture for all layouts and modes in which it is the same; cells: by layout, and whether in training."""
+    places: dict[str, list[tuple[str, bool]]] = defaultdict(list)
+    for place, own in cells.items():
+        places[drawn(own)].append(place)
+    pictures = []
+    for drawing, shared in places.items():
+        layouts = dict.fromkeys(LAYOUTS[layout] for layout, _ in shared)
+        modes = dict.fromkeys("training" if training else "evaluation" for _, training in shared)
+        pictures.append(Picture(drawing, " and ".join(layouts), " and ".join(modes)))
+    return pictures
 
 
 def drawn(cells: Cells) -> str:
@@ -143,16 +274,20 @@ def drawn(cells: Cells) -> str:
     samples, features, positions = PICTURE
     signs = np.where(cells, "■", "·")
     signs[SHOWN] = "●"
-    head = "  ".join(f"sample {sample + 1}".ljust(features) for sample in range(samples))
-    rows = ["  ".join("".join(row) for row in signs[..., position]) for position in range(positions)]
-    lines = [f"position {number}  {row}" for number, row in enumerate(rows, 1)]
-    return "\n".join([f"{'':12}{head}".rstrip(), *lines, f"{'':12}features →"])
+    names = [f"sample {sample + 1}".ljust(features) for sample in range(samples)]
+    lines = [f"{'':12}{'  '.join(names)}".rstrip()]
+    for position in range(positions):
+        row = "  ".join("".join(sample) for sample in signs[..., position])
+        lines.append(f"position {position + 1}  {row}")
+    lines.append(f"{'':12}features →")
+    return "\n".join(lines)
 
 
 class Count(TorchDispatchMode):
     """Counts what torch's operators compute, an operation for each value, and the bytes that they read and write."""
 
-    operations = traffic = 0
+    operations = 0
+    traffic = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = func(*args, **(kwargs or {}))
@@ -163,32 +298,79 @@ class Count(TorchDispatchMode):
         return found
 
 
-def counted(part: NormPart) -> dict[str, list[float]]:
-    """Count operations and bytes for a value, forward and backward, of the formula in plain torch, in float32."""
-    norm, x = part.factory(impl="eager")(512), torch.randn(8, 64, 512, requires_grad=True)
+def count_costs(part: NormPart) -> tuple[Cost, Cost]:
+    """Count what the formula in plain torch costs in float32, forward and backward."""
+    norm = part.factory(impl="eager")(COUNTED[-1])
+    x = torch.randn(COUNTED, requires_grad=True)
     gradient = torch.randn_like(x)
     with Count() as forward:
         y = norm(x)
     with Count() as backward:
         torch.autograd.grad(y, [x, *norm.parameters()], gradient)
-    sides = (forward, backward)
-    return {what: [getattr(side, what) / x.numel() for side in sides] for what in ("operations", "traffic")}
+    values = x.numel()
+    return (
+        Cost(forward.operations / values, forward.traffic / values),
+        Cost(backward.operations / values, backward.traffic / values),
+    )
 
 
-def clocked_here(part: NormPart) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Timing:
+    """How long forward and backward pass of a norm take here, and their ratio to layernorm's."""
+
+    ms: float
+    ratio: float
+    implementation: str
+
+
+def clocked_here(part: NormPart) -> Timing:
     """Measure the time of forward and backward pass, and its ratio to layernorm's, in alternation."""
-    x, y, threads = torch.randn(CLOCKED, requires_grad=True), torch.randn(CLOCKED), torch.get_num_threads()
-    norms = [each.factory()(CLOCKED[-1]) for each in (part, NormPart({"norm": section_of("norm", "layernorm")}))]
-    code = "torch.autograd.grad(norm(x), [x, *norm.parameters()], y)"
-    names = [{"torch": torch, "norm": norm, "x": x, "y": y} for norm in norms]
-    timers = [Timer(code, globals=each, num_threads=threads) for each in names]
-    times = [[timer.blocked_autorange(min_run_time=0.05).median for timer in timers] for _ in range(7)]
-    ratio, own = median(mine / other for mine, other in times), median(mine for mine, _ in times)
-    told = {"ratio": ratio, "ms": 1e3 * own, "of": CLOCKED, "cpu": cpu_name(), "threads": threads}
-    return {**told, "implementation": norms[0].implementation}
+    x = torch.randn(CLOCKED, requires_grad=True)
+    y = torch.randn(CLOCKED)
+    norm = part.factory()(CLOCKED[-1])
+    layernorm = NormPart({"norm": section_of("norm", "layernorm")}).factory()(CLOCKED[-1])
+    timers = []
+    for one in (norm, layernorm):
+        code = "torch.autograd.grad(norm(x), [x, *norm.parameters()], y)"
+        names = {"torch": torch, "norm": one, "x": x, "y": y}
+        timers.append(Timer(code, globals=names, num_threads=torch.get_num_threads()))
+    own, ratios = [], []
+    for _ in range(ROUNDS):
+        mine, other = (timer.blocked_autorange(min_run_time=0.05).median for timer in timers)
+        own.append(mine)
+        ratios.append(mine / other)
+    return Timing(1e3 * median(own), median(ratios), norm.implementation)
+
+
+def time_told(time: Timing) -> str:
+    """Write a norm's time as a line of its page."""
+    size = " × ".join(map(str, CLOCKED))
+    return (
+        f"- time here: {time.ratio:.2f} × layernorm's: {time.ms:.3g} ms, forward and backward, for {size} in float32 "
+        f"({time.implementation} on {cpu_name()}, threads={torch.get_num_threads()})\n"
+    )
 
 
 # ---- placements
+
+
+@dataclass(frozen=True)
+class PlacementPage:
+    """What is told of a placement below its docstring. flow: the stream's way, drawn. norms: of a block or a branch."""
+
+    block: Placement
+    flow: str
+    norms: int
+
+    @property
+    def unit(self) -> str:
+        """Name what the flow is of."""
+        return "a block" if self.block.min_branches > 1 else "a branch"
+
+    @property
+    def has_gains(self) -> bool:
+        """Tell whether the skip or a branch's starting weights are scaled."""
+        return self.block.residual_gain != 1 or self.block.branch_gain != 1
 
 
 @dataclass(frozen=True)
@@ -232,10 +414,12 @@ class Step(Branch):
         return x.through(self.name)
 
 
-def placement_facts(tree: Any, made: Any) -> dict[str, Any]:
-    """Return what is told of a placement behind its docstring."""
+def placement_page(tree: Any) -> PlacementPage:
+    """Draw what a placement does to the stream."""
+    made: Any = build.target(tree, "placement")[1]
     names = ("attention", "mlp") if made.min_branches > 1 else ("f",)
+    branches = {name: Step(name) for name in names}
     site = Site("block", 0, LAYERS, branches=2 * LAYERS)
-    block = build.factory(tree, "placement")({name: Step(name) for name in names}, lambda *_, **__: Step("N"), site)
-    steps = [module for module in block.norms.modules() if isinstance(module, Step)]
-    return {"block": block, "flow": block(Flow()), "norms": len(steps)}
+    block = build.factory(tree, "placement")(branches, lambda *_, **__: Step("N"), site)
+    norms = [module for module in block.norms.modules() if isinstance(module, Step)]
+    return PlacementPage(block, str(block(Flow())), len(norms))
