@@ -43,6 +43,23 @@ MATRIX = {
 }
 
 
+def documented(group: str) -> list[str]:
+    """Return the options of a group that the tables of README.md and docs/ name, in the order of `options`.
+
+    An option that has just been added as a file and a YAML works and is tested before anybody writes about it.
+    """
+    pages = (REPOSITORY / "README.md", *REPOSITORY.glob("docs/*.md"))
+    listed: set[str] = set()
+    for page in pages:
+        for after_head in page.read_text("utf-8").split(f"| `{group}=` |")[1:]:
+            table = after_head.split("\n\n")[0]
+            for cell in re.findall(r"^\| (.*?) \|", table, re.MULTILINE):
+                listed.update(re.findall(r"`(\w+)`", cell))
+    unknown = listed - set(options(group))
+    assert not unknown, f"tables of `{group}=` name {unknown}, and there is no such option"
+    return [name for name in options(group) if name in listed]
+
+
 def section(group: str, name: str, **more: Any) -> dict[str, Any]:
     """Return the settings that an option of a group sets, and more."""
     return section_of(group, name) | more

@@ -22,7 +22,7 @@ MLP = "model=mlp data=digits"
 # ---- names
 
 UNKNOWN = {
-    "norm=rmsnrm": "norm=rmsnrm is unknown: did you mean rmsnorm? allowed are batchnorm, dyt, groupnorm",
+    "norm=rmsnrm": "norm=rmsnrm is unknown: did you mean rmsnorm? allowed are batchnorm, ",
     "schedule=cos": "did you mean cosine?",
     "init=he": "init=he is unknown: allowed are kaiming, normal, orthogonal, scaled, xavier",
     "experiment=nanogpt": "did you mean nanogpt_cpu?",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import pkgutil
 from typing import Any
 
 import pytest
@@ -25,7 +26,8 @@ def test_yaml_shows_every_option_with_its_default_and_auto_is_the_fastest_that_t
     norm, settings = make(name, channel_dim=1, site=Site("mlp", 0)), options(name)
     assert isinstance(norm, Norm) and isinstance(norm.facts, NormFacts)
     assert (norm.channel_dim, norm.eps) == (1, settings.get("eps"))
-    fixed = {"_target_": f"normbench.norms.{type(norm).__name__}", "_partial_": True, "impl": "auto"}
+    fixed = {"_target_": settings["_target_"], "_partial_": True, "impl": "auto"}
+    assert pkgutil.resolve_name(settings["_target_"]) is type(norm)
     makers = [inspect.getfullargspec(kind.__init__) for kind in reversed(type(norm).__mro__)]
     own = {key: value for maker in makers for key, value in (maker.kwonlydefaults or {}).items()}
     assert settings == {key: own[key] for key in own.keys() - {"channel_dim", "site"}} | fixed
