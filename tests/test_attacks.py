@@ -96,6 +96,7 @@ def test_damaged_events_stay_under_a_name_that_tensorboard_does_not_read(
 # ---- reports
 
 
+@pytest.mark.slow
 def test_a_report_is_fresh_by_what_runs_say_and_not_by_the_clock(tmp_path: Path) -> None:
     make_run(tmp_path, norm="layernorm")
     report_of_sweep(tmp_path, quiet=True)
@@ -154,6 +155,7 @@ def test_a_run_whose_ledger_has_words_for_numbers_is_left_out(tmp_path: Path, na
 # ---- fuzz
 
 
+@pytest.mark.slow
 def test_lines_that_nobody_writes_end_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """300 of the 5,000 that `python tests/fuzz.py` draws."""
     monkeypatch.chdir(tmp_path)

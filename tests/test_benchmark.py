@@ -192,6 +192,7 @@ def test_mistakes_are_refused(words: list[str], reason: str) -> None:
     assert done.returncode == 2 and reason in done.stderr
 
 
+@pytest.mark.slow
 def test_a_part_without_its_peer_is_left_out_and_one_that_works_is_measured(tmp_path: Path) -> None:
     done = benchmark("step", "mistake", "--quick", "--out", str(tmp_path / "page.md"), NORMBENCH_DATA="")
     assert done.returncode == 0, done.stderr

@@ -190,6 +190,7 @@ def test_the_source_of_a_class_says_what_the_imported_class_does(target: str) ->
 # ---- the table of keys
 
 
+@pytest.mark.slow
 def test_every_key_of_conf_says_in_one_line_what_it_is_and_every_number_has_bounds() -> None:
     for path, setting in all_settings().items():
         assert re.fullmatch(r"\S.{3,90}\S", setting.doc), path
@@ -263,6 +264,7 @@ def test_a_replaced_class_keeps_what_it_shares_with_the_one_before() -> None:
     assert config.overridden("optim.alpha") and not config.overridden("optim.lr")
 
 
+@pytest.mark.slow
 def test_each_of_many_configurations_is_as_if_it_were_the_only_one() -> None:
     points = [["norm=dyt", f"seed={seed}", f"optim.lr={lr}"] for seed in (1, 2) for lr in (1e-3, 1e-2)]
     points += [["norm=dyt", "seed=1"], ["norm=dyt", "~norm.impl"], ["norm=dyt", "seed=1", "+norm.impl=eager"]]

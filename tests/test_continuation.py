@@ -77,6 +77,7 @@ def test_a_run_that_is_killed_again_and_again_ends_like_an_undisturbed_one(
     assert went_on_from(finish(server, model, tmp_path, undisturbed)) >= last
 
 
+@pytest.mark.slow
 def test_a_run_that_signals_stop_goes_on_with_the_same_bits(
     server: Server, undisturbed: dict[str, Record], tmp_path: Path
 ) -> None:
@@ -107,6 +108,7 @@ def content(directory: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in directory.iterdir()}
 
 
+@pytest.mark.slow
 def test_finished_run_is_not_run_again_but_made_anew_if_told_so(
     server: Server, finished: dict[str, Path], undisturbed: dict[str, Record], tmp_path: Path
 ) -> None:
@@ -127,6 +129,7 @@ def test_finished_run_is_not_run_again_but_made_anew_if_told_so(
     finish(server, "cnn", tmp_path, undisturbed)
 
 
+@pytest.mark.slow
 def test_second_process_on_the_same_run_leaves(server: Server, undisturbed: dict[str, Record], tmp_path: Path) -> None:
     first = start(server, "transformer", tmp_path, Trap("training > gradients", 15, (signal.SIGSTOP,)))
     first.wait_until_held()
@@ -147,6 +150,7 @@ def extension(parent: Path, steps: int, *more: str) -> list[str]:
     return ["train", f"extend={run_directory(parent)}", f"trainer.steps={steps}", *more]
 
 
+@pytest.mark.slow
 def test_an_extended_run_holds_its_parents_record_also_where_it_was_killed(
     server: Server, finished: dict[str, Path], undisturbed: dict[str, Record], tmp_path: Path
 ) -> None:

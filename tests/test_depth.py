@@ -93,6 +93,7 @@ def activation_bytes(depth: int, recompute: bool) -> int:
     return peak_memory(lambda: through(blocks, x, recompute).sum().backward(), torch.device("cpu"))
 
 
+@pytest.mark.slow
 def test_what_is_kept_grows_as_the_square_root_of_depth() -> None:
     depths = 16, 64, 256
     exponents = [
@@ -158,6 +159,7 @@ def test_half_precision_counts_what_it_makes_of_the_weights_once() -> None:
     assert 0.4 < needs[1] / needs[0] < 0.9
 
 
+@pytest.mark.slow
 def test_the_count_with_blocks_computed_again_is_that_of_the_allocator() -> None:
     model, norms = build("layernorm", "deep", depth=64, width=16)
     batch, cpu = random_batch(TEXT, size=64), torch.device("cpu")
@@ -170,6 +172,7 @@ def test_the_count_with_blocks_computed_again_is_that_of_the_allocator() -> None
         assert 0.8 < counted / peak < 1.1
 
 
+@pytest.mark.slow
 def test_memory_is_stated_warned_of_and_refused(monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Path) -> None:
     words = ["train", "model.width=64", "model.heads=2", "data.batch_size=8", "trainer.steps=1", "device=cpu"]
     words += ["data=text", f"data.path={tmp_path}/text.txt", "trainer.ema=0.9"]

@@ -72,6 +72,7 @@ def test_an_interaction_is_a_difference_of_differences_by_seed() -> None:
     assert row[:3] == ("warmup=0.1 instead of 0", "post", "5")
 
 
+@pytest.mark.slow
 def test_no_interaction_is_seldom_said_to_be_one() -> None:
     random, alarms = np.random.default_rng(1), 0
     for _ in range(200):

@@ -79,6 +79,7 @@ def test_it_says_what_the_run_then_takes(
     assert numbers(table["time of an evaluation"])[1] == len(evaluated) - 1
 
 
+@pytest.mark.slow
 def test_what_is_there_already_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", *TINY, "quiet=true"]) == 0
     (run,) = Path("outputs/train").iterdir()
@@ -120,6 +121,7 @@ def test_the_time_by_hand() -> None:
     assert seconds(1, 0, None, 10) == pytest.approx(5 + 1.1 + 7)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="only Linux forgets the peak so far")
 def test_the_peak_is_that_of_what_came_last() -> None:
     """In a process of its own: one that has run other tests may hold free memory, which nothing needs to ask for."""

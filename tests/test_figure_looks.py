@@ -164,6 +164,7 @@ ARMS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", ARMS)
 def test_no_words_stand_on_each_other(tmp_path: Path, number: int) -> None:
     """Of few and many arms with long names, in figures of each kind: ticks, labels, names and legends."""

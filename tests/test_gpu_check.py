@@ -35,6 +35,7 @@ def command() -> ModuleType:
     return module
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_it_is_one_sentence() -> None:
     told = subprocess.run([sys.executable, FOLDER], capture_output=True, text=True)

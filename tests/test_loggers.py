@@ -167,6 +167,7 @@ def test_a_table_has_a_row_for_each_step(run: Path) -> None:
     assert (run / "metrics.csv").read_text() == "step,loss/train,weight/norm\n1,0.125,\n2,0.25,\n3,0.375,\n"
 
 
+@pytest.mark.slow
 @OTHERS
 def test_a_run_is_one_run_of_mlflow_however_often_it_goes_on(run: Path) -> None:
     mlflow = pytest.importorskip("mlflow", reason="needs the extra mlflow")
@@ -183,6 +184,7 @@ def test_a_run_is_one_run_of_mlflow_however_often_it_goes_on(run: Path) -> None:
     assert len(logged) == 35  # steps 21 to 25 were made twice, and the first run was replaced
 
 
+@pytest.mark.slow
 @OTHERS
 def test_a_run_is_one_run_of_wandb_however_often_it_goes_on(run: Path) -> None:
     pytest.importorskip("wandb", reason="needs the extra wandb")

@@ -121,6 +121,7 @@ def by_position(norm: Any, rows: list[Tensor]) -> Tensor:
     return torch.cat(out)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(
     counts=lengths,

@@ -38,6 +38,7 @@ def folder(server: Server, tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(
     server: Server, undisturbed: dict[str, Record], folder: Path
 ) -> None:

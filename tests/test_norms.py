@@ -187,6 +187,7 @@ def check_bfloat16() -> None:
         check_half_precision(*case, torch.bfloat16)
 
 
+@pytest.mark.slow
 def test_bfloat16_result_is_the_formula_rounded_once(server: Server) -> None:
     """In a process of its own: some machines kill one that uses bfloat16 on the CPU."""
     child = server.context.Process(target=check_bfloat16)

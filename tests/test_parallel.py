@@ -109,6 +109,7 @@ def deviation(several: Path, one: Path) -> float:
     return ((weights(several) - weights(one)).abs() / weights(one).abs().clamp_min(1)).max().item()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [
@@ -169,6 +170,7 @@ TEXTS = "train model=nano model.depth=2 model.width=16 model.heads=2 model.conte
 TEXTS += f"data.batch_size=6 optim=sgd probes=off {LENGTHS} trainer.steps=20"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [TEXTS, f"{CNN} trainer.ema=0.9", f"{TEXTS} norm.track_running_stats=false trainer.keep_checkpoint=best"],
@@ -200,6 +202,7 @@ def workers(launcher: subprocess.Popen[str]) -> dict[str, int]:
     return found
 
 
+@pytest.mark.slow
 def test_a_killed_process_ends_the_others_and_the_run_goes_on(
     server: Server, tmp_path: Path, tell: Callable[[str], None]
 ) -> None:
@@ -229,6 +232,7 @@ def test_a_killed_process_ends_the_others_and_the_run_goes_on(
     assert deviation(folder, tmp_path / "one") < 1e-5
 
 
+@pytest.mark.slow
 def test_a_signal_to_one_process_stops_all_at_the_same_step_and_two_go_on(server: Server, tmp_path: Path) -> None:
     words, folder = f"{TRANSFORMER} trainer.steps=20 probes=off model.dropout=0.1", tmp_path / "two"
     stop = {1: Trap("training > gradients", 13, (signal.SIGTERM,))}
@@ -282,6 +286,7 @@ def test_a_killed_process_is_named_where_nobody_ends_the_others(server: Server, 
     assert read_json(run_directory(tmp_path) / "status.json")["status"] == "interrupted"
 
 
+@pytest.mark.slow
 def test_divergence_in_one_process_ends_all(server: Server, tmp_path: Path) -> None:
     first, second = start_all(
         server, f"{TRANSFORMER} trainer.steps=20 norm=none optim.lr=1e3 trainer.grad_clip=0", tmp_path

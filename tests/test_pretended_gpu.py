@@ -18,6 +18,7 @@ sys.path.append(str(FOLDER))
 from building import compiler, environment  # noqa: E402 (which is there, not here)
 
 pytestmark = [
+    pytest.mark.slow,  # compiles the pretended GPU
     pytest.mark.skipif(compiler() is None, reason="there is no g++, which compiles the pretended GPU"),
     pytest.mark.skipif(torch.version.cuda is not None, reason="this torch was built for real GPUs"),
 ]

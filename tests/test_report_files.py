@@ -200,6 +200,7 @@ def test_what_is_for_a_paper_fits_its_page(written: Path, tmp_path: Path) -> Non
     assert "multiply defined" not in printed and "Float too large" not in printed
 
 
+@pytest.mark.slow
 def test_a_report_removes_what_it_once_drew_and_nothing_else(tmp_path: Path) -> None:
     make_study(tmp_path, {"layernorm": [2.0, 2.1], "rmsnorm": [2.0, 2.11]})
     figures = tmp_path / "report/figures"
@@ -254,6 +255,7 @@ def test_a_link_to_the_folder_itself_is_its_owners(tmp_path: Path) -> None:
     assert (tmp_path / "disk/report/report.html").exists()
 
 
+@pytest.mark.slow
 def test_tasks_have_a_report_each_below_one_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for norm in ("layernorm", "rmsnorm"):
         for seed in range(2):
@@ -275,6 +277,7 @@ def test_tasks_have_a_report_each_below_one_page(tmp_path: Path, capsys: pytest.
 # ---- the command
 
 
+@pytest.mark.slow
 def test_the_command_prints_the_verdict_what_is_unfair_and_the_page_without_torch(tmp_path: Path) -> None:
     make_run(tmp_path / "runs", norm="layernorm")
     make_run(tmp_path / "runs", norm="rmsnorm", steps=200)

@@ -94,6 +94,7 @@ def test_batches_are_paired_across_norms(tmp_path: Path, monkeypatch: pytest.Mon
         assert all(torch.equal(a, b) for a, b in zip(seen[0], other, strict=True))
 
 
+@pytest.mark.slow
 def test_an_equal_run_with_other_threads_is_named_before_training(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -230,6 +230,7 @@ def test_a_sweep_makes_its_runs_in_stacks_and_finds_them_done(server: Server, wh
     assert {path: path.stat().st_mtime_ns for path in whole.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("place", "nth", "signals", "status"),
     [("logging > begin", 7, (signal.SIGINT,), 130), ("rename to checkpoint.pt", 4, (signal.SIGKILL,), -9)],
@@ -247,6 +248,7 @@ def test_a_stack_that_is_stopped_goes_on_bit_by_bit(
     assert_as(whole, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_seed_goes_on_with_the_masks_with_which_it_began_in_another_grid_too(
     server: Server, whole: Path, tmp_path: Path
 ) -> None:
@@ -257,6 +259,7 @@ def test_a_seed_goes_on_with_the_masks_with_which_it_began_in_another_grid_too(
     assert metrics[0] == metrics[1]
 
 
+@pytest.mark.slow
 def test_a_failure_of_a_stack_is_that_of_its_runs_which_one_command_repeats(server: Server, tmp_path: Path) -> None:
     words = [*own_words(tmp_path, "Boom", "Fine"), "seed=0,1", "sweep.stack=2"]
     child = server.start(words, tmp_path)

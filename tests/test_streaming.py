@@ -221,6 +221,7 @@ def test_a_run_goes_on_where_it_was_and_reads_little_for_it(kind: str, step: int
             assert again.stream.block.call_count == 2, "its own block, and the next one in advance"
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_exactly(root: Path, tmp_path: Path, server: Server) -> None:
     words = "train model=nano model.depth=1 model.width=16 model.heads=2 model.context=4 data=fineweb_edu threads=1 "
     words += "data.hub_id=me/pages data.config=null data.level=byte data.kept=5 data.buffer=11 data.batch_size=3 "

@@ -143,6 +143,7 @@ def test_words_of_a_person_replace_the_study_s_and_keep_what_goes_with_them(here
     assert len(other) > 2
 
 
+@pytest.mark.slow
 def test_a_study_that_was_stopped_goes_on_behind_what_it_has_measured(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,6 +195,7 @@ def test_what_cannot_be_measured_is_refused_before_anything_is_made(
         assert said in refused(["study", "propagation", *words], capsys), words
 
 
+@pytest.mark.slow
 def test_what_is_left_out_is_told_with_the_reason(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conduct, "study_class", lambda name: TrainedStream)
     rows = make(

@@ -171,6 +171,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield tmp_path
 
 
+@pytest.mark.slow
 def test_a_run_is_folded_into_a_file(runs: dict[str, Path], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = runs["images"]  # a cnn with batchnorm
     assert main(["fold", str(path), "--out", "folded.safetensors"]) == 0

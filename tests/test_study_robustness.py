@@ -76,6 +76,7 @@ def test_hooks_go_where_a_model_fails() -> None:
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in made.modules())
 
 
+@pytest.mark.slow
 def test_the_study_of_a_run(
     runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

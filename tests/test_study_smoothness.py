@@ -125,6 +125,7 @@ def test_layers_follow_the_data_and_have_each_parameter_once() -> None:
 # ---- the Hessian
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "placement", "task"), [("mlp_plain", "plain", IMAGES), ("nano", "pre", TEXT)])
 def test_eigenvalue_and_trace_are_those_of_the_full_hessian(name: str, placement: str, task: object) -> None:
     model, _, batch = small(name, "layernorm", placement, task)
@@ -271,6 +272,7 @@ def test_ratios_are_those_by_hand_and_say_what_could_have_been_found() -> None:
     assert paired_power(math.log2(float(factor)), np.std(logs, ddof=1), 3) == pytest.approx(0.8, abs=0.01)
 
 
+@pytest.mark.slow
 def test_the_command_measures_both_noises_and_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     words = ["norm=none,batchnorm", "seed=0,1", "study.every=2", "study.rates=0.1", "study.noise=true"]

@@ -241,6 +241,7 @@ def test_a_run_whose_record_was_changed_chooses_no_rate(here: Path) -> None:
         choose(tuning, GRID)
 
 
+@pytest.mark.slow
 def test_each_arm_is_reported_at_its_own_rate(server: Server, tmp_path: Path) -> None:
     words = ["sweep", "norm=rmsnorm,none", "seed=0", *CNN, *LENGTHS, "trainer.grad_clip=0", "launcher=local"]
     words += ["sweep.lr=auto", "sweep.lr_grid=1e-3,1e-2,1000", "sweep.report=false"]

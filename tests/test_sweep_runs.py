@@ -79,6 +79,7 @@ def test_a_killed_sweep_goes_on(server: Server, whole: Path, tmp_path: Path, pla
     assert watching.wait() == 0, watching.output
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_behind_a_checkpoint(server: Server, whole: Path, tmp_path: Path) -> None:
     child = server.start(sweep_words(), tmp_path, Trap("training > gradients", 17, (signal.SIGINT,)))
     assert child.wait() == 130, child.output
@@ -93,6 +94,7 @@ def test_ctrl_c_stops_behind_a_checkpoint(server: Server, whole: Path, tmp_path:
     assert_as(whole, tmp_path)
 
 
+@pytest.mark.slow
 def test_two_sweeps_share_the_work(server: Server, whole: Path, tmp_path: Path) -> None:
     """A third one, which is held and killed, is succeeded in its run."""
     dead = server.start(sweep_words(), tmp_path, Trap("training > gradients", 8, (signal.SIGSTOP,)))

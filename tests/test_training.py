@@ -232,6 +232,7 @@ print(sorted(seen[10:])[10], "torch._dynamo" in sys.modules)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux" or platform.libc_ver()[0] != "glibc", reason="counts what glibc gives back")
 def test_a_step_gives_no_memory_back_and_a_run_never_imports_the_compiler(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", ONE_RUN], cwd=tmp_path, capture_output=True, text=True, check=True)

@@ -163,6 +163,7 @@ def test_a_missing_sacrebleu_is_said(root: Path, monkeypatch: pytest.MonkeyPatch
         made(root)
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_multi30k_has_its_published_sizes() -> None:
     from normbench import build
