@@ -8,9 +8,11 @@ from typing import Any
 import pandas as pd
 import torch
 
+from normbench.analysis.tables import Table
 from normbench.build import make_data
 from normbench.config import compose
 from normbench.studies.frame import Study, Subject
+from normbench.studies.writing import write
 
 
 def subject(*words: str, **settings: Any) -> Subject:
@@ -24,3 +26,9 @@ def measured(study: Study, *subjects: Subject) -> pd.DataFrame:
     """The rows of some subjects, as a study's tables and figures are given them."""
     rows = [{**one.settings, "seed": one.seed, **row} for one in subjects for row in study.measure(one)]
     return pd.DataFrame(rows)
+
+
+def tables_of(study: Study, rows: pd.DataFrame) -> list[Table]:
+    """The tables of a study as they are written."""
+    tables, _ = write(study.tables(rows), [])
+    return tables

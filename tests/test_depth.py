@@ -19,7 +19,7 @@ from normbench.build import rehearse
 from normbench.cli import main
 from normbench.models.stacks import segment_length, through
 from normbench.probes import Probes
-from normbench.studies.bench import peak_memory
+from normbench.studies.candidates import peak_memory
 from normbench.training.guard import first_nonfinite
 from normbench.types import Model, Task
 

@@ -19,7 +19,7 @@ from scipy import stats
 from support import REPOSITORY, refused
 
 from normbench.analysis.figures.style import Figure
-from normbench.analysis.statistics import Sample
+from normbench.analysis.records import Arm
 from normbench.analysis.studied import read_study, studies_below
 from normbench.analysis.tables import Table
 from normbench.build import source_digest
@@ -28,16 +28,10 @@ from normbench.commands.study import make as make_shown
 from normbench.errors import UsageError
 from normbench.settings import Setting
 from normbench.studies import STUDIES, conduct
-from normbench.studies.findings import (
-    against_baseline,
-    compared,
-    curves,
-    differences_told,
-    estimated,
-    interval,
-    written,
-)
-from normbench.studies.frame import Column, Difference, Row, Study, Subject, check_memory, make_study, study_class
+from normbench.studies.figures import draw_curves
+from normbench.studies.findings import Column, Difference, Findings, Told, Value, compare, compare_with_baseline
+from normbench.studies.frame import Row, Study, Subject, check_memory, make_study, study_class
+from normbench.studies.writing import tell_value, write
 from normbench.sweep.conduct import understand
 
 TINY = ("model=nano", "model.depth=2", "model.width=16", "model.heads=2", "model.context=16")
@@ -74,14 +68,14 @@ class Stream(Study):
         weight = float(next(model.parameters()).detach().abs().sum())
         yield from ({"layer": layer, "rms": self.factor * rms, "weight": weight} for layer, rms in enumerate(found))
 
-    def finding(self, rows: pd.DataFrame) -> list[Difference]:
-        return differences_told(against_baseline(rows, "rms", self.baseline, "RMS"), "m")
+    def finding(self, rows: pd.DataFrame) -> list[Told]:
+        return [*compare_with_baseline(rows, "rms", self.baseline, "RMS", "m")]
 
-    def tables(self, rows: pd.DataFrame) -> list[Table]:
-        return [compared(rows, values=["rms"], by=["layer"], columns=self.columns, baseline=self.baseline)]
+    def tables(self, rows: pd.DataFrame) -> list[Findings]:
+        return [compare(rows, values=["rms"], by=["layer"], columns=self.columns, baseline=self.baseline)]
 
     def figures(self, rows: pd.DataFrame) -> list[Figure]:
-        return curves("rms", rows, x="layer", y="rms", columns=self.columns, title="RMS", caption="RMS.", log="y")
+        return draw_curves("rms", rows, x="layer", y="rms", columns=self.columns, title="RMS", caption="RMS.", log="y")
 
 
 class TrainedStream(Stream):
@@ -277,11 +271,16 @@ def rows_of(values: dict[str, list[float]]) -> pd.DataFrame:
                          for norm, own in values.items() for seed, loss in enumerate(own)])  # fmt: skip
 
 
+def written(findings: Findings) -> Table:
+    """A table of findings as the only one that a study states."""
+    ((table,), _) = write([findings], [])
+    return table
+
+
 def test_differences_are_paired_by_seed() -> None:
     values = {"layernorm": [2.0, 2.5, 3.1, 2.2], "rmsnorm": [1.9, 2.35, 3.05, 2.1]}
     columns = {"loss": Column("loss", "nats")}
-    table = compared(rows_of(values), values=["loss"], columns=columns, baseline={"norm": "layernorm"})
-    ((table,), _) = written([table], [])
+    table = written(compare(rows_of(values), values=["loss"], columns=columns, baseline={"norm": "layernorm"}))
     row = dict(zip(table.frame.columns, table.rows[1], strict=True))
     test = stats.ttest_rel(values["rmsnorm"], values["layernorm"])
     assert row["arm"] == "RMSNorm"
@@ -292,18 +291,17 @@ def test_differences_are_paired_by_seed() -> None:
 
 
 def test_one_seed_has_neither_interval_nor_difference() -> None:
-    table = compared(rows_of({"layernorm": [2.0], "rmsnorm": [1.9]}), values=["loss"],
+    table = compare(rows_of({"layernorm": [2.0], "rmsnorm": [1.9]}), values=["loss"],
                      columns={"loss": Column("loss")}, baseline={"norm": "layernorm"})  # fmt: skip
-    assert [*table.frame.columns] == ["arm", "loss"]
-    mean, low, high = interval([2.0])
-    assert mean == 2.0
-    assert np.isnan([low, high]).all()
+    assert [*written(table).frame.columns] == ["arm", "loss"]
+    cell = table.lines[0].cells["loss"]
+    assert cell.finding.summary == (2.0, None) and cell.difference is None
 
 
 def test_an_arm_is_not_compared_with_itself() -> None:
     rows = rows_of({"layernorm": [2.0, 2.5, 2.1]})
     both = pd.concat([rows.assign(width=8), rows.assign(width=16)])[["norm", "width", "seed", "loss"]]
-    table = compared(both, values=["loss"], columns={"loss": Column("loss")}, baseline={"norm": "layernorm"})
+    table = written(compare(both, values=["loss"], columns={"loss": Column("loss")}, baseline={"norm": "layernorm"}))
     assert [*table.frame.columns] == ["arm", "loss", "95 % interval"]
     assert not table.notes
 
@@ -311,9 +309,11 @@ def test_an_arm_is_not_compared_with_itself() -> None:
 def test_arms_of_fewer_seeds_say_so_and_nothing_finite_is_no_figure() -> None:
     rows = rows_of({"layernorm": [2.0, 2.5], "rmsnorm": [np.nan, 2.4]})
     columns = {"loss": Column("loss"), "depth": Column("depth")}
-    table = compared(rows, values=["loss"], columns=columns, baseline={"norm": "layernorm"})
+    table = written(compare(rows, values=["loss"], columns=columns, baseline={"norm": "layernorm"}))
     assert table.frame["seeds"].tolist() == ["2", "1"]
-    (figure,) = curves("loss", rows.assign(loss=np.inf), x="depth", y="loss", columns=columns, title="t", caption="c")
+    (figure,) = draw_curves(
+        "loss", rows.assign(loss=np.inf), x="depth", y="loss", columns=columns, title="t", caption="c"
+    )
     assert "Nothing was finite" in figure.caption
     assert figure.files()
 
@@ -322,7 +322,7 @@ def test_the_data_of_a_figure_are_means_and_ranges_over_seeds() -> None:
     rows = rows_of({"layernorm": [2.0, 3.0], "rmsnorm": [1.0, 5.0]})
     more = pd.concat([rows, rows.assign(depth=4, loss=2 * rows["loss"])])
     columns: Any = {"loss": Column("loss", "nats"), "depth": Column("depth")}
-    (figure,) = curves("loss", more, x="depth", y="loss", columns=columns, title="t", caption="c", log="xy")
+    (figure,) = draw_curves("loss", more, x="depth", y="loss", columns=columns, title="t", caption="c", log="xy")
     deep = figure.data[figure.data["depth"] == 4].set_index("norm")
     assert deep.loc["rmsnorm", ["mean", "low", "high"]].tolist() == [6.0, 2.0, 10.0]
     assert "2 seeds" in figure.caption
@@ -350,7 +350,7 @@ def test_a_finding_begins_the_page_and_what_the_terminal_shows(
 def test_differences_are_told_as_scipy_finds_them_and_corrected_as_one_family() -> None:
     values = {"layernorm": [2.0, 2.5, 2.1], "rmsnorm": [2.3, 2.83, 2.39], "dyt": [2.1, 2.3, 2.15]}
     rows = rows_of(values)
-    _, found = written([], differences_told(against_baseline(rows, "loss", {"norm": "layernorm"}, "Loss"), "nats"))
+    _, found = write([], compare_with_baseline(rows, "loss", {"norm": "layernorm"}, "Loss", "nats"))
     tests = [stats.ttest_rel(values[norm], values["layernorm"]) for norm in ("rmsnorm", "dyt")]
     smaller, larger = sorted(test.pvalue for test in tests)
     for sentence, test in zip(found, tests, strict=True):
@@ -371,11 +371,11 @@ def test_a_finding_and_its_tables_correct_p_over_all_that_the_study_states() -> 
     columns: Any = {"layer": Column("layer"), "share": Column("share"), "gradient": Column("gradient")}
     how: Any = {"columns": columns, "baseline": {"norm": "layernorm"}}
     tables = [
-        compared(rows, values=["share"], by=["layer"], **how),
-        compared(rows, values=["gradient"], ratio=True, **how),
+        compare(rows, values=["share"], by=["layer"], **how),
+        compare(rows, values=["gradient"], ratio=True, **how),
     ]
-    first = against_baseline(rows[rows["layer"] == 0], "share", {"norm": "layernorm"}, "Share")
-    (shares, gradients), (sentence,) = written(tables, differences_told(first))
+    first = compare_with_baseline(rows[rows["layer"] == 0], "share", {"norm": "layernorm"}, "Share")
+    (shares, gradients), (sentence,) = write(tables, first)
 
     def pairs(value: str, layer: int | None) -> tuple[pd.Series, pd.Series]:
         own = rows if layer is None else rows[rows["layer"] == layer]
@@ -403,29 +403,30 @@ def test_tests_with_equal_numbers_all_count() -> None:
                          for level in range(10) for norm in ("layernorm", "rmsnorm") for seed in range(5)
                          for gained in [gain[seed] if norm == "rmsnorm" and level == 0 else 0.0]])  # fmt: skip
     columns: Any = {"score": Column("score"), "level": Column("level")}
-    table = compared(rows, values=["score"], by=["level"], columns=columns, baseline={"norm": "layernorm"})
-    first = against_baseline(rows[rows["level"] == 0], "score", {"norm": "layernorm"}, "Score")
-    ((table,), (sentence,)) = written([table], differences_told(first))
+    table = compare(rows, values=["score"], by=["level"], columns=columns, baseline={"norm": "layernorm"})
+    first = compare_with_baseline(rows[rows["level"] == 0], "score", {"norm": "layernorm"}, "Score")
+    ((table,), (sentence,)) = write([table], first)
     p = stats.ttest_1samp(gain, 0).pvalue
     assert float(table.frame["p"][1]) == pytest.approx(10 * p, abs=6e-4) and p < 0.05 < 10 * p
     assert "for the 10 tests" in " ".join(table.notes)
     assert sentence.endswith(f"{table.frame['p'][1]} after Holm; repeat it with new seeds.")
-    own = Sample(tuple(gain), 0.0, (0, 1, 2, 3, 4))  # of somebody's study, told apart by its words
-    _, told = written([], [Difference("one", own), Difference("other", own)])
+    arm = Arm({})
+    own = [Difference(tuple(gain), 0.0, (0, 1, 2, 3, 4), arm=arm, baseline=arm, what=what) for what in ("one", "other")]
+    _, told = write([], own)  # of somebody's study, told apart by their words
     assert all(f"p = {2 * p:.3f} after Holm" in one for one in told)
 
 
 @pytest.mark.parametrize("sd", [1.0, 400.0])
-def test_a_factor_beyond_all_measure_is_not_written(sd: float) -> None:
+def test_a_factor_beyond_all_measure_is_not_write(sd: float) -> None:
     random = np.random.default_rng(0)
     rows = pd.DataFrame([{"norm": norm, "seed": seed, "layer": layer, "gradient": 2.0 ** random.normal(0, sd)}
                          for norm in ("layernorm", "rmsnorm") for seed in range(2) for layer in range(6)])  # fmt: skip
     columns: Any = {"gradient": Column("gradient"), "layer": Column("layer")}
     how: Any = {"columns": columns, "baseline": {"norm": "layernorm"}, "ratio": True}
-    ((table,), _) = written([compared(rows, values=["gradient"], by=["layer"], **how)], [])
+    ((table,), _) = write([compare(rows, values=["gradient"], by=["layer"], **how)], [])
     assert all(cell == "–" or float(cell) <= 1000 for cell in table.frame["detectable factor"])
     assert "more seeds make it smaller" in table.notes[-1]
-    ((few,), _) = written([compared(rows[rows["layer"] < 0.5].assign(gradient=[1.0, 2.0, 1.1, 2.21]),
+    ((few,), _) = write([compare(rows[rows["layer"] < 0.5].assign(gradient=[1.0, 2.0, 1.1, 2.21]),
                                     values=["gradient"], by=["layer"], **how)], [])  # fmt: skip
     assert "more seeds" not in few.notes[-1] and float(few.frame["detectable factor"][1]) < 1000
 
@@ -433,7 +434,8 @@ def test_a_factor_beyond_all_measure_is_not_written(sd: float) -> None:
 @pytest.mark.parametrize(
     ("method", "gives", "said"),
     [("figures", [[]], "Stream.figures gives list within a list: let it return one flat list of Figure"),
-     ("finding", "Nothing was found.", "Stream.finding gives str: let it return one flat list of str or Difference")],
+     ("finding", "Nothing was found.",
+      "Stream.finding gives str: let it return one flat list of str or Value or Difference")],
 )  # fmt: skip
 def test_what_a_study_gives_is_checked(
     here: Path, monkeypatch: pytest.MonkeyPatch, method: str, gives: Any, said: str
@@ -456,7 +458,7 @@ def test_an_estimate_is_consistent_with_what_its_interval_holds(
     references = {"−½": -0.5, "0": 0.0}
     low, high = stats.t.interval(0.95, 2, np.mean(values), stats.sem(values))
     assert [low <= value <= high for value in references.values()] == [name in within for name in references]
-    said = estimated(dict(enumerate(values)), references)
+    said = tell_value(Value("Power:", dict(enumerate(values)), references=references))
     named, _, other = said.partition("not consistent" if not within else "not with")
     assert f"({'95 %'} {low:.3g} to {high:.3g}, 3 seeds)".replace("-", "−") in said
     assert all(f"with {name}" in named for name in within) and all(name in other for name in without)
@@ -464,9 +466,11 @@ def test_an_estimate_is_consistent_with_what_its_interval_holds(
 
 
 def test_one_seed_is_no_finding() -> None:
-    assert "one seed" in estimated({0: -0.5}, {"−½": -0.5})
-    samples = against_baseline(rows_of({"layernorm": [2.0], "rmsnorm": [1.9]}), "loss", {"norm": "layernorm"}, "Loss")
-    _, (sentence,) = written([], differences_told(samples))
+    assert "one seed" in tell_value(Value("Power:", {0: -0.5}, references={"−½": -0.5}))
+    samples = compare_with_baseline(
+        rows_of({"layernorm": [2.0], "rmsnorm": [1.9]}), "loss", {"norm": "layernorm"}, "Loss"
+    )
+    _, (sentence,) = write([], samples)
     assert "−0.1" in sentence and "one seed" in sentence and "a difference" not in sentence
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,20 +21,11 @@ from normbench.cli import main
 from normbench.config.compose import read
 from normbench.errors import UsageError
 from normbench.norms import RMSNorm
-from normbench.studies import bench
-from normbench.studies.bench import (
-    BOTH,
-    FORWARD,
-    Bench,
-    Candidate,
-    Timed,
-    alike,
-    candidates,
-    in_turn,
-    operators,
-    peak_memory,
-)
+from normbench.studies import bench, timing
+from normbench.studies.bench import BOTH, FORWARD, Bench
+from normbench.studies.candidates import Candidate, are_alike, candidates, operators, peak_memory
 from normbench.studies.frame import Subject
+from normbench.studies.timing import BLOCK, do_nothing, in_turn, median_interval, seconds_of
 from normbench.training.launches import operators_of
 
 CPU = torch.device("cpu")
@@ -59,9 +51,9 @@ def test_operators_are_read_off_the_graph() -> None:
 
 def test_a_kernel_is_compared_with_a_kernel() -> None:
     for one, other in (("NativeLayerNorm", "FusedRmsNorm"), ("9 operators", "4 operators"), ["CompiledFunction"] * 2):
-        assert alike(one, other) == "yes"
+        assert are_alike(one, other)
     for other in ("6 operators", "CompiledFunction", "NativeLayerNorm, 2 casts"):
-        assert alike("NativeLayerNorm", other) == "no"
+        assert not are_alike("NativeLayerNorm", other)
 
 
 def test_peak_memory_is_that_of_all_tensors_held_at_once() -> None:
@@ -91,23 +83,34 @@ def test_the_backward_pass_gives_the_gradients_and_adds_them_to_none() -> None:
 
 def test_the_interval_of_a_median_has_its_order_statistics() -> None:
     """Of nine values the second and the eighth: 95 % and more by the binomial distribution, (1 − 2·10/512)."""
-    assert bench.ends(pd.Series(range(9))) == (1, 7)
-    assert all(end != end for end in bench.ends(pd.Series(range(5))))
+    assert median_interval(pd.Series(range(9))) == (1, 7)
+    assert all(end != end for end in median_interval(pd.Series(range(5))))
 
 
 def test_each_round_begins_with_another_and_keeps_their_places(monkeypatch: pytest.MonkeyPatch) -> None:
-    order: list[int] = []
-    calls = [SimpleNamespace(seconds=lambda prepare, place=place: order.append(place) or place) for place in range(3)]
-    assert [in_turn(calls, number) for number in range(2)] == [[0, 1e6, 2e6]] * 2  # type: ignore[arg-type]
+    order: list[float] = []
+    monkeypatch.setattr(timing, "seconds_of", lambda call, times, prepare: order.append(call()) or call())
+    calls = [lambda place=place: place for place in range(3)]
+    assert list(in_turn(calls, 2, prepare=do_nothing)) == [[0, 1, 2]] * 2
     assert order == [0, 1, 2, 1, 2, 0]
 
 
 def test_a_cold_call_is_timed_alone_right_after_the_flush() -> None:
     done: list[str] = []
-    timed = Timed(lambda: done.append("call"))
-    done.clear()
-    assert timed.seconds(lambda: done.append("flush")) > 0
-    assert done == ["flush", "call"]
+    ((seconds,),) = in_turn([lambda: done.append("call")], 1, prepare=lambda: done.append("flush"))
+    assert seconds > 0 and done == ["flush", "call"]
+
+
+def test_a_warm_call_is_the_mean_of_a_block_after_one_that_warms_up() -> None:
+    done: list[str] = []
+
+    def call() -> None:
+        done.append("call")
+        time.sleep(BLOCK / 4)
+
+    ((seconds,),) = in_turn([call], 1)
+    assert seconds >= BLOCK / 4
+    assert 3 + 1 <= len(done) <= 3 + 4  # two tell how long one is, one warms up
 
 
 def test_implementations_are_those_that_are_there() -> None:
@@ -273,6 +276,6 @@ def test_times_agree_with_a_script_written_by_hand(name: str, rows: int) -> None
     names = {"norm": norm, "x": x.requires_grad_(), "wanted": [x, *norm.parameters()], "dy": dy}
     by_hand = benchmark.Timer("torch.autograd.grad(norm(x), wanted, dy)", globals=names)
     (candidate,) = candidates(one, features, ["torch"])
-    ours = Timed(candidate.call(torch.randn(1, rows, features).requires_grad_(), dy))
-    ratios = [ours.seconds(None) / by_hand.timeit(ours.number).median for _ in range(81)]
+    ours = candidate.call(torch.randn(1, rows, features).requires_grad_(), dy)
+    ratios = [seconds_of(ours, 100, prepare=ours) / by_hand.timeit(100).median for _ in range(81)]
     assert statistics.median(ratios) == pytest.approx(1, abs=0.1)

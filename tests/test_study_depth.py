@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from studied import measured, subject
+from studied import measured, subject, tables_of
 from torch import nn
 
 from normbench.errors import UsageError
@@ -68,7 +68,7 @@ def test_blocks_of_a_cnn_that_change_the_shape_are_left_out() -> None:
     assert found == {"block": [0, 2], "left out": [1]}
     assert rows["swapped"].isna().all()  # each has a neighbour that changes it
     assert rows[rows["what"] == "pair"][["layer", "to"]].to_numpy().tolist() == [[0, 1], [2, 3]]
-    assert "left out: 1." in Depth().tables(rows)[1].notes[0]
+    assert "left out: 1." in tables_of(Depth(), rows)[1].notes[0]
 
 
 def test_a_model_whose_blocks_all_change_the_shape_is_refused() -> None:
@@ -84,7 +84,7 @@ def test_its_tables_and_figures_show_all_arms() -> None:
     ]
     study = Depth(batches=1)
     rows = measured(study, *arms)
-    whole, halves, blocks = study.tables(rows)
+    whole, halves, blocks = tables_of(study, rows)
     assert whole.frame["arm"].tolist() == ["pre", "post"]
     assert halves.frame["blocks"].unique().tolist() == ["first half", "deeper half"]
     assert len(blocks.frame) == 6

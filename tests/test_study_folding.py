@@ -19,7 +19,7 @@ from normbench.build import build_model
 from normbench.cli import main
 from normbench.norms import RMSNorm
 from normbench.runs.load import TrainedRun, load_model
-from normbench.studies.fold import Folded, fold, run
+from normbench.studies.folding import Folded, fold, logits_of
 from normbench.types import Model, Task
 
 pytest_plugins = ["trained_runs"]
@@ -46,8 +46,8 @@ def folded(task: Task = TEXT, **how: Any) -> tuple[Model, Folded, int]:
     """A model, the same folded, and the number of norms; both give the same logits."""
     model, norms = build(task=task, **how)
     found, batch = fold(stirred(model, norms), norms, random_batch(task)), random_batch(task, 8, seed=3)
-    expected = run(model, batch)
-    assert (run(found.model, batch) - expected).abs().max() < 1e-10 * max(1, expected.abs().max())
+    expected = logits_of(model, batch)
+    assert (logits_of(found.model, batch) - expected).abs().max() < 1e-10 * max(1, expected.abs().max())
     return model, found, len(norms)
 
 
@@ -79,7 +79,7 @@ def test_norms_of_other_libraries_are_folded_too(affine: bool) -> None:
     tree["model"] = section("model", "nano", **SMALL["nano"], **FREE)
     model, norms = build_model(tree, TEXT, 0)
     found, batch = fold(stirred(model, norms), norms, random_batch(TEXT)), random_batch(TEXT, 8, seed=3)
-    torch.testing.assert_close(run(found.model, batch), run(model, batch), rtol=0, atol=1e-10)
+    torch.testing.assert_close(logits_of(found.model, batch), logits_of(model, batch), rtol=0, atol=1e-10)
     assert len(found.done) == sum(isinstance(module, RMSNorm) for module in found.model.modules()) == 5
 
 
@@ -191,7 +191,7 @@ def test_a_run_is_folded_into_a_file(runs: dict[str, Path], here: Path, capsys: 
     again = fold(model, by_site(model, sites), random_batch(trained.task())).model
     again.load_state_dict(safetensors.torch.load_file(here / "folded.safetensors"))
     batch = random_batch(trained.task(), 16, seed=5)
-    torch.testing.assert_close(run(again.double(), batch), run(model.double(), batch), rtol=0, atol=1e-4)
+    torch.testing.assert_close(logits_of(again.double(), batch), logits_of(model.double(), batch), rtol=0, atol=1e-4)
 
 
 def by_site(model: Model, norms: dict[str, nn.Module]) -> dict[str, nn.Module]:

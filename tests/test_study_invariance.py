@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from studied import measured, subject
+from studied import measured, subject, tables_of
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
@@ -39,13 +39,13 @@ def rows() -> pd.DataFrame:
 
 def verdicts(rows: pd.DataFrame) -> dict[str, str]:
     """The six verdicts of each norm."""
-    table = Invariance().tables(rows)[0]
+    table = tables_of(Invariance(), rows)[0]
     return {row["norm"]: " ".join(row[change] for change in SIX) for row in table.frame.to_dict("records")}
 
 
 def test_every_cell_is_as_published(rows: pd.DataFrame) -> None:
     assert verdicts(rows) == TABLE | BY_LAYOUT
-    frame = Invariance().tables(rows)[0].frame.set_index("norm")
+    frame = tables_of(Invariance(), rows)[0].frame.set_index("norm")
     assert set(frame.loc[[*TABLE], "published"]) == {"the same"}
     assert set(frame.loc[[*BY_LAYOUT], "published"]) == {"–"}
 
@@ -67,7 +67,7 @@ def test_in_images_the_layout_decides() -> None:
 
 
 def test_the_gradient_of_scaled_weights_is_smaller_by_the_factor(rows: pd.DataFrame) -> None:
-    frame = Invariance().tables(rows)[0].frame.set_index("norm")
+    frame = tables_of(Invariance(), rows)[0].frame.set_index("norm")
     assert set(frame.loc[["batchnorm", "layernorm", "rmsnorm", "weightnorm"], "exponent"]) == {"−1"}
     assert frame.loc["none", "exponent"] != "−1"
     torch.manual_seed(0)
@@ -120,7 +120,7 @@ def test_eps_counts_where_the_input_is_small(rows: pd.DataFrame) -> None:
 
 def test_findings_are_three_tables_and_a_figure(rows: pd.DataFrame) -> None:
     study = Invariance()
-    found, worst, moments = study.tables(rows)
+    found, worst, moments = tables_of(study, rows)
     assert "groupnorm: features of a group at one position" in found.notes[0]
     assert len(worst.frame) == 9 * 2 * 2
     assert list(moments.frame["change"][:5]) == ["as it is", "W × c", "W + 1·cᵀ", "data × c", "data + c"]

@@ -1,4 +1,4 @@
-"""The study of mappings, against scipy's fit, by hand, and against DyT, which is what is fitted."""
+"""The study of mappings, against scipy's fit, by hand, and against DyT, which is what is fit."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 from scipy.optimize import curve_fit
-from studied import measured, subject
+from studied import measured, subject, tables_of
 from support import TEXTS, random_batch
 
 from normbench.config import compose
 from normbench.studies.depth import streams_of
 from normbench.studies.frame import Subject
-from normbench.studies.mapping import Mapping, bare, fitted, vectors
+from normbench.studies.mapping import Mapping, bare, fit, vectors
 
 SMALL = ("model.depth=2", "model.width=16", "model.heads=2", "model.context=8", "data.eval_batch_size=8")
 
@@ -41,7 +41,7 @@ def test_the_fit_is_that_of_scipy() -> None:
     generator = np.random.default_rng(0)
     x = generator.normal(size=2_000) * 3
     y = 1.7 * np.tanh(0.4 * x) - 0.2 + 0.1 * generator.normal(size=x.size)
-    found = fitted(x, y)
+    found = fit(x, y)
     (gamma, alpha, beta), _ = curve_fit(lambda x, gamma, alpha, beta: gamma * np.tanh(alpha * x) + beta, x, y)
     assert [found[name] for name in ("gamma", "alpha", "beta")] == pytest.approx([gamma, alpha, beta], rel=1e-3)
     left = np.var(y - gamma * np.tanh(alpha * x) - beta) / np.var(y)
@@ -53,7 +53,7 @@ def test_the_fit_is_that_of_scipy() -> None:
 
 def test_a_line_is_fitted_by_a_tanh_that_is_one() -> None:
     x = np.linspace(-4, 4, 500)
-    found = fitted(x, 3 * x + 1)
+    found = fit(x, 3 * x + 1)
     assert found["line_left"] == pytest.approx(0, abs=1e-12)
     assert found["tanh_left"] < 1e-6
     assert found["gamma"] * found["alpha"] == pytest.approx(3, rel=1e-3)
@@ -123,7 +123,7 @@ def test_its_tables_and_figures_show_all_arms() -> None:
     arms = [subject(f"norm={norm}", f"seed={seed}", *SMALL) for norm in ("layernorm", "dyt") for seed in (0, 1)]
     study = Mapping(tokens=64, drawn=8)
     rows = measured(study, *arms)
-    over, layers = study.tables(rows)
+    over, layers = tables_of(study, rows)
     assert over.frame["arm"].tolist() == ["LayerNorm", "DyT"]
     assert len(layers.frame) == 2 * rows["site"].nunique()
     figures = study.figures(rows)

@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 import torch
 from data_helpers import write_questions
+from studied import tables_of
 from support import refused
 from trained_runs import SIZE
 
@@ -17,7 +18,7 @@ from normbench import build
 from normbench.config.compose import read
 from normbench.errors import UsageError
 from normbench.studies.frame import Subject
-from normbench.studies.padding import Padding, of_length, padded
+from normbench.studies.padding import Padding, of_length, pad
 from normbench.types import Batch
 
 pytest_plugins = ["refusals"]
@@ -33,7 +34,7 @@ def test_texts_are_sorted_by_length_and_padded_again() -> None:
         4: [[9, 9, 9, 9]],
     }
     assert found[3][1].tolist() == [0, 2, 7] and found[4][1].tolist() == [3]
-    (batch,) = padded(*found[3], 5)
+    (batch,) = pad(*found[3], 5)
     assert batch.inputs.tolist() == [[1, 2, 3, 0, 0], [6, 7, 8, 0, 0], [9, 9, 9, 0, 0]]
     assert batch.mask is not None and batch.mask.tolist() == [[True] * 3 + [False] * 2] * 3
     assert batch.targets.tolist() == [0, 2, 7]
@@ -64,7 +65,7 @@ def test_padding_moves_the_norm_that_counts_it_alone(tmp_path: Path) -> None:
         assert (moved[1:] > 1e-4).all() if words[-1] == "norm.masked=false" else (moved < 1e-6).all()
         assert (parts[-1].groupby("kind")["change"].first() == 0).all()
     rows: Any = pd.concat(parts)
-    (table, other), figures = study.tables(rows), study.figures(rows)
+    (table, other), figures = tables_of(study, rows), study.figures(rows)
     assert table.title == "Accuracy by the share of padding, at 0.5" and other.title.endswith(", at 6")
     assert table.frame["arm"].tolist() == ["LayerNorm", "GroupNorm · masked=true", "GroupNorm · masked=false"]
     assert [figure.name for figure in figures] == ["padding-1", "padding-2", "length-1", "length-2"]

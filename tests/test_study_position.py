@@ -10,11 +10,11 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from studied import measured, subject
+from studied import measured, subject, tables_of
 
 from normbench.errors import UsageError
 from normbench.models.transformer import Attention
-from normbench.studies.position import Position, named_in, see_attention
+from normbench.studies.position import Position, name_largest, see_attention
 
 SMALL = ("model.depth=2", "model.width=16", "model.heads=2", "model.context=8", "data.eval_batch_size=16")
 
@@ -88,9 +88,9 @@ def test_attention_is_that_of_the_models_own_branch() -> None:
 def test_what_sticks_out_is_named_with_where_and_in_how_many_seeds() -> None:
     values = {(0, 0, 3): 9.0, (1, 0, 3): 8.0, (0, 1, 5): 7.0, (0, 1, 6): 5.0}
     rows = pd.DataFrame([(*key, value) for key, value in values.items()], columns=["seed", "block", "channel", "rms"])
-    found = named_in(rows, "channel", "rms", 6.0)
+    found = name_largest(rows, "channel", "rms", 6.0)
     assert found == {"number": 2, "largest": 9.0, "named": "3 (block 0: 9.0; in 2 seeds), 5 (block 1: 7.0; in 1 seeds)"}
-    assert named_in(rows, "channel", "rms", 10.0)["named"] == "none"
+    assert name_largest(rows, "channel", "rms", 10.0)["named"] == "none"
 
 
 def test_a_model_of_images_is_refused() -> None:
@@ -102,7 +102,7 @@ def test_its_tables_and_figures_show_all_arms() -> None:
     arms = [subject(f"norm={norm}", f"seed={seed}", *SMALL) for norm in ("none", "rmsnorm") for seed in (0, 1)]
     study = Position(batches=1, outlier=1.0)
     rows = measured(study, *arms)
-    vectors, named = study.tables(rows)
+    vectors, named = tables_of(study, rows)
     assert vectors.frame[["what", "positions"]].drop_duplicates().to_numpy().tolist() == [
         ["norm", "all"], ["stream", "all"], ["norm", "the first"], ["stream", "the first"]
     ]  # fmt: skip

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from studied import measured, subject
+from studied import measured, subject, tables_of
 from support import REPOSITORY, TEXTS
 from torch.nn import functional as F
 
@@ -20,7 +20,8 @@ from normbench.cli import main
 from normbench.config import compose
 from normbench.errors import UsageError
 from normbench.studies.frame import Subject
-from normbench.studies.propagation import DEPTH, LAST, Propagation, angle, exponents, slopes
+from normbench.studies.propagation import DEPTH, LAST, Propagation, angle, exponents_table, slopes
+from normbench.studies.writing import write
 
 SMALL = ("model.width=16", "model.heads=2", "model.context=8", "data.batch_size=2", "model.mlp=relu")
 
@@ -124,7 +125,7 @@ def law(norm: str, exponent: float, spread: float = 0.0) -> pd.DataFrame:
 
 
 def test_exponents_are_slopes_with_students_interval_over_seeds() -> None:
-    (table,) = exponents(pd.concat([law("layernorm", -0.5, spread=0.01), law("rmsnorm", 0.25)]))
+    ((table,), _) = write([exponents_table(pd.concat([law("layernorm", -0.5, spread=0.01), law("rmsnorm", 0.25)]))], [])
     assert list(table.frame)[1:4] == [f"gradient of {words}" for words in
                                       ("one position", "one position: 95 % interval", "a batch")]  # fmt: skip
     # t of 2 degrees of freedom is 4.303, and the standard error 0.01 / √3
@@ -136,21 +137,21 @@ def test_exponents_are_slopes_with_students_interval_over_seeds() -> None:
 def test_gradients_that_overflow_or_vanish_have_no_exponent(gradient: float) -> None:
     rows = pd.concat([law("none", 1.0), law("layernorm", -0.5)])
     rows.loc[(rows[DEPTH] == 8) & (rows["norm"] == "none"), LAST] = gradient
-    (table,) = exponents(rows)
+    ((table,), _) = write([exponents_table(rows)], [])
     assert [row[1:3] for row in table.rows] == [("0", "–"), ("3", "−0.5")]
 
 
 def test_one_depth_has_no_exponent_and_a_figure_by_layer() -> None:
     study = Propagation()
     rows = measured(study, subject("model.depth=3", *SMALL))
-    assert [table.key for table in study.tables(rows)] == ["ends"]
+    assert [table.key for table in tables_of(study, rows)] == ["ends"]
     assert [figure.name for figure in study.figures(rows)] == ["rms", "gradient", "similarity", "angle"]
 
 
 def test_depths_have_a_figure_of_the_last_gradient() -> None:
     study = Propagation()
     rows = measured(study, *in_depths((2, 3), 1, "pre", *SMALL))
-    tables, figures = study.tables(rows), study.figures(rows)
+    tables, figures = tables_of(study, rows), study.figures(rows)
     assert [table.key for table in tables] == ["exponents", "ends"]
     assert figures[-1].name == LAST
     assert figures[-1].data[DEPTH].tolist() == [2, 3]

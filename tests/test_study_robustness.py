@@ -12,7 +12,7 @@ import torch
 from support import IMAGES, TEXT, build, random_batch, refused
 
 from normbench.cli import main
-from normbench.studies.robustness import changed, dropped, noise, outlier
+from normbench.studies.robustness import changed, drop, noise, outlier
 from normbench.types import Task
 
 pytest_plugins = ["trained_runs"]
@@ -34,12 +34,12 @@ def test_noise_is_measured_in_root_mean_squares() -> None:
 
 def test_whole_positions_are_dropped() -> None:
     x = torch.ones(20, 30, 5)
-    rows = dropped(0.25, x, -1).flatten(0, 1)
+    rows = drop(0.25, x, -1).flatten(0, 1)
     assert {tuple(row) for row in rows.tolist()} == {(0.0,) * 5, (1.0,) * 5}
     assert float((rows[:, 0] == 0).float().mean()) == pytest.approx(0.25, abs=0.06)
-    pixels = dropped(0.25, torch.ones(8, 3, 9, 9), 1)
+    pixels = drop(0.25, torch.ones(8, 3, 9, 9), 1)
     assert torch.equal(pixels, pixels[:, :1].expand_as(pixels)) and 0 < pixels.mean() < 1
-    assert torch.equal(dropped(0, x, -1), x) and not dropped(1, x, -1).any()
+    assert torch.equal(drop(0, x, -1), x) and not drop(1, x, -1).any()
 
 
 @pytest.mark.parametrize("place", ["input", "hidden"])

@@ -11,7 +11,7 @@ from studied import measured, subject
 from support import refused
 
 from normbench.cli import main
-from normbench.studies.saturation import Saturation, percentiles, saturated, sigmoid_inputs
+from normbench.studies.saturation import Saturation, percentiles, saturated_share, sigmoid_inputs
 
 SMALL = ("model=mlp_plain", "model.width=16", "trainer.steps=40", "optim=sgd", "threads=1")
 
@@ -27,8 +27,8 @@ def test_percentiles_are_numpys_and_those_of_a_gaussian() -> None:
 
 def test_saturated_are_those_near_0_and_1() -> None:
     edges = torch.tensor([0.001, 0.049, 0.051, 0.5, 0.949, 0.951, 0.999]).logit()
-    assert saturated(edges, 0.05) == pytest.approx(4 / 7)
-    assert saturated(edges, 0.01) == pytest.approx(2 / 7)
+    assert saturated_share(edges, 0.05) == pytest.approx(4 / 7)
+    assert saturated_share(edges, 0.01) == pytest.approx(2 / 7)
 
 
 @pytest.mark.parametrize("norm", ["none", "batchnorm"])

@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 import torch
 from scipy import stats
+from studied import tables_of
 from support import IMAGES, TEXT, build, random_batch, refused
 from torch import nn
 from torch.autograd.functional import hessian
@@ -20,8 +21,8 @@ from normbench.analysis.statistics import paired_power
 from normbench.analysis.studied import read_study
 from normbench.cli import main
 from normbench.runs.load import TrainedRun, load_model
-from normbench.studies.conduct import planned
-from normbench.studies.findings import compared, written
+from normbench.studies.conduct import points_of
+from normbench.studies.findings import compare
 from normbench.studies.frame import Subject
 from normbench.studies.smoothness import (
     Smoothness,
@@ -35,6 +36,7 @@ from normbench.studies.smoothness import (
     noisy,
 )
 from normbench.studies.steps import steps
+from normbench.studies.writing import write
 from normbench.sweep.conduct import understand
 from normbench.types import Batch, Model
 
@@ -192,7 +194,7 @@ SMALL = ["model=cnn_plain", "model.width=4", "data.batch_size=16", "optim=sgd", 
 
 
 def subject(*words: str) -> Subject:
-    (one,) = planned(understand([*SMALL, *words]).plan, False, [])
+    (one,) = points_of(understand([*SMALL, *words]).plan, False, [])
     return one
 
 
@@ -260,8 +262,8 @@ def test_ratios_are_those_by_hand_and_say_what_could_have_been_found() -> None:
     rows = pd.DataFrame([{"norm": norm, "seed": seed, "smoothness": value / turn, "step": turn}
                          for norm, seed, value in cells for turn in (1, 4)])  # fmt: skip
     columns = Smoothness.columns
-    table = compared(rows, values=["smoothness"], columns=columns, baseline={"norm": "none"}, ratio=True)
-    ((table,), _) = written([table], [])
+    table = compare(rows, values=["smoothness"], columns=columns, baseline={"norm": "none"}, ratio=True)
+    ((table,), _) = write([table], [])
     logs = [-1.0, -2.0, -2.0]
     ends = [2**end for end in stats.t.interval(0.95, 2, np.mean(logs), stats.sem(logs))]
     none, (arm, mean, _, ratio, interval, p, factor) = table.rows
@@ -309,5 +311,5 @@ def test_the_tables_say_which_rates_were_taken_and_how_many_seeds_diverged() -> 
         {"norm": norm, "seed": seed, "noise": False, "step": step, "rate": rate, "smoothness": 1.0 + seed}
         for norm, rate, last in (("none", 0.3, 1), ("batchnorm", 0.1, 4)) for seed in (0, 1) for step in range(last)
     ])  # fmt: skip
-    (table,) = Smoothness(rates=[0.3, 0.03, 0.1]).tables(rows)
+    (table,) = tables_of(Smoothness(rates=[0.3, 0.03, 0.1]), rows)
     assert "Learning rates: no norm 0.3 (an end of study.rates), 2 seeds diverged; BatchNorm 0.1." in table.notes

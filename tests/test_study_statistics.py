@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.optim.swa_utils import update_bn
 
 from normbench.cli import main
-from normbench.studies.statistics import Statistics, in_pieces, use_batch
+from normbench.studies.running_statistics import RunningStatistics, in_pieces, use_batch
 from normbench.training.recalibration import average
 
 pytest_plugins = ["trained_runs"]
@@ -95,4 +95,4 @@ def test_a_norm_without_running_statistics_is_refused_before_it_trains(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert "keeps no running statistics" in refused(["study", "statistics", norm], capsys)
-    assert Statistics.trains
+    assert RunningStatistics.trains

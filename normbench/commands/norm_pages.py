@@ -17,7 +17,6 @@ from rich.markdown import Markdown
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.benchmark import Timer
 
 from normbench import build
 from normbench.analysis.wording import environment
@@ -27,6 +26,7 @@ from normbench.config.refusals import REFUSALS, Combination, Refusal
 from normbench.contract.checks import Fact
 from normbench.contract.norms import INVARIANCES, NormPart, between_modes, invariant, large
 from normbench.record.machine import cpu_name
+from normbench.studies.timing import forward_and_backward, in_turn
 from normbench.types import Branch, Norm, NormFacts, Placement, Site, Task
 
 Cells = Bool[Tensor, "samples features positions"]
@@ -326,17 +326,12 @@ class Timing:
 def clocked_here(part: NormPart) -> Timing:
     """Measure the time of forward and backward pass, and its ratio to layernorm's, in alternation."""
     x = torch.randn(CLOCKED, requires_grad=True)
-    y = torch.randn(CLOCKED)
+    dy = torch.randn(CLOCKED)
     norm = part.factory()(CLOCKED[-1])
     layernorm = NormPart({"norm": section_of("norm", "layernorm")}).factory()(CLOCKED[-1])
-    timers = []
-    for one in (norm, layernorm):
-        code = "torch.autograd.grad(norm(x), [x, *norm.parameters()], y)"
-        names = {"torch": torch, "norm": one, "x": x, "y": y}
-        timers.append(Timer(code, globals=names, num_threads=torch.get_num_threads()))
+    calls = [forward_and_backward(one, x, dy) for one in (norm, layernorm)]
     own, ratios = [], []
-    for _ in range(ROUNDS):
-        mine, other = (timer.blocked_autorange(min_run_time=0.05).median for timer in timers)
+    for mine, other in in_turn(calls, ROUNDS):
         own.append(mine)
         ratios.append(mine / other)
     return Timing(1e3 * median(own), median(ratios), norm.implementation)

@@ -6,32 +6,30 @@ Implementations are timed in turn, so that a machine that slows down does so for
 from __future__ import annotations
 
 import math
-import os
 import re
-import timeit
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import accumulate, product, starmap
+from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import pandas as pd
 import torch
-from scipy.stats import quantile_test
 from torch import Tensor, nn
-from torch.profiler import ProfilerActivity, profile
-from torch.utils import benchmark
 
-from normbench import build
 from normbench.analysis.figures.style import Figure
 from normbench.analysis.tables import Table
 from normbench.analysis.wording import significant
 from normbench.config.groups import section_of
 from normbench.errors import UsageError, explain
 from normbench.settings import Setting
-from normbench.studies.findings import arms_of, curves, is_arm, keys_of, labelled, plain_table
-from normbench.studies.frame import Column, Row, Study, Subject, check_memory, device_name
+from normbench.studies.candidates import Candidate, are_alike, candidates, code_of, operators, peak_memory
+from normbench.studies.figures import draw_curves
+from normbench.studies.findings import Column, arms_of, is_arm, keys_of, label_of
+from normbench.studies.frame import Row, Study, Subject, check_memory, device_name
 from normbench.studies.steps import check_steps, steps
+from normbench.studies.timing import Call, do_nothing, in_turn, median_interval
+from normbench.studies.writing import rows_table
 from normbench.training.launches import operators_of
 from normbench.training.precision import DTYPES, make_precision
 
@@ -44,9 +42,8 @@ MOVED = {FORWARD: 2, BOTH: 5}
 
 PRECISIONS = {str(dtype).removeprefix("torch."): name for name, dtype in DTYPES.items()}
 NEEDED = 13  # tensors as large as the input, in float32, that are held at once at most
-BLOCK = 5e-3  # seconds that one measurement with a warm cache lasts at least
-WARM_UP = 3  # calls by torch's Timer before a single one counts, and that one
-COUNTED = 1  # call whose operators are counted
+WARM_UP = 3  # steps before a measured one
+COUNTED = 1  # step whose operators are counted
 BEYOND = 2  # last level caches that an input beyond the cache is as large as: no call finds there what another left
 
 # Heads of tables.
@@ -55,129 +52,18 @@ HEADS = {"operators": "runs as", f"operators{OTHER}": "the other as", "like": "l
 COSTS = ("time_us", "ratio", "floor_us", "over_floor", "memory")
 OF_STEP = ("time_us", "without_us", "share", "launches", "launches_without")
 
-Call = Callable[[], object]
-
-
-class Candidate(NamedTuple):
-    """A norm as it is timed. code: what runs."""
-
-    implementation: str
-    code: str
-    norm: nn.Module
-
-    def call(self, x: Tensor, dy: Tensor | None) -> Call:
-        """Return a function that runs it forward, or with a gradient dy of its output backward as well.
-
-        The gradients are returned and not added to others, as within a network.
-        """
-        norm, wanted = self.norm, (x, *self.norm.parameters())
-        return (lambda: norm(x)) if dy is None else (lambda: torch.autograd.grad(norm(x), wanted, dy))
-
-
-def candidates(subject: Subject, features: int, implementations: Sequence[str]) -> Iterator[Candidate]:
-    """Yield a subject's norm in each implementation that is there."""
-
-    def make(impl: str) -> Any:
-        section = subject.tree["norm"]
-        chosen = {**section, "impl": impl} if "impl" in section else section
-        return build.factory({"norm": chosen}, "norm")(features, channel_dim=-1, site=None).to(subject.device)
-
-    ours = "impl" in subject.tree["norm"]
-    make("eager")  # which is always there, unless other settings are wrong
-    for word in implementations if ours else [word for word in implementations if word in ("eager", "compile")]:
-        try:
-            norm = make(word)
-        except UsageError:  # it has none of this kind, or not on this machine
-            continue
-        code = code_of(norm)
-        if word == "compile" and not ours:
-            norm.compile(fullgraph=True)
-            code = f"torch.compile of {code}"
-        yield Candidate(word, code, norm)
-
-
-def code_of(norm: nn.Module) -> str:
-    """Say what runs a norm: what it has chosen itself, or its class."""
-    return str(getattr(norm, "implementation", type(norm).__qualname__))
-
-
-def operators(y: Tensor) -> str:
-    """Name what autograd runs for y, which a norm has made of leaves: `NativeLayerNorm`, or `8 operators`; and casts.
-
-    Views move nothing, and do not count.
-    """
-    found, todo = set[Any](), [y.grad_fn]
-    while todo:
-        if (node := todo.pop()) is not None and node not in found:
-            found.add(node)
-            todo += [before for before, _ in node.next_functions]
-    names = [re.sub(r"Backward\d*$", "", node.name()) for node in found]
-    names = [name for name in names if not name.endswith("AccumulateGrad") and not is_view(name)]
-    others = [name for name in names if name != "ToCopy"]
-    casts = len(names) - len(others)
-    return (others[0] if len(others) == 1 else f"{len(others)} operators") + f", {casts} casts" * (casts > 0)
-
-
-def is_view(name: str) -> bool:
-    """Tell whether an operator of torch, called as autograd calls it, looks at its input without moving it."""
-    packet = getattr(torch.ops.aten, re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower(), None)
-    return packet is not None and getattr(packet, packet.overloads()[0]).is_view
-
-
-def alike(one: str, other: str) -> str:
-    """Say whether two norms run in one manner, by their `operators`: as one operator, compiled, or as several."""
-    first, second = (("operators" in words, "Compiled" in words, "casts" in words) for words in (one, other))
-    return "yes" if first == second else "no"
-
-
-class Timed:
-    """A call, and how often it is made in one measurement with a warm cache. It has been warmed up."""
-
-    def __init__(self, call: Call) -> None:
-        self.call = call
-        self.timer = benchmark.Timer("call()", globals={"call": call}, num_threads=torch.get_num_threads())
-        self.number = max(1, int(BLOCK / self.timer.timeit(1).median))
-
-    def seconds(self, prepare: Call | None) -> float:
-        """Return the mean time of a block of calls; or the time of one, right after `prepare`.
-
-        torch's `Timer` runs what it times to warm up: where the cache is to be cold, its clock alone serves.
-        """
-        if prepare:
-            return timeit.Timer(self.call, prepare, benchmark.timer).timeit(1)
-        return self.timer.timeit(self.number).median
-
-
-def in_turn(calls: Sequence[Timed], number: int, prepare: Call | None = None) -> list[float]:
-    """Return the time of each call in µs; each round, by its number, begins with another."""
-    first = number % len(calls)
-    times = {place: 1e6 * calls[place].seconds(prepare) for place in (*range(first, len(calls)), *range(first))}
-    return [times[place] for place in range(len(calls))]
-
-
-def peak_memory(call: Call, device: torch.device) -> int:
-    """Return the most bytes that a call holds at once, with its results."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
-        call()
-        return torch.cuda.max_memory_allocated(device) - before
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler would print when it starts and stops
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-        call()
-    events: Any = profiled.profiler
-    changes = (event for event in events.kineto_results.events() if event.name() == "[memory]")
-    ordered = sorted(changes, key=lambda event: event.start_ns())
-    return max(accumulate(event.nbytes() for event in ordered), default=0)
+Size = tuple[int, int]  # rows and features of an input
 
 
 def last_level_cache(device: torch.device) -> int:
     """Return the bytes of the largest cache in front of the memory."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).L2_cache_size
-    sizes = Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
-    return max((1024 * int(size.read_text().strip().removesuffix("K")) for size in sizes), default=2**26)
+    files = Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
+    kibibytes = [int(file.read_text().strip().removesuffix("K")) for file in files]
+    if not kibibytes:
+        return 2**26
+    return 1024 * max(kibibytes)
 
 
 def training_step(subject: Subject, norm: Any, count: int) -> tuple[Call, list[nn.Module]]:
@@ -185,11 +71,16 @@ def training_step(subject: Subject, norm: Any, count: int) -> tuple[Call, list[n
 
     norm: the section of the configuration for them. The learning rate is too small for any loss to become infinite.
     """
-    trainer, optim = {**subject.tree["trainer"], "steps": count}, {**subject.tree["optim"], "lr": 1e-12}
+    trainer = {**subject.tree["trainer"], "steps": count}
+    optim = {**subject.tree["optim"], "lr": 1e-12}
     own = replace(subject, tree={**subject.tree, "norm": norm, "trainer": trainer, "optim": optim})
     model, norms = own.build()
     going = steps(own, model, norms)
-    return lambda: next(going), [*norms.values()]
+
+    def take_next() -> object:
+        return next(going)
+
+    return take_next, list(norms.values())
 
 
 class Bench(Study):
@@ -225,24 +116,30 @@ class Bench(Study):
             bool | None, Setting("also an input twice as large as the last level cache; null: on a GPU")
         ] = None,
     ) -> None:
-        self.sizes, self.beyond = [*product(rows, features)], beyond
-        self.dtypes, self.implementations, self.rounds, self.steps = dtypes, implementations, rounds, steps
+        self.sizes = list(product(rows, features))
+        self.dtypes = dtypes
+        self.implementations = implementations
+        self.rounds = rounds
+        self.steps = steps
+        self.beyond = beyond
 
     # ---- what is measured
 
-    def sizes_on(self, device: torch.device, dtype: str) -> list[tuple[int, int]]:
-        """Return rows and features of each input, the one beyond the cache included where it is wanted."""
+    def sizes_on(self, device: torch.device, dtype: str) -> list[Size]:
+        """Return the size of each input, the one beyond the cache included where it is wanted."""
         wanted = device.type == "cuda" if self.beyond is None else self.beyond
         if not wanted:
             return self.sizes
         features = max(width for _, width in self.sizes)
         row_bytes = features * getattr(torch, dtype).itemsize
         rows = math.ceil(BEYOND * last_level_cache(device) / row_bytes)
-        return [*dict.fromkeys([*self.sizes, (rows, features)])]
+        return list(dict.fromkeys([*self.sizes, (rows, features)]))
 
     def check(self, subject: Subject) -> None:
         """Refuse sizes that do not fit into memory, a norm that does nothing, and one without any implementation."""
-        sizes = [size for dtype in self.dtypes for size in self.sizes_on(subject.device, dtype)]
+        sizes = set[Size]()
+        for dtype in self.dtypes:
+            sizes.update(self.sizes_on(subject.device, dtype))
         rows, features = max(sizes, key=math.prod)
         needed = 4 * NEEDED * rows * features + last_level_cache(subject.device)
         what = f"study.rows={rows} with study.features={features}"
@@ -250,169 +147,239 @@ class Bench(Study):
             what = "study.beyond=true"
         check_memory(needed, what, subject.device)
         check_steps(subject)
-        name, words = subject.settings["norm"], ",".join(self.implementations)
-        for features in {size[1] for size in self.sizes}:
-            one = next(candidates(subject, features, self.implementations), None)
-            if one is None:
-                raise UsageError(f"study.implementations={words}: norm={name} has none of these here, add eager")
-            if one.norm(x := torch.zeros(1, 2, features, device=subject.device)) is x:
-                raise UsageError(f"norm={name} leaves its input as it is, which costs nothing: leave it out")
+        for width in {width for _, width in self.sizes}:
+            self.check_norm(subject, width)
+
+    def check_norm(self, subject: Subject, features: int) -> None:
+        """Refuse a norm that does nothing, and one without any implementation."""
+        name = subject.settings["norm"]
+        one = next(candidates(subject, features, self.implementations), None)
+        if one is None:
+            words = ",".join(self.implementations)
+            raise UsageError(f"study.implementations={words}: norm={name} has none of these here, add eager")
+        x = torch.zeros(1, 2, features, device=subject.device)
+        if one.norm(x) is x:
+            raise UsageError(f"norm={name} leaves its input as it is, which costs nothing: leave it out")
 
     def measure(self, subject: Subject) -> Iterator[Row]:
         """Yield the rows of one subject."""
-        return (row for _, row in self.measure_together([subject]))
+        for _, row in self.measure_together([subject]):
+            yield row
 
     def measure_together(self, subjects: Sequence[Subject]) -> Iterator[tuple[Subject, Row]]:
         """Yield a row for each round of each candidate and model, and one with the reason for what cannot be run."""
+        first = subjects[0]
         for dtype in self.dtypes:
             try:
-                make_precision(PRECISIONS[dtype], subjects[0].device)
+                make_precision(PRECISIONS[dtype], first.device)
             except UsageError as error:
-                yield subjects[0], {"device": device_name(subjects[0].device), "dtype": dtype, "code": str(error)}
+                yield first, {"device": device_name(first.device), "dtype": dtype, "code": str(error)}
                 continue
-            for rows, features in self.sizes_on(subjects[0].device, dtype):
+            for size in self.sizes_on(first.device, dtype):
                 torch.compiler.reset()  # so that each size is compiled for itself
-                yield from self.timed(subjects, rows, features, dtype)
+                yield from self.time_norms(subjects, size, dtype)
         if self.steps:
-            yield from self.timed_steps(subjects)
+            yield from self.time_steps(subjects)
 
-    def timed(self, subjects: Sequence[Subject], rows: int, features: int, dtype: str) -> Iterator[tuple[Subject, Row]]:
+    def time_norms(self, subjects: Sequence[Subject], size: Size, dtype: str) -> Iterator[tuple[Subject, Row]]:
         """Yield what is measured at one size and dtype."""
-        device, generator = subjects[0].device, torch.Generator().manual_seed(0)
+        rows, features = size
+        device = subjects[0].device
+        generator = torch.Generator().manual_seed(0)
         x, dy, source = torch.randn(3, 1, rows, features, generator=generator).to(device, getattr(torch, dtype))
-        target, layernorm = torch.empty_like(x), nn.LayerNorm(features, device=device, dtype=x.dtype)
-        words, about = self.implementations, list[tuple[Subject, Row]]()
-        known = [Candidate("torch", code_of(layernorm), layernorm)]
-        where: Row = {"device": device_name(device), "caches": x.nbytes / last_level_cache(device)}
-        size: Row = {"rows": rows, "features": features, "dtype": dtype, **where}
-        for subject, one in [(each, one) for each in subjects for one in candidates(each, features, words)]:
-            fact = {**size, "implementation": one.implementation, "code": one.code}
-            try:
-                fact["operators"] = operators(one.norm(x.requires_grad_()))
-            except Exception as error:  # a compiler may raise anything
-                yield subject, {**fact, "code": explain(error.__cause__ or error)}
-                continue
-            known.append(one)
-            about.append((subject, fact))
-        flush = torch.zeros(last_level_cache(device) // 4, device=device).sum
-        conditions = [*product({"warm": None, "cold": flush}.items(), range(self.rounds))]
+        place: Row = {
+            "rows": rows,
+            "features": features,
+            "dtype": dtype,
+            "device": device_name(device),
+            "caches": x.nbytes / last_level_cache(device),
+        }
+        known: list[tuple[Subject, Candidate, Row]] = []
+        for subject in subjects:
+            for one in candidates(subject, features, self.implementations):
+                row = {**place, "implementation": one.implementation, "code": one.code}
+                try:
+                    row["operators"] = operators(one.norm(x.requires_grad_()))
+                except Exception as error:  # a compiler may raise anything
+                    yield subject, {**row, "code": explain(error.__cause__ or error)}
+                    continue
+                known.append((subject, one, row))
+        norms = [one for _, one, _ in known]
         for passes, moved in MOVED.items():
             with torch.set_grad_enabled(passes != FORWARD):
-                timed = [Timed(one.call(x, dy if passes == BOTH else None)) for one in known]
-                peaks = [peak_memory(one.call, device) for one in timed[1:]]
-                timed = [Timed(lambda: target.copy_(source)), *timed]
-                measured = [in_turn(timed, number, prepare) for (_, prepare), number in conditions]
-            for ((cache, _), number), (copied, first, *times) in zip(conditions, measured, strict=True):
-                row = {"passes": passes, "moved_bytes": moved * x.nbytes, "cache": cache, "round": number}
-                row |= {"copy_us": copied, "floor_us": (floor := copied * moved / 2), "baseline_us": first}
-                for (subject, fact), peak, time in zip(about, peaks, times, strict=True):
-                    ratios = {"ratio": time / first, "over_floor": time / floor, "memory": peak / x.nbytes}
-                    yield subject, {**fact, **row, **ratios, "time_us": time}
+                measured = list(self.time_passes(norms, x, dy if passes == BOTH else None, source, moved))
+            for found in measured:
+                for (subject, _, row), own in zip(known, found, strict=True):
+                    yield subject, {**row, "passes": passes, **own}
 
-    def timed_steps(self, subjects: Sequence[Subject]) -> Iterator[tuple[Subject, Row]]:
-        """Yield what is measured of training steps, with norms and without."""
-        none, timed, about = section_of("norm", "none"), list[Timed](), list[Row]()
-        count = self.steps + WARM_UP + COUNTED
-        for subject in subjects:
-            step, norms = training_step(subject, subject.tree["norm"], count)
-            bare, _ = training_step(subject, none, count)
-            timed += [Timed(step), Timed(bare)]
-            code = f"{len(norms)} × {code_of(norms[0])}" if norms else "none"
-            counts = (operators_of(each, subject.device) for each in (step, bare))
-            about.append(
-                {
-                    "device": device_name(subject.device),
-                    "code": code,
-                    **dict(zip(("launches", "launches_without"), counts, strict=True)),
+    def time_passes(
+        self, norms: Sequence[Candidate], x: Tensor, dy: Tensor | None, source: Tensor, moved: int
+    ) -> Iterator[list[Row]]:
+        """Yield what one round measures of each norm, with a warm and a cold cache.
+
+        dy: a gradient, for the backward pass too. moved: tensors as large as x that must move through memory.
+        """
+        target = torch.empty_like(x)
+        layernorm = nn.LayerNorm(x.shape[-1], device=x.device, dtype=x.dtype)
+        baseline = Candidate("torch", code_of(layernorm), layernorm)
+        calls = [one.call(x, dy) for one in norms]
+        peaks = [peak_memory(call, x.device) for call in calls]
+        all_calls: list[Call] = [lambda: target.copy_(source), baseline.call(x, dy), *calls]
+        flush = torch.zeros(last_level_cache(x.device) // 4, device=x.device).sum
+        for cache, prepare in {"warm": None, "cold": flush}.items():
+            for number, seconds in enumerate(in_turn(all_calls, self.rounds, prepare)):
+                copied, first, *times = [1e6 * one for one in seconds]
+                floor = copied * moved / 2
+                row: Row = {
+                    "moved_bytes": moved * x.nbytes,
+                    "cache": cache,
+                    "round": number,
+                    "copy_us": copied,
+                    "floor_us": floor,
+                    "baseline_us": first,
                 }
-            )
-        for number in range(self.steps):
-            times = in_turn(timed, number, prepare=lambda: None)
-            for subject, fact, time, without in zip(subjects, about, times[::2], times[1::2], strict=True):
-                row: Row = {"passes": STEP, **fact, "round": number, "share": 100 * (1 - without / time)}
-                yield subject, {**row, "time_us": time, "without_us": without}
+                found = []
+                for time, peak in zip(times, peaks, strict=True):
+                    ratios = {"ratio": time / first, "over_floor": time / floor, "memory": peak / x.nbytes}
+                    found.append({**row, **ratios, "time_us": time})
+                yield found
+
+    def time_steps(self, subjects: Sequence[Subject]) -> Iterator[tuple[Subject, Row]]:
+        """Yield what is measured of training steps, with norms and without."""
+        none = section_of("norm", "none")
+        count = self.steps + WARM_UP + COUNTED
+        calls = list[Call]()
+        about = list[Row]()
+        for subject in subjects:
+            with_norms, norms = training_step(subject, subject.tree["norm"], count)
+            without, _ = training_step(subject, none, count)
+            for step in (with_norms, without):
+                for _ in range(WARM_UP):
+                    step()
+            calls += [with_norms, without]
+            row: Row = {
+                "device": device_name(subject.device),
+                "code": f"{len(norms)} × {code_of(norms[0])}" if norms else "none",
+                "launches": operators_of(with_norms, subject.device),
+                "launches_without": operators_of(without, subject.device),
+            }
+            about.append(row)
+        for number, seconds in enumerate(in_turn(calls, self.steps, prepare=do_nothing)):
+            microseconds = [1e6 * one for one in seconds]
+            pairs = zip(microseconds[::2], microseconds[1::2], strict=True)
+            for subject, row, (time, bare) in zip(subjects, about, pairs, strict=True):
+                times = {"share": 100 * (1 - bare / time), "time_us": time, "without_us": bare}
+                yield subject, {"passes": STEP, **row, "round": number, **times}
 
     # ---- what was found
 
     def finding(self, rows: pd.DataFrame) -> list[str]:
         """Say how long each norm takes beside torch's LayerNorm, at the largest size, and its share of a step."""
-        return [sentence for where, own in by_device(rows) for sentence in findings_on(where, own, self.sizes)]
+        found = list[str]()
+        for device, own in by_device(rows).items():
+            found += findings_on(device, own, self.sizes)
+        return found
 
     def tables(self, rows: pd.DataFrame) -> list[Table]:
         """Say what each costs at each size, which pairs compare like with like, and the norms' share of a step."""
-        return [table for where, own in by_device(rows) for table in tables_on(where, own, self.sizes)]
+        found = list[Table]()
+        for device, own in by_device(rows).items():
+            found += tables_on(device, own, self.sizes)
+        return found
 
     def figures(self, rows: pd.DataFrame) -> list[Figure]:
         """Draw at which speed bytes move, beside a copy."""
-        return [figure for where, own in by_device(rows) for figure in figures_on(where, own)]
+        found = list[Figure]()
+        for device, own in by_device(rows).items():
+            found += figures_on(device, own)
+        return found
 
 
-# ---- what was found on one device; where: in words, empty where there is no other; sizes: those that were asked for
+# ---- what was found on one device; device: its name, empty where there is no other; sizes: those that were asked for
 
 
-def by_device(rows: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
+def by_device(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """Return the rows of each device, by its name: times of two GPUs are in no table together."""
     if "device" not in rows or rows["device"].nunique() < 2:
-        return [("", rows)]
-    return [(str(name), own) for name, own in rows.groupby("device", sort=False)]
+        return {"": rows}
+    return {str(name): own for name, own in rows.groupby("device", sort=False)}
 
 
-def findings_on(where: str, rows: pd.DataFrame, sizes: Sequence[tuple[int, int]]) -> Iterator[str]:
+def findings_on(device: str, rows: pd.DataFrame, sizes: Sequence[Size]) -> Iterator[str]:
     """Yield the shares of a training step, and the times at the largest size that was asked for."""
-    at, shares = f"{where}, " if where else "", rows[rows["passes"] == STEP]
-    for arm in arms_of(rows):
-        if is_arm(shares, arm.settings).any():
-            told = rounds_told(shares[is_arm(shares, arm.settings)]["share"])
-            yield f"{at}{labelled(arm)}: {told} % of a training step."
-    norms = rows[(rows["passes"] == BOTH) & (rows["cache"] == "warm") & asked_for(rows, sizes)]
-    for arm in arms_of(rows):
-        own = norms[is_arm(norms, arm.settings)]
-        own = own[own["moved_bytes"] == own["moved_bytes"].max()]
-        for (dtype, implementation), times in own.groupby(["dtype", "implementation"], sort=False)["ratio"]:
-            what = f"{at}{labelled(arm)}, {implementation}, {dtype}, {size_told(own)}: {BOTH} in"
-            yield f"{what} {rounds_told(times)} times that of torch.nn.LayerNorm."
+    at = f"{device}, " if device else ""
+    arms = arms_of(rows)
+    shares = rows[rows["passes"] == STEP]
+    for arm in arms:
+        own = shares[is_arm(shares, arm.settings)]
+        if len(own):
+            yield f"{at}{label_of(arm)}: {rounds_told(own['share'])} % of a training step."
+    is_shown = (rows["passes"] == BOTH) & (rows["cache"] == "warm") & asked_for(rows, sizes)
+    norms = rows[is_shown]
+    for arm in arms:
+        own = largest(norms[is_arm(norms, arm.settings)])
+        for (dtype, implementation), ratios in own.groupby(["dtype", "implementation"], sort=False)["ratio"]:
+            what = f"{at}{label_of(arm)}, {implementation}, {dtype}, {size_told(own)}: {BOTH} in"
+            yield f"{what} {rounds_told(ratios)} times that of torch.nn.LayerNorm."
 
 
-def tables_on(where: str, rows: pd.DataFrame, sizes: Sequence[tuple[int, int]]) -> Iterator[Table]:
-    """Yield the tables that have rows."""
-    norms, found = rows[rows["passes"].isin([*MOVED])], list[Table]()
-    at, behind = f", {where}" if where else "", f"-{key_word(where)}" if where else ""
+def tables_on(device: str, rows: pd.DataFrame, sizes: Sequence[Size]) -> list[Table]:
+    """Return the tables that have rows."""
+    at = f", {device}" if device else ""
+    suffix = f"-{key_word(device)}" if device else ""
+    norms = rows[rows["passes"].isin(list(MOVED))]
+    found = list[Table]()
     for (dtype, count, width), own in norms.groupby(["dtype", "rows", "features"], sort=False):
+        key = f"costs-{dtype}-{count:.0f}-{width:.0f}{suffix}"
         title = f"{count:,.0f} rows × {width:,.0f} features, {dtype}{in_caches(own)}{at}"
         by = [*varied(rows), "implementation", "code", "passes", "cache"]
-        found.append(summed(f"costs-{dtype}-{count:.0f}-{width:.0f}{behind}", title, own, by, COSTS))
+        found.append(medians_table(key, title, own, by, COSTS))
     asked = asked_for(norms, sizes)
-    for part, end in ((norms[asked], behind), (norms[~asked], f"-beyond{behind}")):
-        found += [pair_table(str(dtype), own, at, end) for dtype, own in part.groupby("dtype", sort=False)]
-    if len(steps := rows[rows["passes"] == STEP]):
-        known = [name for name in OF_STEP if name in steps]  # an earlier study has counted no operators
-        found.append(summed(f"steps{behind}", f"Norms in a training step{at}", steps, [*varied(rows), "code"], known))
-    if len(failed := rows[rows["time_us"].isna()]):
+    for part, end in ((norms[asked], suffix), (norms[~asked], f"-beyond{suffix}")):
+        for dtype, own in part.groupby("dtype", sort=False):
+            found.append(pair_table(str(dtype), own, at, end))
+    training = rows[rows["passes"] == STEP]
+    if len(training):
+        known = [name for name in OF_STEP if name in training]  # an earlier study has counted no operators
+        title = f"Norms in a training step{at}"
+        found.append(medians_table(f"steps{suffix}", title, training, [*varied(rows), "code"], known))
+    failed = rows[rows["time_us"].isna()]
+    if len(failed):
         cells = failed[["dtype", "code"]].to_dict("records")
-        found.append(plain_table(f"left-out{behind}", f"Not measured{at}", cells, 2))
-    return (table for table in found if table.rows)
+        found.append(rows_table(f"left-out{suffix}", f"Not measured{at}", cells, 2))
+    return [table for table in found if table.rows]
 
 
-def figures_on(where: str, rows: pd.DataFrame) -> Iterator[Figure]:
+def figures_on(device: str, rows: pd.DataFrame) -> Iterator[Figure]:
     """Yield a figure for each format and state of the cache."""
-    at = f", {where}" if where else ""
-    for (dtype, cache), own in rows[rows["passes"].isin([*MOVED])].groupby(["dtype", "cache"], sort=False):
+    at = f", {device}" if device else ""
+    norms = rows[rows["passes"].isin(list(MOVED))]
+    for (dtype, cache), own in norms.groupby(["dtype", "cache"], sort=False):
         yield from roofline(f"{dtype}, {cache} cache{at}", own)
 
 
-def asked_for(rows: pd.DataFrame, sizes: Sequence[tuple[int, int]]) -> pd.Series:
+def asked_for(rows: pd.DataFrame, sizes: Sequence[Size]) -> pd.Series:
     """Say which rows are of a size that was asked for, and not of the input beyond the cache."""
-    return pd.Series([size in sizes for size in zip(rows["rows"], rows["features"], strict=True)], rows.index, bool)
+    given = zip(rows["rows"], rows["features"], strict=True)
+    return pd.Series([size in sizes for size in given], rows.index, bool)
+
+
+def largest(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of the largest input."""
+    return rows[rows["moved_bytes"] == rows["moved_bytes"].max()]
 
 
 def size_told(rows: pd.DataFrame) -> str:
     """Name the one size of rows whose calls follow each other, and where their input is."""
-    return f"{rows['rows'].iloc[0]:,.0f} × {rows['features'].iloc[0]:,.0f}{in_caches(rows) or ', warm cache'}"
+    first = rows.iloc[0]
+    return f"{first['rows']:,.0f} × {first['features']:,.0f}{in_caches(rows) or ', warm cache'}"
 
 
 def in_caches(rows: pd.DataFrame) -> str:
     """Say how large an input is beside the last level cache, where it does not fit."""
-    share = rows["caches"].iloc[0] if "caches" in rows else 0
+    if "caches" not in rows:
+        return ""
+    share = rows["caches"].iloc[0]
     return f", {significant(share)} times the last level cache" if share > 1 else ""
 
 
@@ -426,60 +393,74 @@ def varied(rows: pd.DataFrame) -> list[str]:
     return [key for key in keys_of(rows) if key == "norm" or rows[key].nunique(dropna=False) > 1]
 
 
-def ends(values: pd.Series) -> tuple[float, float]:
-    """Return the 95 % interval of a median, whose ends are order statistics; NaN for fewer than six values."""
-    low, high = quantile_test(values, q=0, p=0.5).confidence_interval(0.95)
-    return float(low), float(high)
-
-
 def rounds_told(values: pd.Series) -> str:
     """Write the median over rounds with its interval."""
-    low, high = ends(values)
-    known = (
-        f" ({significant(low)} to {significant(high)}; {len(values)} rounds)"
-        if low < high
-        else f" ({len(values)} rounds)"
-    )
-    return significant(values.median()) + known
+    low, high = median_interval(values)
+    rounds = f"{len(values)} rounds"
+    if low < high:
+        rounds = f"{significant(low)} to {significant(high)}; {rounds}"
+    return f"{significant(values.median())} ({rounds})"
 
 
-def summed(key: str, title: str, rows: pd.DataFrame, by: Sequence[str], numbers: Sequence[str]) -> Table:
+def medians_table(key: str, title: str, rows: pd.DataFrame, by: Sequence[str], numbers: Sequence[str]) -> Table:
     """Return medians over rounds, with their intervals. by: columns that tell rows of the table apart."""
     cells = []
-    for values, own in rows.groupby([*by], sort=False, dropna=False):
-        row: Row = {HEADS.get(name, name): str(value) for name, value in zip(by, values, strict=True)}
+    for values, own in rows.groupby(list(by), sort=False, dropna=False):
+        row: Row = {}
+        for name, value in zip(by, values, strict=True):
+            row[HEADS.get(name, name)] = str(value)
         for name in numbers:
-            low, high = ends(own[name])
+            low, high = median_interval(own[name])
             interval = f" [{significant(low)}, {significant(high)}]" if low < high else ""
             row[Bench.columns[name].label] = significant(own[name].median()) + interval
         cells.append(row)
-    said = f"Medians of {rows['round'].nunique()} rounds, from six on with 95 % intervals; ratios are of one round."
-    return plain_table(key, title, cells, len(by), said)
+    note = f"Medians of {rows['round'].nunique()} rounds, from six on with 95 % intervals; ratios are of one round."
+    return rows_table(key, title, cells, len(by), note)
 
 
-def pair_table(dtype: str, rows: pd.DataFrame, at: str = "", behind: str = "") -> Table:
+def pair_table(dtype: str, rows: pd.DataFrame, at: str = "", suffix: str = "") -> Table:
     """Say which pairs of norms compare like with like in an implementation, at the largest size among rows."""
-    rows = rows[(rows["moved_bytes"] == rows["moved_bytes"].max()) & (rows["cache"] == "warm")]
-    arms, title = varied(rows), f"Pairs of norms, {BOTH}, {dtype}: {size_told(rows)}{at}"
+    rows = largest(rows)
+    rows = rows[rows["cache"] == "warm"]
+    title = f"Pairs of norms, {BOTH}, {dtype}: {size_told(rows)}{at}"
+    arms = varied(rows)
     rows = rows.assign(arm=rows.groupby(arms, sort=False, dropna=False).ngroup())
     pairs = rows.merge(rows, on=["implementation", "round"], suffixes=("", OTHER))
-    pairs = pairs[pairs["arm"] < pairs["arm" + OTHER]]
-    both = pairs[["operators", "operators" + OTHER]].itertuples(index=False)
-    pairs = pairs.assign(quotient=pairs["time_us"] / pairs["time_us" + OTHER], like=[*starmap(alike, both)])
-    by = ["implementation", *arms, *(key + OTHER for key in arms), "operators", "operators" + OTHER, "like"]
-    return summed(f"pairs-{dtype}{behind}", title, pairs, by, ["quotient"])
+    pairs = pairs[pairs["arm"] < pairs[f"arm{OTHER}"]]
+    like = []
+    for one, other in zip(pairs["operators"], pairs[f"operators{OTHER}"], strict=True):
+        like.append("yes" if are_alike(one, other) else "no")
+    pairs = pairs.assign(quotient=pairs["time_us"] / pairs[f"time_us{OTHER}"], like=like)
+    others = [f"{key}{OTHER}" for key in arms]
+    by = ["implementation", *arms, *others, "operators", f"operators{OTHER}", "like"]
+    return medians_table(f"pairs-{dtype}{suffix}", title, pairs, by, ["quotient"])
 
 
 def roofline(what: str, rows: pd.DataFrame) -> list[Figure]:
     """Draw the speed at which the bytes move that must, against how many they are, beside that of a copy."""
-    found = pd.concat([rows, rows.assign(norm="copy", time_us=rows["floor_us"])])
-    found = found.assign(panel=found["implementation"] + ", " + found["passes"], megabytes=found["moved_bytes"] / 1e6)
+    copies = rows.assign(norm="copy", time_us=rows["floor_us"])
+    found = pd.concat([rows, copies])
+    found["panel"] = found["implementation"] + ", " + found["passes"]
+    found["megabytes"] = found["moved_bytes"] / 1e6
     found["speed"] = found["megabytes"] / found["time_us"] * 1e3
     speeds = found.groupby([*keys_of(rows), "seed", "panel", "megabytes"], sort=False, dropna=False)["speed"]
     points = speeds.median().reset_index()
-    points[["low", "high"]] = [ends(own) for _, own in speeds]
-    columns = {"megabytes": Column("what must move", "MB"), "speed": Column("speed at which it moves", "GB/s")}
-    title, caption = f"{Bench.captions['roofline']['title']}, {what}", Bench.captions["roofline"]["caption"]
-    return curves("roofline_" + re.sub(r"\W+", "_", what), points, x="megabytes", y="speed",
-                  columns={**columns, "panel": Column("")}, title=title, caption=caption,
-                  panel="panel", log="xy", band=("low", "high"))  # fmt: skip
+    points[["low", "high"]] = [median_interval(own) for _, own in speeds]
+    columns = {
+        "megabytes": Column("what must move", "MB"),
+        "speed": Column("speed at which it moves", "GB/s"),
+        "panel": Column(""),
+    }
+    said = Bench.captions["roofline"]
+    return draw_curves(
+        "roofline_" + re.sub(r"\W+", "_", what),
+        points,
+        x="megabytes",
+        y="speed",
+        columns=columns,
+        title=f"{said['title']}, {what}",
+        caption=said["caption"],
+        panel="panel",
+        log="xy",
+        band=("low", "high"),
+    )

@@ -9,7 +9,8 @@ import inspect
 import json
 import os
 import shlex
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -38,17 +39,25 @@ from normbench.record.tensorboard import TensorBoard, event_files
 from normbench.runs.contexts import limits_named
 from normbench.runs.load import TrainedRun
 from normbench.settings import show
-from normbench.studies.findings import plain_table, shortened_finding, written
-from normbench.studies.frame import Difference, Row, Study, Subject, device_name, make_study, study_class
+from normbench.studies.findings import Difference, Findings, Value, keys_of
+from normbench.studies.frame import (
+    Row,
+    Study,
+    Subject,
+    device_name,
+    make_study,
+    measured_numbers,
+    place_in,
+    study_class,
+)
+from normbench.studies.writing import first_sentences, rows_table, write
 from normbench.sweep.conduct import understand
 from normbench.sweep.plan import SweepPlan
 from normbench.sweep.words import AS_IT_IS, TIE, key_of
 from normbench.training.devices import allow_tf32, make_current
 from normbench.types import Data
 
-# Coordinates that TensorBoard takes for steps, the first that is there.
-PLACES = ("step", "layer", "position", "depth", "round")
-
+KILLED = 128  # exit statuses from here on are of what a signal has stopped
 
 # ---- subjects
 
@@ -59,70 +68,85 @@ def grid_words(kind: type[Study], name: str, words: Sequence[str]) -> list[str]:
     Where they choose another option of a group, the study's settings for the group's own fall away; and settings that
     vary together, where they set one of them.
     """
-    keys = {key_of(word) for word in words}
-    defaults = [f"name={name}", "sweep.extend=true", "sweep.report=false", *(() if kind.trains else ["sweep.jobs=1"])]
-    kept = [
-        word
-        for word in (*defaults, *kind.words)
-        if not keys & {key_of(word), *tied(word)} and key_of(word).partition(".")[0] not in keys & {*GROUPS}
-    ]
+    own_keys = {key_of(word) for word in words}
+    own_groups = own_keys & {*GROUPS}
+    defaults = [f"name={name}", "sweep.extend=true", "sweep.report=false"]
+    if not kind.trains:
+        defaults.append("sweep.jobs=1")
+    kept = []
+    for word in (*defaults, *kind.words):
+        key = key_of(word)
+        is_set = not own_keys.isdisjoint([key, *tied_keys(word)])
+        is_of_group = key.partition(".")[0] in own_groups
+        if not is_set and not is_of_group:
+            kept.append(word)
     return [*kept, *words]
 
 
-def tied(word: str) -> list[str]:
+def tied_keys(word: str) -> list[str]:
     """Return the keys of the settings that a word lets vary together."""
-    _, _, value = word.partition("=")
-    return [key_of(part) for part in compose.value_of(value).split(";")] if key_of(word) == TIE else []
+    if key_of(word) != TIE:
+        return []
+    value = compose.value_of(word.partition("=")[2])
+    return [key_of(part) for part in value.split(";")]
 
 
-def planned(plan: SweepPlan, trained: bool, left_out: list[Row]) -> list[Subject]:
+def points_of(plan: SweepPlan, trained: bool, left_out: list[Row]) -> list[Subject]:
     """Return the points of a grid; trained: with the runs that have finished, once the sweep is over."""
     found = []
     for one in plan.runs:
-        run, settings = one.prepared, {key: compose.value_of(value) for key, value in one.arm.items()}
-        norm, status = (
-            {"norm": run.config.choices.groups["norm"]},
-            (run.directory.ended() or {}).get("status", "failed"),
-        )
-        if trained and status != "finished":
-            left_out.append({"what": run.directory.path.name, "why": status})
-            continue
-        path, load = run.directory.path if trained else None, partial(getattr, run, "data")
-        found.append(Subject(norm | settings, run.config.tree, run.device, load, path))
+        run = one.prepared
+        path = run.directory.path
+        if trained:
+            status = (run.directory.ended() or {}).get("status", "failed")
+            if status != "finished":
+                left_out.append({"what": path.name, "why": status})
+                continue
+        settings = {"norm": run.config.choices.groups["norm"]}
+        settings |= {key: compose.value_of(value) for key, value in one.arm.items()}
+        load = partial(getattr, run, "data")
+        found.append(Subject(settings, run.config.tree, run.device, load, path if trained else None))
     return found
 
 
-def given(folders: Sequence[Path], device: str, trust: bool, left_out: list[Row]) -> list[Subject]:
+def given_runs(folders: Sequence[Path], device: str, trust: bool, left_out: list[Row]) -> list[Subject]:
     """Return the finished runs below some folders.
 
     Raises:
         UsageError: there are none, they are of several tasks, or one has classes of somebody's.
     """
-    (study, *others), loaded, found = read_studies(folders), dict[str, Data](), []
-
-    def load(trained: TrainedRun) -> Data:
-        key = json.dumps([trained.tree["data"], trained.sessions()[-1]["data"]["fingerprint"]], sort_keys=True)
-        return loaded[key] if key in loaded else loaded.setdefault(key, trained.data())
-
+    runs, *others = read_studies(folders)
     where = build.resolve_device(device)
     if others:
         raise UsageError(f"{', '.join(map(str, folders))} hold runs of several tasks: give folders of runs of one task")
-    for arm, run in study.pairs:
+    loaded: dict[str, Data] = {}  # runs of the same data share them
+
+    def load(trained: TrainedRun) -> Data:
+        source = [trained.tree["data"], trained.sessions()[-1]["data"]["fingerprint"]]
+        key = json.dumps(source, sort_keys=True)
+        if key not in loaded:
+            loaded[key] = trained.data()
+        return loaded[key]
+
+    found = []
+    for arm, run in runs.pairs:
         if run.status != "finished":
             left_out.append({"what": run.name, "why": run.status})
             continue
-        trained, settings = TrainedRun(run.path, trust), {"norm": run.config["norm"], **arm.settings}
+        trained = TrainedRun(run.path, trust)
+        settings = {"norm": run.config["norm"], **arm.settings}
         found.append(Subject(settings, trained.tree, where, partial(load, trained), run.path, trust))
     return found
 
 
-def taken(study: Study, subjects: Sequence[Subject], left_out: list[Row]) -> list[Subject]:
+def check_subjects(study: Study, subjects: Sequence[Subject], left_out: list[Row]) -> list[Subject]:
     """Return the subjects that a study takes; others are left out with the reason.
 
     Raises:
         UsageError: it takes none.
     """
-    found, refused = [], None
+    found = []
+    refused = None
     for subject in subjects:
         try:
             study.check(subject)
@@ -154,56 +178,71 @@ def conduct(name: str, words: Sequence[str], device: str = "auto", trust: bool =
     study = make_study(kind, settings)
     left_out: list[Row] = []
     if folders:
-        if not kind.trains:
-            raise UsageError(f"study {name} measures models as they start: give it norm=, model= and such, no folder")
-        if more := [word for word in others if key_of(word) != "quiet"]:
-            raise UsageError(f"{more[0]} is for runs that the study trains itself: leave it out, or the folders")
-        subjects, place = taken(study, given(folders, device, trust, left_out), left_out), folders[0]
+        check_folders(study, name, others)
+        subjects: list[Subject] | None = check_subjects(study, given_runs(folders, device, trust, left_out), left_out)
+        place = folders[0]
     else:
-        with limits_named("outputs"):
-            sweep = understand(grid_words(kind, name, others))
-            left_out += [{"what": f"{number} of the grid", "why": why} for why, number in sweep.plan.left_out.items()]
-            points = planned(sweep.plan, False, left_out)
-            subjects, place = taken(study, points, left_out), sweep.plan.folder
-            sweep.plan = replace(sweep.plan, runs=[run for run, point in zip(sweep.plan.runs, points, strict=True)
-                                                   if point in subjects])  # fmt: skip
-            sweep.plan.runs[0].prepared.directory.check_creatable()
-            if kind.trains:
-                if sweep.run(lambda *_: None) >= 128:
-                    return None
-                subjects = planned([*sweep.plans()][-1], True, left_out)
+        subjects, place = make_subjects(study, name, others, left_out)
+    if subjects is None:
+        return None
     if not subjects:
         raise UsageError(f"study {name} has nothing to measure: none of its runs has finished")
-    if threads := subjects[0].tree["threads"]:
-        torch.set_num_threads(threads if not kind.trains else max(threads, torch.get_num_threads()))
+    threads = subjects[0].tree["threads"]
+    if threads:
+        torch.set_num_threads(max(threads, torch.get_num_threads()) if kind.trains else threads)
     folder = inside(place, "studies", name)
     folder.mkdir(parents=True, exist_ok=True)
     with RunDirectory(folder).held(), limits_named(str(place)):
-        rows = measured(study, subjects, folder / "rows.jsonl", quiet="quiet=true" in words)
-        command = shlex.join(["normbench", *(["study"] * (name != "bench")), name, *words])
+        rows = measure_all(study, subjects, folder / "rows.jsonl", quiet="quiet=true" in words)
+        command = ["normbench", name, *words] if name == "bench" else ["normbench", "study", name, *words]
         gpus = dict.fromkeys(device_name(one.device) for one in subjects if one.device.type == "cuda")
-        save(study, name, rows, folder, command, left_out, [*gpus])
+        save(study, name, rows, folder, shlex.join(command), left_out, list(gpus))
     return folder
 
 
-def measured(study: Study, subjects: Sequence[Subject], journal: Path, quiet: bool) -> pd.DataFrame:
+def check_folders(study: Study, name: str, others: Sequence[str]) -> None:
+    """Refuse folders of runs for a study of models as they start, and words for a grid beside folders.
+
+    Raises:
+        UsageError: with the cure.
+    """
+    if not study.trains:
+        raise UsageError(f"study {name} measures models as they start: give it norm=, model= and such, no folder")
+    more = [word for word in others if key_of(word) != "quiet"]
+    if more:
+        raise UsageError(f"{more[0]} is for runs that the study trains itself: leave it out, or the folders")
+
+
+def make_subjects(
+    study: Study, name: str, words: Sequence[str], left_out: list[Row]
+) -> tuple[list[Subject] | None, Path]:
+    """Return the points of a study's grid, trained where it trains, and the folder of the sweep; None if stopped."""
+    with limits_named("outputs"):
+        sweep = understand(grid_words(type(study), name, words))
+        left_out += [{"what": f"{number} of the grid", "why": why} for why, number in sweep.plan.left_out.items()]
+        points = points_of(sweep.plan, False, left_out)
+        subjects = check_subjects(study, points, left_out)
+        kept = [run for run, point in zip(sweep.plan.runs, points, strict=True) if point in subjects]
+        sweep.plan = replace(sweep.plan, runs=kept)
+        kept[0].prepared.directory.check_creatable()
+        if not study.trains:
+            return subjects, sweep.plan.folder
+        status = sweep.run(lambda *_: None)
+        if status >= KILLED:
+            return None, sweep.plan.folder
+        *_, last = sweep.plans()
+        return points_of(last, True, left_out), sweep.plan.folder
+
+
+def measure_all(study: Study, subjects: Sequence[Subject], journal: Path, quiet: bool) -> pd.DataFrame:
     """Return the rows of all subjects; those of a subject are kept in the journal once it is measured."""
     kept = read_journal(journal)
     keys = {id(subject): subject.key(study) for subject in subjects}
+    todo = []
+    for group in groups_of(study, subjects):
+        if any(keys[id(one)] not in kept for one in group):
+            todo.append(group)
     console = Console(stderr=True, quiet=quiet)
-
-    def keep(key: str, rows: list[Row]) -> None:
-        with open(inside(journal.parent, journal.name), "ab") as file:
-            file.write(json.dumps({"key": key, "rows": rows}).encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-        kept[key] = rows
-
-    groups = [[one] for one in subjects]
-    if study.together:  # on one device
-        devices = dict.fromkeys(one.device for one in subjects)
-        groups = [[one for one in subjects if one.device == device] for device in devices]
-    todo = [group for group in groups if any(keys[id(one)] not in kept for one in group)]
     for group in track(todo, "measuring", console=console, disable=not todo):
         make_current(group[0].device)
         allow_tf32(group[0].tree["trainer"].get("tf32", False))
@@ -211,17 +250,53 @@ def measured(study: Study, subjects: Sequence[Subject], journal: Path, quiet: bo
         for one, row in study.measure_together(group):
             found[keys[id(one)]].append(row)
         for key, rows in found.items():
-            keep(key, rows)
-    settings = dict.fromkeys((key for one in subjects for key in one.settings), AS_IT_IS)  # an arm may be without some
-    named = [({key: show(value) if isinstance(value, list) else value
-               for key, value in (settings | {**one.settings}).items()}, one) for one in subjects]  # fmt: skip
-    return pd.DataFrame([{**words, "seed": one.seed, **row} for words, one in named for row in kept[keys[id(one)]]])
+            write_journal(journal, key, rows)
+            kept[key] = rows
+    every = []
+    for one, settings in zip(subjects, settings_of(subjects), strict=True):
+        for row in kept[keys[id(one)]]:
+            every.append({**settings, "seed": one.seed, **row})
+    return pd.DataFrame(every)
+
+
+def groups_of(study: Study, subjects: Sequence[Subject]) -> list[list[Subject]]:
+    """Return the subjects that are measured at once: each by itself, or all on one device together."""
+    if not study.together:
+        return [[one] for one in subjects]
+    groups = defaultdict(list)
+    for one in subjects:
+        groups[one.device].append(one)
+    return list(groups.values())
+
+
+def settings_of(subjects: Sequence[Subject]) -> Iterator[dict[str, Any]]:
+    """Yield the settings of each subject, all with the same keys, lists as words."""
+    keys = dict.fromkeys(key for one in subjects for key in one.settings)
+    for one in subjects:
+        settings = {}
+        for key in keys:
+            value = one.settings.get(key, AS_IT_IS)  # an arm may be without some
+            settings[key] = show(value) if isinstance(value, list) else value
+        yield settings
+
+
+# ---- the journal
+
+
+def write_journal(path: Path, key: str, rows: list[Row]) -> None:
+    """Add the rows of a subject to the journal, and wait until they are on the disk."""
+    line = json.dumps({"key": key, "rows": rows}).encode() + b"\n"
+    with open(inside(path.parent, path.name), "ab") as file:
+        file.write(line)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def read_journal(path: Path) -> dict[str, list[Row]]:
     """Return the rows that have been kept, by key; a line that a kill has torn is cut off."""
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-    kept, whole = dict[str, list[Row]](), list[bytes]()
+    kept = dict[str, list[Row]]()
+    whole = list[bytes]()
     for line in lines:
         with suppress(ValueError, KeyError):
             entry = json.loads(line)
@@ -230,6 +305,9 @@ def read_journal(path: Path) -> dict[str, list[Row]]:
     if len(whole) < len(lines):
         write_bytes(path, b"".join(whole))
     return kept
+
+
+# ---- what a study leaves
 
 
 def save(
@@ -245,20 +323,22 @@ def save(
 
     gpus: names of those on which it was measured.
     """
-    machine = " and ".join((cpu_name(), *gpus))
     write_bytes(folder / "rows.csv", to_csv(rows))
     with our_style():
-        figures = given_by(study, "figures", rows, Figure)
-    tables, finding = written(given_by(study, "tables", rows, Table), given_by(study, "finding", rows, str, Difference))
+        figures = ask(study, "figures", rows, Figure)
+    tables, sentences = write(
+        ask(study, "tables", rows, Table, Findings), ask(study, "finding", rows, str, Value, Difference)
+    )
     if left_out:
-        tables.append(plain_table("left-out", "Left out", left_out, 2))
+        tables.append(rows_table("left-out", "Left out", left_out, 2))
+    machine = " and ".join((cpu_name(), *gpus))
     about = {
         "study": name,
         "title": study.title,
         "question": inspect.getdoc(type(study)),
         "source": study.source,
         "command": command,
-        "finding": shortened_finding(finding),
+        "finding": first_sentences(sentences),
         "machine": {"cpu": machine, "threads": torch.get_num_threads(), "torch": torch.__version__},
         "commit": commit(),
     }
@@ -269,7 +349,7 @@ def save(
     write_lines(study, name, rows, folder)
 
 
-def given_by(study: Study, method: str, rows: pd.DataFrame, *kinds: type) -> list[Any]:
+def ask(study: Study, method: str, rows: pd.DataFrame, *kinds: type) -> list[Any]:
     """Return what a study's method gives for rows: a list of such kinds.
 
     Raises:
@@ -279,25 +359,34 @@ def given_by(study: Study, method: str, rows: pd.DataFrame, *kinds: type) -> lis
     is_list = isinstance(found, Sequence) and not isinstance(found, str)
     wrong = [one for one in found if not isinstance(one, kinds)] if is_list else [found]
     if not wrong:
-        return [*found]
-    what, given = f"{type(study).__name__}.{method}", type(wrong[0]).__name__
+        return list(found)
+    what = f"{type(study).__name__}.{method}"
+    given = type(wrong[0]).__name__
+    if is_list:
+        given += " within a list"
     wanted = " or ".join(kind.__name__ for kind in kinds)
-    raise UsageError(f"{what} gives {given}{' within a list' * is_list}: let it return one flat list of {wanted}")
+    raise UsageError(f"{what} gives {given}: let it return one flat list of {wanted}")
 
 
 def write_lines(study: Study, name: str, rows: pd.DataFrame, folder: Path) -> None:
     """Write the mean over seeds of each arm's numbers for TensorBoard: steps are steps, layers or positions."""
-    front = [*rows.columns[: rows.columns.get_loc("seed")]]
-    place = next((word for word in PLACES if word in rows), None)
-    values = [column for column in study.columns if column in rows and column != place
-              and pd.api.types.is_numeric_dtype(rows[column])]  # fmt: skip
-    others = [column for column in rows if column not in (*front, "seed", place, *values)]
-    for settings, own in rows.groupby(front, dropna=False, sort=False):
-        board = new_board(inside(folder, "arms", folder_name(" ".join(map(str, settings)))))
-        for step, at in own.groupby(place) if place else [(0, own)]:
-            groups = at.groupby(others, dropna=False, sort=False) if others else [((), at)]
-            tags = {f"{name}/{value}" + "".join(f"/{word}" for word in words): group[value].astype(float).mean()
-                    for words, group in groups for value in values if group[value].notna().any()}  # fmt: skip
+    settings = keys_of(rows)
+    place = place_in(rows)
+    metrics = measured_numbers(rows, study.columns)
+    aside = {*settings, "seed", place, *metrics}
+    kinds = [column for column in rows if column not in aside]
+    for values, own in rows.groupby(settings, dropna=False, sort=False):
+        arm = " ".join(map(str, values))
+        board = new_board(inside(folder, "arms", folder_name(arm)))
+        steps = own.groupby(place) if place else [(0, own)]
+        for step, at_step in steps:
+            tags = {}
+            groups = at_step.groupby(kinds, dropna=False, sort=False) if kinds else [((), at_step)]
+            for words, group in groups:
+                suffix = "".join(f"/{word}" for word in words)
+                for metric in metrics:
+                    if group[metric].notna().any():
+                        tags[f"{name}/{metric}{suffix}"] = group[metric].astype(float).mean()
             board.scalars(int(step), tags)
         board.close("")
 

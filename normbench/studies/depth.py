@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import combinations, pairwise
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,22 +13,23 @@ from torch import Tensor, nn
 
 from normbench.analysis.figures import style
 from normbench.analysis.figures.style import Figure
-from normbench.analysis.tables import Table
 from normbench.errors import UsageError
 from normbench.settings import Setting
+from normbench.studies.figures import draw_curves, draw_each
 from normbench.studies.findings import (
+    Column,
+    Difference,
+    Findings,
     arms_of,
-    change_in_arms,
-    compared,
-    curves,
-    draw_cells,
+    compare,
+    compare_kinds,
     is_arm,
     keys_of,
-    labelled,
-    number,
+    label_of,
 )
-from normbench.studies.frame import Column, Difference, Row, Study, Subject
+from normbench.studies.frame import Row, Study, Subject
 from normbench.studies.mapping import Vectors, vectors
+from normbench.studies.writing import number
 from normbench.training.evaluation import evaluate, to_device
 from normbench.types import Batch
 
@@ -56,90 +57,123 @@ class Depth(Study):
         batch = to_device(subject.data.train_batch(0), subject.device)
         if batch.previous is not None:
             raise UsageError("study depth is for one stack of blocks, and a translator has two: use model=nano")
-        streams = streams_of(subject, batch)
-        if not any(one.shape == other.shape for one, other in pairwise(streams)):
+        if not any(keep_shape(streams_of(subject, batch))):
             raise UsageError(
                 "study depth skips blocks that keep the stream's shape, and none here does: use model=nano"
             )
 
+    # ---- what is measured
+
     def measure(self, subject: Subject) -> Iterator[Row]:
         model, _ = subject.build()
         batches = [to_device(batch, subject.device) for batch in subject.data.eval_batches("val", self.batches)]
+        streams = streams_of(subject, batches[0].map(lambda tensor: tensor[:EXAMPLES]))
+        blocks = list(model.blocks)
 
-        def loss(*order: nn.Module) -> float:
+        def loss_of(order: list[nn.Module]) -> float:
             model.blocks = nn.ModuleList(order)
             return evaluate(model, batches, subject.task, subject.device)["loss"]
 
-        streams = streams_of(subject, batches[0].map(lambda tensor: tensor[:EXAMPLES]))
-        keeps = [one.shape == other.shape for one, other in pairwise(streams)]
-        blocks = [*model.blocks]
-        whole = loss(*blocks)
-        yield {"what": "model", "loss": whole}
-        for layer, block in enumerate(blocks):
-            row: Row = {"what": "block" if keeps[layer] else "left out", "layer": layer, "swapped": math.nan}
-            before, after = blocks[:layer], blocks[layer + 1 :]
-            if keeps[layer]:
-                row["skipped"] = loss(*before, *after) - whole
-                row["turned"] = angular_distance(streams[layer], streams[layer + 1])
-            if keeps[layer : layer + 2] == [True, True]:
-                row["swapped"] = loss(*before, after[0], block, *after[1:]) - whole
-            yield row
-        for (layer, one), (to, other) in combinations(enumerate(streams), 2):
-            if one.shape == other.shape:
-                yield {"what": "pair", "layer": layer, "to": to, "distance": angular_distance(one, other)}
+        yield {"what": "model", "loss": loss_of(blocks)}
+        yield from measure_blocks(blocks, streams, loss_of)
+        yield from measure_pairs(streams)
 
-    def finding(self, rows: pd.DataFrame) -> Sequence[str | Difference]:
+    # ---- what was found
+
+    def finding(self, rows: pd.DataFrame) -> list[Difference]:
         blocks = in_halves(rows)
-        what = "Loss that skipping a block adds, in the deeper half less that in the first"
         deeper = blocks["blocks"] == "deeper half"
-        return change_in_arms(blocks, deeper, ~deeper, "skipped", what, self.columns["skipped"].unit)
+        what = "Loss that skipping a block adds, in the deeper half less that in the first"
+        return compare_kinds(blocks, deeper, ~deeper, "skipped", what, self.columns["skipped"].unit)
 
-    def tables(self, rows: pd.DataFrame) -> list[Table]:
-        blocks, values = rows[rows["what"] == "block"], ["skipped", "swapped", "turned"]
-        out = ", ".join(f"{layer:g}" for layer in rows[rows["what"] == "left out"]["layer"].unique())
-        about: Any = {"columns": self.columns, "values": values}
-        about["notes"] = [f"Blocks that change the stream's shape are left out: {out}."] if out else []
-        whole = compared(rows, values=["loss"], key="loss", title="Validation loss of the whole model",
-                         columns=self.columns, baseline=self.baseline)  # fmt: skip
+    def tables(self, rows: pd.DataFrame) -> list[Findings]:
+        whole = compare(
+            rows,
+            values=["loss"],
+            key="loss",
+            title="Validation loss of the whole model",
+            columns=self.columns,
+            baseline=self.baseline,
+        )
+        left_out = rows[rows["what"] == "left out"]["layer"].unique()
+        notes = []
+        if len(left_out):
+            layers = ", ".join(f"{layer:g}" for layer in left_out)
+            notes.append(f"Blocks that change the stream's shape are left out: {layers}.")
+        how: dict[str, Any] = {
+            "values": ["skipped", "swapped", "turned"],
+            "columns": self.columns,
+            "notes": notes,
+        }
         title = "What a block is worth, by half of the stack"
-        halved = compared(in_halves(rows), by=["blocks"], key="halves", title=title, baseline=self.baseline, **about)
-        return [whole, halved, compared(blocks, by=["layer"], key="blocks", title="What each block is worth", **about)]
+        halves = compare(in_halves(rows), by=["blocks"], key="halves", title=title, baseline=self.baseline, **how)
+        blocks = rows[rows["what"] == "block"]
+        each = compare(blocks, by=["layer"], key="blocks", title="What each block is worth", **how)
+        return [whole, halves, each]
 
     def figures(self, rows: pd.DataFrame) -> list[Figure]:
-        blocks, pairs = rows[rows["what"] == "block"], rows[rows["what"] == "pair"]
-        both = pd.concat([blocks.assign(block=words, added=blocks[words]) for words in ("skipped", "swapped")])
-        columns = self.columns | {"added": Column("loss added", "nats")}
-        maps = [(labelled(arm), pairs[is_arm(pairs, arm.settings)]) for arm in arms_of(pairs)]
-        worth = curves("worth", both, x="layer", y="added", panel="block", columns=columns, **self.captions["worth"])
-        return [*worth, *draw_cells("distances", maps, draw_map, **self.captions["distances"])]
+        blocks = rows[rows["what"] == "block"]
+        skipped = blocks.assign(block="skipped", added=blocks["skipped"])
+        swapped = blocks.assign(block="swapped", added=blocks["swapped"])
+        worth = draw_curves(
+            "worth",
+            pd.concat([skipped, swapped]),
+            x="layer",
+            y="added",
+            panel="block",
+            columns={**self.columns, "added": Column("loss added", "nats")},
+            **self.captions["worth"],
+        )
+        pairs = rows[rows["what"] == "pair"]
+        maps = [(label_of(arm), pairs[is_arm(pairs, arm.settings)]) for arm in arms_of(pairs)]
+        return [*worth, *draw_each("distances", maps, draw_map, **self.captions["distances"])]
 
 
-def in_halves(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of blocks, each with the half of the stack in which it stands."""
-    blocks = rows[rows["what"] == "block"]
-    last = blocks.groupby(keys_of(rows), dropna=False)["layer"].transform("max")
-    return blocks.assign(blocks=(blocks["layer"] * 2 < last).map({True: "first half", False: "deeper half"}))
+def keep_shape(streams: list[Vectors]) -> list[bool]:
+    """Tell of each block whether it gives a stream of the shape that it reads."""
+    return [one.shape == other.shape for one, other in pairwise(streams)]
 
 
-def draw_map(rows: pd.DataFrame) -> tuple[Axes, str]:
-    """Draw the angular distance between any two streams."""
-    last = int(rows["to"].max())
-    cells = rows.groupby(["to", "layer"])["distance"].mean().unstack().reindex(range(1, last + 1), columns=range(last))
-    pane = style.draw_pane(HEIGHT, "blocks passed by one stream", "by the other stream", right=style.BESIDE)
-    drawn = pane.pcolormesh(cells.columns, cells.index, cells, vmin=0, vmax=0.5, rasterized=True)
-    style.add_color_bar(pane, drawn, "half turns")
-    pane.locator_params(integer=True)
-    whole = rows.loc[(rows["layer"] == 0) & (rows["to"] == last), "distance"].mean()
-    return pane, f"All blocks together turn the stream by {number(whole)} half turns."
+def measure_blocks(
+    blocks: list[nn.Module], streams: list[Vectors], loss_of: Callable[[list[nn.Module]], float]
+) -> Iterator[Row]:
+    """Yield what each block is worth. loss_of: the loss of the model with some blocks in an order."""
+    keeps = keep_shape(streams)
+    whole = loss_of(blocks)
+    for layer, block in enumerate(blocks):
+        row: Row = {"what": "block" if keeps[layer] else "left out", "layer": layer, "swapped": math.nan}
+        before = blocks[:layer]
+        after = blocks[layer + 1 :]
+        if keeps[layer]:
+            row["skipped"] = loss_of([*before, *after]) - whole
+            row["turned"] = angular_distance(streams[layer], streams[layer + 1])
+        if keeps[layer : layer + 2] == [True, True]:
+            row["swapped"] = loss_of([*before, after[0], block, *after[1:]]) - whole
+        yield row
+
+
+def measure_pairs(streams: list[Vectors]) -> Iterator[Row]:
+    """Yield the angular distance of any two streams of one shape."""
+    for (layer, one), (to, other) in combinations(enumerate(streams), 2):
+        if one.shape == other.shape:
+            yield {"what": "pair", "layer": layer, "to": to, "distance": angular_distance(one, other)}
 
 
 @torch.no_grad()
 def streams_of(subject: Subject, batch: Batch) -> list[Vectors]:
     """Return the stream in front of each block, and behind the last: the vectors of all positions but padding."""
-    model, found = subject.build()[0], list[Tensor]()
+    model, _ = subject.build()
+    found = list[Tensor]()
+
+    def keep_input(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        found.append(inputs[0])
+
+    def keep_output(_: nn.Module, __: tuple[Tensor, ...], output: Tensor) -> None:
+        found.append(output)
+
     for block in model.blocks:
-        block.register_forward_pre_hook(lambda _, inputs: found.append(inputs[0]))
-    block.register_forward_hook(lambda _, __, output: found.append(output))
+        block.register_forward_pre_hook(keep_input)
+    block.register_forward_hook(keep_output)
     model(*batch.arguments)
     branch: Any = next(iter(block.branches.values()))  # type: ignore[operator]  # a placement has them
     return [vectors(x, branch.channel_dim, batch.mask).cpu().double() for x in found]
@@ -149,3 +183,25 @@ def angular_distance(one: Vectors, other: Vectors) -> float:
     """Return arccos(cosine) / π of two vectors, the mean over positions (Gromov et al. 2024, equation 5)."""
     cosine = torch.cosine_similarity(one, other, dim=-1)
     return float(cosine.clamp(-1, 1).acos().mean() / math.pi)
+
+
+def in_halves(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of blocks, each with the half of the stack in which it stands."""
+    blocks = rows[rows["what"] == "block"]
+    last = blocks.groupby(keys_of(rows), dropna=False)["layer"].transform("max")
+    is_first = blocks["layer"] * 2 < last
+    return blocks.assign(blocks=is_first.map({True: "first half", False: "deeper half"}))
+
+
+def draw_map(rows: pd.DataFrame) -> tuple[Axes, str]:
+    """Draw the angular distance between any two streams."""
+    last = int(rows["to"].max())
+    means = rows.groupby(["to", "layer"])["distance"].mean().unstack()
+    cells = means.reindex(range(1, last + 1), columns=range(last))
+    pane = style.draw_pane(HEIGHT, "blocks passed by one stream", "by the other stream", right=style.BESIDE)
+    drawn = pane.pcolormesh(cells.columns, cells.index, cells, vmin=0, vmax=0.5, rasterized=True)
+    style.add_color_bar(pane, drawn, "half turns")
+    pane.locator_params(integer=True)
+    is_whole = (rows["layer"] == 0) & (rows["to"] == last)
+    whole = rows.loc[is_whole, "distance"].mean()
+    return pane, f"All blocks together turn the stream by {number(whole)} half turns."

@@ -17,7 +17,6 @@ from torch import nn
 
 from normbench import build
 from normbench.analysis.figures.style import Figure
-from normbench.analysis.statistics import Sample
 from normbench.analysis.tables import Table
 from normbench.config import compose
 from normbench.config.groups import options, section_of
@@ -28,39 +27,16 @@ from normbench.record.directory import fingerprint
 from normbench.runs.load import TrainedRun, load_model
 from normbench.runs.plan import without
 from normbench.settings import Setting, Tree
+from normbench.studies.figures import draw_curves
+from normbench.studies.findings import Column, Findings, Told, compare, compare_with_baseline, keys_of, values_of
 from normbench.sweep.words import key_of
 from normbench.training.memory import memory_of
 from normbench.types import Data, Model, NormFacts, Task
 
 Row = dict[str, Any]  # a coordinate (layer, step, ...) or a measured number by column
 
-
-@dataclass(frozen=True)
-class Column:
-    """What a measured number is. words: as a table's head or an axis has it. scale: of an axis, linear or log."""
-
-    words: str
-    unit: str = ""
-    scale: str = "linear"
-
-    @property
-    def label(self) -> str:
-        """Return the words with the unit."""
-        return f"{self.words} ({self.unit})" if self.unit else self.words
-
-
-@dataclass(frozen=True)
-class Difference:
-    """A difference that a finding tells of; its sentence waits until all tests of the study are known.
-
-    what: the difference, in words that begin the sentence. sample: its values by seed. ratio: they are logarithms to
-    base 2, and are told as a ratio.
-    """
-
-    what: str
-    sample: Sample
-    unit: str = ""
-    ratio: bool = False
+# Coordinates that TensorBoard takes for steps and curves for their axis, the first that there is.
+PLACES = ("step", "layer", "position", "depth", "round")
 
 
 @dataclass
@@ -105,7 +81,8 @@ class Subject:
         """
         model, norms = build.make_model(self.tree, self.task, self.seed)
         if self.path:
-            model.load_state_dict(load_model(TrainedRun(self.path, self.trust)).state_dict())
+            trained = load_model(TrainedRun(self.path, self.trust))
+            model.load_state_dict(trained.state_dict())
         return model.to(self.device).eval(), norms
 
     def key(self, study: Study) -> str:
@@ -114,14 +91,18 @@ class Subject:
         Raises:
             UsageError: the run has no weights.
         """
-        weights = self.path / "checkpoint.pt" if self.path else None
-        if weights and not weights.exists():
-            raise UsageError(f"{self.path} has no checkpoint: trainer.keep_checkpoint=last keeps it, train it anew")
+        saved = None
+        if self.path:
+            weights = self.path / "checkpoint.pt"
+            if not weights.exists():
+                cure = "trainer.keep_checkpoint=last keeps it, train it again"
+                raise UsageError(f"{self.path} has no checkpoint: {cure}")
+            saved = weights.stat().st_mtime_ns
         content = {
             "study": [type(study).__name__, study.settings],
             "config": without(self.tree, UNHASHED_KEYS),
             "device": device_name(self.device),
-            "weights": weights and weights.stat().st_mtime_ns,
+            "weights": saved,
             "code": [our_code(), build.own_code(self.tree), build.source_digest(type(study))],
         }
         return fingerprint(content)
@@ -142,12 +123,17 @@ def our_code() -> str:
 class Study(ABC):
     """An experiment; a subclass's annotated signature says what can be set by `study.KEY=VALUE`.
 
+    A study measures; it may say in its own way what was found, in sentences, tables and figures. By default these are
+    the means of all measured numbers, against the baseline.
+
     trains: whether it measures runs that are trained first, or given. together: whether all subjects are measured at
-    once. What is said of it stands in conf/study/NAME.yaml. title: of its page. source: papers. words: of the grid, as
-    `normbench sweep` takes them; a person's own replace them, key by key. columns: of measured numbers and coordinates:
-    words, unit, scale. captions: title and words of figures. baseline: the arm that others are compared with.
+    once. The rest stands in conf/study/NAME.yaml, which names the class. title: of its page. source: papers. words: of
+    the grid, as `normbench sweep` takes them; a person's own replace them, key by key. columns: of measured numbers and
+    coordinates: words, unit, scale. captions: title and words of figures. baseline: the arm that others are compared
+    with.
     """
 
+    name: ClassVar[str]
     title: ClassVar[str]
     source: ClassVar[str]
     words: ClassVar[Sequence[str]]
@@ -160,10 +146,20 @@ class Study(ABC):
     settings: dict[str, Any]  # as they were set
 
     def __init_subclass__(cls) -> None:
-        name = cls.__module__.rpartition(".")[2]
-        for key, value in section_of("study", name).items() if name in options("study") else ():
-            found = {column: Column(*words) for column, words in value.items()} if key == "columns" else value
-            setattr(cls, key, found)
+        path = f"{cls.__module__}.{cls.__qualname__}"
+        cls.name = cls.__name__.lower()
+        for name in options("study"):
+            section = section_of("study", name)
+            if section["_target_"] == path:
+                cls.name = name
+                cls.title = section["title"]
+                cls.source = section["source"]
+                cls.words = section["words"]
+                cls.columns = {column: Column(*words) for column, words in section["columns"].items()}
+                cls.captions = section.get("captions", {})
+                cls.baseline = section.get("baseline", cls.baseline)
+
+    # ---- what is measured
 
     def check(self, subject: Subject) -> None:  # noqa: B027 (most studies take every subject)
         """Refuse a subject before anything is trained or measured.
@@ -182,23 +178,64 @@ class Study(ABC):
             for row in self.measure(subject):
                 yield subject, row
 
-    def finding(self, rows: pd.DataFrame) -> Sequence[str | Difference]:
-        """Say what was found in sentences with its numbers, their intervals and the number of seeds."""
-        return []
+    # ---- what was found; rows: the settings of the arm, the seed, and what `measure` yields
 
-    @abstractmethod
-    def tables(self, rows: pd.DataFrame) -> list[Table]:
-        """Say what was found. rows: the settings of the arm, the seed, and what `measure` yields."""
+    def finding(self, rows: pd.DataFrame) -> Sequence[Told]:
+        """Return what was found: differences from the baseline, numbers where there is none, or sentences."""
+        found = list[Told]()
+        for metric in self.measured_in(rows):
+            found += self.compare_or_tell(rows, metric, f"{self.columns[metric].words}, mean over all places")
+        return found
 
-    @abstractmethod
+    def tables(self, rows: pd.DataFrame) -> Sequence[Table | Findings]:
+        """Return what was found as tables."""
+        metrics = self.measured_in(rows)
+        return [compare(rows, values=metrics, columns=self.columns, baseline=self.baseline, title=self.title)]
+
     def figures(self, rows: pd.DataFrame) -> list[Figure]:
         """Draw what was found."""
+        place = place_in(rows)
+        if place is None:
+            return []
+        found = list[Figure]()
+        for metric in self.measured_in(rows):
+            words = self.columns[metric].words
+            said = {"title": words, "caption": f"By {self.columns[place].words}.", **self.captions.get(metric, {})}
+            found += draw_curves(metric, rows, x=place, y=metric, columns=self.columns, **said)
+        return found
+
+    def measured_in(self, rows: pd.DataFrame) -> list[str]:
+        """Return the numbers that were measured, in the order of the study's columns."""
+        settings = keys_of(rows)
+        return [name for name in measured_numbers(rows, self.columns) if name not in settings]
+
+    def compare_or_tell(self, rows: pd.DataFrame, metric: str, what: str, ratio: bool = False) -> list[Told]:
+        """Return how a number differs from the baseline's in each other arm; the number itself where none differs.
+
+        what: the number, in words that begin each sentence. ratio: take ratios and geometric means.
+        """
+        unit = self.columns[metric].unit
+        differences = compare_with_baseline(rows, metric, self.baseline, what, unit, ratio)
+        return [*differences] or [*values_of(rows, metric, what, unit, ratio)]
+
+
+def place_in(rows: pd.DataFrame) -> str | None:
+    """Return the coordinate that rows follow; None where they have none."""
+    return next((name for name in PLACES if name in rows), None)
+
+
+def measured_numbers(rows: pd.DataFrame, columns: Mapping[str, Column]) -> list[str]:
+    """Return the columns that hold what was measured, and not the place where it was."""
+    place = place_in(rows)
+    known = [name for name in columns if name in rows and name != place]
+    return [name for name in known if pd.api.types.is_numeric_dtype(rows[name])]
 
 
 def study_class(name: str) -> type[Study]:
-    """Return the study of this name."""
-    module = import_module(f"normbench.studies.{name}").__name__
-    return next(one for one in Study.__subclasses__() if one.__module__ == module)
+    """Return the class that the study's YAML names."""
+    module, _, kind = section_of("study", name)["_target_"].rpartition(".")
+    found: type[Study] = getattr(import_module(module), kind)
+    return found
 
 
 def known_settings(kind: type[Study]) -> dict[str, Setting]:
@@ -212,15 +249,23 @@ def make_study(kind: type[Study], words: Sequence[str]) -> Study:
     Raises:
         UsageError: an unknown key, a wrong type, a value out of bounds.
     """
-    known, given = known_settings(kind), dict[str, Any]()
+    known = known_settings(kind)
+    given = dict[str, Any]()
     for word in words:
-        name, value = key_of(word).partition(".")[2], word.partition("=")[2]
-        listed = name in known and known[name].items and not value.startswith("[") and value != "null"  # no brackets
-        given[name] = compose.value_of(f"[{value}]" if listed else value)
-    given = checked_values("study.", given, known, f"study {kind.__module__.rpartition('.')[2]}")
+        name = key_of(word).partition(".")[2]
+        value = word.partition("=")[2]
+        if takes_list(known.get(name)) and not value.startswith("[") and value != "null":
+            value = f"[{value}]"  # which a person need not write
+        given[name] = compose.value_of(value)
+    given = checked_values("study.", given, known, f"study {kind.name}")
     study = kind(**given)
     study.settings = given
     return study
+
+
+def takes_list(setting: Setting | None) -> bool:
+    """Tell whether a setting holds several values."""
+    return setting is not None and bool(setting.items)
 
 
 def check_memory(needed: float, what: str, device: torch.device | None = None) -> None:

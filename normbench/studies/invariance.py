@@ -10,27 +10,44 @@ import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from normbench.analysis.figures.style import PALETTE, Figure
 from normbench.analysis.tables import Table
 from normbench.analysis.wording import count
 from normbench.build import seeded
 from normbench.contract.norms import INVARIANCES, C, Change, NormPart
-from normbench.studies.findings import curves, keys_of, plain_table
+from normbench.studies.figures import draw_curves
+from normbench.studies.findings import keys_of
 from normbench.studies.frame import Row, Study, Subject
+from normbench.studies.writing import rows_table
 from normbench.training.evaluation import to_device
 
 Inputs = Float[Tensor, "sample ... features"]
 Layer = Callable[[Tensor, Tensor], Tensor]  # (weights, inputs) to norm(Wx)
 
 RANDOM = "random"
-CHANGES: dict[str, Change] = {"as it is": lambda x, w, c: (x, w), **INVARIANCES}
-SIX = [*INVARIANCES]
-# in the order of the six changes; of DyT and none it follows from the formula
-PUBLISHED = dict.fromkeys(("rmsnorm", "prmsnorm"), "yes no no yes no yes") | {"layernorm": "yes yes no yes no yes"}
-PUBLISHED |= {"batchnorm": "yes no yes yes yes no", "weightnorm": "yes no yes no no no"}
-PUBLISHED |= dict.fromkeys(("dyt", "none"), "no no no no no no")
+AS_IT_IS = "as it is"
+SIX = list(INVARIANCES)
+
+
+def unchanged(x: Tensor, w: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    """Leave data and weights as they are."""
+    return x, w
+
+
+CHANGES: dict[str, Change] = {AS_IT_IS: unchanged, **INVARIANCES}
+
+# In the order of the six changes; of DyT and none it follows from the formula.
+PUBLISHED = {
+    "layernorm": "yes yes no yes no yes",
+    "rmsnorm": "yes no no yes no yes",
+    "prmsnorm": "yes no no yes no yes",
+    "batchnorm": "yes no yes yes yes no",
+    "weightnorm": "yes no yes no no no",
+    "dyt": "no no no no no no",
+    "none": "no no no no no no",
+}
 VERDICTS = "Yes: for all data, both precisions, output and gradient. Exponent: of c in |d/d(cW)|. Statistics over: "
 LARGEST = "The largest of all data and seeds. Gradient: of a loss of the output, by the weights before the change."
 BEFORE = "Random data in float64: mean and standard deviation of Wx and of norm(Wx), and the first number of that."
@@ -46,79 +63,104 @@ class Invariance(Study):
     is measured where the norm itself does nothing.
     """
 
+    # ---- what is measured
+
     def measure(self, subject: Subject) -> Iterator[Row]:
-        part, no_eps = NormPart(subject.tree), {"eps": 0.0} if "eps" in subject.tree["norm"] else {}
-        for name, (data, channel_dim) in inputs(subject).items():
+        for name, (data, channel_dim) in inputs_of(subject).items():
             with seeded(subject.seed, "invariance", name):
-                drawn = [data, *map(torch.randn, (2 * data.shape[-1:], data.shape[-1:], data.shape))]
+                features = data.shape[-1]
+                w = torch.randn(features, features)
+                c = torch.randn(features)
+                target = torch.randn(data.shape)
             for dtype in (torch.float32, torch.float64):
-                x, w, c, target = (tensor.to(subject.device, dtype) for tensor in drawn)
-                w = w / len(w) ** 0.5
-                own, exact = (normed(part, x, channel_dim, settings) for settings in ({}, no_eps))
-                layers = [(exact, {"over": subject.facts.statistics_over})]
-                if torch.equal(exact(w, x), x @ w.T):
-                    layers.append((weight_normed(w), {"norm": "weightnorm", "over": "a weight vector"}))
-                here = {"input": name, "precision": str(dtype).removeprefix("torch.")}
-                yield from (here | row | of for layer, of in layers for row in changed(layer, w, x, c, target))
-            x = x / (x @ w.T).square().mean().sqrt()
-            for scale in np.logspace(-4, 4, 17).tolist() if no_eps else ():
-                yield {"input": name, "scale": scale, "eps_deviation": deviation(own(w, scale * x), exact(w, x))}
+                drawn = [tensor.to(subject.device, dtype) for tensor in (data, w, c, target)]
+                place = {"input": name, "precision": str(dtype).removeprefix("torch.")}
+                for row in measure_changes(subject, channel_dim, *drawn):
+                    yield {**place, **row}
+            x, w = (tensor.to(subject.device, torch.float64) for tensor in (data, w))
+            for row in measure_eps(subject, channel_dim, x, w):
+                yield {"input": name, **row}
+
+    # ---- what was found
 
     def finding(self, rows: pd.DataFrame) -> list[str]:
-        verdicts = by_change(rows.dropna(subset=["deviation"]), ["norm"], "holds", verdict).set_index("norm")[SIX]
-        marks = verdicts[verdicts.index.isin([*PUBLISHED])].agg(" ".join, axis=1)
-        others = [str(norm) for norm, own in marks.items() if own != PUBLISHED[str(norm)]]
-        agree = f"{len(marks) - len(others)} of {len(marks)} norms respond to all six changes as published"
+        verdicts = by_change(rows.dropna(subset=["deviation"]), ["norm"], "holds", verdict)
+        verdicts = verdicts.set_index("norm")[SIX]
+        known = verdicts[verdicts.index.isin(list(PUBLISHED))]
+        others = []
+        for norm, own in known.iterrows():
+            if " ".join(own) != PUBLISHED[str(norm)]:
+                others.append(str(norm))
+        agree = f"{len(known) - len(others)} of {len(known)} norms respond to all six changes as published"
         apart = f"; not {', '.join(others)}" if others else ""
-        found = [f"{agree}, on all data, in both precisions, of {count(rows['seed'].nunique(), 'seed')}{apart}."]
+        seeds = count(rows["seed"].nunique(), "seed")
+        found = [f"{agree}, on all data, in both precisions, of {seeds}{apart}."]
         for norm, own in verdicts.iterrows():
             held = ", ".join(own.index[own == "yes"]) or "none of the six"
             found.append(f"{PALETTE['names'].get(str(norm), norm)} is invariant to: {held}.")
         return found
 
     def tables(self, rows: pd.DataFrame) -> list[Table]:
-        front, known = keys_of(rows), rows.dropna(subset=["deviation"])
-        found, growth = by_change(known, front, "holds", verdict), by_change(known, front, "gradient", "mean")
-        found["exponent"] = np.log(growth["W × c"]) / np.log(C) - 1  # d/dW is c · d/d(cW)
-        marks, published = found[SIX].agg(" ".join, axis=1), found["norm"].map(PUBLISHED).fillna("–")
-        found["published"] = published.where(published != marks, "the same")
-        layouts = [": ".join(pair) for pair in known[["norm", "over"]].drop_duplicates().to_numpy()]
-        worst = by_change(known, [*front, "of", "precision"], "deviation", "max")
+        settings = keys_of(rows)
+        known = rows.dropna(subset=["deviation"])
+        layouts = [f"{norm}: {over}" for norm, over in known[["norm", "over"]].drop_duplicates().to_numpy()]
+        found = verdicts_table(known)
+        worst = by_change(known, [*settings, "of", "precision"], "deviation", "max")
         words = {name: column.words for name, column in self.columns.items() if name.endswith(("_in", "_out"))}
-        once = known[known["seed"] == known["seed"].min()].query(
-            f"input == '{RANDOM}' and precision == 'float64' and of == 'output'"
-        )
-        once = once[~once["change"].str.startswith("one")][[*front, "change", *words]]
-        tables = (("invariances", found, 0, VERDICTS + "; ".join(layouts)), ("deviations", worst, 2, LARGEST),
-                  ("moments", once.rename(columns=words), 1, BEFORE))  # fmt: skip
-        return [plain_table(key, key.capitalize(), frame.to_dict("records"), len(front) + heads, note)
-                for key, frame, heads, note in tables]  # fmt: skip
+        moments = moments_of(known, list(words)).rename(columns=words)
+        return [
+            table_of("invariances", found, len(settings), VERDICTS + "; ".join(layouts)),
+            table_of("deviations", worst, len(settings) + 2, LARGEST),
+            table_of("moments", moments, len(settings) + 1, BEFORE),
+        ]
 
     def figures(self, rows: pd.DataFrame) -> list[Figure]:
-        caption = "Relative deviation of norm(Wx) from that with eps = 0."
-        about: Any = {"columns": self.columns, "title": "What eps does", "caption": caption, "panel": "input"}
-        return curves("eps", rows, x="scale", y="eps_deviation", **about) if "eps_deviation" in rows else []
+        if "eps_deviation" not in rows:
+            return []
+        return draw_curves(
+            "eps",
+            rows,
+            x="scale",
+            y="eps_deviation",
+            panel="input",
+            columns=self.columns,
+            title="What eps does",
+            caption="Relative deviation of norm(Wx) from that with eps = 0.",
+        )
 
 
-def inputs(subject: Subject) -> dict[str, tuple[Inputs, int]]:
+def inputs_of(subject: Subject) -> dict[str, tuple[Inputs, int]]:
     """Return what enters the first and the last norm, with the norm's channel_dim, and random data like the first."""
-    (model, norms), seen = subject.build(), dict[str, tuple[Inputs, int]]()
+    model, norms = subject.build()
+    seen = dict[str, tuple[Inputs, int]]()
 
     def see(name: str, norm: Any, given: tuple[Tensor, ...]) -> None:
         seen[name] = given[0].movedim(norm.channel_dim, -1), norm.channel_dim
 
-    for place in (0, -1):
-        site = [*norms][place]
+    sites = list(norms)
+    for site in (sites[0], sites[-1]):
         norms[site].register_forward_pre_hook(partial(see, site))
+    batch = to_device(subject.data.train_batch(0), subject.device)
     with torch.no_grad(), seeded(subject.seed, RANDOM):
-        model.train()(*to_device(subject.data.train_batch(0), subject.device).arguments)
+        model.train()(*batch.arguments)
         data, channel_dim = next(iter(seen.values()))
-        return {RANDOM: (torch.randn(data.shape), channel_dim), **seen}
+        random = torch.randn(data.shape)
+    return {RANDOM: (random, channel_dim), **seen}
 
 
-def normed(part: NormPart, x: Inputs, channel_dim: int, settings: dict[str, float]) -> Layer:
+# ---- layers: a linear one, and what normalizes its output or its weights
+
+
+def without_eps(subject: Subject) -> dict[str, float]:
+    """Return the settings with which a subject's norm adds nothing to its variance."""
+    return {"eps": 0.0} if "eps" in subject.tree["norm"] else {}
+
+
+def with_norm(subject: Subject, x: Inputs, channel_dim: int, settings: dict[str, float]) -> Layer:
     """Return norm(Wx) with the norm in training, under other settings."""
-    norm = part.factory(**settings)(x.shape[-1], channel_dim=channel_dim).to(x).requires_grad_(False)
+    factory = NormPart(subject.tree).factory(**settings)
+    norm: nn.Module = factory(x.shape[-1], channel_dim=channel_dim)
+    norm.to(x).requires_grad_(False)
     return lambda w, x: norm((x @ w.T).movedim(-1, channel_dim)).movedim(channel_dim, -1)
 
 
@@ -128,30 +170,81 @@ def weight_normed(w: Tensor) -> Layer:
     return lambda w, x: x @ (g * w / w.norm(dim=1, keepdim=True)).T
 
 
+# ---- measurements
+
+
+def measure_changes(
+    subject: Subject, channel_dim: int, x: Inputs, w: Tensor, c: Tensor, target: Inputs
+) -> Iterator[Row]:
+    """Yield what each change does with the norm, and where that does nothing with WeightNorm."""
+    w = w / len(w) ** 0.5
+    layer = with_norm(subject, x, channel_dim, without_eps(subject))
+    own = {"over": subject.facts.statistics_over}
+    for row in changed(layer, w, x, c, target):
+        yield {**row, **own}
+    if torch.equal(layer(w, x), x @ w.T):
+        weightnorm = {"norm": "weightnorm", "over": "a weight vector"}
+        for row in changed(weight_normed(w), w, x, c, target):
+            yield {**row, **weightnorm}
+
+
+def measure_eps(subject: Subject, channel_dim: int, x: Inputs, w: Tensor) -> Iterator[Row]:
+    """Yield how far the norm's own eps moves its output, by the scale of the input."""
+    settings = without_eps(subject)
+    if not settings:
+        return
+    w = w / len(w) ** 0.5
+    own = with_norm(subject, x, channel_dim, {})
+    exact = with_norm(subject, x, channel_dim, settings)
+    x = x / (x @ w.T).square().mean().sqrt()
+    for scale in np.logspace(-4, 4, 17).tolist():
+        yield {"scale": scale, "eps_deviation": deviation(own(w, scale * x), exact(w, x))}
+
+
 def changed(layer: Layer, w: Tensor, x: Inputs, c: Tensor, target: Inputs) -> Iterator[Row]:
     """Yield what each change does to the output, and to the gradient of a loss by the weights before the change.
 
     Where a change leaves the output as it is, whatever the weights, it leaves that gradient too.
     """
-    w, before = w.detach().requires_grad_(), dict[str, Tensor]()
+    w = w.detach().requires_grad_()
+    bound = torch.finfo(x.dtype).eps ** 0.5
+    before: dict[str, Tensor] = {}
     for change, apply in CHANGES.items():
         new_x, new_w = apply(x, w, c)
-        y = layer(new_w, new_x)
-        (gradient,) = torch.autograd.grad((y * target + y.square() / 2).sum(), w)
-        found = {"output": y.detach(), "gradient": gradient}
-        before = before or found
-        numbers = {"gradient": gradient.norm() / before["gradient"].norm(), "first_out": found["output"].flatten()[0]}
-        for side, values in (("in", (new_x @ new_w.T).detach()), ("out", found["output"])):
-            numbers |= {f"mean_{side}": values.mean(), f"std_{side}": values.std()}
-        row = {"change": change} | {name: float(value) for name, value in numbers.items()}
+        given = new_x @ new_w.T
+        made = layer(new_w, new_x)
+        loss = (made * target + made.square() / 2).sum()
+        (gradient,) = torch.autograd.grad(loss, w)
+        found = {"output": made.detach(), "gradient": gradient}
+        if not before:
+            before = found
+        numbers = {
+            "gradient": gradient.norm() / before["gradient"].norm(),
+            "first_out": made.detach().flatten()[0],
+            "mean_in": given.mean(),
+            "std_in": given.std(),
+            "mean_out": made.mean(),
+            "std_out": made.std(),
+        }
+        row: Row = {"change": change}
+        for name, value in numbers.items():
+            row[name] = float(value.detach())
         for of, new in found.items():
             off = deviation(new, before[of])
-            yield row | {"of": of, "deviation": off, "holds": off < torch.finfo(x.dtype).eps ** 0.5}
+            yield {**row, "of": of, "deviation": off, "holds": off < bound}
 
 
 def deviation(x: Tensor, reference: Tensor) -> float:
     """Return |x − reference| / |reference|."""
     return float((x - reference).norm() / reference.norm())
+
+
+# ---- tables
+
+
+def table_of(key: str, frame: pd.DataFrame, heads: int, note: str) -> Table:
+    """Return a frame as a table; heads: how many of its first columns are words."""
+    return rows_table(key, key.capitalize(), frame.to_dict("records"), heads, note)
 
 
 def by_change(rows: pd.DataFrame, by: list[str], value: str, how: Any) -> pd.DataFrame:
@@ -162,4 +255,26 @@ def by_change(rows: pd.DataFrame, by: list[str], value: str, how: Any) -> pd.Dat
 
 def verdict(holds: pd.Series) -> str:
     """Return yes where all hold, no where none does."""
-    return "yes" if holds.all() else "mixed" if holds.any() else "no"
+    if holds.all():
+        return "yes"
+    return "mixed" if holds.any() else "no"
+
+
+def verdicts_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return to which changes each arm is invariant, how its gradient grows, and whether that is as published."""
+    settings = keys_of(rows)
+    found = by_change(rows, settings, "holds", verdict)
+    growth = by_change(rows, settings, "gradient", "mean")
+    found["exponent"] = np.log(growth["W × c"]) / np.log(C) - 1  # d/dW is c · d/d(cW)
+    marks = found[SIX].agg(" ".join, axis=1)
+    published = found["norm"].map(PUBLISHED).fillna("–")
+    found["published"] = published.where(published != marks, "the same")
+    return found
+
+
+def moments_of(rows: pd.DataFrame, names: list[str]) -> pd.DataFrame:
+    """Return the named moments of random data in float64, of the first seed."""
+    is_first = rows["seed"] == rows["seed"].min()
+    is_random = (rows["input"] == RANDOM) & (rows["precision"] == "float64") & (rows["of"] == "output")
+    is_of_all = ~rows["change"].str.startswith("one")
+    return rows[is_first & is_random & is_of_all][[*keys_of(rows), "change", *names]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,10 +17,20 @@ from torch.nn import functional as F
 
 from normbench.analysis.figures import style
 from normbench.analysis.figures.style import Figure
-from normbench.analysis.tables import Table
 from normbench.settings import Setting
-from normbench.studies.findings import arms_of, change_in_arms, compared, curves, draw_cells, is_arm, labelled, number
-from normbench.studies.frame import Column, Difference, Row, Study, Subject
+from normbench.studies.figures import draw_curves, draw_each
+from normbench.studies.findings import (
+    Column,
+    Difference,
+    Findings,
+    arms_of,
+    compare,
+    compare_kinds,
+    is_arm,
+    label_of,
+)
+from normbench.studies.frame import Row, Study, Subject
+from normbench.studies.writing import number
 from normbench.training.evaluation import to_device
 
 if TYPE_CHECKING:
@@ -28,6 +38,7 @@ if TYPE_CHECKING:
 
 Values = Float[np.ndarray, " values"]
 Vectors = Float[Tensor, "positions features"]
+Seen = dict[str, tuple[Vectors, Vectors]]  # input and output of each norm, by its site
 Tokens = Annotated[int, Setting("random tokens, or pixels, that are fitted", low=2, high=10**6)]
 Drawn = Annotated[int, Setting("of these drawn, each with as many features", low=2, high=200)]
 
@@ -46,81 +57,90 @@ class Mapping(Study):
     trains = True
 
     def __init__(self, *, tokens: Tokens = 1024, drawn: Drawn = 32) -> None:
-        self.tokens, self.drawn = tokens, drawn
+        self.tokens = tokens
+        self.drawn = drawn
+
+    # ---- what is measured
 
     def measure(self, subject: Subject) -> Iterator[Row]:
         model, norms = subject.build()
         batch = to_device(next(subject.data.eval_batches("val", 1)), subject.device)
-        seen: dict[str, tuple[Vectors, Vectors]] = {}
+        seen: Seen = {}
         for site, norm in norms.items():
             norm.register_forward_hook(partial(self.see, seen, site, bare(norm)), with_kwargs=True)
         with torch.no_grad():
             model(*batch.arguments)
         for layer, (site, (x, y)) in enumerate(seen.items()):
             place = {"layer": layer, "site": site}
-            yield {**place, "kind": "fit", **fitted(x.flatten().numpy(), y.flatten().numpy())}
+            yield {**place, "kind": "fit", **fit(x.flatten().numpy(), y.flatten().numpy())}
             if layer in (0, len(seen) // 2, len(seen) - 1):
-                tokens, features = (torch.linspace(0, size - 1, min(self.drawn, size)).long() for size in x.shape)
-                some = torch.stack((x, y), dim=-1)[x.std(dim=1).argsort()[tokens]][:, features]
-                for token, pair in ((token, pair) for token, pairs in enumerate(some.tolist()) for pair in pairs):
-                    yield {**place, "kind": "point", "token": token, "input": pair[0], "output": pair[1]}
+                for point in self.points(x, y):
+                    yield {**place, "kind": "point", **point}
 
-    def see(self, seen: Any, site: str, plain: Any, _: nn.Module, inputs: Any, context: Any, output: Any) -> None:
+    def see(self, seen: Seen, site: str, plain: Any, _: nn.Module, inputs: Any, context: Any, output: Any) -> None:
         """Keep some random vectors of each call's input of a norm, and what it makes of them without γ and β."""
-        both = inputs[0], plain(*inputs, **context)
-        x, y = (vectors(part, plain.channel_dim, context.get("mask")).cpu().double() for part in both)
+        mask = context.get("mask")
+        x = vectors(inputs[0], plain.channel_dim, mask).cpu().double()
+        y = vectors(plain(*inputs, **context), plain.channel_dim, mask).cpu().double()
         some = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[: self.tokens]
-        calls = [*([seen[site]] if site in seen else []), (x[some], y[some])]
-        seen[site] = [torch.cat(parts) for parts in zip(*calls, strict=True)]
+        x, y = x[some], y[some]
+        if site in seen:  # a norm that is called several times
+            x = torch.cat([seen[site][0], x])
+            y = torch.cat([seen[site][1], y])
+        seen[site] = x, y
 
-    def finding(self, rows: pd.DataFrame) -> Sequence[str | Difference]:
+    def points(self, x: Vectors, y: Vectors) -> Iterator[Row]:
+        """Yield some values of some tokens, from those with the smallest spread to those with the largest."""
+        tokens = evenly_spread(self.drawn, x.shape[0])
+        features = evenly_spread(self.drawn, x.shape[1])
+        by_spread = x.std(dim=1).argsort()[tokens]
+        for token, place in enumerate(by_spread.tolist()):
+            inputs = x[place, features].tolist()
+            outputs = y[place, features].tolist()
+            for given, made in zip(inputs, outputs, strict=True):
+                yield {"token": token, "input": given, "output": made}
+
+    # ---- what was found
+
+    def finding(self, rows: pd.DataFrame) -> list[Difference]:
         fits = rows[rows["kind"] == "fit"]
-        both = pd.concat(
-            [fits.assign(of=word, left=fits[f"{word}_left"]) for word in ("tanh", "line")], ignore_index=True
-        )
+        tanh = fits.assign(of="tanh", left=fits["tanh_left"])
+        line = fits.assign(of="line", left=fits["line_left"])
+        both = pd.concat([tanh, line], ignore_index=True)
         what = "Variance that γ·tanh(αx)+β leaves, less what a line leaves, mean over layers"
-        return change_in_arms(both, both["of"] == "tanh", both["of"] == "line", "left", what, "")
+        return compare_kinds(both, both["of"] == "tanh", both["of"] == "line", "left", what, "")
 
-    def tables(self, rows: pd.DataFrame) -> list[Table]:
-        fits, title = rows[rows["kind"] == "fit"], "How well a tanh and a line describe norm layers"
-        values: Any = {"values": ["tanh_left", "line_left", "reach"], "columns": self.columns}
-        layers = compared(fits, by=["site"], key="layers", title=f"{title}, by layer", **values)
-        return [compared(fits, baseline=self.baseline, title=f"{title}, the mean over layers", **values), layers]
+    def tables(self, rows: pd.DataFrame) -> list[Findings]:
+        fits = rows[rows["kind"] == "fit"]
+        title = "How well a tanh and a line describe norm layers"
+        how: dict[str, Any] = {"values": ["tanh_left", "line_left", "reach"], "columns": self.columns}
+        means = compare(fits, baseline=self.baseline, title=f"{title}, the mean over layers", **how)
+        layers = compare(fits, by=["site"], key="layers", title=f"{title}, by layer", **how)
+        return [means, layers]
 
     def figures(self, rows: pd.DataFrame) -> list[Figure]:
-        fits, first = rows[rows["kind"] == "fit"], rows[rows["seed"] == rows["seed"].min()]
-        both = pd.concat([fits.assign(fit=f"of a {word}", left=fits[f"{word}_left"]) for word in ("tanh", "line")])
-        columns = self.columns | {"left": Column("variance that the fit leaves", "share")}
-        layers = [(f"{labelled(arm)} · {own['site'].iloc[0]}", own) for arm in arms_of(first)
-                  for _, own in first[is_arm(first, arm.settings)].groupby("layer") if len(own) > 1]  # fmt: skip
         said = self.captions
-        return [
-            *draw_cells("mapping", layers, draw_points, **said["mapping"]),
-            *curves("errors", both, x="layer", y="left", panel="fit", columns=columns, **said["errors"]),
-            *draw_cells("histograms", layers, draw_histograms, **said["histograms"]),
-        ]
+        fits = rows[rows["kind"] == "fit"]
+        tanh = fits.assign(fit="of a tanh", left=fits["tanh_left"])
+        line = fits.assign(fit="of a line", left=fits["line_left"])
+        errors = draw_curves(
+            "errors",
+            pd.concat([tanh, line]),
+            x="layer",
+            y="left",
+            panel="fit",
+            columns={**self.columns, "left": Column("variance that the fit leaves", "share")},
+            **said["errors"],
+        )
+        layers = drawn_layers(rows)
+        points = draw_each("mapping", layers, draw_points, **said["mapping"])
+        histograms = draw_each("histograms", layers, draw_histograms, **said["histograms"])
+        return [*points, *errors, *histograms]
 
 
-def draw_points(rows: pd.DataFrame) -> tuple[Axes, str]:
-    """Draw outputs against inputs, and the fitted tanh."""
-    pane = style.draw_pane(HEIGHT, "input", "output")
-    fit, x = rows.iloc[0], np.linspace(rows["input"].min(), rows["input"].max(), 200)
-    pane.scatter(rows["input"], rows["output"], 2, rows["token"], cmap="viridis", rasterized=True)
-    pane.plot(x, fit["gamma"] * np.tanh(fit["alpha"] * x) + fit["beta"], color=style.INK)
-    left = f"The tanh leaves {number(fit['tanh_left'])} of the variance, a line {number(fit['line_left'])}."
-    return pane, left
-
-
-def draw_histograms(rows: pd.DataFrame) -> tuple[Axes, str]:
-    """Draw how inputs and outputs are spread."""
-    pane, far = style.draw_pane(HEIGHT, "standard deviations", "density"), dict[str, float]()
-    for name, look in (("input", {"color": style.FAINT}), ("output", {"edgecolor": style.OWN[1], "fill": False})):
-        values = (rows[name] - rows[name].mean()) / rows[name].std()
-        far[name] = float(values.abs().max())
-        pane.hist(values.dropna(), np.linspace(-5, 5, 41).tolist(), density=True, histtype="stepfilled", **look)
-    style.log_scale(pane, "y")
-    inputs, outputs = (f"{far[name]:.1f}" for name in ("input", "output"))
-    return pane, f"Farthest from the mean: an input by {inputs} standard deviations, an output by {outputs}."
+def evenly_spread(count: int, size: int) -> Tensor:
+    """Return so many places out of a size, or all, from the first to the last."""
+    return torch.linspace(0, size - 1, min(count, size)).long()
 
 
 @torch.no_grad()
@@ -128,28 +148,87 @@ def bare(norm: nn.Module) -> nn.Module:
     """Return a copy of a norm with γ = 1 and β = 0."""
     plain = copy.deepcopy(norm)
     for name, parameter in plain.named_parameters():
-        if name in ("weight", "bias"):
-            parameter.fill_(name == "weight")
+        if name == "weight":
+            parameter.fill_(1.0)
+        elif name == "bias":
+            parameter.fill_(0.0)
     return plain
 
 
 def vectors(x: Tensor, channel_dim: int, mask: Bool[Tensor, "batch time"] | None) -> Vectors:
-    """Return the vectors of all positions that are no padding."""
+    """Return the vectors of all positions that are not padding."""
     x = x.movedim(channel_dim, -1)
     if mask is None or x.ndim != 3:
         return x.flatten(0, -2)
-    return x[F.pad(mask, (x.shape[1] - mask.shape[1], 0), value=True)]  # a class token stands in front
+    in_front = x.shape[1] - mask.shape[1]  # a class token
+    return x[F.pad(mask, (in_front, 0), value=True)]
 
 
-def fitted(x: Values, y: Values) -> dict[str, float]:
+def fit(x: Values, y: Values) -> dict[str, float]:
     """Fit γ·tanh(αx)+β and a line by least squares: given α, what is left is a linear regression on tanh(αx)."""
     scale = float(x.std())
 
-    def left(steepness: float) -> float:
-        return 1 - float(np.corrcoef(np.tanh(10**steepness / scale * x), y)[0, 1]) ** 2
+    def left_by_tanh(steepness: float) -> float:
+        return 1 - correlation(np.tanh(10**steepness / scale * x), y) ** 2
 
-    best = minimize_scalar(left, bounds=STEEPNESS, method="bounded")
+    best = minimize_scalar(left_by_tanh, bounds=STEEPNESS, method="bounded")
     alpha = 10 ** float(best.x) / scale
     gamma, beta = np.polyfit(np.tanh(alpha * x), y, 1).tolist()
-    found = {"gamma": gamma, "alpha": alpha, "beta": beta, "reach": alpha * float(np.quantile(np.abs(x), 0.99))}
-    return found | {"tanh_left": float(best.fun), "line_left": 1 - float(np.corrcoef(x, y)[0, 1]) ** 2}
+    largest = float(np.quantile(np.abs(x), 0.99))
+    return {
+        "gamma": gamma,
+        "alpha": alpha,
+        "beta": beta,
+        "reach": alpha * largest,
+        "tanh_left": float(best.fun),
+        "line_left": 1 - correlation(x, y) ** 2,
+    }
+
+
+def correlation(x: Values, y: Values) -> float:
+    """Return Pearson's correlation."""
+    return float(np.corrcoef(x, y)[0, 1])
+
+
+# ---- drawings
+
+
+def drawn_layers(rows: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
+    """Return the layers whose points are drawn, of the first seed, by arm."""
+    first = rows[rows["seed"] == rows["seed"].min()]
+    found = []
+    for arm in arms_of(first):
+        for _, own in first[is_arm(first, arm.settings)].groupby("layer"):
+            if len(own) > 1:
+                found.append((f"{label_of(arm)} · {own['site'].iloc[0]}", own))
+    return found
+
+
+def draw_points(rows: pd.DataFrame) -> tuple[Axes, str]:
+    """Draw outputs against inputs, and the fitted tanh."""
+    pane = style.draw_pane(HEIGHT, "input", "output")
+    pane.scatter(rows["input"], rows["output"], 2, rows["token"], cmap="viridis", rasterized=True)
+    fitted = rows.iloc[0]
+    x = np.linspace(rows["input"].min(), rows["input"].max(), 200)
+    y = fitted["gamma"] * np.tanh(fitted["alpha"] * x) + fitted["beta"]
+    pane.plot(x, y, color=style.INK)
+    tanh, line = number(fitted["tanh_left"]), number(fitted["line_left"])
+    return pane, f"The tanh leaves {tanh} of the variance, a line {line}."
+
+
+def draw_histograms(rows: pd.DataFrame) -> tuple[Axes, str]:
+    """Draw how inputs and outputs are spread."""
+    pane = style.draw_pane(HEIGHT, "standard deviations", "density")
+    inputs = draw_histogram(pane, rows["input"], color=style.FAINT)
+    outputs = draw_histogram(pane, rows["output"], edgecolor=style.OWN[1], fill=False)
+    style.log_scale(pane, "y")
+    told = f"Farthest from the mean: an input by {inputs:.1f} standard deviations, an output by {outputs:.1f}."
+    return pane, told
+
+
+def draw_histogram(pane: Axes, values: pd.Series, **look: Any) -> float:
+    """Draw how values are spread around their mean, and return how far the farthest is, in standard deviations."""
+    values = (values - values.mean()) / values.std()
+    edges = np.linspace(-5, 5, 41).tolist()
+    pane.hist(values.dropna(), edges, density=True, histtype="stepfilled", **look)
+    return float(values.abs().max())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated
 
@@ -11,35 +12,42 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from normbench.analysis.figures.style import Figure
-from normbench.analysis.tables import Table
 from normbench.build import target
 from normbench.errors import UsageError
 from normbench.settings import Setting
-from normbench.studies.findings import change_in_arms, compared, curves
-from normbench.studies.frame import Difference, Row, Study, Subject
+from normbench.studies.figures import draw_curves
+from normbench.studies.findings import Difference, Findings, compare, compare_kinds
+from normbench.studies.frame import Row, Study, Subject
 from normbench.sweep.words import AS_IT_IS
-from normbench.training.loop import evaluate, to_device
+from normbench.training.evaluation import evaluate, to_device
 from normbench.types import Batch
 
 BATCH = 256  # texts of a length that are judged at once
+MASKED = "norm.masked"
+
+Texts = dict[int, tuple[Tensor, Tensor]]  # texts and their classes, by the number of tokens
 
 
-def of_length(batches: Iterable[Batch], lengths: range) -> dict[int, tuple[Tensor, Tensor]]:
+def of_length(batches: Iterable[Batch], lengths: range) -> Texts:
     """Return the texts of some lengths, without padding, and their classes, by length."""
-    found: dict[int, list[tuple[Tensor, Tensor]]] = {}
+    texts = defaultdict[int, list[Tensor]](list)
+    classes = defaultdict[int, list[Tensor]](list)
     for batch in batches:
-        own = torch.full(batch.inputs.shape[:1], batch.inputs.shape[1]) if batch.mask is None else batch.mask.sum(1)
-        for length in sorted({*own.tolist()} & {*lengths}):
-            found.setdefault(length, []).append((batch.inputs[own == length, :length], batch.targets[own == length]))
-    return {length: tuple(map(torch.cat, zip(*parts, strict=True))) for length, parts in found.items()}  # type: ignore[misc]  # two
+        mask = torch.ones(batch.inputs.shape, dtype=torch.bool) if batch.mask is None else batch.mask
+        own = mask.sum(1)
+        for length in sorted(set(own.tolist()) & set(lengths)):
+            texts[length].append(batch.inputs[own == length, :length])
+            classes[length].append(batch.targets[own == length])
+    return {length: (torch.cat(texts[length]), torch.cat(classes[length])) for length in texts}
 
 
-def padded(texts: Tensor, classes: Tensor, length: int) -> Iterator[Batch]:
+def pad(texts: Tensor, classes: Tensor, length: int) -> Iterator[Batch]:
     """Yield texts of one length in batches that are padded to another."""
-    mask = (torch.arange(length) < texts.shape[1]).expand(len(texts), -1)
-    whole = F.pad(texts, (0, length - texts.shape[1])), classes, mask
-    for inputs, targets, real in zip(*(part.split(BATCH) for part in whole), strict=True):
-        yield Batch(inputs, targets, real)
+    mask = torch.arange(length) < texts.shape[1]
+    mask = mask.expand(len(texts), -1)
+    inputs = F.pad(texts, (0, length - texts.shape[1]))
+    for parts in zip(inputs.split(BATCH), classes.split(BATCH), mask.split(BATCH), strict=True):
+        yield Batch(*parts)
 
 
 class Padding(Study):
@@ -62,28 +70,39 @@ class Padding(Study):
         self.levels: dict[str, Sequence[float]] = {"padding": shares, "length": lengths}
 
     def check(self, subject: Subject) -> None:
-        if getattr(target(subject.tree, "data")[1], "kind", "") != "text_classification":
+        _, data = target(subject.tree, "data")
+        if getattr(data, "kind", "") != "text_classification":
             raise UsageError("study padding is about labelled texts: choose data=banking77, sst2, imdb or texts")
-        if not all(map(self.texts(subject).get, self.levels)):
-            room, longest = self.room(subject), max(self.levels["length"])
-            what = f"no test text has at most {room} tokens, or none {longest} at least"
+        texts = self.texts(subject)
+        if not texts["padding"] or not texts["length"]:
+            room = self.room(subject)
+            what = f"no test text has at most {room} tokens, or none {self.longest} at least"
             raise UsageError(f"{what}: change study.shares, study.lengths or model.context")
+
+    @property
+    def longest(self) -> int:
+        """Return the largest of the lengths to which texts are cut."""
+        return int(max(self.levels["length"]))
 
     def room(self, subject: Subject) -> int:
         """Return how long a text may be with the largest share of padding."""
-        return int(subject.tree["data"]["context"] * (1 - max(self.levels["padding"])))
+        context = subject.tree["data"]["context"]
+        return int(context * (1 - max(self.levels["padding"])))
 
-    def texts(self, subject: Subject) -> dict[str, dict[int, tuple[Tensor, Tensor]]]:
+    # ---- what is measured
+
+    def texts(self, subject: Subject) -> dict[str, Texts]:
         """Return the short texts, which are padded, and the long ones, which are cut."""
-        batches, longest = [*subject.data.eval_batches("val")], int(max(self.levels["length"]))
-        lengths = range(2, self.room(subject) + 1), range(longest, subject.tree["data"]["context"] + 1)
-        return {kind: of_length(batches, own) for kind, own in zip(self.levels, lengths, strict=True)}
+        batches = list(subject.data.eval_batches("val"))
+        short = range(2, self.room(subject) + 1)
+        long = range(self.longest, subject.tree["data"]["context"] + 1)
+        return {"padding": of_length(batches, short), "length": of_length(batches, long)}
 
-    def batches(self, kind: str, level: float, texts: dict[int, tuple[Tensor, Tensor]]) -> Iterator[Batch]:
+    def batches(self, kind: str, level: float, texts: Texts) -> Iterator[Batch]:
         """Yield texts padded to a share, or cut to a length."""
         for length, (inputs, classes) in texts.items():
-            to = round(length / (1 - level)) if kind == "padding" else int(level)
-            yield from padded(inputs[:, :to], classes, to)
+            new = round(length / (1 - level)) if kind == "padding" else int(level)
+            yield from pad(inputs[:, :new], classes, new)
 
     def measure(self, subject: Subject) -> Iterator[Row]:
         model, _ = subject.build()
@@ -93,28 +112,48 @@ class Padding(Study):
                 batches = (to_device(batch, subject.device) for batch in self.batches(kind, level, texts))
                 found = evaluate(model, batches, subject.task, subject.device)
                 accuracy = 100 * found["accuracy"]
-                first = accuracy if first is None else first
-                values = {"loss": found["loss"], "accuracy": accuracy, "change": accuracy - first}
-                yield {"kind": kind, "level": float(level), **values}
+                if first is None:
+                    first = accuracy
+                yield {
+                    "kind": kind,
+                    "level": float(level),
+                    "loss": found["loss"],
+                    "accuracy": accuracy,
+                    "change": accuracy - first,
+                }
 
-    def finding(self, rows: pd.DataFrame) -> Sequence[str | Difference]:
+    # ---- what was found
+
+    def finding(self, rows: pd.DataFrame) -> list[Difference]:
         own = rows[rows["kind"] == "padding"]
-        most, least = own["level"].max(), own["level"].min()
+        most = own["level"].max()
+        least = own["level"].min()
         what = f"Accuracy with a share of {most:g} of padding, less that with {least:g}"
         unit = self.columns["change"].unit
-        return change_in_arms(own, own["level"] == most, own["level"] == least, "accuracy", what, unit)
+        return compare_kinds(own, own["level"] == most, own["level"] == least, "accuracy", what, unit)
 
-    def tables(self, rows: pd.DataFrame) -> list[Table]:
+    def tables(self, rows: pd.DataFrame) -> list[Findings]:
         most = rows[rows["level"] == rows.groupby("kind")["level"].transform("max")]
-        return [compared(own, values=["accuracy", "change"], columns=self.columns, key=kind,
-                         title=f"{self.captions[kind]['title']}, at {own['level'].iloc[0]:g}")
-                for kind, own in most.groupby("kind", sort=False)]  # fmt: skip
+        found = []
+        for kind, own in most.groupby("kind", sort=False):
+            title = f"{self.captions[str(kind)]['title']}, at {own['level'].iloc[0]:g}"
+            values = ["accuracy", "change"]
+            found.append(compare(own, values=values, columns=self.columns, key=str(kind), title=title))
+        return found
 
     def figures(self, rows: pd.DataFrame) -> list[Figure]:
-        masked, parts = rows.get("norm.masked", pd.Series(AS_IT_IS, rows.index)), list[pd.DataFrame]()
-        for other, words in ((False, "real tokens alone"), (True, "padding too")):  # others are in both panels
-            parts.append(rows[masked != other].drop(columns="norm.masked", errors="ignore").assign(counted=words))
-        drawn = [curves(kind, own, x="level", y="accuracy", panel="counted",
-                       columns={**self.columns, "level": self.columns[kind]}, **self.captions[kind])
-                for kind, own in pd.concat(parts).groupby("kind", sort=False)]  # fmt: skip
-        return [figure for figures in drawn for figure in figures]
+        found = list[Figure]()
+        for kind, own in by_what_counts(rows).groupby("kind", sort=False):
+            columns = {**self.columns, "level": self.columns[kind]}
+            said = self.captions[kind]
+            found += draw_curves(kind, own, x="level", y="accuracy", panel="counted", columns=columns, **said)
+        return found
+
+
+def by_what_counts(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return rows with what their norms count; those of norms that are not asked are there twice, once for each."""
+    masked = rows.get(MASKED, pd.Series(AS_IT_IS, rows.index))
+    others = rows.drop(columns=MASKED, errors="ignore")
+    real = others[masked != False].assign(counted="real tokens alone")  # noqa: E712 (of a column)
+    padding = others[masked != True].assign(counted="padding too")  # noqa: E712
+    return pd.concat([real, padding])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from typing import Annotated, Any
 
@@ -17,21 +17,15 @@ from normbench.analysis.figures.style import Figure
 from normbench.analysis.tables import Table
 from normbench.errors import UsageError
 from normbench.settings import Setting
-from normbench.studies.findings import (
-    against_baseline,
-    arms_of,
-    compared,
-    curves,
-    differences_told,
-    is_arm,
-    labelled,
-    plain_table,
-    values_told,
-)
-from normbench.studies.frame import Column, Difference, Row, Study, Subject
+from normbench.studies.figures import draw_curves
+from normbench.studies.findings import Column, Findings, Told, arms_of, compare, is_arm, label_of
+from normbench.studies.frame import Row, Study, Subject
+from normbench.studies.writing import rows_table
 from normbench.training.evaluation import to_device
+from normbench.types import Model
 
-Found = dict[tuple[str, str, str], list[dict[str, Tensor]]]  # by what, what counts, and where: of each batch, by column
+Place = tuple[str, str, str]  # what was seen, what is counted (positions or channels), and where
+Found = dict[Place, list[dict[str, Tensor]]]  # of each call, or batch, by column
 
 Batches = Annotated[int, Setting("validation batches", low=1, high=10**6)]
 Outlier = Annotated[float, Setting("RMS of an outlier channel, × the median one's", low=1, high=1e6)]
@@ -55,100 +49,138 @@ class Position(Study):
     trains = True
 
     def __init__(self, *, batches: Batches = 4, outlier: Outlier = 6.0, sink: Sink = 3.0, sites: Sites = "") -> None:
-        self.batches, self.sites = batches, sites
-        self.named = {"outlier channels": ("channel", "channel_rms", outlier)}
-        self.named |= {"attention sinks": ("position", "attention", sink)}
+        self.batches = batches
+        self.sites = sites
+        self.named = {  # what is counted, its number, and above which it is named
+            "outlier channels": ("channel", "channel_rms", outlier),
+            "attention sinks": ("position", "attention", sink),
+        }
 
     def check(self, subject: Subject) -> None:
         if not subject.task.causal:
             raise UsageError(f"study position is for language models, not for {subject.task.unit}: use data=pydocs")
 
+    # ---- what is measured
+
     def measure(self, subject: Subject) -> Iterator[Row]:
         model, norms = subject.build()
         found: Found = defaultdict(list)
-        hooked = [site for site in norms if self.sites in site]
-        if not hooked:
-            raise UsageError(f"study.sites={self.sites} is in the name of no norm's site: use some of {[*norms][-1]}")
-        for site in hooked:
-            norms[site].register_forward_hook(partial(see_vectors, found, "norm", site), with_kwargs=True)
-        for layer, block in enumerate(model.blocks):
-            block.register_forward_hook(partial(see_vectors, found, "stream", f"block{layer:02d}"), with_kwargs=True)
-            for branch in block.branches.values():  # type: ignore[operator]  # a placement has them
-                if hasattr(branch, "attention_logits") and not subject.data.pads:
-                    branch.register_forward_hook(partial(see_attention, found, f"block{layer:02d}"), with_kwargs=True)
+        self.watch(subject, model, norms, found)
         batches: Found = defaultdict(list)
         with torch.no_grad():
             for batch in subject.data.eval_batches("val", self.batches):
                 model(*to_device(batch, subject.device).arguments)
-                for key, calls in found.items():
-                    batches[key].append({name: torch.cat([call[name] for call in calls]) for name in calls[0]})
+                for place, calls in found.items():
+                    joined = {name: torch.cat([call[name] for call in calls]) for name in calls[0]}
+                    batches[place].append(joined)
                 found.clear()
         for (what, counted, site), parts in batches.items():
-            numbered = re.match(r"block(\d+)", site)
-            layer = int(numbered[1]) if numbered else len(model.blocks)
-            values = {name: mean_of([part[name] for part in parts]) for name in parts[0]}
-            for number, row in enumerate(zip(*values.values(), strict=True)):
-                place = {"block": layer, "site": site, "what": what, counted: number}
-                yield place | dict(zip(values, row, strict=True))
+            block = {"block": block_of(site, last=len(model.blocks)), "site": site, "what": what}
+            columns = {name: mean_of([part[name] for part in parts]) for name in parts[0]}
+            for number, values in enumerate(zip(*columns.values(), strict=True)):
+                yield {**block, counted: number, **dict(zip(columns, values, strict=True))}
 
-    def finding(self, rows: pd.DataFrame) -> Sequence[str | Difference]:
+    def watch(self, subject: Subject, model: Model, norms: dict[str, nn.Module], found: Found) -> None:
+        """Let a model note what passes through its norms, its stream and its attention."""
+        sites = [site for site in norms if self.sites in site]
+        if not sites:
+            raise UsageError(f"study.sites={self.sites} is in the name of no norm's site: use some of {[*norms][-1]}")
+        for site in sites:
+            norms[site].register_forward_hook(partial(see_vectors, found, "norm", site), with_kwargs=True)
+        for layer, block in enumerate(model.blocks):
+            name = f"block{layer:02d}"
+            block.register_forward_hook(partial(see_vectors, found, "stream", name), with_kwargs=True)
+            for branch in block.branches.values():  # type: ignore[operator]  # a placement has them
+                if hasattr(branch, "attention_logits") and not subject.data.pads:
+                    branch.register_forward_hook(partial(see_attention, found, name), with_kwargs=True)
+
+    # ---- what was found
+
+    def finding(self, rows: pd.DataFrame) -> list[Told]:
         norms = rows[(rows["what"] == "norm") & rows["std"].notna()]
-        what = "Standard deviation of what norms give, mean over positions"
-        found = against_baseline(norms, "std", self.baseline, what)
-        column = self.columns["std"]
-        return differences_told(found, column.unit) or values_told(norms, "std", column, what)
+        return self.compare_or_tell(norms, "std", "Standard deviation of what norms give, mean over positions")
 
-    def tables(self, rows: pd.DataFrame) -> list[Table]:
+    def tables(self, rows: pd.DataFrame) -> list[Table | Findings]:
         first = rows[rows["position"] == 0].assign(positions="the first")
         both = pd.concat([rows.assign(positions="all"), first]).dropna(subset="mean")
-        title = "Mean and standard deviation of hidden vectors, over layers"
-        about: Any = {"columns": self.columns, "baseline": self.baseline, "key": "vectors", "title": title}
-        named = [{"arm": labelled(arm), "what": words} | named_in(rows[is_arm(rows, arm.settings)], *how)
-                 for words, how in self.named.items() if how[1] in rows for arm in arms_of(rows)]  # fmt: skip
-        vectors = compared(both, values=["mean", "std"], by=["what", "positions"], **about)
-        return [vectors, plain_table("named", "Outlier channels and attention sinks", named, 2)]
+        vectors = compare(
+            both,
+            values=["mean", "std"],
+            by=["what", "positions"],
+            columns=self.columns,
+            baseline=self.baseline,
+            key="vectors",
+            title="Mean and standard deviation of hidden vectors, over layers",
+        )
+        named = []
+        for words, (counted, value, above) in self.named.items():
+            if value not in rows:
+                continue
+            for arm in arms_of(rows):
+                own = rows[is_arm(rows, arm.settings)]
+                named.append({"arm": label_of(arm), "what": words, **name_largest(own, counted, value, above)})
+        return [vectors, rows_table("named", "Outlier channels and attention sinks", named, 2)]
 
     def figures(self, rows: pd.DataFrame) -> list[Figure]:
-        rows = rows[rows["position"].notna()].assign(at=rows["what"] + " " + rows["site"])
-        parts = {what: own[own["site"].isin(some_of(own["site"]))] for what, own in rows.groupby("what")}
+        rows = rows[rows["position"].notna()]
+        rows = rows.assign(at=rows["what"] + " " + rows["site"])
+        parts = {}
+        for what, own in rows.groupby("what"):
+            parts[what] = own[own["site"].isin(three_of(own["site"]))]
         vectors = pd.concat([parts["norm"], parts["stream"]])
-        about: Any = {"x": "position", "columns": {**self.columns, "at": Column("")}, "panel": "at"}
-        drawn = [("std", vectors), ("mean", vectors), ("attention", parts.get("attention"))]
+        drawn = {"std": vectors, "mean": vectors}
+        if "attention" in parts:
+            drawn["attention"] = parts["attention"]
+        columns = {**self.columns, "at": Column("")}
         found = list[Figure]()
-        for name, part in drawn:
-            if part is not None:
-                found += curves(name, part, y=name, **self.captions[name], **about)
+        for name, part in drawn.items():
+            found += draw_curves(name, part, x="position", y=name, panel="at", columns=columns, **self.captions[name])
         return found
 
 
-def some_of(sites: pd.Series) -> list[str]:
+def block_of(site: str, last: int) -> int:
+    """Return the number of the block in which a site is; `last` for one that is in none."""
+    numbered = re.match(r"block(\d+)", site)
+    return int(numbered[1]) if numbered else last
+
+
+def three_of(sites: pd.Series) -> list[str]:
     """Return the first, the middle and the last."""
-    found = [*dict.fromkeys(sites)]
+    found = list(dict.fromkeys(sites))
     return [found[0], found[len(found) // 2], found[-1]]
 
 
-def named_in(rows: pd.DataFrame, number: str, value: str, above: float) -> dict[str, Any]:
+def name_largest(rows: pd.DataFrame, counted: str, value: str, above: float) -> dict[str, Any]:
     """Name the channels or positions with values above a bound, the largest first, and tell the largest value."""
-    found = rows[rows[value] > above].sort_values(value, ascending=False).groupby(number, sort=False)
-    words = [f"{which:.0f} (block {own['block'].iloc[0]}: {own[value].iloc[0]:.1f}; in {len({*own['seed']})} seeds)"
-             for which, own in found]  # fmt: skip
+    large = rows[rows[value] > above].sort_values(value, ascending=False)
+    words = []
+    for which, own in large.groupby(counted, sort=False):
+        first = own.iloc[0]
+        seeds = own["seed"].nunique()
+        words.append(f"{which:.0f} (block {first['block']}: {first[value]:.1f}; in {seeds} seeds)")
     return {"number": len(words), "largest": rows[value].max(), "named": ", ".join(words[:MOST]) or "none"}
 
 
 def mean_of(values: list[Tensor]) -> list[float]:
     """Return the mean of batches at each place that one of them has."""
-    return nn.utils.rnn.pad_sequence(values, batch_first=True, padding_value=math.nan).nanmean(dim=0).tolist()
+    padded = nn.utils.rnn.pad_sequence(values, batch_first=True, padding_value=math.nan)
+    return padded.nanmean(dim=0).tolist()
 
 
 def see_vectors(found: Found, what: str, site: str, _: nn.Module, __: Any, context: dict[str, Any], x: Tensor) -> None:
     """Keep means and deviations by position, and of the stream also how far each channel sticks out."""
-    x, mask = x.cpu().double(), context.get("mask")
+    x = x.cpu().double()
+    mask = context.get("mask")
     real = torch.ones(x.shape[:-1], dtype=torch.bool) if mask is None else mask.cpu()
     if x.ndim == 2:  # one position a call
-        x, real = x[:, None], real[:, None]
-    at = [x[real[:, place], place] for place in range(x.shape[1])]
-    moments = {"mean": [each.mean() for each in at], "std": [each.std(correction=0) for each in at]}
-    found[what, "position", site].append({name: torch.stack(each) for name, each in moments.items()})
+        x = x[:, None]
+        real = real[:, None]
+    means, deviations = [], []
+    for place in range(x.shape[1]):
+        vectors = x[real[:, place], place]
+        means.append(vectors.mean())
+        deviations.append(vectors.std(correction=0))
+    found[what, "position", site].append({"mean": torch.stack(means), "std": torch.stack(deviations)})
     if what == "stream":
         rms = x[real].square().mean(dim=0).sqrt()
         found["channels", "channel", site].append({"channel_rms": rms / rms.median()})
@@ -156,9 +188,11 @@ def see_vectors(found: Found, what: str, site: str, _: nn.Module, __: Any, conte
 
 def see_attention(found: Found, site: str, branch: Any, inputs: Any, context: dict[str, Any], _: Any) -> None:
     """Keep what attention each position gets from queries far behind it, over what it would get were all alike."""
-    weights = branch.attention_logits(inputs[0][:EXAMPLES], **context).cpu().double().softmax(dim=-1)
+    logits = branch.attention_logits(inputs[0][:EXAMPLES], **context)
+    weights = logits.cpu().double().softmax(dim=-1)
     places = torch.arange(weights.shape[-1])
-    far = places[:, None] - places >= len(places) // 4
-    alike = (far / (places[:, None] + 1)).sum(dim=0)
-    got = (weights * far).sum(dim=-2).mean(dim=(0, 1))
-    found["attention", "position", site].append({"attention": (got / alike)[alike > 0]})
+    queries = places[:, None]
+    is_far = queries - places >= len(places) // 4
+    uniform = (is_far / (queries + 1)).sum(dim=0)
+    got = (weights * is_far).sum(dim=-2).mean(dim=(0, 1))
+    found["attention", "position", site].append({"attention": (got / uniform)[uniform > 0]})

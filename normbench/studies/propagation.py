@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Annotated, Any
 
@@ -19,20 +19,23 @@ from normbench.build import build_model
 from normbench.errors import UsageError
 from normbench.probes import statistics
 from normbench.settings import Setting
+from normbench.studies.figures import draw_curves
 from normbench.studies.findings import (
+    Column,
+    Findings,
+    Told,
+    Value,
     arms_of,
-    by_seed,
-    compared,
-    curves,
-    estimated,
+    compare,
+    find,
     keys_of,
-    labelled,
-    plain_table,
-    values_told,
+    label_of,
+    values_of,
 )
-from normbench.studies.frame import Column, Row, Study, Subject, check_memory
+from normbench.studies.frame import Row, Study, Subject, check_memory
+from normbench.studies.writing import rows_table
 from normbench.training.evaluation import to_device
-from normbench.types import Branch
+from normbench.types import Branch, Model
 
 Passing = tuple[Tensor, Tensor]  # what enters a module, and what leaves it
 
@@ -61,60 +64,88 @@ class Propagation(Study):
 
     def check(self, subject: Subject) -> None:
         if subject.task.may_pad:
-            raise UsageError(f"study propagation counts every position, and {subject.task.unit} may have padding: "
-                             "use a language model or images, such as data=pydocs or data=digits")  # fmt: skip
+            raise UsageError(
+                f"study propagation counts every position, and {subject.task.unit} may have padding: "
+                "use a language model or images, such as data=pydocs or data=digits"
+            )
         with torch.device("meta"):  # shapes without values
             model, _ = build_model(subject.tree, subject.task, subject.seed)
         weights = sum(parameter.numel() for parameter in model.parameters())
-        stream = subject.data.train_batch(0).targets.numel() * subject.tree["model"].get("width", 1)
-        check_memory(4 * (2 * weights + len(model.blocks) * stream), "a stack with its gradients", subject.device)
+        positions = subject.data.train_batch(0).targets.numel()
+        stream = positions * subject.tree["model"].get("width", 1)
+        needed = 2 * weights + len(model.blocks) * stream
+        check_memory(4 * needed, "a stack with its gradients", subject.device)
+
+    # ---- what is measured
 
     def measure(self, subject: Subject) -> Iterator[Row]:
         model, norms = subject.build()
         for norm in norms.values():
             norm.train()  # running statistics are those of no batch yet
-        depth, last = len(model.blocks), last_branch(model.blocks[-1])
-        shown = {round(place) for place in np.linspace(0, depth - 1, min(self.layers, depth))}
-        watched: dict[Any, nn.Module] = {place: model.blocks[place] for place in sorted(shown)}
-        outputs = [getattr(last, name) for name in last.output] if subject.task.causal else []
-        watched.update((LAST, module) for module in outputs if isinstance(module, nn.Linear))
+        depth = len(model.blocks)
         seen: dict[Any, Passing] = {}
-        for key, module in watched.items():
-            module.register_forward_hook(partial(keep, seen, key))
-        for block in model.blocks[:-1]:
-            block.forward = partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False)
+        for place in self.shown(depth):
+            model.blocks[place].register_forward_hook(partial(keep, seen, place))
+        if subject.task.causal:
+            for module in output_layers(model.blocks[-1]):
+                module.register_forward_hook(partial(keep, seen, LAST))
+        recompute_blocks(model)
         batch = to_device(subject.data.train_batch(0), subject.device)
-        subject.task.loss(model(*batch.arguments), batch.targets).backward()
-        at_end = {LAST: batch.targets.numel() * position_gradient(*seen.pop(LAST))} if LAST in seen else {}
-        for place, passing in seen.items():
-            row = {"layer": place + 1, **passed(last_branch(model.blocks[place]), *passing)}
-            yield row | (at_end if place == depth - 1 else {})
+        loss = subject.task.loss(model(*batch.arguments), batch.targets)
+        loss.backward()
+        at_end = {}
+        if LAST in seen:
+            x, y = seen.pop(LAST)
+            at_end[LAST] = batch.targets.numel() * position_gradient(x, y)
+        for place, (x, y) in seen.items():
+            row = {"layer": place + 1, **what_passed(last_branch(model.blocks[place]), x, y)}
+            if place == depth - 1:
+                row |= at_end
+            yield row
 
-    def finding(self, rows: pd.DataFrame) -> list[str]:
+    def shown(self, depth: int) -> list[int]:
+        """Return the blocks that are shown, spread evenly from the first to the last."""
+        places = np.linspace(0, depth - 1, min(self.layers, depth))
+        return sorted({round(place) for place in places})
+
+    # ---- what was found
+
+    def finding(self, rows: pd.DataFrame) -> Sequence[Told]:
         if DEPTH not in rows or LAST not in rows:
-            return values_told(deepest(rows), "rms", self.columns["rms"], "RMS of the stream, mean over layers")
-        what = "the last layer's gradient of one position changes with depth to the power of"
-        found = exponents_by_seed(rows)
-        return [f"{labelled(arm)}: {what} {estimated(by_seed(found, arm.settings, LAST), THEOREM)}."
-                for arm in arms_of(found) if by_seed(found, arm.settings, LAST)]  # fmt: skip
+            return values_of(deepest(rows), "rms", "RMS of the stream, mean over layers", self.columns["rms"].unit)
+        exponents = exponents_by_seed(rows)
+        found = []
+        for arm in arms_of(exponents):
+            what = f"{label_of(arm)}: the last layer's gradient of one position changes with depth to the power of"
+            values = find(exponents, LAST, arm).values
+            if values:
+                found.append(Value(what, values, references=THEOREM))
+        return found
 
-    def tables(self, rows: pd.DataFrame) -> list[Table]:
-        deep, front = deepest(rows), [*keys_of(rows), "layer"]
-        ends = deep[deep["layer"].isin([1, deep["layer"].max()])].groupby(front, dropna=False, sort=False)
-        means = ends[[name for name in BY_LAYER if name in rows]].mean().reset_index()
-        found = means.rename(columns={name: column.label for name, column in self.columns.items()})
-        return [
-            *exponents(rows),
-            plain_table("ends", "Ends of the deepest stack", found.to_dict("records"), len(front)),
-        ]
+    def tables(self, rows: pd.DataFrame) -> list[Table | Findings]:
+        found = list[Table | Findings]()
+        if DEPTH in rows and LAST in rows:
+            found.append(exponents_table(rows))
+        deep = deepest(rows)
+        front = [*keys_of(rows), "layer"]
+        is_end = deep["layer"].isin([1, deep["layer"].max()])
+        values = [name for name in BY_LAYER if name in rows]
+        means = deep[is_end].groupby(front, dropna=False, sort=False)[values].mean().reset_index()
+        named = means.rename(columns={name: column.label for name, column in self.columns.items()})
+        found.append(rows_table("ends", "Ends of the deepest stack", named.to_dict("records"), len(front)))
+        return found
 
     def figures(self, rows: pd.DataFrame) -> list[Figure]:
-        caption = "At initialisation; by layer: in the deepest stack."
-        drawn = [*((name, "layer", deepest(rows)) for name in BY_LAYER), (LAST, DEPTH, rows)]
-        about: Any = {"columns": self.columns, "caption": caption}
-        figures = [curves(name, own, x=x, y=name, title=self.columns[name].words, **about)
-                   for name, x, own in drawn if {name, x} <= {*rows}]  # fmt: skip
-        return [figure for own in figures for figure in own]
+        deep = deepest(rows)
+        drawn = [(name, "layer", deep) for name in BY_LAYER]
+        drawn.append((LAST, DEPTH, rows))
+        found = list[Figure]()
+        for name, x, own in drawn:
+            if name in rows and x in rows:
+                title = self.columns[name].words
+                caption = "At initialisation; by layer: in the deepest stack."
+                found += draw_curves(name, own, x=x, y=name, columns=self.columns, title=title, caption=caption)
+        return found
 
 
 def keep(seen: dict[Any, Passing], key: Any, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -125,18 +156,34 @@ def keep(seen: dict[Any, Passing], key: Any, module: nn.Module, inputs: tuple[Te
 
 def last_branch(block: Any) -> Branch:
     """Return the branch of a block that writes to the stream last."""
-    return [*block.branches.values()][-1]
+    *_, last = block.branches.values()
+    return last
+
+
+def output_layers(block: nn.Module) -> list[nn.Linear]:
+    """Return the linear layers that write to the stream last."""
+    branch = last_branch(block)
+    modules = [getattr(branch, name) for name in branch.output]
+    return [module for module in modules if isinstance(module, nn.Linear)]
+
+
+def recompute_blocks(model: Model) -> None:
+    """Let all blocks but the last keep their inputs only, and be computed again on the way back."""
+    for block in model.blocks[:-1]:
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False)
 
 
 @torch.no_grad()
-def passed(branch: Branch, x: Tensor, y: Tensor) -> dict[str, float]:
+def what_passed(branch: Branch, x: Tensor, y: Tensor) -> dict[str, float]:
     """Return what passed through a block with this last branch: the stream, x to y, and the gradient on the way back.
 
     That is the gradient of the branch's output weights; of one that names none, of all its parameters.
     """
-    weights: list[Any] = branch.output_weights() or [*branch.parameters()]
-    found = {"rms": statistics.rms(y), "gradient": statistics.total_norm([weight.grad for weight in weights])}
-    if y[0].numel() > y.shape[branch.channel_dim]:  # more than one position
+    weights: list[Any] = branch.output_weights() or list(branch.parameters())
+    gradients = [weight.grad for weight in weights]
+    found = {"rms": statistics.rms(y), "gradient": statistics.total_norm(gradients)}
+    has_positions = y[0].numel() > y.shape[branch.channel_dim]
+    if has_positions:
         found["similarity"] = statistics.token_similarity(y, branch.channel_dim)
     if y.shape == x.shape:
         found["angle"] = angle(x, y, branch.channel_dim)
@@ -148,8 +195,10 @@ def angle(x: Float[Tensor, "..."], y: Float[Tensor, "..."], channel_dim: int) ->
 
     2·atan2(|u − v|, |u + v|) of the unit vectors u and v is exact for small angles too (Kahan 2006, §12).
     """
-    u, v = (nn.functional.normalize(side.float(), dim=channel_dim) for side in (x, y))
-    apart, along = (torch.linalg.vector_norm(side, dim=channel_dim) for side in (u - v, u + v))
+    u = nn.functional.normalize(x.float(), dim=channel_dim)
+    v = nn.functional.normalize(y.float(), dim=channel_dim)
+    apart = torch.linalg.vector_norm(u - v, dim=channel_dim)
+    along = torch.linalg.vector_norm(u + v, dim=channel_dim)
     return torch.rad2deg(2 * torch.atan2(apart, along)).mean()
 
 
@@ -158,7 +207,9 @@ def position_gradient(x: Tensor, y: Any) -> float:
 
     That is the outer product of x there and δ, the gradient of y: |x|·|δ|.
     """
-    return float((x.detach().norm(dim=-1) * y.grad.norm(dim=-1)).mean())
+    inputs = x.detach().norm(dim=-1)
+    gradients = y.grad.norm(dim=-1)
+    return float((inputs * gradients).mean())
 
 
 def deepest(rows: pd.DataFrame) -> pd.DataFrame:
@@ -166,24 +217,31 @@ def deepest(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[rows[DEPTH] == rows[DEPTH].max()] if DEPTH in rows else rows
 
 
-def exponents(rows: pd.DataFrame) -> list[Table]:
-    """Say with which exponent of depth the last layer's gradient changes; nothing where depth does not vary."""
-    if DEPTH not in rows or LAST not in rows:
-        return []
-    title = "Exponents of the last layer's gradient"
-    return [compared(exponents_by_seed(rows), values=[*SLOPES], columns=SLOPES, key="exponents", title=title,
-                     notes=(EXPONENTS,))]  # fmt: skip
+def exponents_table(rows: pd.DataFrame) -> Findings:
+    """Say with which exponent of depth the last layer's gradient changes."""
+    return compare(
+        exponents_by_seed(rows),
+        values=list(SLOPES),
+        columns=SLOPES,
+        key="exponents",
+        title="Exponents of the last layer's gradient",
+        notes=[EXPONENTS],
+    )
 
 
 def exponents_by_seed(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the exponents of each arm and seed."""
-    keys = [*(key for key in keys_of(rows) if key != DEPTH), "seed"]
-    groups = rows.dropna(subset=[LAST]).groupby(keys, dropna=False, sort=False)
+    keys = [key for key in keys_of(rows) if key != DEPTH]
+    groups = rows.dropna(subset=[LAST]).groupby([*keys, "seed"], dropna=False, sort=False)
     return groups[[DEPTH, *SLOPES]].apply(slopes).reset_index()
 
 
 def slopes(rows: pd.DataFrame) -> pd.Series:
     """Return the slope of each gradient against depth, both as logarithms, by least squares, or NaN."""
     logs = np.log(rows.where(rows > 0).astype(float))
-    finite = [name for name in SLOPES if np.isfinite(logs[name]).all()]
-    return pd.Series({name: np.polyfit(logs[DEPTH], logs[name], 1)[0] for name in finite}, index=[*SLOPES])
+    found = pd.Series(np.nan, index=list(SLOPES))
+    for name in SLOPES:
+        if np.isfinite(logs[name]).all():
+            slope, _ = np.polyfit(logs[DEPTH], logs[name], 1)
+            found[name] = slope
+    return found

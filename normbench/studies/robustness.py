@@ -12,41 +12,55 @@ import torch
 from torch import Tensor
 
 from normbench.analysis.figures.style import Figure
-from normbench.analysis.statistics import Sample
-from normbench.analysis.tables import Table
 from normbench.build import seeded
 from normbench.settings import Setting
-from normbench.studies.findings import against_baseline, compared, curves, differences_told, values_told
-from normbench.studies.frame import Column, Difference, Row, Study, Subject
+from normbench.studies.figures import draw_curves
+from normbench.studies.findings import (
+    Column,
+    Difference,
+    Findings,
+    Told,
+    Value,
+    compare,
+    compare_with_baseline,
+    values_of,
+)
+from normbench.studies.frame import Row, Study, Subject
 from normbench.training.evaluation import evaluate
 from normbench.types import Model
 
 Levels = Sequence[float]
+Change = Callable[[float, Tensor, int], Tensor]  # a level, values, and their axis of channels, to other values
 
 
 def outlier(factor: float, x: Tensor, axis: int) -> Tensor:
     """Return x with its largest channel times a factor; axis: of the channels."""
     moved = x.movedim(axis, -1)
     largest = moved.square().flatten(0, -2).mean(0).argmax()
-    scale = torch.where(torch.arange(moved.shape[-1], device=x.device) == largest, factor, 1.0)
+    channels = torch.arange(moved.shape[-1], device=x.device)
+    scale = torch.where(channels == largest, factor, 1.0)
     return (moved * scale).movedim(-1, axis)
 
 
 def noise(level: float, x: Tensor, axis: int) -> Tensor:
     """Return x with Gaussian noise of `level` times its root mean square."""
-    return x + level * x.square().mean().sqrt() * torch.randn(x.shape).to(x)
+    rms = x.square().mean().sqrt()
+    return x + level * rms * torch.randn(x.shape).to(x)
 
 
-def dropped(share: float, x: Tensor, axis: int) -> Tensor:
+def drop(share: float, x: Tensor, axis: int) -> Tensor:
     """Return x with 0 at a share of its positions (tokens or pixels), in all channels."""
-    positions = [1 if place == axis % x.ndim else size for place, size in enumerate(x.shape)]
-    return x * (torch.rand(positions) >= share).to(x)
+    positions = list(x.shape)
+    positions[axis] = 1
+    is_kept = torch.rand(positions) >= share
+    return x * is_kept.to(x)
 
 
-CHANGES: dict[str, tuple[Callable[[float, Tensor, int], Tensor], str]] = {
-    "outlier": (outlier, "factor on the largest channel"),
-    "noise": (noise, "noise over the root mean square"),
-    "dropped": (dropped, "share of positions dropped"),
+CHANGES: dict[str, Change] = {"outlier": outlier, "noise": noise, "dropped": drop}
+LEVELS = {
+    "outlier": "factor on the largest channel",
+    "noise": "noise over the root mean square",
+    "dropped": "share of positions dropped",
 }
 
 
@@ -54,17 +68,23 @@ CHANGES: dict[str, tuple[Callable[[float, Tensor, int], Tensor], str]] = {
 def changed(model: Model, place: str, change: Callable[[Tensor, int], Tensor]) -> Iterator[None]:
     """Let a model meet changed values inside the `with`: at its input (pixels, embedded text) or at half its depth."""
 
-    def before(module: Any, given: tuple[Any, ...]) -> tuple[Any, ...]:
+    def change_input(module: Any, given: tuple[Any, ...]) -> tuple[Any, ...]:
+        x, *others = given
+        if not x.is_floating_point():
+            return given
         axis = 1 if module is model else next(iter(module.branches.values())).channel_dim
-        return change(given[0], axis) if given[0].is_floating_point() else given[0], *given[1:]
+        return (change(x, axis), *others)
 
-    def behind(module: Any, given: tuple[Any, ...], output: Tensor) -> Tensor:
-        return output if given[0].is_floating_point() else change(output, -1)
+    def change_embedding(module: Any, given: tuple[Any, ...], output: Tensor) -> Tensor:
+        is_text = not given[0].is_floating_point()
+        return change(output, -1) if is_text else output
 
-    stem: Any = model.stem
-    middle = model.blocks[len(model.blocks) // 2]
-    handles = [(model if place == "input" else middle).register_forward_pre_hook(before)]
-    handles += [stem.register_forward_hook(behind)] if place == "input" else []
+    if place == "input":
+        stem: Any = model.stem
+        handles = [model.register_forward_pre_hook(change_input), stem.register_forward_hook(change_embedding)]
+    else:
+        middle = model.blocks[len(model.blocks) // 2]
+        handles = [middle.register_forward_pre_hook(change_input)]
     try:
         yield
     finally:
@@ -96,33 +116,49 @@ class Robustness(Study):
 
     def measure(self, subject: Subject) -> Iterator[Row]:
         model, _ = subject.build()
-        batches = [*subject.data.eval_batches("val", self.batches)]
-        clean = evaluate(model, batches, subject.task, subject.device)["loss"]
-        for kind, (change, _) in CHANGES.items():
+        batches = list(subject.data.eval_batches("val", self.batches))
+
+        def loss() -> float:
+            return evaluate(model, batches, subject.task, subject.device)["loss"]
+
+        clean = loss()
+        for kind, change in CHANGES.items():
             for place in ("input", "hidden"):
                 for level in self.levels[kind]:
                     with seeded(subject.seed, kind, place, level), changed(model, place, partial(change, level)):
-                        loss = evaluate(model, batches, subject.task, subject.device)["loss"]
-                    yield {"kind": kind, "place": place, "strength": level, "loss": loss, "increase": loss - clean}
+                        found = loss()
+                    yield {"kind": kind, "place": place, "strength": level, "loss": found, "increase": found - clean}
 
-    def finding(self, rows: pd.DataFrame) -> Sequence[str | Difference]:
-        found, told = dict[str, Sample](), list[str]()
-        column = self.columns["increase"]
+    def finding(self, rows: pd.DataFrame) -> Sequence[Told]:
+        differences = list[Difference]()
+        values = list[Value]()
+        unit = self.columns["increase"].unit
         for kind, own in rows[rows["place"] == "hidden"].groupby("kind", sort=False):
-            strongest = own[own["strength"] == own["strength"].max()]
-            what = f"Loss added in the hidden stream by {kind} at {strongest['strength'].iloc[0]:g}"
-            found |= against_baseline(strongest, "increase", self.baseline, what)
-            told += values_told(strongest, "increase", column, what)
-        return differences_told(found, column.unit) or told
+            level = own["strength"].max()
+            strongest = own[own["strength"] == level]
+            what = f"Loss added in the hidden stream by {kind} at {level:g}"
+            differences += compare_with_baseline(strongest, "increase", self.baseline, what, unit)
+            values += values_of(strongest, "increase", what, unit)
+        return differences or values
 
-    def tables(self, rows: pd.DataFrame) -> list[Table]:
+    def tables(self, rows: pd.DataFrame) -> list[Findings]:
         strongest = rows[rows["strength"] == rows.groupby("kind")["strength"].transform("max")]
-        return [compared(strongest, values=["increase"], by=["kind", "place", "strength"], columns=self.columns,
-                         baseline=self.baseline, title="The strongest changes")]  # fmt: skip
+        table = compare(
+            strongest,
+            values=["increase"],
+            by=["kind", "place", "strength"],
+            columns=self.columns,
+            baseline=self.baseline,
+            title="The strongest changes",
+        )
+        return [table]
 
     def figures(self, rows: pd.DataFrame) -> list[Figure]:
-        named = {kind: {**self.columns, "strength": Column(words)} for kind, (_, words) in CHANGES.items()}
-        drawn = [curves(kind, own, x="strength", y="loss", panel="place", log="xy",
-                        columns=named[kind], **self.captions[kind])
-                 for kind, own in rows.groupby("kind", sort=False)]  # fmt: skip
-        return [figure for figures in drawn for figure in figures]
+        found = list[Figure]()
+        for kind, own in rows.groupby("kind", sort=False):
+            columns = {**self.columns, "strength": Column(LEVELS[str(kind)])}
+            said = self.captions[str(kind)]
+            found += draw_curves(
+                str(kind), own, x="strength", y="loss", panel="place", log="xy", columns=columns, **said
+            )
+        return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import numpy as np
@@ -12,11 +12,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from normbench.analysis.figures.style import Figure
-from normbench.analysis.tables import Table
 from normbench.errors import UsageError
 from normbench.settings import Setting
-from normbench.studies.findings import against_baseline, compared, curves, differences_told, keys_of, values_told
-from normbench.studies.frame import Difference, Row, Study, Subject
+from normbench.studies.figures import draw_curves
+from normbench.studies.findings import Findings, Told, compare, keys_of
+from normbench.studies.frame import Row, Study, Subject
 from normbench.studies.steps import check_steps, steps
 from normbench.training.evaluation import to_device
 from normbench.training.guard import buffers_kept
@@ -24,31 +24,39 @@ from normbench.types import Model
 
 SCALING = "data.scaling"
 SHARES = {"low": 0.15, "median": 0.5, "high": 0.85}  # of the values, as in the paper's figure 1
+PERCENT = "Median and band from the 15th to the 85th percentile, over validation images"
 
 
 def percentiles(values: Float[Tensor, "..."]) -> dict[str, float]:
     """Return the values below which 15, 50 and 85 % lie."""
-    return dict(zip(SHARES, np.quantile(values.detach().cpu().numpy(), [*SHARES.values()]).tolist(), strict=True))
+    found = np.quantile(values.detach().cpu().numpy(), list(SHARES.values()))
+    return dict(zip(SHARES, found.tolist(), strict=True))
 
 
-def saturated(values: Float[Tensor, "..."], edge: float) -> float:
+def saturated_share(values: Float[Tensor, "..."], edge: float) -> float:
     """Return the share of values whose sigmoid lies within `edge` of 0 or 1."""
     outputs = values.detach().sigmoid()
-    return ((outputs < edge) | (outputs > 1 - edge)).float().mean().item()
+    is_saturated = (outputs < edge) | (outputs > 1 - edge)
+    return is_saturated.float().mean().item()
 
 
 @torch.no_grad()
 def sigmoid_inputs(model: Model, inputs: Tensor) -> tuple[list[Tensor], Tensor]:
     """Return what each sigmoid reads for these inputs, in their order, and the logits; buffers stay as they are."""
     seen = list[Tensor]()
+
+    def keep_input(_: nn.Module, given: tuple[Tensor, ...]) -> None:
+        seen.append(given[0])
+
     sigmoids = [module for module in model.modules() if isinstance(module, nn.Sigmoid)]
-    handles = [each.register_forward_pre_hook(lambda _, given: seen.append(given[0])) for each in sigmoids]
+    handles = [each.register_forward_pre_hook(keep_input) for each in sigmoids]
     try:
         with buffers_kept(model):
-            return seen, model(inputs)
+            logits = model(inputs)
     finally:
         for handle in handles:
             handle.remove()
+    return seen, logits
 
 
 class Saturation(Study):
@@ -65,7 +73,8 @@ class Saturation(Study):
         every: Annotated[int, Setting("steps from one measurement to the next", "steps", low=1)] = 20,
         edge: Annotated[float, Setting("how near to 0 or 1 a saturated sigmoid is", above=0, below=0.5)] = 0.05,
     ) -> None:
-        self.every, self.edge = every, edge
+        self.every = every
+        self.edge = edge
 
     def check(self, subject: Subject) -> None:
         check_steps(subject)
@@ -77,52 +86,101 @@ class Saturation(Study):
         batch = to_device(next(subject.data.eval_batches("val", 1)), subject.device)
         first = next(parameter for parameter in model.parameters() if parameter.ndim > 1)
         for step in steps(subject, model, norms):
-            if step.number % self.every == 0 and first.grad is not None:
-                inputs, logits = sigmoid_inputs(model, batch.inputs)
-                right = (logits.argmax(-1) == batch.targets).float().mean().item()
-                yield {"step": step.number, "gradient": first.grad.norm().item(), "accuracy": right}
-                for layer, values in enumerate(inputs, start=1):
-                    own = {f"unit_{name}": value for name, value in percentiles(values[:, 0]).items()}
-                    found = {"saturated": saturated(values, self.edge), **percentiles(values), **own}
-                    yield {"step": step.number, "layer": layer, **found}
+            if step.number % self.every or first.grad is None:
+                continue
+            inputs, logits = sigmoid_inputs(model, batch.inputs)
+            right = (logits.argmax(-1) == batch.targets).float().mean().item()
+            yield {"step": step.number, "gradient": first.grad.norm().item(), "accuracy": right}
+            for layer, values in enumerate(inputs, start=1):
+                row: Row = {"step": step.number, "layer": layer, "saturated": saturated_share(values, self.edge)}
+                row |= percentiles(values)
+                for name, value in percentiles(values[:, 0]).items():
+                    row[f"unit_{name}"] = value
+                yield row
 
-    def finding(self, rows: pd.DataFrame) -> Sequence[str | Difference]:
+    def finding(self, rows: pd.DataFrame) -> list[Told]:
         first = rows[rows["layer"] == 1]
-        what = "Share of saturated units of the first layer, mean over steps"
-        found = against_baseline(first, "saturated", self.baseline, what)
-        column = self.columns["saturated"]
-        return differences_told(found, column.unit) or values_told(first, "saturated", column, what)
+        return self.compare_or_tell(first, "saturated", "Share of saturated units of the first layer, mean over steps")
 
-    def tables(self, rows: pd.DataFrame) -> list[Table]:
-        how: dict[str, Any] = {"columns": self.columns, "baseline": self.baseline}
+    def tables(self, rows: pd.DataFrame) -> list[Findings]:
         note = f"A unit is saturated for an image where its sigmoid is within {self.edge:g} of 0 or 1. Mean over steps."
-        own = rows.dropna(subset=["layer"]).astype({"layer": int})
-        return [
-            compared(own, values=["saturated"], by=["layer"], key="saturated", title="Saturation", notes=[note], **how),
-            compared(rows, values=["gradient"], key="gradient", title="Gradient at the first layer", ratio=True, **how),
-        ]
+        layers = rows.dropna(subset=["layer"]).astype({"layer": int})
+        saturation = compare(
+            layers,
+            values=["saturated"],
+            by=["layer"],
+            key="saturated",
+            title="Saturation",
+            notes=[note],
+            columns=self.columns,
+            baseline=self.baseline,
+        )
+        gradient = compare(
+            rows,
+            values=["gradient"],
+            key="gradient",
+            title="Gradient at the first layer",
+            ratio=True,
+            columns=self.columns,
+            baseline=self.baseline,
+        )
+        return [saturation, gradient]
 
     def figures(self, rows: pd.DataFrame) -> list[Figure]:
-        panel = SCALING if SCALING in keys_of(rows) else None
-        rows = rows[[*rows.columns.drop(panel), panel]] if panel else rows  # no setting of an arm, but a coordinate
-        one = rows[rows["seed"] == rows["seed"].min()]
-        percent = "Median and band from the 15th to the 85th percentile, over validation images"
+        how: dict[str, Any] = {"x": "step", "columns": self.columns}
+        if SCALING in keys_of(rows):
+            how["panel"] = SCALING
+            rows = rows[[*rows.columns.drop(SCALING), SCALING]]  # no setting of an arm, but a coordinate
+        last = last_layer(rows)
+        seed = rows["seed"].min()
+        one = last_layer(rows[rows["seed"] == seed])
+        return [
+            *draw_curves(
+                "unit_median",
+                one,
+                y="unit_median",
+                band=("unit_low", "unit_high"),
+                title="What one sigmoid reads",
+                caption=f"{PERCENT}, of seed {seed}.",
+                **how,
+            ),
+            *draw_curves(
+                "median",
+                last,
+                y="median",
+                band=("low", "high"),
+                title="What the last sigmoids read",
+                caption=f"{PERCENT}.",
+                **how,
+            ),
+            *draw_curves(
+                "saturated",
+                rows[rows["layer"] == 1],
+                y="saturated",
+                title="Saturated units",
+                caption="Of the first layer, over all images.",
+                **how,
+            ),
+            *draw_curves(
+                "gradient",
+                rows,
+                y="gradient",
+                log="y",
+                title="Gradient at the first layer",
+                caption="Of its weights, on the step's batch.",
+                **how,
+            ),
+            *draw_curves(
+                "accuracy",
+                rows,
+                y="accuracy",
+                title="Accuracy",
+                caption="On validation images, with their own statistics.",
+                **how,
+            ),
+        ]
 
-        def drawn(own: pd.DataFrame, y: str, title: str, caption: str, **how: Any) -> list[Figure]:
-            how |= {"x": "step", "y": y, "panel": panel, "columns": self.columns}
-            return curves(y, own, title=title, caption=caption, **how)
 
-        figures = [
-            drawn(last(one), "unit_median", "What one sigmoid reads", f"{percent}, of seed {one['seed'].iloc[0]}.",
-                  band=("unit_low", "unit_high")),
-            drawn(last(rows), "median", "What the last sigmoids read", f"{percent}.", band=("low", "high")),
-            drawn(rows[rows["layer"] == 1], "saturated", "Saturated units", "Of the first layer, over all images."),
-            drawn(rows, "gradient", "Gradient at the first layer", "Of its weights, on the step's batch.", log="y"),
-            drawn(rows, "accuracy", "Accuracy", "On validation images, with their own statistics."),
-        ]  # fmt: skip
-        return [figure for own in figures for figure in own]
-
-
-def last(rows: pd.DataFrame) -> pd.DataFrame:
+def last_layer(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of the last layer."""
     return rows[rows["layer"] == rows["layer"].max()]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from itertools import takewhile
+from dataclasses import dataclass, replace
+from functools import partial
 from statistics import fmean
 from typing import Annotated, Any
 
@@ -20,20 +20,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from normbench import build
 from normbench.analysis.figures.style import PALETTE, Figure
-from normbench.analysis.tables import Table
 from normbench.settings import Setting
-from normbench.studies.findings import (
-    against_baseline,
-    arms_of,
-    compared,
-    curves,
-    differences_told,
-    is_arm,
-    labelled,
-    values_told,
-)
-from normbench.studies.frame import Difference, Row, Study, Subject
-from normbench.studies.steps import check_steps, steps
+from normbench.studies.figures import draw_curves
+from normbench.studies.findings import Findings, Told, arms_of, compare, is_arm, label_of
+from normbench.studies.frame import Row, Study, Subject
+from normbench.studies.steps import Step, check_steps, steps
 from normbench.training.guard import buffers_kept
 from normbench.types import Batch, Model, Task, stable_seed
 
@@ -49,11 +40,18 @@ Loss = Callable[[], Tensor]
 
 def layers_of(model: Model) -> list[list[nn.Parameter]]:
     """Return the parameters by layer, from the inputs on: stem, blocks, what is behind."""
-    blocks = [[*block.parameters()] for block in model.blocks]
-    inside = {parameter for block in blocks for parameter in block}
-    before = [*takewhile(lambda parameter: parameter not in inside, model.parameters())]
-    behind = [parameter for parameter in model.parameters() if parameter not in inside.union(before)]
-    return [layer for layer in (before, *blocks, behind) if layer]
+    blocks = [list(block.parameters()) for block in model.blocks]
+    in_blocks = {parameter for block in blocks for parameter in block}
+    stem, rest = list[nn.Parameter](), list[nn.Parameter]()
+    has_passed = False
+    for parameter in model.parameters():
+        if parameter in in_blocks:
+            has_passed = True
+        elif has_passed:
+            rest.append(parameter)
+        else:
+            stem.append(parameter)
+    return [layer for layer in (stem, *blocks, rest) if layer]
 
 
 def batch_loss(model: Model, batch: Batch, task: Task, *words: object) -> Loss:
@@ -95,17 +93,26 @@ def landscape(loss: Loss, parameters: Sequence[Tensor], distances: Sequence[floa
     """
     start = loss()
     gradient = torch.autograd.grad(start, parameters)
-    losses, changes = list[float](), list[float]()
+    length = flat(gradient).norm().item()
+    losses = list[float]()
+    changes = list[float]()
     for distance in distances:
         with moved(parameters, gradient, -distance):
             there = loss()
-            changes.append((flat(torch.autograd.grad(there, parameters)) - flat(gradient)).norm().item())
+            difference = flat(torch.autograd.grad(there, parameters)) - flat(gradient)
         losses.append(there.item())
-    length = flat(gradient).norm().item()
-    low, high, slopes = min(losses), max(losses), np.divide(changes, np.multiply(distances, length))
-    ranges = {"loss_low": low, "loss_high": high, "loss_range": high - low}
-    ranges |= {"change_low": min(changes), "change_high": max(changes)}
-    return {"loss": start.item(), "gradient": length, **ranges, "smoothness": float(slopes.max())}
+        changes.append(difference.norm().item())
+    slopes = np.divide(changes, np.multiply(distances, length))
+    return {
+        "loss": start.item(),
+        "gradient": length,
+        "loss_low": min(losses),
+        "loss_high": max(losses),
+        "loss_range": max(losses) - min(losses),
+        "change_low": min(changes),
+        "change_high": max(changes),
+        "smoothness": float(slopes.max()),
+    }
 
 
 def covariate_shift(
@@ -122,11 +129,17 @@ def covariate_shift(
     for layer, (below, own) in enumerate(zip(layers, weights[1:], strict=False), start=1):
         with torch.no_grad():
             torch._foreach_copy_([*below], [after[parameter] for parameter in below])
-        if own:
-            old, new = flat(gradients[weight] for weight in own), flat(torch.autograd.grad(loss(), own))
-            shift, cosine = (new - old).norm(), F.cosine_similarity(old, new, dim=0)
-            relative = (shift / old.norm()).item()
-            yield {"layer": layer, "shift": shift.item(), "relative_shift": relative, "cosine": cosine.item()}
+        if not own:
+            continue
+        old = flat(gradients[weight] for weight in own)
+        new = flat(torch.autograd.grad(loss(), own))
+        shift = (new - old).norm()
+        yield {
+            "layer": layer,
+            "shift": shift.item(),
+            "relative_shift": (shift / old.norm()).item(),
+            "cosine": F.cosine_similarity(old, new, dim=0).item(),
+        }
 
 
 def curvature(loss: Loss, parameters: Sequence[Tensor], iterations: int, seed: int) -> Row:
@@ -141,8 +154,8 @@ def curvature(loss: Loss, parameters: Sequence[Tensor], iterations: int, seed: i
         def product(vector: Vector) -> Vector:
             return flat(torch.autograd.grad(gradient, parameters, vector, retain_graph=True))
 
-        drawn = torch.randint(2, (iterations + 1, len(gradient)), generator=generator).to(gradient) * 2 - 1
-        image, *probes = drawn
+        signs = torch.randint(2, (iterations + 1, len(gradient)), generator=generator).to(gradient) * 2 - 1
+        image, *probes = signs
         for _ in range(iterations):
             vector = image / image.norm()
             image = product(vector)
@@ -150,7 +163,7 @@ def curvature(loss: Loss, parameters: Sequence[Tensor], iterations: int, seed: i
     return {"eigenvalue": (vector @ image).item(), "trace": trace}
 
 
-# ---- noise behind the norms
+# ---- noise after the norms
 
 
 def noise(norm: nn.Module, inputs: tuple[Tensor, ...], x: Tensor) -> Tensor:
@@ -159,8 +172,10 @@ def noise(norm: nn.Module, inputs: tuple[Tensor, ...], x: Tensor) -> Tensor:
     μ ~ U(−½, ½) and σ ~ U(1, 1.25) for each activation of a sample; then m ~ U(μ − 0.1, μ + 0.1) and s ~ N(σ, 0.1) for
     each sample, and x becomes s·x + m (Santurkar et al. 2018, algorithm 1 of the appendix).
     """
-    mean, scale = torch.rand_like(x[:1]) - 0.5, 1 + 0.25 * torch.rand_like(x[:1])
-    return x * (scale + 0.1 * torch.randn_like(x)) + mean + 0.2 * torch.rand_like(x) - 0.1
+    mean = torch.rand_like(x[:1]) - 0.5
+    scale = 1 + 0.25 * torch.rand_like(x[:1])
+    scales = scale + 0.1 * torch.randn_like(x)
+    return x * scales + mean + 0.2 * torch.rand_like(x) - 0.1
 
 
 @contextmanager
@@ -197,102 +212,167 @@ class Smoothness(Study):
         noise: Annotated[bool, Setting("measure each norm also with noise behind it")] = False,
         hessian: Annotated[bool, Setting("measure the Hessian's top eigenvalue and trace too")] = False,
     ) -> None:
-        self.every, self.noise, self.hessian = every, noise, hessian
+        self.every = every
+        self.noise = noise
+        self.hessian = hessian
         self.rates = sorted(rates or ())
         self.chosen: dict[str, float] = {}
 
     def check(self, subject: Subject) -> None:
         check_steps(subject)
 
+    # ---- what is measured
+
     def measure(self, subject: Subject) -> Iterator[Row]:
         own = at_rate(subject, self.best_rate(subject), subject.seed)
-        both = self.noise and subject.facts.statistics_over != "none"
-        for noise in (False, True)[: 1 + both]:
-            yield from ({"noise": noise, **row} for row in self.watch(own, noise))
+        kinds = [False]
+        if self.noise and subject.facts.statistics_over != "none":
+            kinds.append(True)
+        for noise in kinds:
+            for row in self.watch(own, noise):
+                yield {"noise": noise, **row}
 
     def best_rate(self, subject: Subject) -> float:
         """Return the rate that trains an arm to the lowest loss at the end, on seeds that are not measured."""
+        if not self.rates:
+            rate: float = subject.tree["optim"]["lr"]
+            return rate
         arm = str({**subject.tree, "seed": None})
-        if self.rates and arm not in self.chosen:
-            trials = {rate: [at_rate(subject, rate, seed) for seed in CHOOSING_SEEDS] for rate in self.rates}
-            self.chosen[arm] = min(self.rates, key=lambda rate: fmean(map(final_loss, trials[rate])))
-        return self.chosen.get(arm) or subject.tree["optim"]["lr"]
+        if arm not in self.chosen:
+            losses = {}
+            for tried in self.rates:
+                losses[tried] = fmean(final_loss(at_rate(subject, tried, seed)) for seed in CHOOSING_SEEDS)
+            self.chosen[arm] = min(self.rates, key=losses.__getitem__)
+        return self.chosen[arm]
 
     def watch(self, subject: Subject, noise: bool) -> Iterator[Row]:
         """Yield what is measured of one training."""
         model, norms = subject.build()
         layers = layers_of(model)
-        parameters: list[Tensor] = [*model.parameters()]
+        parameters: list[Tensor] = list(model.parameters())
         in_norms = {parameter for norm in norms.values() for parameter in norm.parameters()}
         weights = [[each for each in layer if each.ndim > 1 and each not in in_norms] for layer in layers]
-        before: tuple[int, Loss, list[Tensor]] | None = None
+        before: Looked | None = None
         with noisy(norms, noise):
             for step in steps(subject, model, norms):
                 if before:
-                    place, loss, old = before
-                    after: dict[Tensor, Tensor] = {each: each.detach().clone() for each in parameters}
-                    with buffers_kept(model), moved(parameters, torch._foreach_sub(old, parameters), 1.0):
-                        shifts = [*covariate_shift(loss, layers, weights, after)]
-                    yield from ({"step": place, **shift} for shift in shifts)
+                    yield from self.look_back(before, model, parameters, layers, weights)
                 before = None
                 if step.number % self.every == 0:
                     loss = batch_loss(model, step.batch, subject.task, subject.seed, "dropout", step.number)
-                    with buffers_kept(model):
-                        found = landscape(loss, parameters, [step.rate * each for each in DISTANCES])
-                        if self.hessian:
-                            found |= curvature(loss, parameters, PRODUCTS, step.number)
-                    yield {"step": step.number, "rate": step.rate, **found}
-                    before = step.number, loss, [parameter.detach().clone() for parameter in parameters]
+                    yield self.look(step, loss, model, parameters)
+                    kept = [parameter.detach().clone() for parameter in parameters]
+                    before = Looked(step.number, loss, kept)
 
-    def finding(self, rows: pd.DataFrame) -> Sequence[str | Difference]:
+    def look(self, step: Step, loss: Loss, model: Model, parameters: Sequence[Tensor]) -> Row:
+        """Return what is measured of a step before its update."""
+        row = {"step": step.number, "rate": step.rate}
+        with buffers_kept(model):
+            row |= landscape(loss, parameters, [step.rate * each for each in DISTANCES])
+            if self.hessian:
+                row |= curvature(loss, parameters, PRODUCTS, step.number)
+        return row
+
+    def look_back(
+        self,
+        before: Looked,
+        model: Model,
+        parameters: Sequence[Tensor],
+        layers: Sequence[Sequence[Tensor]],
+        weights: Sequence[Sequence[Tensor]],
+    ) -> Iterator[Row]:
+        """Yield how the update of the step before has shifted each layer's gradient."""
+        after: dict[Tensor, Tensor] = {each: each.detach().clone() for each in parameters}
+        back = torch._foreach_sub(before.parameters, list(parameters))
+        with buffers_kept(model), moved(parameters, back, 1.0):
+            shifts = list(covariate_shift(before.loss, layers, weights, after))
+        for shift in shifts:
+            yield {"step": before.number, **shift}
+
+    # ---- what was found
+
+    def finding(self, rows: pd.DataFrame) -> list[Told]:
         what = "Effective smoothness, mean over steps, smaller is smoother"
-        found = against_baseline(named(rows), "smoothness", self.baseline, what, ratio=True)
-        column = self.columns["smoothness"]
-        return differences_told(found, column.unit, ratio=True) or values_told(
-            named(rows), "smoothness", column, what, ratio=True
-        )
+        return self.compare_or_tell(with_noise_named(rows), "smoothness", what, ratio=True)
 
-    def tables(self, rows: pd.DataFrame) -> list[Table]:
-        rows, used = named(rows), list[str]()
+    def tables(self, rows: pd.DataFrame) -> list[Findings]:
+        rows = with_noise_named(rows)
+        rates = f"Learning rates: {'; '.join(self.rates_used(rows))}."
+        found = []
+        for value, said in self.captions.items():
+            if value not in rows:
+                continue
+            table = compare(
+                rows,
+                values=[value],
+                key=value,
+                title=said["title"],
+                notes=[said["caption"], rates],
+                ratio=self.columns[value].scale == "log",
+                columns=self.columns,
+                baseline=self.baseline,
+            )
+            found.append(table)
+        return found
+
+    def rates_used(self, rows: pd.DataFrame) -> Iterator[str]:
+        """Say at which rate each arm trained, whether it is an end of those tried, and how many seeds diverged."""
         for arm in arms_of(rows):
             own = rows[is_arm(rows, arm.settings)]
-            end = " (an end of study.rates)" if own["rate"].max() in (self.rates[:1] + self.rates[-1:]) else ""
+            rate = own["rate"].max()
+            words = f"{label_of(arm)} {rate:g}"
+            if self.rates and rate in (self.rates[0], self.rates[-1]):
+                words += " (an end of study.rates)"
             diverged = (own.groupby("seed")["step"].max() < rows["step"].max()).sum()
-            used.append(f"{labelled(arm)} {own['rate'].max():g}{end}" + f", {diverged} seeds diverged" * bool(diverged))
-        rates = f"Learning rates: {'; '.join(used)}."
-        how: dict[str, Any] = {"columns": self.columns, "baseline": self.baseline}
-        return [
-            compared(rows, values=[value], key=value, title=said["title"], notes=(said["caption"], rates),
-                     ratio=self.columns[value].scale == "log", **how)
-            for value, said in self.captions.items() if value in rows
-        ]  # fmt: skip
+            if diverged:
+                words += f", {diverged} seeds diverged"
+            yield words
 
     def figures(self, rows: pd.DataFrame) -> list[Figure]:
-        rows, found = named(rows), list[Figure]()
+        rows = with_noise_named(rows)
+        found = list[Figure]()
         for value, said in self.captions.items():
-            if value in rows:
-                y, band = value, None
-                if word := BANDS.get(value):
-                    y, band = f"{word}_high", (f"{word}_low", f"{word}_high")
-                panel = "layer" if rows.dropna(subset=[y])["layer"].notna().any() else None
-                how: dict[str, Any] = {"x": "step", "y": y, "band": band, "panel": panel, "columns": self.columns}
-                found += curves(value, rows, **said, **how)
+            if value not in rows:
+                continue
+            how: dict[str, Any] = {"x": "step", "y": value, "columns": self.columns, **said}
+            if value in BANDS:
+                word = BANDS[value]
+                how |= {"y": f"{word}_high", "band": (f"{word}_low", f"{word}_high")}
+            if rows.dropna(subset=[how["y"]])["layer"].notna().any():
+                how["panel"] = "layer"
+            found += draw_curves(value, rows, **how)
         return found
+
+
+@dataclass(frozen=True)
+class Looked:
+    """A step that was looked at, and the parameters before its update."""
+
+    number: int
+    loss: Loss
+    parameters: list[Tensor]
 
 
 def final_loss(subject: Subject) -> float:
     """Return the mean training loss over the last quarter of the steps; infinite where it diverges before."""
-    losses, total = [step.loss for step in steps(subject, *subject.build())], subject.tree["trainer"]["steps"]
-    return fmean(losses[-math.ceil(total / 4) :]) if len(losses) == total else math.inf
+    total = subject.tree["trainer"]["steps"]
+    losses = [step.loss for step in steps(subject, *subject.build())]
+    if len(losses) < total:
+        return math.inf
+    return fmean(losses[-math.ceil(total / 4) :])
 
 
 def at_rate(subject: Subject, rate: float, seed: int) -> Subject:
     """Return a subject with another learning rate and seed."""
-    tree = {**subject.tree, "seed": seed, "optim": {**subject.tree["optim"], "lr": rate}}
-    load = subject.load if seed == subject.seed else lambda: build.make_data(tree, seed)
+    optim = {**subject.tree["optim"], "lr": rate}
+    tree = {**subject.tree, "seed": seed, "optim": optim}
+    load = subject.load
+    if seed != subject.seed:
+        load = partial(build.make_data, tree, seed)
     return replace(subject, tree=tree, load=load)
 
 
-def named(rows: pd.DataFrame) -> pd.DataFrame:
+def with_noise_named(rows: pd.DataFrame) -> pd.DataFrame:
     """Return rows with the noise in the name of the norm."""
-    return rows.assign(norm=rows["norm"].where(~rows["noise"], rows["norm"].replace(PALETTE["names"]) + " + noise"))
+    proper = rows["norm"].replace(PALETTE["names"])
+    return rows.assign(norm=rows["norm"].where(~rows["noise"], proper + " + noise"))

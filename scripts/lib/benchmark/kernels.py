@@ -109,14 +109,3 @@ def profiled(step: Callable[[], object], steps: int) -> dict[str, float]:
         if namespace in ("aten", "mkldnn") and (kind := class_of(name)) != "views":
             spent[kind] += event.self_cpu_time_total / 1e6 / whole
     return dict(spent)
-
-
-def best(call: Callable[[], object], rounds: int) -> float:
-    """Return the seconds of the fastest of some calls."""
-    call()
-    found = []
-    for _ in range(rounds):
-        begun = time.perf_counter()
-        call()
-        found.append(time.perf_counter() - begun)
-    return min(found)

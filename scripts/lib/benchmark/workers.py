@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from kernels import best, floor, operations, profiled, recorded
+from kernels import floor, operations, profiled, recorded
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -27,6 +27,7 @@ from normbench.record.recorder import Silent
 from normbench.runs.plan import prepare
 from normbench.runs.session import Session
 from normbench.studies.bench import last_level_cache
+from normbench.studies.timing import do_nothing, forward_and_backward, in_turn, seconds_of
 from normbench.training.estimate import estimate
 from normbench.training.loop import Loop, due
 from normbench.types import PADDING
@@ -42,25 +43,26 @@ def session_of(words: Sequence[str]) -> Session:
     return session
 
 
-def clocked(call: Callable[[], object], times: int = 1) -> float:
-    """Return the mean seconds of some calls."""
-    begun = time.perf_counter()
-    for _ in range(times):
-        call()
-    return (time.perf_counter() - begun) / times
+def fastest(call: Callable[[], object], rounds: int) -> float:
+    """Return the seconds of the fastest of some calls, each after one that warms up."""
+    return min(seconds_of(call, prepare=call) for _ in range(rounds))
 
 
 def peaks(quick: bool) -> Iterator[Found]:
     """Yield operations a second of the fastest matrix product, and bytes a second of a copy beyond the last cache."""
-    rounds, speeds = 2 if quick else 7, list[float]()
+    rounds = 2 if quick else 7
+    speeds = list[float]()
     for size in (1024, 1536, 2048):
         one, other = torch.randn(2, size, size)
-        speeds.append(2 * size**3 / best(lambda one=one, other=other: one @ other, rounds))
+        seconds = fastest(partial(torch.matmul, one, other), rounds)
+        speeds.append(2 * size**3 / seconds)
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    size = 2**26 if quick else min(max(2**28, 2 * last_level_cache(torch.device("cpu"))), free // 4)
+    beyond_cache = max(2**28, 2 * last_level_cache(torch.device("cpu")))
+    size = 2**26 if quick else min(beyond_cache, free // 4)
     source = torch.zeros(size // 4)
     target = torch.ones_like(source)
-    yield {"matrix": max(speeds), "copy": 2 * source.nbytes / best(lambda: target.copy_(source), rounds), "bytes": size}
+    seconds = fastest(partial(target.copy_, source), rounds)
+    yield {"matrix": max(speeds), "copy": 2 * source.nbytes / seconds, "bytes": size}
 
 
 # ---- where the time of a run goes
@@ -76,15 +78,15 @@ def account(words: Sequence[str], steps: int, evaluates: bool) -> Iterator[Found
         for _ in range(steps):
             loop.train_step()
         step = statistics.median(loop.clock.read()) / 1e3
-        saves = -(-whole // trainer.checkpoint_every) * clocked(loop.save, 2)
-        found["recording"] = whole / trainer.log_every * clocked(lambda: log(loop), 5) + saves
-        found["data"] = whole * clocked(lambda: loop.data.train_batch(loop.step), 10)
+        saves = -(-whole // trainer.checkpoint_every) * seconds_of(loop.save, 2)
+        found["recording"] = whole / trainer.log_every * seconds_of(lambda: log(loop), 5) + saves
+        found["data"] = whole * seconds_of(lambda: loop.data.train_batch(loop.step), 10)
         found |= {kind: whole * step * share for kind, share in profiled(loop.train_step, 3).items()}
         first = partial(repeated, loop)
         kernels, flops = recorded(first), operations(first)
         alone = kernels.replayed(steps // 6)
         # texts of other lengths are in the median step than in the one that is looked at
-        like = step / clocked(first, 5) if session.run.data.pads else 1.0
+        like = step / seconds_of(first, 5) if session.run.data.pads else 1.0
         alone = {kind: like * seconds for kind, seconds in alone.items()}
         forward, evaluation_floor = 0.0, 0.0
         if evaluates:
@@ -126,17 +128,19 @@ def evaluated(loop: Loop) -> Any:
 def recording(words: Sequence[str], rounds: int, steps: int) -> Iterator[Found]:
     """Yield the seconds of blocks of steps that take turns: bare, with recording, and with light probes as well."""
     lengths = [f"trainer.steps={(rounds + 1) * steps}", f"trainer.checkpoint_every={steps}"]
-    arms = {"bare": "off", "recording": "off", "probes": "light"}
-    sessions = {arm: session_of([*words, *lengths, f"probes={arms[arm]}", f"name={arm}"]) for arm in arms}
-    recorders = [sessions[arm] for arm in arms if arm != "bare"]
+    probes = {"bare": "off", "recording": "off", "probes": "light"}
+    sessions, calls = dict[str, Session](), list[Callable[[], object]]()
+    for arm, option in probes.items():
+        session = session_of([*words, *lengths, f"probes={option}", f"name={arm}"])
+        sessions[arm] = session
+        calls.append(partial(block, session, steps, arm != "bare"))
+    recorders = [session for arm, session in sessions.items() if arm != "bare"]
     for session in recorders:
         session.make_directory()
         session.prepare()
-    for number in range(rounds + 1):
-        order = [*arms][number % 3 :] + [*arms][: number % 3]
-        found = {arm: clocked(lambda arm=arm: block(sessions[arm], steps, arm != "bare")) for arm in order}
+    for number, seconds in enumerate(in_turn(calls, rounds + 1, prepare=do_nothing)):
         if number:  # the first warms up
-            yield found
+            yield dict(zip(sessions, seconds, strict=True))
     for session in recorders:
         session.loop.recorder.close()
 
@@ -158,12 +162,12 @@ def scaling(words: Sequence[str], larger: dict[str, str], rounds: int, steps: in
     base = session_of(words).loop
     loops = {name: session_of([*words, word]).loop for name, word in larger.items()}
     counts = {name: operations(loop.train_step) for name, loop in {"base": base, **loops}.items()}
-    clocked(base.train_step, 3)
+    seconds_of(base.train_step, 3)
     for loop in loops.values():
         loop.train_step()
     for _ in range(rounds):
         for name, loop in loops.items():
-            small, large = clocked(base.train_step, steps), clocked(loop.train_step, max(1, steps // 4))
+            small, large = seconds_of(base.train_step, steps), seconds_of(loop.train_step, max(1, steps // 4))
             yield {"name": name, "time": large / small, "flops": counts[name] / counts["base"], "step": large}
 
 
@@ -180,22 +184,21 @@ def norms(rounds: int, rows: int, features: int) -> Iterator[Found]:
     except UsageError:  # which this version has no word for
         made["rmsnorm compiled"] = torch.compile(norm("rmsnorm", features, "eager"), dynamic=False, fullgraph=True)
     x.requires_grad_()
-    calls, failed = dict[str, Callable[[], object]](), ""
-    for name, each in made.items():
-        calls[name] = lambda each=each: torch.autograd.grad(each(x), (x, *each.parameters()), gradient)
+    calls = {name: forward_and_backward(each, x, gradient) for name, each in made.items()}
+    failed = ""
     try:
-        clocked(calls["rmsnorm compiled"])
+        calls["rmsnorm compiled"]()
     except Exception as error:  # a compiler may raise anything
         failed = next(iter(str(error).splitlines()), type(error).__name__)
         del calls["rmsnorm compiled"]
-    for call in calls.values():
-        clocked(call, 3)
-    runs = {name: str(getattr(each, "implementation", type(each).__name__)) for name, each in made.items()}
-    runs |= {name: f"torch.compile of {runs[name]}" for name, each in made.items() if hasattr(each, "_orig_mod")}
+    runs = {}
+    for name, each in made.items():
+        runs[name] = str(getattr(each, "implementation", type(each).__name__))
+        if hasattr(each, "_orig_mod"):
+            runs[name] = f"torch.compile of {runs[name]}"
     yield {"runs": runs, "failed": failed, "bytes": 5 * x.nbytes}
-    for number in range(rounds):
-        ordered = [*calls][number % len(calls) :] + [*calls][: number % len(calls)]
-        yield {name: clocked(calls[name], 5) for name in ordered}
+    for seconds in in_turn(list(calls.values()), rounds):
+        yield dict(zip(calls, seconds, strict=True))
 
 
 class PlainDyT(nn.Module):

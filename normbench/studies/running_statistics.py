@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from itertools import repeat
 from typing import Annotated, Any
 
 import pandas as pd
+import torch
 from torch import nn
 
 from normbench.analysis.figures.style import Figure
-from normbench.analysis.tables import Table
 from normbench.errors import UsageError
 from normbench.settings import Setting
-from normbench.studies.findings import change_in_arms, compared, curves
-from normbench.studies.frame import Difference, Row, Study, Subject
+from normbench.studies.figures import draw_curves
+from normbench.studies.findings import Difference, Findings, compare, compare_kinds
+from normbench.studies.frame import Row, Study, Subject
 from normbench.training.evaluation import evaluate, to_device
 from normbench.training.recalibration import average
 from normbench.types import Batch, Model
@@ -24,18 +26,21 @@ SIZE = "data.batch_size"
 def in_pieces(batches: Iterable[Batch], size: int) -> Iterator[Batch]:
     """Yield the same examples in batches of about this size, and no smaller one unless there are fewer examples."""
     for batch in batches:
-        parts = max(1, len(batch.inputs) // size)
-        split = [None if one is None else one.tensor_split(parts) for one in batch]  # the last two may be None
-        yield from (Batch(*(one and one[place] for one in split)) for place in range(parts))  # type: ignore[arg-type]
+        count = max(1, len(batch.inputs) // size)
+        pieces = [repeat(None) if one is None else one.tensor_split(count) for one in batch]  # some have no mask
+        for _, *parts in zip(range(count), *pieces, strict=False):
+            yield Batch(*parts)
 
 
 def use_batch(norms: Iterable[Any]) -> None:
     """Let norms take the statistics of each batch in evaluation too."""
     for norm in norms:
-        norm.track_running_stats, norm.running_mean, norm.running_var = False, None, None
+        norm.track_running_stats = False
+        norm.running_mean = None
+        norm.running_var = None
 
 
-class Statistics(Study):
+class RunningStatistics(Study):
     """Measure what a trained model's loss depends on the statistics that its norms are evaluated with.
 
     The same checkpoint is evaluated with the statistics of each validation batch, of the size that it was trained with
@@ -66,34 +71,60 @@ class Statistics(Study):
         return model, found
 
     def measure(self, subject: Subject) -> Iterator[Row]:
-        data, size, rows = subject.data, int(subject.tree["data"]["batch_size"]), list[Row]()
-        steps = range(min(data.steps_per_epoch or self.batches, self.batches))
+        running = None
         for name in ("running", "batch", "cumulative", "recomputed"):
-            model, norms = self.tracked(subject)
-            judged: Iterable[Batch] = data.eval_batches("val")
-            if name == "batch":
-                use_batch(norms)
-                judged = in_pieces(judged, size)
-            elif name != "running":
-                own = map(data.train_batch, steps) if name == "cumulative" else data.eval_batches("train", self.batches)
-                average(model, norms, (to_device(batch, subject.device) for batch in own))
-            found = evaluate(model, judged, subject.task, subject.device)
-            rows.append({"statistics": name, "loss": found["loss"], "accuracy": 100 * found["accuracy"]})
-        yield from (row | {"gap": row["loss"] - rows[0]["loss"]} for row in rows)
+            found = self.evaluate_with(name, subject)
+            running = found["loss"] if running is None else running
+            yield {
+                "statistics": name,
+                "loss": found["loss"],
+                "accuracy": 100 * found["accuracy"],
+                "gap": found["loss"] - running,
+            }
 
-    def finding(self, rows: pd.DataFrame) -> Sequence[str | Difference]:
+    def evaluate_with(self, name: str, subject: Subject) -> dict[str, float]:
+        """Return the metrics of a subject whose norms have the statistics of this name."""
+        model, norms = self.tracked(subject)
+        data = subject.data
+        judged: Iterable[Batch] = data.eval_batches("val")
+        if name == "batch":
+            use_batch(norms)
+            judged = in_pieces(judged, int(subject.tree["data"]["batch_size"]))
+        elif name == "cumulative":
+            steps = min(data.steps_per_epoch or self.batches, self.batches)
+            average(model, norms, batches_on(subject.device, map(data.train_batch, range(steps))))
+        elif name == "recomputed":
+            average(model, norms, batches_on(subject.device, data.eval_batches("train", self.batches)))
+        return evaluate(model, judged, subject.task, subject.device)
+
+    def finding(self, rows: pd.DataFrame) -> list[Difference]:
+        own = rows["statistics"] == "batch"
+        running = rows["statistics"] == "running"
         what = "Loss with a batch's own statistics, less that with the running ones"
-        own, running = rows["statistics"] == "batch", rows["statistics"] == "running"
-        return change_in_arms(rows, own, running, "loss", what, self.columns["loss"].unit)
+        return compare_kinds(rows, own, running, "loss", what, self.columns["loss"].unit)
 
-    def tables(self, rows: pd.DataFrame) -> list[Table]:
+    def tables(self, rows: pd.DataFrame) -> list[Findings]:
         note = "The gap is taken for each checkpoint, so that its interval is that of a paired difference."
-        return [compared(rows, values=["loss", "gap", "accuracy"], by=["statistics"], columns=self.columns,
-                         title=self.title, notes=[note])]  # fmt: skip
+        table = compare(
+            rows,
+            values=["loss", "gap", "accuracy"],
+            by=["statistics"],
+            columns=self.columns,
+            title=self.title,
+            notes=[note],
+        )
+        return [table]
 
     def figures(self, rows: pd.DataFrame) -> list[Figure]:
         if SIZE not in rows:
             return []
         arms = rows[["statistics", *rows.columns.drop("statistics")]]  # a line for each of the statistics
-        return curves("statistics", arms[arms["statistics"] != "running"], x=SIZE, y="gap", columns=self.columns,
-                       log="x", **self.captions["gap"])  # fmt: skip
+        others = arms[arms["statistics"] != "running"]
+        said = self.captions["gap"]
+        return draw_curves("statistics", others, x=SIZE, y="gap", columns=self.columns, log="x", **said)
+
+
+def batches_on(device: torch.device, batches: Iterable[Batch]) -> Iterator[Batch]:
+    """Yield batches on a device."""
+    for batch in batches:
+        yield to_device(batch, device)

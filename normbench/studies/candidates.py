@@ -1,0 +1,140 @@
+"""The implementations of a norm, what runs behind each, and the memory that a call takes."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
+
+from normbench import build
+from normbench.errors import UsageError
+from normbench.studies.frame import Subject
+from normbench.studies.timing import Call, forward_and_backward
+
+
+class Candidate(NamedTuple):
+    """A norm as it is timed. code: what runs."""
+
+    implementation: str
+    code: str
+    norm: nn.Module
+
+    def call(self, x: Tensor, dy: Tensor | None) -> Call:
+        """Return a function that runs it forward, or with a gradient dy of its output backward as well."""
+        norm = self.norm
+        if dy is None:
+            return lambda: norm(x)
+        return forward_and_backward(norm, x, dy)
+
+
+def candidates(subject: Subject, features: int, implementations: Sequence[str]) -> Iterator[Candidate]:
+    """Yield a subject's norm in each implementation that there is."""
+    section = subject.tree["norm"]
+    is_ours = "impl" in section
+
+    def make(impl: str) -> Any:
+        chosen = {**section, "impl": impl} if is_ours else section
+        factory = build.factory({"norm": chosen}, "norm")
+        return factory(features, channel_dim=-1, site=None).to(subject.device)
+
+    make("eager")  # which there always is, unless other settings are wrong
+    if not is_ours:
+        implementations = [word for word in implementations if word in ("eager", "compile")]
+    for word in implementations:
+        try:
+            norm = make(word)
+        except UsageError:  # it has none of this kind, or not on this machine
+            continue
+        code = code_of(norm)
+        if word == "compile" and not is_ours:
+            norm.compile(fullgraph=True)
+            code = f"torch.compile of {code}"
+        yield Candidate(word, code, norm)
+
+
+def code_of(norm: nn.Module) -> str:
+    """Say what runs a norm: what it has chosen itself, or its class."""
+    return str(getattr(norm, "implementation", type(norm).__qualname__))
+
+
+# ---- which operators run
+
+
+def operators(y: Tensor) -> str:
+    """Name what autograd runs for y, which a norm has made of leaves: `NativeLayerNorm`, or `8 operators`; and casts.
+
+    Views move nothing, and do not count.
+    """
+    names = []
+    for node in nodes_of(y):
+        name = re.sub(r"Backward\d*$", "", node.name())
+        if not name.endswith("AccumulateGrad") and not is_view(name):
+            names.append(name)
+    others = [name for name in names if name != "ToCopy"]
+    casts = len(names) - len(others)
+    found = others[0] if len(others) == 1 else f"{len(others)} operators"
+    if casts:
+        found += f", {casts} casts"
+    return found
+
+
+def nodes_of(y: Tensor) -> set[Any]:
+    """Return all nodes of autograd's graph behind y."""
+    found = set[Any]()
+    waiting: list[Any] = [y.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in found:
+            continue
+        found.add(node)
+        waiting += [before for before, _ in node.next_functions]
+    return found
+
+
+def is_view(name: str) -> bool:
+    """Tell whether an operator of torch, named as autograd does, looks at its input without moving it."""
+    snake_case = re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
+    packet = getattr(torch.ops.aten, snake_case, None)
+    if packet is None:
+        return False
+    overload = packet.overloads()[0]
+    return bool(getattr(packet, overload).is_view)
+
+
+def are_alike(one: str, other: str) -> bool:
+    """Tell whether two norms run in one manner, by their `operators`: as one operator, compiled, or as several."""
+    return manner_of(one) == manner_of(other)
+
+
+def manner_of(operators: str) -> tuple[bool, bool, bool]:
+    """Tell whether a norm runs as several operators, compiled, and with casts."""
+    return "operators" in operators, "Compiled" in operators, "casts" in operators
+
+
+# ---- memory
+
+
+def peak_memory(call: Call, device: torch.device) -> int:
+    """Return the most bytes that a call holds at once, with its results."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        call()
+        return torch.cuda.max_memory_allocated(device) - before
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler would print when it starts and stops
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        call()
+    profiler: Any = profiled.profiler
+    changes = [event for event in profiler.kineto_results.events() if event.name() == "[memory]"]
+    changes.sort(key=lambda event: event.start_ns())
+    held = most = 0
+    for change in changes:
+        held += change.nbytes()
+        most = max(most, held)
+    return most

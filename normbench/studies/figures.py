@@ -1,0 +1,157 @@
+"""How studies draw rows: lines with bands over the seeds, and drawings of their own in a grid."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from normbench.analysis.figures import style
+from normbench.analysis.figures.lines import draw_band
+from normbench.analysis.figures.style import Drawing, Entry, Figure
+from normbench.analysis.records import Arm
+from normbench.studies.findings import Column, arms_of, is_arm, keys_of, label_of
+from normbench.studies.writing import number, show_value
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Draw = Callable[[pd.DataFrame], tuple["Axes", str]]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """What a panel of curves shows. lines: of each arm, by its name, from left to right; empty for one without rows."""
+
+    title: str
+    entries: Sequence[Entry]
+    lines: Mapping[str, pd.DataFrame]
+
+    @property
+    def drawn(self) -> list[Entry]:
+        """Return the arms that have a line."""
+        return [entry for entry in self.entries if len(self.lines[entry.arm.name])]
+
+    def finish(self, pane: Axes) -> Drawing:
+        """Name the lines that are drawn, and tell where they end."""
+        ends = [(float(self.lines[entry.arm.name]["mean"].iloc[-1]), entry) for entry in self.drawn]
+        style.label_ends(pane, ends)
+        told = style.values_told({entry.label: number(end) for end, entry in ends})
+        data = pd.concat(self.lines.values(), ignore_index=True)
+        return Drawing(pane, self.title, f"At the right end: {told}", data)
+
+
+def draw_curves(
+    name: str,
+    rows: pd.DataFrame,
+    *,
+    x: str,
+    y: str,
+    columns: Mapping[str, Column],
+    title: str,
+    caption: str,
+    panel: str | None = None,
+    log: str = "",
+    band: tuple[str, str] | None = None,
+) -> list[Figure]:
+    """Draw a line for each arm: the mean over seeds, with a band from the lowest to the highest.
+
+    panel: a coordinate that has a figure for each value. log: axes with a logarithmic scale, "x", "y" or "xy", beside
+    those whose column says so. band: columns of the band's ends in place of the seeds' range.
+    """
+    rows = rows.replace([np.inf, -np.inf], np.nan).dropna(subset=[x, y])
+    if rows.empty:
+        return [Figure(name, title, f"{caption} Nothing was finite.", title, style.blank(1.0), rows)]
+    for axis, column in (("x", x), ("y", y)):
+        if columns[column].scale == "log":
+            log += axis
+    arms = arms_of(rows, leave_out=[x])
+    data = mean_lines(rows, x, y, panel, band)
+    panels = panels_of(rows, data, arms, x, panel, columns)
+    shown, more = style.first(panels, style.MOST_PANELS, "panels")
+    with style.our_style():
+        drawings = draw_panels(shown, data, columns, x, y, log)
+    seeds = int(data["seeds"].max())
+    if seeds > 1 and not band:
+        caption += f" Line: mean of {seeds} seeds; band: from the lowest to the highest."
+    names = ", ".join(label_of(arm) for arm in arms)
+    alt = f"{columns[y].words} against {columns[x].words} for {names}."
+    return style.in_figures(name, title[0].upper() + title[1:], caption + more, alt, drawings)
+
+
+def mean_lines(rows: pd.DataFrame, x: str, y: str, panel: str | None, band: tuple[str, str] | None) -> pd.DataFrame:
+    """Return the mean over seeds at each place of each arm, with the lowest and the highest, or the ends of a band."""
+    places = [key for key in keys_of(rows) if key != x]
+    if panel:
+        places.append(panel)
+    places.append(x)
+    groups = rows.groupby(places, dropna=False, sort=False)
+    if band:
+        low, high = band
+        data = groups.agg(mean=(y, "mean"), low=(low, "mean"), high=(high, "mean"), seeds=("seed", "nunique"))
+    else:
+        data = groups.agg(mean=(y, "mean"), low=(y, "min"), high=(y, "max"), seeds=("seed", "nunique"))
+    return data.reset_index()
+
+
+def panels_of(
+    rows: pd.DataFrame,
+    data: pd.DataFrame,
+    arms: Sequence[Arm],
+    x: str,
+    panel: str | None,
+    columns: Mapping[str, Column],
+) -> list[Panel]:
+    """Return what each panel shows, those left out in which there is no line."""
+    values = list(dict.fromkeys(rows[panel])) if panel else [None]
+    found = []
+    for value, (words, entries) in product(values, style.panels_of(arms)):
+        own = data[data[panel] == value] if panel else data
+        lines = {}
+        for entry in entries:
+            lines[entry.arm.name] = own[is_arm(own, entry.arm.settings)].sort_values(x)
+        parts = [words]
+        if panel:
+            head = columns[panel].words if panel in columns else panel
+            parts.append(f"{head} {show_value(value)}".strip())
+        one = Panel(" · ".join(part for part in parts if part), entries, lines)
+        if one.drawn:
+            found.append(one)
+    return found
+
+
+def draw_panels(
+    panels: Sequence[Panel], data: pd.DataFrame, columns: Mapping[str, Column], x: str, y: str, log: str
+) -> list[Drawing]:
+    """Draw panels. data: of all lines."""
+    panes = style.draw_panels([(one.title, one.entries) for one in panels], columns[x].label, columns[y].label)
+    for one, pane in zip(panels, panes, strict=True):
+        for place, entry in enumerate(one.entries):
+            line = one.lines[entry.arm.name]
+            if len(line):
+                draw_band(pane, line.assign(x=line[x]), entry, place / len(one.entries))
+    is_whole = (data[x] % 1 == 0).all()
+    if is_whole and "x" not in log:
+        panes[0].locator_params(axis="x", integer=True, min_n_ticks=2)
+    if "x" in log:
+        style.log_scale(panes[0], "x")
+    if "y" in log:
+        style.log_scale(panes[0], "y")
+    return [one.finish(pane) for one, pane in zip(panels, panes, strict=True)]
+
+
+def draw_each(
+    name: str, parts: Sequence[tuple[str, pd.DataFrame]], draw: Draw, title: str, caption: str
+) -> list[Figure]:
+    """Return a figure for each part: its words and its rows. draw: draws rows, and tells what they show."""
+    shown, more = style.first(parts, style.MOST_PANELS, "panels")
+    drawings = []
+    with style.our_style():
+        for words, rows in shown:
+            pane, told = draw(rows)
+            drawings.append(Drawing(pane, words, told, rows))
+    return style.in_figures(name, title, caption + more, caption, drawings)

@@ -1,0 +1,236 @@
+"""How studies write what they have found: numbers, sentences, and tables."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from normbench.analysis.statistics import ALPHA, Interval, mean_interval, power
+from normbench.analysis.tables import Table
+from normbench.analysis.wording import NONE, chance
+from normbench.studies.findings import Cell, Difference, Findings, Told, Value, correct, corrected_like, label_of
+
+MEAN, FACTOR = "mean", "detectable factor"  # heads of columns
+MOST = 6  # sentences of a finding; the tables have the rest
+LARGEST = 1e3  # detectable factor that is written
+DETECTABLE = (
+    "A ratio that is smaller or larger by the detectable factor is found by so many seeds four times in five, after "
+    "this correction."
+)
+TOO_FEW = f"A factor above {LARGEST:,.0f} is not written: more seeds make it smaller."
+
+
+def write(tables: Sequence[Table | Findings], told: Sequence[Told]) -> tuple[list[Table], list[str]]:
+    """Write what a study states in tables and sentences, with p corrected over all of it."""
+    tests = correct(tables, told)
+    written = [write_table(table, tests) if isinstance(table, Findings) else table for table in tables]
+    return written, [tell(one, tests) for one in told]
+
+
+# ---- numbers
+
+
+def number(value: float, sign: bool = False) -> str:
+    """Write a number with three significant digits."""
+    if not np.isfinite(value):
+        return NONE
+    written = f"{value:+.3g}" if sign else f"{value:.3g}"
+    return written.replace("-", "−")
+
+
+def span(ends: Interval | None, sign: bool = False) -> str:
+    """Write an interval; a dash where there is none."""
+    if ends is None or not np.isfinite(ends).all():
+        return NONE
+    return f"{number(ends.lower, sign)} to {number(ends.upper, sign)}"
+
+
+def in_unit(mean: float, ends: Interval | None, ratio: bool) -> tuple[float, Interval | None]:
+    """Return a mean and its interval; with `ratio` those of ratios, whose logarithms to base 2 are given."""
+    if not ratio:
+        return mean, ends
+    return power(mean), ends and ends.powers
+
+
+def show_value(value: Any) -> str:
+    """Write a coordinate."""
+    return number(value) if isinstance(value, float) else str(value)
+
+
+# ---- sentences
+
+
+def tell(one: Told, tests: Mapping[Hashable, Difference]) -> str:
+    """Write a sentence. tests: of the study, corrected."""
+    if isinstance(one, Difference):
+        return tell_difference(corrected_like(one, tests))
+    if isinstance(one, Value):
+        return tell_value(one)
+    return one
+
+
+def tell_difference(one: Difference) -> str:
+    """Say how large a difference is and whether it can be told from none: whether its corrected p is below 0.05."""
+    mean, ends = in_unit(one.mean, one.interval, one.ratio)
+    size = f"{number(mean)} times" if one.ratio else f"{number(mean, sign=True)} {one.unit}".rstrip()
+    if ends is None or one.p is None or one.corrected is None:
+        is_same = one.n > 1 and not one.mean
+        found = "no difference in any seed" if is_same else why_unknown(one.n)
+        return f"{one.what}: {size}: {found}."
+    holm = " after Holm" if one.family > 1 else ""
+    if one.real:
+        found = f"a difference, {write_p(one.corrected)}{holm}"
+    elif one.p < ALPHA:
+        found = f"not certain, {write_p(one.p)} by itself and {chance(one.corrected)} after Holm"
+        found += "; repeat it with new seeds"
+    else:
+        found = f"no difference can be told, {write_p(one.corrected)}{holm}; more seeds would narrow the interval"
+    return f"{one.what}: {size} (95 % {span(ends, sign=not one.ratio)}, {one.n} seeds): {found}."
+
+
+def write_p(p: float) -> str:
+    """Write `p = 0.012`, or `p < 0.001`."""
+    return f"p = {chance(p)}".replace("= <", "<")
+
+
+def tell_value(one: Value) -> str:
+    """Say how large a number is, and with which of its references that is consistent."""
+    mean, ends = in_unit(*mean_interval(list(one.values.values())), one.ratio)
+    size = f"{one.what} {number(mean)} {one.unit}".rstrip()
+    seeds = len(one.values)
+    if ends is None:
+        return f"{size}: {why_unknown(seeds)}."
+    size += f" (95 % {span(ends)}, {seeds} seeds)"
+    if not one.references:
+        return f"{size}."
+    return f"{size}: {consistent_with(ends, one.references)}."
+
+
+def consistent_with(ends: Interval, references: Mapping[str, float]) -> str:
+    """Say which of some references an interval holds."""
+    within = [name for name, value in references.items() if ends.lower <= value <= ends.upper]
+    without = [name for name in references if name not in within]
+    if not within:
+        return "not consistent with " + " or ".join(without)
+    told = "consistent with " + ", and with ".join(within)
+    if len(within) > 1:
+        return f"{told}; more seeds would tell them apart"
+    if without:
+        return f"{told}, and not with {' or '.join(without)}"
+    return told
+
+
+def why_unknown(seeds: int) -> str:
+    """Say why values of seeds have no interval."""
+    if seeds == 1:
+        return "one seed, which says nothing about how seeds differ; give several, such as seed=0,1,2"
+    return "the same in all seeds, whose spread is therefore not known"
+
+
+def first_sentences(sentences: Sequence[str]) -> list[str]:
+    """Return the first sentences of a finding, and how many more its tables stand for."""
+    more = len(sentences) - MOST
+    first = list(sentences[:MOST])
+    if more > 0:
+        first.append(f"{more} more of this kind are in the tables.")
+    return first
+
+
+# ---- tables
+
+
+def rows_table(key: str, title: str, rows: Sequence[Mapping[str, Any]], heads: int = 1, *notes: str) -> Table:
+    """Return rows as a table, numbers with three digits."""
+    cells = []
+    for row in rows:
+        cells.append({name: show_value(value) for name, value in row.items()})
+    return Table(key, title, pd.DataFrame(cells), notes, heads)
+
+
+def write_table(findings: Findings, tests: Mapping[Hashable, Difference]) -> Table:
+    """Write a table of findings, without the columns in which nothing is known. tests: of the study, corrected."""
+    lines = findings.lines
+    table: dict[str, list[str]] = {"arm": [label_of(line.arm) for line in lines]}
+    for place, name in enumerate(findings.by):
+        head = findings.columns[name].words if name in findings.columns else name
+        table[head] = [show_value(line.place[place]) for line in lines]
+    metrics = list(lines[0].cells) if lines else []
+    if metrics:
+        counts = [str(len(line.cells[metrics[0]].finding.values)) for line in lines]
+        if len({*counts}) > 1:
+            table["seeds"] = counts
+    notes = list(findings.notes)
+    differences = list[Difference]()
+    for metric in metrics:
+        cells = [correct_cell(line.cells[metric], tests) for line in lines]
+        own = [cell.difference for cell in cells if cell.difference is not None]
+        written = pd.DataFrame([write_cell(cell) for cell in cells])
+        label = findings.columns[metric].label
+        for head in written:
+            is_empty = (written[head] == NONE).all()
+            if is_empty and not (head == FACTOR and any(is_factor_large(one) for one in own)):
+                continue
+            if head == MEAN:
+                head_words = label
+            elif len(metrics) > 1:
+                head_words = f"{label}: {head}"
+            else:
+                head_words = head
+            table[head_words] = written[head].tolist()
+        differences += own
+    if differences:
+        notes += notes_on(findings, differences)
+    return Table(findings.key, findings.title, pd.DataFrame(table), tuple(notes), heads=1 + len(findings.by))
+
+
+def correct_cell(cell: Cell, tests: Mapping[Hashable, Difference]) -> Cell:
+    """Return a cell whose difference has p as it is corrected in the tests of its study."""
+    if cell.difference is None:
+        return cell
+    return replace(cell, difference=corrected_like(cell.difference, tests))
+
+
+def write_cell(cell: Cell) -> dict[str, str]:
+    """Write a mean, its interval, the difference from the baseline with its interval, and p, by their heads."""
+    ratio = cell.finding.ratio
+    mean, ends = in_unit(*cell.finding.summary, ratio)
+    difference = cell.difference
+    written = {MEAN: number(mean), "95 % interval": span(ends)}
+    heads = ("ratio" if ratio else "difference", "its 95 % interval", "p", *([FACTOR] if ratio else []))
+    if difference is None:
+        return written | dict.fromkeys(heads, NONE)
+    mean, ends = in_unit(difference.mean, difference.interval, ratio)
+    cells = [number(mean, sign=not ratio), span(ends, sign=not ratio), chance(difference.corrected)]
+    if ratio:
+        cells.append(NONE if is_factor_large(difference) else number(difference.detectable_factor or np.nan))
+    return written | dict(zip(heads, cells, strict=True))
+
+
+def is_factor_large(difference: Difference) -> bool:
+    """Tell whether the detectable factor is beyond all measure."""
+    factor = difference.detectable_factor
+    return factor is not None and factor > LARGEST
+
+
+def notes_on(findings: Findings, differences: Sequence[Difference]) -> list[str]:
+    """Say how the differences in a table were taken, and for how many tests p is corrected."""
+    against = ", ".join(f"{name}={word}" for name, word in findings.baseline.items())
+    means, what = ("Geometric means", "ratios to") if findings.ratio else ("Means", "differences from")
+    notes = [
+        f"{means} over {findings.seeds} seeds with Student's 95 % interval; {what} the arm with {against} are paired "
+        "by seed."
+    ]
+    if any(one.corrected is not None for one in differences):
+        family = differences[0].family
+        tests = "the one test" if family == 1 else f"the {family} tests"
+        more = "" if family == 1 else ", its finding included"
+        notes.append(f"p values, but not intervals, are corrected by Holm's method for {tests} of this study{more}.")
+    if findings.ratio and any(one.detectable_factor is not None for one in differences):
+        notes.append(DETECTABLE)
+        if any(is_factor_large(one) for one in differences):
+            notes.append(TOO_FEW)
+    return notes
