@@ -6,78 +6,38 @@ import html
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping
-from itertools import product
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 import torch
 from browsing import browser as browser  # a fixture
 from browsing import needs_browser
 from data_helpers import write_questions
-from studied import measured, subject
 
 from normbench.analysis.figures.style import Figure
 from normbench.analysis.report import page_of
 from normbench.analysis.studied import read_study, studies_below
 from normbench.studies import STUDIES
-from normbench.studies.conduct import save
+from normbench.studies.conduct import measure_all, points_of, save
 from normbench.studies.frame import Study, Subject, make_study, study_class
+from normbench.sweep.conduct import understand
 
 pytestmark = needs_browser
 
 PAGE = (Path(__file__).parent / "report_page.js").read_text()
-TEXT = ("model.depth=2", "model.width=16", "model.heads=2", "model.context=16", "data.batch_size=4",
-        "data.eval_batch_size=8", "trainer.steps=4")  # fmt: skip
-IMAGES = ("data=digits", "data.batch_size=8", "trainer.steps=4")
-SMOOTH = (*IMAGES, "model=cnn_plain", "model.width=4", "optim=sgd", "schedule=constant", "trainer.grad_clip=0")
-SIGMOIDS = (*IMAGES, "model=mlp_plain", "model.width=16", "model.activation=sigmoid", "optim=sgd")
-
-# The words of each study's models, of its two arms, and of the study itself; models of trained runs are measured as
-# they start.
-MADE: Mapping[str, tuple[tuple[str, ...], str, tuple[str, str], tuple[str, ...]]] = {
-    "bench": (TEXT, "norm", ("layernorm", "rmsnorm"), (
-        "rows=8,16", "features=16", "dtypes=float32", "implementations=eager", "rounds=2", "steps=2")),
-    "invariance": ((*TEXT[:-3], *IMAGES, "model.patch=2"), "norm", ("layernorm", "dyt"), ()),
-    "propagation": (TEXT, "placement", ("pre", "post"), ()),
-    "smoothness": (SMOOTH, "norm", ("none", "batchnorm"), ("every=2", "rates=null")),
-    "saturation": (SIGMOIDS, "norm", ("none", "batchnorm"), ("every=2",)),
-    "mapping": (TEXT, "norm", ("layernorm", "rmsnorm"), ("drawn=4",)),
-    "position": (TEXT, "norm", ("none", "layernorm"), ()),
-    "depth": (TEXT, "placement", ("pre", "post"), ()),
-    "folding": ((*TEXT, "model.tied=false"), "norm", ("layernorm", "rmsnorm"), ("pairs=9",)),
-    "padding": (("data=banking77", "data.batch_size=8", *TEXT[:4]), "norm", ("layernorm", "batchnorm"), (
-        "shares=0,0.5", "lengths=3,6")),
-    "robustness": (TEXT, "norm", ("none", "layernorm"), ("batches=1",)),
-    "statistics": ((*IMAGES, "model=cnn", "model.width=4"), "norm", ("batchnorm", "instancenorm"), ("batches=2",)),
-}  # fmt: skip
 
 
-def subjects_of(name: str, questions: Path) -> list[Subject]:
-    """Two arms by two seeds; where a study draws against a setting, by two of its values.
+def subjects_of(kind: type[Study], questions: Path) -> list[Subject]:
+    """The points of a study's miniature by two seeds; models of trained runs are measured as they start.
 
-    questions: labelled texts, for the study that needs some.
+    questions: labelled texts, for studies that need some.
     """
-    words, key, values, _ = MADE[name]
-    if name == "padding":
-        words = (*words, f"data.root={questions}")
-    more = {"propagation": ("model.depth", (2, 4)), "saturation": ("data.scaling", ("unit", "standard"))}
-    more["statistics"] = ("data.batch_size", (4, 8))
-    third, levels = more.get(name, ("seed", (0,)))
-    found = []
-    for value, level, seed in product(values, levels, (0, 1)):
-        tracked = ("norm.track_running_stats=true",) if value == "instancenorm" else ()
-        settings = {key: value} | ({third: level} if third != "seed" else {})
-        found.append(subject(*words, f"{third}={level}", f"{key}={value}", f"seed={seed}", *tracked, **settings))
-    return found
-
-
-def rows_of(study: Study, subjects: list[Subject]) -> pd.DataFrame:
-    if not study.together:
-        return measured(study, *subjects)
-    return pd.DataFrame([{**one.settings, "seed": one.seed, **row} for one, row in study.measure_together(subjects)])
+    words = [word for word in kind.miniature if not word.startswith("study.")]
+    if "data=banking77" in words:
+        words.append(f"data.root={questions}")
+    sweep = understand([f"name={kind.name}", "sweep.report=false", "sweep.jobs=1", "device=cpu", *words, "seed=0,1"])
+    return points_of(sweep.plan, False, [])
 
 
 @pytest.fixture(scope="module")
@@ -90,11 +50,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setattr(Figure, "drawn", lambda self, suffix, **how: b"")
         patch.setattr("normbench.studies.conduct.TensorBoard.images", lambda self, images: None)
         patch.setattr("normbench.studies.bench.last_level_cache", lambda device: 2**16)
-        for name in MADE:
-            study = make_study(study_class(name), [f"study.{word}" for word in MADE[name][-1]])
+        patch.chdir(place)
+        for name in STUDIES:
+            kind = study_class(name)
+            study = make_study(kind, [word for word in kind.miniature if word.startswith("study.")])
             own = place / "studies" / name
             own.mkdir(parents=True)
-            save(study, name, rows_of(study, subjects_of(name, questions)), own, f"normbench study {name}")
+            rows = measure_all(study, subjects_of(kind, questions), own / "rows.jsonl", quiet=True)
+            save(study, name, rows, own, f"normbench study {name}")
     return place
 
 
@@ -102,13 +65,9 @@ def ids_in(page: str) -> list[str]:
     return re.findall(r'\bid="([^"]*)"', page)
 
 
-def test_every_study_is_here() -> None:
-    assert {*MADE} == {*STUDIES}
-
-
 def test_ids_are_a_page_s_own_and_all_links_in_it_lead_somewhere(folder: Path) -> None:
     both = [*studies_below([folder], folder), read_study(folder / "studies" / "depth", folder, number=2)]
-    pages = {name: (folder / "studies" / name / "report.html").read_text() for name in MADE}
+    pages = {name: (folder / "studies" / name / "report.html").read_text() for name in STUDIES}
     pages["all"] = page_of("study.html", "All", studies=both)
     for name, page in pages.items():
         ids = Counter(ids_in(page))
@@ -117,7 +76,7 @@ def test_ids_are_a_page_s_own_and_all_links_in_it_lead_somewhere(folder: Path) -
         assert {*re.findall(r'(?:href="|url\()#([^")]+)', page)} <= {*ids}, name
 
 
-@pytest.mark.parametrize("name", MADE)
+@pytest.mark.parametrize("name", STUDIES)
 def test_a_page_begins_with_a_finding_in_words_and_numbers(folder: Path, name: str) -> None:
     own = folder / "studies" / name
     finding = json.loads((own / "study.json").read_text())["finding"]
@@ -129,7 +88,7 @@ def test_a_page_begins_with_a_finding_in_words_and_numbers(folder: Path, name: s
     assert not [sentence for sentence in finding if "nan" in sentence]
 
 
-@pytest.mark.parametrize("name", MADE)
+@pytest.mark.parametrize("name", STUDIES)
 def test_the_page_of_a_study_copies_sorts_and_switches_without_an_error(browser: Any, folder: Path, name: str) -> None:
     for width in (1280, 360):
         size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 500}

@@ -71,8 +71,8 @@ def takes_settings(part: Part) -> str:
     """The class has what every class of its kind has, and takes the settings."""
     part.factory()
     settings = part.tree[part.section]
-    shown = (f"{key}={show(value)}" for key, value in settings.items() if not key.startswith("_"))
-    return f"{settings['_target_']}({', '.join(shown)})"
+    words = [f"{key}={show(value)}" for key, value in settings.items() if not key.startswith("_")]
+    return f"{settings['_target_']}({', '.join(words)})"
 
 
 def check(part: Part) -> list[Row]:
@@ -81,10 +81,14 @@ def check(part: Part) -> list[Row]:
     Raises:
         UsageError: the part cannot be made with these settings, and they are wrong, not the part.
     """
-    rows = [run_check("class", takes_settings, part)]
-    for name, function in part.contract().items() if rows[0].result == "passed" else ():
-        rows.append(run_check(name, function, part))
-        if rows[-1].result == "failed" and "constructor" in name:  # the others could say nothing
+    first = run_check("class", takes_settings, part)
+    rows = [first]
+    if first.result != "passed":
+        return rows
+    for name, function in part.contract().items():
+        row = run_check(name, function, part)
+        rows.append(row)
+        if row.result == "failed" and "constructor" in name:  # the others could say nothing
             break
     return rows
 
@@ -127,26 +131,41 @@ def difference(found: Tensor, expected: Tensor) -> float:
 
     Of several differences the largest counts, and Python's `max` may pass over a NaN.
     """
-    largest = (found.detach().double() - expected.detach().double()).abs().max()
-    share = float(largest / expected.detach().abs().max().clamp_min(1e-30))
+    found = found.detach().double()
+    expected = expected.detach()
+    largest = (found - expected.double()).abs().max()
+    size = expected.abs().max().clamp_min(1e-30)
+    share = float(largest / size)
     return share if math.isfinite(share) else math.inf
 
 
 def gradients_arrive(module: nn.Module) -> str:
     """Every parameter has a finite gradient, which a backward pass has left."""
-    trained = {name: parameter.grad for name, parameter in module.named_parameters() if parameter.requires_grad}
-    without = [name for name, gradient in trained.items() if gradient is None or not gradient.isfinite().all()]
+    count = 0
+    without = []
+    for name, parameter in module.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        count += 1
+        if parameter.grad is None or not parameter.grad.isfinite().all():
+            without.append(name)
     expect(not without, f"no finite gradient in {', '.join(without[:3])}: let the loss depend on every parameter")
-    return f"{len(trained)} parameters"
+    return f"{count} parameters"
 
 
 def drawn_by(action: Callable[[], object]) -> str:
     """Return from which global random numbers, which belong to dropout, an action draws; empty for none."""
-    states: dict[str, Callable[[], Any]] = {
-        "torch": lambda: torch.get_rng_state().numpy(),
-        "random": random.getstate,
-        "numpy.random": np.random.get_state,
-    }
-    before = {name: pickle.dumps(state()) for name, state in states.items()}
+    before = random_states()
     action()
-    return " and ".join(name for name, state in states.items() if pickle.dumps(state()) != before[name])
+    after = random_states()
+    return " and ".join(name for name in before if before[name] != after[name])
+
+
+def random_states() -> dict[str, bytes]:
+    """Return the states of the global random numbers, by the module that has them."""
+    states = {
+        "torch": torch.get_rng_state().numpy(),
+        "random": random.getstate(),
+        "numpy.random": np.random.get_state(),
+    }
+    return {name: pickle.dumps(state) for name, state in states.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -19,6 +20,8 @@ from normbench.types import ImageClassification, Model, Task
 
 TASKS: dict[str, Task] = {task.kind: task for task in (trials.TEXT, trials.TEXTS, trials.IMAGES, trials.TRANSLATIONS)}
 TOLERANCE = 1e-4  # of the largest logit, in float32
+SIDE = 32  # of an image, in pixels; patches must tile it
+LARGEST_PATCH = 256
 
 
 class ModelPart(Part):
@@ -28,31 +31,50 @@ class ModelPart(Part):
 
     def task(self, kind: str) -> Task:
         """Return a tiny task; patches tile its images, and most networks can halve them as often as they do."""
-        task, patch = TASKS[kind], self.tree["model"].get("patch")
-        side = -(-32 // patch) * patch if isinstance(patch, int) and 0 < patch <= 256 else 32
-        return replace(task, image_shape=(3, side, side)) if isinstance(task, ImageClassification) else task
+        task = TASKS[kind]
+        if not isinstance(task, ImageClassification):
+            return task
+        side = SIDE
+        patch = self.tree["model"].get("patch")
+        if isinstance(patch, int) and 0 < patch <= LARGEST_PATCH:
+            side = math.ceil(SIDE / patch) * patch
+        return replace(task, image_shape=(3, side, side))
 
     def make(self, kind: str) -> tuple[Model, dict[str, nn.Module], Any]:
         """Return the model with its starting weights, its norms, and data to learn."""
-        data, placement = trials.tiny_data(self.task(kind)), "pre" if self.made_class.residual else "plain"
-        norm, placed = trials.sections("norm")["layernorm"], trials.sections("placement")[placement]
-        return *build.make_model({**self.tree, "norm": norm, "placement": placed}, data.task, seed=0), data
+        data = trials.tiny_data(self.task(kind))
+        norm = trials.sections("norm")["layernorm"]
+        placement = trials.sections("placement")["pre" if self.made_class.residual else "plain"]
+        tree = {**self.tree, "norm": norm, "placement": placement}
+        model, norms = build.make_model(tree, data.task, seed=0)
+        return model, norms, data
 
     def contract(self) -> dict[str, Check]:
         """Return the checks of a model by name, for each kind of task that it names."""
         checks: dict[str, Check] = {}
-        for task in (TASKS[kind] for kind in sorted(self.made_class.kinds)):
-            named: dict[str, Callable[..., str | None]] = {
-                "constructor": is_made,
-                "the seed decides the start": start_is_seeded,
-                "evaluation is repeatable": evaluation_repeats,
-                **({"gradients are safe on the CPU": convolutions_are_safe} if task.kind == trials.IMAGES.kind else {}),
-                **({"sees no later token": is_causal} if task.causal else {}),
-                **({"padding changes nothing": ignores_padding} if task.may_pad else {}),
-                **{f"{norm} trains": partial(trains, norm=norm) for norm in trials.sections("norm")},
-            }
-            checks |= {f"{task.examples}: {name}": partial(check, kind=task.kind) for name, check in named.items()}
+        for kind in sorted(self.made_class.kinds):
+            task = TASKS[kind]
+            for name, check in checks_of(task).items():
+                checks[f"{task.examples}: {name}"] = partial(check, kind=kind)
         return checks
+
+
+def checks_of(task: Task) -> dict[str, Callable[..., str | None]]:
+    """Return the checks of a model that learns a task, by name."""
+    found: dict[str, Callable[..., str | None]] = {
+        "constructor": is_made,
+        "the seed decides the start": start_is_seeded,
+        "evaluation is repeatable": evaluation_repeats,
+    }
+    if task.kind == trials.IMAGES.kind:
+        found["gradients are safe on the CPU"] = convolutions_are_safe
+    if task.causal:
+        found["sees no later token"] = is_causal
+    if task.may_pad:
+        found["padding changes nothing"] = ignores_padding
+    for norm in trials.sections("norm"):
+        found[f"{norm} trains"] = partial(trains, norm=norm)
+    return found
 
 
 def is_made(part: ModelPart, kind: str) -> str:
@@ -67,8 +89,15 @@ def is_made(part: ModelPart, kind: str) -> str:
 def start_is_seeded(part: ModelPart, kind: str) -> None:
     """The same seed gives the same weights, by torch's random numbers, which are seeded where a model is made."""
     starts: list[dict[str, Tensor]] = []
-    drawn = drawn_by(lambda: starts.extend(dict(part.make(kind)[0].named_parameters()) for _ in range(2)))
-    different = [name for name, weight in starts[0].items() if not torch.equal(weight, starts[1][name])]
+
+    def make_twice() -> None:
+        for _ in range(2):
+            model, _, _ = part.make(kind)
+            starts.append(dict(model.named_parameters()))
+
+    drawn = drawn_by(make_twice)
+    first, second = starts
+    different = [name for name, weight in first.items() if not torch.equal(weight, second[name])]
     cure = "draw from torch, whose random numbers are seeded where a model is made"
     expect(not (drawn or different), f"draws from {drawn or 'elsewhere'}: {cure}")
 
@@ -98,11 +127,13 @@ def is_causal(part: ModelPart, kind: str) -> str:
     model, _, data = part.make(kind)
     batch = data.train_batch(0)
     name = "inputs" if batch.previous is None else "previous"
-    changed = getattr(batch, name).clone()
-    half = changed.shape[1] // 2
-    changed[:, half:] = (changed[:, half:] + 1) % data.task.num_classes
-    both = batch, batch._replace(**{name: changed})
-    return expect_small(difference(*(evaluate(model, *each.arguments)[:, :half] for each in both)), TOLERANCE)
+    tokens = getattr(batch, name).clone()
+    half = tokens.shape[1] // 2
+    tokens[:, half:] = (tokens[:, half:] + 1) % data.task.num_classes
+    changed = batch._replace(**{name: tokens})
+    logits = evaluate(model, *batch.arguments)
+    new_logits = evaluate(model, *changed.arguments)
+    return expect_small(difference(logits[:, :half], new_logits[:, :half]), TOLERANCE)
 
 
 def ignores_padding(part: ModelPart, kind: str) -> str:
@@ -110,11 +141,15 @@ def ignores_padding(part: ModelPart, kind: str) -> str:
     model, _, data = part.make(kind)
     batch = data.train_batch(0).map(lambda tensor: tensor[1:-1])  # the first or last text is as long as the context
     arguments = batch.map(lambda tensor: tensor[:, :-2] if tensor.ndim > 1 else tensor).arguments
-    pairs = zip(arguments[::2], arguments[1::2], strict=True)  # tokens, and which are real
-    padded = [F.pad(each, (0, 2)) for tokens, real in pairs for each in (torch.where(real, tokens, 1), real)]
-    logits, again = evaluate(model, *arguments), evaluate(model, *padded)
+    padded = []
+    for tokens, real in zip(arguments[::2], arguments[1::2], strict=True):
+        padded += [F.pad(torch.where(real, tokens, 1), (0, 2)), F.pad(real, (0, 2))]
+    logits = evaluate(model, *arguments)
+    again = evaluate(model, *padded)
     if batch.previous is not None:
-        logits, again = logits[arguments[-1]], again[:, :-2][arguments[-1]]
+        real = arguments[-1]
+        logits = logits[real]
+        again = again[:, :-2][real]
     return expect_small(difference(again, logits), TOLERANCE)
 
 

@@ -31,25 +31,33 @@ FLOAT32_ERROR = 1e-5  # of the largest value: about 80 roundings
 BFLOAT16_STEP = 2.0**-7  # between neighbours, as a share of the value at most
 MOST_STEPS = 2.0  # a result that is rounded once is off by half a step
 INVARIANT = 1e-3  # ε is next to 0 where the norm has an `eps`, and another's formula may round to this
-FIRST_SAMPLE, FIRST_STEPS = (slice(1),), (slice(None), slice(3))
+FIRST_SAMPLE = (slice(1),)
+FIRST_STEPS = (slice(None), slice(3))
 
 C = 3.0  # the factor, and a shift
 Change = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, ...]]  # x, W and a vector c to arguments of torch's linear
+
+
+def first_scaled(x: Tensor) -> Tensor:
+    """Return x with its first row times c."""
+    return torch.cat((C * x[:1], x[1:]))
+
 
 # What may leave norm(Wx) as it is: table 1 of Ba et al. 2016 and of Zhang & Sennrich 2019.
 INVARIANCES: dict[str, Change] = {
     "W × c": lambda x, w, c: (x, C * w),
     "W + 1·cᵀ": lambda x, w, c: (x, w + c),
-    "one weight vector × c": lambda x, w, c: (x, torch.cat((C * w[:1], w[1:]))),
+    "one weight vector × c": lambda x, w, c: (x, first_scaled(w)),
     "data × c": lambda x, w, c: (C * x, w),
     "data + c": lambda x, w, c: (x + c, w),
-    "one sample × c": lambda x, w, c: (torch.cat((C * x[:1], x[1:])), w),
+    "one sample × c": lambda x, w, c: (first_scaled(x), w),
 }
 
 
-def shifted(x: Tensor, w: Tensor, c: Tensor) -> tuple[Tensor, ...]:
+def shift(x: Tensor, w: Tensor, c: Tensor) -> tuple[Tensor, ...]:
     """Shift Wx by the same number everywhere."""
-    return x, w, C * torch.ones_like(w[:, 0])
+    bias = C * torch.ones_like(w[:, 0])
+    return x, w, bias
 
 
 class NormPart(ModulePart):
@@ -66,19 +74,23 @@ class NormPart(ModulePart):
     def layouts(self) -> list[str]:
         """The layouts that the norm is made for."""
         facts = build.norm_facts({**self.tree, "model": {"width": self.width}})  # measured, if another library's
-        return [layout for layout in trials.LAYOUTS if not (facts.needs_positions and layout == "flat")]
+        layouts = list(trials.LAYOUTS)
+        if facts.needs_positions:
+            layouts.remove("flat")
+        return layouts
 
     def module(self, layout: str = "sequence", **changes: Any) -> nn.Module:
         """Return the norm as a model would make it, with some settings changed."""
+        factory = self.factory(**changes)
         with build.seeded(0, "norm", SITE.name):
-            made: nn.Module = self.factory(**changes)(self.width, channel_dim=trials.channel_dim(layout), site=SITE)
+            made: nn.Module = factory(self.width, channel_dim=trials.channel_dim(layout), site=SITE)
         return made
 
     def contract(self) -> dict[str, Check]:
         """Return the checks of a norm by name."""
         return {
             "constructor": is_made,
-            **{f"keeps {axes}": partial(trials.keeps_shape, layout=layout) for layout, axes in trials.AXES.items()},
+            **trials.shape_checks(),
             "layouts agree at one position": layouts_agree,
             "float32 against float64": partial(small, measure=float32_error),
             "gradcheck": gradients_are_right,
@@ -92,9 +104,9 @@ class NormPart(ModulePart):
             "crosses samples in evaluation": partial(large, measure=partial(moved_by_others, training=False)),
             "sees later time steps": sees_future,
             "counts padding": counts_padding,
-            "centers: norm(x + c) = norm(x)": partial(invariant, change=shifted, fact="centers"),
+            "centers: norm(x + c) = norm(x)": partial(invariant, change=shift, fact="centers"),
             **{f"invariant: {name}": partial(invariant, change=change) for name, change in INVARIANCES.items()},
-            **{f"trains: {ground}": partial(trials.trains, ground=ground) for ground in trials.GROUNDS},
+            **trials.training_checks(),
         }
 
 
@@ -123,10 +135,13 @@ def float32_error(norm: nn.Module, x: Tensor) -> float:
     """Return how far output and input gradient in float32 are from the same norm's in float64."""
     results = []
     for dtype in (torch.float32, torch.float64):
-        norm, x = norm.to(dtype), x.detach().to(dtype).requires_grad_()
+        norm = norm.to(dtype)
+        x = x.detach().to(dtype).requires_grad_()
         y = run_copy(norm, x)
-        results.append(torch.stack((y, *torch.autograd.grad(y.cos().sum(), x))))
-    return difference(*results)
+        (gradient,) = torch.autograd.grad(y.cos().sum(), x)
+        results.append(torch.stack((y, gradient)))
+    single, double = results
+    return difference(single, double)
 
 
 def without_grad(norm: nn.Module, x: Tensor) -> float:
@@ -154,8 +169,11 @@ def moved_by_others(norm: nn.Module, x: Tensor, training: bool = True, kept: Any
 
 def counts_padding(part: NormPart) -> str | Fact:
     """Tell whether in training outputs at real tokens depend on the padding, which the norm is told of."""
-    norm, x = build.taking_mask(part.trained("sequence")), part.input("sequence")
-    mask = torch.arange(x.shape[1]) < torch.arange(x.shape[1], 0, -2)[: len(x), None]
+    norm = build.taking_mask(part.trained("sequence"))
+    x = part.input("sequence")
+    positions = x.shape[1]
+    lengths = torch.arange(positions, 0, -2)[: len(x)]  # each text shorter than the one before
+    mask = torch.arange(positions) < lengths[:, None]
     norm.register_forward_pre_hook(lambda module, inputs: (*inputs, mask))
     moved = moved_by_others(norm, x, kept=mask)
     return declared(part, "counts_padding", Fact(moved > TOLERANCE, f"deviation {moved:.1e}"))
@@ -164,8 +182,10 @@ def counts_padding(part: NormPart) -> str | Fact:
 def is_made(part: NormPart) -> str:
     """It can be made in every way in which models and placements do, where only torch's random numbers are seeded."""
     norm = part.module()
-    for keywords in ({}, {"site": SITE}, {"channel_dim": 1, "site": SITE}):
-        part.factory()(part.width, **keywords)
+    factory = part.factory()
+    factory(part.width)
+    factory(part.width, site=SITE)
+    factory(part.width, channel_dim=1, site=SITE)
     drawn = checks.drawn_by(part.module)
     expect(not drawn, f"draws from {drawn}: draw from torch, whose random numbers are seeded")
     sizes = [f"{name} {list(parameter.shape)}" for name, parameter in norm.named_parameters()]
@@ -175,9 +195,11 @@ def is_made(part: NormPart) -> str:
 def layouts_agree(part: NormPart) -> str:
     """An image of one pixel has the same output as a row of features."""
     x = part.input("flat", seed=3)
-    last, first = part.trained("flat"), part.trained("image")
-    first.load_state_dict(last.state_dict())
-    return expect_small(difference(run_both(first, x[:, :, None, None]).flatten(2), run_both(last, x)), TOLERANCE)
+    of_rows = part.trained("flat")
+    of_images = part.trained("image")
+    of_images.load_state_dict(of_rows.state_dict())
+    pixels = run_both(of_images, x[:, :, None, None]).flatten(2)
+    return expect_small(difference(pixels, run_both(of_rows, x)), TOLERANCE)
 
 
 def gradients_are_right(part: NormPart) -> None:
@@ -186,7 +208,8 @@ def gradients_are_right(part: NormPart) -> None:
 
         def call(x: Tensor, *_: Tensor, norm: nn.Module = norm) -> Tensor:
             torch.manual_seed(0)
-            y: Tensor = functional_call(norm, {name: buffer.clone() for name, buffer in norm.named_buffers()}, (x,))
+            buffers = {name: buffer.clone() for name, buffer in norm.named_buffers()}
+            y: Tensor = functional_call(norm, buffers, (x,))
             return y
 
         torch.autograd.gradcheck(call, (x.requires_grad_(), *norm.parameters()), fast_mode=True)
@@ -213,46 +236,69 @@ def bfloat16_error(part: NormPart) -> str:
     for norm, features in part.cases():
         for shift in (0, 16):
             x = (features + shift).bfloat16()
-            y, expected = run_copy(norm.float(), x), run_copy(norm.double(), x.double())
-            scale = expected.abs().clamp_min(expected.square().mean().sqrt().item())
-            steps.append(((y.double() - expected).abs() / (scale * BFLOAT16_STEP)).max())
+            y = run_copy(norm.float(), x)
+            expected = run_copy(norm.double(), x.double())
+            rms = expected.square().mean().sqrt().item()
+            step = BFLOAT16_STEP * expected.abs().clamp_min(rms)
+            off = (y.double() - expected).abs() / step
+            steps.append(off.max())
     most = torch.stack(steps).max().item()
     figure = f"off by up to {most:.2g} steps of bfloat16"
-    figure += "" if y.dtype == x.dtype else f"; the result is {y.dtype}, which trainer.precision=bf16 takes too"
-    return expect(most <= MOST_STEPS, figure if most <= MOST_STEPS else f"{figure}: take statistics in float32")
+    if y.dtype != x.dtype:
+        figure += f"; the result is {y.dtype}, which trainer.precision=bf16 takes too"
+    if most > MOST_STEPS:
+        figure += ": take statistics in float32"
+    return expect(most <= MOST_STEPS, figure)
 
 
 def draws_random_numbers(part: NormPart) -> Fact:
     """Its draws come before those of the dropout behind it, whose masks then differ from other norms'."""
-    norm, x = part.module("image"), part.input("image").float()
+    norm = part.module("image")
+    x = part.input("image").float()
     drawn = checks.drawn_by(lambda: (norm.train()(x), norm.eval()(x)))
-    return Fact(bool(drawn), f"{drawn}: dropout behind it gets other masks than with other norms" if drawn else "")
+    if not drawn:
+        return Fact(False)
+    return Fact(True, f"{drawn}: dropout behind it gets other masks than with other norms")
 
 
 def invariant(part: NormPart, change: Change, fact: str = "") -> str | Fact:
     """Tell whether a change of W or x leaves norm(Wx) as it is, in training, before γ and β, as this fact says."""
     generator = torch.Generator().manual_seed(0)
-    w, x = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in ((part.width, 5), (6, 4, 5)))
+    w = torch.randn(part.width, 5, generator=generator, dtype=torch.float64)
+    x = torch.randn(6, 4, 5, generator=generator, dtype=torch.float64)
     takes_eps = "eps" in inspect.signature(part.made_class).parameters
-    norm = part.module("sequence", **({"eps": 1e-30} if takes_eps else {})).double()
-    moved = difference(run_copy(norm, nn.functional.linear(*change(x, w, w[0]))), run(norm, x @ w.T))
+    settings = {"eps": 1e-30} if takes_eps else {}
+    norm = part.module("sequence", **settings).double()
+    changed = nn.functional.linear(*change(x, w, w[0]))
+    moved = difference(run_copy(norm, changed), run(norm, x @ w.T))
     return declared(part, fact, Fact(moved < INVARIANT, f"deviation {moved:.1e}"))
 
 
 def declared(part: NormPart, fact: str, found: Fact) -> str | Fact:
     """What is found is what the norm's facts say, if it has any."""
-    said, word = getattr(part.facts, fact, None), "yes" if found.holds else "no"
-    return found if said is None else expect(found.holds == said, f"{word} ({found.measured}), facts.{fact}={said}")
+    said = getattr(part.facts, fact, None)
+    if said is None:
+        return found
+    word = "yes" if found.holds else "no"
+    return expect(found.holds == said, f"{word} ({found.measured}), facts.{fact}={said}")
 
 
 def sees_future(part: NormPart) -> str | Fact:
     """An output depends on later time steps `never`, in `training` alone, or `always`."""
-    norm, x = part.trained("sequence"), part.input("sequence")
-    in_training, later = (moved_by_others(norm, x, training, FIRST_STEPS) for training in (True, False))
-    word = "always" if later > TOLERANCE else "training" if in_training > TOLERANCE else "never"
-    figure = f"{word} (deviation {in_training:.1e} in training, {later:.1e} in evaluation)"
+    norm = part.trained("sequence")
+    x = part.input("sequence")
+    in_training = moved_by_others(norm, x, True, FIRST_STEPS)
+    in_evaluation = moved_by_others(norm, x, False, FIRST_STEPS)
+    if in_evaluation > TOLERANCE:
+        word = "always"
+    elif in_training > TOLERANCE:
+        word = "training"
+    else:
+        word = "never"
+    figure = f"{word} (deviation {in_training:.1e} in training, {in_evaluation:.1e} in evaluation)"
     if part.facts is None:
-        warned = word == "never" or not build.takes_place(build.target(part.tree, "norm")[0])  # train measures those
-        cure = "" if warned else ": declare it as facts.sees_future, or train cannot warn of it"
-        return Fact(word != "never", figure + cure)
+        constructor, _ = build.target(part.tree, "norm")
+        if word != "never" and build.takes_place(constructor):  # train measures the others
+            figure += ": declare it as facts.sees_future, or train cannot warn of it"
+        return Fact(word != "never", figure)
     return expect(word == part.facts.sees_future, f"{figure}, facts.sees_future={part.facts.sees_future}")

@@ -49,28 +49,33 @@ class PlacementPart(trials.ModulePart):
     def make(self, *branches: Stub, norm: str = "none") -> tuple[Placement, dict[str, nn.Module]]:
         """Return a block in the middle of a small stack, and its norms by site."""
         site = Site("block", LAYER, DEPTH, branches=DEPTH * len(branches))
-        norms = build.NormsBySite(build.factory({"norm": trials.sections("norm")[norm]}, "norm"), seed=0)
+        section = trials.sections("norm")[norm]
+        norms = build.NormsBySite(build.factory({"norm": section}, "norm"), seed=0)
+        by_role = dict(zip(("attention", "mlp"), branches, strict=False))
         with build.seeded(0, "placement", site.name):
-            made: Placement = self.factory()(dict(zip(("attention", "mlp"), branches, strict=False)), norms, site)
+            made: Placement = self.factory()(by_role, norms, site)
         return made, norms.made
 
     def module(self, layout: str = "sequence", a: float = 0.5, norm: str = "rmsnorm") -> Placement:
         """Return a block of as many branches as it takes at least."""
-        return self.make(*(Stub(layout, a) for _ in range(self.made_class.min_branches)), norm=norm)[0]
+        branches = [Stub(layout, a) for _ in range(self.made_class.min_branches)]
+        block, _ = self.make(*branches, norm=norm)
+        return block
 
     def contract(self) -> dict[str, Check]:
         """Return the checks of a placement by name."""
         changes = "follows a branch that changes the shape"
         return {
             "constructor": is_made,
-            **{f"keeps {axes}": partial(trials.keeps_shape, layout=layout) for layout, axes in trials.AXES.items()},
-            **{f"{changes}, {layout}": partial(follows_branch, layout=layout) for layout in ("flat", "image")},
+            **trials.shape_checks(),
+            f"{changes}, flat": partial(follows_branch, layout="flat"),
+            f"{changes}, image": partial(follows_branch, layout="image"),
             "hands context to its branches": context_arrives,
             "skip is residual_gain · x": skip_is_declared,
             "gradient in every parameter": trials.parameters_learn,
             "made and run without random numbers": draws_nothing,
             "deepcopy and state_dict": trials.copies_agree,
-            **{f"trains: {ground}": partial(trials.trains, ground=ground) for ground in trials.GROUNDS},
+            **trials.training_checks(),
         }
 
 
@@ -79,13 +84,16 @@ def is_made(part: PlacementPart) -> str:
     for count in range(part.made_class.min_branches, 3):
         stubs = [Stub() for _ in range(count)]
         block, norms = part.make(*stubs)
-        kept = list(block.branches.values()) == stubs and set(block.norms.modules()).issuperset(norms.values())
-        expect(kept, "put all branches in self.branches, by role, and all norms in self.norms, each a ModuleDict")
+        has_branches = list(block.branches.values()) == stubs
+        has_norms = set(norms.values()) <= set(block.norms.modules())
+        cure = "put all branches in self.branches, by role, and all norms in self.norms, each a ModuleDict"
+        expect(has_branches and has_norms, cure)
     # NormsBySite counts those that have no site, and begins the names of others with the block's
-    expect("norm" not in {name[:4] for name in norms}, "a norm is made without site=: give it site.at(role, slot)")
+    without_site = [name for name in norms if name.startswith("norm")]
+    expect(not without_site, "a norm is made without site=: give it site.at(role, slot)")
     gains = f"residual_gain={block.residual_gain:.4g}, branch_gain={block.branch_gain:.4g}"
-    positive = 0 < block.residual_gain < torch.inf and 0 < block.branch_gain < torch.inf
-    expect(positive, f"{gains}: make them positive numbers")
+    are_positive = 0 < block.residual_gain < torch.inf and 0 < block.branch_gain < torch.inf
+    expect(are_positive, f"{gains}: make them positive numbers")
     return f"(branches, norm, site); norms at {', '.join(norms) or 'no site'}; {gains}"
 
 
@@ -101,16 +109,20 @@ def follows_branch(part: PlacementPart, layout: str) -> str:
     if part.made_class.min_branches > 1:
         raise NotApplicable("blocks of several branches keep the shape")
     stub = Stub(layout, grows=True)
-    x, y = run(part.make(stub)[0], layout)
-    changed, right = f"{list(x.shape)} to {list(y.shape)}", stub.shortcut(x).shape
-    cure = f"not {list(right)}: add to branch.shortcut(x), and give norms their own width"
-    return expect(y.shape == right, changed if y.shape == right else f"{changed}, {cure}")
+    block, _ = part.make(stub)
+    x, y = run(block, layout)
+    figure = f"{list(x.shape)} to {list(y.shape)}"
+    right = stub.shortcut(x).shape
+    if y.shape != right:
+        figure += f", not {list(right)}: add to branch.shortcut(x), and give norms their own width"
+    return expect(y.shape == right, figure)
 
 
 def context_arrives(part: PlacementPart) -> None:
     """Attention needs its mask and rotation."""
     stubs = [Stub(), Stub()]
-    run(part.make(*stubs)[0], mark=7)
+    block, _ = part.make(*stubs)
+    run(block, mark=7)
     expect(all(stub.context == {"mark": 7} for stub in stubs), "hand **context on to each branch")
 
 
@@ -121,10 +133,12 @@ def skip_is_declared(part: PlacementPart) -> str:
     """
     block = part.module(a=0.0, norm="none")
     x, y = run(block)
-    gains = [float(block.residual_gain) ** power if block.residual else 0.0 for power in (1, block.min_branches)]
-    found = float((y.detach() * x).sum() / x.square().sum())
-    good = any(float((y.detach() - gain * x).abs().max()) < TOLERANCE for gain in gains)
-    return expect(good, f"{found:.4g} · x, residual={block.residual}, residual_gain={block.residual_gain:.4g}")
+    y = y.detach()
+    gain = float(block.residual_gain) if block.residual else 0.0
+    deviations = [float((y - each * x).abs().max()) for each in (gain, gain**block.min_branches)]
+    found = float((y * x).sum() / x.square().sum())
+    figure = f"{found:.4g} · x, residual={block.residual}, residual_gain={block.residual_gain:.4g}"
+    return expect(min(deviations) < TOLERANCE, figure)
 
 
 def draws_nothing(part: PlacementPart) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -19,7 +19,7 @@ from normbench import build
 from normbench.config.compose import read
 from normbench.config.groups import options, section_of
 from normbench.config.refusals import refusal
-from normbench.contract.checks import NotApplicable, Part, difference, expect, expect_small, gradients_arrive
+from normbench.contract.checks import Check, NotApplicable, Part, difference, expect, expect_small, gradients_arrive
 from normbench.errors import ContractError, explain
 from normbench.settings import Tree
 from normbench.training.optimizer import make_optimizer, parameter_groups
@@ -27,8 +27,16 @@ from normbench.translation import Translation
 from normbench.types import Data, ImageClassification, LanguageModeling, Task, TextClassification
 
 WIDTH = 24  # small, with many divisors for groups
-LAYOUTS = {"flat": (6, WIDTH), "sequence": (4, 7, WIDTH), "image": (4, WIDTH, 3, 5)}
-AXES = {"flat": "(batch, features)", "sequence": "(batch, time, features)", "image": "(batch, channels, height, width)"}
+LAYOUTS = {
+    "flat": (6, WIDTH),
+    "sequence": (4, 7, WIDTH),
+    "image": (4, WIDTH, 3, 5),
+}
+AXES = {
+    "flat": "(batch, features)",
+    "sequence": "(batch, time, features)",
+    "image": "(batch, channels, height, width)",
+}
 
 
 def channel_dim(layout: str) -> int:
@@ -38,7 +46,8 @@ def channel_dim(layout: str) -> int:
 
 def random_input(layout: str, seed: int = 0, width: int = WIDTH) -> Tensor:
     """Return normal numbers in float64."""
-    generator, shape = torch.Generator().manual_seed(seed), list(LAYOUTS[layout])
+    generator = torch.Generator().manual_seed(seed)
+    shape = list(LAYOUTS[layout])
     shape[channel_dim(layout)] = width
     return torch.randn(shape, generator=generator, dtype=torch.float64) * 1.5 + 0.5
 
@@ -111,11 +120,15 @@ def train_with_each(group: str, tree: Tree, task: Task, steps: int = STEPS) -> s
         ContractError: a training breaks off, or in all steps the loss of its one batch does not fall.
         NotApplicable: no option goes with the rest.
     """
-    data, fell, refused = tiny_data(task), {}, ""
+    data = tiny_data(task)
+    fell = dict[str, float]()
+    refused = ""
     for name, section in sections(group).items():
         combined = {**tree, group: section}
-        placement, model = (build.target(combined, each)[1] for each in ("placement", "model"))
-        if rule := refusal(build.norm_facts(combined), placement, model, data):
+        _, placement = build.target(combined, "placement")
+        _, model = build.target(combined, "model")
+        rule = refusal(build.norm_facts(combined), placement, model, data)
+        if rule:
             refused = rule.reason
             continue
         try:
@@ -141,7 +154,10 @@ class ModulePart(Part):
     def width(self) -> int:
         """Features that it is tried on: an even number, four or more in each of its groups."""
         groups = self.tree[self.section].get("groups")
-        return 2 * groups * max(2, math.ceil(WIDTH / (2 * groups))) if isinstance(groups, int) else WIDTH
+        if not isinstance(groups, int):
+            return WIDTH
+        pairs = max(2, math.ceil(WIDTH / (2 * groups)))  # of features in a group
+        return 2 * groups * pairs
 
     @property
     def layouts(self) -> list[str]:
@@ -160,7 +176,8 @@ class ModulePart(Part):
 
     def trained(self, layout: str) -> nn.Module:
         """Return the module in float64 after a few batches, its parameters unlike their start, so that each shows."""
-        module, generator = self.module(layout).double(), torch.Generator().manual_seed(1)
+        module = self.module(layout).double()
+        generator = torch.Generator().manual_seed(1)
         with torch.no_grad():
             for parameter in module.parameters():
                 parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.3)
@@ -190,9 +207,11 @@ def keeps_shape(part: ModulePart, layout: str) -> str:
     """Its output has its input's shape and dtype."""
     for dtype in (torch.float32, torch.float64):
         x = part.input(layout).to(dtype)
-        y = run_both(part.module(layout).to(dtype), x)[0]
+        module = part.module(layout).to(dtype)
+        y = run_both(module, x)[0]
         figure = f"{list(x.shape)} of {x.dtype} to {list(y.shape)} of {y.dtype}"
-        expect((y.shape, y.dtype) == (x.shape, x.dtype), f"{figure}: keep the shape, and end forward with .to(x.dtype)")
+        is_kept = y.shape == x.shape and y.dtype == x.dtype
+        expect(is_kept, f"{figure}: keep the shape, and end forward with .to(x.dtype)")
     return f"{list(x.shape)}"
 
 
@@ -210,15 +229,30 @@ def copies_agree(part: ModulePart) -> str:
     """A deepcopy, and a new module with the state_dict, give the same as the module after some training."""
     differences = []
     for layout in part.layouts:
-        module, new, x = part.trained(layout), part.module(layout).double(), part.input(layout)
+        module = part.trained(layout)
+        copied = copy.deepcopy(module)
+        new = part.module(layout).double()
         new.load_state_dict(module.state_dict())
-        expected, *found = (run_both(each, x) for each in (module, copy.deepcopy(module), new))
-        differences += [difference(y, expected) for y in found]
+        x = part.input(layout)
+        expected = run_both(module, x)
+        differences += [difference(run_both(other, x), expected) for other in (copied, new)]
     return expect_small(max(differences))
 
 
 def trains(part: ModulePart, ground: str) -> str:
     """It trains with each of its partners that goes with it."""
     words, task = GROUNDS[ground]
-    tree = {**composed(words), part.section: part.tree[part.section]}
-    return train_with_each(part.partners, {**tree, "model": {**tree["model"], "width": part.width}}, task)
+    tree = composed(words)
+    model = {**tree["model"], "width": part.width}
+    own = {**tree, part.section: part.tree[part.section], "model": model}
+    return train_with_each(part.partners, own, task)
+
+
+def shape_checks() -> dict[str, Check]:
+    """Return a check of each layout by name."""
+    return {f"keeps {axes}": partial(keeps_shape, layout=layout) for layout, axes in AXES.items()}
+
+
+def training_checks() -> dict[str, Check]:
+    """Return a check of each ground by name."""
+    return {f"trains: {ground}": partial(trains, ground=ground) for ground in GROUNDS}

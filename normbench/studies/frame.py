@@ -130,7 +130,7 @@ class Study(ABC):
     once. The rest stands in conf/study/NAME.yaml, which names the class. title: of its page. source: papers. words: of
     the grid, as `normbench sweep` takes them; a person's own replace them, key by key. columns: of measured numbers and
     coordinates: words, unit, scale. captions: title and words of figures. baseline: the arm that others are compared
-    with.
+    with. miniature: words with which the tests make it in a second.
     """
 
     name: ClassVar[str]
@@ -140,6 +140,10 @@ class Study(ABC):
     columns: ClassVar[dict[str, Column]]
     captions: ClassVar[Mapping[str, Mapping[str, Any]]]
     baseline: ClassVar[Mapping[str, Any]] = {"norm": "layernorm"}
+    miniature: ClassVar[Sequence[str]] = (
+        "model.depth=2", "model.width=16", "model.heads=2", "model.context=16", "data.batch_size=4",
+        "data.eval_batch_size=8", "trainer.steps=4", "norm=layernorm,rmsnorm",
+    )  # fmt: skip
     trains: ClassVar[bool] = False
     together: ClassVar[bool] = False
 
@@ -158,6 +162,7 @@ class Study(ABC):
                 cls.columns = {column: Column(*words) for column, words in section["columns"].items()}
                 cls.captions = section.get("captions", {})
                 cls.baseline = section.get("baseline", cls.baseline)
+                cls.miniature = section.get("miniature", cls.miniature)
 
     # ---- what is measured
 

@@ -80,22 +80,25 @@ def show_text(run: TrainedRun, model: Model, data: Any, wanted: Wanted) -> None:
     start = prompt_tokens(wanted.prompt, data.encode)
     if not len(start):
         start = data.encode("\n")
-    print(printable(data.decode(generate(model, start, data.task.context, wanted))))
+    tokens = generate(model, start, data.task.context, wanted)
+    print(printable(data.decode(tokens)))
 
 
 def prompt_tokens(prompt: str, encode: Callable[[str], Any]) -> Any:
     """Return the tokens of a prompt, so that the model goes on in the line in which it ends.
 
-    Where lines end in a token, every text ends in it, the empty one too: behind an unfinished line it is left out.
+    Where lines end in a token, every text ends in it, the empty one too: after an unfinished line it is left out.
     """
     tokens = encode(prompt)
-    unfinished = prompt and not prompt.endswith("\n")
-    return tokens[: len(tokens) - len(encode(""))] if unfinished else tokens
+    is_unfinished = prompt and not prompt.endswith("\n")
+    if not is_unfinished:
+        return tokens
+    return tokens[: len(tokens) - len(encode(""))]
 
 
 @torch.no_grad()
 def generate(model: nn.Module, prompt: Int64[Tensor, " time"], context: int, wanted: Wanted) -> Int64[Tensor, " more"]:
-    """Return the prompt and `wanted.tokens` more tokens, each drawn from what the model expects behind those before it.
+    """Return the prompt and `wanted.tokens` more tokens, each drawn from what the model expects after those before it.
 
     Args:
         model: in evaluation mode; token ids (batch, time) to logits (batch, time, vocabulary).
@@ -132,19 +135,24 @@ def show_sentences(run: TrainedRun, model: Model, data: Any, wanted: Wanted) -> 
     Raises:
         UsageError: the text is longer than the model's context.
     """
-    task, device = data.task, next(model.parameters()).device
+    task = data.task
+    device = next(model.parameters()).device
     if wanted.prompt:
         source = data.encode(wanted.prompt)
         if len(source) >= task.context:
             given = f"the text has {len(source) + 1:,} tokens with its end"
             raise UsageError(f"{given}, and the model takes {task.context:,}: give it in parts")
-        [(_, _, found)] = task.translations(model, [task.batch([source], [source[:0]])], data, device)
+        batch = task.batch([source], [source[:0]])
+        [(_, _, found)] = task.translations(model, [batch], data, device)
         print(printable(found))
         return
     count = wanted.count or 20
-    rows = task.translations(model, data.eval_batches("val", -(-count // data.eval_batch_size)), data, device)
-    for place in range(shown := min(count, len(rows))):
-        print(printable("\n".join((*rows[place * len(rows) // shown], ""))))
+    batches = math.ceil(count / data.eval_batch_size)
+    rows = task.translations(model, data.eval_batches("val", batches), data, device)
+    shown = min(count, len(rows))
+    for place in range(shown):
+        sentences = rows[place * len(rows) // shown]
+        print(printable("\n".join((*sentences, ""))))
 
 
 # ---- a classifier
@@ -162,6 +170,11 @@ class Judged(NamedTuple):
     surprise: float
     inputs: Tensor
 
+    @property
+    def is_wrong(self) -> bool:
+        """Tell whether it is a mistake."""
+        return self.surprise > 0
+
 
 @torch.no_grad()
 def classify(model: nn.Module, batches: Iterable[Batch], count: int) -> tuple[list[Judged], int, int]:
@@ -173,44 +186,53 @@ def classify(model: nn.Module, batches: Iterable[Batch], count: int) -> tuple[li
     kept: list[Judged] = []
     total = mistakes = 0
     for batch in batches:
-        logits = model(*batch.map(lambda tensor: tensor.to(device)).arguments).float().cpu()
+        given = batch.map(lambda tensor: tensor.to(device))
+        logits = model(*given.arguments).float().cpu()
         probabilities, predicted = logits.softmax(dim=-1).max(dim=-1)
-        wrong = predicted != batch.targets.cpu()
-        surprise = torch.where(wrong, probabilities, -probabilities)
+        is_wrong = predicted != batch.targets.cpu()
+        surprise = torch.where(is_wrong, probabilities, -probabilities)
         inputs = [row.clone() for row in batch.inputs]
         if batch.mask is not None:
             inputs = [row[real] for row, real in zip(inputs, batch.mask, strict=True)]
         kept += map(Judged, batch.targets.tolist(), predicted.tolist(), surprise.tolist(), inputs)
         kept = nlargest(count, kept, key=lambda example: example.surprise)
         total += len(predicted)
-        mistakes += int(wrong.sum())
+        mistakes += int(is_wrong.sum())
     return kept, mistakes, total
 
 
-def classified(run: TrainedRun, model: Model, data: Any, count: int) -> tuple[list[Judged], str, Sequence[str]]:
+def judge(run: TrainedRun, model: Model, data: Any, count: int) -> tuple[list[Judged], str, Sequence[str]]:
     """Return the examples to show, mistakes first, a line on all of them, and the names of the classes."""
     examples, wrong, total = classify(model, data.eval_batches("val"), count)
-    classes = getattr(data, "classes", None) or [str(number) for number in range(data.task.num_classes)]
+    classes = getattr(data, "classes", None)
+    if not classes:
+        classes = [str(number) for number in range(data.task.num_classes)]
     of_all = f"{wrong:,} of {total:,} validation {data.task.unit}"
     return examples, f"{run.path.name}: {wrong / total:.2%} errors ({of_all})", classes
 
 
 def show_texts(run: TrainedRun, model: Model, data: Any, wanted: Wanted) -> None:
     """Print a table of classified texts: on a terminal in its width, mistakes in red; else a line for each text."""
-    examples, title, classes = classified(run, model, data, wanted.count or 20)
+    examples, title, classes = judge(run, model, data, wanted.count or 20)
     table = Table("", "class", "predicted", "probability", "text", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for label, predicted, surprise, inputs in examples:
-        wrong, text = surprise > 0, " ".join(data.decode(inputs).split())
-        row = "wrong" if wrong else "right", classes[label], classes[predicted], f"{abs(surprise):.0%}", text
-        table.add_row(*map(Text, row), style="red" if wrong else "")
+    for one in examples:
+        cells = (
+            "wrong" if one.is_wrong else "right",
+            classes[one.label],
+            classes[one.predicted],
+            f"{abs(one.surprise):.0%}",
+            " ".join(data.decode(one.inputs).split()),
+        )
+        table.add_row(*map(Text, cells), style="red" if one.is_wrong else "")
     print(title)
     Console(width=None if sys.stdout.isatty() else 10**6).print(table)
 
 
 def show_images(run: TrainedRun, model: Model, data: Any, wanted: Wanted) -> None:
     """Write a page of classified images."""
-    examples, title, classes = classified(run, model, data, wanted.count or 60)
-    page = draw_page(title, examples, [data.pixels(example.inputs[None])[0].numpy() for example in examples], classes)
+    examples, title, classes = judge(run, model, data, wanted.count or 60)
+    images = [data.pixels(one.inputs[None])[0].numpy() for one in examples]
+    page = draw_page(title, examples, images, classes)
     path = Path(os.path.expanduser(wanted.out)) if wanted.out else run.path / "samples.png"
     try:
         write_atomically(path, lambda file: page.savefig(file, format="png", bbox_inches="tight"))
@@ -222,28 +244,37 @@ def show_images(run: TrainedRun, model: Model, data: Any, wanted: Wanted) -> Non
 def draw_page(title: str, examples: Sequence[Judged], images: Sequence[Pixels], classes: Sequence[str]) -> Figure:
     """Draw images in rows, each with what was predicted; mistakes have a red frame, and their class in red words."""
     columns = min(COLUMNS, len(examples))
-    high, wide = (side / max(images[0].shape[1:]) for side in images[0].shape[1:])
-    captions = [  # whole names, as two may begin alike
-        "\n".join(
-            fill(line, 20)
-            for line in (f"is {classes[label]}", f"{classes[guess]} ({abs(surprise):.0%})")[surprise <= 0 :]
-        )
-        for label, guess, surprise, _ in examples
-    ]
-    row = high + 0.15 + 0.12 * max(caption.count("\n") + 1 for caption in captions)
-    width, height = 1.25 * columns, row * math.ceil(len(examples) / columns)
+    pixels_high, pixels_wide = images[0].shape[1:]
+    longer = max(pixels_high, pixels_wide)
+    high, wide = pixels_high / longer, pixels_wide / longer
+    captions = [caption_of(one, classes) for one in examples]
+    lines = max(caption.count("\n") + 1 for caption in captions)
+    column, row = 1.25, high + 0.15 + 0.12 * lines
+    width = column * columns
+    height = row * math.ceil(len(examples) / columns)
     page = Figure(figsize=(SIDE * width, SIDE * height))
     axes = page.add_axes((0, 0, 1, 1))
-    for place, (example, pixels, caption) in enumerate(zip(examples, images, captions, strict=True)):
-        left, top, color = 1.25 * (place % columns), row * (place // columns), "red" if example.surprise > 0 else "gray"
-        axes.imshow(pixels.transpose(1, 2, 0), "gray", vmin=0, vmax=255, extent=(left, left + wide, top + high, top))
+    for place, (one, pixels, caption) in enumerate(zip(examples, images, captions, strict=True)):
+        left = column * (place % columns)
+        top = row * (place // columns)
+        extent = (left, left + wide, top + high, top)
+        color = "red" if one.is_wrong else "gray"
+        axes.imshow(pixels.transpose(1, 2, 0), "gray", vmin=0, vmax=255, extent=extent)
         axes.text(left, top + high + 0.04, caption, color=color, fontsize="x-small", va="top", parse_math=False)
-        if example.surprise > 0:
+        if one.is_wrong:
             axes.add_patch(Rectangle((left, top), wide, high, fill=False, edgecolor=color, linewidth=3))
     axes.set(xlim=(-0.1, width), ylim=(height, -0.1))
     axes.set_title(title, loc="left", fontsize="medium", parse_math=False)
     axes.set_axis_off()
     return page
+
+
+def caption_of(one: Judged, classes: Sequence[str]) -> str:
+    """Return the predicted class with its probability, for a mistake after the right one; whole names, on lines."""
+    lines = [f"{classes[one.predicted]} ({abs(one.surprise):.0%})"]
+    if one.is_wrong:
+        lines.insert(0, f"is {classes[one.label]}")
+    return "\n".join(fill(line, 20) for line in lines)
 
 
 SHOWN = {"text": show_text, "images": show_images, "texts": show_texts, "sentences": show_sentences}
