@@ -155,9 +155,10 @@ def name_largest(rows: pd.DataFrame, counted: str, value: str, above: float) -> 
     large = rows[rows[value] > above].sort_values(value, ascending=False)
     words = []
     for which, own in large.groupby(counted, sort=False):
-        first = own.iloc[0]
+        block = own["block"].iloc[0]
+        most = own[value].iloc[0]
         seeds = own["seed"].nunique()
-        words.append(f"{which:.0f} (block {first['block']}: {first[value]:.1f}; in {seeds} seeds)")
+        words.append(f"{which:.0f} (block {block}: {most:.1f}; in {seeds} seeds)")
     return {"number": len(words), "largest": rows[value].max(), "named": ", ".join(words[:MOST]) or "none"}
 
 

@@ -163,28 +163,36 @@ def write_table(findings: Findings, tests: Mapping[Hashable, Difference]) -> Tab
         counts = [str(len(line.cells[metrics[0]].finding.values)) for line in lines]
         if len({*counts}) > 1:
             table["seeds"] = counts
-    notes = list(findings.notes)
     differences = list[Difference]()
     for metric in metrics:
         cells = [correct_cell(line.cells[metric], tests) for line in lines]
-        own = [cell.difference for cell in cells if cell.difference is not None]
-        written = pd.DataFrame([write_cell(cell) for cell in cells])
-        label = findings.columns[metric].label
-        for head in written:
-            is_empty = (written[head] == NONE).all()
-            if is_empty and not (head == FACTOR and any(is_factor_large(one) for one in own)):
-                continue
-            if head == MEAN:
-                head_words = label
-            elif len(metrics) > 1:
-                head_words = f"{label}: {head}"
-            else:
-                head_words = head
-            table[head_words] = written[head].tolist()
-        differences += own
+        differences += [cell.difference for cell in cells if cell.difference is not None]
+        table |= write_columns(findings.columns[metric].label, cells, are_several=len(metrics) > 1)
+    notes = list(findings.notes)
     if differences:
         notes += notes_on(findings, differences)
     return Table(findings.key, findings.title, pd.DataFrame(table), tuple(notes), heads=1 + len(findings.by))
+
+
+def write_columns(label: str, cells: Sequence[Cell], are_several: bool) -> dict[str, list[str]]:
+    """Write the columns of one number, without those in which nothing is known.
+
+    are_several: whether the table has other numbers too, so that each column says of which it is.
+    """
+    written = pd.DataFrame([write_cell(cell) for cell in cells])
+    columns = {}
+    for head in written:
+        column = written[head].tolist()
+        is_known = any(cell != NONE for cell in column)
+        if head == FACTOR:
+            is_known = any(cell.difference is not None and cell.difference.sd for cell in cells)
+        if not is_known:
+            continue
+        if head == MEAN:
+            columns[label] = column
+        else:
+            columns[f"{label}: {head}" if are_several else str(head)] = column
+    return columns
 
 
 def correct_cell(cell: Cell, tests: Mapping[Hashable, Difference]) -> Cell:
