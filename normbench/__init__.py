@@ -1,6 +1,6 @@
 """normbench: compare normalization in neural networks, and believe the result.
 
-From Python: `load` gives a run's trained model, `load_runs` a table of runs.
+From Python: `load` gives a run's trained model, `load_runs` a table of runs, `answer` what a report says of them.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ if TYPE_CHECKING:  # `import normbench` takes neither the second of torch nor th
     import pandas as pd
     import torch
 
+    from normbench.analysis.answers import Answer
     from normbench.types import Model
 
 __version__ = "0.1.0"
 
 Folder = str | os.PathLike[str]
 
-__all__ = ["__version__", "load", "load_runs"]
+__all__ = ["__version__", "answer", "load", "load_runs"]
 
 
 def load(
@@ -87,3 +88,51 @@ def load_runs(folder: Folder = "outputs", *, metrics: bool = False) -> pd.DataFr
 
     runs = records.load_runs(folder)
     return (runs, records.load_metrics(folder)) if metrics else runs
+
+
+def answer(
+    folder: Folder = "outputs",
+    *,
+    baseline: str | None = None,
+    metric: str | None = None,
+    margin: float | None = None,
+    target: float | None = None,
+    task: str | None = None,
+) -> Answer:
+    """What a report says of the runs below a folder, as values: what `normbench report` writes as `answer.json`.
+
+    It has the question, the arms (whether they trained, and their results), differences with interval, p and verdict,
+    effects of crossed factors, lost runs, causes, caveats, and next steps with their commands. Nothing is written.
+
+        found = normbench.answer("outputs/tour", margin=0.01)
+        for one in found.differences:
+            print(one.arm, one.baseline, one.mean, one.interval, one.corrected, one.verdict)
+
+        Path("answer.json").write_text(found.to_json())
+
+    Args:
+        folder: of runs, at any depth.
+        baseline: the arm that others are compared with, such as `norm=layernorm placement=pre`; by default LayerNorm
+            and `pre`, or what is there of it.
+        metric: the tag by which arms are judged first, or `best`; by default that of the report.
+        margin: a difference in the metric's unit that does not matter.
+        target: a validation loss (nats), whose time a report asks.
+        task: which runs, where those below the folder have several kinds of task.
+
+    Raises:
+        UsageError: a ValueError: no folder, no run in it that has ended, several tasks, or no such arm or metric.
+    """
+    from pathlib import Path
+
+    from normbench.analysis.examine import examine_all
+    from normbench.commands.report import missing_below
+    from normbench.errors import UsageError
+
+    folders = [Path(folder)]
+    how = {"metric": metric, "margin": margin, "target": target, "missing": missing_below(folders)}
+    found = {one.study.task: one.answer for one in examine_all(folders, baseline, **how)}
+    if task is None and len(found) == 1:
+        return next(iter(found.values()))
+    if task not in found:
+        raise UsageError(f"task={task} is not one task of the runs below {folder}: give one of {', '.join(found)}")
+    return found[task]

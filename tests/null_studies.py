@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from normbench.analysis.answers import Answer, answer
 from normbench.analysis.comparisons import contenders, usual_baseline
+from normbench.analysis.judgement import Judgement, judge
 from normbench.analysis.measures import metrics_of
 from normbench.analysis.records import Arm, Curve, Run, Study
 
@@ -103,18 +103,18 @@ DESIGNS: dict[str, Callable[[Random], Study]] = {
 }
 
 
-def answer_of(made: Study, metric: str | None = None) -> Answer:
+def judgement_of(made: Study, metric: str | None = None) -> Judgement:
     """What a report states of a study."""
     baseline = usual_baseline(made)
     arms, _ = contenders(made, baseline)
-    return answer(made, arms, baseline, metrics_of(made, metric)[0])
+    return judge(made, arms, baseline, metrics_of(made, metric)[0])
 
 
 def claims(name: str, number: int, seed: int = 0) -> float:
     """The share of so many null studies of a design that claims something."""
     random = np.random.default_rng(seed)
     metric = "best" if name == "--metric best" else None
-    return float(np.mean([answer_of(DESIGNS[name](random), metric).claims for _ in range(number)]))
+    return float(np.mean([judgement_of(DESIGNS[name](random), metric).claims for _ in range(number)]))
 
 
 if __name__ == "__main__":

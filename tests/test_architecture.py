@@ -44,7 +44,7 @@ PARTS: dict[str, set[str]] = {
     "commands": {"analysis", "build", "config", "contract", "record", "runs", "studies", "sweep"},
     "cli": {"commands", "config", "record", "runs", "studies", "sweep"},
     "__main__": {"cli"},
-    "__init__": {"runs"},
+    "__init__": {"analysis", "commands", "runs"},
 }  # fmt: skip
 
 # Where Hydra may be imported, and of it only public names.

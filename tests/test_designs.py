@@ -15,10 +15,11 @@ from scipy import stats
 from test_sentences import LOSS, arm
 
 from normbench.analysis.designs import Contrast, contrasts
-from normbench.analysis.designs import said as said_by_kind
+from normbench.analysis.examine import state_effect
 from normbench.analysis.figures.finals import interactions
 from normbench.analysis.measures import Metric, accuracy_on
 from normbench.analysis.records import Arm, Curve, Study, read_studies
+from normbench.analysis.sentences import say_effects, say_open_effects
 from normbench.analysis.statistics import holm
 from normbench.analysis.tables import designs_table
 
@@ -39,7 +40,8 @@ def found(made: Study, metric: Metric = LOSS, **baseline: Any) -> tuple[Contrast
 
 
 def said(ones: Sequence[Contrast]) -> list[str]:
-    return [text for kind in said_by_kind(ones) for text in kind]
+    effects = [state_effect(one) for one in ones]
+    return [*(text for kind in say_effects(effects) for text in kind), *say_open_effects(effects)]
 
 
 def warmed(gain: float = 0.9) -> dict[tuple[Any, ...], Sequence[float]]:
@@ -68,7 +70,7 @@ def test_an_interaction_is_a_difference_of_differences_by_seed() -> None:
     (sentence,) = said([one])
     assert sentence.startswith("warmup=0.1 instead of 0 helps post by 0.885 nats more than pre (95 %: 0.836 to 0.934; ")
     assert "the validation loss of post falls by 1.183, that of pre by 0.298." in sentence
-    (row,) = designs_table([one]).rows
+    (row,) = designs_table([state_effect(one)]).rows
     assert row[:3] == ("warmup=0.1 instead of 0", "post", "5")
 
 

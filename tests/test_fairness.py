@@ -11,11 +11,11 @@ import pytest
 from made_runs import make_report, make_run, make_study, plan, read_study
 
 from normbench.analysis import records
+from normbench.analysis.facts import given
 from normbench.analysis.fairness import findings, records_of
 from normbench.analysis.fairness_rules import SHOULD_BE_ALIKE
 from normbench.analysis.methods import methods
 from normbench.analysis.records import read_studies
-from normbench.analysis.wording import given
 from normbench.record.files import read_json
 from normbench.record.shapes import CHOICE_FILE
 

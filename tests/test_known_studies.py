@@ -10,7 +10,7 @@ from known_studies import STUDIES
 from made_runs import make_report
 
 from normbench.analysis.report import Report, save
-from normbench.analysis.wording import paragraphs
+from normbench.analysis.sentences import say_question
 
 BETTER = r"is (better|worse) than"
 
@@ -73,7 +73,7 @@ def test_batch_size_is_a_factor_though_the_rate_follows_it(answer: Report) -> No
     assert float(effect) == pytest.approx(16.7, abs=1.0)
     assert "groupnorm · batch_size=2 is better than batchnorm · batch_size=2" in words
     assert not re.search(r"batch_size=32 is", words)
-    _, held = paragraphs("facts.jinja", "question", answer)
+    _, held = say_question(answer.answer.question)
     assert "learning rate" not in held.partition(".")[0]
     assert "Goes with data.batch_size: a learning rate of 0.0000625, 0.001." in held
 

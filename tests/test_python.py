@@ -1,4 +1,4 @@
-"""The interface for Python: `normbench.load` and `normbench.load_runs`."""
+"""The interface for Python: `normbench.load`, `normbench.load_runs` and `normbench.answer`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from made_runs import make_run, make_study
 from support import refused
 
 import normbench
+from normbench.analysis.answers import VERSION, Answer, CaveatKind, EffectKind, StepKind, Verdict
+from normbench.analysis.report import make_reports, save
+from normbench.analysis.wording import bound, chance, fixed, precision
 from normbench.data import digits, pydocs
 from normbench.errors import UsageError
 from normbench.training.checkpoint import read
@@ -164,3 +168,54 @@ def test_metrics_come_in_long_form(runs: dict[str, Path], tmp_path: Path) -> Non
 
 def test_the_package_is_typed() -> None:
     assert (Path(normbench.__file__).parent / "py.typed").exists()
+
+
+# ---- answer
+
+
+def test_an_answer_is_what_the_report_writes_and_comes_back_from_json(tmp_path: Path) -> None:
+    """Of a study with a difference, an arm that did not train, one without a result, crossed factors and lost runs."""
+    constant = {"constant": {"loss/val": 3.309}}
+    cells = {("layernorm", 0): 2.0, ("rmsnorm", 0): 2.4, ("layernorm", 50): 2.0, ("rmsnorm", 50): 2.1, ("dyt", 0): 3.3}
+    for (norm, warmup), final in cells.items():
+        for seed in range(3):
+            more = {"settings": {"schedule.warmup": warmup}, "data": constant, "probed": 20}
+            luck = 0.01 * (seed * seed + seed * (norm != "dyt"))
+            make_run(tmp_path, norm=norm, seed=seed, final=final + luck, **more)
+    make_run(tmp_path, norm="none", status="failed", settings={"schedule.warmup": 0}, data=constant)
+    found = normbench.answer(tmp_path, margin=0.01)
+    (report,) = make_reports([tmp_path], margin=0.01)
+    save(report, tmp_path / "report")
+    text = (tmp_path / "report/answer.json").read_text("utf-8")
+    assert Answer.from_json(text) == found == report.answer and found.to_json() == text
+    known = json.loads(text, parse_constant=pytest.fail)
+    assert known["version"] == VERSION and list(known)[:3] == ["version", "question", "baseline"]
+    verdicts = {one.arm: one.verdict for one in found.differences}
+    assert verdicts["rmsnorm · warmup=0"] == Verdict.DIFFERENT
+    assert verdicts["dyt · warmup=0"] == Verdict.UNTRAINED and verdicts["none · warmup=0"] == Verdict.NO_SEED
+    assert [arm.name for arm in found.arms if not arm.trained] == ["dyt · warmup=0"]
+    assert found.effects[0].kind == EffectKind.CHANGE and found.effects[0].mean == pytest.approx(-0.3)
+    assert {CaveatKind.LEARNING_RATE, CaveatKind.MISSING_SEEDS} <= {one.kind for one in found.caveats}
+    assert found.next[0].kind == StepKind.MAKE_TRAIN and found.causes[0].arm == "dyt · warmup=0"
+
+
+def test_an_answer_has_the_numbers_of_the_tables(tmp_path: Path) -> None:
+    make_study(tmp_path, {"layernorm": [2.0, 2.1, 2.05], "rmsnorm": [2.03, 2.1, 2.11], "dyt": [2.4, 2.52, 2.44]})
+    (report,) = make_reports([tmp_path])
+    tables = {table.key: table.frame.set_index("arm") for table in report.tables if "arm" in table.frame}
+    for arm in report.answer.arms:
+        (result,) = arm.results
+        assert tables["arms"].loc[arm.name, "validation loss, nats"] == f"{result.mean:.4f}"
+    for one in report.answer.differences:
+        row = tables["differences"].loc[one.arm]
+        assert row["difference, nats"] == fixed(one.mean, precision(one.mean, one.interval), sign=True)
+        assert row["p after Holm"] == chance(one.corrected)
+        assert bound(one.detectable) in row["minimum detectable effect"]
+
+
+def test_an_answer_is_of_one_task(tmp_path: Path) -> None:
+    make_study(tmp_path, {"layernorm": [2.0, 2.1], "rmsnorm": [2.0, 2.2]})
+    make_study(tmp_path / "more", {"layernorm": [2.0, 2.1], "rmsnorm": [2.0, 2.2]}, accuracy=0.9)
+    with pytest.raises(UsageError, match="give one of image_classification, language_model"):
+        normbench.answer(tmp_path)
+    assert normbench.answer(tmp_path, task="language_model").question.task == "language_model"

@@ -10,14 +10,17 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from normbench.analysis.answers import Answer, answer
-from normbench.analysis.comparisons import Comparison, best_rate, compare_all, contenders, usual_baseline
+from normbench.analysis.answers import Answer, Question
+from normbench.analysis.comparisons import Comparison, Survival, best_rate, compare_all, contenders, usual_baseline
+from normbench.analysis.examine import state_arms, state_difference, state_losses
 from normbench.analysis.fairness import few_examples, lost_runs, open_rates, skewed_differences, unequal_choices
+from normbench.analysis.judgement import Judgement, judge
 from normbench.analysis.measures import Metric, accuracy_on, loss_on
 from normbench.analysis.records import Arm, Run, Study
+from normbench.analysis.sentences import say, say_differences
 from normbench.analysis.statistics import fisher_p, least_fisher_p
 from normbench.analysis.tables import differences_table
-from normbench.analysis.wording import bound, chance, compared_words, effect, verdict
+from normbench.analysis.wording import bound, chance, effect
 
 LOSS, ACCURACY = loss_on("val"), accuracy_on("val")
 BASE = [2.00, 2.10, 2.05, 1.98, 2.04]
@@ -45,7 +48,28 @@ def comparisons(
 
 
 def words(found: Sequence[Comparison], margin: float | None = None) -> str:
-    return "\n".join(text for kind in compared_words(found, margin) for text in kind)
+    kinds = say_differences([state_difference(one, margin) for one in found], margin)
+    return "\n".join(text for kind in kinds for text in kind)
+
+
+def rows(found: Sequence[Comparison]) -> list[tuple[str, ...]]:
+    """The rows of their table."""
+    return differences_table([state_difference(one) for one in found]).rows
+
+
+def said(made: Study, found: Sequence[Comparison] = (), survivals: Sequence[Survival] = ()) -> list[str]:
+    """The sentences of an answer."""
+    nothing = {"others": (), "effects": (), "causes": (), "caveats": (), "next": (), "damaged": {}, "missing": {}}
+    answer = Answer(
+        question=Question("", LOSS, None, (), (), (), (), (), None, (), (), ""),
+        baseline={},
+        metrics=(LOSS,),
+        arms=state_arms(made, made.arms, [LOSS]),
+        differences=tuple(state_difference(one) for one in found),
+        losses=tuple(state_losses(one) for one in survivals),
+        **nothing,
+    )
+    return [text for text, _ in say(answer)]
 
 
 def shifted(*by: float) -> list[float]:
@@ -93,8 +117,8 @@ def test_a_difference_of_accuracies_that_is_the_same_in_each_seed_is_not_called(
     counts = {"rmsnorm": [100 * n / 360 for n in (341, 344)]}
     found = comparisons(counts, [100 * n / 360 for n in (340, 343)], ACCURACY)
     assert not found[0].real and found[0].detectable is None
-    assert differences_table(found).rows == [("rmsnorm", "2", "+0.28", "0.500", "spread not known")]
-    assert differences_table(comparisons({"rmsnorm": BASE})).rows[0][-1] == "the same"
+    assert rows(found) == [("rmsnorm", "2", "+0.28", "0.500", "spread not known")]
+    assert rows(comparisons({"rmsnorm": BASE}))[0][-1] == "the same"
 
 
 def test_a_difference_that_correction_alone_makes_uncertain_is_told_apart() -> None:
@@ -105,8 +129,7 @@ def test_a_difference_that_correction_alone_makes_uncertain_is_told_apart() -> N
     assert first.startswith("dyt may be worse than layernorm: its validation loss is 0.0174 nats higher (95 %: +0.007")
     assert "; not certain after correction for 13 tests (p = 0." in first
     assert first.endswith("): repeat it with new seeds.")
-    rows = differences_table(found).rows
-    assert {row[0]: row[-1] for row in rows}["dyt"] == "perhaps worse"
+    assert {row[0]: row[-1] for row in rows(found)}["dyt"] == "perhaps worse"
 
 
 # ---- seeds
@@ -138,14 +161,14 @@ def test_a_seed_that_was_lost_in_both_arms_counts_among_all_and_one_under_way_is
 # ---- runs that are lost
 
 
-def lost(**results: Sequence[float | str]) -> tuple[Study, Answer]:
+def lost(**results: Sequence[float | str]) -> tuple[Study, Judgement]:
     """Arms whose data say that a constant guess reaches 2.5, and all that is tested of them."""
     arms = []
     for norm, own in results.items():
         sessions = ({"data": {"constant": {"loss/val": 2.5}}},)
         arms.append(Arm({"norm": norm}, tuple(replace(one, sessions=sessions) for one in arm(own).runs)))
     made = Study((), tuple(arms), ("norm",))
-    return made, answer(made, made.arms, {"norm": "layernorm"}, LOSS)
+    return made, judge(made, made.arms, {"norm": "layernorm"}, LOSS)
 
 
 @pytest.mark.parametrize("ends", [["diverged"] * 5, [2.49] * 5, ["diverged", "diverged", 2.49, 2.5, 2.6]])
@@ -155,7 +178,7 @@ def test_five_of_five_lost_against_none_is_a_difference(ends: list[float | str])
     (one,) = found.survivals
     assert one.real and one.corrected == pytest.approx(2 / 252) and one.family == 1
     assert one.lost == (5, 0) and one.runs == (5, 5)
-    told = [text for text, _ in verdict(made, found.comparisons, None, survivals=found.survivals)]
+    told = said(made, found.comparisons, found.survivals)
     (sentence,) = [text for text in told if "less often" in text]
     assert sentence.startswith("dyt trains less often than layernorm: 5 of 5 runs ")
     assert sentence.endswith(", against none of 5 (Fisher's exact test, p = 0.008).")
@@ -164,8 +187,8 @@ def test_five_of_five_lost_against_none_is_a_difference(ends: list[float | str])
 def test_lost_runs_that_more_learning_rates_make_uncertain_are_said_to_be() -> None:
     made, _ = lost(layernorm=BASE, dyt=["diverged"] * 5)
     layernorm, dyt = made.arms
-    found = answer(made, [layernorm, replace(dyt, rates=20)], {"norm": "layernorm"}, LOSS)
-    (sentence,) = [text for text, _ in verdict(made, (), None, survivals=found.survivals) if "less often" in text]
+    found = judge(made, [layernorm, replace(dyt, rates=20)], {"norm": "layernorm"}, LOSS)
+    (sentence,) = [text for text in said(made, (), found.survivals) if "less often" in text]
     assert sentence.startswith("dyt may train less often than layernorm: ")
     assert sentence.endswith("; not certain after correction for more learning rates).")
 
@@ -182,9 +205,9 @@ def test_runs_in_two_groups_have_no_interval() -> None:
     made, found = lost(layernorm=BASE, dyt=[2.01, 2.49, 2.04, 2.5, 2.03])
     (one,) = found.comparisons
     assert one.p is one.interval is one.effect_size is one.detectable is one.counted is None and not one.real
-    told = "\n".join(text for text, _ in verdict(made, found.comparisons, None))
+    told = "\n".join(said(made, found.comparisons))
     assert "no mean, interval or p is given, as the runs of dyt end in two groups far apart: 3 of 5 trained" in told
-    assert one.ranked_p is None and differences_table([one]).rows == [("dyt", "5", "two groups")]
+    assert one.ranked_p is None and rows([one]) == [("dyt", "5", "two groups")]
     _, near = lost(layernorm=BASE, dyt=[2.34, 2.36, 2.37, 2.3, 2.39])  # about the bound of 2.375, in one group
     assert near.comparisons[0].interval is not None
 
@@ -194,15 +217,15 @@ def test_runs_in_two_groups_have_no_interval() -> None:
 
 def test_what_few_seeds_assume_is_said_and_signed_ranks_stand_beside() -> None:
     made = Study((), (arm(BASE, norm="layernorm"), arm(WORSE, norm="dyt")), ("norm",))
-    told = [text for text, _ in verdict(made, comparisons({"dyt": WORSE}), None)]
+    told = said(made, comparisons({"dyt": WORSE}))
     assert "; signed ranks 0.062)" in told[0] and "hold where differences by seed are Gaussian" in told[1]
     assert "with five ranks or fewer its p cannot be below 0.05" in told[1]
     found = comparisons({"dyt": [*WORSE, "diverged"]}, [*BASE, 2.0])  # the lost run is the sixth rank
-    told = [text for text, _ in verdict(made, found, None)]
+    told = said(made, found)
     assert "; signed ranks 0.031)" in told[0] and "Gaussian" in told[1] and "cannot be below" not in told[1]
     many = [2.0 + 0.01 * seed for seed in range(10)]
     found = comparisons({"dyt": [loss + 0.1 + 0.001 * (loss % 0.03) for loss in many]}, many)
-    assert [text for text, _ in verdict(made, found, None) if "Gaussian" in text or "ranks" in text] == []
+    assert [text for text in said(made, found) if "Gaussian" in text or "ranks" in text] == []
 
 
 def test_one_seed_that_decides_is_named() -> None:

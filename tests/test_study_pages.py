@@ -16,7 +16,7 @@ from browsing import needs_browser
 from data_helpers import write_questions
 
 from normbench.analysis.figures.style import Figure
-from normbench.analysis.report import page_of
+from normbench.analysis.pages import page_of
 from normbench.analysis.studied import read_study, studies_below
 from normbench.studies import STUDIES
 from normbench.studies.conduct import measure_all, points_of, save

@@ -12,13 +12,13 @@ import torch
 from made_runs import make_report, make_run, read_study
 from scipy import stats
 
+from normbench.analysis.facts import lead
 from normbench.analysis.figures import draw_all
 from normbench.analysis.figures.finals import learning_rates
 from normbench.analysis.measures import metrics_of
 from normbench.analysis.records import Run
 from normbench.analysis.report import Report
 from normbench.analysis.sensitivity import tried_levels
-from normbench.analysis.wording import paragraphs
 from normbench.data.own import text_file
 from normbench.data.sources import digits
 from normbench.types import Data
@@ -89,7 +89,7 @@ def test_an_arm_that_did_not_train_is_said_to_be_and_not_worse(tmp_path: Path) -
     cells = {table.key: table.frame.set_index("arm") for table in report.tables if "arm" in table.frame}
     assert cells["costs"].loc["dyt", "did not train"] == "3 of 3"
     assert cells["differences"].loc["dyt", "found"] == "did not train"
-    assert paragraphs("facts.jinja", "lead", report.study)[0].endswith("6 runs: 6 finished (3 of them did not train)")
+    assert lead(report.study).endswith("6 runs: 6 finished (3 of them did not train)")
     assert report.runs.groupby("arm")["trained"].sum().to_dict() == {"dyt": 0, "layernorm": 3}
 
 

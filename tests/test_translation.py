@@ -16,8 +16,8 @@ from sketches import chosen, sketched
 from test_report import text_of
 from torch import Tensor, nn
 
+from normbench.analysis.facts import facts
 from normbench.analysis.methods import options_of
-from normbench.analysis.wording import paragraphs
 from normbench.contract.data import DataPart
 from normbench.data import hub_translation
 from normbench.data.translation import POOL, Translations
@@ -343,9 +343,8 @@ def test_translators_are_judged_by_bleu_which_is_drawn_by_epoch(tmp_path: Path) 
     report = make_report([tmp_path])
     assert "rmsnorm is worse than layernorm: its validation BLEU is 1.210 points lower" in text_of(report)
     assert report.tables[0].rows[0][:4] == ("layernorm", "3", "38.1", "37.8 to 38.4")
-    assert "judged by: validation BLEU after the last step (beam 5, nrefs:1|case:lc)" in paragraphs(
-        "facts.jinja", "facts", report, options_of(report.study)
-    )
+    known = facts(report.study, options_of(report.study), report.by.primary.words, "")
+    assert known["judged by"] == "validation BLEU after the last step (beam 5, nrefs:1|case:lc)"
     figure = sketched(tmp_path)["bleu-val-epochs"]
     assert max(float(row["x"]) for row in chosen(figure)) == 4 and figure.title == "Validation BLEU by epoch"
     assert "Evaluated on 4 batches on the way" in figure.caption

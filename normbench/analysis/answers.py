@@ -1,44 +1,463 @@
-"""What a report states of a study in its first metric: every test of it, corrected as one family."""
+"""What a report says, as values: question, arms, differences, causes, caveats and next steps.
+
+`examine.py` makes them of a study, `sentences.py` words of them, and `answer.json` keeps them. A number that is missing
+is None, or NaN where a type is a plain float; JSON has null for both.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from enum import StrEnum
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
-from normbench.analysis.comparisons import Baseline, Comparison, Survival, compare_all, corrected_with, survivals
-from normbench.analysis.designs import Contrast, contrasts
 from normbench.analysis.measures import Metric
-from normbench.analysis.records import Arm, Study
-from normbench.analysis.statistics import holm
+from normbench.analysis.statistics import Interval
+
+VERSION = 1  # of answer.json: higher when a key changes its name or its meaning
+
+
+# ---- the question
 
 
 @dataclass(frozen=True)
-class Answer:
-    """All tests of a study: of arms against their baselines, of crossed factors, and of runs that were lost."""
+class Factor:
+    """A setting that varies, and its values in the order of the runs."""
 
-    comparisons: tuple[Comparison, ...]
-    contrasts: tuple[Contrast, ...]
-    survivals: tuple[Survival, ...]
+    key: str
+    values: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Held:
+    """What runs have in common beside what varies.
+
+    what: `steps`, `batch` or `rate`. values: one where it is held equal. goes_with: the settings that it follows, by
+    name; empty where it is equal.
+    """
+
+    what: str
+    values: tuple[str, ...]
+    goes_with: str
+
+
+@dataclass(frozen=True)
+class Question:
+    """What was asked.
+
+    metric: by which arms are judged first. margin: a difference in it that does not matter. data, model, norm: the
+    options of the runs. parameters: the fewest and the most that a model has. seeds: all of them. by_hand: the words
+    of the command that all runs were given. command: that of the sweep; empty where there is none, or several.
+    """
+
+    task: str
+    metric: Metric
+    margin: float | None
+    varied: tuple[Factor, ...]
+    data: tuple[str, ...]
+    model: tuple[str, ...]
+    norm: tuple[str, ...]
+    held: tuple[Held, ...]
+    parameters: tuple[int, int] | None
+    seeds: tuple[int, ...]
+    by_hand: tuple[str, ...]
+    command: str
+
+
+# ---- arms
+
+
+@dataclass(frozen=True)
+class Stuck:
+    """A run that finished and did not train.
+
+    loss: its last validation loss (nats). constant_loss, constant_accuracy: what a constant guess reaches, in nats and
+    as a share; None where that is not known, or accuracy is not measured.
+    """
+
+    run: str
+    loss: float
+    constant_loss: float | None
+    constant_accuracy: float | None
+
+
+@dataclass(frozen=True)
+class Result:
+    """How an arm ended in a metric: mean and interval, in its unit, over the n seeds that have a result.
+
+    Both are missing where runs end in two groups, of which some did not train.
+    """
+
+    metric: str
+    n: int
+    mean: float
+    interval: Interval | None
+
+
+@dataclass(frozen=True)
+class ArmResult:
+    """The runs of one arm.
+
+    compared_as: its name among the arms that are compared; None where another learning rate of the arm is better.
+    statuses: how many runs there are of each. trained: whether most of those that finished did.
+    """
+
+    name: str
+    settings: Mapping[str, Any]
+    compared_as: str | None
+    seeds: tuple[int, ...]
+    statuses: Mapping[str, int]
+    trained: bool
+    stuck: tuple[Stuck, ...]
+    results: tuple[Result, ...]
+
+
+# ---- what is tested
+
+
+class Verdict(StrEnum):
+    """What can be said of a difference."""
+
+    DIFFERENT = "different"  # it is one after correction
+    FLATTERED = "flattered"  # the arm that looks better has lost more runs
+    POSSIBLE = "possible"  # p is below 0.05 by itself, but not after correction
+    CONSTANT = "constant"  # it is the same in each seed, so that the spread is not known
+    TORN = "torn"  # runs of an arm end in two groups, of which some did not train
+    UNTRAINED = "untrained"  # an arm did not train
+    SAME = "same"  # both end the same in each seed
+    WITHIN = "within"  # the interval lies within the margin
+    UNKNOWN = "unknown"  # there are too few seeds to tell
+    ALIKE = "alike"  # no difference was found
+    ONE_SEED = "one_seed"
+    NO_SEED = "no_seed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tested:
+    """What is tested of an arm against its baseline.
+
+    corrected: p after Holm, and for learning rates that one of the two had more of to choose from. family: over how
+    many tests Holm corrects. real: whether it may be called a difference.
+    """
+
+    arm: str
+    baseline: str
+    p: float | None
+    corrected: float | None
+    family: int
+    real: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paired(Tested):
+    """What is found of an arm less what is found of its baseline, seed by seed.
+
+    values: one for each of the seeds. tried: how many seeds either arm has. sd: of the values; 0 where all are equal.
+    interval: Student's, of 95 %.
+    """
+
+    metric: Metric
+    seeds: tuple[int, ...]
+    values: tuple[float, ...]
+    tried: int
+    mean: float
+    sd: float
+    interval: Interval | None
 
     @property
-    def claims(self) -> bool:
-        """Say whether anything is called a difference."""
-        return any(one.real for one in (*self.comparisons, *self.contrasts, *self.survivals))
+    def n(self) -> int:
+        """Return how many seeds there are."""
+        return len(self.seeds)
 
 
-def answer(study: Study, arms: Sequence[Arm], baseline: Baseline, metric: Metric) -> Answer:
-    """Make every test that a report speaks of; p is corrected over all of them after Holm.
+@dataclass(frozen=True)
+class TwoGroups:
+    """An arm whose runs end in two groups far apart: so many of those that finished trained."""
 
-    arms: those that are compared, each at its best learning rate where that was a choice.
+    arm: str
+    trained: int
+    runs: int
+
+
+@dataclass(frozen=True)
+class Deciding:
+    """The seed without which the answer would be another, and p without it."""
+
+    seed: int
+    p: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference(Paired):
+    """An arm less its baseline in a metric's unit.
+
+    better: whether the arm's mean is the better one. effect_size: Hedges' g. detectable: the smallest difference that
+    so many seeds find four times in five, and its interval. untrained: which of the two did not train. torn: which have
+    no mean, so that nothing is tested. survived: whether seeds were lost beside those that are compared. lost: how many
+    the arm and the baseline lost, of those that ended in both. ranks, ranked_p: of the test of signed ranks, a run that
+    was lost as the last one. skewed: whether values are, or one is an outlier. deciding: the one seed that decides.
     """
-    compared = compare_all(arms, baseline, metric)
-    crossed = contrasts(study, arms, baseline, metric)
-    survived = survivals(arms, baseline)
-    corrected = holm([one.counted for one in (*compared, *crossed, *survived)])
-    family = max(sum(p is not None for p in corrected), 1)
-    first, second = len(compared), len(compared) + len(crossed)
-    return Answer(
-        corrected_with(compared, corrected[:first], family),
-        corrected_with(crossed, corrected[first:second], family),
-        corrected_with(survived, corrected[second:], family),
-    )
+
+    verdict: Verdict
+    better: bool
+    effect_size: float | None
+    detectable: float | None
+    detectable_interval: Interval | None
+    untrained: tuple[str, ...]
+    torn: tuple[TwoGroups, ...]
+    survived: bool
+    lost: tuple[int, int]
+    ranks: int
+    ranked_p: float | None
+    skewed: bool
+    deciding: Deciding | None
+
+
+class EffectKind(StrEnum):
+    """What a factor does to an arm."""
+
+    CHANGE = "change"  # from its usual value to another
+    SLOPE = "slope"  # per doubling
+    LARGEST = "largest"  # the logarithm to base 2 of its largest value at which an arm trains
+    AREA = "area"  # the percentage of the grid of two factors in which an arm trains
+    SENSITIVITY = "sensitivity"  # to the learning rate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effect(Paired):
+    """What a factor does to an arm, less what it does to the baseline.
+
+    factor: the setting, or two of a grid. levels: its values, the usual one first, or all from low to high. own, other:
+    the effects on the arm and on the baseline, by seed.
+    """
+
+    kind: EffectKind
+    factor: str
+    levels: tuple[Any, ...]
+    own: tuple[float, ...]
+    other: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Losses(Tested):
+    """How many runs of an arm and of its baseline were lost, of those that finished or diverged.
+
+    counted: whether so few runs can show anything. diverged, stuck: whether some diverged, or did not train.
+    """
+
+    lost: tuple[int, int]
+    runs: tuple[int, int]
+    counted: bool
+    diverged: bool
+    stuck: bool
+
+
+# ---- causes
+
+
+class ReasonKind(StrEnum):
+    """What probes show."""
+
+    SMALL_STREAM = "small stream"  # what enters the first norm is near 0
+    SATURATED = "saturated"  # inputs of norms are at their bound
+    VANISHING = "vanishing gradients"  # in all blocks
+    VANISHING_DOWN = "gradients vanish on their way down"
+    STANDING = "standing loss"  # the training loss no longer falls
+    FALLING = "falling loss"  # it still does
+    STREAM = "stream"  # another one than the baseline's leaves the last block
+    FIRST_GRADIENT = "first gradient"  # another one than the baseline's
+    LAST_GRADIENT = "last gradient"
+
+
+@dataclass(frozen=True)
+class Reason:
+    """What probes show of an arm, and the numbers behind it, by the names of `causes.Readings`."""
+
+    kind: ReasonKind
+    evidence: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Cause:
+    """What probes show of an arm that did not train, or that differs from its baseline.
+
+    baseline: None for one that did not train. reasons: none where the runs were not probed.
+    """
+
+    arm: str
+    baseline: str | None
+    reasons: tuple[Reason, ...]
+
+
+# ---- caveats
+
+
+class CaveatKind(StrEnum):
+    """What makes a comparison unfair."""
+
+    DAMAGED_RUN = "damaged run"
+    DAMAGED_RECORD = "damaged record"
+    UNEQUAL_STEPS = "unequal steps"
+    UNEQUAL_SAMPLES = "unequal samples"
+    DATA = "different data"
+    MACHINES = "different machines"
+    THREADS = "different threads"
+    PROCESSES = "different processes"
+    VERSIONS = "different versions"
+    LEDGER = "ledger"
+    LEAK = "leaking norm"
+    PADDING = "padding"
+    BATCH_OF_ONE = "batch of one"
+    UNFINISHED = "unfinished runs"
+    TORN_LINE = "torn line"
+    DOUBLES = "doubles"
+    SETTINGS = "settings"
+    MISSING_SEEDS = "missing seeds"
+    MISSING_RUNS = "missing runs"
+    LOST_RUNS = "lost runs"
+    LEARNING_RATE = "learning rate"
+    STEP_TIMES = "step times"
+    SKEWED = "skewed differences"
+    FEW_EXAMPLES = "few examples"
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """A value, and the names of the arms that have it."""
+
+    value: str
+    arms: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Caveat:
+    """What is unfair. serious: whether it may decide who wins. found: what arms have, where they differ in it."""
+
+    kind: CaveatKind
+    serious: bool
+    found: tuple[Evidence, ...]
+    text: str
+
+
+# ---- what to do next
+
+
+class StepKind(StrEnum):
+    """What to do next."""
+
+    FINISH = "finish"  # the runs that have not ended
+    MAKE_TRAIN = "make train"  # arms that did not
+    ADD_SEEDS = "add seeds"  # so many, to find a difference of a size
+    PILOT = "pilot"  # some seeds, to learn how much they differ
+    OWN_RATES = "own rates"  # a learning rate for each arm
+    LONGER = "longer"  # runs of twice as many steps
+
+
+class Remedy(StrEnum):
+    """What may make an arm train."""
+
+    LARGER_STREAM = "larger stream"
+    WARMUP = "longer warm-up"
+    STEPS = "more steps"
+    OTHER_RATES = "other learning rates"
+
+
+@dataclass(frozen=True)
+class Step:
+    """What to do next.
+
+    command: a line for a shell, or the word that is to be added to one's own; empty where nobody knows it. arm,
+    remedies: the one that did not train. seeds: how many more. size: of the difference, in the metric's unit.
+    """
+
+    kind: StepKind
+    command: str = ""
+    arm: str = ""
+    remedies: tuple[Remedy, ...] = ()
+    seeds: int = 0
+    size: float | None = None
+
+
+# ---- all of it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """All that a report says of runs of one task.
+
+    baseline: the settings in which the partner of an arm differs from it. metrics: the primary one first. differences:
+    in it, corrected as one family with effects and losses. others: those in the other metrics, corrected by metric.
+    damaged: runs that cannot be read, and why. missing: those that were planned and have no directory, and why.
+    """
+
+    version: int = VERSION
+    question: Question
+    baseline: Mapping[str, Any]
+    metrics: tuple[Metric, ...]
+    arms: tuple[ArmResult, ...]
+    differences: tuple[Difference, ...]
+    others: tuple[Difference, ...]
+    effects: tuple[Effect, ...]
+    losses: tuple[Losses, ...]
+    causes: tuple[Cause, ...]
+    caveats: tuple[Caveat, ...]
+    next: tuple[Step, ...]
+    damaged: Mapping[str, str]
+    missing: Mapping[str, str]
+
+    def to_json(self) -> str:
+        """Return it as `answer.json` has it."""
+        return json.dumps(to_plain(self), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Answer:
+        """Return what an `answer.json` holds.
+
+        Raises:
+            ValueError, LookupError, TypeError: it is not one, or one of another version.
+        """
+        content = json.loads(text)
+        if content["version"] != VERSION:
+            raise ValueError(f"an answer of version {content['version']!r}, where {VERSION} is read")
+        answer: Answer = from_plain(cls, content)
+        return answer
+
+
+def to_plain(value: Any) -> Any:
+    """Return a value as JSON has it, which knows no NaN and no infinity."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None if math.isnan(value) else str(value)
+    if isinstance(value, StrEnum):
+        return value.value
+    if isinstance(value, Interval):
+        return to_plain(value._asdict())
+    if is_dataclass(value):
+        return {field.name: to_plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Mapping):
+        return {key: to_plain(own) for key, own in value.items()}
+    if isinstance(value, tuple):
+        return [to_plain(own) for own in value]
+    return value
+
+
+def from_plain(kind: Any, value: Any) -> Any:
+    """Return what `to_plain` has made of a value of a type."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is UnionType:  # with None
+        return None if value is None else from_plain(arguments[0], value)
+    if kind is float:
+        return math.nan if value is None else float(value)
+    if isinstance(kind, type) and (kind is Interval or is_dataclass(kind)):
+        hints = get_type_hints(kind)
+        own = {name: from_plain(hint, value[name]) for name, hint in hints.items()}
+        make: type[Any] = kind
+        return make(**own)
+    if origin is tuple:
+        kinds = [arguments[0]] * len(value) if arguments[-1] is Ellipsis else arguments
+        return tuple(from_plain(one, own) for one, own in zip(kinds, value, strict=True))
+    if origin is Mapping:
+        return {key: from_plain(arguments[1], own) for key, own in value.items()}
+    return kind(value) if isinstance(kind, type) and issubclass(kind, StrEnum) else value

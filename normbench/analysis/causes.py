@@ -1,115 +1,211 @@
-"""Why arms differ or did not train, as far as probes tell, and what to do next; the words are in causes.jinja."""
+"""Why arms differ or did not train, as far as probes tell, and what to do next."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
+from normbench.analysis.answers import Cause, Reason, ReasonKind, Remedy, Step, StepKind, Verdict
 from normbench.analysis.comparisons import Comparison
 from normbench.analysis.fairness import own_rates
 from normbench.analysis.measures import NAN, TRAINING_LOSS, finite, known
 from normbench.analysis.records import LEARNING_RATE, Arm, Run, Study
 from normbench.analysis.statistics import seeds_needed
-from normbench.analysis.wording import paragraphs
 
-# What is read of a run: a form of tags, of which the first one counts, and the place in its curve.
-READ = {
-    "entering": (re.compile(r"act/block0+(\.[^/]*)?/rms_in"), 0),
-    "passed": (re.compile(r"act/block0+(\.[^/]*)?/rms_out"), 0),
-    "gradient": (re.compile("grad/norm"), -1),
-}
-MOST = 3  # sentences of a kind
-OPEN = ("possible", "constant", "unknown", "alike", "one_seed")  # verdicts that more seeds may change
+# What the first block's norm reads and passes on, and the norm of all gradients; of several tags the first counts.
+ENTERING = re.compile(r"act/block0+(\.[^/]*)?/rms_in")
+PASSED = re.compile(r"act/block0+(\.[^/]*)?/rms_out")
+GRADIENT = re.compile("grad/norm")
 
+SMALL = 0.1  # root mean square of what enters a norm, below which a bounded function is linear
+MOSTLY_SATURATED = 0.5  # share at the bound from which on it may keep an arm from training
+SATURATED = 0.1  # share from which on it is worth telling
+VANISHED = 0.001  # norm of the gradients of all blocks over that of all gradients
+VANISHED_DOWN = 0.01  # gradient norm of the first block over that of the last one
+FALLS = 0.01  # share of the training loss that is lost late in training, from which on it still falls
+APART = 1.5  # ratio from which on a measure of an arm is another than the baseline's
 
-def why(arms: Sequence[Arm], blocks: pd.DataFrame, comparisons: Sequence[Comparison]) -> list[str]:
-    """Return what probes show of arms that did not train, and what goes along with differences that are real.
-
-    blocks: of `activations_frame`, over these arms.
-    """
-    seen = {arm.name: readings(arm, blocks) for arm in arms}
-    real = [one for one in comparisons if one.real]
-    stuck = {arm.name: seen[arm.name] for arm in arms if not arm.trained}
-    return [*alike_in("reasons", "untrained", stuck), *paragraphs("causes.jinja", "along", real, seen)[:MOST]]
-
-
-def next_steps(
-    study: Study, arms: Sequence[Arm], blocks: pd.DataFrame, comparisons: Sequence[Comparison], margin: float | None
-) -> list[str]:
-    """Return what to do now, with the commands for it. margin: the smallest difference that matters, where it is known.
-
-    Without one, it is half of what so many seeds can show.
-    """
-    stuck = {arm.name: readings(arm, blocks) for arm in arms if not arm.trained}
-    found = [*paragraphs("causes.jinja", "unfinished", study), *alike_in("remedies", "to_train", stuck)]
-    ones = [one for one in comparisons if one.verdict(margin) in OPEN]
-    if sizes := known(one.detectable for one in ones):
-        n, size = min(one.n for one in ones), margin or float(f"{max(sizes) / 2:.1g}")
-        more = seeds_needed(size, max(one.sd for one in ones), family=ones[0].family) - n
-        if more > 0:
-            found += paragraphs("causes.jinja", "seeds", more, size, ones[0].metric, study.more_seeds(more))
-    elif ones:
-        found += paragraphs("causes.jinja", "pilot", study.more_seeds(4))
-    if comparisons and not found:
-        chosen = LEARNING_RATE in study.varied or study.fairly_chosen
-        name, steps = f"{study.runs[0].config.get('name')}-longer", str(2 * study.runs[0].steps)
-        longer = study.command(**{"name": name, "trainer.steps": steps})
-        found += paragraphs("causes.jinja", "decided", "" if chosen else own_rates(study), longer)
-    return found
-
-
-def alike_in(words: str, sentence: str, stuck: Mapping[str, Mapping[str, float]]) -> list[str]:
-    """Return a sentence for all arms that did not train of which the same is to be said, whatever their number.
-
-    words, sentence: macros, of what is said of one arm's readings, and of the arms together with it.
-    """
-    names = defaultdict[str, list[str]](list)
-    for name, of in stuck.items():
-        names[" ".join(paragraphs("causes.jinja", words, of))].append(name)
-    return [text for said, own in names.items() for text in paragraphs("causes.jinja", sentence, own, said)]
+# Verdicts that more seeds may change.
+OPEN = (Verdict.POSSIBLE, Verdict.CONSTANT, Verdict.UNKNOWN, Verdict.ALIKE, Verdict.ONE_SEED)
+PILOT_SEEDS = 4  # more, where nothing is known of how much seeds differ
 
 
 # ---- what the probes of an arm say
 
 
-def readings(arm: Arm, blocks: pd.DataFrame) -> dict[str, float]:
-    """Return means over an arm's finished runs; NaN for what was not probed.
+@dataclass(frozen=True)
+class Readings:
+    """Means over an arm's finished runs; NaN for what was not probed.
 
     entering, passed: root mean square of what enters and what leaves the first norm at the first probed step. gradient,
     in_blocks: norm of all gradients and of those of the blocks, at the end. stream, first_gradient, last_gradient:
-    behind the last block, and of the first and the last one, at the end. saturated: share at the bound, of the block
+    after the last block, and of the first and the last one, at the end. saturated: share at the bound, of the block
     with the most. fall: share of the training loss that was lost between the third and the last quarter of the run.
     """
-    runs, own = [run for run in arm.runs if run.status == "finished"], blocks[blocks["arm"] == arm.name]
-    stream, gradients = ([*own[name]] or [NAN] for name in ("stream RMS", "gradient norm"))
-    return {
-        **{name: mean(probed(run, *how) for run in runs) for name, how in READ.items()},
-        "in_blocks": math.hypot(*gradients),
-        "first_gradient": gradients[0],
-        "last_gradient": gradients[-1],
-        "stream": stream[-1],
-        "saturated": float(own["saturated"].max()) if len(own) else NAN,
-        "fall": mean(late_fall(run) for run in runs),
-    }
+
+    entering: float
+    passed: float
+    gradient: float
+    in_blocks: float
+    first_gradient: float
+    last_gradient: float
+    stream: float
+    saturated: float
+    fall: float
+
+
+def read_probes(arm: Arm, blocks: pd.DataFrame) -> Readings:
+    """Return what probes say of an arm. blocks: of `activations_frame`."""
+    runs = [run for run in arm.runs if run.status == "finished"]
+    own = blocks[blocks["arm"] == arm.name]
+    streams = [*own["stream RMS"]] or [NAN]
+    gradients = [*own["gradient norm"]] or [NAN]
+    return Readings(
+        entering=mean(probed(run, ENTERING, 0) for run in runs),
+        passed=mean(probed(run, PASSED, 0) for run in runs),
+        gradient=mean(probed(run, GRADIENT, -1) for run in runs),
+        in_blocks=math.hypot(*gradients),
+        first_gradient=gradients[0],
+        last_gradient=gradients[-1],
+        stream=streams[-1],
+        saturated=float(own["saturated"].max()) if len(own) else NAN,
+        fall=mean(late_fall(run) for run in runs),
+    )
 
 
 def mean(values: Iterable[float]) -> float:
     """Return the mean of those that are finite; NaN of none."""
-    return float(np.mean(found)) if (found := known(values)) else NAN
+    found = known(values)
+    return float(np.mean(found)) if found else NAN
 
 
 def probed(run: Run, tag: re.Pattern[str], place: int) -> float:
     """Return what a run's first tag of a form has at a place of its curve."""
-    curves = (finite(curve).values for name, curve in run.curves.items() if tag.fullmatch(name))
-    return next((float(values[place]) for values in curves if len(values)), NAN)
+    for name, curve in run.curves.items():
+        if tag.fullmatch(name):
+            values = finite(curve).values
+            if len(values):
+                return float(values[place])
+    return NAN
 
 
 def late_fall(run: Run) -> float:
     """Return the share of a run's training loss that was lost between the third and the last quarter of its record."""
     *_, third, last = np.array_split(finite(run.curves.get(TRAINING_LOSS)).values, 4)
     return float(1 - last.mean() / third.mean()) if len(last) else NAN
+
+
+# ---- why
+
+
+def causes_of(arms: Sequence[Arm], blocks: pd.DataFrame, comparisons: Sequence[Comparison]) -> tuple[Cause, ...]:
+    """Return what probes show of arms that did not train, and what goes along with differences that are real.
+
+    blocks: of `activations_frame`, over these arms.
+    """
+    seen = {arm.name: read_probes(arm, blocks) for arm in arms}
+    found = [Cause(arm.name, None, reasons_of(seen[arm.name])) for arm in arms if not arm.trained]
+    for one in comparisons:
+        if one.real:
+            reasons = reasons_between(seen[one.arm.name], seen[one.baseline.name])
+            if reasons:
+                found.append(Cause(one.arm.name, one.baseline.name, reasons))
+    return tuple(found)
+
+
+def reasons_of(of: Readings) -> tuple[Reason, ...]:
+    """Return what may have kept an arm from training."""
+    found = []
+    if of.entering < SMALL:
+        evidence = {"entering": of.entering}
+        if of.passed < SMALL:
+            evidence["passed"] = of.passed
+        found.append(Reason(ReasonKind.SMALL_STREAM, evidence))
+    if of.saturated > MOSTLY_SATURATED:
+        found.append(Reason(ReasonKind.SATURATED, {"saturated": of.saturated}))
+    if of.in_blocks < VANISHED * of.gradient:
+        found.append(Reason(ReasonKind.VANISHING, {"in_blocks": of.in_blocks, "gradient": of.gradient}))
+    elif of.first_gradient < VANISHED_DOWN * of.last_gradient:
+        evidence = {"last_gradient": of.last_gradient, "first_gradient": of.first_gradient}
+        found.append(Reason(ReasonKind.VANISHING_DOWN, evidence))
+    if of.fall < FALLS:
+        found.append(Reason(ReasonKind.STANDING, {"fall": of.fall}))
+    elif of.fall >= FALLS:  # it may be NaN
+        found.append(Reason(ReasonKind.FALLING, {"fall": of.fall}))
+    return tuple(found)
+
+
+def reasons_between(ours: Readings, theirs: Readings) -> tuple[Reason, ...]:
+    """Return in what an arm is another than its baseline."""
+    measures = {
+        ReasonKind.STREAM: (ours.stream, theirs.stream),
+        ReasonKind.FIRST_GRADIENT: (ours.first_gradient, theirs.first_gradient),
+        ReasonKind.LAST_GRADIENT: (ours.last_gradient, theirs.last_gradient),
+    }
+    found = []
+    for kind, (own, other) in measures.items():
+        if own > APART * other or other > APART * own:
+            found.append(Reason(kind, {"arm": own, "baseline": other}))
+    if ours.saturated > SATURATED:
+        found.append(Reason(ReasonKind.SATURATED, {"saturated": ours.saturated}))
+    return tuple(found)
+
+
+# ---- what to do next
+
+
+def next_steps(
+    study: Study, arms: Sequence[Arm], blocks: pd.DataFrame, comparisons: Sequence[Comparison], margin: float | None
+) -> tuple[Step, ...]:
+    """Return what to do now, with the commands for it. margin: the smallest difference that matters, where it is known.
+
+    Without one, it is half of what so many seeds can show.
+    """
+    found = []
+    resume = study.resume()
+    if resume and any(run.status in ("interrupted", "running") for run in study.runs):
+        found.append(Step(StepKind.FINISH, resume))
+    for arm in arms:
+        if not arm.trained:
+            found.append(Step(StepKind.MAKE_TRAIN, arm=arm.name, remedies=remedies_for(read_probes(arm, blocks))))
+    found += more_seeds(study, [one for one in comparisons if one.verdict(margin) in OPEN], margin)
+    if comparisons and not found:
+        found.append(hold_or_not(study))
+    return tuple(found)
+
+
+def remedies_for(of: Readings) -> tuple[Remedy, ...]:
+    """Return what may make an arm train."""
+    found = []
+    if of.entering < SMALL and of.passed < SMALL:
+        found.append(Remedy.LARGER_STREAM)
+    if of.saturated > MOSTLY_SATURATED or of.first_gradient < VANISHED_DOWN * of.last_gradient:
+        found.append(Remedy.WARMUP)
+    if of.fall >= FALLS:
+        found.append(Remedy.STEPS)
+    return tuple(found or [Remedy.OTHER_RATES])
+
+
+def more_seeds(study: Study, ones: Sequence[Comparison], margin: float | None) -> list[Step]:
+    """Return how to add the seeds that comparisons need which more of them may decide."""
+    sizes = known(one.detectable for one in ones)
+    if not sizes:
+        return [Step(StepKind.PILOT, study.more_seeds(PILOT_SEEDS))] if ones else []
+    size = margin or float(f"{max(sizes) / 2:.1g}")
+    needed = seeds_needed(size, max(one.sd for one in ones), family=ones[0].family)
+    more = needed - min(one.n for one in ones)
+    return [Step(StepKind.ADD_SEEDS, study.more_seeds(more), seeds=more, size=size)] if more > 0 else []
+
+
+def hold_or_not(study: Study) -> Step:
+    """Return how to see whether what was found holds elsewhere."""
+    if LEARNING_RATE not in study.varied and not study.fairly_chosen:
+        return Step(StepKind.OWN_RATES, own_rates(study))
+    name = f"{study.runs[0].config.get('name')}-longer"
+    steps = str(2 * study.runs[0].steps)
+    return Step(StepKind.LONGER, study.command(**{"name": name, "trainer.steps": steps}))

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import pandas as pd
 
+from normbench.analysis.answers import Verdict
 from normbench.analysis.measures import Metric, final, known, loss_on
 from normbench.analysis.records import LEARNING_RATE, Arm, Run, Study, number, read_studies, shortened
 from normbench.analysis.statistics import (
@@ -193,34 +194,30 @@ class Comparison(Compared):
         """Say whether the arm's mean is the better one."""
         return (self.mean < 0) == self.metric.lower_is_better
 
-    @property
-    def word(self) -> str:
-        """Return what the arm is, compared with its baseline."""
-        return ("better than" if self.better else "worse than") if self.metric.judges else "different from"
-
-    def verdict(self, margin: float | None = None) -> str:
-        """Return what can be said of it: the name of a sentence in sentences.jinja.
+    def verdict(self, margin: float | None = None) -> Verdict:
+        """Return what can be said of it.
 
         margin: in the metric's unit; differences within it do not matter.
         """
         if not self.trained:
-            return "untrained"
+            return Verdict.UNTRAINED
         if self.n < 2:
-            return "one_seed" if self.n else "no_seed"
+            return Verdict.ONE_SEED if self.n else Verdict.NO_SEED
         if self.torn:
-            return "torn"
-        if self.flattered and (self.p is None or self.p < ALPHA):
-            return "flattered"
-        if self.interval is None or self.p is None:
-            return "constant" if self.mean else "same"
-        if self.p < ALPHA:
-            return "different" if self.real else "possible"
+            return Verdict.TORN
+        p, interval = self.p, self.interval
+        if self.flattered and (p is None or p < ALPHA):
+            return Verdict.FLATTERED
+        if interval is None or p is None:
+            return Verdict.CONSTANT if self.mean else Verdict.SAME
+        if p < ALPHA:
+            return Verdict.DIFFERENT if self.real else Verdict.POSSIBLE
         if self.n < FEWEST:
-            return "unknown"
-        if margin is not None and self.interval.reach <= margin:
-            return "within"
-        values = known(final(run, self.metric) for arm in (self.arm, self.baseline) for run in arm.runs)
-        return "unknown" if self.interval.reach > max(values) - min(values) else "alike"
+            return Verdict.UNKNOWN
+        if margin is not None and interval.reach <= margin:
+            return Verdict.WITHIN
+        values = known(final(run, self.metric) for run in (*self.arm.runs, *self.baseline.runs))
+        return Verdict.UNKNOWN if interval.reach > max(values) - min(values) else Verdict.ALIKE
 
 
 One = TypeVar("One", bound=Tested)
@@ -273,14 +270,6 @@ class Survival(Tested):
         """Return p as it counts; a test that cannot find anything with so many lost in all does not."""
         able = min(self.runs) > 0 and least_fisher_p(self.lost, self.runs) < ALPHA
         return min(1.0, self.choices * self.p) if able else None
-
-    @property
-    def ends(self) -> str:
-        """Say how the runs ended that were lost."""
-        runs = (*self.arm.runs, *self.baseline.runs)
-        ways = {"diverged": any(run.status == "diverged" for run in runs)}
-        ways |= {"did not train": any(run.trained is False for run in runs)}
-        return " or ".join(way for way, seen in ways.items() if seen)
 
 
 def survivals(arms: Sequence[Arm], baseline: Baseline) -> tuple[Survival, ...]:

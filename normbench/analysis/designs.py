@@ -20,17 +20,7 @@ from normbench.analysis.comparisons import USUAL, Baseline, Compared, corrected_
 from normbench.analysis.measures import NAN, Metric, final, loss_on
 from normbench.analysis.records import LEARNING_RATE, Arm, Run, Study, in_order
 from normbench.analysis.sensitivity import AREA, are_numbers, areas, failing, tried_levels
-from normbench.analysis.statistics import ALPHA, Interval, paired_difference
-from normbench.analysis.wording import in_words, paragraphs
-
-# What is said to have an effect, by the kind of effect.
-STEPS = {
-    "change": "{last} instead of {usual}",
-    "slope": "Each doubling of {factor}",
-    "largest": "The largest {factor} that trains",
-    "area": "The share of the grid of {factor} that trains",
-    "sensitivity": "The sensitivity to the learning rate",
-}
+from normbench.analysis.statistics import paired_difference
 
 Effects = Mapping[int, float]  # by seed
 
@@ -49,29 +39,6 @@ class Contrast(Compared):
     kind: str = ""
     factor: str = ""
     levels: Sequence[Any] = ()
-
-    @property
-    def sides(self) -> list[tuple[str, tuple[float, ...]]]:
-        """Return the names of arm and baseline, each with the effects on it, the one that gains more first."""
-        better = (self.mean > 0) == (self.kind == "largest" or not self.metric.lower_is_better)
-        return [(self.arm.name, self.own), (self.baseline.name, self.other)][:: 1 if better else -1]
-
-    @property
-    def gap(self) -> Interval | None:
-        """Return the interval of the difference as that of a size, from whichever side it is one."""
-        one = self.interval
-        return Interval(-one.upper, -one.lower) if one and self.mean < 0 else one
-
-    @property
-    def word(self) -> str:
-        """Name the factor."""
-        return "learning rate" if self.factor == LEARNING_RATE else self.factor.rpartition(".")[2]
-
-    @property
-    def step(self) -> str:
-        """Name what has the effect, such as `warmup=0.1 instead of 0`."""
-        last, name = Arm({self.factor: self.levels[-1]}).name, self.word
-        return STEPS[self.kind].format(usual=in_words(self.levels[0]), last=last, factor=name)
 
 
 def contrasts(study: Study, arms: Sequence[Arm], baseline: Baseline, metric: Metric) -> tuple[Contrast, ...]:
@@ -204,15 +171,3 @@ def over_levels(arms: Sequence[Arm], key: str, baseline: Baseline) -> list[Contr
                 about: dict[str, Any] = {"kind": kind, "factor": key, "levels": [*one.by_level]}
                 found.append(contrast(*own, one.arm, other.arm, loss_on("val"), **about))
     return found
-
-
-# ---- sentences
-
-
-def said(found: Sequence[Contrast]) -> list[tuple[str, ...]]:
-    """Return what contrasts show, kind by kind, the largest first, and last where none was found; not of one seed."""
-    several = [one for one in found if one.n > 1]
-    several.sort(key=lambda one: (not one.real, -abs(one.mean)))
-    shown = [one for one in several if one.p is None or one.p < ALPHA]
-    kinds = [paragraphs("designs.jinja", "found", [one for one in shown if one.kind == kind]) for kind in STEPS]
-    return [*kinds, paragraphs("designs.jinja", "open", [one for one in several if one not in shown])]

@@ -8,21 +8,20 @@ from collections.abc import Container, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import combinations
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from normbench import __version__
+from normbench.analysis import facts
 from normbench.analysis.comparisons import contenders
+from normbench.analysis.examine import Examined
 from normbench.analysis.fairness import asked_for
 from normbench.analysis.records import LEARNING_RATE, Run, Study, candidates, in_order, shortened
 from normbench.analysis.references import in_brackets, works_of
-from normbench.analysis.wording import count, environment, in_words, paragraphs
+from normbench.analysis.wording import count, in_words, one_line
 from normbench.config.groups import options, section_of
 from normbench.config.sections import GROUPS
 from normbench.config.signatures import settings_of
 from normbench.settings import either, flat
-
-if TYPE_CHECKING:
-    from normbench.analysis.report import Report
 
 MOST = 12  # things that a sentence lists
 SHOWN = ("data", "model", "optim")
@@ -34,42 +33,155 @@ PRECISIONS = {
 }
 
 
-def methods(report: Report) -> str:
+def methods(found: Examined) -> str:
     """Return a paragraph for a paper, with every number filled in; works stand in brackets, such as `(Holm 1979)`."""
-    study = report.study
+    parts = [
+        *say_configurations(found),
+        *say_setting(found),
+        *say_training(found),
+        *say_runs(found),
+        *say_tests(found),
+        *say_software(found.study.runs),
+    ]
+    return one_line(" ".join(parts))
+
+
+def say_configurations(found: Examined) -> list[str]:
+    """Say what was compared."""
+    study = found.study
+    varied = factors(study)
+    if not varied:
+        return ["We trained one configuration."]
+    differ = ". They also differ in ".join(factor_in_words(study, one) for one in varied)
+    parts = [f"We compared {count(len(study.arms), 'configuration')}. They differ in {differ}."]
+    if len(varied) > 1:
+        parts.append("All of their combinations were trained.")
+    rates = " but the learning rate" if study.fairly_chosen else ""
+    parts.append(f"All else{rates} was held equal{alike_in_words(study, {*study.varied, *along(study)})}.")
+    return parts
+
+
+def say_setting(found: Examined) -> list[str]:
+    """Say what the model is, and on which data."""
+    study = found.study
+    aside = told_elsewhere(study)
+    model = one_of(part_in_words(run, "model", aside) for run in study.runs)
+    init = one_of(option_in_words(run, "init", aside) for run in study.runs)
+    data = one_of(option_in_words(run, "data", aside) for run in study.runs)
+    fixed = fixed_in_words(study, {*study.varied, *along(study)})
+    amounts = shortened(facts.distinct(study.runs, facts.amounts), 4, between="; ")
+    parameters = facts.sizes(facts.parameters_of(study.runs))
+    initialised = f", initialised by {init}" if init else ""
+    parts = [f"The model is {model}; it has {parameters} parameters{initialised}."]
+    if fixed:
+        parts.append(f"The {fixed}.")
+    parts.append(f"The data are {data}: {amounts}.")
+    return parts
+
+
+def say_training(found: Examined) -> list[str]:
+    """Say how runs were trained."""
+    study = found.study
+    aside = told_elsewhere(study)
+    steps = one_of(facts.steps(run) for run in study.runs)
+    batch = one_of(facts.batch(run) for run in study.runs)
+    optim = one_of(part_in_words(run, "optim", aside) for run in study.runs)
+    schedule = one_of(part_in_words(run, "schedule", aside) for run in study.runs)
+    clip = one_of(facts.clip(run) for run in study.runs)
+    precision = one_of(PRECISIONS[run.config.get("trainer.precision", "fp32")] for run in study.runs)
+    parts = [
+        f"Each run was trained for {steps} steps of {batch} by {optim}, under the schedule {schedule}, {clip}, "
+        f"{precision}."
+    ]
+    averaged = [run.config["trainer.ema"] for run in study.runs if run.config.get("trainer.ema")]
+    average = one_of(value_in_words(decay) for decay in averaged)
+    if average:
+        parts.append(f"A moving average of the weights, with a decay of {average}, was evaluated as well.")
+    return parts
+
+
+def say_runs(found: Examined) -> list[str]:
+    """Say how many runs there are, how they ended, and how their learning rates were chosen."""
+    study = found.study
+    runs = study.runs
+    seeds = facts.seeds_of(runs)
+    uneven = len({frozenset(run.seed for run in arm.runs) for arm in study.arms}) > 1
+    missing = len(found.answer.missing)
+    finished = sum(run.status == "finished" for run in runs)
+    stuck = sum(run.trained is False for run in runs)
+    names = shortened([str(seed) for seed in seeds])
+    planned = count(len(runs) + missing, "run") + (" that were planned" if missing else "")
+    untrained = f", {stuck} of which did not train" if stuck else ""
+    parts = [
+        f"Each configuration was trained with {'up to ' if uneven else ''}{count(len(seeds), 'seed')} ({names}); "
+        f"{finished} of {planned} finished{untrained}."
+    ]
+    judged, _ = contenders(study, dict(found.baseline.settings))
+    rates = "; ".join(f"{arm.name} {one_of(rate_of(run) for run in arm.runs)}" for arm in judged)
+    if study.fairly_chosen:
+        parts.append(
+            "The learning rate of each configuration was chosen beforehand, with other seeds, by the final loss on a "
+            f"tenth held out of the training data: {rates}."
+        )
+    elif found.chosen:
+        parts.append(
+            "Each configuration was judged at its own best learning rate, that with the fewest runs lost and then the "
+            f"lowest mean validation loss: {rates}."
+        )
+    return parts
+
+
+def say_tests(found: Examined) -> list[str]:
+    """Say what was tested, and how."""
+    differences, losses = found.answer.differences, found.answer.losses
+    compared = any(one.n > 1 for one in differences)
+    survived = any(one.counted for one in losses)
+    parts = []
+    if compared:
+        text = (
+            f"The final {found.by.primary.words} was compared with that of {found.baseline.name}, paired by seed, by "
+            "two-sided t tests (Student 1908) with 95 % confidence intervals"
+        )
+        if any(one.effect_size is not None for one in differences):
+            text += "; effect sizes are Hedges' g of the differences (Hedges 1981)"
+        if any(one.ranked_p is not None for one in differences):
+            text += ". Signed ranks (Wilcoxon 1945) stand beside them"
+        parts.append(f"{text}.")
+    if survived:
+        parts.append(
+            "How many runs were lost was compared by Fisher's exact test (Fisher 1922), as far as so many can show "
+            "anything (Tarone 1990)."
+        )
+    if compared or survived:
+        family = max(one.family for one in (*differences, *losses))
+        if family > 1:
+            called = f"The p values of these {family} tests were corrected after Holm (Holm 1979), and are called"
+        else:
+            called = "A p value is called"
+        parts.append(f"{called} significant below 0.05.")
+    return parts
+
+
+def say_software(runs: Sequence[Run]) -> list[str]:
+    """Say how translations were judged, with which software, and on what."""
+    parts = []
+    scores = facts.every(runs, facts.bleu)
+    if scores:
+        parts.append(
+            "Translations were found by beam search and judged by BLEU (Papineni et al. 2002) as sacrebleu has it "
+            f"(Post 2018): {scores}."
+        )
+    code = facts.every(runs, facts.code)
+    commit = f", commit {code}" if code else ""
+    parts.append(f"Software: normbench {__version__}, {facts.every(runs, facts.versions)}{commit}.")
+    parts.append(f"Hardware: {facts.every(runs, facts.machine)}.")
+    return parts
+
+
+def told_elsewhere(study: Study) -> set[str]:
+    """Return the settings that other sentences tell."""
     varied = {*study.varied, *along(study)}
-    aside = varied | ({LEARNING_RATE} if study.fairly_chosen else set())
-    judged, _ = contenders(study, dict(report.baseline.settings))
-    words: Any = environment().get_template("facts.jinja").module
-    amounts = dict.fromkeys(" ".join(words.amounts(run).split()) for run in study.runs)
-    compared = any(one.n > 1 for one in report.comparisons)
-    survived = any(one.counted is not None for one in report.survivals)
-    tests = [*report.comparisons, *report.survivals]
-    about = {
-        "factors": ". They also differ in ".join(factor_in_words(study, one) for one in factors(study)),
-        "crossed": len(factors(study)) > 1,
-        "alike": alike_in_words(study, varied),
-        "fixed": fixed_in_words(study, varied),
-        "model": one_of(part_in_words(run, "model", aside) for run in study.runs),
-        "init": one_of(option_in_words(run, "init", aside) for run in study.runs),
-        "data": one_of(option_in_words(run, "data", aside) for run in study.runs),
-        "amounts": shortened([*amounts], 4, between="; "),
-        "optim": one_of(part_in_words(run, "optim", aside) for run in study.runs),
-        "schedule": one_of(part_in_words(run, "schedule", aside) for run in study.runs),
-        "precision": one_of(PRECISIONS[run.config.get("trainer.precision", "fp32")] for run in study.runs),
-        "steps": one_of(words.steps(run) for run in study.runs),
-        "batch": one_of(words.batch(run) for run in study.runs),
-        "clip": one_of(words.clip(run) for run in study.runs),
-        "uneven": len({frozenset(run.seed for run in arm.runs) for arm in study.arms}) > 1,
-        "average": one_of(value_in_words(decay) for run in study.runs if (decay := run.config.get("trainer.ema"))),
-        "rates": "; ".join(f"{arm.name} {one_of(rate_of(run) for run in arm.runs)}" for arm in judged),
-        "compared": compared,
-        "survived": survived,
-        "family": max(one.family for one in tests) if compared or survived else 0,
-        "effects": any(one.effect_size is not None for one in report.comparisons),
-        "ranked": any(one.ranked_p is not None for one in report.comparisons),
-    }
-    return " ".join(paragraphs("facts.jinja", "methods", report, __version__, about))
+    return varied | {LEARNING_RATE} if study.fairly_chosen else varied
 
 
 def options_of(study: Study) -> dict[str, str]:

@@ -157,9 +157,7 @@ class Arm:
     @cached_property
     def name(self) -> str:
         """Name it, such as `rmsnorm · pre`: options by their words, other settings as `lr=0.001`."""
-        shown = {key: PLAIN.get(str(value), str(value)) for key, value in self.settings.items()}
-        words = [word if key in GROUPS else f"{key.rpartition('.')[2]}={word}" for key, word in shown.items()]
-        return " · ".join(words) or "all runs"
+        return name_arm(self.settings)
 
     @property
     def stuck(self) -> list[Run]:
@@ -357,6 +355,15 @@ def whole(path: Path) -> dict[str, Any]:
 
 
 # ---- arms
+
+
+def name_arm(settings: Mapping[str, Any]) -> str:
+    """Name an arm by its settings: options by their words, others as `lr=0.001`."""
+    words = []
+    for key, value in settings.items():
+        word = PLAIN.get(str(value), str(value))
+        words.append(word if key in GROUPS else f"{key.rpartition('.')[2]}={word}")
+    return " · ".join(words) or "all runs"
 
 
 def study_of(runs: Sequence[Run], folders: Sequence[Path] = (), damaged: Sequence[tuple[str, str]] = ()) -> Study:

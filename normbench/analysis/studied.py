@@ -15,6 +15,7 @@ from typing import Any
 import pandas as pd
 
 from normbench.analysis.figures.style import Figure, Group, is_wide
+from normbench.analysis.pages import page_of
 from normbench.analysis.safe import check_drawing, for_page
 from normbench.analysis.tables import Table
 from normbench.errors import UsageError
@@ -55,8 +56,6 @@ def save_study(folder: Path, about: Mapping[str, Any], tables: Sequence[Table], 
     Raises:
         OSError: it cannot be written.
     """
-    from normbench.analysis.report import page_of  # which reads studies for its own page
-
     drawings = inside(folder, "figures")
     drawings.mkdir(exist_ok=True)
     older = (read_json(folder / FOUND, {"figures": [{"name": str}]}) or {"figures": []})["figures"]

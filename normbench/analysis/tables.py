@@ -11,19 +11,29 @@ import numpy as np
 import pandas as pd
 
 from normbench.analysis import statistics, wording
-from normbench.analysis.comparisons import Compared, Comparison, by_seed, in_two_groups
-from normbench.analysis.designs import Contrast
+from normbench.analysis.answers import ArmResult, Difference, Effect, EffectKind, Paired, Verdict
+from normbench.analysis.comparisons import Comparison, by_seed, in_two_groups
 from normbench.analysis.measures import IN_BLOCKS, Yardstick, evaluations_in_words, gradient_noise, known, ran_as
+from normbench.analysis.notes import write_notes
 from normbench.analysis.records import ASIDE, Arm, Run, Study
 from normbench.analysis.sensitivity import AREA, Area, Search, Tried, is_lost, tried_levels
+from normbench.analysis.sentences import compared, step_of
 from normbench.analysis.wording import NONE, duration, fixed, in_words, plain, significant, span
 from normbench.config.sections import GROUPS
 from normbench.errors import UsageError
 
 # What a difference is called in a word or two, by its verdict.
-FOUND = {"different": "{}", "possible": "perhaps {}", "constant": "spread not known", "same": "the same"}
-FOUND |= dict.fromkeys(("one_seed", "no_seed"), "too few seeds")
-FOUND |= {"untrained": "did not train", "flattered": "lost runs", "torn": "two groups"}
+FOUND = {
+    Verdict.DIFFERENT: "{}",
+    Verdict.POSSIBLE: "perhaps {}",
+    Verdict.CONSTANT: "spread not known",
+    Verdict.SAME: "the same",
+    Verdict.ONE_SEED: "too few seeds",
+    Verdict.NO_SEED: "too few seeds",
+    Verdict.UNTRAINED: "did not train",
+    Verdict.FLATTERED: "lost runs",
+    Verdict.TORN: "two groups",
+}
 
 # Of a standard deviation of the paired differences: what is planned for where no difference is asked for.
 USUAL_SIZES = (0.5, 1.0, 2.0)
@@ -59,7 +69,7 @@ class Table:
 
 
 def made(key: str, title: str, rows: Any, heads: int = 1, marked: Collection[int] = (), **about: Any) -> Table:
-    """Return rows as a table with the notes that notes.jinja has, without the columns of figures that no row has.
+    """Return rows as a table with its notes, without the columns of figures that no row has.
 
     A baseline that is the same in all rows stands in the title.
     """
@@ -68,29 +78,27 @@ def made(key: str, title: str, rows: Any, heads: int = 1, marked: Collection[int
         title, frame, heads = f"{title}, against {names.pop()}", frame.drop(columns="against"), heads - 1
     frame.columns = frame.columns.astype(str).str.rstrip(", ")  # of two with one heading, one has a space until here
     frame = frame.loc[:, (frame != NONE).any().to_numpy() | (np.arange(frame.shape[1]) < heads)]
-    notes = wording.paragraphs("notes.jinja", key.partition("-")[0], {"columns": [*frame], **about})
+    notes = write_notes(key.partition("-")[0], [*frame], **about)
     return Table(key, title, frame, notes, heads, marked)
 
 
 # ---- the arms
 
 
-def results_table(runs: pd.DataFrame, study: Study, by: Yardstick) -> Table:
+def results_table(runs: pd.DataFrame, study: Study, by: Yardstick, arms: Sequence[ArmResult]) -> Table:
     """Say how well the arms ended. runs: as `runs_frame` has them."""
     rows, badness = [], []
-    arms = {arm.name: arm for arm in study.arms}
+    by_name = {arm.name: arm for arm in arms}
+    live = {arm.name: arm for arm in study.arms}
     for name, own in runs.groupby("arm", sort=False):
         finished = own[own["status"] == "finished"]
         seeds = {*finished["seed"]}
-        torn = [metric for metric in by.metrics if in_two_groups(arms[str(name)], metric, seeds)]
+        torn = any(in_two_groups(live[str(name)], metric, seeds) for metric in by.metrics)
         averaged = finished.iloc[:0] if torn else finished  # of two groups there is no mean
         row = {"arm": name, "n": f"{len(finished)} of {len(own)}" if len(finished) < len(own) else str(len(own))}
-        for place, metric in enumerate(by.metrics):
-            kept = () if metric in torn else finished.get(metric.tag, ())
-            values = [metric.scale * value for value in known(kept)]
-            mean, interval = statistics.mean_interval(values, metric.bounds)
-            row[f"{metric.words}, {metric.symbol}"] = fixed(mean, metric.decimals)
-            row["95 % interval" + " " * place] = span(interval, metric.decimals)
+        for place, (metric, result) in enumerate(zip(by.metrics, by_name[str(name)].results, strict=True)):
+            row[f"{metric.words}, {metric.symbol}"] = fixed(result.mean, metric.decimals)
+            row["95 % interval" + " " * place] = span(result.interval, metric.decimals)
         best = f"best {by.on_way.words} during training, {by.on_way.symbol}"
         row[best] = fixed(averaged["best"].mean(), by.on_way.decimals)
         row["train–validation gap, nats"] = fixed(averaged["gap"].mean(), 4, sign=True)
@@ -155,17 +163,17 @@ def activations_table(blocks: pd.DataFrame) -> Table:
 # ---- the differences
 
 
-def pair_of(one: Compared) -> dict[str, str]:
+def pair_of(one: Paired) -> dict[str, str]:
     """Return the columns that say what is compared, and over how many seeds."""
-    seeds = f"{one.n} of {len(one.tried)}" if one.n < len(one.tried) else str(one.n)
-    return {"arm": one.arm.name, "against": one.baseline.name, "seeds": seeds}
+    seeds = f"{one.n} of {one.tried}" if one.n < one.tried else str(one.n)
+    return {"arm": one.arm, "against": one.baseline, "seeds": seeds}
 
 
-def differences_table(comparisons: Sequence[Comparison], primary: bool = True) -> Table:
+def differences_table(found: Sequence[Difference], primary: bool = True) -> Table:
     """Compare each arm with its baseline. primary: whether the verdict speaks of this table."""
-    metric, family = comparisons[0].metric, comparisons[0].family
+    metric, family = found[0].metric, found[0].family
     sign = 1 if metric.lower_is_better else -1
-    comparisons = sorted(comparisons, key=lambda one: sign * one.mean if one.n else math.inf)
+    comparisons = sorted(found, key=lambda one: sign * one.mean if one.n else math.inf)
     key = "differences" if primary else f"differences-{metric.tag.partition('/')[0]}"
     title, rows = f"Differences in {metric.words}", []
     for one in comparisons:
@@ -178,14 +186,14 @@ def differences_table(comparisons: Sequence[Comparison], primary: bool = True) -
             "p after Holm": NONE if family == 1 and one.corrected == one.p else wording.chance(one.corrected),
             "Wilcoxon p": wording.chance(one.ranked_p),
             "minimum detectable effect": detectable_of(one),
-            "found": FOUND.get(one.verdict(), "not shown").format(one.word.partition(" ")[0]),
+            "found": FOUND.get(one.verdict, "not shown").format(compared(one).partition(" ")[0]),
         }
         rows.append(row)
     marked = [place for place, one in enumerate(comparisons) if one.real]
     return made(key, title, rows, 2, marked, metric=metric, family=family, primary=primary)
 
 
-def detectable_of(one: Comparison) -> str:
+def detectable_of(one: Difference) -> str:
     """Write the detectable difference, and its interval in brackets."""
     interval = one.detectable_interval
     if interval is None:
@@ -214,7 +222,7 @@ def noise_table(comparisons: Sequence[Comparison]) -> Table:
     return made("noise", "Gradient noise", rows, heads=2, crossing=sorted(crossing))
 
 
-def ratios_of(one: Compared, measured: Mapping[str, Callable[[Run], float]]) -> dict[str, str]:
+def ratios_of(one: Comparison, measured: Mapping[str, Callable[[Run], float]]) -> dict[str, str]:
     """Return a row of ratios of what is measured of runs to the baseline's, by seed; empty where no seed has the first.
 
     They are geometric means with the t interval of the logarithms.
@@ -227,23 +235,23 @@ def ratios_of(one: Compared, measured: Mapping[str, Callable[[Run], float]]) -> 
             return {}
         mean, ends = 2.0**ratio.mean, ratio.interval and ratio.interval.powers
         places = wording.precision(mean, ends) if ends else 2
-        row = row or pair_of(one) | {"seeds": str(ratio.n)}
+        row = row or {"arm": one.arm.name, "against": one.baseline.name, "seeds": str(ratio.n)}
         row |= {f"ratio of {name}": fixed(mean, places), "95 % interval" + " " * place: span(ends, places)}
     return row
 
 
-def designs_table(found: Sequence[Contrast]) -> Table:
+def designs_table(found: Sequence[Effect]) -> Table:
     """Say what factors do to arms, less what they do to their baselines."""
     rows = []
     for one in (one for one in found if one.n):
-        ratio, places = one.kind == "largest", wording.precision(one.mean, one.interval)
+        ratio, places = one.kind == EffectKind.LARGEST, wording.precision(one.mean, one.interval)
         own, other = (sum(side) / one.n for side in (one.own, one.other))
         ends = one.interval.powers if ratio and one.interval else one.interval
         row = {
-            "what": one.step,
+            "what": step_of(one),
             **pair_of(one),
-            "for the arm": f"{2**own:.3g}" if ratio else fixed(own, places, sign=one.kind != "area"),
-            "for the baseline": f"{2**other:.3g}" if ratio else fixed(other, places, sign=one.kind != "area"),
+            "for the arm": f"{2**own:.3g}" if ratio else fixed(own, places, sign=one.kind != EffectKind.AREA),
+            "for the baseline": f"{2**other:.3g}" if ratio else fixed(other, places, sign=one.kind != EffectKind.AREA),
             "difference": f"× {2**one.mean:.2g}" if ratio else f"{fixed(one.mean, places, True)} {one.metric.unit}",
             "95 % interval": span(ends, 2 if ratio else places, sign=not ratio),
             "p": wording.chance(one.p),

@@ -1,13 +1,11 @@
-"""How a report writes numbers, and the sentences of its verdict, whose words are in templates/sentences.jinja."""
+"""How a report writes numbers and words, for pages, Markdown and LaTeX."""
 
 from __future__ import annotations
 
 import math
 import re
-import shlex
 import unicodedata
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from functools import cache
 from itertools import groupby
@@ -17,17 +15,14 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from normbench.analysis.comparisons import ENOUGH, Comparison, Survival
 from normbench.analysis.measures import rounded_up
-from normbench.analysis.records import LEARNED, LEARNED_RIGHT, LEARNING_RATE, PLAIN, Run, Study, shortened
+from normbench.analysis.records import PLAIN
 from normbench.analysis.safe import is_formula
-from normbench.analysis.statistics import ALPHA, Interval, detectable_difference
+from normbench.analysis.statistics import ALPHA, Interval
 
 NONE = "–"
 LEAST_P = 0.001  # below it, how small is of no interest
 LARGEST_EFFECT = 10
-MOST = 8  # sentences of an answer; the tables have the others
-FEW = 3  # comparisons in which nothing was found have a sentence each
 UNITS = {"h": 3600.0, "min": 60.0}
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -44,11 +39,6 @@ TEX |= {0x2080 + digit: f"$_{digit}$" for digit in range(10)}  # subscripts, as 
 
 # A command in a sentence of HTML, without the full stop behind it.
 COMMAND = re.compile(r"normbench (sweep|train)( --resume \S*[^\s.])?( (&#39;)?[\w.@+-]+=\S*[^\s.])*")
-
-# What can be said of comparisons, in this order: of a difference, of none, and nothing.
-FOUND = ("different", "flattered", "possible", "constant", "torn", "untrained")
-ALIKE = ("same", "within", "unknown", "alike")
-UNKNOWN = ("one_seed", "no_seed")
 
 
 def fixed(value: float | None, digits: int, sign: bool = False) -> str:
@@ -133,24 +123,9 @@ def count(number: int, word: str) -> str:
     return f"{number} {word}{'' if number == 1 else 's'}"
 
 
-def every(runs: Iterable[Run], read: Callable[[Run], str]) -> str:
-    """Write all that is read of runs, once each."""
-    found = dict.fromkeys(" ".join(read(run).split()) for run in runs)
-    return shortened([text for text in found if text], 4)
-
-
-def given(study: Study) -> list[str]:
-    """Return the settings that a person has given and that all runs have, as words of a command."""
-    aside = {"seed", "name", "outputs", "threads", "quiet", *[LEARNING_RATE] * study.fairly_chosen}
-    first, *others = (shlex.split(str(run.session.get("command")))[2:] for run in study.runs)
-    return [word for word in first if word.partition("=")[0] not in aside and all(word in own for own in others)]
-
-
-def goes_with(study: Study, read: Callable[[Run], str]) -> str:
-    """Name the settings that vary and tell what is read of runs, such as `data.batch_size`; none where all agree."""
-    values = {key: {(str(run.config.get(key)), read(run).strip()) for run in study.runs} for key in study.varied}
-    telling = [key for key, found in values.items() if len(found) == len({value for value, _ in found})]
-    return "" if len({read(run).strip() for run in study.runs}) < 2 else ", ".join(telling or study.varied)
+def one_line(text: str) -> str:
+    """Return a text with single spaces."""
+    return " ".join(text.split())
 
 
 def tex(text: Any) -> str:
@@ -189,9 +164,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    numbers = [bound, chance, count, detectable_difference, duration, fixed, in_words, plain, precision, span]
-    found.globals |= {write.__name__: write for write in [*numbers, every, given, goes_with, shortened]}
-    found.globals |= {"ENOUGH": ENOUGH, "LEARNED": LEARNED, "LEARNED_RIGHT": LEARNED_RIGHT}
+    found.globals |= {"chance": chance, "duration": duration, "fixed": fixed, "plain": plain}
     found.filters |= {"tex": tex, "by_group": by_group}
     found.filters["code"] = lambda text: Markup(COMMAND.sub(r"<code>\g<0></code>", str(escape(text))))
     found.filters["cell"] = lambda text: "\\" * is_formula(text) + found.filters["md"](text)
@@ -203,56 +176,3 @@ def paragraphs(template: str, macro: str, *about: Any) -> tuple[str, ...]:
     """Return what a macro of a template says, paragraph by paragraph."""
     text = getattr(environment().get_template(template).module, macro)(*about)
     return tuple(" ".join(part.split()) for part in text.split("\n\n") if part.strip())
-
-
-def verdict(
-    study: Study,
-    comparisons: Sequence[Comparison],
-    margin: float | None,
-    crossed: Sequence[Sequence[str]] = (),
-    survivals: Sequence[Survival] = (),
-) -> list[tuple[str, str]]:
-    """Return what did not train, what differs, where no difference was found, and what did not finish.
-
-    Each sentence comes with the key of the table behind it. crossed: of contrasts, kind by kind, the last where none
-    was found. Of many the largest of each kind are told, and how many more there are.
-    """
-    fewer = [one for one in survivals if one.counted is not None and one.p < ALPHA]
-    few = [one for one in comparisons if one.small and one.verdict(margin) in ("different", "possible")]
-    ranked = [len(one.ranked) for one in few]
-    arms = {arm.name: arm for one in comparisons for arm in (one.arm, one.baseline)}
-    *found, nothing = compared_words(comparisons, margin)
-    told = [
-        ("arms", paragraphs("sentences.jinja", "stuck", [*arms.values()] or study.arms)),
-        ("costs", paragraphs("sentences.jinja", "survival", fewer)),
-        *(("designs", kind) for kind in crossed[:-1]),
-        *(("differences", kind) for kind in found),
-        ("differences", paragraphs("sentences.jinja", "assumed", ranked) if ranked else ()),
-        *(("designs", kind) for kind in crossed[-1:]),
-        ("differences", nothing),
-        ("arms", () if comparisons else paragraphs("sentences.jinja", "not_compared", len(study.arms))),
-        ("costs", paragraphs("sentences.jinja", "diverged", study)),
-        ("lost", paragraphs("sentences.jinja", "lost", study)),
-    ]
-    by_rank = sorted((rank, place) for place, (_, kind) in enumerate(told) for rank in range(len(kind)))
-    most = Counter(place for rank, place in by_rank if (rank, place) in by_rank[:MOST] or not rank)
-    return [(text, table) for place, (table, kind) in enumerate(told) for text in at_most(kind, most[place])]
-
-
-def compared_words(comparisons: Sequence[Comparison], margin: float | None) -> list[tuple[str, ...]]:
-    """Say what the comparisons show, kind by kind, the largest difference first, and last where nothing was found.
-
-    margin: in the metric's unit; differences within it do not matter.
-    """
-    ordered = sorted(comparisons, key=lambda one: -abs(one.mean) if one.n > 1 else 0.0)
-    ones = {kind: [one for one in ordered if one.verdict(margin) == kind] for kind in (*FOUND, *ALIKE, *UNKNOWN)}
-    if len(none := [one for kind in ALIKE for one in ones[kind]]) > FEW:
-        ones = {kind: own for kind, own in ones.items() if kind not in ALIKE} | {"alike_all": none}
-    said = {kind: paragraphs("sentences.jinja", kind, own, margin, comparisons) for kind, own in ones.items()}
-    return [*(said.pop(kind) for kind in FOUND), sum(said.values(), ())]
-
-
-def at_most(texts: Sequence[str], most: int) -> list[str]:
-    """Return the first ones, the last of which says how many more there are."""
-    more = f" {len(texts) - most} more of this kind {'is' if len(texts) - most == 1 else 'are'} in the tables."
-    return [*texts[: most - 1], texts[most - 1] + more] if most < len(texts) else list(texts)

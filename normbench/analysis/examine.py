@@ -1,0 +1,320 @@
+"""From runs to the answer: what is compared, by what it is judged, and what is found of it, as values."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from normbench.analysis import facts
+from normbench.analysis.answers import (
+    Answer,
+    ArmResult,
+    Caveat,
+    CaveatKind,
+    Deciding,
+    Difference,
+    Effect,
+    EffectKind,
+    Evidence,
+    Factor,
+    Held,
+    Losses,
+    Question,
+    Result,
+    Stuck,
+    TwoGroups,
+)
+from normbench.analysis.causes import causes_of, next_steps
+from normbench.analysis.comparisons import (
+    Baseline,
+    Comparison,
+    Survival,
+    compare_all,
+    contenders,
+    given_baseline,
+    in_two_groups,
+    partner,
+    usual_baseline,
+)
+from normbench.analysis.designs import Contrast
+from normbench.analysis.fairness import Finding, findings
+from normbench.analysis.judgement import Judgement, judge
+from normbench.analysis.measures import Metric, Yardstick, activations_frame, final, known, yardstick
+from normbench.analysis.records import Arm, Run, Study, read_studies
+from normbench.analysis.statistics import mean_interval
+from normbench.analysis.wording import in_words
+
+
+@dataclass(frozen=True)
+class Examined:
+    """A study and what is found of it.
+
+    baseline: the settings in which the partner of an arm differs from it, without runs. arms: those that are compared;
+    chosen: whether each is at the best of several learning rates. judgement: the tests in the primary metric. others:
+    comparisons in each other metric. blocks: of `activations_frame`, over all arms of the study.
+    """
+
+    study: Study
+    baseline: Arm
+    arms: tuple[Arm, ...]
+    chosen: bool
+    by: Yardstick
+    judgement: Judgement
+    others: tuple[tuple[Comparison, ...], ...]
+    blocks: pd.DataFrame
+    findings: tuple[Finding, ...]
+    answer: Answer
+
+    @property
+    def comparisons(self) -> tuple[Comparison, ...]:
+        """Return those in the primary metric."""
+        return self.judgement.comparisons
+
+
+def examine_all(folders: Sequence[Path], baseline: str | None = None, **how: Any) -> list[Examined]:
+    """Find out what the runs below some folders say, task by task.
+
+    baseline: words of an arm, such as `norm=layernorm`. how: as `examine` has it.
+
+    Raises:
+        UsageError: a folder is not there, no run has ended, or the baseline is not an arm of some task.
+    """
+    found = []
+    for study in read_studies(folders):
+        settings = given_baseline(study, baseline) if baseline else usual_baseline(study)
+        found.append(examine(study, settings, **how))
+    return found
+
+
+def examine(
+    study: Study,
+    baseline: Baseline,
+    *,
+    target: float | None = None,
+    metric: str | None = None,
+    margin: float | None = None,
+    missing: Mapping[str, str] | None = None,
+) -> Examined:
+    """Find out what a study says.
+
+    target: the loss (nats) whose time is asked. metric: the tag by which arms are judged first. margin: a difference in
+    it that does not matter. missing: runs that were planned and have no directory -> why, where they have failed.
+    """
+    arms, chosen = contenders(study, baseline)
+    partners = {}
+    for arm in study.arms:
+        other = partner(arm, arms, baseline)
+        if other:
+            partners[arm.name] = other
+    by = yardstick(study, partners, target, metric)
+    judgement = judge(study, arms, baseline, by.primary)
+    others = tuple(compare_all(arms, baseline, metric) for metric in by.metrics[1:])
+    blocks = activations_frame(study.arms)
+    compared_blocks = activations_frame(arms) if chosen else blocks
+    chosen_by_what_is_judged = chosen and not by.primary.tag.endswith("/test")
+    caveats = findings(study, chosen_by_what_is_judged, judgement.comparisons, missing)
+    answer = Answer(
+        question=state_question(study, by.primary, margin),
+        baseline=baseline,
+        metrics=by.metrics,
+        arms=state_arms(study, arms, by.metrics),
+        differences=tuple(state_difference(one, margin) for one in judgement.comparisons),
+        others=tuple(state_difference(one) for family in others for one in family),
+        effects=tuple(state_effect(one) for one in judgement.contrasts),
+        losses=tuple(state_losses(one) for one in judgement.survivals),
+        causes=causes_of(arms, compared_blocks, judgement.comparisons),
+        caveats=tuple(state_caveat(one) for one in caveats),
+        next=next_steps(study, arms, compared_blocks, judgement.comparisons, margin),
+        damaged=dict(study.damaged),
+        missing=dict(missing or {}),
+    )
+    return Examined(study, Arm(baseline), arms, chosen, by, judgement, others, blocks, caveats, answer)
+
+
+# ---- the question
+
+
+def state_question(study: Study, metric: Metric, margin: float | None) -> Question:
+    """Return what was asked of a study."""
+    runs = study.runs
+    return Question(
+        task=study.task,
+        metric=metric,
+        margin=margin,
+        varied=tuple(Factor(key, values_of(runs, key)) for key in study.varied),
+        data=facts.distinct(runs, facts.option("data")),
+        model=facts.distinct(runs, facts.option("model")),
+        norm=facts.distinct(runs, facts.option("norm")),
+        held=state_held(study),
+        parameters=facts.parameters_of(runs),
+        seeds=facts.seeds_of(runs),
+        by_hand=tuple(facts.given(study)),
+        command=study.command(),
+    )
+
+
+def values_of(runs: Sequence[Run], key: str) -> tuple[Any, ...]:
+    """Return the values of a setting, those that read alike once."""
+    found: dict[str, Any] = {}
+    for run in runs:
+        value = run.config.get(key)
+        found.setdefault(in_words(value), value)
+    return tuple(found.values())
+
+
+def state_held(study: Study) -> tuple[Held, ...]:
+    """Return what runs have in common beside what varies."""
+    readers = {"steps": facts.steps, "batch": facts.batch, "rate": facts.rate}
+    keys = {"steps": "trainer.steps", "batch": "data.batch_size", "rate": "optim.lr"}
+    found = []
+    for what, read in readers.items():
+        if keys[what] not in study.varied:
+            found.append(Held(what, facts.distinct(study.runs, read), facts.goes_with(study, read)))
+    return tuple(found)
+
+
+# ---- arms
+
+
+def state_arms(study: Study, compared: Sequence[Arm], metrics: Sequence[Metric]) -> tuple[ArmResult, ...]:
+    """Return what became of all arms. compared: those that are, which may be called otherwise."""
+    found = []
+    for arm in study.arms:
+        name = next((one.name for one in compared if one.runs is arm.runs), None)
+        found.append(state_arm(arm, name, metrics))
+    return tuple(found)
+
+
+def state_arm(arm: Arm, compared_as: str | None, metrics: Sequence[Metric] = ()) -> ArmResult:
+    """Return what became of an arm."""
+    return ArmResult(
+        name=arm.name,
+        settings=dict(arm.settings),
+        compared_as=compared_as,
+        seeds=facts.seeds_of(arm.runs),
+        statuses=dict(Counter(run.status for run in arm.runs)),
+        trained=arm.trained,
+        stuck=tuple(state_stuck(run) for run in arm.stuck),
+        results=tuple(state_result(arm, metric) for metric in metrics),
+    )
+
+
+def state_stuck(run: Run) -> Stuck:
+    """Return how a run ended that did not train."""
+    accuracy = run.constant.get("accuracy/val") if "accuracy/val" in run.metrics else None
+    loss = run.metrics.get("loss/val")
+    return Stuck(run.name, number(loss), run.constant.get("loss/val"), accuracy)
+
+
+def state_result(arm: Arm, metric: Metric) -> Result:
+    """Return how an arm ended in a metric."""
+    finished = [run for run in arm.runs if run.status == "finished"]
+    values = known(final(run, metric) for run in finished)
+    if in_two_groups(arm, metric, {run.seed for run in finished}):
+        values = []
+    mean, interval = mean_interval(values, metric.bounds)
+    return Result(metric.tag, len(values), number(mean), interval)
+
+
+# ---- what is tested
+
+
+def state_difference(one: Comparison, margin: float | None = None) -> Difference:
+    """Return what is found of an arm and its baseline."""
+    ours, theirs = one.lost
+    return Difference(
+        arm=one.arm.name,
+        baseline=one.baseline.name,
+        metric=one.metric,
+        verdict=one.verdict(margin),
+        seeds=one.seeds,
+        values=one.values,
+        tried=len(one.tried),
+        mean=number(one.mean),
+        sd=one.sd,
+        interval=one.interval,
+        p=one.p,
+        corrected=one.corrected,
+        family=one.family,
+        real=one.real,
+        better=one.better,
+        effect_size=one.effect_size,
+        detectable=one.detectable,
+        detectable_interval=one.detectable_interval,
+        untrained=tuple(arm.name for arm in (one.arm, one.baseline) if not arm.trained),
+        torn=tuple(state_groups(arm) for arm in one.torn),
+        survived=one.survived,
+        lost=(len(ours), len(theirs)),
+        ranks=len(one.ranked),
+        ranked_p=one.ranked_p,
+        skewed=one.skewed,
+        deciding=Deciding(*one.decided_by) if one.decided_by else None,
+    )
+
+
+def state_groups(arm: Arm) -> TwoGroups:
+    """Return how many runs of an arm trained, of those of which that is known."""
+    judged = [run.trained for run in arm.runs if run.trained is not None]
+    return TwoGroups(arm.name, sum(judged), len(judged))
+
+
+def state_effect(one: Contrast) -> Effect:
+    """Return what is found of a factor's effects on an arm and on its baseline."""
+    return Effect(
+        arm=one.arm.name,
+        baseline=one.baseline.name,
+        metric=one.metric,
+        kind=EffectKind(one.kind),
+        factor=one.factor,
+        levels=tuple(one.levels),
+        seeds=one.seeds,
+        values=one.values,
+        own=one.own,
+        other=one.other,
+        tried=len(one.tried),
+        mean=number(one.mean),
+        sd=one.sd,
+        interval=one.interval,
+        p=one.p,
+        corrected=one.corrected,
+        family=one.family,
+        real=one.real,
+    )
+
+
+def state_losses(one: Survival) -> Losses:
+    """Return how many runs an arm and its baseline lost."""
+    runs = (*one.arm.runs, *one.baseline.runs)
+    return Losses(
+        arm=one.arm.name,
+        baseline=one.baseline.name,
+        lost=one.lost,
+        runs=one.runs,
+        counted=one.counted is not None,
+        diverged=any(run.status == "diverged" for run in runs),
+        stuck=any(run.trained is False for run in runs),
+        p=one.p,
+        corrected=one.corrected,
+        family=one.family,
+        real=one.real,
+    )
+
+
+# ---- what is unfair
+
+
+def state_caveat(finding: Finding) -> Caveat:
+    """Return what is unfair."""
+    found = [Evidence(in_words(value), tuple(arms)) for value, arms in finding.between.items()]
+    return Caveat(CaveatKind(finding.topic), finding.serious, tuple(found), finding.text)
+
+
+def number(value: float | None) -> float:
+    """Return a number; NaN for None, and always the same NaN, so that what is read from JSON is equal."""
+    return math.nan if value is None or math.isnan(value) else float(value)

@@ -1,0 +1,211 @@
+"""What runs say of themselves, in words: how they were made, on what, and how many of them ended how."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from normbench.analysis.records import LEARNING_RATE, Run, Study, shortened
+from normbench.analysis.wording import count, plain
+
+STATUSES = ("finished", "diverged", "out_of_memory", "failed", "interrupted", "running")  # in the order of a report
+SPLITS = ("train", "val", "test")  # as the names of counts of data begin
+SHOWN_OF_A_HASH = 8  # characters
+MOST = 4  # values that a sentence names
+
+
+# ---- of some runs
+
+
+def distinct(runs: Iterable[Run], read: Callable[[Run], str]) -> tuple[str, ...]:
+    """Return all that is read of runs, once each, but nothing empty."""
+    found = dict.fromkeys(" ".join(read(run).split()) for run in runs)
+    return tuple(text for text in found if text)
+
+
+def every(runs: Iterable[Run], read: Callable[[Run], str]) -> str:
+    """Write all that is read of runs, once each."""
+    return shortened(distinct(runs, read), MOST)
+
+
+def seeds_of(runs: Iterable[Run]) -> tuple[int, ...]:
+    """Return the seeds of runs, each once."""
+    return tuple(sorted({run.seed for run in runs}))
+
+
+def parameters_of(runs: Iterable[Run]) -> tuple[int, int] | None:
+    """Return how many parameters the smallest and the largest model have; None where nobody knows."""
+    known = list[int]()
+    for run in runs:
+        total = run.summary.get("ledger", {}).get("parameters", {}).get("total", 0)
+        if total:
+            known.append(total)
+    return (min(known), max(known)) if known else None
+
+
+def sizes(parameters: tuple[int, int] | None) -> str:
+    """Write how many parameters models have."""
+    if parameters is None:
+        return "an unknown number of"
+    fewest, most = parameters
+    return f"{fewest:,} to {most:,}" if fewest < most else f"{fewest:,}"
+
+
+def given(study: Study) -> list[str]:
+    """Return the settings that a person has given and that all runs have, as words of a command."""
+    aside = {"seed", "name", "outputs", "threads", "quiet"}
+    if study.fairly_chosen:
+        aside.add(LEARNING_RATE)
+    first, *others = [shlex.split(str(run.session.get("command")))[2:] for run in study.runs]
+    kept = []
+    for word in first:
+        everywhere = all(word in own for own in others)
+        if everywhere and word.partition("=")[0] not in aside:
+            kept.append(word)
+    return kept
+
+
+def goes_with(study: Study, read: Callable[[Run], str]) -> str:
+    """Name the settings that vary and tell what is read of runs, such as `data.batch_size`; none where all agree."""
+    texts = [read(run).strip() for run in study.runs]
+    if len(set(texts)) < 2:
+        return ""
+    telling = []
+    for key in study.varied:
+        pairs = {(str(run.config.get(key)), text) for run, text in zip(study.runs, texts, strict=True)}
+        if len(pairs) == len({value for value, _ in pairs}):
+            telling.append(key)
+    return ", ".join(telling or study.varied)
+
+
+def lead(study: Study) -> str:
+    """Say how many arms, seeds and runs there are, and how the runs ended."""
+    statuses = [run.status for run in study.runs]
+    ends = []
+    for status in STATUSES:
+        if status in statuses:
+            words = f"{statuses.count(status)} {status.replace('_', ' ')}"
+            stuck = sum(run.trained is False for run in study.runs)
+            if status == "finished" and stuck:
+                words += f" ({stuck} of them did not train)"
+            ends.append(words)
+    if study.damaged:
+        ends.append(f"{len(study.damaged)} damaged and left out")
+    arms = count(len(study.arms), "arm")
+    seeds = count(len(seeds_of(study.runs)), "seed")
+    return f"{arms}, {seeds}, {count(len(statuses), 'run')}: {', '.join(ends)}"
+
+
+def facts(study: Study, options: Mapping[str, str], judged_by: str, baseline: str) -> dict[str, str]:
+    """Return what was compared, a fact by its name; without those that nobody knows.
+
+    options: what data, model and optimizer are called. baseline: in words; empty where nothing is compared.
+    """
+    runs = study.runs
+    scores = every(runs, bleu)
+    found = {
+        "task": study.task.replace("_", " "),
+        "data": options["data"],
+        "model": options["model"],
+        "optimizer": options["optim"],
+        "steps": every(runs, steps),
+        "what varies": ", ".join(study.varied) or "the seed alone",
+        "baseline": baseline,
+        "judged by": f"{judged_by} after the last step" + (f" ({scores})" if scores else ""),
+        "machine": every(runs, machine),
+        "versions": every(runs, versions),
+        "code": every(runs, code),
+    }
+    return {name: " ".join(text.split()) for name, text in found.items() if text}
+
+
+# ---- of a run
+
+
+def data_of(run: Run) -> Mapping[str, Any]:
+    """Return what a run's newest session tells of its data."""
+    about: Mapping[str, Any] = run.session.get("data", {})
+    return about
+
+
+def option(group: str) -> Callable[[Run], str]:
+    """Return what reads the option of a group."""
+    return lambda run: str(run.config.get(group, ""))
+
+
+def steps(run: Run) -> str:
+    """Write how many steps a run takes."""
+    return f"{run.steps:,}" if run.steps else ""
+
+
+def batch(run: Run) -> str:
+    """Write what a batch has, such as `32 sequences of 64 tokens`."""
+    about = data_of(run)
+    context = about.get("context")
+    if not context:
+        examples = "examples"
+    elif about.get("bleu"):
+        examples = f"pairs of sentences of up to {context} tokens"
+    else:
+        examples = f"sequences of {context} tokens"
+    batches = run.summary.get("ledger", {}).get("batches_a_step", 1)
+    more = f" in each of {batches} batches" if batches > 1 else ""
+    return f"{run.config.get('data.batch_size')} {examples}{more}"
+
+
+def rate(run: Run) -> str:
+    """Write a run's learning rate."""
+    return plain(run.config.get(LEARNING_RATE) or 0)
+
+
+def clip(run: Run) -> str:
+    """Write at which norm gradients are clipped."""
+    most = run.config.get("trainer.grad_clip")
+    return f"gradients clipped at a norm of {most:g}" if most else "without clipping gradients"
+
+
+def amounts(run: Run) -> str:
+    """Write how many data there are, such as `1,437 training images, fingerprint 0123abcd`."""
+    about = data_of(run)
+    parts = []
+    for key, value in about.items():
+        is_count = isinstance(value, int) and not isinstance(value, bool)
+        if is_count and key.partition("_")[0] in SPLITS:
+            words = key.replace("val_", "validation_").replace("train_", "training_").replace("_", " ")
+            parts.append(f"{value:,} {words}")
+    parts.append(f"fingerprint {about.get('fingerprint', '')[:SHOWN_OF_A_HASH]}")
+    return ", ".join(parts)
+
+
+def bleu(run: Run) -> str:
+    """Write how translations were found and scored; nothing where there are none."""
+    about = data_of(run)
+    return f"beam {about.get('beam')}, {about['bleu']}" if about.get("bleu") else ""
+
+
+def code(run: Run) -> str:
+    """Write the commit that a run was made with, and whether something was changed in it."""
+    commit = run.session.get("commit") or ""
+    return commit[:SHOWN_OF_A_HASH] + ("+changes" if "+" in commit else "")
+
+
+def machine(run: Run) -> str:
+    """Write what a run was made on; nothing where nobody knows."""
+    name = run.session.get("accelerator") or run.session.get("cpu")
+    if not name:
+        return ""
+    words = f"{name}, {count(run.session.get('threads') or 0, 'thread')}"
+    seeds = run.summary.get("stack") or 1
+    if seeds > 1:
+        words += f", up to {seeds} seeds as one model, of whose step times each seed has its share"
+    return words
+
+
+def versions(run: Run) -> str:
+    """Write the versions of torch, numpy and Python; nothing where nobody knows."""
+    packages = run.session.get("packages") or {}
+    if not packages:
+        return ""
+    found = [f"{name} {packages[name]}" for name in ("torch", "numpy") if packages.get(name)]
+    return ", ".join([*found, f"Python {run.session.get('python')}"])

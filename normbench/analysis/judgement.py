@@ -1,0 +1,45 @@
+"""Every test that a report speaks of, corrected as one family."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from normbench.analysis.comparisons import Baseline, Comparison, Survival, compare_all, corrected_with, survivals
+from normbench.analysis.designs import Contrast, contrasts
+from normbench.analysis.measures import Metric
+from normbench.analysis.records import Arm, Study
+from normbench.analysis.statistics import holm
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """All tests of a study: of arms against their baselines, of crossed factors, and of runs that were lost."""
+
+    comparisons: tuple[Comparison, ...]
+    contrasts: tuple[Contrast, ...]
+    survivals: tuple[Survival, ...]
+
+    @property
+    def claims(self) -> bool:
+        """Say whether anything is called a difference."""
+        return any(one.real for one in (*self.comparisons, *self.contrasts, *self.survivals))
+
+
+def judge(study: Study, arms: Sequence[Arm], baseline: Baseline, metric: Metric) -> Judgement:
+    """Make every test that a report speaks of; p is corrected over all of them after Holm.
+
+    arms: those that are compared, each at its best learning rate where that was a choice.
+    """
+    compared = compare_all(arms, baseline, metric)
+    crossed = contrasts(study, arms, baseline, metric)
+    survived = survivals(arms, baseline)
+    corrected = holm([one.counted for one in (*compared, *crossed, *survived)])
+    family = max(sum(p is not None for p in corrected), 1)
+    end_of_compared = len(compared)
+    end_of_crossed = end_of_compared + len(crossed)
+    return Judgement(
+        corrected_with(compared, corrected[:end_of_compared], family),
+        corrected_with(crossed, corrected[end_of_compared:end_of_crossed], family),
+        corrected_with(survived, corrected[end_of_crossed:], family),
+    )

@@ -1,0 +1,31 @@
+"""Pages made of templates, which lay out and decide nothing."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from datetime import UTC, datetime
+from hashlib import sha256
+from typing import Any
+
+from normbench import __version__
+from normbench.analysis.figures.style import dark_rules
+from normbench.analysis.wording import TEMPLATES, environment
+
+
+def page_of(template: str, title: str, **about: Any) -> str:
+    """Return a template, filled. Of scripts, the page allows the one that it has, by its hash."""
+    script = (TEMPLATES / "report.js").read_text("utf-8")
+    hashed = b64encode(sha256(script.encode()).digest()).decode()
+    return (
+        environment()
+        .get_template(template)
+        .render(
+            title=title,
+            script=script,
+            hash=hashed,
+            version=__version__,
+            moment=datetime.now(UTC),
+            dark=dark_rules(".drawing"),
+            **about,
+        )
+    )
