@@ -172,7 +172,7 @@ def test_tables_of_runs_tell_of_digits_that_have_changed_in_what_they_read(tmp_p
         ("seed:", "seeed:", "config.yaml is missing or damaged"),
         ("log_every: ", "log_every: x", "trainer.log_every=x"),
         ("trainer:", "trainer: 3\nx:", "trainer"),
-        ("optim:", "optim: 3\nx:", "optim is no section"),
+        ("optim:", "optim: 3\nx:", "optim is not a section"),
     ],
 )
 def test_a_damaged_key_leaves_its_run_out_and_not_the_report(tmp_path: Path, before: str, after: str, why: str) -> None:

@@ -89,24 +89,23 @@ class Compared(Sample, Tested):
     @property
     def counted(self) -> float | None:
         """Return p as it counts; of differences that are all the same it is 1, as that they are is chance, too."""
-        return min(1.0, self.choices * (1.0 if self.p is None else self.p)) if self.n > 1 else None
+        if self.n < 2:
+            return None
+        p = 1.0 if self.p is None else self.p
+        return min(1.0, self.choices * p)
 
     @property
     def tried(self) -> set[int]:
         """Return all seeds of either arm."""
-        return {run.seed for arm in (self.arm, self.baseline) for run in arm.runs}
+        return {run.seed for run in (*self.arm.runs, *self.baseline.runs)}
 
     @property
     def decided_by(self) -> tuple[int, float] | None:
         """Return the seed without which the answer would be another, and p without it, as far as one decides alone."""
         if not self.p or self.corrected is None:
             return None
-        return self.deciding(ALPHA * self.p / self.corrected if self.corrected < 1 else ALPHA / self.family)
-
-    @property
-    def small(self) -> bool:
-        """Say whether there are so few seeds that their differences do not show how they are distributed."""
-        return self.n < ENOUGH
+        level = ALPHA * self.p / self.corrected if self.corrected < 1 else ALPHA / self.family
+        return self.deciding(level)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,12 +140,16 @@ class Comparison(Compared):
     @property
     def detectable(self) -> float | None:
         """Return the smallest difference that would have been found four times in five, Holm included."""
-        return detectable_difference(self.n, self.sd, family=self.family) if self.sd and not self.torn else None
+        if not self.sd or self.torn:
+            return None
+        return detectable_difference(self.n, self.sd, family=self.family)
 
     @property
     def detectable_interval(self) -> Interval | None:
         """Return the interval of that, as the spread is known from few seeds."""
-        return detectable_interval(self.n, self.sd, family=self.family) if self.sd and not self.torn else None
+        if not self.sd or self.torn:
+            return None
+        return detectable_interval(self.n, self.sd, family=self.family)
 
     @property
     def survived(self) -> bool:
@@ -157,22 +160,25 @@ class Comparison(Compared):
     @property
     def lost(self) -> tuple[set[int], set[int]]:
         """Return the seeds that the arm and the baseline lost, of those that have ended in both."""
-        ends = [{run.seed: run.status for run in arm.runs if run.status in ENDS} for arm in (self.arm, self.baseline)]
-        ours, theirs = ({seed for seed in ends[0].keys() & ends[1].keys() if own[seed] in LOST} for own in ends)
-        return ours, theirs
+        ours, theirs = ends_by_seed(self.arm), ends_by_seed(self.baseline)
+        common = ours.keys() & theirs.keys()
+        return {seed for seed in common if ours[seed] in LOST}, {seed for seed in common if theirs[seed] in LOST}
 
     @property
     def flattered(self) -> bool:
         """Say whether the side that looks better has lost more runs: its best seeds alone are then compared."""
-        ours, theirs = map(len, self.lost)
-        return ours != theirs and self.better == (ours > theirs)
+        ours, theirs = self.lost
+        arm_lost_more = len(ours) > len(theirs)
+        return len(ours) != len(theirs) and self.better == arm_lost_more
 
     @property
     def ranked(self) -> tuple[float, ...]:
         """Return the differences that are ranked: a seed that one side alone has lost is the worst one for it."""
         ours, theirs = self.lost
         worst = math.inf if self.metric.lower_is_better else -math.inf
-        return (*self.values, *[worst] * len(ours - theirs), *[-worst] * len(theirs - ours))
+        lost_by_arm = [worst] * len(ours - theirs)
+        lost_by_baseline = [-worst] * len(theirs - ours)
+        return (*self.values, *lost_by_arm, *lost_by_baseline)
 
     @property
     def ranked_p(self) -> float | None:
@@ -228,12 +234,20 @@ def compare_all(arms: Sequence[Arm], baseline: Baseline, metric: Metric) -> tupl
 
     baseline: in these settings the partner differs from the arm; in all others it is its like.
     """
-    pairs = [(arm, other) for arm in arms if (other := partner(arm, arms, baseline)) and other is not arm]
+
+    def ends(arm: Arm) -> dict[int, float]:
+        return by_seed(arm.runs, lambda run: final(run, metric))
+
     found = []
-    for arm, other in pairs:
-        one = paired_difference(*(by_seed(side.runs, lambda run: final(run, metric)) for side in (arm, other)))
+    for arm, other in pairs_of(arms, baseline):
+        one = paired_difference(ends(arm), ends(other))
         found.append(Comparison(one.values, one.resolution, one.seeds, arm=arm, baseline=other, metric=metric))
     return corrected_alone(found)
+
+
+def ends_by_seed(arm: Arm) -> dict[int, str]:
+    """Return how the runs of an arm ended, by seed, of those that have."""
+    return {run.seed: run.status for run in arm.runs if run.status in ENDS}
 
 
 def in_two_groups(arm: Arm, metric: Metric, seeds: Collection[int]) -> bool:
@@ -244,7 +258,8 @@ def in_two_groups(arm: Arm, metric: Metric, seeds: Collection[int]) -> bool:
     if not stuck or not others:
         return False
     gap = max(min(stuck) - max(others), min(others) - max(stuck))
-    return gap > max(max(group) - min(group) for group in (stuck, others))
+    width = max(max(stuck) - min(stuck), max(others) - min(others))
+    return gap > width
 
 
 # ---- runs that diverged or did not train
@@ -268,19 +283,20 @@ class Survival(Tested):
     @property
     def counted(self) -> float | None:
         """Return p as it counts; a test that cannot find anything with so many lost in all does not."""
-        able = min(self.runs) > 0 and least_fisher_p(self.lost, self.runs) < ALPHA
-        return min(1.0, self.choices * self.p) if able else None
+        if min(self.runs) == 0 or least_fisher_p(self.lost, self.runs) >= ALPHA:
+            return None
+        return min(1.0, self.choices * self.p)
 
 
 def survivals(arms: Sequence[Arm], baseline: Baseline) -> tuple[Survival, ...]:
     """Compare how many runs every arm that has a partner lost, and the partner."""
     found = []
-    for arm in arms:
-        other = partner(arm, arms, baseline)
-        if other is not None and other is not arm:
-            ours, theirs = outcomes(arm), outcomes(other)
-            lost, runs = (sum(ours), sum(theirs)), (len(ours), len(theirs))
-            found.append(Survival(arm=arm, baseline=other, lost=lost, runs=runs))
+    for arm, other in pairs_of(arms, baseline):
+        ours = outcomes(arm)
+        theirs = outcomes(other)
+        lost = (sum(ours), sum(theirs))
+        runs = (len(ours), len(theirs))
+        found.append(Survival(arm=arm, baseline=other, lost=lost, runs=runs))
     return corrected_alone(found)
 
 
@@ -299,6 +315,16 @@ def partner(arm: Arm, arms: Sequence[Arm], baseline: Baseline) -> Arm | None:
     return next((other for other in arms if other.settings.items() <= wanted), None)
 
 
+def pairs_of(arms: Sequence[Arm], baseline: Baseline) -> list[tuple[Arm, Arm]]:
+    """Return every arm that has another one as its partner, with it."""
+    found = []
+    for arm in arms:
+        other = partner(arm, arms, baseline)
+        if other is not None and other is not arm:
+            found.append((arm, other))
+    return found
+
+
 def corrected_alone(found: Sequence[One]) -> tuple[One, ...]:
     """Correct p of tests as a family of their own, after Holm."""
     return corrected_with(found, holm([one.counted for one in found]))
@@ -309,8 +335,10 @@ def corrected_with(
 ) -> tuple[One, ...]:
     """Return tests with p as it is after Holm. family: how many count; by default those among them."""
     size = family or max(sum(p is not None for p in corrected), 1)
-    pairs = zip(found, corrected, strict=True)
-    return tuple(replace(one, corrected=None if one.p is None else p, family=size) for one, p in pairs)
+    told = []
+    for one, p in zip(found, corrected, strict=True):
+        told.append(replace(one, corrected=None if one.p is None else p, family=size))
+    return tuple(told)
 
 
 def by_seed(runs: Sequence[Run], measure: Callable[[Run], float]) -> dict[int, float]:
@@ -325,9 +353,14 @@ def by_seed(runs: Sequence[Run], measure: Callable[[Run], float]) -> dict[int, f
 def usual_baseline(study: Study) -> Baseline:
     """Return layernorm and pre, or what is there of it; else what the first arm has."""
     first = study.arms[0].settings
-    groups = {key: value for key, value in first.items() if key in GROUPS}
-    usual = (USUAL, *({key: value} for key, value in USUAL.items()), groups, dict([*first.items()][:1]))
-    return next((dict(one) for one in usual if one and any(arm.has(one) for arm in study.arms)), {})
+    choices: list[Baseline] = [dict(USUAL)]
+    choices += [{key: value} for key, value in USUAL.items()]
+    choices.append({key: value for key, value in first.items() if key in GROUPS})
+    choices += [{key: value} for key, value in first.items()][:1]
+    for one in choices:
+        if one and any(arm.has(one) for arm in study.arms):
+            return one
+    return {}
 
 
 def given_baseline(study: Study, words: str, flag: str = "--baseline ") -> Baseline:
@@ -340,21 +373,32 @@ def given_baseline(study: Study, words: str, flag: str = "--baseline ") -> Basel
     """
     if len(study.arms) == 1:
         raise UsageError(f"{flag}{words} chooses among arms, and all these runs are of one: give other folders")
-    known: dict[str, Baseline] = {arm.name: dict(arm.settings) for arm in study.arms}
-    for key, value in ((key, value) for arm in study.arms for key, value in arm.settings.items()):
-        names = (f"{key}=", f"{key.rpartition('.')[2]}=", "")
-        known |= {f"{name}{number(str(value))}": {key: value} for name in names}
-    common = [group for group in GROUPS if group not in study.varied]
-    known |= {f"{group}={study.runs[0].config.get(group)}": {} for group in common}  # which every arm has
+    known = words_for_arms(study)
     settings: Baseline = {}
     for word in [words.strip()] if words.strip() in known else WORD.findall(words):
         name, equals, value = word.rpartition("=")
-        if (found := known.get(word, known.get(f"{name}{equals}{number(value)}"))) is None:
+        found = known.get(word, known.get(f"{name}{equals}{number(value)}"))
+        if found is None:
             raise UsageError(f"{flag}{word} is no arm: {nearest(word, known)}allowed are {shortened([*known])}")
         settings |= found
     if not any(arm.has(settings) for arm in study.arms):
         raise UsageError(f"{flag}{words} is no arm: allowed are {shortened([arm.name for arm in study.arms])}")
     return settings
+
+
+def words_for_arms(study: Study) -> dict[str, Baseline]:
+    """Return what names arms, and the settings that it stands for."""
+    known: dict[str, Baseline] = {arm.name: dict(arm.settings) for arm in study.arms}
+    for arm in study.arms:
+        for key, value in arm.settings.items():
+            word = number(str(value))
+            known[f"{key}={word}"] = {key: value}
+            known[f"{key.rpartition('.')[2]}={word}"] = {key: value}
+            known[word] = {key: value}
+    for group in GROUPS:
+        if group not in study.varied:
+            known[f"{group}={study.runs[0].config.get(group)}"] = {}  # which every arm has
+    return known
 
 
 # ---- two arms
@@ -384,21 +428,32 @@ def pair_of(study: Study, first: str, second: str, folder: Path | None) -> Study
     Raises:
         UsageError: a word names no arm or several, or both name the same.
     """
-    words, arms = (first, second), []
-    for word in words:
-        wanted = given_baseline(study, word, flag="") if folder else {}
-        place = (folder or Path(word)).resolve()
-        inside = ((arm, tuple(r for r in arm.runs if r.path.resolve().is_relative_to(place))) for arm in study.arms)
-        found = [Arm(arm.settings, runs) for arm, runs in inside if runs and arm.has(wanted)]
-        if len(found) != 1:
-            names = shortened([arm.name for arm in found])
-            raise UsageError(f"{word} names {len(found)} arms: name one of {names}, with --in FOLDER")
-        arms += found
-    if {run.path for run in arms[0].runs} & {run.path for run in arms[1].runs}:
+    one, other = (arm_of(study, word, folder) for word in (first, second))
+    if {run.path for run in one.runs} & {run.path for run in other.runs}:
         raise UsageError(f"{first} and {second} are the same runs: name two arms")
-    if arms[0].name == arms[1].name:  # the same settings in two folders
-        arms = [replace(arm, settings={**arm.settings, "in": word}) for arm, word in zip(arms, words, strict=True)]
-    return replace(study, arms=tuple(arms))
+    if one.name == other.name:  # the same settings in two folders
+        one = replace(one, settings={**one.settings, "in": first})
+        other = replace(other, settings={**other.settings, "in": second})
+    return replace(study, arms=(one, other))
+
+
+def arm_of(study: Study, word: str, folder: Path | None) -> Arm:
+    """Return the arm of a study that a word names. folder: where it is; none: the word is a folder.
+
+    Raises:
+        UsageError: the word names no arm or several.
+    """
+    wanted = given_baseline(study, word, flag="") if folder else {}
+    place = (folder or Path(word)).resolve()
+    found = []
+    for arm in study.arms:
+        runs = tuple(run for run in arm.runs if run.path.resolve().is_relative_to(place))
+        if runs and arm.has(wanted):
+            found.append(Arm(arm.settings, runs))
+    if len(found) != 1:
+        names = shortened([arm.name for arm in found])
+        raise UsageError(f"{word} names {len(found)} arms: name one of {names}, with --in FOLDER")
+    return found[0]
 
 
 # ---- learning rates
@@ -410,9 +465,14 @@ def contenders(study: Study, baseline: Baseline) -> tuple[tuple[Arm, ...], bool]
     Where several rates were tried for the same arm, it is the one at the best of them (`best_rate`); unless rates are
     themselves what is compared.
     """
-    if LEARNING_RATE in baseline or not (families := rate_families(study)):
+    families = rate_families(study)
+    if LEARNING_RATE in baseline or not families:
         return study.arms, False
-    return tuple(replace(without(best_rate(family), LEARNING_RATE), rates=len(family)) for family in families), True
+    chosen = []
+    for family in families:
+        best = without(best_rate(family), LEARNING_RATE)
+        chosen.append(replace(best, rates=len(family)))
+    return tuple(chosen), True
 
 
 def rate_families(study: Study) -> tuple[tuple[Arm, ...], ...]:
@@ -439,9 +499,12 @@ def best_rate(family: Sequence[Arm]) -> Arm:
     common = set[int].intersection(*map(settled_seeds, tried))
 
     def badness(arm: Arm) -> tuple[float, float]:
-        runs = [run for run in arm.runs if run.status in SETTLED and (run.seed in common or not common)]
+        runs = [run for run in arm.runs if run.status in SETTLED]
+        if common:
+            runs = [run for run in runs if run.seed in common]
         losses = known(final(run, loss_on("val")) for run in runs)
-        return 1 - len(losses) / max(len(runs), 1), sum(losses) / len(losses) if losses else math.inf
+        share_lost = 1 - len(losses) / max(len(runs), 1)
+        return share_lost, sum(losses) / len(losses) if losses else math.inf
 
     return min(tried, key=badness)
 

@@ -19,7 +19,7 @@ import pandas as pd
 from normbench.analysis.comparisons import USUAL, Baseline, Compared, corrected_alone, in_two_groups, outcomes
 from normbench.analysis.measures import NAN, Metric, final, loss_on
 from normbench.analysis.records import LEARNING_RATE, Arm, Run, Study, in_order
-from normbench.analysis.sensitivity import AREA, are_numbers, areas, failing, tried_levels
+from normbench.analysis.sensitivity import AREA, Area, are_numbers, areas, failing, tried_levels
 from normbench.analysis.statistics import paired_difference
 
 Effects = Mapping[int, float]  # by seed
@@ -49,18 +49,17 @@ def contrasts(study: Study, arms: Sequence[Arm], baseline: Baseline, metric: Met
     end in two groups: it has no mean.
     """
     mapped = areas(study)
-    keys = {key for one in mapped for key in one.keys}  # of which the map tells
+    on_the_map = {key for one in mapped for key in one.keys}
     able = [arm for arm in arms if is_able(arm, metric)]
-    crossed = [one for one in crossings(able, baseline, metric) if not keys & {one.subject, one.factor}]
-    found = [one for crossing in crossed for one in crossing.contrasts()]
-    for one, other in permutations(mapped, 2):
-        if one.keys == other.keys and other.arm.settings == {**one.arm.settings, **baseline}:
-            about: dict[str, Any] = {"kind": "area", "factor": one.words, "levels": one.levels[1]}
-            found.append(contrast(one.shares, other.shares, one.arm, other.arm, AREA, **about))
-    if LEARNING_RATE not in keys:
+    found = list[Contrast]()
+    for crossing in crossings(able, baseline, metric):
+        if crossing.subject not in on_the_map and crossing.factor not in on_the_map:
+            found += crossing.contrasts()
+    found += over_areas(mapped, baseline)
+    if LEARNING_RATE not in on_the_map:
         found += over_levels(study.arms, LEARNING_RATE, baseline)
     for key in failing(arms):
-        if key not in {*keys, LEARNING_RATE}:
+        if key not in on_the_map and key != LEARNING_RATE:
             found += over_levels(arms, key, baseline)
     return corrected_alone(found)
 
@@ -75,9 +74,17 @@ def is_able(arm: Arm, metric: Metric) -> bool:
 def contrast(own: Effects, other: Effects, arm: Arm, baseline: Arm, metric: Metric, **about: Any) -> Contrast:
     """Return the contrast of two effects over the seeds that both have; about: what it is of, as `Contrast` has it."""
     found = paired_difference(own, other)
-    about |= {"own": tuple(own[seed] for seed in found.seeds), "other": tuple(other[seed] for seed in found.seeds)}
-    sides: dict[str, Any] = {"arm": arm, "baseline": baseline, "metric": metric}
-    return Contrast(found.values, found.resolution, found.seeds, **sides, **about)
+    return Contrast(
+        found.values,
+        found.resolution,
+        found.seeds,
+        arm=arm,
+        baseline=baseline,
+        metric=metric,
+        own=tuple(own[seed] for seed in found.seeds),
+        other=tuple(other[seed] for seed in found.seeds),
+        **about,
+    )
 
 
 # ---- two factors
@@ -104,11 +111,16 @@ class Crossing:
         for place in range(1, len(self.arms)):
             shared = [key for key in range(len(self.levels)) if {(place, key), (0, key)} <= {*self.cells}]
             for kind, weights in effects({key: self.levels[key] for key in shared}):
-                sides = (sum(self.cells[arm, key] * weights[key] for key in weights) for arm in (place, 0))
-                own, other = pd.concat(sides, axis=1).dropna().groupby(level="seed").mean().to_dict().values()
-                levels, arms = [self.levels[key] for key in weights], (self.arms[place], self.arms[0])
-                found.append(contrast(own, other, *arms, self.metric, kind=kind, factor=self.factor, levels=levels))
+                sides = pd.concat([self.weighted(place, weights), self.weighted(0, weights)], axis=1)
+                own, other = sides.dropna().groupby(level="seed").mean().to_dict().values()
+                levels = [self.levels[key] for key in weights]
+                about: dict[str, Any] = {"kind": kind, "factor": self.factor, "levels": levels}
+                found.append(contrast(own, other, self.arms[place], self.arms[0], self.metric, **about))
         return found
+
+    def weighted(self, place: int, weights: Mapping[int, float]) -> Any:
+        """Return the weighted sum of an arm's cells, by row. weights: by the place of a level."""
+        return sum(self.cells[place, key] * weight for key, weight in weights.items())
 
 
 def effects(levels: Mapping[int, Any]) -> list[tuple[str, dict[int, float]]]:
@@ -117,34 +129,47 @@ def effects(levels: Mapping[int, Any]) -> list[tuple[str, dict[int, float]]]:
     That is the slope over the logarithm to base 2, by least squares, of three numbers above 0 or more; else the change
     from the first level to each other.
     """
-    if are_numbers([*levels.values()]) and min(levels.values()) > 0:
-        x = np.log2([*levels.values()])
+    values = [*levels.values()]
+    if are_numbers(values) and min(values) > 0:
+        x = np.log2(values)
         x -= x.mean()
         return [("slope", dict(zip(levels, x / (x @ x), strict=True)))]
-    return [("change", {min(levels): -1.0, key: 1.0}) for key in levels if key > min(levels)]
+    if not levels:
+        return []
+    first = min(levels)
+    return [("change", {first: -1.0, key: 1.0}) for key in levels if key != first]
 
 
 def crossings(arms: Sequence[Arm], baseline: Baseline, metric: Metric) -> list[Crossing]:
     """Return every two factors, with how the runs ended under both."""
     settings = dict.fromkeys(key for arm in arms for key in arm.settings)
-    levels = {
-        key: sorted({arm.settings.get(key) for arm in arms}, key=lambda value: (value != usual, in_order(value)))
-        for key, usual in {**settings, **USUAL, **baseline}.items()
-    }
+    usual = {**USUAL, **baseline}
+    levels = {key: levels_of(arms, key, usual.get(key)) for key in settings}
     keys = [key for key in settings if len(levels[key]) > 1]
-    rows = [
-        (*(levels[key].index(arm.settings.get(key)) for key in keys), run.seed, ending(run, metric))
-        for arm in arms
-        for run in arm.runs
-    ]
-    ends, found = pd.DataFrame(rows, columns=[*keys, "seed", "end"]), []
+    rows = []
+    for arm in arms:
+        places = [levels[key].index(arm.settings.get(key)) for key in keys]
+        rows += [(*places, run.seed, ending(run, metric)) for run in arm.runs]
+    ends = pd.DataFrame(rows, columns=[*keys, "seed", "end"])
+    found = []
     for subject, factor in combinations(keys, 2):
-        own = [{subject: level} for level in levels[subject]]
-        gathered = [Arm(one, tuple(run for arm in arms if arm.has(one) for run in arm.runs)) for one in own]
+        gathered = [gather(arms, {subject: level}) for level in levels[subject]]
         rest = [key for key in keys if key not in (subject, factor)]
         cells = ends.pivot_table("end", [*rest, "seed"], [subject, factor])
         found.append(Crossing(subject, factor, gathered, levels[factor], cells, metric))
     return found
+
+
+def levels_of(arms: Sequence[Arm], key: str, usual: Any) -> list[Any]:
+    """Return the values that arms have in a setting, the usual one first."""
+    values = {arm.settings.get(key) for arm in arms}
+    return sorted(values, key=lambda value: (value != usual, in_order(value)))
+
+
+def gather(arms: Sequence[Arm], settings: Mapping[str, Any]) -> Arm:
+    """Return the runs of all arms that have some settings, as one arm."""
+    runs = [run for arm in arms if arm.has(settings) for run in arm.runs]
+    return Arm(settings, tuple(runs))
 
 
 def ending(run: Run, metric: Metric) -> float:
@@ -152,9 +177,11 @@ def ending(run: Run, metric: Metric) -> float:
 
     NaN where it has failed or not ended.
     """
-    worst = run.constant.get(f"{metric.tag.partition('/')[0]}/val")
-    worst = NAN if worst is None or run.status not in ("finished", "diverged") else metric.scale * worst
-    return float((np.fmin if metric.lower_is_better else np.fmax)(final(run, metric), worst))
+    constant = run.constant.get(f"{metric.tag.partition('/')[0]}/val")
+    counts = constant is not None and run.status in ("finished", "diverged")
+    worst = metric.scale * constant if counts else NAN
+    better_of = np.fmin if metric.lower_is_better else np.fmax
+    return float(better_of(final(run, metric), worst))
 
 
 # ---- from where to where arms train
@@ -162,12 +189,24 @@ def ending(run: Run, metric: Metric) -> float:
 
 def over_levels(arms: Sequence[Arm], key: str, baseline: Baseline) -> list[Contrast]:
     """Compare arms at the same levels of a setting: the largest that trains, and sensitivity to the learning rate."""
-    tried, found = tried_levels(arms, key), []
-    for one, other in permutations(tried, 2):
-        if other.arm.settings == {**one.arm.settings, **baseline} and [*other.by_level] == [*one.by_level]:
+    found = []
+    for one, other in permutations(tried_levels(arms, key), 2):
+        levels = [*one.by_level]
+        if other.arm.settings == {**one.arm.settings, **baseline} and [*other.by_level] == levels:
             sides = {"largest": (one.largest, other.largest)}
-            sides |= {"sensitivity": (one.sensitivity, other.sensitivity)} if key == LEARNING_RATE else {}
-            for kind, own in sides.items():
-                about: dict[str, Any] = {"kind": kind, "factor": key, "levels": [*one.by_level]}
-                found.append(contrast(*own, one.arm, other.arm, loss_on("val"), **about))
+            if key == LEARNING_RATE:
+                sides["sensitivity"] = (one.sensitivity, other.sensitivity)
+            for kind, (own, others) in sides.items():
+                about: dict[str, Any] = {"kind": kind, "factor": key, "levels": levels}
+                found.append(contrast(own, others, one.arm, other.arm, loss_on("val"), **about))
+    return found
+
+
+def over_areas(mapped: Sequence[Area], baseline: Baseline) -> list[Contrast]:
+    """Compare the shares of a grid in which arms train."""
+    found = []
+    for one, other in permutations(mapped, 2):
+        if one.keys == other.keys and other.arm.settings == {**one.arm.settings, **baseline}:
+            about: dict[str, Any] = {"kind": "area", "factor": one.words, "levels": one.levels[1]}
+            found.append(contrast(one.shares, other.shares, one.arm, other.arm, AREA, **about))
     return found

@@ -60,10 +60,12 @@ class Metric:
     @property
     def words(self) -> str:
         """Name it, such as `validation loss`."""
-        kind, _, split = self.tag.partition("/")
         if self.tag == BEST:
             return "best validation loss during training"
-        return f"{SPLITS[split]} {kind.replace('bleu', 'BLEU')}" if split in SPLITS else self.tag
+        kind, _, split = self.tag.partition("/")
+        if split not in SPLITS:
+            return self.tag
+        return f"{SPLITS[split]} {kind.replace('bleu', 'BLEU')}"
 
 
 def loss_on(split: str) -> Metric:
@@ -94,10 +96,13 @@ def final(run: Run, metric: Metric) -> float:
     if run.status != "finished":
         return NAN
     if metric.tag == BEST:
-        return metric.scale * float(min(finite(alike(run, VALIDATION_LOSS)).values, default=NAN))
-    value = run.metrics.get(metric.tag)
-    if metric.tag not in run.metrics:  # what a summary does not repeat
-        value = [None, *finite(run.curves.get(metric.tag)).values.tolist()][-1]
+        losses = finite(alike(run, VALIDATION_LOSS)).values
+        return metric.scale * float(min(losses, default=NAN))
+    if metric.tag in run.metrics:
+        value = run.metrics[metric.tag]
+    else:  # what a summary does not repeat
+        logged = finite(run.curves.get(metric.tag)).values
+        value = float(logged[-1]) if len(logged) else None
     return NAN if value is None else metric.scale * float(value)
 
 
@@ -111,30 +116,54 @@ def metrics_of(study: Study, word: str | None = None) -> tuple[Metric, ...]:
     """
     finished = [run for run in study.runs if run.status == "finished"]
     split = "test" if finished and all("loss/test" in run.metrics for run in finished) else "val"
-    accuracy = (accuracy_on(split),) if study.runs[0].task.endswith("classification") else ()
-    bleu = (bleu_on(split),) if any(f"bleu/{split}" in run.metrics for run in finished) else ()
-    usual = (*bleu, *accuracy, loss_on(split))
+    usual = [loss_on(split)]
+    if study.runs[0].task.endswith("classification"):
+        usual.insert(0, accuracy_on(split))
+    if any(f"bleu/{split}" in run.metrics for run in finished):
+        usual.insert(0, bleu_on(split))
     if word is None:
-        return usual
-    tags = {BEST, *(tag for run in finished for tag in (*run.metrics, *run.curves))}
+        return tuple(usual)
+    check_logged(word, finished, usual)
+    return (metric_of(word), *(metric for metric in usual if metric.tag != word))
+
+
+def check_logged(word: str, finished: Sequence[Run], usual: Sequence[Metric]) -> None:
+    """Refuse a metric that runs have not logged.
+
+    Raises:
+        UsageError: no run has it.
+    """
+    tags = {BEST}
+    for run in finished:
+        tags.update(run.metrics, run.curves)
     if word not in tags:
-        near = sorted(tag for tag in tags if word in tag)[:3] or get_close_matches(word, tags)
+        near = sorted(tag for tag in tags if word in tag)[:3]
+        near = near or get_close_matches(word, tags)
         near = near or [*(metric.tag for metric in usual), BEST]
         raise UsageError(f"--metric={word} is not logged by these runs: give one such as {either(near)}")
     if word == BEST and finished and not any(len(finite(alike(run, VALIDATION_LOSS)).steps) for run in finished):
         raise UsageError(
             f"--metric={BEST} needs evaluations on the way, and these runs have the last one alone: leave it out"
         )
-    kind, _, on = word.partition("/")
-    no_aim = Metric(word, "", "", bounds=(-math.inf, math.inf), judges=kind == "perplexity")
-    first = OF_KINDS[kind](on) if kind in OF_KINDS else Metric(word) if kind in ("loss", BEST) else no_aim
-    return (first, *(metric for metric in usual if metric.tag != word))
+
+
+def metric_of(tag: str) -> Metric:
+    """Return the metric of a tag; one that is neither good nor bad where nobody knows more."""
+    kind, _, split = tag.partition("/")
+    if kind in OF_KINDS:
+        return OF_KINDS[kind](split)
+    if kind in ("loss", BEST):
+        return Metric(tag)
+    return Metric(tag, "", "", bounds=(-math.inf, math.inf), judges=kind == "perplexity")
 
 
 def evaluations_in_words(runs: Iterable[Run]) -> str:
     """Say on how much runs were evaluated on the way, such as `20 batches`; nothing where it was on all data."""
     counts = {f"{run.config['trainer.eval_batches']:,}" for run in runs if judged_by_some(run)}
-    return f"{' or '.join(sorted(counts))} {'batch' if counts == {'1'} else 'batches'}" if counts else ""
+    if not counts:
+        return ""
+    batches = "batch" if counts == {"1"} else "batches"
+    return f"{' or '.join(sorted(counts))} {batches}"
 
 
 def judged_by_some(run: Run) -> bool:
@@ -144,11 +173,12 @@ def judged_by_some(run: Run) -> bool:
 
 def batches_judged(run: Run, limit: int | None) -> float:
     """Return on how many batches of a run's data an evaluation is with a limit; infinite where that is on all."""
+    if limit is None:
+        return math.inf
     data = run.session.get("data", {})
     total = next((data[name] for name in ("val_images", "val_texts", "val_sentences") if name in data), None)
-    if limit is None or (total is not None and limit * run.config.get("data.eval_batch_size", 0) >= total):
-        return math.inf
-    return limit
+    judged = limit * run.config.get("data.eval_batch_size", 0)
+    return math.inf if total is not None and judged >= total else limit
 
 
 def alike(run: Run, tag: str) -> Curve:
@@ -162,7 +192,8 @@ def alike(run: Run, tag: str) -> Curve:
     if not tag.endswith(ON_WAY):
         return curve
     limit = run.config.get("trainer.eval_batches")
-    judged, begun = np.full(len(curve.steps), math.inf), 0
+    judged = np.full(len(curve.steps), math.inf)
+    begun = 0
     for stretch in (*extended_runs(run.sessions, limit), {"steps": run.steps, "eval_batches": limit}):
         on_way = (curve.steps > begun) & (curve.steps < stretch["steps"])
         judged[on_way] = batches_judged(run, stretch["eval_batches"])
@@ -221,10 +252,16 @@ def gradient_noise(run: Run) -> tuple[float, float]:
     if run.status != "finished" or "noise/variance" not in run.curves or not len(rates.steps):
         return NAN, NAN
     peak = rates.steps[rates.values.argmax()]
-    curves = (finite(run.curves[tag]) for tag in ("noise/variance", "noise/squared_gradient"))
-    means = (pd.Series(curve.values[curve.steps >= peak]).mean() for curve in curves)
-    variance, squared = (mean if mean > 0 else NAN for mean in means)
+    variance = mean_since(run.curves["noise/variance"], peak)
+    squared = mean_since(run.curves["noise/squared_gradient"], peak)
     return variance, variance / squared
+
+
+def mean_since(curve: Curve, step: int) -> float:
+    """Return the mean of a curve from a step on; NaN where it is not above 0."""
+    curve = finite(curve)
+    mean = pd.Series(curve.values[curve.steps >= step]).mean()
+    return mean if mean > 0 else NAN
 
 
 def value_at(run: Run, tag: str, seconds: float) -> float:
@@ -250,7 +287,8 @@ def stays_at(run: Run, target: float) -> int:
     if run.status != "finished":
         return 0
     above = np.flatnonzero(~(curve.values <= target))
-    return int(next(iter(curve.steps[above[-1] + 1 if len(above) else 0 :]), 0))
+    first = above[-1] + 1 if len(above) else 0
+    return int(curve.steps[first]) if first < len(curve.steps) else 0
 
 
 # ---- by what a study is judged
@@ -295,10 +333,19 @@ def yardstick(
     if not all(math.isfinite(value_at(run, timed, seconds)) for run in finished):
         timed = TRAINING_LOSS
         seconds = fastest(finished, timed)
-    ends = {name: known(map(last_alike, arm.runs)) for name, arm in partners.items()}
-    usual = {name: rounded_up(sum(own) / len(own), 3) for name, own in ends.items() if own and partners[name].trained}
-    targets = usual if target is None else dict.fromkeys((arm.name for arm in study.arms), target)
+    given = {} if target is None else dict.fromkeys((arm.name for arm in study.arms), target)
+    targets = given or usual_targets(partners)
     return Yardstick(metrics_of(study, metric), targets, target is not None, timed, seconds)
+
+
+def usual_targets(partners: Mapping[str, Arm]) -> dict[str, float]:
+    """Return the mean loss at which the partner of each arm ends, where that trained."""
+    found = {}
+    for name, arm in partners.items():
+        ends = known(last_alike(run) for run in arm.runs)
+        if ends and arm.trained:
+            found[name] = rounded_up(sum(ends) / len(ends), 3)
+    return found
 
 
 def fastest(runs: Iterable[Run], tag: str) -> float:
@@ -327,25 +374,28 @@ def runs_frame(study: Study, by: Yardstick) -> pd.DataFrame:
     accuracy (%) or BLEU of the evaluations that are alike, chosen on the validation data. gap: last validation loss
     less last training loss (nats), the latter in eval mode where it was recorded.
     """
-    rows, sign = [], 1 if by.on_way.lower_is_better else -1
+    rows = []
     for arm, run in study.pairs:
-        logged, times = run.summary.get("metrics", {}), run.summary.get("step_time", {})
-        curve, target = finite(alike(run, by.on_way.tag)), by.targets.get(arm.name, NAN)
-        best, best_step = min(zip(sign * curve.values, curve.steps, strict=True), default=(NAN, 0))
+        logged = run.summary.get("metrics", {})
+        times = run.summary.get("step_time", {})
+        target = by.targets.get(arm.name, NAN)
         reached = stays_at(run, target)
-        training = loss_on("train_eval" if "loss/train_eval" in run.metrics else "train")
-        smoothed = training == loss_on("train") and run.config.get("data.label_smoothing")  # as no other loss is
+        best, best_step = best_on_way(run, by.on_way)
         spikes, judged = count_spikes(finite(run.curves.get(TRAINING_LOSS)).values)
         row = {
             "run": run.name,
             "arm": arm.name,
             **arm.settings,
-            **{name: getattr(run, name) for name in ("seed", "status", "trained", "step", "steps")},
+            "seed": run.seed,
+            "status": run.status,
+            "trained": run.trained,
+            "step": run.step,
+            "steps": run.steps,
             **{tag: value for tag, value in logged.items() if tag.partition("/")[0] in ("loss", *OF_KINDS)},
             by.primary.tag: final(run, by.primary) / by.primary.scale,
-            "best": by.on_way.scale * sign * float(best),
-            "best_step": int(best_step),
-            "gap": NAN if smoothed else final(run, loss_on("val")) - final(run, training),
+            "best": best,
+            "best_step": best_step,
+            "gap": gap(run),
             "training_seconds": float(seconds_at(run, run.step)),
             "target": target,
             "target_seconds": float(seconds_at(run, reached)) if reached else NAN,
@@ -367,6 +417,23 @@ def runs_frame(study: Study, by: Yardstick) -> pd.DataFrame:
     return frame.assign(**frame[mixed].map(str, na_action="ignore"))
 
 
+def best_on_way(run: Run, metric: Metric) -> tuple[float, int]:
+    """Return the best value of evaluations that are alike, in the metric's unit, and its step; NaN and 0 of none."""
+    sign = 1 if metric.lower_is_better else -1
+    curve = finite(alike(run, metric.tag))
+    best, step = min(zip(sign * curve.values, curve.steps, strict=True), default=(NAN, 0))
+    return metric.scale * sign * float(best), int(step)
+
+
+def gap(run: Run) -> float:
+    """Return the last validation loss less the last training loss (nats); NaN where the latter is not comparable."""
+    if "loss/train_eval" in run.metrics:
+        return final(run, loss_on("val")) - final(run, loss_on("train_eval"))
+    if run.config.get("data.label_smoothing"):  # which the training loss alone has
+        return NAN
+    return final(run, loss_on("val")) - final(run, loss_on("train"))
+
+
 def by_block(run: Run, tags: str) -> dict[int, Curve]:
     """Return what a run has logged under tags of some form, for each block by its number; 0: for the whole network.
 
@@ -374,8 +441,10 @@ def by_block(run: Run, tags: str) -> dict[int, Curve]:
     """
     parts: dict[int, list[Curve]] = defaultdict(list)
     for tag, curve in run.curves.items():
-        if match := re.fullmatch(tags, tag):
-            parts[int(match[1]) if match.groups() else 0].append(curve)
+        match = re.fullmatch(tags, tag)
+        if match:
+            block = int(match[1]) if match.groups() else 0
+            parts[block].append(curve)
     found = {}
     for block, curves in sorted(parts.items()):
         common = min(len(curve.steps) for curve in curves)  # the last ones: parts of a block are logged together
@@ -387,14 +456,14 @@ def by_block(run: Run, tags: str) -> dict[int, Curve]:
 
 def activations_frame(arms: Sequence[Arm]) -> pd.DataFrame:
     """Return what probes measured last in each block of each arm: the mean over the seeds that finished."""
-    rows = [
-        {"arm": arm.name, "block": block, "run": run.path, name: curve.values[-1]}
-        for arm in arms
-        for run in arm.runs
-        if run.status == "finished"
-        for name, tags in IN_BLOCKS.items()
-        for block, curve in by_block(run, tags).items()
-    ]
+    rows = []
+    for arm in arms:
+        for run in arm.runs:
+            if run.status != "finished":
+                continue
+            for name, tags in IN_BLOCKS.items():
+                for block, curve in by_block(run, tags).items():
+                    rows.append({"arm": arm.name, "block": block, "run": run.path, name: curve.values[-1]})
     keys = ["arm", "block", "run"]
     runs = pd.DataFrame(rows, columns=[*keys, *IN_BLOCKS]).groupby(keys, sort=False).first()
     blocks = runs.groupby(["arm", "block"], sort=False)

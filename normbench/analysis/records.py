@@ -22,7 +22,7 @@ from normbench.record.files import read_json
 from normbench.record.metrics import UNREADABLE, logged_lines
 from normbench.record.shapes import CHOICE_FILE
 from normbench.runs.load import flat, run_directories
-from normbench.settings import show
+from normbench.settings import Setting, show
 
 # Which of the keys that vary names an arm, where several tell the same runs apart: the first of these, then by name,
 # and last the learning rate: what goes along with another setting follows from it, and is not chosen.
@@ -124,11 +124,16 @@ class Run:
     @property
     def trained(self) -> bool | None:
         """Say whether it is clearly better than a constant predictor, in loss or accuracy; None where nobody knows."""
-        ends, constant = self.metrics, self.constant
-        losses = [(ends.get(tag), constant.get("loss/val")) for tag in ("loss/val", "loss/train")]
-        known = [own < (1 - LEARNED) * usual for own, usual in losses if own is not None and usual is not None]
-        right, usual = ends.get("accuracy/val"), constant.get("accuracy/val")
-        known += [] if right is None or usual is None else [1 - right < (1 - LEARNED_RIGHT) * (1 - usual)]
+        known = list[bool]()
+        usual_loss = self.constant.get("loss/val")
+        for tag in ("loss/val", "loss/train"):
+            loss = self.metrics.get(tag)
+            if loss is not None and usual_loss is not None:
+                known.append(loss < (1 - LEARNED) * usual_loss)
+        right = self.metrics.get("accuracy/val")
+        usually_right = self.constant.get("accuracy/val")
+        if right is not None and usually_right is not None:
+            known.append(1 - right < (1 - LEARNED_RIGHT) * (1 - usually_right))
         return any(known) if known else None
 
     def was_given(self, choice: Mapping[str, Any]) -> bool:
@@ -167,7 +172,8 @@ class Arm:
     @property
     def trained(self) -> bool:
         """Say whether most of its runs trained, of those that finished."""
-        return 2 * len(self.stuck) < max(sum(run.status == "finished" for run in self.runs), 1)
+        finished = sum(run.status == "finished" for run in self.runs)
+        return 2 * len(self.stuck) < max(finished, 1)
 
     def has(self, settings: Mapping[str, Any]) -> bool:
         """Say whether it has all of these settings."""
@@ -210,7 +216,12 @@ class Study:
     @cached_property
     def choices(self) -> dict[Path, dict[str, Any]]:
         """Return what was noted of the choice of a run's rate, by the path of the run."""
-        return {run.path: one for run in self.runs for one in self.noted[run.path.parent] if run.was_given(one)}
+        found = {}
+        for run in self.runs:
+            for choice in self.noted[run.path.parent]:
+                if run.was_given(choice):
+                    found[run.path] = choice
+        return found
 
     @property
     def fairly_chosen(self) -> bool:
@@ -220,19 +231,26 @@ class Study:
     @property
     def plans(self) -> list[list[str]]:
         """Return the words of each sweep that noted them beside the runs."""
-        folders = {run.path.parent for run in self.runs}
-        files = [file for folder in folders for file in folder.glob(".sweep/plans/*.json")]
-        return [note["words"] for file in files if (note := read_json(file, {"words": [str]}))]
+        found = []
+        for folder in {run.path.parent for run in self.runs}:
+            for file in folder.glob(".sweep/plans/*.json"):
+                note = read_json(file, {"words": [str]})
+                if note:
+                    found.append(note["words"])
+        return found
 
     def command(self, **changes: str | None) -> str:
         """Return the command of the sweep that made these runs, changed; empty where it was none, or several.
 
         changes: words that are set otherwise, or left out where they are None.
         """
-        words, *others = self.plans or [[]]
-        kept = [word for word in words if word.lstrip("+~").partition("=")[0] not in {*changes, "sweep.report"}]
+        plans = self.plans
+        if len(plans) != 1:
+            return ""
+        aside = {*changes, "sweep.report"}
+        kept = [word for word in plans[0] if word.lstrip("+~").partition("=")[0] not in aside]
         new = [f"{key}={value}" for key, value in changes.items() if value is not None]
-        return shlex.join(["normbench", "sweep", *kept, *new]) if kept and not others else ""
+        return shlex.join(["normbench", "sweep", *kept, *new]) if kept else ""
 
     def more_seeds(self, number: int) -> str:
         """Return the command for so many seeds that no run has; only the word for them where no sweep made the runs."""
@@ -252,7 +270,10 @@ def read_studies(folders: Sequence[Path]) -> list[Study]:
     Raises:
         UsageError: a folder is not there or holds no runs, or no run has ended.
     """
-    found = {one.path.resolve(): (one, name) for folder in folders for name, one in run_directories(folder).items()}
+    found = dict[Path, tuple[RunDirectory, str]]()
+    for folder in folders:
+        for name, one in run_directories(folder).items():
+            found[one.path.resolve()] = (one, name)
 
     def read(some: Iterable[tuple[RunDirectory, str]]) -> Iterator[Run | tuple[str, str]]:
         for directory, name in some:
@@ -261,14 +282,20 @@ def read_studies(folders: Sequence[Path]) -> list[Study]:
             except ValueError as error:
                 yield name, str(error)
 
-    every, half = [*found.values()], len(found) // 2
+    every = [*found.values()]
+    half = len(every) // 2
     others = beside(lambda: [*read(every[half:])])
-    known = [*read(every[:half]), *others()]
-    runs, damaged = [one for one in known if isinstance(one, Run)], [one for one in known if isinstance(one, tuple)]
+    runs = list[Run]()
+    damaged = list[tuple[str, str]]()
+    for one in (*read(every[:half]), *others()):
+        if isinstance(one, Run):
+            runs.append(one)
+        else:
+            damaged.append(one)
     tasks = sorted({run.task for run in runs if run.ended})
     if not tasks:
         why = ": {} is damaged, {}".format(*damaged[0]) if damaged else ""
-        where = ", ".join(map(str, folders))
+        where = ", ".join(str(folder) for folder in folders)
         raise UsageError(f"{where} holds no run that has ended{why}: wait for one, or give another folder")
     return [study_of([run for run in runs if run.task == task], folders, damaged) for task in tasks]
 
@@ -279,19 +306,36 @@ def read_run(directory: RunDirectory, name: str) -> Run:
     Raises:
         ValueError: what it must have is missing or damaged.
     """
-    status, sessions = read_json(directory.status) or {}, whole(directory.environment)["sessions"]
-    summary = whole(directory.summary) if directory.summary.exists() or status.get("status") in ENDED else {}
-    stands, (curves, torn, damage) = status | summary or whole(directory.status), read_recorded(directory.metrics)
+    status = read_json(directory.status) or {}
+    sessions = whole(directory.environment)["sessions"]
+    has_ended = directory.summary.exists() or status.get("status") in ENDED
+    summary = whole(directory.summary) if has_ended else {}
+    stands = status | summary or whole(directory.status)
+    curves, torn, damage = read_recorded(directory.metrics)
     config = {**read_config(directory), **sessions[-1]["choices"]}
     if damage and (summary or curves):  # a run that has not ended may have no metrics yet
         raise ValueError(damage)
-    if summary and (altered := directory.altered()):
+    altered = directory.altered() if summary else []
+    if altered:
         raise ValueError(f"{' and '.join(altered)} changed after the run had ended")
     if stands["status"] == "finished":
         lost = [tag for tag in ("loss/val", "loss/test") if summary["metrics"].get(tag, 0.0) is None]
-        stands |= {"status": "diverged", "message": f"its final {lost[0]} is not finite"} if lost else {}
-    standing = stands["status"], stands["step"], stands["steps"], stands.get("message") or ""
-    return Run(name, directory.path, *standing, config["seed"], config, summary, sessions, curves, torn)
+        if lost:
+            stands |= {"status": "diverged", "message": f"its final {lost[0]} is not finite"}
+    return Run(
+        name=name,
+        path=directory.path,
+        status=stands["status"],
+        step=stands["step"],
+        steps=stands["steps"],
+        message=stands.get("message") or "",
+        seed=config["seed"],
+        config=config,
+        summary=summary,
+        sessions=sessions,
+        curves=curves,
+        torn=torn,
+    )
 
 
 def read_config(directory: RunDirectory) -> dict[str, Any]:
@@ -302,24 +346,35 @@ def read_config(directory: RunDirectory) -> dict[str, Any]:
     Raises:
         ValueError: it is missing, lacks a key that every run has, or has a value of a wrong type.
     """
-    if not (tree := directory.configuration()):
+    tree = directory.configuration()
+    if not tree:
         raise ValueError("config.yaml is missing or damaged")
     config = flat(tree)
     for key in NEEDED:
         if key not in config:
             raise ValueError(f"config.yaml is damaged (it has no {key})")
-    for section, settings in {"": ROOT, **CLOSED, **dict.fromkeys(CLASS_SECTIONS)}.items():
-        values = tree.get(section, {}) if section else tree
+    check_types("", tree, ROOT)
+    for section in (*CLOSED, *CLASS_SECTIONS):
+        values = tree.get(section, {})
         if not isinstance(values, dict):
-            raise ValueError(f"config.yaml is damaged ({section} is no section)")
-        known = settings or section_settings(section, values) or {}
-        if not settings and not str(values.get("_target_")).startswith("normbench."):
-            known = {}  # a person's own class, which may have other settings by now
-        for name in known.keys() & values.keys():
-            if not known[name].has_type(values[name]):
-                wrong = f"{section}.{name}={show(values[name]):.100}".lstrip(".")
-                raise ValueError(f"config.yaml is damaged ({wrong}, where only {known[name].allowed} is allowed)")
+            raise ValueError(f"config.yaml is damaged ({section} is not a section)")
+        if section in CLOSED:
+            check_types(section, values, CLOSED[section])
+        elif str(values.get("_target_")).startswith("normbench."):  # a person's own may have other settings by now
+            check_types(section, values, section_settings(section, values) or {})
     return config
+
+
+def check_types(section: str, values: Mapping[str, Any], known: Mapping[str, Setting]) -> None:
+    """Refuse values of a section that are of a wrong type. known: its settings.
+
+    Raises:
+        ValueError: with one.
+    """
+    for name in known.keys() & values.keys():
+        if not known[name].has_type(values[name]):
+            wrong = f"{section}.{name}={show(values[name]):.100}".lstrip(".")
+            raise ValueError(f"config.yaml is damaged ({wrong}, where only {known[name].allowed} is allowed)")
 
 
 def read_recorded(path: Path) -> tuple[dict[str, Curve], bool, str]:
@@ -333,11 +388,14 @@ def read_recorded(path: Path) -> tuple[dict[str, Curve], bool, str]:
     except OSError as error:
         return {}, False, f"metrics.jsonl cannot be read ({error.strerror})"
     good = list(takewhile(lambda line: line[1] != UNREADABLE, lines))
-    points = defaultdict(list)
+    points = defaultdict[str, list[tuple[int, float]]](list)
     for _, step, numbers in good:
         for tag, value in numbers.items():
             points[tag].append((step, value))
-    curves = {tag: Curve(*map(np.array, zip(*own, strict=True))) for tag, own in points.items()}
+    curves = {}
+    for tag, own in points.items():
+        steps, values = zip(*own, strict=True)
+        curves[tag] = Curve(np.array(steps), np.array(values))
     torn = len(good) == len(lines) - 1
     whole = torn or len(good) == len(lines)
     return curves, torn, "" if whole else f"metrics.jsonl is damaged at line {len(good) + 1} of {len(lines)}"
@@ -349,9 +407,10 @@ def whole(path: Path) -> dict[str, Any]:
     Raises:
         ValueError: it is missing or damaged.
     """
-    if content := read_json(path):
-        return content
-    raise ValueError(f"{path.name} is missing or damaged")
+    content = read_json(path)
+    if not content:
+        raise ValueError(f"{path.name} is missing or damaged")
+    return content
 
 
 # ---- arms
@@ -405,8 +464,10 @@ def varied_settings(runs: Sequence[Run]) -> tuple[str, ...]:
 def candidates(runs: Sequence[Run]) -> list[str]:
     """Return the settings that could tell arms apart, in the order in which they are asked."""
     keys = {key for run in runs for key in run.config if not key.startswith(("probes.", "logger."))}
-    first, last = ([key for key in some if key in keys] for some in (FIRST_KEYS, [LEARNING_RATE]))
-    return [*first, *sorted(keys.difference(first, last, ASIDE)), *last]
+    first = [key for key in FIRST_KEYS if key in keys]
+    last = [LEARNING_RATE] if LEARNING_RATE in keys else []
+    others = sorted(keys.difference(first, last, ASIDE))
+    return [*first, *others, *last]
 
 
 def in_order(value: Any) -> tuple[bool, bool, Any]:
@@ -425,4 +486,5 @@ def number(text: str) -> str:
 
 def shortened(names: Sequence[str], most: int = 12, between: str = ", ") -> str:
     """Join names in a row, the first ones where there are many."""
-    return between.join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return between.join(names[:most]) + more

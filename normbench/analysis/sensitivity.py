@@ -28,9 +28,14 @@ def outcome(arm: Arm, metric: Metric) -> dict[str, Any]:
     These three are in the metric's unit; NaN where none finished.
     """
     values = pd.Series(known(final(run, metric) for run in arm.runs), dtype=float)
-    diverged = sum(run.status == "diverged" for run in arm.runs)
-    counts = {"runs": len(arm.runs), "finished": len(values), "diverged": diverged}
-    return {**counts, "mean": values.mean(), "low": values.min(), "high": values.max()}
+    return {
+        "runs": len(arm.runs),
+        "finished": len(values),
+        "diverged": sum(run.status == "diverged" for run in arm.runs),
+        "mean": values.mean(),
+        "low": values.min(),
+        "high": values.max(),
+    }
 
 
 def is_lost(run: Run) -> bool:
@@ -57,14 +62,19 @@ class Tried:
     @property
     def lost(self) -> dict[float, int]:
         """Return how many runs did not get through or did not train, by level."""
-        return {level: sum(map(is_lost, arm.runs)) for level, arm in self.by_level.items()}
+        return {level: sum(is_lost(run) for run in arm.runs) for level, arm in self.by_level.items()}
 
     @property
     def by_seed(self) -> dict[int, dict[float, Run]]:
         """Return the runs of each seed that has ended at every level."""
-        ended = {level: {run.seed: run for run in arm.runs if run.ended} for level, arm in self.by_level.items()}
-        common = sorted(set[int].intersection(*map(set, ended.values())))
-        return {seed: {level: runs[seed] for level, runs in ended.items()} for seed in common}
+        ended = dict[float, dict[int, Run]]()
+        for level, arm in self.by_level.items():
+            ended[level] = {run.seed: run for run in arm.runs if run.ended}
+        common = set[int].intersection(*(set(runs) for runs in ended.values()))
+        found = dict[int, dict[float, Run]]()
+        for seed in sorted(common):
+            found[seed] = {level: runs[seed] for level, runs in ended.items()}
+        return found
 
     @property
     def sensitivity(self) -> dict[int, float]:
@@ -73,11 +83,17 @@ class Tried:
         There is none for an arm that does not train at its best rate: it takes every rate alike, and learns at none.
         """
         found = dict[int, float]()
-        for seed, runs in self.by_seed.items() if self.by_level[self.best].trained else ():
-            starts = [loss for run in runs.values() for loss in finite(run.curves.get(TRAINING_LOSS)).values[:1]]
-            ends = {rate: final(run, loss_on("val")) for rate, run in runs.items()}
-            score = learning_rate_sensitivity(ends, float(np.mean(starts))) if starts else None
-            found |= {} if score is None else {seed: score}
+        if not self.by_level[self.best].trained:
+            return found
+        for seed, runs in self.by_seed.items():
+            starts = list[float]()
+            for run in runs.values():
+                starts += finite(run.curves.get(TRAINING_LOSS)).values[:1].tolist()
+            if starts:
+                ends = {rate: final(run, loss_on("val")) for rate, run in runs.items()}
+                score = learning_rate_sensitivity(ends, float(np.mean(starts)))
+                if score is not None:
+                    found[seed] = score
         return found
 
     @property
@@ -118,7 +134,10 @@ class Search:
     @property
     def means(self) -> dict[float, float]:
         """Return the mean of those losses by rate; NaN where a run did not end well."""
-        return {rate: NAN if self.lost[rate] else float(np.mean(known(own))) for rate, own in self.losses.items()}
+        found = dict[float, float]()
+        for rate, own in self.losses.items():
+            found[rate] = NAN if self.lost[rate] else float(np.mean(known(own)))
+        return found
 
     @property
     def lost(self) -> dict[float, int]:
@@ -128,18 +147,22 @@ class Search:
 
 def searches(study: Study) -> list[Search]:
     """Return how sweeps with `sweep.lr=auto` have chosen the learning rate of each arm, those without runs last."""
-    found, last = [], []
     by_choice = {id(study.choices[run.path]): arm for arm, run in study.pairs if run.path in study.choices}
-    noted = [one for own in study.noted.values() for one in own if fits(one.get("curve"), CURVE)]
-    for choice in noted:
-        losses = {float(point["lr"]): point["losses"] for point in choice["curve"]}
-        arm = by_choice.get(id(choice))
-        if arm:
-            found.append(Search(arm, losses, choice["lr"], choice.get("edge")))
-        elif choice["lr"] is None:
-            last.append(Search(Arm(choice["arm"]), losses, None, None))
+    with_runs = list[Search]()
+    without_runs = list[Search]()
+    for noted in study.noted.values():
+        for choice in noted:
+            if not fits(choice.get("curve"), CURVE):
+                continue
+            losses = {float(point["lr"]): point["losses"] for point in choice["curve"]}
+            arm = by_choice.get(id(choice))
+            if arm:
+                with_runs.append(Search(arm, losses, choice["lr"], choice.get("edge")))
+            elif choice["lr"] is None:
+                without_runs.append(Search(Arm(choice["arm"]), losses, None, None))
     order = [arm.name for arm in study.arms]
-    return [*sorted(found, key=lambda one: order.index(one.arm.name)), *last]
+    with_runs.sort(key=lambda one: order.index(one.arm.name))
+    return with_runs + without_runs
 
 
 @dataclass(frozen=True)
@@ -166,9 +189,11 @@ class Area:
     @property
     def shares(self) -> dict[int, float]:
         """Return the percentage of the grid at which a seed trains, for each that has ended everywhere."""
-        train = defaultdict(list)
-        for run in (run for arm in self.cells.values() for run in arm.runs if run.ended):
-            train[run.seed].append(100.0 * (not is_lost(run)))
+        train = defaultdict[int, list[float]](list)
+        for arm in self.cells.values():
+            for run in arm.runs:
+                if run.ended:
+                    train[run.seed].append(0.0 if is_lost(run) else 100.0)
         return {seed: float(np.mean(own)) for seed, own in train.items() if len(own) == len(self.cells)}
 
 
@@ -179,18 +204,25 @@ def are_numbers(levels: Sequence[Any]) -> bool:
 
 def failing(arms: Sequence[Arm]) -> list[str]:
     """Return the settings whose levels are numbers above 0, where some run of the arms is lost."""
-    levels: dict[str, list[Any]] = {key: [arm.settings.get(key) for arm in arms] for key in arms[0].settings}
-    lost = any(is_lost(run) for arm in arms for run in arm.runs)
-    return [key for key, own in levels.items() if lost and are_numbers([*{*own}]) and min(own) > 0]
+    if not any(is_lost(run) for arm in arms for run in arm.runs):
+        return []
+    found = []
+    for key in arms[0].settings:
+        levels: list[Any] = [*{arm.settings.get(key) for arm in arms}]
+        if are_numbers(levels) and min(levels) > 0:
+            found.append(key)
+    return found
 
 
 def areas(study: Study) -> list[Area]:
     """Return every arm that was trained at all pairs of the levels of two settings that are numbers."""
     levels = {key: [*{arm.settings.get(key) for arm in study.arms}] for key in study.varied}
+    numbers = [key for key in levels if are_numbers(levels[key])]
     found = []
-    for keys in combinations([key for key in levels if are_numbers(levels[key])], 2):
-        for family in families_of(study.arms, *keys):
-            cells = {(arm.settings[keys[0]], arm.settings[keys[1]]): arm for arm in family}
-            if len(cells) == len(levels[keys[0]]) * len(levels[keys[1]]):
-                found.append(Area(without(family[0], *keys), keys, cells))
+    for one, other in combinations(numbers, 2):
+        every = len(levels[one]) * len(levels[other])
+        for family in families_of(study.arms, one, other):
+            cells = {(arm.settings[one], arm.settings[other]): arm for arm in family}
+            if len(cells) == every:
+                found.append(Area(without(family[0], one, other), (one, other), cells))
     return found
