@@ -14,6 +14,7 @@ import pytest
 from killing import poll
 from support import REPOSITORY
 
+from normbench import analysis
 from normbench.analysis import beside
 from normbench.processes import cores
 
@@ -96,6 +97,21 @@ def test_what_is_killed_beside_the_rest_is_done_again(tmp_path: Path, monkeypatc
     child.kill()
     child.join()
     assert result() == b"x" * 10_000_000
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing is done beside")
+def test_what_takes_too_long_beside_the_rest_is_done_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
+    monkeypatch.setattr(threading, "active_count", lambda: 1)
+    monkeypatch.setattr(analysis, "PATIENCE", 0.1)
+    here = os.getpid()
+
+    def work() -> str:
+        if os.getpid() != here:
+            time.sleep(600)
+        return "done"
+
+    assert beside(work)() == "done"
 
 
 def test_cores_are_those_that_a_process_is_bound_to_or_its_containers_share(

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import shutil
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
-from normbench.analysis.records import Run, Study, read_studies, study_of
+from normbench.analysis.records import Arm, Run, Study, read_studies, study_of
 from normbench.errors import UsageError
 from normbench.record.tensorboard import TensorBoard
 
-ARMS, MARK = "arms", ".normbench"  # the folder of the arms, beside the runs, and the file that says whose it is
+ARMS = "arms"  # the folder, beside the runs
+MARK = ".normbench"  # the file in it that says whose it is
 
 # Custom Scalars tab: chart -> tag, whose lines are `arm/TAG/value`, `/lower` and `/upper`
-BANDS = {"gradient norm": "grad/norm", "training loss": "loss/train", "validation accuracy": "accuracy/val",
-         "validation BLEU": "bleu/val", "validation loss": "loss/val"}  # fmt: skip
+BANDS = {
+    "gradient norm": "grad/norm",
+    "training loss": "loss/train",
+    "validation accuracy": "accuracy/val",
+    "validation BLEU": "bleu/val",
+    "validation loss": "loss/val",
+}
 
 
 def write_arms(folder: Path, studies: Sequence[Study] = ()) -> bool:
@@ -26,21 +33,36 @@ def write_arms(folder: Path, studies: Sequence[Study] = ()) -> bool:
 
     They lie in `arms`, which is ours alone where it is marked so. studies: what was read of the runs, where it was.
     """
-    places, written = defaultdict[Path, list[Run]](list), False
+    places = defaultdict[Path, list[Run]](list)
     with suppress(UsageError):  # of something else, which TensorBoard may show, or no run has ended
-        for run in (run for study in studies or read_studies([folder]) for run in study.runs):
-            places[run.path.parent].append(run)
+        for study in studies or read_studies([folder]):
+            for run in study.runs:
+                places[run.path.parent].append(run)
+    written = False
     for place, runs in places.items():
-        arms, study = place / ARMS, study_of(runs)
-        several = len(runs) > len(study.arms) and len({run.task for run in runs}) == 1
-        with suppress(OSError):  # it cannot be written
-            if several and any(run.ended for run in runs) and (not arms.exists() or (arms / MARK).exists()):
-                shutil.rmtree(arms, ignore_errors=True)
-                arms.mkdir()
-                (arms / MARK).touch()
-                write_study(study, arms)
-                written = True
+        study = study_of(runs)
+        if have_several_seeds(study):
+            with suppress(OSError):  # it cannot be written
+                written |= replace_arms(study, place / ARMS)
     return written
+
+
+def have_several_seeds(study: Study) -> bool:
+    """Say whether runs of one task have ended, and some arm has several of them."""
+    runs = study.runs
+    one_task = len({run.task for run in runs}) == 1
+    return one_task and len(runs) > len(study.arms) and any(run.ended for run in runs)
+
+
+def replace_arms(study: Study, arms: Path) -> bool:
+    """Write the arms of a study in place of older ones; returns whether that folder is ours to write."""
+    if arms.exists() and not (arms / MARK).exists():
+        return False
+    shutil.rmtree(arms, ignore_errors=True)
+    arms.mkdir()
+    (arms / MARK).touch()
+    write_study(study, arms)
+    return True
 
 
 def folder_name(arm: str) -> str:
@@ -51,21 +73,38 @@ def folder_name(arm: str) -> str:
 def write_study(study: Study, folder: Path) -> None:
     """Write the arms of a study; the Custom Scalars tab draws their bands above all else, as `arms` is sorted first."""
     recorded = {tag for run in study.runs for tag in run.curves}
-    charts = {title: {"margin": {"series": [{line: f"arm/{tag}/{line}" for line in ("value", "lower", "upper")}]}}
-              for title, tag in BANDS.items() if tag in recorded}  # fmt: skip
+    charts = {title: chart_of(tag) for title, tag in BANDS.items() if tag in recorded}
     for arm in study.arms:
-        (path := folder / folder_name(arm.name)).mkdir(exist_ok=True)
-        logged: dict[int, dict[str, float]] = defaultdict(dict)
-        for tag in {tag: None for run in arm.runs for tag in run.curves}:
-            curves = [run.curves[tag] for run in arm.runs if tag in run.curves]
-            seeds = pd.concat([pd.Series(curve.values, curve.steps) for curve in curves], axis=1, join="inner")
-            mean, spread = seeds.mean(axis=1, skipna=False), seeds.std(axis=1).fillna(0)  # 0 of one seed
-            band = {"value": mean, "lower": mean - spread, "upper": mean + spread} if tag in BANDS.values() else {}
-            lines = {tag: mean, **{f"arm/{tag}/{line}": values for line, values in band.items()}}
-            for step, values in pd.DataFrame(lines).to_dict("index").items():
-                logged[step] |= values
+        path = folder / folder_name(arm.name)
+        path.mkdir(exist_ok=True)
+        logged = means_by_step(arm)
         board = TensorBoard(path, 0)
         board.draw({"arms: mean ± standard deviation over seeds": charts})
         for step in sorted(logged):
             board.scalars(step, logged[step])
         board.close(ended="")
+
+
+def chart_of(tag: str) -> dict[str, Any]:
+    """Return the band of a tag for the Custom Scalars tab."""
+    band = {line: f"arm/{tag}/{line}" for line in ("value", "lower", "upper")}
+    return {"margin": {"series": [band]}}
+
+
+def means_by_step(arm: Arm) -> Mapping[int, dict[str, float]]:
+    """Return the means over an arm's seeds by step and tag, and of some tags the ends of a band."""
+    logged = defaultdict[int, dict[str, float]](dict)
+    tags = dict.fromkeys(tag for run in arm.runs for tag in run.curves)
+    for tag in tags:
+        curves = [run.curves[tag] for run in arm.runs if tag in run.curves]
+        seeds = pd.concat([pd.Series(curve.values, curve.steps) for curve in curves], axis=1, join="inner")
+        mean = seeds.mean(axis=1, skipna=False)
+        lines = {tag: mean}
+        if tag in BANDS.values():
+            spread = seeds.std(axis=1).fillna(0)  # 0 of one seed
+            lines[f"arm/{tag}/value"] = mean
+            lines[f"arm/{tag}/lower"] = mean - spread
+            lines[f"arm/{tag}/upper"] = mean + spread
+        for step, values in pd.DataFrame(lines).to_dict("index").items():
+            logged[step] |= values
+    return logged

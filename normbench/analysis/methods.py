@@ -203,15 +203,25 @@ class Factor:
 def factors(study: Study) -> list[Factor]:
     """Return what varied: settings that take all pairs of their values stand alone, and those that do not, together."""
     groups: list[tuple[str, ...]] = [(key,) for key in (*study.varied, *along(study))]
-    while tied := next((pair for pair in combinations(groups, 2) if are_tied(study, *pair)), None):
+    tied = tied_pair(study, groups)
+    while tied:
         one, other = tied
         groups[groups.index(one)] = (*one, *other)
         groups.remove(other)
+        tied = tied_pair(study, groups)
     found = [Factor(keys, levels_of(study, keys)) for keys in groups]
     if math.prod(len(one.levels) for one in found) > len(study.arms):  # pairs are whole, and triples are not
         every = tuple(key for keys in groups for key in keys)
         return [Factor(every, levels_of(study, every))]
     return found
+
+
+def tied_pair(study: Study, groups: Sequence[tuple[str, ...]]) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+    """Return the first two groups of settings some of whose values are not taken together; None where all are."""
+    for one, other in combinations(groups, 2):
+        if are_tied(study, one, other):
+            return one, other
+    return None
 
 
 def along(study: Study) -> list[str]:
@@ -265,10 +275,11 @@ def alike_in_words(study: Study, varied: Iterable[str]) -> str:
 
 def fixed_in_words(study: Study, varied: Container[str]) -> str:
     """Write which norm and placement all runs have, where these do not vary: `norm is layernorm (Ba et al. 2016)`."""
-    groups = [group for group in ("norm", "placement") if group not in varied]
-    return " and the ".join(
-        f"{group} is {one_of(option_in_words(run, group, ()) for run in study.runs)}" for group in groups
-    )
+    words = []
+    for group in ("norm", "placement"):
+        if group not in varied:
+            words.append(f"{group} is {one_of(option_in_words(run, group, ()) for run in study.runs)}")
+    return " and the ".join(words)
 
 
 def part_in_words(run: Run, group: str, aside: Iterable[str]) -> str:
@@ -281,24 +292,31 @@ def part_in_words(run: Run, group: str, aside: Iterable[str]) -> str:
     target = str(run.config.get(f"{group}._target_", option))
     name = target.rpartition(".")[2]
     altered = changed(run, group, aside)
-    shown = {
-        key: value for key, value in playing(run, group, aside).items() if value not in (None, False) or key in altered
-    }
-    words = "normbench's " * target.startswith("normbench.models.") + name + in_brackets(works_of(group, option))
+    shown = []
+    for key, value in playing(run, group, aside).items():
+        if value not in (None, False) or key in altered:
+            shown.append(setting_in_words(key, value))
+    words = name + in_brackets(works_of(group, option))
+    if target.startswith("normbench.models."):
+        words = f"normbench's {words}"
     if shown:
-        words += f" with {listed([setting_in_words(key, value) for key, value in shown.items()], len(shown))}"
-    if option not in options(group) or (option.casefold() == name.casefold() and not altered):
+        words += f" with {listed(shown, len(shown))}"
+    if option not in options(group):
         return words
-    but = f" but for {listed([key.rpartition('.')[2].replace('_', ' ') for key in altered])}" if altered else ""
-    return f"{words} (the preset {option}{but})"
+    if altered:
+        names = [key.rpartition(".")[2].replace("_", " ") for key in altered]
+        return f"{words} (the preset {option} but for {listed(names)})"
+    return words if option.casefold() == name.casefold() else f"{words} (the preset {option})"
 
 
 def option_in_words(run: Run, group: str, aside: Iterable[str]) -> str:
     """Write the name of a group's option, the works behind it, and what of it is not as it has it."""
     option = str(run.config.get(group, ""))
     altered = changed(run, group, {*aside, *ELSEWHERE})
-    words = [setting_in_words(key, run.config[key]) for key in altered]
-    return option + in_brackets(works_of(group, option)) + (f" but with {listed(words)}" if words else "")
+    words = option + in_brackets(works_of(group, option))
+    if altered:
+        words += f" but with {listed([setting_in_words(key, run.config[key]) for key in altered])}"
+    return words
 
 
 def playing(run: Run, group: str, aside: Iterable[str]) -> dict[str, Any]:
@@ -307,8 +325,9 @@ def playing(run: Run, group: str, aside: Iterable[str]) -> dict[str, Any]:
     found = {}
     for key, value in run.config.items():
         section, _, name = key.partition(".")
-        idle = name in known and not known[name].plays_a_part(run.task, value)
-        if section == group and name and not name.startswith("_") and key not in aside and not idle:
+        is_setting = section == group and name and not name.startswith("_")
+        is_idle = name in known and not known[name].plays_a_part(run.task, value)
+        if is_setting and key not in aside and not is_idle:
             found[key] = value
     return found
 
@@ -319,9 +338,13 @@ def changed(run: Run, group: str, aside: Iterable[str]) -> list[str]:
     if option not in options(group):
         return []
     preset = flat({group: section_of(group, option)})
-    fixed = {key: value for key, value in preset.items() if not str(value).startswith("${")}  # what follows others
-    mine = playing(run, group, aside)
-    return [key for key, value in mine.items() if fixed.get(key, value if key in preset else None) != value]
+    found = []
+    for key, value in playing(run, group, aside).items():
+        usual = preset.get(key)
+        follows_others = str(usual).startswith("${")
+        if not follows_others and usual != value:
+            found.append(key)
+    return found
 
 
 def rate_of(run: Run) -> str:
@@ -346,7 +369,8 @@ def value_in_words(value: Any) -> str:
     """Write a value: numbers without needless zeros, as 1e-8 for 1e-08; lists, which are JSON here, in brackets."""
     if isinstance(value, str) and value.startswith("["):
         with suppress(ValueError, RecursionError):  # a person's own word may begin so, too
-            return f"({', '.join(map(value_in_words, json.loads(value)))})"
+            parts = [value_in_words(part) for part in json.loads(value)]
+            return f"({', '.join(parts)})"
     words = in_words(value)
     if isinstance(value, float) and "e" in words:
         mantissa, exponent = words.split("e")
@@ -356,11 +380,13 @@ def value_in_words(value: Any) -> str:
 
 def one_of(words: Iterable[str]) -> str:
     """Join what is said of runs, each once, such as `cnn or vgg`."""
-    return either(dict.fromkeys(" ".join(text.split()) for text in words if text))
+    return either(dict.fromkeys(one_line(text) for text in words if text))
 
 
 def listed(words: Sequence[str], most: int = MOST) -> str:
     """Join words as prose does: `a, b and c`; of many the first ones, and how many more there are."""
-    first, more = [*words[:most]], len(words) - most
-    *others, last = [*first, f"{more} more"] if more > 0 else first
+    shown = [*words[:most]]
+    if len(words) > most:
+        shown.append(f"{len(words) - most} more")
+    *others, last = shown
     return f"{', '.join(others)} and {last}" if others else last

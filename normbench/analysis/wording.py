@@ -70,9 +70,12 @@ def bound(value: float | None) -> str:
 
 def chance(p: float | None) -> str:
     """Write a p value; one below 5 % is not rounded up to it."""
-    if p is None or p < LEAST_P:
-        return NONE if p is None else f"< {LEAST_P:g}"
-    return f"{p:.{4 if LEAST_P > ALPHA - p > 0 else 3}f}"
+    if p is None:
+        return NONE
+    if p < LEAST_P:
+        return f"< {LEAST_P:g}"
+    just_below = 0 < ALPHA - p < LEAST_P
+    return f"{p:.4f}" if just_below else f"{p:.3f}"
 
 
 def precision(mean: float, interval: Interval | None) -> int:
@@ -84,9 +87,13 @@ def precision(mean: float, interval: Interval | None) -> int:
     if interval is None:
         return decimals(mean, 2)
     places = decimals((interval.upper - interval.lower) / 2, 2)
-    places = min(places, decimals(mean, 4)) if mean else places
-    clear = interval.lower * interval.upper > 0
-    return max(places, decimals(min(abs(interval.lower), abs(interval.upper)), 1)) if clear else places
+    if mean:
+        places = min(places, decimals(mean, 4))
+    is_clear_of_zero = interval.lower * interval.upper > 0
+    if not is_clear_of_zero:
+        return places
+    nearest_end = min(abs(interval.lower), abs(interval.upper))
+    return max(places, decimals(nearest_end, 1))
 
 
 def effect(size: float | None) -> str:
@@ -101,21 +108,28 @@ def span(interval: Interval | None, digits: int, sign: bool = False) -> str:
     if interval is None:
         return NONE
     unit = 10.0**digits
-    lower, upper = math.floor(round(interval.lower * unit, 6)) / unit, math.ceil(round(interval.upper * unit, 6)) / unit
+    lower = math.floor(round(interval.lower * unit, 6)) / unit
+    upper = math.ceil(round(interval.upper * unit, 6)) / unit
     return f"{fixed(lower, digits, sign)} to {fixed(upper, digits, sign)}"
 
 
 def duration(seconds: float) -> str:
     """Write a time in a unit that suits it."""
-    unit, size = next(((unit, size) for unit, size in UNITS.items() if seconds >= 2 * size), ("s", 1.0))
-    return f"{significant(seconds / size)} {unit}" if math.isfinite(seconds) else NONE
+    if not math.isfinite(seconds):
+        return NONE
+    for unit, size in UNITS.items():
+        if seconds >= 2 * size:
+            return f"{significant(seconds / size)} {unit}"
+    return f"{significant(seconds)} s"
 
 
 def in_words(value: Any) -> str:
     """Write a setting: numbers short, a dash for none."""
-    if word := PLAIN.get(str(value)):
-        return word
-    return f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else str(value)
+    if str(value) in PLAIN:
+        return PLAIN[str(value)]
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def count(number: int, word: str) -> str:
@@ -130,7 +144,7 @@ def one_line(text: str) -> str:
 
 def tex(text: Any) -> str:
     """Write words for LaTeX, which has a command for each Greek letter, and for letters of other scripts nothing."""
-    return "".join(map(tex_letter, str(text)))
+    return "".join(tex_letter(letter) for letter in str(text))
 
 
 def tex_letter(letter: str) -> str:
@@ -140,7 +154,8 @@ def tex_letter(letter: str) -> str:
     name = unicodedata.name(letter, "")
     if name.startswith("LATIN ") or letter in "–—…‘’“”°±":
         return letter
-    if (greek := name.removeprefix("GREEK SMALL LETTER ")) != name and greek.isalpha() and greek != "OMICRON":
+    greek = name.removeprefix("GREEK SMALL LETTER ")
+    if greek != name and greek.isalpha() and greek != "OMICRON":
         return rf"$\{greek.lower().replace('lamda', 'lambda')}$"
     return f"U+{ord(letter):04X}"
 
@@ -165,11 +180,23 @@ def environment() -> Environment:
         keep_trailing_newline=True,
     )
     found.globals |= {"chance": chance, "duration": duration, "fixed": fixed, "plain": plain}
-    found.filters |= {"tex": tex, "by_group": by_group}
-    found.filters["code"] = lambda text: Markup(COMMAND.sub(r"<code>\g<0></code>", str(escape(text))))
-    found.filters["cell"] = lambda text: "\\" * is_formula(text) + found.filters["md"](text)
-    found.filters["md"] = lambda text: " ".join(str(text).split()).translate(MARKED)
+    found.filters |= {"tex": tex, "by_group": by_group, "code": mark_commands, "cell": cell, "md": markdown}
     return found
+
+
+def mark_commands(text: Any) -> Markup:
+    """Return a text for HTML, with its commands marked as such."""
+    return Markup(COMMAND.sub(r"<code>\g<0></code>", str(escape(text))))
+
+
+def markdown(text: Any) -> str:
+    """Return a text for Markdown, which takes nothing in it for its own."""
+    return one_line(str(text)).translate(MARKED)
+
+
+def cell(text: Any) -> str:
+    """Return a text for a cell of a table in Markdown, which no spreadsheet takes for a formula."""
+    return f"\\{markdown(text)}" if is_formula(text) else markdown(text)
 
 
 def paragraphs(template: str, macro: str, *about: Any) -> tuple[str, ...]:
