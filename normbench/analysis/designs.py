@@ -178,8 +178,8 @@ def ending(run: Run, metric: Metric) -> float:
     NaN where it has failed or not ended.
     """
     constant = run.constant.get(f"{metric.tag.partition('/')[0]}/val")
-    counts = constant is not None and run.status in ("finished", "diverged")
-    worst = metric.scale * constant if counts else NAN
+    has_ended = run.status in ("finished", "diverged")
+    worst = metric.scale * constant if has_ended and constant is not None else NAN
     better_of = np.fmin if metric.lower_is_better else np.fmax
     return float(better_of(final(run, metric), worst))
 

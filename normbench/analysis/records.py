@@ -388,7 +388,7 @@ def read_recorded(path: Path) -> tuple[dict[str, Curve], bool, str]:
     except OSError as error:
         return {}, False, f"metrics.jsonl cannot be read ({error.strerror})"
     good = list(takewhile(lambda line: line[1] != UNREADABLE, lines))
-    points = defaultdict[str, list[tuple[int, float]]](list)
+    points = defaultdict[str, list[tuple[float, float]]](list)
     for _, step, numbers in good:
         for tag, value in numbers.items():
             points[tag].append((step, value))

@@ -33,7 +33,18 @@ from normbench.analysis.comparisons import ENOUGH
 from normbench.analysis.facts import sizes
 from normbench.analysis.records import LEARNED, LEARNED_RIGHT, LEARNING_RATE, name_arm, shortened
 from normbench.analysis.statistics import ALPHA, Interval, detectable_difference
-from normbench.analysis.wording import bound, chance, count, fixed, in_words, one_line, plain, precision, span
+from normbench.analysis.wording import (
+    bound,
+    chance,
+    count,
+    fixed,
+    in_words,
+    one_line,
+    plain,
+    precision,
+    span,
+    with_unit,
+)
 from normbench.record.directory import ENDED
 
 MOST = 8  # sentences of an answer; the tables have the others
@@ -325,7 +336,7 @@ def say_torn(one: Difference, margin: float | None) -> str:
 
 def say_constant(one: Difference, margin: float | None) -> str:
     """Say that a difference is the same in each seed."""
-    size = f"{fixed(abs(one.mean), precision(one.mean, None))} {one.metric.unit}"
+    size = with_unit(fixed(abs(one.mean), precision(one.mean, None)), one.metric.unit)
     return (
         f"{pair(one)} differ by the same {size} in {each_seed(one)} ({one.arm} is {way(one)} in {one.metric.words}), "
         "so the spread is not known: add seeds."
@@ -338,7 +349,9 @@ def say_constant(one: Difference, margin: float | None) -> str:
 def say_alike_all(ones: Sequence[Difference]) -> str:
     """Say in one sentence that no difference was found in many comparisons."""
     reach = [one.interval.reach for one in ones if one.interval]
-    some = f"; there may be some of up to {bound(max(reach))} {ones[0].metric.unit} (95 % in each)" if reach else ""
+    some = ""
+    if reach:
+        some = f"; there may be some of up to {with_unit(bound(max(reach)), ones[0].metric.unit)} (95 % in each)"
     return f"No difference was found in {len(ones)} comparisons ({shortened([one.arm for one in ones], 4)}){some}."
 
 
@@ -414,7 +427,7 @@ def say_open_effect(step: str, ones: Sequence[Effect]) -> str:
     elif first.kind == EffectKind.LARGEST:
         most, confidence = f"; it may be up to {bound(2**reach)} times", ", 95 %"
     else:
-        most, confidence = f"; it may be up to {bound(reach)} {first.metric.unit}", ", 95 %"
+        most, confidence = f"; it may be up to {with_unit(bound(reach), first.metric.unit)}", ", 95 %"
     return (
         f"{step}: no difference {effect}was found between {first.baseline} and {arms}{most} "
         f"({seeds_of(first)}{confidence})."
@@ -630,7 +643,7 @@ def compared(one: Difference) -> str:
 
 def amount(one: Paired) -> str:
     """Write the size of a mean, with its unit."""
-    return f"{fixed(abs(one.mean), precision(one.mean, one.interval))} {one.metric.unit}"
+    return with_unit(fixed(abs(one.mean), precision(one.mean, one.interval)), one.metric.unit)
 
 
 def way(one: Paired) -> str:
@@ -645,7 +658,7 @@ def arms_of(ones: Sequence[Difference]) -> str:
 
 def the_margin(margin: float | None, one: Difference) -> str:
     """Name the margin."""
-    return f"the margin of {plain(margin or 0.0)} {one.metric.unit}"
+    return f"the margin of {with_unit(plain(margin or 0.0), one.metric.unit)}"
 
 
 def survivors(one: Difference, comma: str = ",") -> str:
@@ -662,8 +675,7 @@ def measured(one: Difference) -> str:
     """Write a difference and its interval, up to where p stands."""
     places = precision(one.mean, one.interval)
     return (
-        f"its {one.metric.words} is {fixed(abs(one.mean), places)} {one.metric.unit} {way(one)} "
-        f"(95 %: {span(one.interval, places, True)}; {seeds_of(one)}"
+        f"its {one.metric.words} is {amount(one)} {way(one)} (95 %: {span(one.interval, places, True)}; {seeds_of(one)}"
     )
 
 
@@ -691,7 +703,7 @@ def decides(one: Difference) -> str:
 def reach_of(one: Difference) -> str:
     """Write how large a difference may be at most, and from how many seeds that is known."""
     reach = one.interval.reach if one.interval else None
-    return f"{bound(reach)} {one.metric.unit}{survivors(one, '')} ({seeds_of(one)}, 95 %)"
+    return f"{with_unit(bound(reach), one.metric.unit)}{survivors(one, '')} ({seeds_of(one)}, 95 %)"
 
 
 def against(one: Difference, margin: float | None) -> str:
@@ -863,7 +875,7 @@ def say_step(step: Step, unit: str) -> str:
     if step.kind == StepKind.FINISH:
         return f"Finish the runs that have not ended: {step.command}."
     if step.kind == StepKind.ADD_SEEDS:
-        gain = f"would show a difference of {plain(step.size or 0.0)} {unit} four times in five"
+        gain = f"would show a difference of {with_unit(plain(step.size or 0.0), unit)} four times in five"
         return f"{count(step.seeds, 'more seed')} {gain}: {step.command}. {LOOKS}"
     if step.kind == StepKind.PILOT:
         return f"More seeds show how much seeds differ by themselves: {step.command}. {LOOKS}"

@@ -137,6 +137,11 @@ def count(number: int, word: str) -> str:
     return f"{number} {word}{'' if number == 1 else 's'}"
 
 
+def with_unit(words: str, unit: str) -> str:
+    """Write a number with its unit, where it has one."""
+    return f"{words} {unit}" if unit else words
+
+
 def one_line(text: str) -> str:
     """Return a text with single spaces."""
     return " ".join(text.split())
