@@ -61,7 +61,7 @@ class Readings:
 
 def read_probes(arm: Arm, blocks: pd.DataFrame) -> Readings:
     """Return what probes say of an arm. blocks: of `activations_frame`."""
-    runs = [run for run in arm.runs if run.status == "finished"]
+    runs = arm.finished
     own = blocks[blocks["arm"] == arm.name]
     streams = [*own["stream RMS"]] or [NAN]
     gradients = [*own["gradient norm"]] or [NAN]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -97,7 +98,7 @@ class Compared(Sample, Tested):
     @property
     def tried(self) -> set[int]:
         """Return all seeds of either arm."""
-        return {run.seed for run in (*self.arm.runs, *self.baseline.runs)}
+        return self.arm.seeds | self.baseline.seeds
 
     @property
     def decided_by(self) -> tuple[int, float] | None:
@@ -161,8 +162,13 @@ class Comparison(Compared):
     def lost(self) -> tuple[set[int], set[int]]:
         """Return the seeds that the arm and the baseline lost, of those that have ended in both."""
         ours, theirs = ends_by_seed(self.arm), ends_by_seed(self.baseline)
-        common = ours.keys() & theirs.keys()
-        return {seed for seed in common if ours[seed] in LOST}, {seed for seed in common if theirs[seed] in LOST}
+        by_arm, by_baseline = set[int](), set[int]()
+        for seed in ours.keys() & theirs.keys():
+            if ours[seed] in LOST:
+                by_arm.add(seed)
+            if theirs[seed] in LOST:
+                by_baseline.add(seed)
+        return by_arm, by_baseline
 
     @property
     def flattered(self) -> bool:
@@ -222,8 +228,10 @@ class Comparison(Compared):
             return Verdict.UNKNOWN
         if margin is not None and interval.reach <= margin:
             return Verdict.WITHIN
-        values = known(final(run, self.metric) for run in (*self.arm.runs, *self.baseline.runs))
-        return Verdict.UNKNOWN if interval.reach > max(values) - min(values) else Verdict.ALIKE
+        runs = (*self.arm.runs, *self.baseline.runs)
+        values = known(final(run, self.metric) for run in runs)
+        spread = max(values) - min(values)
+        return Verdict.UNKNOWN if interval.reach > spread else Verdict.ALIKE
 
 
 One = TypeVar("One", bound=Tested)
@@ -382,7 +390,8 @@ def given_baseline(study: Study, words: str, flag: str = "--baseline ") -> Basel
             raise UsageError(f"{flag}{word} is no arm: {nearest(word, known)}allowed are {shortened([*known])}")
         settings |= found
     if not any(arm.has(settings) for arm in study.arms):
-        raise UsageError(f"{flag}{words} is no arm: allowed are {shortened([arm.name for arm in study.arms])}")
+        allowed = shortened([arm.name for arm in study.arms])
+        raise UsageError(f"{flag}{words} is no arm: allowed are {allowed}")
     return settings
 
 
@@ -484,10 +493,11 @@ def rate_families(study: Study) -> tuple[tuple[Arm, ...], ...]:
 
 def families_of(arms: Iterable[Arm], *keys: str) -> tuple[tuple[Arm, ...], ...]:
     """Return the arms that differ in nothing but some settings."""
-    families: dict[str, list[Arm]] = {}
+    families = defaultdict[str, list[Arm]](list)
     for arm in arms:
-        families.setdefault(without(arm, *keys).name, []).append(arm)
-    return tuple(map(tuple, families.values()))
+        name = without(arm, *keys).name
+        families[name].append(arm)
+    return tuple(tuple(family) for family in families.values())
 
 
 def best_rate(family: Sequence[Arm]) -> Arm:

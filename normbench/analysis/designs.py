@@ -109,13 +109,20 @@ class Crossing:
         """Compare how each arm takes to the factor, against how the baseline does."""
         found = []
         for place in range(1, len(self.arms)):
-            shared = [key for key in range(len(self.levels)) if {(place, key), (0, key)} <= {*self.cells}]
-            for kind, weights in effects({key: self.levels[key] for key in shared}):
+            for kind, weights in effects(self.shared_levels(place)):
                 sides = pd.concat([self.weighted(place, weights), self.weighted(0, weights)], axis=1)
                 own, other = sides.dropna().groupby(level="seed").mean().to_dict().values()
                 levels = [self.levels[key] for key in weights]
                 about: dict[str, Any] = {"kind": kind, "factor": self.factor, "levels": levels}
                 found.append(contrast(own, other, self.arms[place], self.arms[0], self.metric, **about))
+        return found
+
+    def shared_levels(self, place: int) -> dict[int, Any]:
+        """Return the levels, by their places, at which both an arm and the baseline have runs."""
+        found = {}
+        for key, level in enumerate(self.levels):
+            if (place, key) in self.cells and (0, key) in self.cells:
+                found[key] = level
         return found
 
     def weighted(self, place: int, weights: Mapping[int, float]) -> Any:
@@ -192,7 +199,8 @@ def over_levels(arms: Sequence[Arm], key: str, baseline: Baseline) -> list[Contr
     found = []
     for one, other in permutations(tried_levels(arms, key), 2):
         levels = [*one.by_level]
-        if other.arm.settings == {**one.arm.settings, **baseline} and [*other.by_level] == levels:
+        is_partner = other.arm.settings == {**one.arm.settings, **baseline}
+        if is_partner and [*other.by_level] == levels:
             sides = {"largest": (one.largest, other.largest)}
             if key == LEARNING_RATE:
                 sides["sensitivity"] = (one.sensitivity, other.sensitivity)
@@ -206,7 +214,8 @@ def over_areas(mapped: Sequence[Area], baseline: Baseline) -> list[Contrast]:
     """Compare the shares of a grid in which arms train."""
     found = []
     for one, other in permutations(mapped, 2):
-        if one.keys == other.keys and other.arm.settings == {**one.arm.settings, **baseline}:
+        is_partner = other.arm.settings == {**one.arm.settings, **baseline}
+        if is_partner and one.keys == other.keys:
             about: dict[str, Any] = {"kind": "area", "factor": one.words, "levels": one.levels[1]}
             found.append(contrast(one.shares, other.shares, one.arm, other.arm, AREA, **about))
     return found

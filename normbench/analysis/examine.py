@@ -214,9 +214,8 @@ def state_stuck(run: Run) -> Stuck:
 
 def state_result(arm: Arm, metric: Metric) -> Result:
     """Return how an arm ended in a metric."""
-    finished = [run for run in arm.runs if run.status == "finished"]
-    values = known(final(run, metric) for run in finished)
-    if in_two_groups(arm, metric, {run.seed for run in finished}):
+    values = known(final(run, metric) for run in arm.finished)
+    if in_two_groups(arm, metric, {run.seed for run in arm.finished}):
         values = []
     mean, interval = mean_interval(values, metric.bounds)
     return Result(metric.tag, len(values), number(mean), interval)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -31,7 +32,8 @@ def every(runs: Iterable[Run], read: Callable[[Run], str]) -> str:
 
 def seeds_of(runs: Iterable[Run]) -> tuple[int, ...]:
     """Return the seeds of runs, each once."""
-    return tuple(sorted({run.seed for run in runs}))
+    seeds = {run.seed for run in runs}
+    return tuple(sorted(seeds))
 
 
 def parameters_of(runs: Iterable[Run]) -> tuple[int, int] | None:
@@ -57,7 +59,7 @@ def given(study: Study) -> list[str]:
     aside = {"seed", "name", "outputs", "threads", "quiet"}
     if study.fairly_chosen:
         aside.add(LEARNING_RATE)
-    first, *others = [shlex.split(str(run.session.get("command")))[2:] for run in study.runs]
+    first, *others = [words_of_command(run) for run in study.runs]
     kept = []
     for word in first:
         everywhere = all(word in own for own in others)
@@ -66,15 +68,23 @@ def given(study: Study) -> list[str]:
     return kept
 
 
+def words_of_command(run: Run) -> list[str]:
+    """Return the words of a run's command without `normbench train`."""
+    command = str(run.session.get("command"))
+    return shlex.split(command)[2:]
+
+
 def goes_with(study: Study, read: Callable[[Run], str]) -> str:
     """Name the settings that vary and tell what is read of runs, such as `data.batch_size`; none where all agree."""
-    texts = [read(run).strip() for run in study.runs]
-    if len(set(texts)) < 2:
+    if len({read(run).strip() for run in study.runs}) < 2:
         return ""
     telling = []
     for key in study.varied:
-        pairs = {(str(run.config.get(key)), text) for run, text in zip(study.runs, texts, strict=True)}
-        if len(pairs) == len({value for value, _ in pairs}):
+        texts = defaultdict[str, set[str]](set)
+        for run in study.runs:
+            value = str(run.config.get(key))
+            texts[value].add(read(run).strip())
+        if all(len(own) == 1 for own in texts.values()):
             telling.append(key)
     return ", ".join(telling or study.varied)
 

@@ -23,7 +23,8 @@ class Judgement:
     @property
     def claims(self) -> bool:
         """Say whether anything is called a difference."""
-        return any(one.real for one in (*self.comparisons, *self.contrasts, *self.survivals))
+        tests = (*self.comparisons, *self.contrasts, *self.survivals)
+        return any(one.real for one in tests)
 
 
 def judge(study: Study, arms: Sequence[Arm], baseline: Baseline, metric: Metric) -> Judgement:

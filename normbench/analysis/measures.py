@@ -141,10 +141,15 @@ def check_logged(word: str, finished: Sequence[Run], usual: Sequence[Metric]) ->
         near = near or get_close_matches(word, tags)
         near = near or [*(metric.tag for metric in usual), BEST]
         raise UsageError(f"--metric={word} is not logged by these runs: give one such as {either(near)}")
-    if word == BEST and finished and not any(len(finite(alike(run, VALIDATION_LOSS)).steps) for run in finished):
+    if word == BEST and finished and not any(has_evaluations_on_way(run) for run in finished):
         raise UsageError(
             f"--metric={BEST} needs evaluations on the way, and these runs have the last one alone: leave it out"
         )
+
+
+def has_evaluations_on_way(run: Run) -> bool:
+    """Say whether a run has evaluations of the validation data that are like those on its way."""
+    return len(finite(alike(run, VALIDATION_LOSS)).steps) > 0
 
 
 def metric_of(tag: str) -> Metric:
@@ -214,7 +219,11 @@ def ran_as(arms: Iterable[Arm]) -> str:
     for arm in arms:
         for run in arm.runs:
             found[implementation(run)][arm.name] = None
-    return "; ".join(f"{word} ({shortened([*names], 4)})" for word, names in sorted(found.items()) if word)
+    parts = []
+    for word, names in sorted(found.items()):
+        if word:
+            parts.append(f"{word} ({shortened([*names], 4)})")
+    return "; ".join(parts)
 
 
 # ---- time

@@ -15,7 +15,7 @@ from normbench.analysis import facts
 from normbench.analysis.comparisons import contenders
 from normbench.analysis.examine import Examined
 from normbench.analysis.fairness import asked_for
-from normbench.analysis.records import LEARNING_RATE, Run, Study, candidates, in_order, shortened
+from normbench.analysis.records import LEARNING_RATE, Arm, Run, Study, candidates, in_order, shortened
 from normbench.analysis.references import in_brackets, works_of
 from normbench.analysis.wording import count, in_words, one_line
 from normbench.config.groups import options, section_of
@@ -105,7 +105,7 @@ def say_runs(found: Examined) -> list[str]:
     study = found.study
     runs = study.runs
     seeds = facts.seeds_of(runs)
-    uneven = len({frozenset(run.seed for run in arm.runs) for arm in study.arms}) > 1
+    uneven = len({frozenset(arm.seeds) for arm in study.arms}) > 1
     missing = len(found.answer.missing)
     finished = sum(run.status == "finished" for run in runs)
     stuck = sum(run.trained is False for run in runs)
@@ -117,7 +117,7 @@ def say_runs(found: Examined) -> list[str]:
         f"{finished} of {planned} finished{untrained}."
     ]
     judged, _ = contenders(study, dict(found.baseline.settings))
-    rates = "; ".join(f"{arm.name} {one_of(rate_of(run) for run in arm.runs)}" for arm in judged)
+    rates = "; ".join(rates_of(arm) for arm in judged)
     if study.fairly_chosen:
         parts.append(
             "The learning rate of each configuration was chosen beforehand, with other seeds, by the final loss on a "
@@ -186,7 +186,10 @@ def told_elsewhere(study: Study) -> set[str]:
 
 def options_of(study: Study) -> dict[str, str]:
     """Return what data, model and optimizer are called, and what was changed of them, by their groups."""
-    return {group: one_of(option_in_words(run, group, study.varied) for run in study.runs) for group in SHOWN}
+    found = {}
+    for group in SHOWN:
+        found[group] = one_of(option_in_words(run, group, study.varied) for run in study.runs)
+    return found
 
 
 # ---- what varied
@@ -228,7 +231,8 @@ def along(study: Study) -> list[str]:
     """Return the settings that were asked for and go along with what varies, as warm-up that is tied to placement."""
     chosen = (LEARNING_RATE,) if study.fairly_chosen else ()
     asked = asked_for(study).difference(study.varied, chosen)
-    return [key for key in candidates(study.runs) if key in asked and len(levels_of(study, (key,))) > 1]
+    found = [key for key in candidates(study.runs) if key in asked]
+    return [key for key in found if len(levels_of(study, (key,))) > 1]
 
 
 def are_tied(study: Study, one: tuple[str, ...], other: tuple[str, ...]) -> bool:
@@ -239,13 +243,18 @@ def are_tied(study: Study, one: tuple[str, ...], other: tuple[str, ...]) -> bool
 
 def levels_of(study: Study, keys: Sequence[str]) -> tuple[tuple[Any, ...], ...]:
     """Return the values that settings take together, in order."""
-    found = {tuple(run.config.get(key) for key in keys) for run in study.runs}
+    found = {level_of(run, keys) for run in study.runs}
     return tuple(sorted(found, key=lambda level: [in_order(value) for value in level]))
+
+
+def level_of(run: Run, keys: Sequence[str]) -> tuple[Any, ...]:
+    """Return the values that a run has in some settings."""
+    return tuple(run.config.get(key) for key in keys)
 
 
 def factor_in_words(study: Study, factor: Factor) -> str:
     """Write what a factor is and its levels: `norm: layernorm (Ba et al. 2016) and rmsnorm (Zhang & Sennrich 2019)`."""
-    by_level = {tuple(run.config.get(key) for key in factor.keys): run for run in study.runs}
+    by_level = {level_of(run, factor.keys): run for run in study.runs}
     levels = []
     for level in factor.levels:
         words = [level_in_words(study, by_level[level], key) for key in factor.keys]
@@ -278,7 +287,8 @@ def fixed_in_words(study: Study, varied: Container[str]) -> str:
     words = []
     for group in ("norm", "placement"):
         if group not in varied:
-            words.append(f"{group} is {one_of(option_in_words(run, group, ()) for run in study.runs)}")
+            options = one_of(option_in_words(run, group, ()) for run in study.runs)
+            words.append(f"{group} is {options}")
     return " and the ".join(words)
 
 
@@ -347,9 +357,10 @@ def changed(run: Run, group: str, aside: Iterable[str]) -> list[str]:
     return found
 
 
-def rate_of(run: Run) -> str:
-    """Write a run's learning rate."""
-    return value_in_words(run.config.get(LEARNING_RATE))
+def rates_of(arm: Arm) -> str:
+    """Write an arm's learning rate, or rates, after its name."""
+    rates = [value_in_words(run.config.get(LEARNING_RATE)) for run in arm.runs]
+    return f"{arm.name} {one_of(rates)}"
 
 
 # ---- words

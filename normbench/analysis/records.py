@@ -138,8 +138,10 @@ class Run:
 
     def was_given(self, choice: Mapping[str, Any]) -> bool:
         """Say whether it is of the arm, and at the learning rate, of a choice that a sweep has noted."""
-        settings = {**choice["arm"], LEARNING_RATE: choice["lr"]}
-        return all(number(str(self.config.get(key))) == number(str(value)) for key, value in settings.items())
+        for key, value in {**choice["arm"], LEARNING_RATE: choice["lr"]}.items():
+            if number(str(self.config.get(key))) != number(str(value)):
+                return False
+        return True
 
     @property
     def task(self) -> str:
@@ -165,6 +167,16 @@ class Arm:
         return name_arm(self.settings)
 
     @property
+    def seeds(self) -> set[int]:
+        """Return the seeds of its runs."""
+        return {run.seed for run in self.runs}
+
+    @property
+    def finished(self) -> list[Run]:
+        """Return the runs that finished."""
+        return [run for run in self.runs if run.status == "finished"]
+
+    @property
     def stuck(self) -> list[Run]:
         """Return the runs that finished and did not train."""
         return [run for run in self.runs if run.trained is False]
@@ -172,8 +184,7 @@ class Arm:
     @property
     def trained(self) -> bool:
         """Say whether most of its runs trained, of those that finished."""
-        finished = sum(run.status == "finished" for run in self.runs)
-        return 2 * len(self.stuck) < max(finished, 1)
+        return 2 * len(self.stuck) < max(len(self.finished), 1)
 
     def has(self, settings: Mapping[str, Any]) -> bool:
         """Say whether it has all of these settings."""
@@ -429,23 +440,29 @@ def study_of(runs: Sequence[Run], folders: Sequence[Path] = (), damaged: Sequenc
     """Gather runs of one task by the settings that vary; arms in the order of their settings, runs by seed."""
     tell_apart(runs)
     varied = varied_settings(runs)
-    gathered: dict[tuple[Any, ...], list[Run]] = defaultdict(list)
+    gathered = defaultdict[tuple[Any, ...], list[Run]](list)
     for run in sorted(runs, key=lambda run: (run.seed, run.name)):
-        gathered[tuple(run.config.get(key) for key in varied)].append(run)
-    ordered = sorted(gathered.items(), key=lambda item: [in_order(value) for value in item[0]])
-    arms = [Arm(dict(zip(varied, values, strict=True)), tuple(own)) for values, own in ordered]
+        values = tuple(run.config.get(key) for key in varied)
+        gathered[values].append(run)
+    arms = []
+    for values in sorted(gathered, key=lambda values: [in_order(value) for value in values]):
+        settings = dict(zip(varied, values, strict=True))
+        arms.append(Arm(settings, tuple(gathered[values])))
     return Study(tuple(folders), tuple(arms), varied, tuple(damaged))
 
 
 def tell_apart(runs: Sequence[Run]) -> None:
     """Name classes of one name, other than ours, by their paths: `a.MyNorm` and `b.MyNorm`."""
     for section in CLASS_SECTIONS:
-        paths = defaultdict(set)
+        target = f"{section}._target_"
+        paths = defaultdict[Any, set[Any]](set)
         for run in runs:
-            paths[run.config.get(section)].add(run.config.get(f"{section}._target_"))
+            name = run.config.get(section)
+            paths[name].add(run.config.get(target))
         for run in runs:
-            path = str(run.config.get(f"{section}._target_"))
-            if len(paths[run.config.get(section)]) > 1 and not path.startswith("normbench."):
+            path = str(run.config.get(target))
+            is_ambiguous = len(paths[run.config.get(section)]) > 1
+            if is_ambiguous and not path.startswith("normbench."):
                 run.config[section] = path
 
 
@@ -454,7 +471,8 @@ def varied_settings(runs: Sequence[Run]) -> tuple[str, ...]:
     cells: list[Any] = [()] * len(runs)
     varied = []
     for key in candidates(runs):
-        refined = list(zip(cells, [run.config.get(key) for run in runs], strict=True))
+        values = [run.config.get(key) for run in runs]
+        refined = list(zip(cells, values, strict=True))
         if len(set(refined)) > len(set(cells)):
             varied.append(key)
             cells = refined

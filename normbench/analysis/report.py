@@ -54,9 +54,15 @@ def make_reports(folders: Sequence[Path], *, baseline: str | None = None, **how:
     Raises:
         UsageError: a folder is not there, no run has ended, or the baseline is not an arm of some task.
     """
-    # a study of models as they start has no runs
-    having = [one for one in folders if not places_of_studies([one]) or any(one.rglob("status.json"))]
-    return [put_in_words(one) for one in examine_all(having, baseline, **how)] if having else []
+    having = [folder for folder in folders if not has_studies_alone(folder)]
+    if not having:
+        return []
+    return [put_in_words(one) for one in examine_all(having, baseline, **how)]
+
+
+def has_studies_alone(folder: Path) -> bool:
+    """Say whether there are studies below a folder, but no runs: a study of models as they start has none."""
+    return bool(places_of_studies([folder])) and not any(folder.rglob("status.json"))
 
 
 def report_on(study: Study, baseline: Baseline, **how: Any) -> Report:
@@ -117,7 +123,10 @@ def save_all(reports: Sequence[Report], folders: Sequence[Path], out: Path, widt
         title = shortened([study.about["title"] for study in studies], 3)
         write_bytes(out / "report.html", page_of("study.html", title, studies=studies).encode())
         return out / "report.html"
-    parts = [(save(report, inside(out, report.study.task), width).relative_to(out), report) for report in reports]
+    parts = []
+    for report in reports:
+        page = save(report, inside(out, report.study.task), width)
+        parts.append((page.relative_to(out), report))
     write_bytes(out / "report.html", page_of("parts.html", title_of(reports[0].study), parts=parts).encode())
     return out / "report.html"
 
@@ -154,8 +163,12 @@ def save(report: Report, out: Path, width: float = COLUMN) -> Path:
 def figure_files(figures: Sequence[Figure]) -> dict[str, bytes]:
     """Return the content of all files of figures, by their paths; half of them are made by another process."""
     others = beside(lambda: [figure.files() for figure in figures[1::2]])
-    drawn = [*(figure.files() for figure in figures[::2]), *others()]
-    return {f"figures/{name}": content for own in drawn for name, content in own.items()}
+    drawn = [figure.files() for figure in figures[::2]]
+    files = {}
+    for own in (*drawn, *others()):
+        for name, content in own.items():
+            files[f"figures/{name}"] = content
+    return files
 
 
 def written_pages(report: Report, figures: Sequence[Mapping[str, Any]], studies: Sequence[Studied]) -> dict[str, str]:

@@ -57,24 +57,28 @@ class Tried:
     @property
     def losses(self) -> dict[float, float]:
         """Return the mean final validation loss (nats) by level; NaN where no run finished."""
-        return {level: outcome(arm, loss_on("val"))["mean"] for level, arm in self.by_level.items()}
+        found = dict[float, float]()
+        for level, arm in self.by_level.items():
+            found[level] = outcome(arm, loss_on("val"))["mean"]
+        return found
 
     @property
     def lost(self) -> dict[float, int]:
         """Return how many runs did not get through or did not train, by level."""
-        return {level: sum(is_lost(run) for run in arm.runs) for level, arm in self.by_level.items()}
+        found = dict[float, int]()
+        for level, arm in self.by_level.items():
+            found[level] = sum(is_lost(run) for run in arm.runs)
+        return found
 
     @property
     def by_seed(self) -> dict[int, dict[float, Run]]:
         """Return the runs of each seed that has ended at every level."""
-        ended = dict[float, dict[int, Run]]()
+        found = defaultdict[int, dict[float, Run]](dict)
         for level, arm in self.by_level.items():
-            ended[level] = {run.seed: run for run in arm.runs if run.ended}
-        common = set[int].intersection(*(set(runs) for runs in ended.values()))
-        found = dict[int, dict[float, Run]]()
-        for seed in sorted(common):
-            found[seed] = {level: runs[seed] for level, runs in ended.items()}
-        return found
+            for run in arm.runs:
+                if run.ended:
+                    found[run.seed][level] = run
+        return {seed: found[seed] for seed in sorted(found) if len(found[seed]) == len(self.by_level)}
 
     @property
     def sensitivity(self) -> dict[int, float]:
@@ -147,7 +151,10 @@ class Search:
 
 def searches(study: Study) -> list[Search]:
     """Return how sweeps with `sweep.lr=auto` have chosen the learning rate of each arm, those without runs last."""
-    by_choice = {id(study.choices[run.path]): arm for arm, run in study.pairs if run.path in study.choices}
+    by_choice = dict[int, Arm]()
+    for arm, run in study.pairs:
+        if run.path in study.choices:
+            by_choice[id(study.choices[run.path])] = arm
     with_runs = list[Search]()
     without_runs = list[Search]()
     for noted in study.noted.values():
@@ -155,9 +162,9 @@ def searches(study: Study) -> list[Search]:
             if not fits(choice.get("curve"), CURVE):
                 continue
             losses = {float(point["lr"]): point["losses"] for point in choice["curve"]}
-            arm = by_choice.get(id(choice))
-            if arm:
-                with_runs.append(Search(arm, losses, choice["lr"], choice.get("edge")))
+            chosen_for = by_choice.get(id(choice))
+            if chosen_for:
+                with_runs.append(Search(chosen_for, losses, choice["lr"], choice.get("edge")))
             elif choice["lr"] is None:
                 without_runs.append(Search(Arm(choice["arm"]), losses, None, None))
     order = [arm.name for arm in study.arms]
@@ -184,7 +191,8 @@ class Area:
     @property
     def levels(self) -> list[list[float]]:
         """Return the levels of the two, from low to high."""
-        return [sorted({pair[place] for pair in self.cells}) for place in (0, 1)]
+        first, second = zip(*self.cells, strict=True)
+        return [sorted({*first}), sorted({*second})]
 
     @property
     def shares(self) -> dict[int, float]:
@@ -199,7 +207,8 @@ class Area:
 
 def are_numbers(levels: Sequence[Any]) -> bool:
     """Say whether levels are three numbers or more, which have places on an axis of their own."""
-    return len(levels) > 2 and all(type(level) in (int, float) for level in levels)
+    kinds = {type(level) for level in levels}
+    return len(levels) > 2 and kinds <= {int, float}
 
 
 def failing(arms: Sequence[Arm]) -> list[str]:
@@ -216,7 +225,9 @@ def failing(arms: Sequence[Arm]) -> list[str]:
 
 def areas(study: Study) -> list[Area]:
     """Return every arm that was trained at all pairs of the levels of two settings that are numbers."""
-    levels = {key: [*{arm.settings.get(key) for arm in study.arms}] for key in study.varied}
+    levels = dict[str, list[Any]]()
+    for key in study.varied:
+        levels[key] = [*{arm.settings.get(key) for arm in study.arms}]
     numbers = [key for key in levels if are_numbers(levels[key])]
     found = []
     for one, other in combinations(numbers, 2):

@@ -167,7 +167,10 @@ def tex_letter(letter: str) -> str:
 
 def by_group(figures: Iterable[Mapping[str, Any]]) -> list[tuple[Any, list[Mapping[str, Any]]]]:
     """Return figures, each as its parts by name, by the group that several in a row belong to; None for single ones."""
-    return [(group, [*own]) for group, own in groupby(figures, key=lambda figure: figure["group"])]
+    found = []
+    for group, own in groupby(figures, key=lambda figure: figure["group"]):
+        found.append((group, [*own]))
+    return found
 
 
 # ---- sentences
@@ -207,4 +210,5 @@ def cell(text: Any) -> str:
 def paragraphs(template: str, macro: str, *about: Any) -> tuple[str, ...]:
     """Return what a macro of a template says, paragraph by paragraph."""
     text = getattr(environment().get_template(template).module, macro)(*about)
-    return tuple(" ".join(part.split()) for part in text.split("\n\n") if part.strip())
+    parts = [one_line(part) for part in text.split("\n\n")]
+    return tuple(part for part in parts if part)
