@@ -16,7 +16,6 @@ from normbench.analysis.answers import (
     Answer,
     ArmResult,
     Caveat,
-    CaveatKind,
     Deciding,
     Difference,
     Effect,
@@ -311,7 +310,7 @@ def state_losses(one: Survival) -> Losses:
 def state_caveat(finding: Finding) -> Caveat:
     """Return what is unfair."""
     found = [Evidence(in_words(value), tuple(arms)) for value, arms in finding.between.items()]
-    return Caveat(CaveatKind(finding.topic), finding.serious, tuple(found), finding.text)
+    return Caveat(finding.topic, finding.serious, tuple(found), finding.text)
 
 
 def number(value: float | None) -> float:

@@ -8,6 +8,7 @@ from fnmatch import filter as matching
 from statistics import median
 from typing import Any
 
+from normbench.analysis.answers import CaveatKind
 from normbench.analysis.comparisons import Comparison, rate_families, settled_seeds, without
 from normbench.analysis.fairness_rules import SHOULD_BE_ALIKE, SHOULD_NEVER_BE, Record
 from normbench.analysis.measures import finite
@@ -38,11 +39,11 @@ SAID_ELSEWHERE = (
 class Finding:
     """One fact that makes a comparison unfair.
 
-    topic: a word or two. text: the sentence. serious: whether it may decide who wins. between: value -> names of arms,
+    topic: its kind. text: the sentence. serious: whether it may decide who wins. between: value -> names of arms,
     where it matters between an arm and its baseline alone.
     """
 
-    topic: str
+    topic: CaveatKind
     text: str
     serious: bool = True
     between: Mapping[Any, Sequence[str]] = field(default_factory=dict)
@@ -89,7 +90,7 @@ def findings(
     ]
     if chosen and not study.fairly_chosen:
         text = "the learning rate of each arm was chosen by the validation loss of the runs that are reported"
-        found.append(Finding("learning rate", f"{text}, which favours arms with more rates to choose from"))
+        found.append(Finding(CaveatKind.LEARNING_RATE, f"{text}, which favours arms with more rates to choose from"))
     concerning = [finding for finding in found if finding.concerns(comparisons)]
     return tuple(sorted(concerning, key=lambda finding: not finding.serious))
 
@@ -100,7 +101,7 @@ def findings(
 def damaged_runs(study: Study) -> Iterator[Finding]:
     """Find runs that cannot be read."""
     for name, why in study.damaged:
-        yield Finding("damaged run", f"{name} is left out: {why}")
+        yield Finding(CaveatKind.DAMAGED_RUN, f"{name} is left out: {why}")
 
 
 def contradictions(study: Study) -> Iterator[Finding]:
@@ -108,7 +109,7 @@ def contradictions(study: Study) -> Iterator[Finding]:
     wrong = dict.fromkeys(run.name for run in study.runs if contradicts_itself(run))
     if wrong:
         text = "summary.json has other final metrics than those logged last in metrics.jsonl"
-        yield Finding("damaged record", f"{shortened([*wrong], 6)}: {text}")
+        yield Finding(CaveatKind.DAMAGED_RECORD, f"{shortened([*wrong], 6)}: {text}")
 
 
 def contradicts_itself(run: Run) -> bool:
@@ -127,7 +128,7 @@ def missing_runs(missing: Mapping[str, str]) -> Iterator[Finding]:
     if missing:
         names = [f"{name} ({why})" if why else name for name, why in missing.items()]
         text = f"planned and not there (failed or not begun), {len(missing)}: {shortened(names, 3)}"
-        yield Finding("missing runs", text)
+        yield Finding(CaveatKind.MISSING_RUNS, text)
 
 
 def missing_seeds(study: Study) -> Iterator[Finding]:
@@ -140,7 +141,9 @@ def missing_seeds(study: Study) -> Iterator[Finding]:
             lacking.setdefault(tuple(lacks), []).append(arm.name)
     for seeds, names in lacking.items():
         which = shortened([str(seed) for seed in seeds])
-        yield Finding("missing seeds", f"{shortened(names, 6)}: no run with seed {which}, which other arms have")
+        yield Finding(
+            CaveatKind.MISSING_SEEDS, f"{shortened(names, 6)}: no run with seed {which}, which other arms have"
+        )
 
 
 # ---- what all runs should have in common, and what none should have
@@ -182,7 +185,7 @@ def forbidden_facts(study: Study) -> Iterator[Finding]:
 
 
 def unequal(
-    topic: str, words: str, found: Mapping[Any, Sequence[str]], serious: bool = True, fewest: int = 2
+    topic: CaveatKind, words: str, found: Mapping[Any, Sequence[str]], serious: bool = True, fewest: int = 2
 ) -> Iterator[Finding]:
     """Say who has which values, where there are so many, such as `100 (layernorm); 200 (rmsnorm, dyt)`."""
     if len(found) >= fewest:
@@ -201,7 +204,7 @@ def settings(study: Study) -> Iterator[Finding]:
         if key in aside or (is_of_option and not is_asked_for):
             continue
         found = arms_by_value((arm.name, run.config.get(key)) for arm, run in study.pairs)
-        yield from unequal("settings", f"the arms differ in {key} too", found)
+        yield from unequal(CaveatKind.SETTINGS, f"the arms differ in {key} too", found)
 
 
 def asked_for(study: Study) -> set[str]:
@@ -225,7 +228,7 @@ def step_times(study: Study) -> Iterator[Finding]:
     if unsteady:
         worst = f"step times differ up to {max(ratios.values()):.1f}-fold between seeds of one arm"
         why = "so runs disturbed each other, or the machine did other work: their times say little"
-        yield Finding("step times", f"{worst}, {why}: {shortened(unsteady, 6)}", serious=False)
+        yield Finding(CaveatKind.STEP_TIMES, f"{worst}, {why}: {shortened(unsteady, 6)}", serious=False)
 
 
 def time_ratio(arm: Arm) -> float:
@@ -259,7 +262,7 @@ def launches(study: Study) -> Iterator[Finding]:
         f"{'; '.join(counts[:MOST_TOLD])}; "
         "but a step that itself waits for the GPU, as with .item() in a norm, looks alike"
     )
-    yield Finding("step times", text, serious=False)
+    yield Finding(CaveatKind.STEP_TIMES, text, serious=False)
 
 
 # ---- learning rates
@@ -273,14 +276,14 @@ def learning_rates(study: Study) -> Iterator[Finding]:
     if len(found) == 1 and not study.choices:
         text = f"all arms ran at lr {in_words(*found)}, which was chosen for none of them: choose one for each with "
         crossed = any(key.startswith(("optim", "schedule")) for key in study.varied)  # what is asked is about rates
-        yield Finding("learning rate", text + own_rates(study), serious=not crossed)
+        yield Finding(CaveatKind.LEARNING_RATE, text + own_rates(study), serious=not crossed)
     elif study.fairly_chosen:
         text = "the learning rate of each arm was chosen on data held out of the training data"
-        yield from unequal("learning rate", text, found, serious=False, fewest=1)
+        yield from unequal(CaveatKind.LEARNING_RATE, text, found, serious=False, fewest=1)
         yield from rates_at_an_edge(study)
     elif "optim" not in study.varied or LEARNING_RATE in asked_for(study):
         text = f"the arms differ in {LEARNING_RATE} too, which is fair only if each was chosen for its arm"
-        yield from unequal("settings", text, found)
+        yield from unequal(CaveatKind.SETTINGS, text, found)
 
 
 def rates_at_an_edge(study: Study) -> Iterator[Finding]:
@@ -289,7 +292,7 @@ def rates_at_an_edge(study: Study) -> Iterator[Finding]:
     names = [arm.name for arm in study.arms if any(run.path in at_edge for run in arm.runs)]
     if names:
         text = "the chosen learning rate is at the end of those tried, so a wider grid may have a better one"
-        yield Finding("learning rate", f"{shortened(names, 6)}: {text}")
+        yield Finding(CaveatKind.LEARNING_RATE, f"{shortened(names, 6)}: {text}")
 
 
 def own_rates(study: Study) -> str:
@@ -312,7 +315,7 @@ def open_rates(study: Study) -> Iterator[Finding]:
         if lacking:
             name = without(family[0], LEARNING_RATE).name
             text = f"{name}: the choice of its learning rate is not final, as {'; '.join(lacking)}"
-            yield Finding("learning rate", text)
+            yield Finding(CaveatKind.LEARNING_RATE, text)
 
 
 # ---- what the comparisons themselves make unfair
@@ -332,7 +335,7 @@ def lost_runs(comparisons: Sequence[Comparison]) -> Iterator[Finding]:
                 losses.append(f"{arm.name}: {number} of {len(arm.runs)} runs {status.replace('_', ' ')}")
     if losses:
         text = "arms are compared only on the seeds that survived in both, which flatters those that lose runs"
-        yield Finding("lost runs", f"{'; '.join(losses[:MOST_TOLD])}; {text}")
+        yield Finding(CaveatKind.LOST_RUNS, f"{'; '.join(losses[:MOST_TOLD])}; {text}")
 
 
 def unequal_choices(comparisons: Sequence[Comparison]) -> Iterator[Finding]:
@@ -341,7 +344,7 @@ def unequal_choices(comparisons: Sequence[Comparison]) -> Iterator[Finding]:
         own, other = one.arm.rates, one.baseline.rates
         if own != other:
             had = f"{one.arm.name} had {own} learning rates to choose from and {one.baseline.name} {other}"
-            yield Finding("learning rate", f"{had}, so p is multiplied by {abs(own - other) + 1}")
+            yield Finding(CaveatKind.LEARNING_RATE, f"{had}, so p is multiplied by {abs(own - other) + 1}")
 
 
 def skewed_differences(comparisons: Sequence[Comparison]) -> Iterator[Finding]:
@@ -357,7 +360,7 @@ def skewed_differences(comparisons: Sequence[Comparison]) -> Iterator[Finding]:
         )
         if len(one.ranked) < FEWEST_RANKED:
             text += f", and cannot give less than 0.05 with fewer than {FEWEST_RANKED} seeds"
-        yield Finding("skewed differences", text)
+        yield Finding(CaveatKind.SKEWED, text)
 
 
 def few_examples(comparisons: Sequence[Comparison]) -> Iterator[Finding]:
@@ -377,4 +380,4 @@ def few_examples(comparisons: Sequence[Comparison]) -> Iterator[Finding]:
         f"examples an accuracy of {fixed(100 * share, 1)} % would differ by about {fixed(100 * error, 1)} points "
         "(binomial standard error), which the intervals do not include"
     )
-    yield Finding("few examples", text, serious=False)
+    yield Finding(CaveatKind.FEW_EXAMPLES, text, serious=False)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from normbench.analysis.answers import CaveatKind
 from normbench.analysis.records import Arm, Run
 
 
@@ -26,12 +27,12 @@ class Record:
 class Alike:
     """A value that should be the same in an arm and its baseline.
 
-    topic: a word or two. sentence: what is said where the values differ; they follow it. read: returns the value, or
+    topic: its kind. sentence: what is said where the values differ; they follow it. read: returns the value, or
     None where nothing is recorded. unless: patterns of settings; where one that varies matches, that is why the values
     differ. serious: whether the value may decide who wins. everywhere: whether it should be the same in all arms.
     """
 
-    topic: str
+    topic: CaveatKind
     sentence: str
     read: Callable[[Record], Any]
     unless: tuple[str, ...] = ()
@@ -43,11 +44,11 @@ class Alike:
 class Never:
     """Something that should be true of no run.
 
-    topic: a word or two. sentence: what is said after the names of the arms. is_true: tells whether it is true.
+    topic: its kind. sentence: what is said after the names of the arms. is_true: tells whether it is true.
     serious: whether it may decide who wins.
     """
 
-    topic: str
+    topic: CaveatKind
     sentence: str
     is_true: Callable[[Record], bool]
     serious: bool = True
@@ -127,13 +128,13 @@ def stacked_seeds(record: Record) -> Any:
 
 SHOULD_BE_ALIKE = (
     Alike(
-        "unequal steps",
+        CaveatKind.UNEQUAL_STEPS,
         "runs are not all of the same length, in steps",
         steps,
         unless=("trainer.steps", "trainer.epochs"),
     ),
     Alike(
-        "unequal samples",
+        CaveatKind.UNEQUAL_SAMPLES,
         "arms with different batch sizes saw different numbers of samples, which trainer.epochs= would keep the same; "
         "in epochs",
         epochs,
@@ -141,131 +142,131 @@ SHOULD_BE_ALIKE = (
         everywhere=True,
     ),
     Alike(
-        "different data",
+        CaveatKind.DATA,
         "the data are not the same, by their fingerprints",
         fingerprint,
         unless=("data",),
     ),
     Alike(
-        "different machines",
+        CaveatKind.MACHINES,
         "times cannot be compared across processors",
         in_session("cpu"),
     ),
     Alike(
-        "different machines",
+        CaveatKind.MACHINES,
         "times cannot be compared across accelerators",
         in_session("accelerator"),
     ),
     Alike(
-        "different machines",
+        CaveatKind.MACHINES,
         "times cannot be compared across devices",
         in_session("device"),
     ),
     Alike(
-        "different threads",
+        CaveatKind.THREADS,
         "times cannot be compared across numbers of threads",
         in_session("threads"),
     ),
     Alike(
-        "different processes",
+        CaveatKind.PROCESSES,
         "neither times nor batch statistics that are not synchronised can be compared across numbers of processes",
         in_session("processes"),
     ),
     Alike(
-        "different versions",
+        CaveatKind.VERSIONS,
         "not all runs used the same version of torch",
         in_session("packages", "torch"),
     ),
     Alike(
-        "different versions",
+        CaveatKind.VERSIONS,
         "not all runs used the same version of numpy",
         in_session("packages", "numpy"),
     ),
     Alike(
-        "different versions",
+        CaveatKind.VERSIONS,
         "not all runs used the same version of datasets",
         in_session("packages", "datasets"),
     ),
     Alike(
-        "different versions",
+        CaveatKind.VERSIONS,
         "not all runs used the same version of Python",
         in_session("python"),
     ),
     Alike(
-        "different versions",
+        CaveatKind.VERSIONS,
         "not all runs used the same code, by commit",
         commit,
     ),
     Alike(
-        "ledger",
+        CaveatKind.LEDGER,
         "the arms differ in eps",
         in_ledger("eps"),
         unless=("norm.eps",),
     ),
     Alike(
-        "ledger",
+        CaveatKind.LEDGER,
         "the arms differ in whether weight decay includes the norms' γ and β",
         in_ledger("norm_parameters_decayed"),
         unless=("trainer.decay_norms",),
     ),
     Alike(
-        "ledger",
+        CaveatKind.LEDGER,
         "the arms differ in initialisation",
         in_ledger("init"),
         unless=("init", "init.*"),
     ),
     Alike(
-        "ledger",
+        CaveatKind.LEDGER,
         "the arms differ in how residual branches are scaled at initialisation",
         in_ledger("residual_scale"),
         unless=("init", "init.*"),
     ),
     Alike(
-        "ledger",
+        CaveatKind.LEDGER,
         "the arms differ in the gain of branches at initialisation",
         in_ledger("branch_gain"),
         unless=("placement", "placement.*"),
     ),
     Alike(
-        "ledger",
+        CaveatKind.LEDGER,
         "the arms differ in the gain of the residual stream",
         in_ledger("residual_gain"),
         unless=("placement", "placement.*"),
     ),
     Alike(
-        "ledger",
+        CaveatKind.LEDGER,
         "the arms differ in precision",
         in_ledger("precision"),
         unless=("trainer.precision",),
     ),
     Alike(
-        "ledger",
+        CaveatKind.LEDGER,
         "the arms differ in how many batches make a step",
         in_ledger("batches_a_step"),
         unless=("trainer.accumulate",),
     ),
     Alike(
-        "ledger",
+        CaveatKind.LEDGER,
         "the arms differ in compilation",
         in_ledger("compiled"),
         unless=("trainer.compile",),
         serious=False,
     ),
     Alike(
-        "ledger",
+        CaveatKind.LEDGER,
         "the arms differ in implementation (step times then compare kernels, not norms)",
         implementation,
         unless=("norm.impl",),
         serious=False,
     ),
     Alike(
-        "ledger",
+        CaveatKind.LEDGER,
         "the arms differ in how many seeds are trained as one model (step times then compare that)",
         stacked_seeds,
         serious=False,
     ),
     Alike(
-        "ledger",
+        CaveatKind.LEDGER,
         "the arms differ in the number of parameters",
         in_ledger("parameters", "total"),
         unless=("model", "model.*"),
@@ -329,48 +330,48 @@ def is_double(record: Record) -> bool:
 
 SHOULD_NEVER_BE = (
     Never(
-        "leaking norm",
+        CaveatKind.LEAK,
         "the norm shows each position its future in training, so its training loss cannot be compared",
         leaks,
     ),
     Never(
-        "padding",
+        CaveatKind.PADDING,
         "the norm counts the padding of shorter texts in its statistics",
         counts_padding,
     ),
     Never(
-        "batch of one",
+        CaveatKind.BATCH_OF_ONE,
         "the norm takes statistics over the batch, and is trained at a batch size of 1",
         trains_at_one,
     ),
     Never(
-        "batch of one",
+        CaveatKind.BATCH_OF_ONE,
         "the norm takes statistics over the batch, and is judged at a batch size of 1",
         is_judged_at_one,
     ),
     Never(
-        "unfinished runs",
+        CaveatKind.UNFINISHED,
         "a run is still going, or was killed, so it is no result yet",
         is_running,
     ),
     Never(
-        "unfinished runs",
+        CaveatKind.UNFINISHED,
         "a run was interrupted, so it is no result yet",
         is_interrupted,
     ),
     Never(
-        "torn line",
+        CaveatKind.TORN_LINE,
         "the last line of an ended run's metrics.jsonl is torn, and the run is read up to it",
         is_torn,
     ),
     Never(
-        "torn line",
+        CaveatKind.TORN_LINE,
         "the last line of a run's metrics.jsonl is torn, and the run is read up to it",
         is_torn_under_way,
         serious=False,
     ),
     Never(
-        "doubles",
+        CaveatKind.DOUBLES,
         "several runs have the same seed, and their mean counts",
         is_double,
     ),

@@ -173,7 +173,7 @@ def by_group(figures: Iterable[Mapping[str, Any]]) -> list[tuple[Any, list[Mappi
     return found
 
 
-# ---- sentences
+# ---- templates
 
 
 @cache
@@ -187,7 +187,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    found.globals |= {"chance": chance, "duration": duration, "fixed": fixed, "plain": plain}
+    found.globals |= {"duration": duration, "fixed": fixed}
     found.filters |= {"tex": tex, "by_group": by_group, "code": mark_commands, "cell": cell, "md": markdown}
     return found
 
@@ -205,10 +205,3 @@ def markdown(text: Any) -> str:
 def cell(text: Any) -> str:
     """Return a text for a cell of a table in Markdown, which no spreadsheet takes for a formula."""
     return f"\\{markdown(text)}" if is_formula(text) else markdown(text)
-
-
-def paragraphs(template: str, macro: str, *about: Any) -> tuple[str, ...]:
-    """Return what a macro of a template says, paragraph by paragraph."""
-    text = getattr(environment().get_template(template).module, macro)(*about)
-    parts = [one_line(part) for part in text.split("\n\n")]
-    return tuple(part for part in parts if part)
