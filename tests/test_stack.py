@@ -25,7 +25,7 @@ from normbench.record.recorder import Silent
 from normbench.runs.plan import prepare
 from normbench.runs.session import Session
 from normbench.sweep.conduct import understand
-from normbench.sweep.plan import stacked
+from normbench.sweep.plan import make_stacks
 from normbench.training.checkpoint import Checkpoints
 from normbench.training.clock import Clock
 from normbench.training.guard import Diverged
@@ -278,11 +278,11 @@ def test_stacks_are_of_one_arm_and_another_run_than_one_alone() -> None:
     plans = [understand([*ARMS, "seed=range(0,5)", *more]).plan for more in ([], ["sweep.stack=3"])]
     single, runs = (plan.runs for plan in plans)
     assert not {run.run for run in single} & {run.run for run in runs}
-    assert [[(run.arm["norm"], run.seed) for run in each] for each in stacked(runs[::-1], 3)] == [
+    assert [[(run.arm["norm"], run.seed) for run in each] for each in make_stacks(runs[::-1], 3)] == [
         [("batchnorm", 4), ("batchnorm", 3), ("batchnorm", 2)], [("batchnorm", 1), ("batchnorm", 0)],
         [("rmsnorm", 4), ("rmsnorm", 3), ("rmsnorm", 2)], [("rmsnorm", 1), ("rmsnorm", 0)],
     ]  # fmt: skip
-    assert stacked(single, 1) == [[run] for run in single]
+    assert make_stacks(single, 1) == [[run] for run in single]
     (one,) = understand(runs[2].words).plan.runs
     assert one.run == runs[2].run  # as environment.json has its command
 

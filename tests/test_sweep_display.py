@@ -14,7 +14,7 @@ from support import refused
 
 from normbench.cli import main
 from normbench.record.directory import RunDirectory
-from normbench.sweep.folder import Entry, SweepFolder, View, overall, steps_done
+from normbench.sweep.folder import Entry, SweepFolder, View, steps_done, summarize
 
 NAMES = ("rmsnorm", "layernorm", "dyt", "groupnorm", "none")
 
@@ -58,7 +58,7 @@ def test_the_directories_alone_tell_how_runs_stand(folder: SweepFolder) -> None:
         ("groupnorm", "failed", 3, None),
         ("none", "waiting", 0, None),
     ]
-    assert overall(standings) == "3/5 runs  1 diverged  1 failed  1 running"
+    assert summarize(standings) == "3/5 runs  1 diverged  1 failed  1 running"
     assert steps_done(standings) == 350
     assert (standings[3].cause, standings[0].cause) == ("out of memory", "")
     assert folder.missing() == {"none-s0": ""}

@@ -11,7 +11,7 @@ import pytest
 
 from normbench.analysis.statistics import paired_difference
 from normbench.sweep.folder import Entry
-from normbench.sweep.plan import balanced
+from normbench.sweep.plan import balance
 
 
 def entries(arms: int, seeds: int) -> list[Any]:
@@ -19,13 +19,13 @@ def entries(arms: int, seeds: int) -> list[Any]:
 
 
 def test_runs_come_seed_by_seed_with_arms_at_random_and_then_in_reverse() -> None:
-    order = [run.run.split("-") for run in balanced(entries(6, 4))]
+    order = [run.run.split("-") for run in balance(entries(6, 4))]
     assert [int(seed) for _, seed in order] == [seed for seed in range(4) for _ in range(6)]
     first, second, third, fourth = ([arm for arm, seed in order if seed == str(number)] for number in range(4))
     assert (second, fourth) == (first[::-1], third[::-1])
     assert first not in (sorted(first), third)
     assert {*first} == {*third} == {*"012345"}
-    assert balanced(entries(6, 4)[::-1])[-1].seed == 0  # seeds come as they are given
+    assert balance(entries(6, 4)[::-1])[-1].seed == 0  # seeds come as they are given
 
 
 DRIFTS: dict[str, Callable[[np.random.Generator, np.ndarray], Any]] = {
@@ -46,8 +46,8 @@ def test_step_times_of_identical_arms_seldom_differ_whatever_the_machine_does(dr
     wrong = {"as given": 0, "balanced": 0}
     for study in range(300):
         machine = DRIFTS[drift](rng, np.linspace(0, 1, len(runs))) + rng.normal(0, 0.01, len(runs))
-        renamed = [replace(run, arm={"norm": f"{study} {run.arm['norm']}"}) for run in runs]  # which draws anew
-        for how, order in (("as given", runs), ("balanced", balanced(renamed))):
+        renamed = [replace(run, arm={"norm": f"{study} {run.arm['norm']}"}) for run in runs]  # which draws again
+        for how, order in (("as given", runs), ("balanced", balance(renamed))):
             times = {run.run: time for run, time in zip(order, machine, strict=True)}
             pair = ({seed: times[f"{arm}-{seed}"] for seed in range(seeds)} for arm in (0, arms - 1))
             interval = paired_difference(*pair).interval

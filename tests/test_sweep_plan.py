@@ -23,7 +23,7 @@ from normbench.sweep import plan
 from normbench.sweep.conduct import understand
 from normbench.sweep.folder import SweepFolder
 from normbench.sweep.launchers import Here, Processes, Ray, Submitit
-from normbench.sweep.tuning import choose, chosen, propose, said, tuned_grid, tuning_grid
+from normbench.sweep.tuning import choose, choose_rate, describe_choice, propose, tuned_grid, tuning_grid
 from normbench.sweep.work import Execution
 
 pytest_plugins = ["refusals", "run_fixtures"]
@@ -146,16 +146,16 @@ ARM = {"norm": "rmsnorm"}
 
 
 def test_the_lowest_mean_loss_is_chosen_and_divergence_is_infinitely_bad() -> None:
-    choice = chosen(ARM, {0.1: [1.7, None], 1e-2: [1.4, 1.6], 1e-3: [2.0, 2.0], 1e-4: [2.0, 3.0]})
+    choice = choose_rate(ARM, {0.1: [1.7, None], 1e-2: [1.4, 1.6], 1e-3: [2.0, 2.0], 1e-4: [2.0, 3.0]})
     assert (choice["lr"], choice["edge"]) == (1e-2, None)
     assert [point["mean"] for point in choice["curve"]] == [2.5, 2.0, 1.5, None]
-    assert chosen(ARM, {0.1: [None], 1.0: [None]})["lr"] is None
-    assert chosen(ARM, {0.1: [1.0]})["edge"] is None
-    low, high = chosen(ARM, {0.1: [1.0], 1.0: [2.0]}), chosen(ARM, {0.1: [2.0], 1.0: [1.0]})
+    assert choose_rate(ARM, {0.1: [None], 1.0: [None]})["lr"] is None
+    assert choose_rate(ARM, {0.1: [1.0]})["edge"] is None
+    low, high = choose_rate(ARM, {0.1: [1.0], 1.0: [2.0]}), choose_rate(ARM, {0.1: [2.0], 1.0: [1.0]})
     assert (low["edge"], high["edge"]) == ("lowest", "highest")
     grid = [0.05, 0.1, 1.0]  # of which not all was drawn
-    assert [chosen(ARM, {0.1: [loss], 1.0: [1.5]}, grid)["edge"] for loss in (1.0, 2.0)] == [None, "highest"]
-    assert said(low) == "rmsnorm: lr 0.1, the lowest of those tried: a wider sweep.lr_grid may have a better one"
+    assert [choose_rate(ARM, {0.1: [loss], 1.0: [1.5]}, grid)["edge"] for loss in (1.0, 2.0)] == [None, "highest"]
+    assert describe_choice(low).startswith("rmsnorm: lr 0.1, the lowest of those tried: ")
 
 
 GRID = [3.0e-4, 9.487e-4, 3.0e-3, 9.487e-3, 3.0e-2, 9.487e-2, 3.0e-1]
@@ -189,7 +189,7 @@ def test_five_of_seven_rates_find_what_all_seven_do(kind: str) -> None:
     rng, runs, same = np.random.default_rng(0), [], []
     for loss in (valley(rng, kind) for _ in range(500)):
         tried, every = searched(loss), {rate: loss(rate) for rate in GRID}
-        few, all_ = (chosen(ARM, {rate: [one] for rate, one in curve.items()})["lr"] for curve in (tried, every))
+        few, all_ = (choose_rate(ARM, {rate: [one] for rate, one in curve.items()})["lr"] for curve in (tried, every))
         runs.append(len(tried))
         same.append(few == all_ or all_ in (GRID[0], GRID[-1]))  # where it may lie beyond the grid
     assert np.mean(same) > 0.99
@@ -246,7 +246,7 @@ def test_each_arm_is_reported_at_its_own_rate(server: Server, tmp_path: Path) ->
     words = ["sweep", "norm=rmsnorm,none", "seed=0", *CNN, *LENGTHS, "trainer.grad_clip=0", "launcher=local"]
     words += ["sweep.lr=auto", "sweep.lr_grid=1e-3,1e-2,1000", "sweep.report=false"]
     output = finished(server, words, tmp_path)
-    for line in ("learning rates are chosen on held out data", "2 of 2 runs to do", "4 of 6 runs to do"):
+    for line in ("learning rates are chosen on held-out data", "2 of 2 runs to do", "4 of 6 runs to do"):
         assert line in output
     noted = json.loads((tmp_path / "outputs" / "sweep" / "lr_choice.json").read_text())
     assert (noted["seeds"], noted["holdout"], noted["runs"]) == ([1000], 0.1, "sweep-lr")

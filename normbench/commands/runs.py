@@ -19,7 +19,7 @@ from normbench.record.directory import ENDED, RunDirectory
 from normbench.record.files import read_json
 from normbench.runs.load import run_directories
 from normbench.settings import printable
-from normbench.sweep.folder import SweepFolder, overall, say
+from normbench.sweep.folder import SweepFolder, say, summarize
 
 # When a sweep or run was last written to, its name, state, progress and loss, and the command that goes on with it.
 Line = tuple[float, str, str, str, str, str]
@@ -67,7 +67,7 @@ def line_of_sweep(name: str, sweep: SweepFolder) -> Line:
     state = next((one for one in ("running", "waiting", "failed") if one in states), "finished")
     words = [note["words"] for note in notes]  # of runs that choose rates there are none
     command = sweep.command() if state in ("waiting", "failed") and any(words) else ""
-    return last_change(sweep.path, sweep.notes), name, state, overall(standings), "", command
+    return last_change(sweep.path, sweep.notes), name, state, summarize(standings), "", command
 
 
 def line_of_run(name: str, run: RunDirectory) -> Line:

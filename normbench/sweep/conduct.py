@@ -26,8 +26,18 @@ from normbench.runs.plan import same_elsewhere
 from normbench.runs.session import Session
 from normbench.sweep import tuning
 from normbench.sweep.folder import LOOK_SECONDS, Standing, SweepFolder, View, say, say_done, show_arms, show_failures
-from normbench.sweep.plan import SWEEP_NAME, Planner, SweepPlan, balanced, changed, exclude, read_grid, stacked
-from normbench.sweep.words import HOW, ONCE, SweepConfig, key_of, read_settings
+from normbench.sweep.plan import (
+    SWEEP_NAME,
+    PlannedRun,
+    Planner,
+    SweepPlan,
+    balance,
+    exclude,
+    make_stacks,
+    read_grid,
+    replace_settings,
+)
+from normbench.sweep.words import HOW, ONCE, SweepConfig, key_of, read_settings, settings_in
 from normbench.sweep.work import Execution, Stopped
 
 # Reports on the runs of a folder; the second says whether the person asked for quiet.
@@ -36,10 +46,10 @@ Report = Callable[[Path, bool], None]
 
 @dataclass
 class Sweep:
-    """A sweep that is understood; nothing has been run or written.
+    """A sweep whose words are understood; nothing has been run or written.
 
-    words: that it is made of, less those of one command. plan: where learning rates are to be chosen, with those that
-    are set in their place. choices: of learning rates, so far. failed: runs that have failed, by name.
+    words: that it is made of, without those of one command. plan: where learning rates are to be chosen, with those
+    that are set in their place. choices: of learning rates, so far. failed: runs that have failed, by name.
     """
 
     words: Sequence[str]
@@ -62,10 +72,11 @@ class Sweep:
 
     @property
     def asked(self) -> list[str]:
-        """Return the names of the runs that the words ask for; where rates are to be chosen they say from which."""
+        """The names of the runs that the words ask for; where rates are to be chosen they say from which."""
+        if not self.settings.lr:
+            return [run.run for run in self.plan.runs]
         rates = fingerprint({"rates": self.settings.lr_grid, "seeds": self.settings.lr_seeds})
-        chosen = f" lr {rates}" if self.settings.lr else ""
-        return [f"{run.run}{chosen}" for run in self.plan.runs]
+        return [f"{run.run} lr {rates}" for run in self.plan.runs]
 
     def check_folder(self) -> None:
         """Refuse to add runs to those of another sweep, unless that is meant.
@@ -74,54 +85,67 @@ class Sweep:
             UsageError: with the difference.
         """
         notes = self.folder.read_notes()
-        there = {name for note in notes for name in note["asked"]}
-        if there and (new := {*self.asked} - there) and not self.settings.extend:
-            differing = difference(notes[-1]["words"], self.words)
+        there: set[str] = set()
+        for note in notes:
+            there.update(note["asked"])
+        new = set(self.asked) - there
+        if there and new and not self.settings.extend:
+            difference = describe_difference(notes[-1]["words"], self.words)
             cure = f"sweep.extend=true adds {len(new):,} to its {len(there):,} runs, and name= gives a new folder"
-            raise UsageError(f"{self.plan.folder} has the runs of another sweep ({differing}): {cure}")
+            raise UsageError(f"{self.plan.folder} has the runs of another sweep ({difference}): {cure}")
 
     # ---- --dry-run
 
     def show(self) -> int:
         """Say what would run; returns the exit status."""
-        plan = next(plan for plan in self.plans() if self.to_do(plan) or self.is_reported(plan))
-        if not self.is_reported(plan):
-            say(self.console, "runs that choose learning rates, followed by those that are reported:")
-            self.show_one(plan, tuning.follow_up(self.plan, plan, self.settings))
-        self.show_one(plan if self.is_reported(plan) else self.plan)
+        for plan in self.plans():
+            if self.is_reported(plan):
+                self.show_plan(plan)
+                break
+            if self.to_do(plan):
+                say(self.console, "runs that choose learning rates, followed by those that are reported:")
+                self.show_plan(plan, tuning.follow_up(self.plan, plan, self.settings))
+                self.show_plan(self.plan)
+                break
         self.say_left_out()
         return 0
 
-    def show_one(self, plan: SweepPlan, later: int = 0) -> None:
-        """Print a plan, and the time of one run times their number. later: runs that will follow from their results."""
-        folder, first = SweepFolder(plan.folder), plan.runs[0]
+    def show_plan(self, plan: SweepPlan, later: int = 0) -> None:
+        """Print a plan, and how long it may take. later: runs that will follow from the results of these."""
+        folder = SweepFolder(plan.folder)
         arms = {name: [folder.look(run) for run in runs] for name, runs in plan.arms.items()}
         show_arms(self.console, plan.folder, arms)
         self.say_elsewhere(plan)
-        if number := self.to_do(plan):
-            beside = min(number, self.planner.jobs)
-            whole = f"{number:,} runs" + (f" and {later:,} more that their results ask for" if later else "")
-            device = str(first.prepared.device)
-            if not is_here(device):  # the launcher takes the runs to other machines
-                say(self.console, f"the time of {whole} is not known here, as this machine has no device={device}")
-                return
-            try:
-                begun = time.perf_counter()
-                session = Session(replace(first.prepared))  # which reads the data anew, as the run's process will
-                start = time.perf_counter() - begun
-                seconds = start + measure(session).seconds(first.steps)
-                total, each = (timedelta(seconds=math.ceil(seconds * n)) for n in ((number + later) / beside, 1))
-                line = f"about {total} for {whole}, {beside} at a time, each {each} as its start and a few steps tell"
-                line += "; as stacks of seeds they take another time, which was not measured" * (self.planner.stack > 1)
-            except Exception as error:  # of a user's class, as a run of the sweep would fail with, or it diverges
-                line = f"the time of {whole} is not known: {first.run} fails ({explain(error)})"
+        number = self.to_do(plan)
+        if not number:
+            return
+        first = plan.runs[0].prepared
+        whole = f"{number:,} runs"
+        if later:
+            whole += f" and {later:,} more that their results ask for"
+        if not is_here(str(first.device)):  # the launcher takes the runs to other machines
+            say(self.console, f"the time of {whole} is not known here, as this machine has no device={first.device}")
+            return
+        try:
+            seconds = time_run(plan.runs[0])
+        except Exception as error:  # of a user's class, as a run of the sweep would fail with, or it diverges
+            say(self.console, f"the time of {whole} is not known: {plan.runs[0].run} fails ({explain(error)})")
+        else:
+            together = min(number, self.planner.jobs)
+            total = timedelta(seconds=math.ceil(seconds * (number + later) / together))
+            each = timedelta(seconds=math.ceil(seconds))
+            line = f"about {total} for {whole}, {together} at a time, each {each} as its start and a few steps tell"
+            if self.planner.stack > 1:
+                line += "; as stacks of seeds they take another time, which was not measured"
             say(self.console, line)
-            if others := busy(first.prepared.threads):
-                say(self.console, others)
+        others = busy(first.threads)
+        if others:
+            say(self.console, others)
 
     def to_do(self, plan: SweepPlan) -> int:
         """Return how many runs of a plan are not over."""
-        return sum(not SweepFolder(plan.folder).look(run).over for run in plan.runs)
+        folder = SweepFolder(plan.folder)
+        return sum(not folder.look(run).over for run in plan.runs)
 
     def say_left_out(self) -> None:
         """Say what is not run, and why."""
@@ -130,7 +154,8 @@ class Sweep:
 
     def say_elsewhere(self, plan: SweepPlan) -> None:
         """Say which runs of a plan are there with other threads, or on another device."""
-        if same := same_elsewhere([run.prepared for run in plan.runs]):
+        same = same_elsewhere([run.prepared for run in plan.runs])
+        if same:
             say(self.console, f"note: {same}")
 
     # ---- the runs
@@ -141,13 +166,7 @@ class Sweep:
         self.say_left_out()
         try:
             with self.folder.worked_on():
-                if self.settings.lr:
-                    say(self.console, "learning rates are chosen on held out data: a few first, then what they ask for")
-                    self.folder.write_plan((), self.words, self.asked)
-                for plan in self.plans():
-                    if self.choices:
-                        tuning.write_choices(self.plan.folder / CHOICE_FILE, self.choices, self.settings)
-                    standings = self.finish(plan)
+                standings = self.make_runs()
         except Stopped as stop:
             say(Console(), f"stopped by {stop}; go on, each run from its checkpoint: {self.command}")
             return 128 + signal.Signals[str(stop)]
@@ -158,25 +177,44 @@ class Sweep:
             report(self.plan.folder, self.console.quiet)
         return show_failures([*self.failed.values()], self.command)
 
+    def make_runs(self) -> list[Standing]:
+        """Make the runs that choose, if any, and then those that are reported; returns how these stand in the end."""
+        if self.settings.lr:
+            say(self.console, "learning rates are chosen on held-out data: a few first, then those near the best")
+            self.folder.write_plan((), self.words, self.asked)
+        standings: list[Standing] = []
+        for plan in self.plans():
+            if self.choices:
+                tuning.write_choices(self.plan.folder / CHOICE_FILE, self.choices, self.settings)
+            standings = self.finish(plan)
+        return standings
+
     def plans(self) -> Iterator[SweepPlan]:
         """Yield what is to run, each plan over before the next: runs that choose learning rates, if any, come first.
 
         Raises:
             UsageError, RunFailure: no rate is good.
         """
-        while self.settings.lr and (points := tuning.tuning_grid(self.plan, self.settings, self.choices)):
-            yield (choosing := self.planner.plan(points))
+        if not self.settings.lr:
+            yield self.plan
+            return
+        points = tuning.tuning_grid(self.plan, self.settings, self.choices)
+        while points:
+            choosing = self.planner.plan(points)
+            yield choosing
             self.choices = tuning.choose(choosing, self.settings.lr_grid)
+            points = tuning.tuning_grid(self.plan, self.settings, self.choices)
         for choice in self.choices:
-            say(self.console, tuning.said(choice))
-        if self.choices and all(choice["lr"] is None for choice in self.choices):
+            say(self.console, tuning.describe_choice(choice))
+        if all(choice["lr"] is None for choice in self.choices):
             show_failures([*self.failed.values()], self.command)
-            text = f"sweep.lr={self.settings.lr} has found no learning rate for any arm: give others with sweep.lr_grid"
-            raise RunFailure(text) if self.failed else UsageError(text)
-        yield self.planner.plan(tuning.tuned_grid(self.plan, self.choices)) if self.choices else self.plan
+            error = RunFailure if self.failed else UsageError
+            cure = "give others with sweep.lr_grid"
+            raise error(f"sweep.lr={self.settings.lr} has found no learning rate for any arm: {cure}")
+        yield self.planner.plan(tuning.tuned_grid(self.plan, self.choices))
 
     def is_reported(self, plan: SweepPlan) -> bool:
-        """Return whether the runs of a plan are reported; others choose learning rates."""
+        """Tell whether the runs of a plan are reported; others choose learning rates."""
         return plan.folder == self.plan.folder
 
     def finish(self, plan: SweepPlan) -> list[Standing]:
@@ -187,24 +225,44 @@ class Sweep:
             RunFailure: the launcher starts nothing.
             Stopped: by a signal.
         """
-        planner, folder, whole = self.planner, SweepFolder(plan.folder), len(plan.runs)
+        folder = SweepFolder(plan.folder)
         if self.settings.retry_failed:
             for run in plan.runs:
                 folder.forget_failure(run.run)
         view = View(self.console, folder, plan.runs)
-        if left := whole - len(view.over):
-            folder.write_plan(plan.runs, *((self.words, self.asked) if self.is_reported(plan) else ()))
-            beside = min(-(-left // planner.stack), planner.jobs)
-            how = f"in stacks of up to {planner.stack} seeds, " if planner.stack > 1 else ""
-            share = f"{how}{beside} at a time with threads={planner.threads} each{planner.launcher.where}"
-            say(self.console, f"{left} of {whole} runs to do, {share}, in {plan.folder}")
+        left = len(plan.runs) - len(view.over)
+        if left:
+            if self.is_reported(plan):
+                folder.write_plan(plan.runs, self.words, self.asked)
+            else:
+                folder.write_plan(plan.runs)
+            say(self.console, f"{left} of {len(plan.runs)} runs to do, {self.share(left)}, in {plan.folder}")
             self.say_elsewhere(plan)
+            stacks = make_stacks(balance(plan.runs), self.planner.stack)
             with closing(view):
-                stacks = stacked(balanced(plan.runs), planner.stack)
-                Execution(planner, folder, stacks, self.settings.timeout).finish(view)
+                Execution(self.planner, folder, stacks, self.settings.timeout).finish(view)
         standings = view.read()
-        self.failed |= {one.entry.run: one for one in standings if one.state == "failed"}
+        for one in standings:
+            if one.state == "failed":
+                self.failed[one.entry.run] = one
         return standings
+
+    def share(self, left: int) -> str:
+        """Return in words how many of the runs that are left are made at a time, and with how many threads each."""
+        planner = self.planner
+        together = min(math.ceil(left / planner.stack), planner.jobs)
+        line = f"{together} at a time with threads={planner.threads} each{planner.launcher.where}"
+        if planner.stack > 1:
+            line = f"in stacks of up to {planner.stack} seeds, {line}"
+        return line
+
+
+def time_run(run: PlannedRun) -> float:
+    """Return how many seconds a run takes, by its start and a few of its steps."""
+    begun = time.perf_counter()
+    session = Session(replace(run.prepared))  # a copy without its data: it reads them again, as the run's process will
+    start = time.perf_counter() - begun
+    return start + measure(session).seconds(run.steps)
 
 
 def understand(words: Sequence[str]) -> Sweep:
@@ -223,7 +281,8 @@ def understand(words: Sequence[str]) -> Sweep:
         plan = planner.plan(kept, excluded)
     if settings.lr:
         tuning.check_tunable(plan, settings)
-    return Sweep([word for word in words if key_of(word) not in ONCE], settings, planner, plan)
+    lasting = [word for word in words if key_of(word) not in ONCE]
+    return Sweep(lasting, settings, planner, plan)
 
 
 def sweep(words: Sequence[str], dry_run: bool, report: Report) -> int:
@@ -233,7 +292,7 @@ def sweep(words: Sequence[str], dry_run: bool, report: Report) -> int:
         UsageError: any mistake in the words; nothing was started.
         RunFailure: the launcher starts nothing.
     """
-    outputs = {key_of(word): word.partition("=")[2] for word in words}.get("outputs", "outputs")
+    outputs = settings_in(words).get("outputs", "outputs")
     with limits_named(outputs):
         understood = understand(words)
         understood.check_folder()
@@ -241,70 +300,89 @@ def sweep(words: Sequence[str], dry_run: bool, report: Report) -> int:
         return understood.show() if dry_run else understood.run(report)
 
 
-def difference(before: Sequence[str], now: Sequence[str]) -> str:
+def describe_difference(before: Sequence[str], now: Sequence[str]) -> str:
     """Say in which of the words that decide about runs two sweeps differ."""
-    said = [{key_of(word): word.partition("=")[2] for word in words} for words in (before, now)]
-    keys = [key for key in {**said[0], **said[1]} if key.partition(".")[0] not in HOW and key not in HOW]
-    pairs = [(key, *(each.get(key, "not given") for each in said)) for key in keys]
-    parts = [f"{key}: {there} there, {here} here" for key, there, here in pairs if there != here]
+    there = settings_in(before)
+    here = settings_in(now)
+    parts = []
+    for key in {**there, **here}:
+        decides = key not in HOW and key.partition(".")[0] not in HOW
+        if decides and there.get(key) != here.get(key):
+            parts.append(f"{key}: {there.get(key, 'not given')} there, {here.get(key, 'not given')} here")
     return "; ".join(parts) or "its words make other runs now: a default, the device, the data or a class has changed"
 
 
 def resume(folder: Path, words: Sequence[str], dry_run: bool, report: Report, trust: bool = False) -> int:
     """Go on with the sweeps that were started on a folder; returns the exit status.
 
-    words: in place of some of theirs, or beside them. trust: whether theirs may run code of anybody's.
+    words: in place of some of theirs, or beside them. trust: whether theirs may run anybody's code.
 
     Raises:
         UsageError: there is none, one has such words and no trust, or what `sweep` raises.
         RunFailure: the launcher starts nothing.
     """
-    noted = [note for note in SweepFolder(folder).read_notes() if note["words"]]
-    noted = [note for note in noted if not any({*note["asked"]} < {*other["asked"]} for other in noted)]
-    if not noted:
+    runs = SweepFolder(folder)
+    notes = [note for note in runs.read_notes() if note["words"]]
+    if not notes:
         raise UsageError(f"{folder} holds no sweep that can go on: give the folder of one, as outputs/{SWEEP_NAME}")
-    if not trust and (foreign := SweepFolder(folder).foreign):
-        what = f"{folder} has {foreign[0]!r}, which may run code of somebody's or reach another machine"
+    if runs.foreign and not trust:
+        what = f"{folder} has {runs.foreign[0]!r}, which may run somebody else's code or reach another machine"
         raise UsageError(f"{what}: if you trust whoever made the sweep, add --trust")
-    place = {"name": folder.absolute().name, "outputs": str(folder.parent)}
-    place = {key: path if re.fullmatch(r"[a-z./][\w./-]*", path) else f"'{path}'" for key, path in place.items()}
-    more = {key_of(word): word.partition("=")[2] for word in words} | place
-    commands, status = [*dict.fromkeys(changed(note["words"], more) for note in noted)], 0
+
+    settings = settings_in(words)
+    for key, path in (("name", folder.absolute().name), ("outputs", str(folder.parent))):
+        settings[key] = path if re.fullmatch(r"[a-z./][\w./-]*", path) else f"'{path}'"
+    commands: list[tuple[str, ...]] = []
+    for note in notes:
+        command = replace_settings(note["words"], settings)
+        if command not in commands and not any(set(note["asked"]) < set(other["asked"]) for other in notes):
+            commands.append(command)
+
+    status = 0
     for command in commands:
-        status = max(status, sweep(command, dry_run, report if command == commands[-1] else lambda *_: None))
+        is_last = command == commands[-1]
+        status = max(status, sweep(command, dry_run, report if is_last else lambda *_: None))
         if status >= 128:  # stopped by a signal
             break
     return status
 
 
 def watch(folder: Path) -> int:
-    """Show how far the sweeps of a folder are, as long as somebody is at work on them; returns the exit status.
+    """Show how far the sweeps of a folder are, as long as a process is working on them; returns the exit status.
 
     Where learning rates are being chosen, those runs come first.
 
     Raises:
         UsageError: there is no sweep.
     """
-    reported, console, over, busy = SweepFolder(folder), Console(), dict[str, Standing](), True
+    reported = SweepFolder(folder)
     places = (SweepFolder(Path(f"{folder}{tuning.SUFFIX}")), reported)
+    console = Console()
     if not reported.read_notes():
         raise UsageError(f"{folder} holds no sweep: give the folder of one, such as outputs/{SWEEP_NAME}")
-    while busy:
-        busy = reported.is_worked_on()  # asked first: what has been done until then is seen
+
+    over: dict[str, Standing] = {}
+    working = True
+    while working:
+        working = reported.is_worked_on()  # asked first: what has been done until then is seen
         for runs in places:
             entries = runs.read_plans()
-            if {entry.run for entry in entries} <= over.keys():
+            if all(entry.run in over for entry in entries):
                 continue
             with closing(View(console, runs, entries)) as view:
-                while busy and len(view.over) < len(entries):
+                while working and len(view.over) < len(entries):
                     view.look()
                     time.sleep(LOOK_SECONDS)
-                    busy = reported.is_worked_on() or any(one.state == "running" for one in view.read())
+                    working = reported.is_worked_on() or any(one.state == "running" for one in view.read())
             over |= view.over
-        time.sleep(LOOK_SECONDS * busy)
-    planned = {entry.run for runs in places for entry in runs.read_plans()}
-    if all(note["runs"] for note in reported.read_notes()) and planned <= over.keys():
+        if working:
+            time.sleep(LOOK_SECONDS)
+
+    entries = [entry for runs in places for entry in runs.read_plans()]
+    is_planned = all(note["runs"] for note in reported.read_notes())  # else rates are still to be chosen
+    if is_planned and all(entry.run in over for entry in entries):
         say_done(console, reported, [over[entry.run] for entry in reported.read_plans()], reported.command())
     else:
         say(console, f"no process is working on {folder} now; resume with: {reported.command()}")
-    return show_failures([one for one in over.values() if one.state == "failed"], reported.command())
+    failed = [one for one in over.values() if one.state == "failed"]
+    return show_failures(failed, reported.command())

@@ -1,6 +1,6 @@
-"""How the runs of a sweep stand, by their directories and what it keeps beside them in `.sweep`; and how that is shown.
+"""How the runs of a sweep stand, by their directories and the sweep's own notes in `.sweep`, and how that is shown.
 
-On a terminal it is shown live, elsewhere in lines.
+On a terminal the display is live; elsewhere it is printed in lines.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PLAN = {"words": [str], "asked": [str], "runs": [ENTRY]}
 class Entry:
     """One run in the list of those that a sweep makes.
 
-    arm: what varies, less the seed. words: those that `train` is given, or of a stack `sweep`.
+    arm: what varies, without the seed. words: those of the `train` command that makes it; of `sweep` for a stack.
     """
 
     run: str
@@ -51,7 +51,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Standing:
-    """How a run stands. loss: of validation, in the end. cause: of its failure."""
+    """How a run stands. loss: the final validation loss. cause: why it failed."""
 
     entry: Entry
     state: Literal["finished", "diverged", "failed", "running", "waiting"]
@@ -68,50 +68,63 @@ class SweepFolder:
     """The runs of a folder and what is noted about them. Nothing is created before it is needed."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.notes = path, path / ".sweep"
-        self.plans, self.failures = self.notes / "plans", self.notes / "failures"
+        self.path = path
+        self.notes = path / ".sweep"
+        self.plans = self.notes / "plans"
+        self.failures = self.notes / "failures"
 
     def command(self, words: Sequence[str] = ()) -> str:
         """Return the command that goes on with the sweeps of the folder.
 
-        words: those that whoever reads it has given or trusted; what is only noted in the folder is trusted by nobody.
+        words: those that the person has given or trusted. Words that are only noted in the folder trust nothing.
         """
-        trust = ["--trust"] * any(map(needs_trust, words))
-        return shlex.join(["normbench", "sweep", "--resume", str(self.path), *trust])
+        command = ["normbench", "sweep", "--resume", str(self.path)]
+        if any(needs_trust(word) for word in words):
+            command.append("--trust")
+        return shlex.join(command)
 
     @property
     def foreign(self) -> list[str]:
-        """The words of its sweeps that may run code of somebody's, or reach another machine."""
-        return [word for note in self.read_notes() for word in note["words"] if needs_trust(word)]
+        """The words of its sweeps that may run somebody else's code, or reach another machine."""
+        found: list[str] = []
+        for note in self.read_notes():
+            found += filter(needs_trust, note["words"])
+        return found
 
     def write_plan(self, entries: Iterable[Entry], words: Sequence[str] = (), asked: Iterable[str] = ()) -> None:
-        """Note which runs a sweep makes, for whoever looks on or goes on; the same runs are the same file.
+        """Note which runs a sweep makes, for `--watch` and `--resume`; the same runs make the same file.
 
         Args:
-            entries: none: those that are noted already, if any.
+            entries: the runs; if there are none, those that are noted already stay.
             words: of the sweep.
             asked: names of the runs that the words ask for, where learning rates are still to be chosen.
         """
         runs = [{name: getattr(entry, name) for name in ENTRY} for entry in entries]
-        names = sorted(asked or (run["run"] for run in runs))
+        names = sorted(asked or [run["run"] for run in runs])
         path = self.plans / f"{fingerprint({'runs': names})}.json"
-        known = (read_json(path, PLAN) or {"runs": []})["runs"]
+        if not runs:
+            before = read_json(path, PLAN)
+            runs = before["runs"] if before else []
         inside(self.path, ".sweep", "plans").mkdir(parents=True, exist_ok=True)
-        write_json(path, {"words": [*words], "asked": names, "runs": runs or known})
+        write_json(path, {"words": [*words], "asked": names, "runs": runs})
 
     def read_notes(self) -> list[dict[str, Any]]:
         """Return what is noted of each sweep that was started on this folder, the last one last."""
         files = sorted(self.plans.glob("*.json"), key=lambda path: path.stat().st_mtime)
-        return [note for path in files if (note := read_json(path, PLAN))]
+        notes = [read_json(path, PLAN) for path in files]
+        return [note for note in notes if note]
 
     def read_plans(self) -> list[Entry]:
         """Return the runs of all sweeps that were started on this folder, each once."""
-        runs = [run for note in self.read_notes() for run in note["runs"]]
-        return list({run["run"]: Entry(*(run[name] for name in ENTRY)) for run in runs}.values())
+        entries: dict[str, Entry] = {}
+        for note in self.read_notes():
+            for run in note["runs"]:
+                entries[run["run"]] = Entry(**{name: run[name] for name in ENTRY})
+        return list(entries.values())
 
     @contextmanager
     def worked_on(self) -> Iterator[None]:
-        """Let others know that a sweep is at work on the folder, while this lasts."""
+        """Let others know, inside the `with`, that a sweep is working on the folder."""
         with ExitStack() as stack:
             with suppress(HeldElsewhere, OSError):  # another sweep lets them know already
                 self.path.mkdir(parents=True, exist_ok=True)
@@ -119,33 +132,36 @@ class SweepFolder:
             yield
 
     def is_worked_on(self) -> bool:
-        """Tell whether a sweep is at work on the folder."""
+        """Tell whether a sweep is working on the folder."""
         return RunDirectory(self.path).is_held()
 
     def missing(self) -> dict[str, str]:
-        """Return the planned runs that have no directory -> why they have failed; empty: not begun."""
-        names = [entry.run for entry in self.read_plans() if not (self.path / entry.run).is_dir()]
-        return {name: self.failure(name) for name in names}
+        """Return the planned runs that have no directory, and why each failed; empty: it has not begun."""
+        names = [entry.run for entry in self.read_plans()]
+        return {name: self.failure(name) for name in names if not (self.path / name).is_dir()}
 
     def note_failure(self, name: str, cause: str, details: str = "") -> None:
-        """Note that a run has failed, in one line. details: what it has printed, and a traceback."""
+        """Note why a run has failed, in one line. details: what it has printed, and a traceback."""
         inside(self.path, ".sweep", "failures").mkdir(parents=True, exist_ok=True)
         write_json(self.failures / f"{name}.json", {"cause": cause, "details": details})
 
     def forget_failure(self, name: str) -> None:
-        """Let a run be tried again that has failed."""
+        """Let a failed run be tried again."""
         inside(self.path, ".sweep", "failures", f"{name}.json").unlink(missing_ok=True)
 
     def failure(self, name: str) -> str:
         """Return why a run has failed; empty: it has not."""
-        return str((read_json(self.failures / f"{name}.json") or {}).get("cause", ""))
+        noted = read_json(self.failures / f"{name}.json") or {}
+        return str(noted.get("cause", ""))
 
     def look(self, entry: Entry) -> Standing:
         """Return how a run stands, and how far it is."""
         directory = RunDirectory(self.path / entry.run)
-        if summary := directory.ended():
+        summary = directory.ended()
+        if summary:
             return Standing(entry, summary["status"], summary["step"], summary["metrics"].get("loss/val"))
-        step = int((read_json(directory.status) or {}).get("step", 0))
+        status = read_json(directory.status) or {}
+        step = int(status.get("step", 0))
         if directory.is_held():
             return Standing(entry, "running", step)
         cause = self.failure(entry.run)
@@ -153,8 +169,11 @@ class SweepFolder:
 
 
 def arm_name(arm: Mapping[str, str]) -> str:
-    """Name an arm, such as `rmsnorm · pre · optim.lr=0.001`: options and classes by their words."""
-    words = [value if key in GROUPS or key.endswith("._target_") else f"{key}={value}" for key, value in arm.items()]
+    """Return the name of an arm, such as `rmsnorm · pre · optim.lr=0.001`; options and classes stand without a key."""
+    words = []
+    for key, value in arm.items():
+        is_choice = key in GROUPS or key.endswith("._target_")
+        words.append(value if is_choice else f"{key}={value}")
     return " · ".join(words) or "all runs"
 
 
@@ -162,49 +181,80 @@ def arm_name(arm: Mapping[str, str]) -> str:
 
 
 class View:
-    """Shows how runs stand: a bar for all and for each at work, or a line when one ends and one from time to time."""
+    """Shows how runs stand.
+
+    On a terminal: a bar for all and one for each run that is running. Elsewhere: a line when a run ends, and one a
+    minute.
+    """
 
     def __init__(self, console: Console, folder: SweepFolder, entries: Sequence[Entry]) -> None:
-        self.console, self.folder, self.entries = console, folder, entries
-        self.bars = Progress(
-            TextColumn("{task.description}", markup=False), BarColumn(None), TimeRemainingColumn(), console=console,
-            disable=not console.is_terminal, expand=True, speed_estimate_period=3600, refresh_per_second=1,
-        )  # fmt: skip
+        self.console = console
+        self.folder = folder
+        self.entries = entries
         self.over: dict[str, Standing] = {}  # these are read once
-        first, total = self.read(), sum(entry.steps for entry in entries)
-        self.whole = self.bars.add_task("", total=total, completed=steps_done(first))
-        self.looked = self.printed = float("-inf")
+        self.bars = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(None),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+            expand=True,
+            speed_estimate_period=3600,
+            refresh_per_second=1,
+        )
+        total = sum(entry.steps for entry in entries)
+        self.whole = self.bars.add_task("", total=total, completed=steps_done(self.read()))
+        self.last_look = float("-inf")
+        self.last_line = float("-inf")
 
     def read(self) -> list[Standing]:
         """Return how all runs stand now."""
-        standings = [self.over.get(entry.run) or self.folder.look(entry) for entry in self.entries]
-        self.over |= {one.entry.run: one for one in standings if one.over}
+        standings = []
+        for entry in self.entries:
+            standing = self.over.get(entry.run) or self.folder.look(entry)
+            if standing.over:
+                self.over[entry.run] = standing
+            standings.append(standing)
         return standings
 
-    def look(self, again: bool = False) -> None:
-        """Show how the runs stand, at most once a second, or again at once."""
-        if (now := time.monotonic()) - self.looked < LOOK_SECONDS and not again:
+    def look(self, at_once: bool = False) -> None:
+        """Show how the runs stand, at most once a second unless at once."""
+        now = time.monotonic()
+        if now - self.last_look < LOOK_SECONDS and not at_once:
             return
-        known, standings, self.looked = {*self.over}, self.read(), now
-        self.bars.update(self.whole, description=overall(standings), completed=steps_done(standings))
-        if not self.bars.disable:
-            for task in self.bars.task_ids[1:]:
-                self.bars.remove_task(task)
-            running = [one for one in standings if one.state == "running"]
-            for one in running[: max(3, self.console.size.height - 4)]:  # as many as there is room for
-                self.bars.add_task(said(one), total=one.entry.steps, completed=one.step)
-            self.bars.start()
-            return
-        lines = [said(one) for one in standings if one.over and one.entry.run not in known]
+        self.last_look = now
+        known = set(self.over)
+        standings = self.read()
+        self.bars.update(self.whole, description=summarize(standings), completed=steps_done(standings))
+        if self.bars.disable:
+            self.print_lines([one for one in standings if one.over and one.entry.run not in known])
+        else:
+            self.draw_bars([one for one in standings if one.state == "running"])
+
+    def draw_bars(self, running: Sequence[Standing]) -> None:
+        """Draw a bar for each running run, as many as there is room for, below that of all."""
+        for task in self.bars.task_ids[1:]:
+            self.bars.remove_task(task)
+        room = max(3, self.console.size.height - 4)
+        for one in running[:room]:
+            self.bars.add_task(describe(one), total=one.entry.steps, completed=one.step)
+        self.bars.start()
+
+    def print_lines(self, ended: Sequence[Standing]) -> None:
+        """Print a line for each run that has just ended, or one on all runs if the last line is long ago."""
+        lines = [describe(one) for one in ended]
+        if not lines and self.last_look - self.last_line > LINE_SECONDS:
+            lines = [""]
         left = self.bars.tasks[0].time_remaining
         time_left = f"{timedelta(seconds=left)} left" if left else ""
-        for line in lines or [""] * (now - self.printed > LINE_SECONDS):
-            self.printed = now
-            say(self.console, "  ".join(filter(None, (overall(standings), line, time_left))))
+        whole = self.bars.tasks[0].description
+        for line in lines:
+            self.last_line = self.last_look
+            say(self.console, "  ".join(filter(None, (whole, line, time_left))))
 
     def close(self) -> None:
-        """Leave the last state to be seen."""
-        self.look(again=True)
+        """Leave the last state on the screen."""
+        self.look(at_once=True)
         self.bars.stop()
 
 
@@ -213,15 +263,18 @@ def steps_done(standings: Sequence[Standing]) -> int:
     return sum(one.entry.steps if one.over else one.step for one in standings)
 
 
-def overall(standings: Sequence[Standing]) -> str:
-    """Return such as `5/8 runs  1 diverged  2 running`."""
+def summarize(standings: Sequence[Standing]) -> str:
+    """Return how many runs are over, and how many are in some states, such as `5/8 runs  1 diverged  2 running`."""
     counts = Counter(one.state for one in standings)
-    parts = [f"{sum(one.over for one in standings)}/{len(standings)} runs"]
-    parts += [f"{counts[state]} {state}" for state in ("diverged", "failed", "running") if counts[state]]
+    over = sum(one.over for one in standings)
+    parts = [f"{over}/{len(standings)} runs"]
+    for state in ("diverged", "failed", "running"):
+        if counts[state]:
+            parts.append(f"{counts[state]} {state}")
     return "  ".join(parts)
 
 
-def said(standing: Standing) -> str:
+def describe(standing: Standing) -> str:
     """Return a run's arm and seed, how far it is, and its loss."""
     entry = standing.entry
     done = standing.state if standing.over else f"{standing.step:,}/{entry.steps:,}"
@@ -230,8 +283,8 @@ def said(standing: Standing) -> str:
 
 
 def say_done(console: Console, folder: SweepFolder, standings: Sequence[Standing], command: str) -> None:
-    """Say that a sweep is over, and how to go on. command: goes on with it."""
-    say(console, f"{overall(standings)} in {folder.path}")
+    """Say that a sweep is over, and what can be done next. command: goes on with it."""
+    say(console, f"{summarize(standings)} in {folder.path}")
     if any(folder.path.glob("*/events.out.tfevents.*")):
         say(console, f"look at the curves: {shlex.join(['normbench', 'tensorboard', str(folder.path)])}")
     if any(one.state != "failed" for one in standings):
@@ -248,35 +301,59 @@ def say(console: Console, line: str) -> None:
 
 def show_arms(console: Console, folder: Path, arms: Mapping[str, Sequence[Standing]]) -> None:
     """Print how the runs of each arm stand."""
-    title, columns = Text(str(folder), "bold"), ("arm", "seeds", "to do", "done", "failed")
-    table = Table(*columns, box=SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left")
-    whole = [one for standings in arms.values() for one in standings]
-    for name, standings in [*arms.items(), (f"in all: {len(arms):,}", whole)]:
-        counts = Counter(one.state for one in standings)
-        seeds = ", ".join(map(str, sorted({one.entry.seed for one in standings})))
-        done, failed = counts["finished"] + counts["diverged"], counts["failed"]
-        table.add_row(Text(name), seeds, *map(str, (len(standings) - done - failed, done, failed)))
-    table.rows[-2].end_section = True
+    table = Table("arm", "seeds", "to do", "done", "failed", box=SIMPLE_HEAD, pad_edge=False)
+    table.title = Text(str(folder), "bold")
+    table.title_justify = "left"
+    everything: list[Standing] = []
+    for name, standings in arms.items():
+        add_arm(table, name, standings)
+        everything += standings
+    table.add_section()
+    add_arm(table, f"in all: {len(arms):,}", everything)
     console.print(table)
 
 
+def add_arm(table: Table, name: str, standings: Sequence[Standing]) -> None:
+    """Add a row on some runs: their seeds, and how many are to do, done and failed."""
+    counts = Counter(one.state for one in standings)
+    seeds = sorted({one.entry.seed for one in standings})
+    done = counts["finished"] + counts["diverged"]
+    failed = counts["failed"]
+    to_do = len(standings) - done - failed
+    table.add_row(Text(name), ", ".join(map(str, seeds)), str(to_do), str(done), str(failed))
+
+
 def show_failures(failed: Sequence[Standing], command: str) -> int:
-    """Print why runs have failed, if any, and for each cause the command that repeats one; returns the exit status.
+    """Print why runs have failed, if any, and for each cause a command that repeats one; returns the exit status.
 
     command: goes on with all.
     """
-    console, table = Console(), Table("failed run", "cause", box=SIMPLE_HEAD, pad_edge=False)
-    alike: dict[str, list[Standing]] = {}
+    if not failed:
+        return 0
+    by_cause: dict[str, list[Standing]] = {}
     for one in failed:
-        alike.setdefault(one.cause, []).append(one)
-    for cause, ones in alike.items():
-        others = f" and {len(ones) - 1:,} more" if len(ones) > 1 else ""
-        table.add_row(Text(f"{ones[0].entry.run}{others}"), Text(cause))
-    if failed:
-        console.print(table)
-        for first, *_ in alike.values():
-            words = first.entry.words
-            alone = ["sweep", *words, "sweep.retry_failed=true"] if any(map(is_own, words)) else ["train", *words]
-            say(console, f"repeat {'it' if len(alike) == 1 else first.entry.run}: {shlex.join(['normbench', *alone])}")
-        say(console, f"try all of them again: {command} sweep.retry_failed=true")
-    return 1 if failed else 0
+        by_cause.setdefault(one.cause, []).append(one)
+
+    console = Console()
+    table = Table("failed run", "cause", box=SIMPLE_HEAD, pad_edge=False)
+    for cause, ones in by_cause.items():
+        name = ones[0].entry.run
+        if len(ones) > 1:
+            name += f" and {len(ones) - 1:,} more"
+        table.add_row(Text(name), Text(cause))
+    console.print(table)
+
+    for first, *_ in by_cause.values():
+        entry = first.entry
+        which = "it" if len(by_cause) == 1 else entry.run
+        say(console, f"repeat {which}: {repeat_command(entry)}")
+    say(console, f"try all of them again: {command} sweep.retry_failed=true")
+    return 1
+
+
+def repeat_command(entry: Entry) -> str:
+    """Return the command that makes one failed run again, by itself."""
+    words = ["normbench", "train", *entry.words]
+    if any(is_own(word) for word in entry.words):  # one seed of a stack
+        words = ["normbench", "sweep", *entry.words, "sweep.retry_failed=true"]
+    return shlex.join(words)

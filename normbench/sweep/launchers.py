@@ -1,7 +1,7 @@
-"""Where the runs of a sweep are started: processes of this machine, Slurm by submitit, a Ray cluster.
+"""Where the runs of a sweep are started: processes of this machine, Slurm by submitit, or a Ray cluster.
 
-Each class takes the settings of its YAML in `conf/launcher/`, says how many runs it has at a time with how many threads
-each, and starts them.
+Each class takes the settings of its YAML in `conf/launcher/`, says how many runs it makes at a time with how many
+threads each, and starts them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
@@ -44,7 +44,7 @@ PRELOADED = [f"normbench.{part}" for part in ("sweep.server", "data", "models", 
 
 
 def start_server() -> None:
-    """Start the server from which runs are forked, unless there is one; it loads torch while this process goes on."""
+    """Start the server from which runs are forked, unless it is there; it loads torch while this process goes on."""
     multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOADED)
     resource_tracker.ensure_running()  # else the server starts it, and it lets the signals through again
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # a signal to all must not end the server
@@ -52,8 +52,8 @@ def start_server() -> None:
         scratch()
         forkserver.ensure_running()
     except OSError as error:  # as where the path of its socket is too long
-        where = f"the process that starts runs has no place in {tempfile.gettempdir()}"
-        raise UsageError(f"{where} ({error}): let TMPDIR name a folder with a short path, such as /tmp") from error
+        what = f"the process that starts runs cannot make its files in {tempfile.gettempdir()} ({error})"
+        raise UsageError(f"{what}: let TMPDIR name a folder with a short path, such as /tmp") from error
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -61,8 +61,8 @@ def start_server() -> None:
 class Launcher:
     """Starts tasks.
 
-    elsewhere: on machines or GPUs of which this process knows nothing; it is given all tasks at once. where: what a
-    person may not expect of that. jobs, threads: at a time and of each, by default.
+    elsewhere: whether on machines or GPUs of which this process knows nothing; then it is given all tasks at once.
+    where: what a person may not expect of the place. jobs, threads: the defaults of runs at a time and threads of each.
     """
 
     elsewhere = False
@@ -71,33 +71,36 @@ class Launcher:
     threads = 1
 
     def start(self, tasks: Sequence[Task], jobs: int, notes: Path) -> Sequence[Any]:
-        """Start tasks, and return for each what has `done`, `result` and `cancel`, as a Future has.
+        """Start tasks, and return for each a job with `done`, `result` and `cancel`, as a Future has them.
 
-        `result` raises where the process has died; `cancel` ends it behind a checkpoint.
+        `result` raises where the process has died; `cancel` lets it write a checkpoint and end.
 
         Args:
-            jobs: how many are at work at a time.
+            jobs: how many run at a time.
             notes: a folder for what it writes.
         """
         raise NotImplementedError
 
     def share(self, jobs: int, threads: int | None, gpus: int) -> tuple[int, int]:
-        """Return how many runs there are at a time, one for each GPU or as many as have cores, and threads of each.
+        """Return how many runs there are at a time, and how many threads each has.
+
+        There is one for each GPU, or as many as the cores have room for.
 
         A run has one thread by default, however many there are at a time: the small models of these comparisons gain
         less from a second thread than a second run does (six runs of nano on two cores take 0.71 of the time that they
         take one after another with two threads), and threads change a run's numbers, which jobs must not.
 
         Args:
-            jobs, threads: as they were asked for; 0 and None: they were not.
-            gpus: of this machine; 0: the runs are the CPU's, or another machine's.
+            jobs, threads: what was asked for; 0 and None: nothing was.
+            gpus: of this machine; 0: the runs are on its CPU, or on another machine.
         """
         threads = threads or self.threads
-        return jobs or self.jobs or gpus or max(1, cores() // threads), threads
+        jobs = jobs or self.jobs or gpus or max(1, cores() // threads)
+        return jobs, threads
 
 
 class RunProcess(multiprocessing.get_context("forkserver").Process):  # type: ignore[misc]  # a class, made by a call
-    """Makes a run, which ends behind a checkpoint when the sweep does."""
+    """Makes a run; when the sweep ends, the run writes a checkpoint and ends too."""
 
     def __init__(self, task: Task) -> None:
         super().__init__()
@@ -110,7 +113,7 @@ class RunProcess(multiprocessing.get_context("forkserver").Process):  # type: ig
         os._exit(self.task())  # at once: nothing is left to do, and a second Ctrl-C finds nothing to disturb
 
     def follow(self) -> None:
-        """Wait for the end of the sweep's process, and end too."""
+        """Wait for the end of the sweep's process, then end this one."""
         multiprocessing.parent_process().join()  # type: ignore[union-attr]  # there is one
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -126,7 +129,7 @@ class RunProcess(multiprocessing.get_context("forkserver").Process):  # type: ig
 
 
 class Processes(Launcher):
-    """Runs side by side, each a fresh process that is forked from a server in which torch is loaded already."""
+    """Makes runs side by side, each in a fresh process forked from a server in which torch is loaded already."""
 
     def start(self, tasks: Sequence[Task], jobs: int, notes: Path) -> Sequence[Any]:
         start_server()
@@ -137,24 +140,26 @@ class Processes(Launcher):
 
 
 class Here(Launcher):
-    """One run after another in this process."""
+    """Makes one run after another in this process."""
 
     def share(self, jobs: int, threads: int | None, gpus: int) -> tuple[int, int]:
         return 1, threads or cores()
 
     def start(self, tasks: Sequence[Task], jobs: int, notes: Path) -> Sequence[Any]:
+        (task,) = tasks  # there is one at a time
+        status = task()
+        if status >= 128:
+            signal.raise_signal(status - 128)  # it has ended the run, and was meant for the sweep
         job = Future[int]()
-        job.set_result(tasks[0]())  # there is one at a time
-        if job.result() >= 128:
-            signal.raise_signal(job.result() - 128)  # it has ended the run, and was for the sweep
+        job.set_result(status)
         return [job]
 
 
 @dataclass(frozen=True)
 class Job:
-    """Makes a task as a job of submitit's, which is queued again where its time is over or others come first.
+    """Makes a task as a job of submitit's, which is queued again if its time is over or others come first.
 
-    submitit's own answer to that signal would end the run wherever it is; here it writes a checkpoint first.
+    submitit's own answer to the signal of that would end the run wherever it is; here it writes a checkpoint first.
     """
 
     task: Task
@@ -162,7 +167,7 @@ class Job:
     def __call__(self) -> int:
         from submitit import JobEnvironment
 
-        came = list[int]()
+        came: list[int] = []
 
         def stop(number: int, frame: FrameType | None) -> None:
             came.append(number)
@@ -179,7 +184,7 @@ class Job:
         return status
 
     def checkpoint(self) -> Any:
-        """Return what submitit makes when the job's turn comes again: the run goes on from its checkpoint."""
+        """Return what submitit starts when it is the job's turn again: the run goes on from its checkpoint."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self)
@@ -190,27 +195,31 @@ class LocalJob:
 
     def __init__(self, job: Any) -> None:
         self.job = job
-        self.kill = partial(self.end, signal.SIGKILL)
 
     def done(self) -> bool:
         return bool(self.job.done())
 
     def result(self) -> int:
-        if not self.job.paths.result_pickle.exists():  # for which submitit would wait, as of another machine
-            raise RuntimeError(((self.job.stderr() or "").strip().splitlines() or ["no message"])[-1])
+        if not self.job.paths.result_pickle.exists():  # submitit would wait for it, as for that of another machine
+            lines = (self.job.stderr() or "").strip().splitlines()
+            raise RuntimeError(lines[-1] if lines else "no message")
         return int(self.job.result())
 
     def cancel(self) -> None:
-        self.end(signal.SIGTERM)
+        self.send(signal.SIGTERM)
 
-    def end(self, number: int) -> None:
+    def kill(self) -> None:
+        self.send(signal.SIGKILL)
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to the process, if it has not ended."""
         if not self.done():
             os.kill(int(self.job.job_id), number)
 
 
 @dataclass
 class Submitit(Launcher):
-    """A job of a cluster for each run; `executor=local` starts the same jobs as processes of this machine."""
+    """Makes a job of a cluster for each run; `executor=local` starts the same jobs as processes of this machine."""
 
     executor: Annotated[
         Literal["auto", "slurm", "local"],
@@ -229,10 +238,10 @@ class Submitit(Launcher):
     account: Annotated[str | None, Setting("the account that the time is charged to")] = None
     qos: Annotated[str | None, Setting("quality of service")] = None
     constraint: Annotated[str | None, Setting("features that a node must have")] = None
-    array_parallelism: Annotated[
-        int, Setting("how many jobs Slurm runs at a time, at the most", "jobs", low=1, high=10**5)
-    ] = 64
-    max_num_timeout: Annotated[int, Setting("jobs that may follow one whose time is over", low=0, high=10**5)] = 100
+    array_parallelism: Annotated[int, Setting("most jobs that Slurm runs at a time", "jobs", low=1, high=10**5)] = 64
+    max_num_timeout: Annotated[
+        int, Setting("how often a job whose time is over is queued again", low=0, high=10**5)
+    ] = 100
     setup: Annotated[list[str] | None, Setting("shell commands before the run, such as [module load cuda]")] = None
     additional_parameters: Annotated[
         Mapping[str, Any], Setting("other options of sbatch, such as {reservation: mine}")
@@ -240,35 +249,49 @@ class Submitit(Launcher):
 
     def __post_init__(self) -> None:
         if self.executor == "auto":
-            self.executor = "slurm" if shutil.which("srun") else "local"
-            self.where = ", as processes of this machine, since there is no srun" * (self.executor == "local")
-        self.elsewhere, self.threads = self.executor == "slurm", self.cpus_per_task
+            if shutil.which("srun"):
+                self.executor = "slurm"
+            else:
+                self.executor = "local"
+                self.where = ", as processes of this machine, since there is no srun"
+        self.elsewhere = self.executor == "slurm"
+        self.threads = self.cpus_per_task
         self.jobs = self.array_parallelism if self.elsewhere else None
-        self.locks = list[IO[bytes]]()
+        self.locks: list[IO[bytes]] = []
 
     def start(self, tasks: Sequence[Task], jobs: int, notes: Path) -> Sequence[Any]:
         folder = notes / "submitit" / secrets.token_hex(4)  # new, since results in it are pickles, which run code
-        start = self.start_on_slurm if self.elsewhere else self.start_here
-        return start([Job(task) for task in tasks], jobs, folder)
+        made = [Job(task) for task in tasks]
+        if self.elsewhere:
+            return self.start_on_slurm(made, jobs, folder)
+        return self.start_here(made, folder)
 
     def start_on_slurm(self, tasks: Sequence[Job], jobs: int, folder: Path) -> Sequence[Any]:
-        """Start tasks as jobs of Slurm, which go on where the sweep is killed."""
+        """Start tasks as jobs of Slurm, which go on even if the sweep is killed."""
         import submitit
 
         if not shutil.which("srun"):
             cure = "give this command on a login node, or launcher.executor=local to try it on this machine"
             raise RunFailure(f"launcher.executor=slurm needs Slurm's srun, which is not here: {cure}")
-        slurms = asdict(self) | {"array_parallelism": jobs}
-        for name in ("executor", "max_num_timeout"):
-            del slurms[name]
-        general = {name: slurms.pop(name) for name in ("timeout_min", "cpus_per_task", "gpus_per_node", "mem_gb")}
-        more = {f"slurm_{name}": value for name, value in slurms.items()}
         executor = submitit.AutoExecutor(folder / "%j", "slurm", slurm_max_num_timeout=self.max_num_timeout)
-        executor.update_parameters(name="normbench", **general, **more)
+        executor.update_parameters(
+            name="normbench",
+            timeout_min=self.timeout_min,
+            cpus_per_task=self.cpus_per_task,
+            gpus_per_node=self.gpus_per_node,
+            mem_gb=self.mem_gb,
+            slurm_partition=self.partition,
+            slurm_account=self.account,
+            slurm_qos=self.qos,
+            slurm_constraint=self.constraint,
+            slurm_array_parallelism=jobs,
+            slurm_setup=self.setup,
+            slurm_additional_parameters=dict(self.additional_parameters),
+        )
         with executor.batch():
             return [executor.submit(task) for task in tasks]
 
-    def start_here(self, tasks: Sequence[Job], jobs: int, folder: Path) -> Sequence[Any]:
+    def start_here(self, tasks: Sequence[Job], folder: Path) -> Sequence[Any]:
         """Start tasks as processes of this machine, which end with the sweep."""
         import submitit
 
@@ -289,7 +312,7 @@ class Submitit(Launcher):
 
 
 def keep_apart(log: Path) -> IO[str]:
-    """Let a file have what C++ code prints as errors; Python's own stay where they were. Returns the file."""
+    """Send what C++ code prints as errors to a file; Python's own stay where they were. Returns the file."""
     terminal = os.dup(2)
     file = log.open("a", buffering=1)
     os.dup2(file.fileno(), 2)
@@ -299,9 +322,9 @@ def keep_apart(log: Path) -> IO[str]:
 
 @dataclass
 class Ray(Launcher):
-    """A task of a Ray cluster for each run; without an address a cluster of this machine is started."""
+    """Makes a task of a Ray cluster for each run; without an address a cluster of this machine is started."""
 
-    address: Annotated[str | None, Setting("of a cluster, such as auto; null: one is started on this machine")]
+    address: Annotated[str | None, Setting("address of a cluster, such as auto; null: one is started on this machine")]
     cpus_per_run: Annotated[float, Setting("cores of a run, and its threads", above=0, high=1024)]
     gpus_per_run: Annotated[float, Setting("GPUs of a run, or a share of one", low=0, high=1024)]
 
@@ -313,23 +336,37 @@ class Ray(Launcher):
         import ray
 
         if not ray.is_initialized():
-            notes.mkdir(parents=True, exist_ok=True)
-            log = keep_apart(notes / "ray.log")
-            temporary = scratch()[0] / "ray"
-            here: dict[str, Any] = {"num_cpus": jobs * self.cpus_per_run, "include_dashboard": False}
-            here["_temp_dir"] = str(temporary)
-            with redirect_stdout(log), redirect_stderr(log):
-                ray.init(self.address, log_to_driver=False, configure_logging=False, **({} if self.address else here))
-            logging.getLogger("ray").handlers = [logging.StreamHandler(log)]
-            # what it prints of a worker that dies, for which it has no setting
-            ray._private.worker.print_to_stdstream = lambda data, *_, **__: print(*data["lines"], file=log)
-            atexit.register(shutil.rmtree, temporary, ignore_errors=True)
-            atexit.register(ray.shutdown)  # first: the last one that is registered
+            self.connect(jobs, notes)
         resources: dict[str, Any] = {"num_cpus": self.cpus_per_run, "num_gpus": self.gpus_per_run, "max_retries": 0}
         remote: Any = ray.remote(**resources)(lambda task: task())
         started = []
         for task in tasks:
             reference = remote.remote(task)
-            started.append(reference.future())
-            started[-1].cancel = partial(ray.cancel, reference)  # the task, not only the waiting for it
+            job = reference.future()
+            job.cancel = partial(ray.cancel, reference)  # the task, not only the waiting for it
+            started.append(job)
         return started
+
+    def connect(self, jobs: int, notes: Path) -> None:
+        """Connect to the cluster, or start one with room for `jobs` runs; what Ray prints goes to a file."""
+        import ray
+
+        notes.mkdir(parents=True, exist_ok=True)
+        log = keep_apart(notes / "ray.log")
+        temporary = scratch()[0] / "ray"
+        options: dict[str, Any] = {}
+        if not self.address:
+            options["num_cpus"] = jobs * self.cpus_per_run
+            options["include_dashboard"] = False
+            options["_temp_dir"] = str(temporary)
+        with redirect_stdout(log), redirect_stderr(log):
+            ray.init(self.address, log_to_driver=False, configure_logging=False, **options)
+        logging.getLogger("ray").handlers = [logging.StreamHandler(log)]
+
+        def print_to_log(data: Any, *_: Any, **__: Any) -> None:
+            print(*data["lines"], file=log)
+
+        # What Ray prints about a worker that dies, for which it has no setting.
+        ray._private.worker.print_to_stdstream = print_to_log
+        atexit.register(shutil.rmtree, temporary, ignore_errors=True)
+        atexit.register(ray.shutdown)  # the last one that is registered comes first

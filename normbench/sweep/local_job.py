@@ -1,6 +1,7 @@
-"""Makes a job of submitit as a process of this machine: `python -m normbench.sweep.local_job LOCK GPUS ... FOLDER`.
+"""Runs a job of submitit's as a process of this machine: `python -m normbench.sweep.local_job LOCK GPUS ... FOLDER`.
 
-It ends with the sweep, however that ends, and sees the GPUs that the sweep sees, among which the sweep has chosen.
+The process ends with the sweep, however that ends. It sees the GPUs that the sweep sees, of which the sweep has chosen
+one for it.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ ALL = "all"  # GPUs, where the sweep sees them all
 
 
 def follow(lock: str) -> None:
-    """Wait for the end of the sweep, which locks a file as long as it lives, and end too, behind a checkpoint."""
+    """Wait for the end of the sweep, which locks a file as long as it lives; then stop this run, after a checkpoint."""
     with open(lock, "rb") as file:
         fcntl.flock(file, fcntl.LOCK_SH)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 def main() -> None:
-    """Make the job that a folder of submitit's describes."""
+    """Run the job that a folder of submitit's describes."""
     end_with_parent(os.getppid())  # submitit's own process, which starts this one
     lock, gpus, folder = sys.argv[1], sys.argv[2], sys.argv[-1]
     threading.Thread(target=follow, args=[lock], daemon=True).start()

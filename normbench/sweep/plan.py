@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.types import Override
 
 from normbench.build import make_data, resolve_device
 from normbench.config import compose
@@ -24,11 +25,12 @@ from normbench.runs.plan import Run, prepare
 from normbench.settings import Tree, show
 from normbench.sweep.folder import Entry, arm_name
 from normbench.sweep.launchers import Here, Launcher
-from normbench.sweep.words import AS_IT_IS, EXCLUDE, REPEATED, TIE, is_own, key_of, read_settings
+from normbench.sweep.words import AS_IT_IS, EXCLUDE, REPEATED, TIE, is_own, key_of, read_settings, settings_in
 from normbench.types import Data
 
 # The folder of a sweep that neither the words nor an experiment name, and that of `train`.
-SWEEP_NAME, TRAIN_NAME = "sweep", "train"
+SWEEP_NAME = "sweep"
+TRAIN_NAME = "train"
 
 MOST_RUNS = 100_000
 
@@ -41,16 +43,18 @@ NEXT_SETTING = re.compile(r",\s*(?=[\w./@]+=)")
 
 @dataclass(frozen=True)
 class Point:
-    """The words of one run, and of them those that vary. follows: settings that differ with these."""
+    """The words of one run, and which settings vary. follows: settings that differ because these do."""
 
     words: tuple[str, ...]
     varied: Mapping[str, str]
     follows: tuple[str, ...] = ()
 
 
-def changed(words: Sequence[str], settings: Mapping[str, str]) -> tuple[str, ...]:
-    """Return words with some settings changed or added."""
-    return (*(word for word in words if key_of(word) not in settings), *(f"{k}={v}" for k, v in settings.items()))
+def replace_settings(words: Sequence[str], settings: Mapping[str, str]) -> tuple[str, ...]:
+    """Return words with some settings replaced or added."""
+    kept = [word for word in words if key_of(word) not in settings]
+    new = [f"{key}={value}" for key, value in settings.items()]
+    return (*kept, *new)
 
 
 @compose.translated()
@@ -62,26 +66,42 @@ def read_grid(words: Sequence[str]) -> tuple[list[Point], list[str]]:
     Raises:
         UsageError: a mistake in the words, or several values for what all runs share.
     """
-    # an experiment is composed without the other words: what they set may belong to an option that varies
-    chosen = [word for word in words if key_of(word) in ("experiment", compose.SEARCH_PATH)]
-    name, params = compose.study(chosen) if chosen else (TRAIN_NAME, {})
-    given = [*(word for key, value in params.items() for word in words_of(key, value)), *words]
-    own = [word for word in given if is_own(word)]
-    merged = {} if name != TRAIN_NAME else {"name": f"name={SWEEP_NAME}"}
-    merged |= {key_of(word): word for word in given if word not in own}
-    ties = read_settings(own)[0].tie or []
-    check_ties(ties, merged)
+    name: str = TRAIN_NAME
+    params: dict[str, Any] = {}
+    # An experiment is composed without the other words: what they set may belong to an option that varies.
+    experiment = [word for word in words if key_of(word) in ("experiment", compose.SEARCH_PATH)]
+    if experiment:
+        name, params = compose.study(experiment)
+
+    given: list[str] = []
+    for key, value in params.items():
+        given += write_words(key, value)
+    given += words
+
+    own: list[str] = []
+    others = {"name": f"name={SWEEP_NAME}"} if name == TRAIN_NAME else {}
+    for word in given:
+        if is_own(word):
+            own.append(word)
+        else:
+            others[key_of(word)] = word
+
+    settings, _ = read_settings(own)
+    ties = settings.tie or []
+    check_ties(ties, others)
     with compose.initialized():
-        return product(merged.values(), [tie.split(";") for tie in ties]), own
+        return combine(list(others.values()), [tie.split(";") for tie in ties]), own
 
 
-def words_of(key: str, value: Any) -> list[str]:
+def write_words(key: str, value: Any) -> list[str]:
     """Return the words for one of a study's settings, which may hold Hydra's grammar; a list is several values."""
     values = value if isinstance(value, list) else [value]
-    return [f"{key}={item}" for item in values] if key in REPEATED else [f"{key}={','.join(map(show, values))}"]
+    if key in REPEATED:
+        return [f"{key}={item}" for item in values]
+    return [f"{key}={','.join(show(item) for item in values)}"]
 
 
-def product(words: Iterable[str], ties: Sequence[Sequence[str]]) -> list[Point]:
+def combine(words: Sequence[str], ties: Sequence[Sequence[str]]) -> list[Point]:
     """Return all combinations of what varies, in the order of the words, then of the ties, the last one changing first.
 
     A point does without a setting whose value is `default`.
@@ -89,57 +109,79 @@ def product(words: Iterable[str], ties: Sequence[Sequence[str]]) -> list[Point]:
     Raises:
         UsageError: what varies is what all runs share, a tie has unlike numbers of values, or there are too many runs.
     """
-    words, several = [*words], [word for word in words if compose.parsed(word).is_sweep_override()]
-    axes = [levels(words) for words in (*([word] for word in several), *ties)]
-    if math.prod(map(len, axes)) > MOST_RUNS:
+    varying = [word for word in words if compose.parsed(word).is_sweep_override()]
+    axes = [read_axis([word]) for word in varying]
+    axes += [read_axis(tie) for tie in ties]
+    if math.prod(len(axis) for axis in axes) > MOST_RUNS:
         keys = " × ".join(" and ".join(axis[0]) for axis in axes)
         raise UsageError(f"a sweep over {keys} has more than {MOST_RUNS:,} runs, which is the most: give fewer values")
-    points = [{key: value for part in point for key, value in part.items() if value != AS_IT_IS}
-              for point in itertools.product(*axes)]  # fmt: skip
-    fixed = [compose.text(compose.parsed(word)) for word in words if word not in several]
-    return [Point((*(f"{key}={value}" for key, value in point.items()), *fixed), point) for point in points]
+
+    fixed = [compose.text(compose.parsed(word)) for word in words if word not in varying]
+    points = []
+    for settings in itertools.product(*axes):
+        varied: dict[str, str] = {}
+        for part in settings:
+            varied |= part
+        varied = {key: value for key, value in varied.items() if value != AS_IT_IS}
+        chosen = [f"{key}={value}" for key, value in varied.items()]
+        points.append(Point((*chosen, *fixed), varied))
+    return points
 
 
-def check_ties(ties: Iterable[str], merged: Iterable[str]) -> None:
-    """Refuse a tie of which a key is alone, has one value, or is given elsewhere too; merged: keys of other words.
+def check_ties(ties: Iterable[str], others: Iterable[str]) -> None:
+    """Refuse a tie of fewer than two settings, with a single value, or with a key that is given elsewhere too.
+
+    others: the keys of the words that are not ties.
 
     Raises:
         UsageError: with the reason.
     """
-    taken = set(merged)
+    taken = set(others)
     for tie in ties:
-        keys = [key_of(word) for word in tie.split(";")]
-        if len(keys) < 2 or not all(compose.parsed(word).is_sweep_override() for word in tie.split(";")):
+        words = tie.split(";")
+        if len(words) < 2 or not all(compose.parsed(word).is_sweep_override() for word in words):
             example = f"{TIE}='data.batch_size=2,8;optim.lr=0.025,0.1'"
             raise UsageError(f"{TIE}={tie} is not two settings or more with several values: write it as {example}")
-        if twice := [key for place, key in enumerate(keys) if key in taken.union(keys[:place])]:
-            raise UsageError(f"{twice[0]} is given beside {TIE}={tie}, which sets it: leave it out there or here")
-        taken.update(keys)
+        for key in map(key_of, words):
+            if key in taken:
+                raise UsageError(f"{key} is given beside {TIE}={tie}, which sets it: leave it out there or here")
+            taken.add(key)
 
 
-def levels(words: Sequence[str]) -> list[dict[str, str]]:
+def read_axis(words: Sequence[str]) -> list[dict[str, str]]:
     """Return the values of a setting that varies, or of several that vary together, one after the other.
 
     Raises:
         UsageError: all runs share it, or the settings have unlike numbers of values.
     """
-    loader, found = GlobalHydra.instance().config_loader(), dict[str, list[str]]()  # knows what glob() stands for
+    found: dict[str, list[str]] = {}
     for word in words:
-        if (key := key_of(word)) in COMMON:
+        key = key_of(word)
+        if key in COMMON:
             raise UsageError(f"{word} cannot vary within a sweep: give {key} one value, or start a sweep for each")
-        if (parsed := compose.parsed(word)).is_interval_sweep():
+        parsed = compose.parsed(word)
+        if parsed.is_interval_sweep():
             raise UsageError(f"{word} is not a list of values: give {key} some, as in {key}=1,2")
-        values = replace(parsed, config_loader=loader).sweep_string_iterator()
-        try:
-            found[key] = [*itertools.islice(values, MOST_RUNS + 1)]
-        except (ArithmeticError, ValueError) as error:  # of a range to or from what is no number
-            raise UsageError(
-                f"{word} has no values that can be counted: give numbers, as in {key}=range(0,5)"
-            ) from error
-    if len({*map(len, found.values())}) > 1:
+        found[key] = read_values(word, parsed)
+    if len({len(values) for values in found.values()}) > 1:
         counts = ", ".join(f"{len(values)} of {key}" for key, values in found.items())
         raise UsageError(f"{TIE}={';'.join(words)} has {counts}: give each key the same number of values")
     return [dict(zip(found, values, strict=True)) for values in zip(*found.values(), strict=True)]
+
+
+def read_values(word: str, parsed: Override) -> list[str]:
+    """Return the values that a word gives its key, as many as a sweep may have and one more.
+
+    Raises:
+        UsageError: a range begins or ends at something that is not a number.
+    """
+    loader = GlobalHydra.instance().config_loader()  # it knows what glob() stands for
+    values = replace(parsed, config_loader=loader).sweep_string_iterator()
+    try:
+        return list(itertools.islice(values, MOST_RUNS + 1))
+    except (ArithmeticError, ValueError) as error:
+        cure = f"give numbers, as in {key_of(word)}=range(0,5)"
+        raise UsageError(f"{word} has no values that can be counted: {cure}") from error
 
 
 def exclude(points: Iterable[Point], exclusions: Iterable[str]) -> tuple[list[Point], Counter[str]]:
@@ -150,23 +192,27 @@ def exclude(points: Iterable[Point], exclusions: Iterable[str]) -> tuple[list[Po
     Raises:
         UsageError: an exclusion is something else, or fits no point.
     """
-    kept, left_out = list(points), Counter[str]()
+    kept = list(points)
+    left_out = Counter[str]()
     for given in exclusions:
-        reason, settings = f"{EXCLUDE}={given}", valued(NEXT_SETTING.split(given))
-        if any(value == "" or ("," in str(value) and not isinstance(value, list)) for value in settings.values()):
-            example = f"{EXCLUDE}='norm=batchnorm,placement=parallel', and {EXCLUDE}= again for more"
-            raise UsageError(f"{reason} is not KEY=VALUE, each with one value: write it as {example}")
-        others = [point for point in kept if not settings.items() <= valued(point.words).items()]
-        left_out[reason] = len(kept) - len(others)
-        if not left_out[reason]:
+        reason = f"{EXCLUDE}={given}"
+        settings = parse_settings(NEXT_SETTING.split(given))
+        for value in settings.values():
+            several = "," in str(value) and not isinstance(value, list)
+            if value == "" or several:
+                example = f"{EXCLUDE}='norm=batchnorm,placement=parallel', and {EXCLUDE}= again for more"
+                raise UsageError(f"{reason} is not KEY=VALUE, each with one value: write it as {example}")
+        others = [point for point in kept if not settings.items() <= parse_settings(point.words).items()]
+        if len(others) == len(kept):
             raise UsageError(f"{reason} leaves out none of the runs that the words give: check its keys and values")
+        left_out[reason] = len(kept) - len(others)
         kept = others
     return kept, left_out
 
 
-def valued(words: Iterable[str]) -> dict[str, Any]:
+def parse_settings(words: Iterable[str]) -> dict[str, Any]:
     """Return what words set, as Hydra reads it: `1e-3` is `0.001`."""
-    return {key_of(word).strip(): compose.value_of(word.partition("=")[2].strip()) for word in words}
+    return {key.strip(): compose.value_of(text.strip()) for key, text in settings_in(words).items()}
 
 
 # ---- runs that are decided in full
@@ -196,31 +242,38 @@ class SweepPlan:
         return found
 
 
-def balanced(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
+def balance(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
     """Order runs so that a slow drift of the machine falls on all arms alike, and a sweep cut short is balanced.
 
     Seeds are outermost. Within one the arms come at random, the same at each start, and with the next seed in reverse:
     where a machine grows steadily slower, random orders alone would give one of seven paired intervals of three seeds
     that exclude 0.
     """
-    places = {seed: place for place, seed in enumerate(dict.fromkeys(run.seed for run in runs))}
+    places: dict[int, int] = {}
+    for run in runs:
+        places.setdefault(run.seed, len(places))
 
     def position(run: PlannedRun) -> tuple[int, int]:
-        pair, second = divmod(places[run.seed], 2)
+        place = places[run.seed]
+        pair, is_second = divmod(place, 2)
         drawn = int(fingerprint({"arm": {**run.arm}, "pair": pair}), 16)
-        return places[run.seed], -drawn if second else drawn
+        return place, -drawn if is_second else drawn
 
     return sorted(runs, key=position)
 
 
-def stacked(runs: Iterable[PlannedRun], size: int) -> list[Sequence[PlannedRun]]:
-    """Return runs in stacks of at most so many that differ in their seed alone, in the order of their first ones."""
-    found, counts = dict[tuple[str, int, int], list[PlannedRun]](), Counter[tuple[str, int]]()
+def make_stacks(runs: Iterable[PlannedRun], size: int) -> list[Sequence[PlannedRun]]:
+    """Return runs in stacks of at most `size` that differ in their seed alone, in the order of their first ones."""
+    stacks: list[Sequence[PlannedRun]] = []
+    unfilled: dict[tuple[str, int], list[PlannedRun]] = {}  # the last stack of each arm and length
     for run in runs:
-        key = arm_name(run.arm), run.steps
-        found.setdefault((*key, counts[key] // size), []).append(run)
-        counts[key] += 1
-    return [*found.values()]
+        kind = arm_name(run.arm), run.steps
+        stack = unfilled.get(kind)
+        if stack is None or len(stack) == size:
+            stack = unfilled[kind] = []
+            stacks.append(stack)
+        stack.append(run)
+    return stacks
 
 
 @dataclass
@@ -245,8 +298,10 @@ class Planner:
         Raises:
             UsageError: a mistake in the words, or no run is left.
         """
-        runs, left_out = dict[str, PlannedRun](), Counter(excluded)
-        for point, config in zip(points, compose.read_each([point.words for point in points]), strict=True):
+        runs: dict[str, PlannedRun] = {}
+        left_out = Counter(excluded)
+        configs = compose.read_each([point.words for point in points])
+        for point, config in zip(points, configs, strict=True):
             if not self.threads:
                 self.share_out(config.tree)
             try:
@@ -254,26 +309,35 @@ class Planner:
             except CombinationRefused as refusal:
                 left_out[str(refusal)] += 1
                 continue
-            name, arm = run.directory.path.name, {key: point.varied[key] for key in point.varied if key != "seed"}
+            name = run.directory.path.name
+            arm = {key: value for key, value in point.varied.items() if key != "seed"}
             runs.setdefault(name, PlannedRun(name, arm, config.tree["seed"], run.steps, run.command[1:], run))
         if not runs:
             reasons = "; ".join(left_out) or "what varies stands for no value"
             raise UsageError(f"the grid is empty: none of its {left_out.total()} runs is left ({reasons})")
-        (folder,) = {run.prepared.directory.path.parent for run in runs.values()}
-        return SweepPlan(folder, list(runs.values()), left_out)
+        first, *_ = runs.values()
+        return SweepPlan(first.prepared.directory.path.parent, list(runs.values()), left_out)
 
     def share_out(self, tree: Tree) -> None:
         """Take from a run what all have in common, and decide what each gets of the machine.
 
         A run has a GPU for itself, or a core, unless more runs at a time are asked for.
         """
-        self.quiet, device, elsewhere = tree["quiet"], tree["device"], self.launcher.elsewhere
-        if elsewhere and device == "auto":
-            raise UsageError("device=auto is not known before a cluster has chosen the machine: use device=cpu or cuda")
-        device = device if elsewhere else str(resolve_device(device))
-        several = torch.cuda.device_count() if device == "cuda" and not elsewhere else 0
-        self.devices = [f"cuda:{number}" for number in range(several)] or [device]
-        gpus = 0 if elsewhere or device == "cpu" else len(self.devices)
+        self.quiet = tree["quiet"]
+        device = tree["device"]
+        gpus = 0
+        if self.launcher.elsewhere:
+            if device == "auto":
+                cure = "use device=cpu or cuda"
+                raise UsageError(f"device=auto is not known before a cluster has chosen the machine: {cure}")
+            self.devices = [device]
+        else:
+            device = str(resolve_device(device))
+            self.devices = [device]
+            if device == "cuda" and torch.cuda.device_count():
+                self.devices = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
+            if device != "cpu":
+                gpus = len(self.devices)
         self.jobs, self.threads = self.launcher.share(self.jobs, tree["threads"], gpus)
 
     def prepare(self, config: compose.Config) -> Run:
@@ -284,16 +348,22 @@ class Planner:
             UsageError: any other mistake.
         """
         if config.closed.trainer.compile == "graph" and isinstance(self.launcher, Here):
-            why = "a recording that fails spoils torch for the runs behind it in the same process"
+            why = "a recording that fails spoils torch for the runs after it in the same process"
             raise UsageError(f"trainer.compile=graph does not go with launcher=local, since {why}: leave launcher out")
-        settings: dict[str, Any] = {"quiet": True, "threads": config.closed.threads or self.threads}
-        words = config.words if config.closed.threads else changed(config.words, {"threads": str(self.threads)})
-        config = replace(config, tree=config.tree | settings, closed=replace(config.closed, **settings), words=words)
-        return prepare(config, self.data(config.tree), torch.device(self.devices[0]), stack=self.stack)
+        threads = config.closed.threads
+        words = config.words
+        if not threads:
+            threads = self.threads
+            words = replace_settings(words, {"threads": str(threads)})
+        tree = {**config.tree, "quiet": True, "threads": threads}
+        closed = replace(config.closed, quiet=True, threads=threads)
+        config = replace(config, tree=tree, closed=closed, words=words)
+        return prepare(config, self.data(tree), torch.device(self.devices[0]), stack=self.stack)
 
     def data(self, tree: Tree) -> Data:
         """Return what a run learns, loaded once; a class of the user's own may draw it from the seed."""
-        key = json.dumps(tree["data"], sort_keys=True), tree["seed"] if is_foreign(tree["data"]) else 0
+        seed = tree["seed"] if is_foreign(tree["data"]) else 0
+        key = json.dumps(tree["data"], sort_keys=True), seed
         if key not in self.loaded:
-            self.loaded[key] = make_data(tree, key[1])
+            self.loaded[key] = make_data(tree, seed)
         return self.loaded[key]

@@ -1,7 +1,7 @@
-"""What the process from which runs are forked loads before all else: it ends with the command that has started it.
+"""Ends the process from which runs are forked when the command that started it ends; that process imports this first.
 
-Without that it would load torch to its end after a kill, and only then see that nobody is there. Runs that it has
-forked are not ended by this: they see by themselves that the command has gone, and write a checkpoint.
+Otherwise, after a kill of the command, it would first load all of torch, and only then notice that the command is gone.
+The runs that it has forked are not ended by this: they notice it by themselves, and write a checkpoint.
 """
 
 import os

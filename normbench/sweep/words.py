@@ -20,7 +20,8 @@ class SweepConfig:
     """What holds for all runs of a sweep."""
 
     exclude: Annotated[
-        list[str] | None, Setting("runs to leave out, such as norm=dyt,seed=1; given again it adds, null empties")
+        list[str] | None,
+        Setting("runs to leave out, such as norm=dyt,seed=1; given again it adds more, null empties it"),
     ]
     tie: Annotated[
         list[str] | None,
@@ -29,34 +30,36 @@ class SweepConfig:
     ]  # fmt: skip
     lr: Annotated[
         Literal["auto"] | None,
-        Setting("auto: choose each arm's rate on held out data; null: as it is set"),
+        Setting("auto: choose each arm's learning rate on held-out data; null: take optim.lr as it is set"),
     ]
     lr_grid: Annotated[
         list[float],
         Setting("learning rates that sweep.lr=auto tries: every other one first, then those beside the best, and up to "
                 "two beyond an end if the best lies there", above=0, high=1e3),
     ]  # fmt: skip
-    lr_seeds: Annotated[list[int], Setting("seeds of the runs that choose; none is reported", low=0, high=2**62)]
+    lr_seeds: Annotated[list[int], Setting("seeds of the runs that choose, which are not reported", low=0, high=2**62)]
     extend: Annotated[bool, Setting("add runs, such as more seeds, to those of another sweep in the folder")]
-    retry_failed: Annotated[bool, Setting("try runs again that have failed")]
-    timeout: Annotated[float | None, Setting("a run that takes longer fails; null: never", "minutes", above=0)]
-    stack: Annotated[int, Setting("seeds of an arm trained as one model, at the most", "seeds", low=1, high=1024)]
+    retry_failed: Annotated[bool, Setting("try failed runs again")]
+    timeout: Annotated[float | None, Setting("a run that takes longer fails; null: no limit", "minutes", above=0)]
+    stack: Annotated[int, Setting("most seeds of an arm to train as one model", "seeds", low=1, high=1024)]
     jobs: Annotated[int | None, Setting("runs at a time; null: one for each core, or GPU", "runs", low=1, high=4096)]
-    report: Annotated[bool, Setting("write the report of the runs at the end")]
+    report: Annotated[bool, Setting("write a report on the runs at the end")]
 
 
 SETTINGS = closed_settings(SweepConfig)
 SWEEP_KEYS = {f"sweep.{name}": setting for name, setting in SETTINGS.items()}
-EXCLUDE, TIE = REPEATED = ("sweep.exclude", "sweep.tie")  # what may be given several times
-AS_IT_IS = "default"  # in place of a value: as the option has it, which need not know the setting
+EXCLUDE = "sweep.exclude"
+TIE = "sweep.tie"
+REPEATED = (EXCLUDE, TIE)  # what may be given several times
+AS_IT_IS = "default"  # in place of a value: as the option has it, which may not know the setting
 LISTS = ("sweep.lr_grid", "sweep.lr_seeds")
-FORMER_LAUNCHERS = {"joblib": "processes"}  # earlier names, which old sweeps go on with
+FORMER_LAUNCHERS = {"joblib": "processes"}  # names of earlier versions, which the notes of their sweeps still have
 ONCE = ("sweep.extend", "sweep.retry_failed")  # of one command, not of those that go on
 HOW = (*ONCE, "sweep.timeout", "sweep.jobs", "sweep.report", "launcher", "quiet", "name", "outputs")  # not which runs
 
 
 def is_own(word: str) -> bool:
-    """Return whether a word is the sweep's, not `train`'s."""
+    """Tell whether a word is the sweep's own, rather than one for `train`."""
     return re.match(r"\+*(sweep\.|launcher[.=])", word) is not None
 
 
@@ -65,16 +68,19 @@ def key_of(word: str) -> str:
     return word.lstrip("+~").partition("=")[0]
 
 
+def settings_in(words: Iterable[str]) -> dict[str, str]:
+    """Return what words set, by key and as it is written; of several words for a key the last one counts."""
+    return {key_of(word): word.partition("=")[2] for word in words}
+
+
 def launcher_of(words: Iterable[str]) -> str:
     """Return the launcher that words choose, or the default one.
 
     Raises:
         UsageError: it is unknown.
     """
-    launcher = content("", "sweep")["defaults"]["launcher"]
-    for word in words:
-        if key_of(word) == "launcher":
-            launcher = word.partition("=")[2]
+    default = content("", "sweep")["defaults"]["launcher"]
+    launcher = settings_in(words).get("launcher", default)
     launcher = FORMER_LAUNCHERS.get(launcher, launcher)
     check_option("launcher", launcher)
     return launcher
@@ -83,7 +89,7 @@ def launcher_of(words: Iterable[str]) -> str:
 def read_settings(words: Iterable[str]) -> tuple[SweepConfig, dict[str, Any]]:
     """Return what a sweep's own words set, and the section of its launcher.
 
-    Of words for the same key the last one counts, except for those of `REPEATED`, which add up; `null` empties what
+    Of several words for a key the last one counts, except for those of `REPEATED`, which add up; `null` empties what
     stands before it. Lists need no brackets.
 
     Raises:
@@ -91,33 +97,56 @@ def read_settings(words: Iterable[str]) -> tuple[SweepConfig, dict[str, Any]]:
     """
     from omegaconf import OmegaConf  # with Hydra it takes a third of a second
 
-    from normbench.config.compose import value_of
-
     words = list(words)
-    root = content("", "sweep")
-    given = [(key_of(word), word.partition("=")[2]) for word in words]
-    for name, text in given:
-        if name.startswith("launcher") and not text.isprintable():  # a line break would end its line in a job's script
-            raise UsageError(f"{name} holds a line break or another control character: write it without")
+    for key, text in settings_in(words).items():
+        if key.startswith("launcher") and not text.isprintable():  # a line break would end its line in a job's script
+            raise UsageError(f"{key} holds a line break or another control character: write it without")
     launcher = launcher_of(words)
     if launcher in ("submitit", "ray") and find_spec(launcher) is None:
         raise UsageError(f"launcher={launcher} is not installed: pip install 'normbench[{launcher}]'")
-    config = OmegaConf.create({"sweep": root["sweep"], "launcher": section_of("launcher", launcher)})
-    for name, text in given:
-        value = value_of(f"[{text}]" if name in LISTS and not text.startswith("[") else text)
-        if name in REPEATED:
-            more = value if isinstance(value, list) else [value]
-            value = [*(OmegaConf.select(config, name) or []), *more] if value else None
-        if name != "launcher":
-            OmegaConf.update(config, name, value)
+
+    defaults = {"sweep": content("", "sweep")["sweep"], "launcher": section_of("launcher", launcher)}
+    config = OmegaConf.create(defaults)
+    for word in words:
+        key = key_of(word)
+        if key != "launcher":
+            before = OmegaConf.select(config, key) if key in REPEATED else None
+            OmegaConf.update(config, key, read_value(word, before))
     tree: Any = OmegaConf.to_container(config)
     own = checked_values("sweep.", tree["sweep"], SETTINGS, "normbench sweep")
-    settings = settings_of(config.launcher._target_, imports=True) or {}
+    return SweepConfig(**own), check_launcher(launcher, tree["launcher"])
+
+
+def read_value(word: str, before: Any) -> Any:
+    """Return the value that a word gives its key. before: what earlier words gave it, to which some keys add."""
+    from normbench.config.compose import value_of
+
+    key = key_of(word)
+    text = word.partition("=")[2]
+    if key in LISTS and not text.startswith("["):
+        text = f"[{text}]"
+    value = value_of(text)
+    if key not in REPEATED:
+        return value
+    if not value:
+        return None
+    more = value if isinstance(value, list) else [value]
+    return [*(before or []), *more]
+
+
+def check_launcher(launcher: str, section: dict[str, Any]) -> dict[str, Any]:
+    """Return the section of a launcher, each value in its own type.
+
+    Raises:
+        UsageError: a setting that its class does not take, a wrong type, a value out of bounds.
+    """
     where = f"launcher={launcher}"
-    for name in tree["launcher"]:
-        if name not in settings and (having := options_with("launcher", name)):
+    settings = settings_of(section["_target_"], imports=True) or {}
+    for name in section:
+        having = [] if name in settings else options_with("launcher", name)
+        if having:
             cure = f"leave it out, or choose launcher={either(having)}"
             raise UsageError(f"launcher.{name} is not a setting of {where}: {cure}")
-    known = {"_target_": TARGET, **settings}
-    where += "" if settings else " (sweep.jobs= and threads= say what runs get of this machine)"
-    return SweepConfig(**own), checked_values("launcher.", tree["launcher"], known, where)
+    if not settings:
+        where += " (sweep.jobs= and threads= say what runs get of this machine)"
+    return checked_values("launcher.", section, {"_target_": TARGET, **settings}, where)

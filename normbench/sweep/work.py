@@ -13,7 +13,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
@@ -24,21 +24,25 @@ import torch
 from normbench.config.groups import find_own_classes
 from normbench.errors import HeldElsewhere, RunFailure, explain, is_disk_full
 from normbench.runs.contexts import stop_signals
-from normbench.runs.plan import check_unchanged
+from normbench.runs.plan import Run, check_unchanged
 from normbench.runs.stack import train_stack
 from normbench.runs.train import train
 from normbench.sweep.folder import LOOK_SECONDS, SweepFolder, View, say
 from normbench.sweep.plan import PlannedRun, Planner
 
-# An exit status of a task, beside 0 (the folder says how the run has ended) and 128 + the signal that has ended it.
+# What a task returns: 0 (the folder says how the run has ended), 128 + the signal that has ended it, or one of these.
 DISK_FULL = 3
+HELD = 128  # another process has the run: as if it had been stopped, which is not a death
+
+# What a launcher returns for a run that was stopped, and has not died.
+STOPPED = (HELD, 128 + signal.SIGTERM)
 
 TICK = 0.02  # seconds between two looks at our own processes
 TRIES = 2  # of a run whose process dies
 
 
 class Stopped(Exception):
-    """A signal has ended the sweep, whose name is given."""
+    """A signal, whose name is given, has ended the sweep."""
 
 
 @dataclass(frozen=True)
@@ -58,27 +62,36 @@ class RunTask:
     def __call__(self) -> int:
         os.chdir(self.here)
         find_own_classes()
-        planned = [self.stack[place] for place in self.todo]
-        runs = [replace(one.prepared, device=torch.device(self.device)) for one in planned]
+        runs = [replace(self.stack[place].prepared, device=torch.device(self.device)) for place in self.todo]
         output = io.StringIO()
         try:
             with redirect_stdout(output), redirect_stderr(output), time_limit(self.timeout):
                 for run in runs:
                     check_unchanged(run)
-                return train_stack(runs, [one.seed for one in self.stack]) if runs[0].stack > 1 else train(runs[0])
+                if runs[0].stack > 1:
+                    return train_stack(runs, [one.seed for one in self.stack])
+                return train(runs[0])
         except KeyboardInterrupt:
             return 128 + signal.SIGINT
         except HeldElsewhere:
-            return 128  # as if it had been stopped: no death
+            return HELD
         except BaseException as error:  # a fault of ours or of a user's class must not end the other runs
-            if not (is_disk_full(error) or is_disk_full(error.__cause__)):
-                with suppress(OSError):
-                    details = output.getvalue() + traceback.format_exc()
-                    for run, one in zip(runs, planned, strict=True):
-                        if not run.directory.ended():
-                            SweepFolder(run.directory.path.parent).note_failure(one.run, explain(error), details)
-                    return 0
-        return DISK_FULL
+            if is_disk_full(error) or is_disk_full(error.__cause__):
+                return DISK_FULL
+            details = output.getvalue() + traceback.format_exc()
+            try:
+                note_failures(runs, explain(error), details)
+            except OSError:  # nor is there room for the notes
+                return DISK_FULL
+            return 0
+
+
+def note_failures(runs: Sequence[Run], cause: str, details: str) -> None:
+    """Note why runs have failed that have no result."""
+    for run in runs:
+        path = run.directory.path
+        if not run.directory.ended():
+            SweepFolder(path.parent).note_failure(path.name, cause, details)
 
 
 @contextmanager
@@ -103,10 +116,10 @@ def time_limit(minutes: float | None) -> Iterator[None]:
 
 @dataclass
 class Execution:
-    """One sweep at work.
+    """One sweep whose runs are being made.
 
-    waiting: stacks of runs that are not known to be over. timeout: minutes that each may take. at_work: those that were
-    started. deaths: of a run's processes.
+    waiting: stacks of runs that are not known to be over. timeout: minutes that each may take. at_work: the tasks that
+    were started, by the launcher's job for each. deaths: how often a run's process has died.
     """
 
     planner: Planner
@@ -131,27 +144,32 @@ class Execution:
                     if signals:
                         raise Stopped(signal.Signals(signals[0]).name)
                     if not self.start():
-                        time.sleep(LOOK_SECONDS if self.planner.launcher.elsewhere or not self.at_work else TICK)
+                        is_near = self.at_work and not self.planner.launcher.elsewhere
+                        time.sleep(TICK if is_near else LOOK_SECONDS)
                     for job in [job for job in self.at_work if job.done()]:
-                        self.settle(job, self.at_work.pop(job).stack)
+                        task = self.at_work.pop(job)
+                        self.settle(job, task.stack)
             except BaseException:
                 self.stop(view)
                 raise
 
     def stop(self, view: View) -> None:
-        """End all runs at work behind checkpoints, or at once after another Ctrl-C."""
+        """End all runs at work after they have written checkpoints, or at once after another Ctrl-C."""
         try:
             for job in self.at_work:
                 job.cancel()
-            if number := sum(not job.done() for job in self.at_work):
-                text = "to write a checkpoint; Ctrl-C again kills what is left"
-                say(view.console, f"stopping: waiting for {number} run{'s' * (number > 1)} {text}")
+            number = sum(not job.done() for job in self.at_work)
+            if number:
+                runs = "1 run" if number == 1 else f"{number} runs"
+                cure = "Ctrl-C again kills what is left"
+                say(view.console, f"stopping: waiting for {runs} to write a checkpoint; {cure}")
             while not all(job.done() for job in self.at_work):
                 time.sleep(TICK)
         except KeyboardInterrupt:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             for job in self.at_work:
-                getattr(job, "kill", job.cancel)()
+                kill = getattr(job, "kill", job.cancel)
+                kill()
 
     def start(self) -> bool:
         """Start as many runs as have a place and are free; returns whether there are any.
@@ -159,25 +177,38 @@ class Execution:
         Raises:
             RunFailure: the launcher starts nothing.
         """
-        planner, tasks = self.planner, list[RunTask]()
-        for stack in list(self.waiting):
-            used = [task.device for task in (*self.at_work.values(), *tasks)]
-            if len(used) >= planner.jobs and not planner.launcher.elsewhere:
-                break
-            standings = [self.folder.look(run) for run in stack]
-            if all(standing.state != "running" for standing in standings):
-                self.waiting.remove(stack)
-                if todo := [place for place, standing in enumerate(standings) if not standing.over]:
-                    device = min(planner.devices, key=used.count)
-                    tasks.append(RunTask(stack, todo, device, Path.cwd(), self.timeout))
+        launcher = self.planner.launcher
+        tasks = self.next_tasks()
+        if not tasks:
+            return False
         try:
-            started = planner.launcher.start(tasks, planner.jobs, self.folder.notes.absolute()) if tasks else []
+            jobs = launcher.start(tasks, self.planner.jobs, self.folder.notes.absolute())
         except RunFailure:
             raise
         except Exception as error:  # whatever else a launcher raises
             raise RunFailure(f"the launcher has started nothing ({explain(error)}): see its settings") from error
-        self.at_work |= zip(started, tasks, strict=True)
-        return bool(tasks)
+        self.at_work |= zip(jobs, tasks, strict=True)
+        return True
+
+    def next_tasks(self) -> list[RunTask]:
+        """Take from those that wait what can be started now, each on the device with the fewest runs.
+
+        A stack of which another process has a run goes on waiting.
+        """
+        tasks: list[RunTask] = []
+        for stack in list(self.waiting):
+            used = [task.device for task in (*self.at_work.values(), *tasks)]
+            if len(used) >= self.planner.jobs and not self.planner.launcher.elsewhere:
+                break
+            standings = [self.folder.look(run) for run in stack]
+            if any(standing.state == "running" for standing in standings):
+                continue
+            self.waiting.remove(stack)
+            todo = [place for place, standing in enumerate(standings) if not standing.over]
+            if todo:
+                device = min(self.planner.devices, key=used.count)
+                tasks.append(RunTask(stack, todo, device, Path.cwd(), self.timeout))
+        return tasks
 
     def settle(self, job: Any, stack: Sequence[PlannedRun]) -> None:
         """See how runs have ended; those whose process has died are tried once more, and then marked as failed.
@@ -185,20 +216,33 @@ class Execution:
         Raises:
             OSError: the disk is full.
         """
+        how = ""
         try:
-            status, how = job.result(), ""
+            status = job.result()
         except Exception as error:  # whatever a launcher raises for a process that has died
-            status, how = 1, " ".join(str(error).split())[:500]
+            status = 1
+            how = " ".join(str(error).split())[:500]
         if status == DISK_FULL:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        left = [(run, standing) for run in stack if not (standing := self.folder.look(run)).over]
-        self.waiting += [stack] * bool(left)
+
+        left = []
+        for run in stack:
+            standing = self.folder.look(run)
+            if not standing.over:
+                left.append((run, standing))
+        if left:
+            self.waiting.append(stack)
         for run, standing in left:
-            self.deaths[run.run] += standing.state != "running" and status not in (128, 128 + signal.SIGTERM)
+            has_died = standing.state != "running" and status not in STOPPED
+            if has_died:
+                self.deaths[run.run] += 1
             if self.deaths[run.run] == TRIES:
-                cause = (
-                    f"its process died twice without an error message ({how or status}); it may have run out of memory"
-                )
-                self.folder.note_failure(run.run, cause)
-                if run.prepared.directory.path.is_dir():
-                    run.prepared.directory.write_status("failed", standing.step, run.steps, cause)
+                self.mark_failed(run, standing.step, how or str(status))
+
+    def mark_failed(self, run: PlannedRun, step: int, how: str) -> None:
+        """Note that the process of a run has died as often as it is tried, at a step. how: what is known of its end."""
+        cause = f"its process died twice without an error message ({how}); it may have run out of memory"
+        self.folder.note_failure(run.run, cause)
+        directory = run.prepared.directory
+        if directory.path.is_dir():
+            directory.write_status("failed", step, run.steps, cause)
