@@ -36,39 +36,40 @@ from normbench.config.sections import GROUPS, SWEEP_GROUPS
 from normbench.errors import RunFailure, UsageError, explain, shortened
 from normbench.settings import printable
 
-INFO = ("all", "config", "defaults", "defaults-tree", "searchpath")  # what Hydra tells
-COMPLETE = "_NORMBENCH_COMPLETE"  # where a shell's completion script says what it asks
+INFO = ("all", "config", "defaults", "defaults-tree", "searchpath")  # what Hydra can tell about a configuration
+COMPLETE = "_NORMBENCH_COMPLETE"  # the variable with which a shell's completion script asks
 
 
 def main(argv: list[str] | None = None) -> int:
     """Return the exit status: 0 done, 1 the machine ended it, 2 the user's mistake, 130 Ctrl-C."""
     for number, name in ((1, "stdout"), (2, "stderr")):
-        if getattr(sys, name) is getattr(sys, f"__{name}__"):
-            setattr(sys, name, steady(getattr(sys, name), number))
+        stream = getattr(sys, name)
+        if stream is getattr(sys, f"__{name}__"):  # nobody has redirected it in this process
+            setattr(sys, name, steady(stream, number))
     Outlet.lost.clear()
-    status = ended(sys.argv[1:] if argv is None else argv)
-    return complain(Outlet.lost[0], status or 1) if Outlet.lost else status
+    words = sys.argv[1:] if argv is None else argv
+    status = run_or_explain(words)
+    if Outlet.lost:
+        return complain(Outlet.lost[0], status or 1)
+    return status
 
 
-def ended(words: list[str]) -> int:
+def run_or_explain(words: list[str]) -> int:
     """Run the command that the words name, and say in a sentence why it ends early; return its exit status."""
     try:
         status = run(words)
         sys.stdout.flush()
         return status
     except click.UsageError as error:
-        path = error.ctx.command_path if error.ctx else "normbench"
-        said = error.format_message()
-        if isinstance(error, click.MissingParameter) and error.ctx:
-            usage = " ".join(error.ctx.command.collect_usage_pieces(error.ctx))
-            said = f"{said.rstrip('.')}: give {path} {usage}"
-        return complain(f"{said} (see: {path} --help)", 2, words)
-    except (UsageError, RunFailure) as error:
-        return complain(str(error), 2 if isinstance(error, UsageError) else 1, words)
+        return complain(explain_usage(error), 2, words)
+    except UsageError as error:
+        return complain(str(error), 2, words)
+    except RunFailure as error:
+        return complain(str(error), 1, words)
     except KeyboardInterrupt:
         return complain("stopped", 130)
     except SystemExit as error:  # of a class of the user's own
-        cure = "let it raise an exception in place of that"
+        cure = "let it raise an exception instead"
         return complain(f"code that normbench has called ended the process ({explain(error)}): {cure}", 1)
     except OSError as error:
         if error.filename is None:
@@ -76,10 +77,23 @@ def ended(words: list[str]) -> int:
         return complain(f"{error.filename!s:.200} cannot be used ({error.strerror}): give another path", 2, words)
 
 
+def explain_usage(error: click.UsageError) -> str:
+    """Return what click says of a mistake, and where the help page is."""
+    message = error.format_message()
+    if not error.ctx:
+        return f"{message} (see: normbench --help)"
+    path = error.ctx.command_path
+    if isinstance(error, click.MissingParameter):
+        usage = " ".join(error.ctx.command.collect_usage_pieces(error.ctx))
+        message = f"{message.rstrip('.')}: give {path} {usage}"
+    return f"{message} (see: {path} --help)"
+
+
 def complain(text: str, status: int, words: Sequence[str] = ()) -> int:
     """Print one line on stderr, with no more than a line of any of the person's words; return the exit status."""
     sys.stdout.flush()
-    print(f"normbench: {printable(shortened(' '.join(text.split()), words))}", file=sys.stderr)
+    line = " ".join(text.split())
+    print(f"normbench: {printable(shortened(line, words))}", file=sys.stderr)
     return status
 
 
@@ -88,10 +102,10 @@ def run(words: list[str]) -> int:
     if COMPLETE in os.environ:
         from normbench.commands.completion import SHELLS
 
-        with suppress(Exception):  # the Tab key is no place for complaints
-            shell = SHELLS[os.environ[COMPLETE].removesuffix("_complete")](cli, {}, "normbench", COMPLETE)
+        with suppress(Exception):  # nobody who presses Tab wants to read a complaint
+            shell = SHELLS[os.environ[COMPLETE].removesuffix("_complete")]
             with redirect_stdout(io.StringIO()):  # a class of the user's own, which is imported, may print
-                completions = shell.complete()
+                completions = shell(cli, {}, "normbench", COMPLETE).complete()
             print(completions)
         return 0
     width = min(shutil.get_terminal_size((100, 24)).columns, 120)
@@ -152,21 +166,26 @@ def train(words: tuple[str, ...], dry_run: bool, cfg: str, resolve: bool, info: 
     """
     from normbench.config.compose import ask_hydra, read
 
-    if cfg or resolve or info:
-        shown = ["--cfg=job", "--resolve"] if resolve else ["--cfg=job"]
-        ask_hydra(words, *([f"--info={info}"] if info else shown))
+    if info:
+        ask_hydra(words, f"--info={info}")
+        return 0
+    if resolve:
+        ask_hydra(words, "--cfg=job", "--resolve")
+        return 0
+    if cfg:
+        ask_hydra(words, "--cfg=job")
         return 0
     config = read(words)
-    from normbench.runs.train import start  # imports torch: behind every mistake that the configuration alone shows
+    from normbench.runs.train import start  # imports torch: after every mistake that the configuration alone shows
 
     return start(config, dry_run, trust)
 
 
 @cli.command(page=later("pages", "sweep_page"))
 @SETTINGS
-@flag("dry-run", "Print the plan: arms, seeds, what is to do, done and failed, time and disk.")
-@flag("watch", "Show how far a sweep is that runs elsewhere.", metavar="FOLDER", type=FOLDER)
-@flag("resume", "Go on with the sweeps of FOLDER; words given replace theirs.", metavar="FOLDER", type=FOLDER)
+@flag("dry-run", "Print the plan: arms, seeds, how many runs are to do, done and failed, and the time they take.")
+@flag("watch", "Show how far the sweep of FOLDER is, which another process runs.", metavar="FOLDER", type=FOLDER)
+@flag("resume", "Go on with the sweeps of FOLDER; words given here replace theirs.", metavar="FOLDER", type=FOLDER)
 @TRUST
 @CONFIG_DIR
 @MULTIRUN
@@ -224,8 +243,9 @@ def sweep(words: tuple[str, ...], dry_run: bool, watch: Path | None, resume: Pat
 def runs(folder: Path) -> int:
     """List sweeps and runs, how far they are, and the commands that go on with them.
 
-    Lists what lies below FOLDER, by default outputs, the newest last: a line for each sweep, and for each run that is
-    of none. Of a sweep's own FOLDER it lists the runs. Below stand the commands that go on with what has not ended.
+    Lists what is below FOLDER, by default outputs, the newest last: a line for each sweep, and for each run that is
+    not part of one. If FOLDER is that of a sweep, it lists the sweep's runs. Then come the commands that go on with
+    what has not ended.
     """
     from normbench.commands.runs import show_runs
 
@@ -251,26 +271,46 @@ def list_options(groups: tuple[str, ...]) -> None:
     print_page(list_page, groups)
 
 
-for group, told in {"norm": "what shares a statistic, invariances, cost", "placement": "its flow, its gains"}.items():
+NAME = click.argument("name", required=False, shell_complete=later("completion", "complete_names"))
+AS_MARKDOWN = "Print Markdown, without the time of this machine, as in docs/{}.md."
 
-    @cli.command(
-        f"{group}s", help=f"Tell of a {group}: formula, {told}, use, paper.\n\nWithout NAME it lists them all."
-    )
-    @click.argument("name", required=False, shell_complete=later("completion", "complete_names"))
-    @flag("markdown", f"Print Markdown, without the time of this machine, as in docs/{group}s.md.")
-    def tell(name: str | None, markdown: bool, group: str = group) -> None:
-        from normbench.config.groups import check_option
 
-        if name:
-            check_option(group, name)
-        if name or markdown:
-            later("norm_pages", "tell")(group, name, markdown)
-        else:
-            print_page(later("pages", "list_page"), [group])
+@cli.command()
+@NAME
+@flag("markdown", AS_MARKDOWN.format("norms"))
+def norms(name: str | None, markdown: bool) -> None:
+    """Describe a norm: formula, what shares a statistic, invariances, cost, use, paper.
+
+    Without NAME it lists them all.
+    """
+    show_option("norm", name, markdown)
+
+
+@cli.command()
+@NAME
+@flag("markdown", AS_MARKDOWN.format("placements"))
+def placements(name: str | None, markdown: bool) -> None:
+    """Describe a placement: formula, its flow, its gains, use, paper.
+
+    Without NAME it lists them all.
+    """
+    show_option("placement", name, markdown)
+
+
+def show_option(group: str, name: str | None, markdown: bool) -> None:
+    """Print the page of an option, or list those of its group; in Markdown, the page of one or of all."""
+    from normbench.config.groups import check_option
+
+    if name:
+        check_option(group, name)
+    if name or markdown:
+        later("norm_pages", "tell")(group, name, markdown)
+    else:
+        print_page(later("pages", "list_page"), [group])
 
 
 def print_page(write: Callable[..., None], words: Sequence[str]) -> None:
-    """Print what is written in the width of the terminal, as help pages are."""
+    """Print a page in the width of the terminal, as help pages are."""
     formatter = click.get_current_context().make_formatter()
     write(formatter, words)
     print(formatter.getvalue(), end="")
@@ -283,12 +323,12 @@ def check(words: tuple[str, ...]) -> int:
     """Check whether a part, your own or ours, does what it must.
 
     Checks a norm, placement, model or data set: the contract of its kind, and that it trains with everything it can
-    meet, on tiny tasks. It is an option, such as norm=mynorm, with settings as normbench train takes them, or a class,
-    package.module.Class, of a package that is installed or in the current directory, with settings KEY=VALUE of its
+    meet, on tiny tasks. Give an option, such as norm=mynorm, with settings as normbench train takes them; or a class,
+    package.module.Class, of a package that is installed or in the current directory, with KEY=VALUE for settings of its
     own.
 
-    A check has passed or failed; "yes" and "no" are only measured, neither is wrong. Exit status: 0 if nothing failed,
-    1 if something did.
+    A check passes or fails; where the result is "yes" or "no" it only measures, and neither is wrong. Exit status: 0 if
+    nothing failed, 1 if something did.
 
     \b
     Examples:
@@ -310,17 +350,16 @@ def tensorboard(words: tuple[str, ...]) -> int:
     several seeds, the arms are shown, each as a run of its own, the mean over its seeds; empty the filter of runs to
     see the runs themselves.
     """
-    folder, flags = Path("outputs"), list(words)
-    if words and not words[0].startswith("-"):
-        folder, flags = Path(words[0]), flags[1:]
     from normbench.commands.tensorboard import serve
 
-    return serve(folder, flags)
+    if words and not words[0].startswith("-"):
+        return serve(Path(words[0]), words[1:])
+    return serve(Path("outputs"), words)
 
 
 @cli.command()
 @click.argument("run", type=click.Path(file_okay=False))
-@flag("prompt", "Text to go on from, or to translate; by default a line's start.", default="")
+@flag("prompt", "Text to continue or to translate; by default the start of a line.", default="")
 @flag("tokens", "How many tokens to write.", type=click.IntRange(1, 10**6), default=200)
 @flag("temperature", "Larger is more random; 0: the likeliest token.", type=click.FloatRange(0, 100), default=0.8)
 @flag("top-k", "Draw from this many of the likeliest tokens only.", type=click.IntRange(1, 10**7))
@@ -351,8 +390,8 @@ MARGIN = "A difference that does not matter, in nats or percentage points: are a
 @cli.command()
 @click.argument("folders", nargs=-1, required=True, type=FOLDER)
 @flag("out", "Where the report goes; by default report in the first FOLDER.", type=FOLDER)
-@flag("baseline", "The arm that others are compared with, by default layernorm and pre, or the first.", metavar="ARM")
-@flag("target", "Loss, in nats, to compare the times to reach it; by default where an arm's baseline ends.", type=float)
+@flag("baseline", "The arm that others are compared with; by default layernorm and pre, or the first.", metavar="ARM")
+@flag("target", "Loss, in nats, for comparing the times to reach it; by default where the baseline ends.", type=float)
 @flag("margin", MARGIN, type=click.FloatRange(0))
 @flag("width", "Width of the figures: column (3.5 inches), page (7), or a number of inches.", default="column")
 @flag("metric", "Judge by this logged tag first, such as loss/val_ema or act/stream03/rms; or by best.", metavar="TAG")
@@ -382,14 +421,14 @@ def report(folders: tuple[Path, ...], **flags: Any) -> int:
 @cli.command()
 @click.argument("a", type=click.Path(file_okay=False))
 @click.argument("b", type=click.Path(file_okay=False))
-@flag("in", "Where arms are looked for.", metavar="FOLDER", type=FOLDER, default="outputs")
+@flag("in", "Where to look for the arms.", metavar="FOLDER", type=FOLDER, default="outputs")
 @flag("margin", MARGIN, type=click.FloatRange(0))
 @flag("plan", "Say how many seeds it takes to find a difference, from the spread of the runs that are there.")
 @flag("difference", "With --plan: the difference to be found.", type=click.FloatRange(0, min_open=True))
 def compare(a: str, b: str, **flags: Any) -> int:
     """Compare two arms side by side.
 
-    Says what two arms differ in, whether the difference between them is real, and how large it may be, seed by seed. A
+    Says in what two arms differ, whether the difference between them is real, and how large it may be, seed by seed. A
     and B are folders of runs, or arms of the runs below a folder, named by what tells them apart.
 
     \b

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,10 +22,10 @@ SHOWN = 8  # translations on a page of examples
 class Translation(LanguageModeling):
     """Each next token of a translation, from its source and the tokens before it.
 
-    vocabulary_size: of both languages; the last two tokens, `begin` and `end`, stand before and behind a text.
+    vocabulary_size: of both languages; the last two tokens, `begin` and `end`, stand before and after a text.
     context: the longest source or target, in tokens. label_smoothing: share of a target's probability that training
-    spreads over all tokens (Szegedy et al. 2016, §7); evaluation has none. lowercase: whether all text is.
-    beam, length_penalty: of the search, see `translate`.
+    spreads over all tokens (Szegedy et al. 2016, §7); evaluation has none. lowercase: whether all text is in lower
+    case. beam, length_penalty: of the search, see `translate`.
     """
 
     kind = "translation"
@@ -39,12 +40,12 @@ class Translation(LanguageModeling):
 
     @property
     def begin(self) -> int:
-        """Return the token in front of each translation."""
+        """Return the token that stands before each translation."""
         return self.vocabulary_size - 2
 
     @property
     def end(self) -> int:
-        """Return the token behind each text."""
+        """Return the token that stands after each text."""
         return self.vocabulary_size - 1
 
     @property
@@ -59,7 +60,7 @@ class Translation(LanguageModeling):
         except ImportError as missing:
             cure = "pip install 'normbench[translation]'"
             raise UsageError(f"translations are judged by the package sacrebleu, which is missing: {cure}") from missing
-        return BLEU(lowercase=self.lowercase, force=True)  # without a word on translations that look tokenized
+        return BLEU(lowercase=self.lowercase, force=True)  # else it warns of translations that look tokenized
 
     @property
     def signature(self) -> str:
@@ -69,7 +70,8 @@ class Translation(LanguageModeling):
         return str(bleu.get_signature())
 
     def loss(self, logits: Float[Tensor, "..."], targets: Tensor, reduction: str = "mean") -> Tensor:
-        flat, smoothing = logits.flatten(0, -2).float(), self.label_smoothing if reduction == "mean" else 0.0
+        flat = logits.flatten(0, -2).float()
+        smoothing = self.label_smoothing if reduction == "mean" else 0.0
         return F.cross_entropy(flat, targets.flatten(), reduction=reduction, label_smoothing=smoothing)
 
     def shapes(self, batch: Batch) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -77,8 +79,9 @@ class Translation(LanguageModeling):
         return tuple(batch.mask.shape), tuple(batch.previous.shape)
 
     def batch(self, sources: list[Tensor], translations: list[Tensor]) -> Batch:
-        """Return a padded batch of token ids (time,); what stands in the padding of inputs is 0."""
-        end, begin = torch.tensor([self.end]), torch.tensor([self.begin])
+        """Return a padded batch of token ids (time,); inputs are padded with 0."""
+        end = torch.tensor([self.end])
+        begin = torch.tensor([self.begin])
         pad = torch.nn.utils.rnn.pad_sequence
         inputs = [torch.cat((source, end)) for source in sources]
         mask = pad([torch.ones(len(each), dtype=torch.bool) for each in inputs], batch_first=True)
@@ -88,7 +91,8 @@ class Translation(LanguageModeling):
 
     def random_batch(self, size: int, generator: torch.Generator) -> Batch:
         lengths = [max(1, (self.context - 1) * (size - row) // size) for row in range(size)]
-        sources, targets = ([torch.randint(self.begin, (each,), generator=generator) for each in lengths] for _ in "st")
+        sources = [torch.randint(self.begin, (length,), generator=generator) for length in lengths]
+        targets = [torch.randint(self.begin, (length,), generator=generator) for length in lengths]
         return self.batch(sources, targets[::-1])
 
     def judge(
@@ -96,91 +100,120 @@ class Translation(LanguageModeling):
     ) -> tuple[dict[str, float], str]:
         """Return the BLEU of the translations that beam search finds, and a page with some of them."""
         rows = self.translations(model, batches, data, device)
-        bleu, (_, references, translations) = self.bleu, map(list, zip(*rows, strict=True))
+        references = [reference for _, reference, _ in rows]
+        translations = [translation for _, _, translation in rows]
+        bleu = self.bleu
         score = bleu.corpus_score(translations, [references]).score
         title = f"BLEU {score:.1f} on {len(rows):,} {self.examples}, beam {self.beam} ({bleu.get_signature()})"
-        return {"bleu": score}, page(title, rows[:: -(-len(rows) // SHOWN)])
+        every = math.ceil(len(rows) / SHOWN)
+        return {"bleu": score}, write_page(title, rows[::every])
 
     def translations(
         self, model: nn.Module, batches: Iterable[Batch], data: Any, device: torch.device
     ) -> list[tuple[str, str, str]]:
         """Return each source, its reference and the translation that beam search finds in evaluation mode."""
-        training, rows = model.training, list[Any]()
+        training = model.training
+        rows: list[tuple[str, str, str]] = []
         model.eval()
         for batch in batches:
             assert batch.mask is not None
             found = translate(model, batch.inputs.to(device), batch.mask.to(device), self).cpu()
-            columns = batch.inputs.masked_fill(~batch.mask, self.end), batch.targets, found
-            rows += zip(*(map(data.decode, column) for column in columns), strict=True)
+            sources = batch.inputs.masked_fill(~batch.mask, self.end)
+            for source, reference, translation in zip(sources, batch.targets, found, strict=True):
+                rows.append((data.decode(source), data.decode(reference), data.decode(translation)))
         model.train(training)
         return rows
 
 
-def page(title: str, rows: Sequence[Sequence[str]]) -> str:
+def write_page(title: str, rows: Sequence[Sequence[str]]) -> str:
     """Return a title and a table of sources, references and translations in Markdown."""
-    lines = [("source", "reference", "translation"), ("---",) * 3, *rows]
-    return "\n".join([title, "", *(f"| {' | '.join(each.replace('|', '¦') for each in line)} |" for line in lines)])
+    lines = [title, "", "| source | reference | translation |", "| --- | --- | --- |"]
+    for row in rows:
+        cells = [text.replace("|", "¦") for text in row]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 @torch.no_grad()
 def translate(
     model: Any, source: Int64[Tensor, "batch time"], mask: Bool[Tensor, "batch time"], task: Translation
 ) -> Int64[Tensor, "batch longest"]:
-    """Return the best translation of each source that beam search finds, with `end` behind it.
+    """Return the best translation of each source that beam search finds, followed by `end`.
 
     The search goes on with the `beam` likeliest beginnings. One that ends among them is a translation, and its place is
-    not filled again; a sentence is done when none is left. The best translation has the largest
+    not filled again; a sentence is done when no beginning is left. The best translation has the largest
     log P / length ** length_penalty, where the end counts. None is longer than twice its source and ten tokens, or the
     context. beam=1 takes the likeliest token each time. Source: Bahdanau et al. 2015, whose search loses a place to
     each translation; Wu et al. 2016, §7, for the division by a power of the length.
 
     Args:
         model: in evaluation mode. `begin(source, mask)` returns its state, tensors (batch, ...). `advance(state,
-            tokens)` returns the logits (rows, vocabulary) behind one more token (rows,) of each beginning, and the new
-            state; a tensor in it that it returns as it was given is of the source, the same for all its beginnings.
+            tokens)` takes one more token (rows,) of each beginning and returns the logits (rows, vocabulary) of the
+            next, and the new state. A tensor of the state that it returns as it was given belongs to the source: it is
+            the same for all its beginnings.
         source: each text with its end.
         mask: False where it is padded.
         task: vocabulary and search.
     """
-    beam, size, device = task.beam, len(source), source.device
+    beam = task.beam
+    size = len(source)
+    device = source.device
     limits = (2 * mask.sum(dim=1) + 10).clamp(max=task.context - 1)
     found = torch.full((size, int(limits.max())), task.end, device=device)
-    best, places = torch.full((size,), -torch.inf, device=device), torch.full((size, 1), beam, device=device)
-    # Of each row: its sentence, its number among the beginnings of that, log P, and tokens.
-    owner, slot = torch.arange(size, device=device), torch.zeros(size, dtype=torch.int64, device=device)
-    scores, texts = torch.zeros(size, device=device), torch.full((size, 1), task.begin, device=device)
+    best = torch.full((size,), -torch.inf, device=device)  # the score of what is found
+    places = torch.full((size, 1), beam, device=device)  # how many beginnings a sentence may still have
+    # A row for each beginning: its sentence, its number among the beginnings of that, log P, and tokens.
+    owner = torch.arange(size, device=device)
+    slot = torch.zeros(size, dtype=torch.int64, device=device)
+    scores = torch.zeros(size, device=device)
+    texts = torch.full((size, 1), task.begin, device=device)
     state = model.begin(source, mask)
     for length in range(1, task.context + 1):
         logits, following = model.advance(state, texts[:, -1])
         likely, tokens = likeliest(logits.float(), beam, task.end, length > limits[owner])
-        sums = torch.full((size, beam, likely.shape[1]), -torch.inf, device=device)
+        choices = likely.shape[1]
+
+        # Each sentence's likeliest beginnings with one more token.
+        sums = torch.full((size, beam, choices), -torch.inf, device=device)
         sums[owner, slot] = scores[:, None] + likely
         rows = torch.zeros(size, beam, dtype=torch.int64, device=device)
         rows[owner, slot] = torch.arange(len(owner), device=device)
         top, place = sums.flatten(1).topk(beam)
-        parent = rows.gather(1, place // likely.shape[1])
-        token = tokens[parent, place % likely.shape[1]]
+        parent = rows.gather(1, place // choices)
+        token = tokens[parent, place % choices]
         kept = (torch.arange(beam, device=device) < places) & top.isfinite()
-        ends, goes = kept & (token == task.end), kept & (token != task.end)
-        value, which = (top / length**task.length_penalty).masked_fill(~ends, -torch.inf).max(dim=1)
+        ends = kept & (token == task.end)
+        goes = kept & (token != task.end)
+
+        # Those that end here are translations.
+        scored = (top / length**task.length_penalty).masked_fill(~ends, -torch.inf)
+        value, which = scored.max(dim=1)
         better = value > best
         found[better, : length - 1] = texts[parent[better, which[better]], 1:]
-        best, places = torch.maximum(best, value), places - ends.sum(dim=1, keepdim=True)
-        before, (owner, slot) = owner, goes.nonzero(as_tuple=True)
+        best = torch.maximum(best, value)
+        places = places - ends.sum(dim=1, keepdim=True)
+
+        # The others go on.
+        before = owner
+        owner, slot = goes.nonzero(as_tuple=True)
         if not len(owner):
             break
+        origin = parent[goes]
         moved = not torch.equal(owner, before)
-        state = tuple(
-            new[parent[goes]] if moved or new is not old else new for new, old in zip(following, state, strict=True)
-        )
-        scores, texts = top[goes], torch.cat((texts[parent[goes]], token[goes][:, None]), dim=1)
+        parts = []
+        for new, old in zip(following, state, strict=True):
+            of_source = new is old
+            parts.append(new if of_source and not moved else new[origin])
+        state = tuple(parts)
+        scores = top[goes]
+        texts = torch.cat((texts[origin], token[goes][:, None]), dim=1)
     return found
 
 
 def likeliest(
     logits: Float[Tensor, "rows vocabulary"], count: int, end: int, closing: Bool[Tensor, " rows"]
 ) -> tuple[Float[Tensor, "rows count"], Int64[Tensor, "rows count"]]:
-    """Return log P of the likeliest next tokens, and these tokens. closing: rows that must end now."""
+    """Return log P of the likeliest next tokens, and these tokens. closing: the rows that must end now."""
     total = logits.logsumexp(dim=1, keepdim=True)
     if closing.any():
         others = torch.arange(logits.shape[1], device=logits.device) != end

@@ -12,9 +12,9 @@ import torch
 from data_helpers import IMAGES, LABELS, LONG, SMALL, TEXT, pets, plays, random_images, write_images, write_text
 
 from normbench.data import digits, pydocs
-from normbench.data.batches import held_out
+from normbench.data.batches import count_held_out
 from normbench.data.cache import Content
-from normbench.data.images import Images, cut, moved
+from normbench.data.images import Images, crop_and_flip, cut_holes
 from normbench.data.text import Text
 from normbench.data.vocabulary import Vocabulary
 from normbench.errors import UsageError
@@ -138,9 +138,9 @@ def test_a_channel_without_variation_stays_finite(tmp_path: Path) -> None:
 def test_held_out_share_or_number(holdout: float, count: int | None) -> None:
     if count is None:
         with pytest.raises(UsageError, match=r"data.holdout=.*: use a share .* or a whole number below 60,000"):
-            held_out(60_000, holdout, "images")
+            count_held_out(60_000, holdout, "images")
     else:
-        assert held_out(60_000, holdout, "images") == count
+        assert count_held_out(60_000, holdout, "images") == count
 
 
 def test_holdout_takes_the_last_of_the_training_data() -> None:
@@ -174,7 +174,7 @@ def test_each_image_is_cropped_and_flipped_in_one_way_and_all_ways_occur() -> No
     pixels = random_pixels(64)
     found: Counter[tuple[int, int, bool]] = Counter()
     for step in range(12):
-        results = [moved(pixels, 2, flip, 0, step).numpy() for flip in (False, True)]
+        results = [crop_and_flip(pixels, 2, flip, 0, step).numpy() for flip in (False, True)]
         for before, cropped, flipped_too in zip(pixels.numpy(), *results, strict=True):
             (plain,), (way,) = ways(before, cropped, 2, (False,)), ways(before, flipped_too, 2, (False, True))
             assert plain[:2] == way[:2]
@@ -196,7 +196,7 @@ def test_each_image_has_one_hole_around_some_pixel(side: int) -> None:
         masks[top, left][tuple(slice(*ends) for ends in zip(first, last, strict=True))] = 0
     centres = Counter()
     for step in range(12):
-        for image, result in zip(inputs, cut(inputs.clone(), side, 0, step), strict=True):
+        for image, result in zip(inputs, cut_holes(inputs.clone(), side, 0, step), strict=True):
             (centre,) = [centre for centre, mask in masks.items() if torch.equal(result, image * mask)]
             centres[centre] += 1
     assert len(centres) == 9 * 7, "every pixel is a centre some time"

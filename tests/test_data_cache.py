@@ -34,7 +34,7 @@ def test_a_hit_imports_nothing_heavy(tmp_path: Path, monkeypatch: pytest.MonkeyP
     root = write_images(tmp_path, SMALL, LABELS)
     made = [pets(root).fingerprint, digits(**IMAGES).fingerprint]
     heavy = {"datasets", "PIL", "pyarrow", "pandas", "sklearn"}
-    monkeypatch.setattr(normbench, "data", normbench.data)  # what is imported anew is forgotten afterwards
+    monkeypatch.setattr(normbench, "data", normbench.data)  # what is imported again is forgotten afterwards
     for name in list(sys.modules):
         if name.partition(".")[0] in heavy or name.startswith("normbench.data"):
             monkeypatch.delitem(sys.modules, name)
@@ -77,7 +77,7 @@ def test_changed_sources_are_decoded_anew(tmp_path: Path, cache_folder: Path) ->
 def test_what_older_versions_made_is_read(cache_folder: Path) -> None:
     """Names of cache folders and their content do not change, or everybody decodes everything again."""
     arrays = {"train": np.arange(3, dtype=np.uint8)}
-    content = cache.decoded("mine", "text", ["a", 1, None], lambda: (arrays, {"left_out": 0}))
+    content = cache.read_or_decode("mine", "text", ["a", 1, None], lambda: (arrays, {"left_out": 0}))
     (folder,) = cache_folder.iterdir()
     assert folder.name == "text-7f6a7617e08f3a85f141" and content.facts == {"left_out": 0}
     assert content.fingerprint == "ecbfc5b17eb7bf3595fc473d85e3c184be606379ec663f9fc03bf876077d15e4"

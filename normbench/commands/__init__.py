@@ -1,4 +1,4 @@
-"""What commands have in common: their order, help pages, flags, the words KEY=VALUE, and where they print."""
+"""What commands have in common: their order, help pages, flags, the words KEY=VALUE, and their output streams."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import gc
 import io
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
@@ -17,10 +17,10 @@ from typing import Any, ClassVar
 import click
 
 from normbench.errors import UsageError, is_disk_full
-from normbench.settings import Setting, nearest
+from normbench.settings import nearest
 
-# Python's garbage collector searches torch's half a million objects for reference cycles: a fifth of the start, and a
-# third of a second at the end. A training sets it back.
+# Python's garbage collector searches torch's half a million objects for reference cycles, which takes a fifth of the
+# start, and a third of a second at the end. A training sets the threshold back.
 gc.set_threshold(100_000)
 atexit.register(gc.freeze)
 
@@ -38,14 +38,14 @@ class Commands(click.Group):
 
 
 class Word(click.Choice[str]):
-    """One of some words; for another one it says which is meant, perhaps."""
+    """One of some words; for another word it says which may be meant."""
 
     def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
         return f"{value} is unknown: {nearest(str(value), self.choices)}allowed are {', '.join(self.choices)}"
 
 
 class Command(click.Command):
-    """A command whose help page may go on behind its text. page: writes that, from the words and folders given."""
+    """A command whose help page may go on after its text. page: writes that, from the words and folders given."""
 
     def __init__(self, *args: Any, page: Callable[..., None] | None = None, **more: Any) -> None:
         super().__init__(*args, **more)
@@ -55,23 +55,33 @@ class Command(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            from normbench.config.compose import ELSEWHERE
-
-            if told := ELSEWHERE.get(error.option_name.lstrip("-").replace("-", "_")):
-                raise UsageError(f"{error.option_name} is no flag of normbench {ctx.info_name}: {told}") from error
-            if key := self.setting(error.option_name.lstrip("-").replace("-", "_").partition("=")[0]):
-                cure = f"settings have no dashes, write {key}=VALUE"
-                raise UsageError(f"{error.option_name} is no flag of normbench {ctx.info_name}: {cure}") from error
+            cure = self.explain_flag(error.option_name)
+            if cure:
+                raise UsageError(f"{error.option_name} is not a flag of normbench {ctx.info_name}: {cure}") from error
             raise
 
-    def setting(self, word: str) -> str:
+    def explain_flag(self, flag: str) -> str:
+        """Return what to write in place of a flag that other programs have, or that is a setting; else nothing."""
+        from normbench.config.compose import ELSEWHERE
+
+        word = flag.lstrip("-").replace("-", "_")
+        if word in ELSEWHERE:
+            return ELSEWHERE[word]
+        key = self.find_setting(word.partition("=")[0])
+        return f"settings have no dashes, write {key}=VALUE" if key else ""
+
+    def find_setting(self, word: str) -> str:
         """Return the setting that a command takes by a word, or by the end of its key; empty where there is none."""
         from normbench.commands.pages import COMMON_KEYS
         from normbench.config.schema import KEYS
         from normbench.config.sections import GROUPS
 
-        known = [*GROUPS, *KEYS, *COMMON_KEYS] if any(each.name == "words" for each in self.params) else []
-        return next((key for key in known if key == word or key.endswith(f".{word}")), "")
+        if all(parameter.name != "words" for parameter in self.params):
+            return ""
+        for key in (*GROUPS, *KEYS, *COMMON_KEYS):
+            if key == word or key.endswith(f".{word}"):
+                return key
+        return ""
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         super().format_help_text(ctx, formatter)
@@ -90,32 +100,65 @@ def find_options(ctx: click.Context, param: click.Parameter, folder: Path | None
         ctx.meta["folders"] = [own_folder(folder)]
 
 
-def check_options(ctx: click.Context, param: click.Parameter, words: tuple[str, ...]) -> tuple[str, ...]:
-    """Refuse an option that there is not, before Hydra is imported, and tell Hydra of the user's own folder.
+def check_words(ctx: click.Context, param: click.Parameter, words: tuple[str, ...]) -> tuple[str, ...]:
+    """Refuse words that cannot be meant, before Hydra is imported; return those that Hydra is to read.
 
     Raises:
-        UsageError: there is one.
+        UsageError: a blank after a comma, a range that is not written as one, or an option that there is not.
     """
-    from normbench.config.groups import check_option
-    from normbench.config.schema import KEYS, MANY
-    from normbench.config.sections import GROUPS
-
     folders = ctx.meta.get("folders", [])
     for word, following in pairwise(words):
         if "=" in word and word.endswith(",") and "=" not in following:
-            raise UsageError(f"'{word} {following}' has a blank behind a comma: write {word}{following}")
+            raise UsageError(f"'{word} {following}' has a blank after a comma: write {word}{following}")
     for word in words:
-        key, equals, values = word.lstrip("+").partition("=")
-        if int in KEYS.get(key, Setting()).types and (ends := re.fullmatch(r"(\d+)(?:-|:|\.\.\.?)(\d+)", values)):
-            low, high = sorted(map(int, ends.groups()))
-            raise UsageError(f"a range is written '{key}=range({low},{high + 1})', in a sweep, not {word}")
-        if key in GROUPS and equals and (key == MANY or "(" not in values) and not ctx.resilient_parsing:
-            for option in (values.strip("[]") if key == MANY else values).split(","):
-                check_option(key, option.strip(" '\""), *folders)
-    words = tuple(re.sub(r"^(\+*logger=)([^\[(].*,.*)", r"\1[\2]", word) for word in words)  # all of them, in one run
+        check_range(word)
+        if not ctx.resilient_parsing:
+            check_options(word, folders)
+    found = [as_list(word) for word in words]
     if ctx.info_name == "sweep":
-        words = tuple(re.sub(r"^\+*hydra/launcher=", "launcher=", word) for word in words)
-    return (*words, *(f"hydra.searchpath=['file://{folder}']" for folder in folders))
+        found = [re.sub(r"^\+*hydra/launcher=", "launcher=", word) for word in found]
+    found += [f"hydra.searchpath=['file://{folder}']" for folder in folders]
+    return tuple(found)
+
+
+def check_range(word: str) -> None:
+    """Refuse `seed=0-4` and the like for a setting that takes integers.
+
+    Raises:
+        UsageError: with the range as it is written here.
+    """
+    from normbench.config.schema import KEYS
+
+    key, _, values = word.lstrip("+").partition("=")
+    ends = re.fullmatch(r"(\d+)(?:-|:|\.\.\.?)(\d+)", values)
+    if ends and key in KEYS and int in KEYS[key].types:
+        low, high = sorted(map(int, ends.groups()))
+        raise UsageError(f"a range is written '{key}=range({low},{high + 1})', in a sweep, not {word}")
+
+
+def check_options(word: str, folders: Sequence[Path]) -> None:
+    """Refuse a word that chooses an option which its group does not have.
+
+    Raises:
+        UsageError: with the options that there are.
+    """
+    from normbench.config.groups import check_option
+    from normbench.config.sections import GROUPS, MANY
+
+    key, equals, values = word.lstrip("+").partition("=")
+    if not equals or key not in GROUPS:
+        return
+    if key == MANY:
+        values = values.strip("[]")
+    elif "(" in values:  # such as glob(*), which Hydra reads
+        return
+    for option in values.split(","):
+        check_option(key, option.strip(" '\""), *folders)
+
+
+def as_list(word: str) -> str:
+    """Return a word with brackets around several loggers: all of them are of one run."""
+    return re.sub(r"^(\+*logger=)([^\[(].*,.*)", r"\1[\2]", word)
 
 
 def refuse_multirun(ctx: click.Context, param: click.Parameter, given: bool) -> None:
@@ -125,7 +168,7 @@ def refuse_multirun(ctx: click.Context, param: click.Parameter, given: bool) -> 
 
 
 class Folder(click.Path):
-    """A folder; `~` is the home folder, also behind a `=`, where the shell leaves it alone."""
+    """A folder; `~` is the home folder, also after a `=`, where the shell leaves it alone."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         return Path(os.path.expanduser(value))
@@ -133,10 +176,15 @@ class Folder(click.Path):
 
 def later(module: str, function: str) -> Callable[..., Any]:
     """Return a function of `normbench.commands`, whose module is imported when the function is called."""
-    return lambda *given: getattr(import_module(f"normbench.commands.{module}"), function)(*given)
+
+    def call(*given: Any) -> Any:
+        found = getattr(import_module(f"normbench.commands.{module}"), function)
+        return found(*given)
+
+    return call
 
 
-def not_nan(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+def refuse_nan(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
     """Refuse what no range does: nan is neither below nor above anything."""
     if value != value:
         raise click.BadParameter("nan is not a number.", ctx, param)
@@ -144,8 +192,10 @@ def not_nan(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
 
 
 def flag(name: str, help: str, **more: Any) -> Callable[[Any], Any]:
-    """Declare a flag; without a type or the name of its value it takes none."""
-    return click.option(f"--{name}", help=help, **{"callback": not_nan} | more if more else {"is_flag": True})
+    """Declare a flag; it takes a value if more is said of it, such as its type or default."""
+    if not more:
+        return click.option(f"--{name}", help=help, is_flag=True)
+    return click.option(f"--{name}", help=help, **{"callback": refuse_nan, **more})
 
 
 FOLDER = Folder(file_okay=False)
@@ -153,25 +203,25 @@ FOLDER = Folder(file_okay=False)
 # GROUP=OPTION and KEY=VALUE, as `normbench train` takes them, and where further options are; both are read before
 # --help is answered, whose page goes by them.
 SETTINGS = click.argument(
-    "words", nargs=-1, metavar="[KEY=VALUE]...", is_eager=True, callback=check_options,
+    "words", nargs=-1, metavar="[KEY=VALUE]...", is_eager=True, callback=check_words,
     shell_complete=later("completion", "complete_settings"),
 )  # fmt: skip
 CONFIG_DIR = flag(
     "config-dir", "Look for options in DIR/norm/NAME.yaml, ... too.", metavar="DIR", type=FOLDER, is_eager=True,
     expose_value=False, callback=find_options,
 )  # fmt: skip
-TRUST = flag("trust", "Let loaded runs and sweeps have classes that are not normbench's or torch's: their code runs.")
+TRUST = flag("trust", "Let loaded runs and sweeps use classes that are not normbench's or torch's: their code runs.")
 MULTIRUN = click.option("-m", "--multirun", is_flag=True, hidden=True, expose_value=False, callback=refuse_multirun)
 HELP = click.help_option("-h", "--help", is_eager=False)
 
 
-# ---- standard streams that outlive their reader, and write what the terminal has no letters for
+# ---- standard streams that outlive their reader, and replace letters that the terminal does not have
 
 
 class Outlet(io.FileIO):
-    """A standard stream; once its reader or terminal has gone, as in `normbench list | head`, it leads nowhere.
+    """A standard stream that drops what is written once its reader has gone, as in `normbench list | head`.
 
-    Nor does it where its disk is full, so that a run goes on whose log has no room; that is noted in `lost`.
+    It also does where its disk is full, so that a run goes on whose log has no room; that is noted in `lost`.
     """
 
     lost: ClassVar[list[str]] = []
@@ -189,13 +239,20 @@ class Outlet(io.FileIO):
 
 
 def steady(stream: Any, number: int) -> io.TextIOWrapper:
-    """Return a standard stream that raises no error: not without its reader, nor for letters that it does not have.
+    """Return a standard stream that raises no error: neither without a reader nor for letters that it does not have.
 
     Each line is written at once, also to a file: what a killed run has said is there.
     """
     if stream is None:  # closed, as by >&-
         os.dup2(os.open(os.devnull, os.O_WRONLY), number)
     raw = Outlet(number, "wb", closefd=False)
-    kept = {name: getattr(stream, name) for name in ("encoding", "write_through") if stream}
-    binary = raw if kept.get("write_through") else io.BufferedWriter(raw)  # as python -u asks
-    return io.TextIOWrapper(binary, errors="replace", line_buffering=True, **kept)
+    if stream is None:
+        return io.TextIOWrapper(io.BufferedWriter(raw), errors="replace", line_buffering=True)
+    unbuffered = stream.write_through  # as python -u asks
+    return io.TextIOWrapper(
+        raw if unbuffered else io.BufferedWriter(raw),
+        encoding=stream.encoding,
+        errors="replace",
+        line_buffering=True,
+        write_through=unbuffered,
+    )

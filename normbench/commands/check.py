@@ -1,6 +1,6 @@
 """`normbench check`: from the words to the part, the checks, and their table.
 
-It imports torch late, so that a mistake in the words is told at once.
+It imports torch late, so that a mistake in the words is reported at once.
 """
 
 from __future__ import annotations
@@ -34,44 +34,54 @@ def run(words: Sequence[str]) -> int:
 
     torch.set_num_threads(1)  # small tensors gain nothing from a second one
     begun = time.monotonic()
-    shown, table = console(), Table(box=SIMPLE_HEAD)
-    with shown.status(name):
+    screen = console()
+    with screen.status(name):
         rows = check(part)
+
+    table = Table(box=SIMPLE_HEAD)
     table.add_column(Text(f"{name}, {part.section}"), min_width=20)
     table.add_column("result", no_wrap=True)
     table.add_column("measured", overflow="fold")
     for row in rows:
         table.add_row(Text(row.name), Text(row.result, style=COLOURS.get(row.result, "")), Text(row.measured))
-    shown.print(table)
+    screen.print(table)
+
     counts = Counter(row.result for row in rows)
     counts["measured"] = counts["yes"] + counts["no"]
-    told = ", ".join(f"{counts[result]} {result}" for result in ("passed", "failed", "not applicable", "measured"))
-    shown.print(Text(f"{name}: {told}, in {time.monotonic() - begun:.0f} s"), soft_wrap=True)
+    summary = ", ".join(f"{counts[result]} {result}" for result in ("passed", "failed", "not applicable", "measured"))
+    seconds = time.monotonic() - begun
+    screen.print(Text(f"{name}: {summary}, in {seconds:.0f} s"), soft_wrap=True)
     return 1 if counts["failed"] else 0
 
 
 def find_part(words: Sequence[str]) -> tuple[str, Any]:
     """Return the name of what the words ask for, and the part.
 
-    A class with settings of its own, KEY=VALUE, or the words of `normbench train` that choose one part.
+    The words are a class with settings of its own, KEY=VALUE, or those of `normbench train` that choose one part.
 
     Raises:
-        UsageError: it cannot be found, is no part, or a word is no setting.
+        UsageError: it cannot be found, is not a part, or a word is not a setting.
     """
     if words and "=" not in words[0]:
-        section = section_of(words[0])
-        settings = (f"{section}.{word.removeprefix(f'{section}.')}" for word in words[1:])
-        words = [f"{section}._target_={words[0]}", *settings]
+        path, *settings = words
+        section = section_of(path)
+        words = [f"{section}._target_={path}"]
+        words += [f"{section}.{word.removeprefix(f'{section}.')}" for word in settings]
     keys = [word.lstrip("+~").partition("=")[0] for word in words if not word.startswith("hydra.searchpath")]
     given = list(dict.fromkeys(key.partition(".")[0] for key in keys))
     if len(given) != 1 or given[0] not in COMPARED:
         raise UsageError(f"check is given {' and '.join(given) or 'no part'}, and takes one with its settings: {ASKED}")
     section = given[0]
-    # no size of another part has to fit: neither the number of groups nor the length of a window
-    alone = {"norm": ["model=mlp", "data=digits"], "data": ["model=mlp"] if "data.context" in keys else []}
-    config = read([*words, *alone.get(section, [])])
-    own = config.overridden(f"{section}._target_")
-    name = config.tree[section]["_target_"] if own else f"{section}={config.choices.groups[section]}"
+    others: list[str] = []  # parts whose sizes need not fit: neither the number of groups nor the length of a window
+    if section == "norm":
+        others = ["model=mlp", "data=digits"]
+    elif section == "data" and "data.context" in keys:
+        others = ["model=mlp"]
+    config = read([*words, *others])
+    if config.overridden(f"{section}._target_"):
+        name = config.tree[section]["_target_"]
+    else:
+        name = f"{section}={config.choices.groups[section]}"
     from normbench.contract import PARTS
 
     return name, PARTS[section](config.tree)
@@ -81,10 +91,10 @@ def section_of(path: str) -> str:
     """Return the section that a class belongs to, or a function annotated to return one.
 
     Raises:
-        UsageError: it cannot be imported, or is nothing that can be checked.
+        UsageError: it cannot be imported, or cannot be checked.
     """
     if "." not in path:
-        raise UsageError(f"check {path} names no part: {ASKED}")
+        raise UsageError(f"check {path} does not name a part: {ASKED}")
     from normbench import build
     from normbench.types import Branch
 
@@ -94,4 +104,4 @@ def section_of(path: str) -> str:
         if made and issubclass(made, build.kind_of(section)) and not issubclass(made, Branch):
             return section
     cure = "give a norm (a torch.nn.Module), a Placement, Model or Data of normbench.types, or a function annotated so"
-    raise UsageError(f"{path} is nothing that can be checked: {cure}")
+    raise UsageError(f"{path} cannot be checked: {cure}")

@@ -1,13 +1,13 @@
 """What a shell completes: click knows commands and flags, this module the words GROUP=OPTION and KEY=VALUE.
 
-Nothing is composed for it, only a class of the user's own is imported, and YAMLs are read as text: the Tab key is
-answered in a tenth of a second.
+Nothing is composed for it, only a class of the user's own is imported, and YAMLs are read as text: Tab is answered
+within a tenth of a second.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import NoneType
 
 from click import Context, Parameter
@@ -23,36 +23,56 @@ PATHS = {"outputs": "dir", "extend": "dir", "data.root": "dir", "data.path": "fi
 
 
 def complete_settings(context: Context, parameter: Parameter, current: str) -> list[CompletionItem]:
-    """Complete `GROUP=OPTION` or `KEY=VALUE`: first names up to the `=` or the dot, then what stands behind it."""
+    """Complete `GROUP=OPTION` or `KEY=VALUE`: first names up to the `=` or the dot, then what comes after it."""
     find_own_classes()
-    sweep, folders = context.info_name == "sweep", context.meta.get("folders", [])
-    groups, keys = GROUPS, KEYS
-    if sweep:
+    words, folders = context.params["words"], context.meta.get("folders", [])
+    is_sweep = context.info_name == "sweep"
+    groups = GROUPS
+    keys = KEYS
+    if is_sweep:
         from normbench.sweep.words import SWEEP_KEYS
 
-        groups, keys = GROUPS | SWEEP_GROUPS, KEYS | SWEEP_KEYS | launcher_keys(context.params["words"])
+        groups = GROUPS | SWEEP_GROUPS
+        keys = KEYS | SWEEP_KEYS | launcher_keys(words)
     name, equals, value = current.partition("=")
     if equals and name in PATHS:
         return [CompletionItem(value, type=PATHS[name])]
     section, dot, _ = name.partition(".")
     if dot and section in CLASS_SECTIONS:
-        option = chosen_options(context.params["words"], *folders)[section]
+        option = chosen_options(words, *folders)[section]
         keys = {f"{section}.{key}": known for key, known in option_settings(section, option, *folders).items()}
     if equals:
-        given = value[: value.rfind(",") + 1] if sweep else ""  # a sweep takes several: the last one is completed
-        known = options(name, *folders) if name in groups else dict.fromkeys(words_of(keys.get(name, Setting())), "")
-        found = {f"{name}={given}{word}": line for word, line in known.items() if word not in given.split(",")}
+        known = options(name, *folders) if name in groups else dict.fromkeys(list_words(keys.get(name, Setting())), "")
+        found = complete_value(name, value, known, is_sweep)
     elif dot:
         found = {f"{path}=": setting.doc for path, setting in keys.items()}
     else:
-        found = {f"{group}=": meaning for group, meaning in groups.items()}
-        found |= {f"{path}=": setting.doc for path, setting in keys.items() if "." not in path}
-        found |= {f"{path.partition('.')[0]}.": "its keys" for path in keys if "." in path}
+        found = list_names(groups, keys)
     return [CompletionItem(word, help=line) for word, line in found.items() if word.startswith(current)]
 
 
+def complete_value(name: str, value: str, known: Mapping[str, str], several: bool) -> dict[str, str]:
+    """Return the words that a value may become, with their lines; of several values the last one is completed."""
+    before = value[: value.rfind(",") + 1] if several else ""
+    given = before.split(",")
+    return {f"{name}={before}{word}": line for word, line in known.items() if word not in given}
+
+
+def list_names(groups: Mapping[str, str], keys: Mapping[str, Setting]) -> dict[str, str]:
+    """Return the beginnings of words, with their lines: groups, keys without a section, and sections."""
+    found = {f"{group}=": meaning for group, meaning in groups.items()}
+    for path, setting in keys.items():
+        if "." not in path:
+            found[f"{path}="] = setting.doc
+    for path in keys:
+        section, dot, _ = path.partition(".")
+        if dot:
+            found[f"{section}."] = "its keys"
+    return found
+
+
 def launcher_keys(words: Sequence[str]) -> dict[str, Setting]:
-    """Return the settings of the launcher that words choose; none of one that is unknown."""
+    """Return the settings of the launcher that words choose; none if it is unknown."""
     from normbench.sweep.words import launcher_of
 
     try:
@@ -68,17 +88,21 @@ def complete_names(context: Context, parameter: Parameter, current: str) -> list
     return [CompletionItem(name, help=line) for name, line in known.items() if name.startswith(current)]
 
 
-def words_of(setting: Setting) -> list[str]:
+def list_words(setting: Setting) -> list[str]:
     """Return the words that a setting allows, if any; numbers are a person's own."""
-    truths = ["true", "false"] if bool in setting.types else []
-    return [*setting.choices, *truths, *(["null"] if NoneType in setting.types else [])]
+    words = [*setting.choices]
+    if bool in setting.types:
+        words += ["true", "false"]
+    if NoneType in setting.types:
+        words.append("null")
+    return words
 
 
 # ---- the shells, where click's scripts are not enough
 
 
 class Blanks(ShellComplete):
-    """Adds the blank that ends a word: the shell adds none, for one may go on behind `=` and a dot."""
+    """Adds the blank that ends a word: the shell adds none, since a word goes on after `=` or a dot."""
 
     def format_completion(self, item: CompletionItem) -> str:
         if item.type == "plain" and not item.value.endswith(("=", ".")):
@@ -87,14 +111,15 @@ class Blanks(ShellComplete):
 
 
 class Bash(Blanks, BashComplete):
-    """bash cuts words at `=` and `:`: they are put together again, and answers lose what stands before the last cut."""
+    """bash cuts words at `=` and `:`: they are joined again, and answers lose what stands before the last cut."""
 
     source_template = BashComplete.source_template.replace("-o nosort", "-o nosort -o nospace")
     before_cut = ""
 
     def get_completion_args(self) -> tuple[list[str], str]:
         args, current = super().get_completion_args()
-        *words, last = re.sub(r"\n?([=:])(\n(?=.))?", r"\1", "\n".join([*args, current])).split("\n")
+        lines = "\n".join([*args, current])
+        *words, last = re.sub(r"\n?([=:])(\n(?=.))?", r"\1", lines).split("\n")
         self.before_cut = last.removesuffix(current.lstrip("=:"))
         return words, last
 
@@ -104,7 +129,7 @@ class Bash(Blanks, BashComplete):
 
 
 class Zsh(Blanks, ZshComplete):
-    """zsh adds no blank, quotes nothing, and completes a path behind `KEY=`."""
+    """zsh adds no blank, quotes nothing, and completes a path after `KEY=`."""
 
     source_template = ZshComplete.source_template.replace(" -U", " -U -Q -S ''").replace(
         "_path_files", "compset -P '*='; _path_files"
@@ -112,7 +137,7 @@ class Zsh(Blanks, ZshComplete):
 
 
 class Fish(FishComplete):
-    """fish takes a comma in an answer for a part of it."""
+    """fish takes a comma as part of an answer."""
 
     source_template = FishComplete.source_template.replace('string split ","', 'string split -m 1 ","')
 

@@ -1,4 +1,4 @@
-"""What there is to choose and to set, as `list`, `show` and the help pages tell it."""
+"""What there is to choose and to set, as `list`, `show` and the help pages show it."""
 
 from __future__ import annotations
 
@@ -20,24 +20,36 @@ HYDRA_KEYS = ("_partial_", "_recursive_", "_convert_")  # the same for every cla
 
 # What people set most, beside the settings of the parts.
 COMMON_KEYS = (
-    "trainer.steps", "trainer.epochs", "optim.lr", "optim.weight_decay", "trainer.grad_clip", "trainer.eval_every",
-    "trainer.compile", "probes.every", "device", "threads", "seed", "name", "quiet",
-)  # fmt: skip
+    "trainer.steps",
+    "trainer.epochs",
+    "optim.lr",
+    "optim.weight_decay",
+    "trainer.grad_clip",
+    "trainer.eval_every",
+    "trainer.compile",
+    "probes.every",
+    "device",
+    "threads",
+    "seed",
+    "name",
+    "quiet",
+)
 
 
 def list_page(formatter: HelpFormatter, chosen: Sequence[str]) -> None:
     """Write the options of groups, and what is refused and why; by default of the groups that people choose from."""
+    groups = GROUPS | SWEEP_GROUPS
     for group in chosen or LISTED:
         if group == "refusals":
             write_refusals(formatter)
         else:
-            write_group(formatter, group, (GROUPS | SWEEP_GROUPS)[group])
+            write_group(formatter, group, groups[group])
         if group == "launcher":
             for option in options(group):
                 write_launcher(formatter, option)
         formatter.write_paragraph()
     if not chosen:
-        others = sorted({*GROUPS, *SWEEP_GROUPS} - {*LISTED})
+        others = sorted(set(groups) - set(LISTED))
         formatter.write_text(f"Also: normbench list GROUP, for {', '.join(others)}.")
 
 
@@ -65,14 +77,17 @@ def train_page(formatter: HelpFormatter, words: Sequence[str], folders: Sequence
     find_own_classes()
     chosen, tree = chosen_tree(words, *folders)
     for group, meaning in GROUPS.items():
-        now = "" if chosen[group] == "None" else f" (now {chosen[group]})"
+        if chosen[group] != "None":
+            meaning += f" (now {chosen[group]})"
         formatter.write_paragraph()
-        write_group(formatter, group, meaning + now, *folders)
+        write_group(formatter, group, meaning, *folders)
     settings = settings_of(tree)
-    # what another key decides is left open
-    values = {path: show(lookup(tree, path)).partition("${")[0] for path in flat(tree)}
+    values = {}
+    for path in flat(tree):
+        values[path] = show(lookup(tree, path)).partition("${")[0]  # what another key decides is left open
+    known = {**values, **settings}
     for part in PARTS:
-        own = [path for path in {**values, **settings} if path.startswith(f"{part}.") and "._" not in path]
+        own = [path for path in known if path.startswith(f"{part}.") and "._" not in path]
         if own:
             with formatter.section(f"Settings of {part}={chosen[part]}"):
                 write_keys(formatter, own, settings, values)
@@ -94,18 +109,25 @@ def sweep_page(formatter: HelpFormatter, words: Sequence[str], folders: Sequence
 
 def write_launcher(formatter: HelpFormatter, option: str) -> None:
     """Write the settings of a launcher, if it has any."""
-    section, settings = groups.section_of("launcher", option), groups.option_settings("launcher", option)
+    section = groups.section_of("launcher", option)
+    settings = groups.option_settings("launcher", option)
     if settings:
-        known = {f"launcher.{name}": setting for name, setting in settings.items()}
-        values = {f"launcher.{name}": show(section.get(name)) for name in settings}
+        known: dict[str, Setting] = {}
+        values: dict[str, str] = {}
+        for name, setting in settings.items():
+            known[f"launcher.{name}"] = setting
+            values[f"launcher.{name}"] = show(section.get(name))
         with formatter.section(f"Settings of launcher={option}"):
             write_keys(formatter, known, known, values)
 
 
 def write_keys(formatter: HelpFormatter, paths: Iterable[str], settings: Mapping[str, Setting], values: Tree) -> None:
     """Write keys with their values, what they are, and what is allowed."""
-    known = [(f"{path}={values.get(path, '')}", settings.get(path, Setting())) for path in paths]
-    formatter.write_dl((name, f"{setting.doc} [{setting.allowed or 'anything'}]") for name, setting in known)
+    rows = []
+    for path in paths:
+        setting = settings.get(path, Setting())
+        rows.append((f"{path}={values.get(path, '')}", f"{setting.doc} [{setting.allowed or 'anything'}]"))
+    formatter.write_dl(rows)
 
 
 def settings_of(tree: Tree) -> dict[str, Setting]:
@@ -128,7 +150,13 @@ def show_page(formatter: HelpFormatter, words: Sequence[str]) -> None:
         from normbench.runs.extension import extend
 
         config = extend(config, RunDirectory(Path(config.closed.extend)), trust=False)
-    chosen = {group: option.replace("None", "null") for group, option in config.choices.groups.items()}
-    formatter.write_dl((f"{key}={chosen[key]}", f"{meaning} [normbench list {key}]") for key, meaning in GROUPS.items())
-    values = {path: show(lookup(config.tree, path)) for path in flat(config.tree) if not path.endswith(HYDRA_KEYS)}
+    rows = []
+    for group, meaning in GROUPS.items():
+        option = config.choices.groups[group].replace("None", "null")
+        rows.append((f"{group}={option}", f"{meaning} [normbench list {group}]"))
+    formatter.write_dl(rows)
+    values = {}
+    for path in flat(config.tree):
+        if not path.endswith(HYDRA_KEYS):
+            values[path] = show(lookup(config.tree, path))
     write_keys(formatter, values, settings_of(config.tree), values)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
@@ -21,67 +21,112 @@ from normbench.runs.load import run_directories
 from normbench.settings import printable
 from normbench.sweep.folder import SweepFolder, say, summarize
 
-# When a sweep or run was last written to, its name, state, progress and loss, and the command that goes on with it.
-Line = tuple[float, str, str, str, str, str]
+
+@dataclass(frozen=True)
+class Line:
+    """A sweep or run in the list. changed: when it was last written to. command: goes on with it; empty: none does."""
+
+    name: str
+    changed: float
+    state: str
+    progress: str
+    loss: str = ""
+    command: str = ""
 
 
 def show_runs(folder: Path) -> int:
-    """Print a line for each sweep, and for each run that is of none, or of the folder's own; the newest comes last.
+    """Print a line for each sweep, and for each run that is not part of one, or is the folder's own; the newest last.
 
     Raises:
         UsageError: the folder is not there, or holds neither.
     """
-    sweeps, runs = {path.parent for path in folder.rglob(".sweep")}, dict[str, RunDirectory]()
-    with suppress(*[UsageError] if sweeps else []):  # nothing of a sweep has begun
-        runs = run_directories(folder)
+    sweeps = {path.parent for path in folder.rglob(".sweep")}
     lines = [line_of_sweep(str(path.relative_to(folder)), SweepFolder(path)) for path in sweeps]
-    lines += [line_of_run(*one) for one in runs.items() if one[1].path.parent not in sweeps - {folder}]
-    console, commands = Console(), dict[str, list[str]]()
+    for name, run in find_runs(folder, bool(sweeps)).items():
+        if run.path.parent == folder or run.path.parent not in sweeps:
+            lines.append(line_of_run(name, run))
+
+    console = Console()
     table = Table("run", "state", "progress", "hours since", "loss", box=SIMPLE_HEAD, pad_edge=False)
     table.columns[0].overflow = "fold"
-    for changed, *shown, loss, command in sorted(lines):
-        shown[0] = " ".join(printable(shown[0]).split())
-        age = timedelta(minutes=(time.time() - changed) // 60)
-        table.add_row(*map(Text, (*shown, str(age)[:-3], loss)))
-        commands.setdefault(command, []).append(shown[0])
+    by_command: dict[str, list[str]] = {}
+    for line in sorted(lines, key=lambda line: (line.changed, line.name)):
+        name = " ".join(printable(line.name).split())
+        age = timedelta(minutes=(time.time() - line.changed) // 60)
+        hours = str(age).removesuffix(":00")
+        table.add_row(Text(name), Text(line.state), Text(line.progress), Text(hours), Text(line.loss))
+        by_command.setdefault(line.command, []).append(name)
     console.print(table)
-    for command, names in commands.items():
+    for command, names in by_command.items():
         if command and command.isprintable():
             say(console, f"{', '.join(names)} goes on by{caution(command)}\n  {command}")
     return 0
 
 
+def find_runs(folder: Path, may_be_empty: bool) -> dict[str, RunDirectory]:
+    """Return the runs below a folder by name. may_be_empty: it holds a sweep, of which nothing may have begun.
+
+    Raises:
+        UsageError: there is none.
+    """
+    try:
+        return run_directories(folder)
+    except UsageError:
+        if may_be_empty:
+            return {}
+        raise
+
+
 def caution(command: str) -> str:
-    """Return a warning where a command has words that may run code of somebody's; a sweep says so when it goes on."""
+    """Return a warning if words of a command may run somebody else's code; a sweep warns of that when it goes on."""
     _, _, *words = shlex.split(command)
-    foreign = [] if "--resume" in words else [word for word in words if needs_trust(word)]
+    if "--resume" in words:
+        return ""
+    foreign = [word for word in words if needs_trust(word)]
     return f" (if you trust whoever made it: {foreign[0]} may run code of theirs)" if foreign else ""
 
 
 def line_of_sweep(name: str, sweep: SweepFolder) -> Line:
     """Return a sweep's line."""
-    standings, notes = [sweep.look(entry) for entry in sweep.read_plans()], sweep.read_notes()
-    states = {one.state for one in standings} | {"waiting" for note in notes if not note["runs"]}
-    if sweep.is_worked_on():  # it is about to start a run, or has none yet: of runs that choose rates come others first
-        states |= {"running"}
-    state = next((one for one in ("running", "waiting", "failed") if one in states), "finished")
-    words = [note["words"] for note in notes]  # of runs that choose rates there are none
-    command = sweep.command() if state in ("waiting", "failed") and any(words) else ""
-    return last_change(sweep.path, sweep.notes), name, state, summarize(standings), "", command
+    notes = sweep.read_notes()
+    standings = [sweep.look(entry) for entry in sweep.read_plans()]
+    states: set[str] = {one.state for one in standings}
+    if not all(note["runs"] for note in notes):
+        states.add("waiting")
+    if (
+        sweep.is_worked_on()
+    ):  # though it has no run now: it is about to start one, or those that choose rates come first
+        states.add("running")
+    state = "finished"
+    for worse in ("failed", "waiting", "running"):
+        if worse in states:
+            state = worse
+    can_go_on = any(note["words"] for note in notes)  # a sweep of runs that choose rates goes on with those it is for
+    command = sweep.command() if can_go_on and state in ("waiting", "failed") else ""
+    return Line(name, last_change(sweep.path, sweep.notes), state, summarize(standings), command=command)
 
 
 def line_of_run(name: str, run: RunDirectory) -> Line:
     """Return a run's line; one that says it is running, and that no process holds, was killed."""
-    stands = (read_json(run.status) or {"status": "interrupted", "step": 0, "steps": 0}) | (run.ended() or {})
-    state, loss, command = stands["status"], stands.get("metrics", {}).get("loss/val"), ""
+    status = read_json(run.status) or {"status": "interrupted", "step": 0, "steps": 0}
+    status |= run.ended() or {}
+    state = status["status"]
+    command = ""
     if state not in ENDED:
-        state = "running" if run.is_held() else state.replace("running", "interrupted")
-        command = "" if state == "running" else "".join(one["command"] for one in run.sessions()[-1:])
-    shown = f"{stands['step']:,}/{stands['steps']:,}", "" if loss is None else f"{loss:.4f}"
-    return last_change(run.path), name, state, *shown, command
+        if run.is_held():
+            state = "running"
+        else:
+            state = "interrupted" if state == "running" else state
+            command = "".join(session["command"] for session in run.sessions()[-1:])
+    loss = status.get("metrics", {}).get("loss/val")
+    progress = f"{status['step']:,}/{status['steps']:,}"
+    return Line(name, last_change(run.path), state, progress, "" if loss is None else f"{loss:.4f}", command)
 
 
 def last_change(*folders: Path) -> float:
     """Return when a record in some folders, or in those in them, was last written."""
-    files = (file for folder in folders for pattern in ("s*.json", "*/*.json") for file in folder.glob(pattern))
-    return max((file.stat().st_mtime for file in files), default=0.0)
+    times = [0.0]
+    for folder in folders:
+        for pattern in ("s*.json", "*/*.json"):
+            times += [file.stat().st_mtime for file in folder.glob(pattern)]
+    return max(times)

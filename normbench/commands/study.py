@@ -1,4 +1,4 @@
-"""`normbench study NAME` and `normbench bench`: their help pages, and what they print of what was found."""
+"""`normbench study NAME` and `normbench bench`: their help pages, and what they print of their findings."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import click
 from normbench.commands import CONFIG_DIR, HELP, SETTINGS, TRUST, Commands, flag
 from normbench.studies import STUDIES
 
-LONG = 24  # rows of a table that is on the page alone: a screen
+LONG = 24  # rows that a screen has room for; a longer table is on the page alone
 
 
 @click.group(
     cls=Commands, subcommand_metavar="NAME [RUN|FOLDER]... [GROUP=OPTION]... [KEY=VALUE]...", options_metavar=""
 )
 def study() -> None:
-    """Make a study: an experiment around or on runs, which says why norms differ.
+    """Make a study: an experiment with runs, or on runs, that shows why norms differ.
 
     Findings are written to outputs/NAME/studies/NAME: a page, figures, tables and the rows behind them. The same
     command goes on where it was stopped. normbench report shows studies beside the runs of a folder.
@@ -63,14 +63,18 @@ def make(name: str, words: tuple[str, ...], device: str, trust: bool) -> int:
         return 130
     if "quiet=true" not in words:
         found = read_study(folder, folder)
+        screen = console()
         for sentence in found.about["finding"]:
-            console().print(f"• {sentence}", markup=False, highlight=False)
+            screen.print(f"• {sentence}", markup=False, highlight=False)
+        long_tables = []
         for table in found.tables:
             if len(table.rows) <= LONG:
                 print_table(table)
-        if longer := [f"{table.title} ({len(table.rows)} rows)" for table in found.tables if len(table.rows) > LONG]:
-            console().print(f"on the page: {'; '.join(longer)}", markup=False, highlight=False)
-        console().print(f"figures: {folder / 'figures'}, page:")
+            else:
+                long_tables.append(f"{table.title} ({len(table.rows)} rows)")
+        if long_tables:
+            screen.print(f"on the page: {'; '.join(long_tables)}", markup=False, highlight=False)
+        screen.print(f"figures: {folder / 'figures'}, page:")
     print(folder / "report.html")
     return 0
 
@@ -88,13 +92,15 @@ def write_page(formatter: click.HelpFormatter, name: str) -> None:
         formatter.write_paragraph()
     formatter.write_text(f"Source: {kind.source}.")
     what = "Runs that it trains first, as normbench sweep does" if kind.trains else "Models that it measures"
+    ties = [word for word in kind.words if ";" in word]  # settings that vary together
     with formatter.section(f"{what} (your own words replace these, key by key)"):
-        formatter.write_text(" ".join(word for word in kind.words if ";" not in word))
-        for word in (word for word in kind.words if ";" in word):  # settings that vary together, one a line
+        formatter.write_text(" ".join(word for word in kind.words if word not in ties))
+        for word in ties:  # one setting a line
             formatter.write("  " + word.replace(";", ";\n    ") + "\n")
     known = {f"study.{key}": setting for key, setting in known_settings(kind).items()}
     if known:
-        values = {f"study.{key}": show(one.default) for key, one in inspect.signature(kind).parameters.items()}
+        parameters = inspect.signature(kind).parameters
+        values = {f"study.{key}": show(one.default) for key, one in parameters.items()}
         with formatter.section("Settings"):
             write_keys(formatter, known, known, values)
     with formatter.section("Measured (columns of rows.csv)"):
@@ -109,7 +115,7 @@ def write_page(formatter: click.HelpFormatter, name: str) -> None:
 def fold(run: str, out: Path | None, device: str, trust: bool) -> int:
     """Fold a run's norms into their neighbours, for inference.
 
-    Writes the weights as safetensors, and tells what was folded, what was kept and why, what that changes in each
+    Writes the weights as safetensors, and says what was folded, what was kept and why, what that changes in each
     precision, and what it saves.
     """
     from normbench.studies.folding import fold_run

@@ -12,30 +12,32 @@ from normbench.analysis.arms import write_arms
 from normbench.errors import UsageError
 
 PINNED = ("loss/val", "loss/train")  # Time Series tab: charts above all others, which are in alphabetical order
-ARM = r"^(.*?)(?:-s\d+-[0-9a-f]{8})?$"  # runs whose names match in the bracket, all but seed and hash, share a color
-ARMS = "(^|/)arms/"  # the names of arms that are there as runs of their own
+ARM = r"^(.*?)(?:-s\d+-[0-9a-f]{8})?$"  # runs share a color whose names are alike in the bracket, without seed and hash
+ARMS = "(^|/)arms/"  # the names of arms that are shown as runs of their own
 
 
 def start_page(address: str, arms: bool = False) -> str:
-    """Return where a TensorBoard at this address shows the losses on top, as they are, and an arm in one color.
+    """Return the page of a TensorBoard at this address that shows the losses on top, unsmoothed, an arm in one color.
 
-    arms: show only those that are there as runs of their own, in all tabs, until their filter of runs is emptied.
+    arms: show only those that are runs of their own, in all tabs, until the person empties the filter of runs.
     """
     cards = json.dumps([{"plugin": "scalars", "tag": tag} for tag in PINNED])
-    opened = {"pinnedCards": cards, "smoothing": 0, "runColorGroup": f"regex:{ARM}"}
-    if not arms:
-        return f"{address}?{urlencode(opened)}#timeseries"
-    return f"{address}?{urlencode({**opened, 'runFilter': ARMS})}#timeseries&{urlencode({'regexInput': ARMS})}"
+    query = {"pinnedCards": cards, "smoothing": "0", "runColorGroup": f"regex:{ARM}"}
+    tab = "timeseries"
+    if arms:
+        query["runFilter"] = ARMS
+        tab += "&" + urlencode({"regexInput": ARMS})
+    return f"{address}?{urlencode(query)}#{tab}"
 
 
 def serve(folder: Path, flags: Sequence[str]) -> int:
-    """Be TensorBoard for the runs below a folder, until Ctrl-C; return the exit status.
+    """Run TensorBoard on the runs below a folder, until Ctrl-C; return the exit status.
 
     Raises:
-        UsageError: nothing is there to be shown.
+        UsageError: there is nothing to show.
     """
     if not any(folder.rglob("events.out.tfevents.*")):
-        raise UsageError(f"{folder} is no folder of runs: train something first, or give the folder of your runs")
+        raise UsageError(f"{folder} is not a folder of runs: train something first, or give the folder of your runs")
     from tensorboard import default, program
     from tensorboard_data_server import server_binary
 

@@ -1,7 +1,8 @@
-"""What all data share: what is held out, in which order the rest trains, and how an evaluation is cut into batches."""
+"""What all data share: what is held out, the order of the training examples, and the batches of an evaluation."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Annotated, Any, ClassVar
@@ -20,7 +21,7 @@ Name = Annotated[str, Setting("what the records call the data set")]
 Holdout = Annotated[float, Setting("share (< 1) or number (≥ 1) of training examples that judge", low=0, high=1e12)]
 
 
-def held_out(total: int, holdout: float, unit: str) -> int:
+def count_held_out(total: int, holdout: float, unit: str) -> int:
     """Return how many of `total` training examples are held out: what chooses does not judge.
 
     Args:
@@ -31,16 +32,26 @@ def held_out(total: int, holdout: float, unit: str) -> int:
     Raises:
         UsageError: nothing is left to train on, or held out.
     """
+    if not holdout:
+        return 0
     count = round(total * holdout) if holdout < 1 else int(holdout)
-    if holdout and (not 0 < count < total or (holdout > 1 and holdout != count)):
+    is_whole = holdout < 1 or holdout == count
+    if not is_whole or not 0 < count < total:
         cure = f"use a share from 0 to below 1, or a whole number below {total:,}"
         raise UsageError(f"data.holdout={holdout:g} cannot be taken from the {total:,} training {unit}: {cure}")
     return count
 
 
 def generator(seed: int, purpose: str, number: int) -> torch.Generator:
-    """Return what random numbers of an epoch or a step come from, apart for each purpose."""
+    """Return the generator of random numbers for a purpose in an epoch or a step, independent of all others."""
     return torch.Generator().manual_seed(stable_seed(seed, "data", purpose, number))
+
+
+def hold_out(parts: dict[Split, Any], count: int) -> None:
+    """Make the last `count` training examples, or their labels, the validation data."""
+    train = parts["train"]
+    parts["train"] = train[:-count]
+    parts["val"] = train[-count:]
 
 
 class ContentData(Data):
@@ -48,9 +59,9 @@ class ContentData(Data):
 
     Args:
         content: what was decoded.
-        examples, labels: of it, by split; labels are empty where the examples are their own.
-        batch_size: examples of a training batch.
-        eval_batch_size: examples of an evaluation batch.
+        examples, labels: its examples and their labels, by split; no labels where the examples are their own.
+        batch_size: examples in a training batch.
+        eval_batch_size: examples in an evaluation batch.
         seed: of all that is random.
         holdout: share (< 1) or number (≥ 1) of the last training examples; they become `val`, and training uses the
             rest.
@@ -60,7 +71,7 @@ class ContentData(Data):
     """
 
     unit: ClassVar[str]  # what is held out
-    batch: Callable[..., Batch]  # of a split, indices of its examples, and the training step, if it is none to evaluate
+    batch: Callable[..., Batch]  # from a split, indices of its examples, and the step if it is a training batch
 
     def __init__(
         self,
@@ -73,11 +84,18 @@ class ContentData(Data):
         seed: int,
         holdout: Holdout = 0,
     ) -> None:
-        self.content, self.fingerprint, self.examples, self.labels = content, content.fingerprint, examples, labels
-        self.batch_size, self.eval_batch_size, self.seed = batch_size, eval_batch_size, seed
-        if held := held_out(len(examples["train"]), holdout, self.unit):
-            for parts in (examples, labels) if labels else (examples,):
-                parts |= {"train": parts["train"][:-held], "val": parts["train"][-held:]}
+        self.content = content
+        self.fingerprint = content.fingerprint
+        self.examples = examples
+        self.labels = labels
+        self.batch_size = batch_size
+        self.eval_batch_size = eval_batch_size
+        self.seed = seed
+        held = count_held_out(len(examples["train"]), holdout, self.unit)
+        if held:
+            hold_out(examples, held)
+            if labels:
+                hold_out(labels, held)
         self.has_test = "test" in examples
 
     def arrange(self, total: int, what: str) -> None:
@@ -89,15 +107,18 @@ class ContentData(Data):
         if self.batch_size > total:
             there = f"the {total:,} training {what} {self.content.name}"
             raise UsageError(f"data.batch_size={self.batch_size:,} is more than {there}: use at most {total:,}")
-        self.total, self.steps_per_epoch = total, total // self.batch_size
-        self._epoch: int | None = None
+        self.total = total
+        self.steps_per_epoch = total // self.batch_size
+        self._epoch: int | None = None  # whose order is in _order
 
     def indices(self, step: int) -> Int64[Tensor, " batch"]:
         """Return the examples of training step `step` (from 0): a pure function of seed and step."""
         epoch, place = divmod(step, self.steps_per_epoch)
         if epoch != self._epoch:
-            self._order, self._epoch = self.order(epoch), epoch
-        return self._order[place * self.batch_size : (place + 1) * self.batch_size].long()
+            self._order = self.order(epoch)
+            self._epoch = epoch
+        first = place * self.batch_size
+        return self._order[first : first + self.batch_size].long()
 
     def order(self, epoch: int) -> Tensor:
         """Return the examples as an epoch takes them; int32 takes half the memory, for very long texts."""
@@ -108,37 +129,40 @@ class ContentData(Data):
         return self.batch("train", self.indices(step), step)
 
     def eval_batches(self, split: Split, limit: int | None = None) -> Iterator[Batch]:
-        """Yield the split in order, in batches whose sizes differ by at most one example: none is a lone last one.
+        """Yield the split in order, in batches whose sizes differ by at most one example, so that no last one is tiny.
 
         With `limit`: so many batches of `eval_batch_size` examples spread evenly over the split, or all if that is
         less.
         """
         total = len(self.examples[split])
         count = total if limit is None else min(total, limit * self.eval_batch_size)
-        for indices in (torch.arange(count) * total // count).tensor_split(-(-count // self.eval_batch_size)):
+        spread = torch.arange(count) * total // count
+        for indices in spread.tensor_split(math.ceil(count / self.eval_batch_size)):
             yield self.batch(split, indices)
 
     def answers(self) -> Any:
         """Return what is to be predicted of the validation data."""
-        return (self.labels or self.examples)["val"]
+        return self.labels["val"] if self.labels else self.examples["val"]
 
     @cached_property
     def constant(self) -> dict[str, float]:
-        """Return what the best predictor reaches on the validation data that always says the same, whatever it reads.
+        """Return what the best predictor that always gives the same answer reaches on the validation data.
 
         Its loss (nats) is the entropy of the classes' or tokens' frequencies, its accuracy the largest of these.
         """
         _, counts = np.unique(self.answers(), return_counts=True)
         shares = counts / counts.sum()
-        return {"loss/val": float(-(shares * np.log(shares)).sum()), "accuracy/val": float(shares.max())}
+        entropy = -(shares * np.log(shares)).sum()
+        return {"loss/val": float(entropy), "accuracy/val": float(shares.max())}
 
     def describe(self) -> dict[str, Any]:
         """Return what the data are, for the record; without local paths."""
+        sizes = {f"{split}_{self.unit}": len(part) for split, part in self.examples.items()}
         return {
             "name": self.content.name,
             **self.content.about,
             "kind": self.kind,
-            **{f"{split}_{self.unit}": len(part) for split, part in self.examples.items()},
+            **sizes,
             "steps_per_epoch": self.steps_per_epoch,
             "constant": self.constant,
             "fingerprint": self.fingerprint,

@@ -1,4 +1,4 @@
-"""What data are decoded to: NumPy files that are made once, checked at each opening and memory-mapped."""
+"""What data are decoded to: NumPy files that are made once, checked each time they are opened, and memory-mapped."""
 
 from __future__ import annotations
 
@@ -30,9 +30,12 @@ logger = logging.getLogger("normbench")
 class Content:
     """Decoded data.
 
-    name: what people call the data set. about: where the data come from, for the record; without local paths.
-    arrays: NumPy arrays by name, or what reads like one. facts: what JSON can hold about them (class names, symbols).
-    fingerprint: a sha256 of what was decoded. check: raises where this is not what it was; called before each reading.
+    name: what people call the data set.
+    about: where the data come from, for the record; without local paths.
+    arrays: NumPy arrays by name, or what reads like one.
+    facts: what JSON can hold about them (class names, symbols).
+    fingerprint: a sha256 of what was decoded.
+    check: raises if the data have changed; called before each reading.
     """
 
     name: str
@@ -43,15 +46,19 @@ class Content:
     check: Callable[[], object] = lambda: None
 
     def by_split(self, of: str) -> dict[Split, Tensor]:
-        """Return the arrays of this name, such as `train_labels`, by split."""
-        names = {split: f"{split}_{of}" for split in SPLITS}
-        return {split: torch.from_numpy(self.arrays[name]) for split, name in names.items() if name in self.arrays}
+        """Return the arrays of this name by split, such as `train_labels` and `val_labels` of `labels`."""
+        found: dict[Split, Tensor] = {}
+        for split in SPLITS:
+            name = f"{split}_{of}"
+            if name in self.arrays:
+                found[split] = torch.from_numpy(self.arrays[name])
+        return found
 
 
-def decoded(name: str, kind: str, key: Any, load: Callable[[], Decoded], **about: Any) -> Content:
-    """Return decoded data out of the cache, memory-mapped copy-on-write.
+def read_or_decode(name: str, kind: str, key: Any, load: Callable[[], Decoded], **about: Any) -> Content:
+    """Return decoded data from the cache, memory-mapped copy-on-write; what is not there is decoded first.
 
-    A hit reads every byte once to check its sha256: about 0.07 s for MNIST's 55 MB, 0.25 s for CIFAR-10's 184 MB.
+    All bytes are read once to check their sha256: about 0.07 s for MNIST's 55 MB, 0.25 s for CIFAR-10's 184 MB.
 
     Args:
         name, about: of the content.
@@ -71,26 +78,31 @@ def decoded(name: str, kind: str, key: Any, load: Callable[[], Decoded], **about
     try:
         meta = json.loads((folder / "meta.json").read_bytes())
         digests = dict(sorted(meta["sha256"].items()))
-        arrays = {array: np.asarray(np.load(folder / f"{array}.npy", mmap_mode="c")) for array in digests}
-        if digests != {array: digest(values) for array, values in arrays.items()}:
-            raise ValueError("its bytes are not those that were written")
-        return Content(name, about, arrays, meta["facts"], hashlib.sha256(json.dumps(digests).encode()).hexdigest())
+        arrays: dict[str, np.ndarray] = {}
+        for array in digests:
+            arrays[array] = np.asarray(np.load(folder / f"{array}.npy", mmap_mode="c"))
+            if digest(arrays[array]) != digests[array]:
+                raise ValueError("its bytes are not those that were written")
+        fingerprint = hashlib.sha256(json.dumps(digests).encode()).hexdigest()
+        return Content(name, about, arrays, meta["facts"], fingerprint)
     except Exception as fault:  # on damaged files NumPy's and JSON's readers raise nearly anything
-        raise RunFailure(
-            f"the data cache {folder} is damaged ({fault}): remove it, and it will be made again"
-        ) from fault
+        cure = "remove it, and it will be made again"
+        raise RunFailure(f"the data cache {folder} is damaged ({fault}): {cure}") from fault
 
 
 def cache_folder() -> Path:
     """Return `$NORMBENCH_CACHE`, else `normbench` in `$XDG_CACHE_HOME`, else in `~/.cache`."""
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(os.path.expanduser(os.environ.get("NORMBENCH_CACHE") or f"{base}/normbench"))
+    folder = os.environ.get("NORMBENCH_CACHE")
+    if not folder:
+        base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+        folder = f"{base}/normbench"
+    return Path(os.path.expanduser(folder))
 
 
 def publish(arrays: Mapping[str, Any], facts: Mapping[str, Any], folder: Path) -> None:
-    """Write a cache folder, complete under its name or not there; where another process was faster, its folder stays.
+    """Write a cache folder: under its name it is complete, or not there. A folder of a faster process stays.
 
-    A power cut that loses any of it is found at the opening.
+    What a power cut loses is noticed when the folder is opened.
 
     Raises:
         UsageError: it cannot be written.
@@ -102,9 +114,7 @@ def publish(arrays: Mapping[str, Any], facts: Mapping[str, Any], folder: Path) -
             complete = Path(partial, folder.name)  # a folder with the usual permissions, unlike the temporary one
             complete.mkdir()
             for name, array in arrays.items():
-                with open(complete / f"{name}.npy", "wb") as file:  # np.save hides what the system says of a full disk
-                    np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
-                    file.write(np.ascontiguousarray(array).data)
+                write_array(complete / f"{name}.npy", array)
             digests = {name: digest(array) for name, array in arrays.items()}
             (complete / "meta.json").write_text(json.dumps({"facts": facts, "sha256": digests}))
             os.rename(complete, folder)
@@ -114,6 +124,14 @@ def publish(arrays: Mapping[str, Any], facts: Mapping[str, Any], folder: Path) -
         error = RunFailure if is_disk_full(fault) else UsageError
         cure = "set NORMBENCH_CACHE to a folder on a disk with enough space"
         raise error(f"the data cache {folder} cannot be written ({fault.strerror}): {cure}") from fault
+
+
+def write_array(path: Path, array: np.ndarray) -> None:
+    """Write an array as np.save does, which would hide what the system says of a full disk."""
+    header = np.lib.format.header_data_from_array_1_0(array)
+    with open(path, "wb") as file:
+        np.lib.format.write_array_header_1_0(file, header)
+        file.write(np.ascontiguousarray(array).data)
 
 
 def digest(array: np.ndarray) -> str:

@@ -32,7 +32,7 @@ class Hub:
     revision: branch, tag or commit on the hub; says nothing about a local copy.
     root: folder with local copies in the hub's layout, relative to the current one; None or empty: the hub.
     config: which of the repository's configurations, where it has several.
-    folder: of the repository, to which it is narrowed where no configuration names the files that are wanted.
+    folder: the folder of the repository to read, where no configuration names the files that are wanted.
     """
 
     hub_id: str
@@ -44,9 +44,8 @@ class Hub:
     def __post_init__(self) -> None:
         if not NAME.fullmatch(self.hub_id):  # to `datasets` a word alone may be a format, such as pandas' pickles
             cure = "give owner/name, such as stanfordnlp/imdb"
-            raise UsageError(
-                f"data.hub_id={self.hub_id} is not owner/name, and a word alone may be a file format: {cure}"
-            )
+            why = "is not owner/name, and a word alone may be a file format"
+            raise UsageError(f"data.hub_id={self.hub_id} {why}: {cure}")
 
     def key(self) -> list[Any]:
         """Return the local copy's files with their sha256, or the hub's revision.
@@ -63,7 +62,8 @@ class Hub:
         files = [*sorted(folder.rglob("*.parquet")), *folder.glob("README.md")]
         if not files:
             raise UsageError(f"no copy of {self.hub_id} in data.root={self.root}: {OTHERWISE}")
-        return [*([str(file.relative_to(folder)), file_digest(file)] for file in files), *chosen]
+        digests = [[str(file.relative_to(folder)), file_digest(file)] for file in files]
+        return [*digests, *chosen]
 
     def read(self, splits: Sequence[str], columns: Sequence[str], text: str = "") -> tuple[Any, dict[str, Any]]:
         """Return what each column declares itself to be, and lists of these columns' values by split and column.
@@ -77,10 +77,12 @@ class Hub:
         with self.reading() as (datasets, place, options):
             import pyarrow
 
-            loaded = datasets.load_dataset(place, **options | ({"streaming": True} if self.root else {}))
+            if self.root:
+                options["streaming"] = True
+            loaded = datasets.load_dataset(place, **options)
             features = next(iter(loaded.values())).features
-            known(splits, loaded)
-            known(columns, features)
+            check_present(splits, loaded)
+            check_present(columns, features)
             tables = {}
             for split in splits:
                 rows = loaded[split].select_columns(list(dict.fromkeys(columns))).with_format("arrow")
@@ -97,17 +99,20 @@ class Hub:
         """
         with self.reading() as (datasets, place, options):
             builder = datasets.load_dataset_builder(place, **options)
-            known(splits, found := builder.config.data_files)
+            found = builder.config.data_files
+            check_present(splits, found)
             features = builder.info.features
-            features = features or datasets.Features.from_arrow_schema(opened(found[splits[0]][0]).schema_arrow)
-            known(columns, features)
-            return features, {split: [*map(str, found[split])] for split in splits}
+            if not features:
+                first = found[splits[0]][0]
+                features = datasets.Features.from_arrow_schema(open_parquet(first).schema_arrow)
+            check_present(columns, features)
+            return features, {split: [str(file) for file in found[split]] for split in splits}
 
     @contextmanager
     def reading(self) -> Iterator[tuple[Any, str, dict[str, Any]]]:
         """Give the library `datasets`, and what its functions take to find this repository.
 
-        It is imported here: that takes over a second, and a cache hit needs it not.
+        It is imported here: that takes over a second, and a cache hit does not need it.
 
         Raises:
             UsageError: the repository cannot be reached or read, a split or column is missing.
@@ -120,19 +125,23 @@ class Hub:
             logging.getLogger(name).setLevel(logging.CRITICAL)
         logger.info("reading %s", self.hub_id)
         place = os.path.join(os.path.expanduser(self.root or ""), self.hub_id)
-        options = {"name": self.config} | ({} if self.root else {"revision": self.revision})
-        options |= {"data_dir": self.folder} if self.folder else {}
+        options: dict[str, Any] = {"name": self.config}
+        if not self.root:
+            options["revision"] = self.revision
+        if self.folder:
+            options["data_dir"] = self.folder
         try:
             yield datasets, place, options
         except (MemoryError, UsageError):
             raise
         except Exception as fault:  # YAML's, Arrow's, HTTP's and its own errors have no common class
-            error = RunFailure if any(map(is_disk_full, causes(fault))) else UsageError
+            disk_full = any(is_disk_full(cause) for cause in causes(fault))
+            error = RunFailure if disk_full else UsageError
             raise error(f"{self.hub_id} cannot be read ({reason(fault):.250}): {OTHERWISE}") from fault
 
 
-def opened(file: str) -> Any:
-    """Return a Parquet file, of which nothing but its table of contents is read yet."""
+def open_parquet(file: str) -> Any:
+    """Open a Parquet file, of which nothing but its table of contents is read yet."""
     import fsspec
     from pyarrow import parquet
 
@@ -140,14 +149,15 @@ def opened(file: str) -> Any:
     return parquet.ParquetFile(system.open(path))
 
 
-def known(wanted: Iterable[str], there: Iterable[str]) -> None:
+def check_present(wanted: Iterable[str], there: Iterable[str]) -> None:
     """Refuse splits or columns that are not there."""
-    if missing := [each for each in wanted if each not in there]:
-        raise LookupError(f"it has no {missing[0]}, but {', '.join(there)}")
+    for name in wanted:
+        if name not in there:
+            raise LookupError(f"it has no {name}, but {', '.join(there)}")
 
 
 def check_text(column: str, rows: Iterable[Any]) -> None:
-    """Refuse rows that are no text."""
+    """Refuse rows that are not text."""
     if not all(isinstance(row, str) for row in rows):
         raise TypeError(f"its {column} is not always text, set data.text_column")
 
@@ -158,7 +168,8 @@ def classes_of(features: Any, column: str, hub_id: str) -> list[str]:
     Raises:
         UsageError: it declares none.
     """
-    if not (names := getattr(features[column], "names", None)):
+    names = getattr(features[column], "names", None)
+    if not names:
         cure = "set data.label_column, or declare it as class_label under dataset_info in the copy's README.md"
         raise UsageError(f"column {column} of {hub_id} declares no classes: {cure}")
     return [str(name) for name in names]
@@ -173,19 +184,28 @@ def labels_of(labels: Sequence[Any], declared: Sequence[str] | None, where: str)
     import pandas as pd
 
     found = pd.Categorical(labels, categories=range(len(declared)) if declared else None)
-    if (wrong := np.flatnonzero(found.codes < 0)).size:
+    wrong = np.flatnonzero(found.codes < 0)
+    if wrong.size:
+        row = wrong[0]
+        what = "no label" if pd.isna(labels[row]) else f"the label {labels[row]}"
         allowed = f", from 0 to {len(declared) - 1}" if declared else ""
-        said = "no label" if pd.isna(labels[wrong[0]]) else f"the label {labels[wrong[0]]}"
-        raise UsageError(f"row {wrong[0]} of {where} has {said}: each row needs one{allowed}")
+        raise UsageError(f"row {row} of {where} has {what}: each row needs one{allowed}")
     return found.codes.astype(np.int64), [str(name) for name in declared or found.categories]
 
 
 def causes(fault: BaseException) -> list[BaseException]:
-    """Return an exception, and one after another what led to it."""
-    return [fault, *(causes(cause) if (cause := fault.__cause__ or fault.__context__) else ())]
+    """Return an exception, what led to it, what led to that, and so on."""
+    found = [fault]
+    cause = fault.__cause__ or fault.__context__
+    while cause:
+        found.append(cause)
+        cause = cause.__cause__ or cause.__context__
+    return found
 
 
 def reason(fault: BaseException) -> str:
     """Return the first line of what an exception says at its root."""
     root = causes(fault)[-1]
-    return (str(root).strip().splitlines() or [type(root).__name__])[0].rstrip(".:")
+    lines = str(root).strip().splitlines()
+    first = lines[0] if lines else type(root).__name__
+    return first.rstrip(".:")

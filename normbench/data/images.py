@@ -28,14 +28,14 @@ Inputs = Float[Tensor, "batch channels height width"]
 
 
 class Images(ContentData):
-    """A classifier's images. Training batches are augmented, those of an evaluation are not, whichever the split.
+    """A classifier's images. Training batches are augmented; those of an evaluation are not, whatever the split.
 
     Args:
         content: of the arrays `train_images`, `train_labels`, the same of `val` and perhaps `test`, `train_moments`,
             and of the fact `classes`.
         scaling: `none` (0 to 255), `unit` (0 to 1) or `standard` (mean 0 and deviation 1 over the training images that
             are used, by channel).
-        crop, flip, cutout: see `moved` and `cut`.
+        crop, flip, cutout: see `crop_and_flip` and `cut_holes`.
         options: of ContentData.
 
     Raises:
@@ -58,14 +58,20 @@ class Images(ContentData):
     ) -> None:
         super().__init__(content, content.by_split("images"), content.by_split("labels"), **options)
         channels, height, width = self.examples["train"].shape[1:]
-        if (most := max(crop, cutout)) >= min(height, width):
-            given, cure = "crop" if most == crop else "cutout", f"use 0 to {min(height, width) - 1}"
-            raise UsageError(f"data.{given}={most} leaves nothing of images of {height} × {width} pixels: {cure}")
-        self.scaling, self.crop, self.flip, self.cutout = scaling, crop, flip, cutout
+        for key, pixels in (("crop", crop), ("cutout", cutout)):
+            if pixels >= min(height, width):
+                size = f"{height} × {width} pixels"
+                cure = f"use 0 to {min(height, width) - 1}"
+                raise UsageError(f"data.{key}={pixels} leaves nothing of images of {size}: {cure}")
+        self.scaling = scaling
+        self.crop = crop
+        self.flip = flip
+        self.cutout = cutout
         self.classes = tuple(content.facts["classes"])
         self.task = ImageClassification(num_classes=len(self.classes), image_shape=(channels, height, width))
         self.arrange(len(self.examples["train"]), "images of")
-        self._shift, self._divisor = scales(scaling, content.arrays["train_moments"][: self.total], height * width)
+        moments = content.arrays["train_moments"][: self.total]
+        self._shift, self._divisor = find_scales(scaling, moments, height * width)
 
     def batch(self, split: Split, indices: Int64[Tensor, " batch"], step: int | None = None) -> Batch:
         """Return images of a split, those of a training step augmented."""
@@ -74,10 +80,10 @@ class Images(ContentData):
     def scaled(self, images: PixelBatch, labels: Int64[Tensor, " batch"], step: int | None) -> Batch:
         """Return what the model sees of images, those of a training step augmented."""
         if step is not None and (self.crop or self.flip):
-            images = moved(images, self.crop, self.flip, self.seed, step)
+            images = crop_and_flip(images, self.crop, self.flip, self.seed, step)
         inputs = images.float().sub_(self._shift).div_(self._divisor)
         if step is not None and self.cutout:
-            inputs = cut(inputs, self.cutout, self.seed, step)
+            inputs = cut_holes(inputs, self.cutout, self.seed, step)
         return Batch(inputs, labels)
 
     def pixels(self, inputs: Inputs) -> PixelBatch:
@@ -86,53 +92,63 @@ class Images(ContentData):
 
     def describe(self) -> dict[str, Any]:
         """Return what the data are; shift and divisor are those of pixels from 0 to 1."""
-        scales = {"shift": self._shift, "divisor": self._divisor}
         return {
             **super().describe(),
             "image_shape": list(self.task.image_shape),
             "classes": list(self.classes),
             "scaling": self.scaling,
-            **{name: [round(value / 255, 6) for value in of.flatten().tolist()] for name, of in scales.items()},
+            "shift": as_shares(self._shift),
+            "divisor": as_shares(self._divisor),
             "augmentation": {"crop": self.crop, "flip": self.flip, "cutout": self.cutout},
         }
 
 
-def scales(scaling: str, moments: Int64[np.ndarray, "images channels 2"], pixels: int) -> list[Tensor]:
+def as_shares(values: Tensor) -> list[float]:
+    """Return values of pixels as shares of 255, the brightest, for the record."""
+    return [round(value / 255, 6) for value in values.flatten().tolist()]
+
+
+def find_scales(scaling: str, moments: Int64[np.ndarray, "images channels 2"], pixels: int) -> list[Tensor]:
     """Return shift and divisor by channel, (channels, 1, 1); a model sees (pixel − shift) / divisor.
 
     moments: each image's sum and sum of squares over its `pixels` pixels.
     """
-    mean, squares = moments.sum(axis=0).T.astype(np.float64) / (len(moments) * pixels)
+    totals = moments.sum(axis=0).T.astype(np.float64)
+    mean, squares = totals / (len(moments) * pixels)
     deviation = np.sqrt(np.maximum(squares - mean**2, 0))
     deviation[deviation == 0] = 1  # a channel without variation stays 0
     if scaling != "standard":
-        mean, deviation = np.zeros_like(mean), np.full_like(mean, 255 if scaling == "unit" else 1)
+        deviation = np.full_like(mean, 255 if scaling == "unit" else 1)
+        mean = np.zeros_like(mean)
     return [torch.from_numpy(values).float()[:, None, None] for values in (mean, deviation)]
 
 
 # ---- augmentation: each kind draws random numbers of its own, so that one more changes nothing about the others
 
 
-def moved(pixels: PixelBatch, crop: int, flip: bool, seed: int, step: int) -> PixelBatch:
+def crop_and_flip(pixels: PixelBatch, crop: int, flip: bool, seed: int, step: int) -> PixelBatch:
     """Return the images of training step `step`, cropped and flipped, each by itself.
 
     crop: black pixels put around an image before a random window of its own size is cut out (He et al. 2016a, §4.2).
     flip: mirror every second image, chosen at random, left to right.
     """
     batch, channels, height, width = pixels.shape
-    draws = (generator(seed, kind, step) for kind in ("crop rows", "crop columns"))
-    top, left = (torch.randint(2 * crop + 1, (batch, 1), generator=draw) for draw in draws)
+    top = torch.randint(2 * crop + 1, (batch, 1), generator=generator(seed, "crop rows", step))
+    left = torch.randint(2 * crop + 1, (batch, 1), generator=generator(seed, "crop columns", step))
     order = torch.arange(width)
     if flip:
         flipped = torch.rand(batch, 1, generator=generator(seed, "flip", step)) < 0.5
         order = torch.where(flipped, order.flip(0), order)
-    rows, columns = top + torch.arange(height), left + order
+    rows = top + torch.arange(height)
+    columns = left + order
+    # one gather over the padded images, in which each row has the pixels of its image in a line
     places = rows[:, :, None] * (width + 2 * crop) + columns[:, None, :]
     taken = places.view(batch, 1, height * width).expand(batch, channels, -1)
-    return F.pad(pixels, (crop,) * 4).view(batch, channels, -1).gather(2, taken).view(pixels.shape)
+    padded = F.pad(pixels, (crop,) * 4).view(batch, channels, -1)
+    return padded.gather(2, taken).view(pixels.shape)
 
 
-def cut(inputs: Inputs, side: int, seed: int, step: int) -> Inputs:
+def cut_holes(inputs: Inputs, side: int, seed: int, step: int) -> Inputs:
     """Return the scaled images of training step `step`, each with a hole, in place.
 
     side: of a square of zeros around a random pixel (DeVries & Taylor 2017); it may reach over the edge.
@@ -150,15 +166,19 @@ def cut(inputs: Inputs, side: int, seed: int, step: int) -> Inputs:
 
 
 def image_arrays(pixels: Pixels, labels: Any, counts: Mapping[str, int], classes: Sequence[str]) -> Decoded:
-    """Return what an image source decodes to, from all images in the order of the splits, of which each has so many.
+    """Return what an image source decodes to.
+
+    pixels, labels: of all images, split after split. counts: how many images each split has.
 
     The moments are sum and sum of squares of each training image's pixels, so that the mean and deviation of any part
     of them are exact and immediate.
     """
     arrays: dict[str, np.ndarray] = {}
-    ends = np.cumsum(list(counts.values()))
-    for split, images, some in zip(counts, np.split(pixels, ends), np.split(labels, ends), strict=False):
-        arrays |= {f"{split}_images": images, f"{split}_labels": some}
+    first = 0
+    for split, count in counts.items():
+        arrays[f"{split}_images"] = pixels[first : first + count]
+        arrays[f"{split}_labels"] = labels[first : first + count]
+        first += count
     train = arrays["train_images"]
     squares = np.einsum("nchw,nchw->nc", train, train, dtype=np.int64)
     arrays["train_moments"] = np.stack([train.sum(axis=(2, 3), dtype=np.int64), squares], axis=2)
@@ -168,21 +188,23 @@ def image_arrays(pixels: Pixels, labels: Any, counts: Mapping[str, int], classes
 def decode(images: Sequence[tuple[str, Any]], where: str, size: int | None = None, every: Any = map) -> Pixels:
     """Return the pixels of images: grey where all are grey, else three channels.
 
-    Pillow is imported late, as a cache hit needs it not.
+    Pillow is imported late, since a cache hit does not need it.
 
     Args:
-        images: the name of each image, and its file, its encoded bytes, or as the hub stores them.
+        images: the name of each image, and its file, its encoded bytes, or what the hub stores of it.
         where: what to call all of them in an error.
-        size: side in pixels that each is brought to, by its shorter side and a cut around its middle; None: as it is.
-        every: applies a function to each; one thread does by default, as Pillow gains nothing from two on small images.
+        size: side in pixels to which each is scaled, by its shorter side, and cut around its middle; None: as it is.
+        every: applies a function to each; by default in one thread, as Pillow gains nothing from two on small images.
 
     Raises:
         UsageError: images cannot be read, or differ in size.
     """
     pixels = np.empty((0, 0, 0, 0), dtype=np.uint8)
     faults: list[str] = []
-    with warnings.catch_warnings(action="ignore"):  # damage that leaves an image is no fault
-        for row, ((name, _), image) in enumerate(zip(images, every(partial(tried, size), images), strict=True)):
+    with warnings.catch_warnings(action="ignore"):  # damage that leaves an image is not a fault
+        found = every(partial(try_decode, size), images)
+        for row, image in enumerate(found):
+            name, _ = images[row]
             if isinstance(image, Exception):
                 faults.append(f"{name}: {reason(image):.120}")
                 continue
@@ -195,12 +217,12 @@ def decode(images: Sequence[tuple[str, Any]], where: str, size: int | None = Non
                 pixels = np.repeat(pixels, 3, axis=1)
             pixels[row] = image
     if faults:
-        found = f"{len(faults):,} of the {len(images):,} images of {where} cannot be read ({', '.join(faults[:3])})"
-        raise UsageError(f"{found}: fix or remove them, or set data.image_column to the column of the images")
+        what = f"{len(faults):,} of the {len(images):,} images of {where} cannot be read ({', '.join(faults[:3])})"
+        raise UsageError(f"{what}: fix or remove them, or set data.image_column to the column of the images")
     return pixels
 
 
-def tried(size: int | None, image: tuple[str, Any]) -> UInt8[np.ndarray, "channels height width"] | Exception:
+def try_decode(size: int | None, image: tuple[str, Any]) -> UInt8[np.ndarray, "channels height width"] | Exception:
     """Return the pixels of a named image, or what went wrong."""
     try:
         return decode_one(image[1], size)
@@ -212,7 +234,7 @@ def decode_one(encoded: Any, size: int | None) -> UInt8[np.ndarray, "channels he
     """Return the pixels of an image, upright: one channel where it is grey, and three where it has colour.
 
     Raises:
-        ValueError: it is no image of 8 bits a channel; Pillow raises others, too.
+        ValueError: it is not an image of 8 bits a channel; Pillow raises others, too.
     """
     from PIL import Image, ImageOps
 

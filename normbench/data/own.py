@@ -1,4 +1,4 @@
-"""A person's own data: images in a folder or named by a table, labelled texts in tables, and a text file as it lies."""
+"""A person's own data: images in a folder or named by a table, labelled texts in tables, and a text file in place."""
 
 from __future__ import annotations
 
@@ -15,18 +15,25 @@ from typing import Annotated, Any
 import numpy as np
 
 from normbench.data.batches import Holdout, Name
-from normbench.data.cache import SPLITS, Content, Decoded, decoded, file_digest, logger
+from normbench.data.cache import SPLITS, Content, Decoded, file_digest, logger, read_or_decode
 from normbench.data.hub import labels_of, reason
 from normbench.data.images import Images, decode, image_arrays
-from normbench.data.sources import ImageColumn, LabelColumn, Level, Size, TextColumn, VocabularySize, encoded
+from normbench.data.sources import ImageColumn, LabelColumn, Level, Size, TextColumn, VocabularySize, encode_texts
 from normbench.data.tables import ENDINGS, declared_classes, labels_as_written, read_columns
 from normbench.data.text import Text, Texts
 from normbench.errors import RunFailure, UsageError
 from normbench.settings import Setting
 
 # How people call the splits, in lower case.
-SPLIT_NAMES = {"train": "train", "training": "train", "test": "test", "testing": "test"}
-SPLIT_NAMES |= dict.fromkeys(("val", "valid", "validation"), "val")
+SPLIT_NAMES = {
+    "train": "train",
+    "training": "train",
+    "val": "val",
+    "valid": "val",
+    "validation": "val",
+    "test": "test",
+    "testing": "test",
+}
 WANTED = "give a folder with a sub-folder for each class, or a CSV or Parquet file (.csv, .parquet)"
 
 OwnPath = Annotated[str | None, Setting("your own file or folder")]
@@ -50,9 +57,9 @@ def own_images(
     a split stand in the order of that hash, so that the last ones are of all classes.
 
     Raises:
-        UsageError: there is neither at `path`, or it is not what it should be.
+        UsageError: `path` is neither a folder nor a table, or it is not what it should be.
     """
-    place = given(path, WANTED)
+    place = find_path(path, WANTED)
     columns = [image_column, label_column, split_column]
     if place.is_dir():
         files = sorted(glob.glob("**", root_dir=place, recursive=True))
@@ -62,30 +69,41 @@ def own_images(
         named = [image for image in images if isinstance(image, str)]
         contents = [file_digest(place), columns, [stamp(place.parent / image) for image in named]]
     key = [str(place.resolve()), size, contents]
-    return Images(decoded(name, "images", key, partial(load, place, size, columns), path=place.name), **options)
+    load = partial(load_images, place, size, columns)
+    return Images(read_or_decode(name, "images", key, load, path=place.name), **options)
 
 
-def load(path: Path, size: int | None, columns: Sequence[Any]) -> Decoded:
+def load_images(path: Path, size: int | None, columns: Sequence[Any]) -> Decoded:
     """Decode all images.
 
     Raises:
         UsageError: they cannot be read, their sizes differ, or a split or class has none.
     """
-    where, root = f"data.path={path}", path if path.is_dir() else path.parent
+    where = f"data.path={path}"
+    declared = None
     try:
-        rows, declared = (read_folder(path), None) if path.is_dir() else read_table(path, *columns)
-        rows["class"], known = labels_of(rows["label"].tolist(), declared, where)
-    except (TypeError, UnicodeError) as fault:  # labels that are neither words nor numbers, names that are no UTF-8
+        if path.is_dir():
+            root = path
+            rows = read_folder(path)
+        else:
+            root = path.parent
+            rows, declared = read_table(path, *columns)
+        rows["class"], classes = labels_of(rows["label"].tolist(), declared, where)
+    except (TypeError, UnicodeError) as fault:  # labels that are neither words nor numbers, names that are not UTF-8
         raise UsageError(f"{where} cannot be read ({reason(fault)}): {WANTED}") from fault
     identities = [image if isinstance(image, bytes) else os.fsencode(str(image)) for image in rows["image"]]
-    rows, counts = arranged(rows, identities, known, where, "images")
-    images = rows["image"].items()
-    files = [(image, root / image) if isinstance(image, str) else (f"row {row}", image) for row, image in images]
-    return image_arrays(decode(files, where, size), rows["class"].to_numpy(), counts, known)
+    rows, counts = arrange_rows(rows, identities, classes, where, "images")
+    files: list[tuple[str, Any]] = []
+    for row, image in rows["image"].items():
+        if isinstance(image, str):
+            files.append((image, root / image))
+        else:
+            files.append((f"row {row}", image))
+    return image_arrays(decode(files, where, size), rows["class"].to_numpy(), counts, classes)
 
 
-def arranged(
-    rows: Any, identities: Sequence[bytes], known: Sequence[str], where: str, what: str
+def arrange_rows(
+    rows: Any, identities: Sequence[bytes], classes: Sequence[str], where: str, what: str
 ) -> tuple[Any, dict[str, int]]:
     """Return rows split by split, and how many each split has; without splits a tenth of each class validates.
 
@@ -93,8 +111,8 @@ def arranged(
 
     Args:
         rows: with the columns `class` and `split`.
-        identities: of each row what decides its place: an image's name, or its bytes where it has no name; a text.
-        known: the names of the classes.
+        identities: what decides the place of each row: an image's name, or its bytes where it has no name; a text.
+        classes: their names.
         where, what: `data.path`, and what the rows hold, for the error.
 
     Raises:
@@ -106,38 +124,43 @@ def arranged(
     rows = rows.sort_values("rank", kind="stable")
     if rows["split"].isna().any():
         members = rows.groupby("class")["class"]
-        judged = members.transform("size").map(lambda size: max(1, round(size / 10)))
-        rows["split"] = np.where(members.cumcount() < judged, "val", "train")
+        tenth = members.transform("size").map(lambda size: max(1, round(size / 10)))
+        rows["split"] = np.where(members.cumcount() < tenth, "val", "train")
     elif "val" not in set(rows["split"]):
         rows["split"] = rows["split"].replace("test", "val")
     rows["split"] = pd.Categorical(rows["split"], SPLITS)
     rows = rows.sort_values("split", kind="stable")
     counts = rows["split"].value_counts(sort=False)
-    present, trained = set(rows["class"]), set(rows["class"][: counts["train"]])
-    if present != trained or len(trained) < 2 or not counts["val"]:
-        untrained = "".join(f" of the class {known[index]:.80}" for index in sorted(present - trained)[:1])
+    present = set(rows["class"])
+    trained = set(rows["class"][: counts["train"]])
+    untrained = sorted(present - trained)
+    if untrained or len(trained) < 2 or not counts["val"]:
+        missing = f" of the class {classes[untrained[0]]:.80}" if untrained else ""
         cure = "give two classes, each with some to train on, and some to validate"
-        raise UsageError(f"{where} has too few {what}{untrained}: {cure}")
+        raise UsageError(f"{where} has too few {what}{missing}: {cure}")
     return rows, counts[counts > 0].to_dict()
 
 
 def read_folder(path: Path) -> Any:
     """Return images, labels and splits of a folder with a sub-folder a class, or with such folders `train` and `val`.
 
-    Images count however deep they lie in their class's folder, names that begin with a dot do not.
+    Images count however deep they are in the folder of their class; names that begin with a dot do not.
     """
     import pandas as pd
     from PIL import Image
 
     endings = tuple(ending for ending, form in Image.registered_extensions().items() if form in Image.OPEN)
-    files = [Path(file) for file in glob.glob("**", root_dir=path, recursive=True) if file.lower().endswith(endings)]
-    names = [SPLIT_NAMES.get(file.parts[0].lower()) for file in files]
-    inside = int("train" in names and len({*names} - {None}) > 1)  # how many folders are around those of the classes
-    rows = [
-        (str(file), file.parts[inside], split if inside else None)
-        for file, split in zip(files, names, strict=True)
-        if len(file.parts) > inside + 1 and (split or not inside)
-    ]
+    names = glob.glob("**", root_dir=path, recursive=True)
+    files = [Path(name) for name in names if name.lower().endswith(endings)]
+    splits = [SPLIT_NAMES.get(file.parts[0].lower()) for file in files]
+    has_splits = "train" in splits and len(set(splits) - {None}) > 1
+    rows = []
+    for file, split in zip(files, splits, strict=True):
+        above = file.parts[:-1]  # the folders around it
+        if not has_splits and above:
+            rows.append((str(file), above[0], None))
+        elif has_splits and split and len(above) > 1:
+            rows.append((str(file), above[1], split))
     return pd.DataFrame(rows, columns=["image", "label", "split"])
 
 
@@ -152,11 +175,14 @@ def read_table(
     import pandas as pd
 
     columns = {"data.image_column": image_column, "data.label_column": label_column}
-    columns |= {"data.split_column": split_column} if split_column else {}
+    if split_column:
+        columns["data.split_column"] = split_column
     table = read_columns(path, columns, WANTED)
-    images = [
-        (image["bytes"] or image["path"]) if isinstance(image, dict) else image or None for image in table[image_column]
-    ]
+    images = []
+    for image in table[image_column]:
+        if isinstance(image, dict):
+            image = image["bytes"] or image["path"]
+        images.append(image or None)
     labels = labels_as_written(path, table[label_column])
     splits = splits_of(table[split_column], f"data.path={path}") if split_column else None
     rows = pd.DataFrame({"image": images, "label": labels, "split": splits})
@@ -175,24 +201,26 @@ def splits_of(words: Sequence[Any], where: str) -> list[str]:
     return splits
 
 
-def given(path: str | None, what: str) -> Path:
-    """Return the file or folder that `data.path` names.
+def find_path(path: str | None, what: str) -> Path:
+    """Return the file or folder that `data.path` names. what: says what it may be.
 
     Raises:
         UsageError: it names none.
     """
-    place = Path(os.path.expanduser(path or ""))
     if not path:
         raise UsageError(f"data.path is not set: {what}")
+    place = Path(os.path.expanduser(path))
     if not (place.is_file() or place.is_dir()):
         raise UsageError(f"data.path={path:.200} is neither a file nor a folder: {what}")
     return place
 
 
 def stamp(path: Path) -> list[int]:
-    """Return what changes when a file does: length, time of the last change, inode; nothing where it is not there."""
-    status = path.stat() if path.exists() else None
-    return [status.st_size, status.st_mtime_ns, status.st_ino] if status else []
+    """Return what changes when a file does: length, time of the last change, inode; nothing if it is not there."""
+    if not path.exists():
+        return []
+    status = path.stat()
+    return [status.st_size, status.st_mtime_ns, status.st_ino]
 
 
 # ---- labelled texts
@@ -223,16 +251,16 @@ def own_texts(
     Raises:
         UsageError: there is no table at `path`, or it is not what it should be.
     """
-    place = given(path, WANTED_TEXTS)
+    place = find_path(path, WANTED_TEXTS)
     files = tables_in(place) if place.is_dir() else [(place, None)]
-    columns = text_column, label_column, split_column
+    columns = (text_column, label_column, split_column)
 
     def load() -> Decoded:
         return load_texts(place, files, columns, level, vocabulary_size, holdout)
 
     contents = [[file_digest(file), file.suffix.lower(), split] for file, split in files]
     key = ["own", contents, columns, level, vocabulary_size, float(holdout)]
-    return Texts(decoded(name, "texts", key, load, path=place.name), holdout=holdout, **options)
+    return Texts(read_or_decode(name, "texts", key, load, path=place.name), holdout=holdout, **options)
 
 
 def tables_in(folder: Path) -> list[tuple[Path, str | None]]:
@@ -241,15 +269,21 @@ def tables_in(folder: Path) -> list[tuple[Path, str | None]]:
     Raises:
         UsageError: none is named train, or they are of several kinds.
     """
-    tables = [file for file in sorted(folder.iterdir()) if file.suffix.lower() in ENDINGS and file.is_file()]
-    named = [(file, SPLIT_NAMES.get(re.split(r"[\W_]", file.stem.lower())[0])) for file in tables]
-    found = [(file, split) for file, split in named if split]
-    if "train" not in dict(found).values():
+    found: list[tuple[Path, str]] = []
+    for file in sorted(folder.iterdir()):
+        first_word = re.split(r"[\W_]", file.stem.lower())[0]
+        split = SPLIT_NAMES.get(first_word)
+        if split and file.suffix.lower() in ENDINGS and file.is_file():
+            found.append((file, split))
+    splits = {split for _, split in found}
+    if "train" not in splits:
         raise UsageError(f"data.path={folder} holds no table named train, such as train.csv: {WANTED_TEXTS}")
-    if len(kinds := {file.suffix.lower() for file, _ in found}) > 1:
+    kinds = {file.suffix.lower() for file, _ in found}
+    if len(kinds) > 1:
         raise UsageError(f"data.path={folder} holds tables in {' and '.join(sorted(kinds))}: keep those of one kind")
-    only = {split for _, split in found} == {"train"}
-    return [(file, None if only else split) for file, split in found]
+    if splits == {"train"}:  # so a tenth of it validates
+        return [(file, None) for file, _ in found]
+    return [*found]
 
 
 def load_texts(
@@ -267,23 +301,30 @@ def load_texts(
     """
     import pandas as pd
 
-    where, tables = f"data.path={place}", []
+    where = f"data.path={place}"
+    tables = []
     for file, split in files:
-        tables.append(read_texts(file, *columns))
+        table = read_texts(file, *columns)
         if split:
-            tables[-1]["split"] = split
+            table["split"] = split
+        tables.append(table)
     rows = pd.concat(tables, ignore_index=True)
-    labels = labels_as_written(files[0][0], rows["label"].tolist())
+    first, _ = files[0]
+    _, label_column, _ = columns
+    labels = labels_as_written(first, rows["label"].tolist())
     try:
-        rows["class"], known = labels_of(labels, declared_classes(files[0][0], columns[1]), where)
+        rows["class"], classes = labels_of(labels, declared_classes(first, label_column), where)
     except TypeError as fault:  # labels that are neither words nor numbers, or both
         raise UsageError(f"{where} cannot be read ({reason(fault)}): {WANTED_TEXTS}") from fault
     identities = [text.encode() for text in rows["text"]]
-    rows, counts = arranged(rows, identities, known, where, "texts")
-    ends = np.cumsum([0, *counts.values()])
-    parts = {split: np.arange(*ends[place : place + 2]) for place, split in enumerate(counts)}
-    labels = rows["class"].to_numpy()
-    return encoded(rows["text"].tolist(), labels, known, parts, level, vocabulary_size, holdout)
+    rows, counts = arrange_rows(rows, identities, classes, where, "texts")
+    parts: dict[str, np.ndarray] = {}
+    start = 0
+    for split, count in counts.items():
+        parts[split] = np.arange(start, start + count)
+        start += count
+    numbers = rows["class"].to_numpy()
+    return encode_texts(rows["text"].tolist(), numbers, classes, parts, level, vocabulary_size, holdout)
 
 
 def read_texts(path: Path, text_column: str, label_column: str, split_column: str | None) -> Any:
@@ -294,14 +335,16 @@ def read_texts(path: Path, text_column: str, label_column: str, split_column: st
     """
     import pandas as pd
 
-    where, columns = f"data.path={path}", {"data.text_column": text_column, "data.label_column": label_column}
-    columns |= {"data.split_column": split_column} if split_column else {}
+    where = f"data.path={path}"
+    columns = {"data.text_column": text_column, "data.label_column": label_column}
+    if split_column:
+        columns["data.split_column"] = split_column
     table = read_columns(path, columns, WANTED_TEXTS)
     for row, text in enumerate(table[text_column]):
         if not isinstance(text, str) or not text.strip():
-            said = "no text" if text is None or text == "" else f"no text but {text!r:.80}"
+            what = "no text" if text is None or text == "" else f"no text but {text!r:.80}"
             cure = f"leave the row out, or set data.text_column to another than {text_column}"
-            raise UsageError(f"row {row} of {where} has {said}: {cure}")
+            raise UsageError(f"row {row} of {where} has {what}: {cure}")
         if not text.isascii() and not is_encodable(text):
             cure = "write the character itself, or leave the row out"
             raise UsageError(f"row {row} of {where} has half of a surrogate pair, such as \\ud83d alone: {cure}")
@@ -310,7 +353,7 @@ def read_texts(path: Path, text_column: str, label_column: str, split_column: st
 
 
 def is_encodable(text: str) -> bool:
-    """Say whether a text can be written in UTF-8; one of JSON may have half of a character."""
+    """Tell whether a text can be written in UTF-8; one of JSON may have half of a character."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -326,12 +369,12 @@ WANTED_TEXT = "give a text file in UTF-8, such as data.path=my.txt; data=texts t
 def text_file(*, name: Name = "text", path: OwnPath, **options: Any) -> Text:
     """Return a person's own text file of any size, by bytes; `options` are Text's.
 
-    Its last tenth validates, but no more than its last 1,000,000 bytes. It is mapped where it lies, not cached.
+    Its last tenth validates, but no more than its last 1,000,000 bytes. It is mapped in place, not cached.
 
     Raises:
-        UsageError: it is no text.
+        UsageError: it is not text.
     """
-    place = given(path, WANTED_TEXT)
+    place = find_path(path, WANTED_TEXT)
     if place.suffix.lower() in ENDINGS:
         what = "the bytes of a table as they are, separators and labels too"
         logger.info(f"warning: data=text learns {what}; data=texts learns the classes of its texts")
@@ -340,7 +383,8 @@ def text_file(*, name: Name = "text", path: OwnPath, **options: Any) -> Text:
         with open(place, encoding="utf-8") as file:
             while file.read(1 << 20):  # characters
                 pass
-        digest, mapped = file_digest(place), np.memmap(place, np.uint8, "r")
+        digest = file_digest(place)
+        mapped = np.memmap(place, np.uint8, "r")
     except (OSError, ValueError) as fault:
         raise UsageError(f"data.path={path} cannot be read ({reason(fault)}): {WANTED_TEXT}") from fault
 

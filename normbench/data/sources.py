@@ -10,12 +10,12 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from normbench.data.batches import Holdout, Name, held_out
-from normbench.data.cache import SPLITS, Decoded, decoded
+from normbench.data.batches import Holdout, Name, count_held_out
+from normbench.data.cache import SPLITS, Decoded, read_or_decode
 from normbench.data.hub import Hub, classes_of, labels_of
 from normbench.data.images import Images, decode, image_arrays
-from normbench.data.streaming import Stream, streamed_images, streamed_text
-from normbench.data.text import Text, Texts, joined
+from normbench.data.streaming import Stream, stream_images, stream_text
+from normbench.data.text import Text, Texts, join_rows
 from normbench.data.vocabulary import LEVELS, Vocabulary
 from normbench.settings import Setting
 
@@ -67,40 +67,59 @@ def hub_text(
     hub = Hub(hub_id, revision, root, config, folder)
     if streaming:
         stream = Stream(hub, [text_column], val_splits or (), kept, holdout, buffer)
-        return streamed_text(name, stream, level, vocabulary_size, lines, **options)
+        return stream_text(name, stream, level, vocabulary_size, lines, **options)
     parts = {"train": ["train"], "val": list(val_splits or ()), "test": list(test_splits or ())}
 
     def load() -> Decoded:
-        _, tables = hub.read([split for splits in parts.values() for split in splits], [text_column], text_column)
+        wanted = [*parts["train"], *parts["val"], *parts["test"]]
+        _, tables = hub.read(wanted, [text_column], text_column)
         texts = {}
         for part, splits in parts.items():
+            rows: list[str] = []
+            for split in splits:
+                rows += tables[split][text_column]
             if splits:
-                texts[part] = joined([row for split in splits for row in tables[split][text_column]], lines)
+                texts[part] = join_rows(rows, lines)
         if not parts["val"]:
-            whole = texts["train"].encode()
-            cuts = pairwise(len(whole) * twentieth // 20 for twentieth in (0, 18, 19, 20))
-            # A character that a cut divides is left out.
-            texts = {part: whole[slice(*cut)].decode(errors="ignore") for part, cut in zip(SPLITS, cuts, strict=True)}
-        vocabulary = learned(level, vocabulary_size, holdout, *texts.values())
+            texts = cut_by_twentieths(texts["train"])
+        vocabulary = learn_vocabulary(level, vocabulary_size, holdout, *texts.values())
         return {part: vocabulary.encode(text) for part, text in texts.items()}, vocabulary.facts
 
     key = ["hub", hub.key(), text_column, level, vocabulary_size, lines, parts["val"], parts["test"], float(holdout)]
-    return Text(decoded(name, "text", key, load, hub_id=hub_id), holdout=holdout, **options)
+    return Text(read_or_decode(name, "text", key, load, hub_id=hub_id), holdout=holdout, **options)
 
 
-def learned(level: str, size: int | None, holdout: float, train: str, *others: str) -> Vocabulary:
-    """Learn from the part that trains, cut at a blank: how long it is, in tokens, the vocabulary decides."""
+def cut_by_twentieths(text: str) -> dict[str, str]:
+    """Return the first 18 twentieths of a text's bytes, the next and the last; a divided character is left out."""
+    whole = text.encode()
+    ends = [len(whole) * twentieth // 20 for twentieth in (0, 18, 19, 20)]
+    texts = {}
+    for part, (first, end) in zip(SPLITS, pairwise(ends), strict=True):
+        texts[str(part)] = whole[first:end].decode(errors="ignore")
+    return texts
+
+
+def learn_vocabulary(level: str, size: int | None, holdout: float, train: str, *others: str) -> Vocabulary:
+    """Return a vocabulary that knows nothing of the tokens that `holdout` takes from the end of the training text.
+
+    How many characters these tokens are depends on the vocabulary itself: it is learned from shorter and shorter
+    beginnings of the text, each of which ends after a blank, until one has no more tokens than train.
+    """
+    kind = LEVELS[level]
+    learned: Vocabulary
     if not holdout:
-        return LEVELS[level].learn([train, *others], size)
-    cut = len(train) - held_out(len(train), holdout, "characters")
+        learned = kind.learn([train, *others], size)
+        return learned
+    end = len(train) - count_held_out(len(train), holdout, "characters")
     while True:
-        cut = 1 + max(train.rfind(blank, 0, cut) for blank in (" ", "\n"))
-        vocabulary = LEVELS[level].learn([train[:cut], train[cut:], *others], size)
-        total, seen = len(vocabulary.encode(train)), len(vocabulary.encode(train[:cut]))
-        used = total - held_out(total, holdout, "tokens")
+        end = 1 + max(train.rfind(" ", 0, end), train.rfind("\n", 0, end))
+        learned = kind.learn([train[:end], train[end:], *others], size)
+        total = len(learned.encode(train))
+        seen = len(learned.encode(train[:end]))
+        used = total - count_held_out(total, holdout, "tokens")
         if seen <= used:
-            return vocabulary
-        cut = cut * used // seen
+            return learned
+        end = end * used // seen
 
 
 def hub_texts(
@@ -126,15 +145,15 @@ def hub_texts(
     hub = Hub(hub_id, revision, root, config)
 
     def load() -> Decoded:
-        texts, trained, labels, classes = labelled(hub, val_split, text_column, label_column, text_column)
-        train, val = np.random.RandomState(0).permutation(trained), np.arange(trained, len(texts))
-        return encoded(texts, labels, classes, {"train": train, "val": val}, level, vocabulary_size, holdout)
+        texts, trained, labels, classes = read_labelled(hub, val_split, text_column, label_column, text_column)
+        parts = {"train": np.random.RandomState(0).permutation(trained), "val": np.arange(trained, len(texts))}
+        return encode_texts(texts, labels, classes, parts, level, vocabulary_size, holdout)
 
     key = ["hub", hub.key(), text_column, label_column, level, vocabulary_size, val_split, float(holdout)]
-    return Texts(decoded(name, "texts", key, load, hub_id=hub_id), holdout=holdout, **options)
+    return Texts(read_or_decode(name, "texts", key, load, hub_id=hub_id), holdout=holdout, **options)
 
 
-def encoded(
+def encode_texts(
     texts: Sequence[str],
     labels: np.ndarray,
     classes: Sequence[str],
@@ -148,15 +167,21 @@ def encoded(
     parts: the rows of each split in their order, those that train first.
     """
     train, *others = parts.values()
-    used = len(train) - held_out(len(train), holdout, "texts")
-    pieces = ["\n".join(texts[row] for row in sorted(piece)) for piece in (train[:used], train[used:], *others)]
+    used = len(train) - count_held_out(len(train), holdout, "texts")
+    pieces = []
+    for rows in (train[:used], train[used:], *others):
+        pieces.append("\n".join(texts[row] for row in sorted(rows)))
     vocabulary = LEVELS[level].learn(pieces, vocabulary_size)
-    arrays, empty = {}, 0
+    arrays = {}
+    empty = 0
     for split, rows in parts.items():
-        tokens = [vocabulary.encode(texts[row]) for row in rows]
-        # An empty text is one unknown token, since nothing cannot be averaged.
-        empty += sum(not len(each) for each in tokens)
-        tokens = [each if len(each) else np.zeros(1, np.uint8) for each in tokens]
+        tokens = []
+        for row in rows:
+            found = vocabulary.encode(texts[row])
+            if not len(found):  # an empty text is one unknown token, since nothing cannot be averaged
+                found = np.zeros(1, np.uint8)
+                empty += 1
+            tokens.append(found)
         arrays[f"{split}_tokens"] = np.concatenate(tokens)
         arrays[f"{split}_ends"] = np.cumsum([len(each) for each in tokens])
         arrays[f"{split}_labels"] = labels[rows]
@@ -184,22 +209,25 @@ def hub_images(
     hub = Hub(hub_id, revision, root, config)
     if streaming:
         stream = Stream(hub, [image_column, label_column], [val_split], kept, holdout, buffer)
-        return streamed_images(name, stream, size, **options)
+        return stream_images(name, stream, size, **options)
 
     def load() -> Decoded:
-        images, trained, labels, classes = labelled(hub, val_split, image_column, label_column)
+        images, trained, labels, classes = read_labelled(hub, val_split, image_column, label_column)
+        named = [(f"row {row} of train", image) for row, image in enumerate(images[:trained])]
+        named += [(f"row {row} of val", image) for row, image in enumerate(images[trained:])]
         counts = {"train": trained, "val": len(images) - trained}
-        names = [f"row {row} of {split}" for split, count in counts.items() for row in range(count)]
-        return image_arrays(decode([*zip(names, images, strict=True)], hub_id, size), labels, counts, classes)
+        return image_arrays(decode(named, hub_id, size), labels, counts, classes)
 
-    key = ["hub", hub.key(), image_column, label_column, *([val_split, size] if size or val_split != "test" else [])]
-    return Images(decoded(name, "images", key, load, hub_id=hub_id), holdout=holdout, **options)
+    key = ["hub", hub.key(), image_column, label_column]
+    if size or val_split != "test":  # else the key is that of caches made before there were these settings
+        key += [val_split, size]
+    return Images(read_or_decode(name, "images", key, load, hub_id=hub_id), holdout=holdout, **options)
 
 
-def labelled(
+def read_labelled(
     hub: Hub, val_split: str, column: str, label_column: str, text: str = ""
 ) -> tuple[list[Any], int, np.ndarray, list[str]]:
-    """Return the rows of a column, of the split `train` and then of another, how many train, their labels and classes.
+    """Return the rows of a column, those that train first, how many these are, the rows' labels, and the classes.
 
     text: the column that must hold text, if one must.
 
@@ -207,9 +235,11 @@ def labelled(
         UsageError: the label column declares no classes, or a row has none of them.
     """
     features, tables = hub.read(["train", val_split], [column, label_column], text)
-    names = classes_of(features, label_column, hub.hub_id)
-    rows, labels = ([*tables["train"][each], *tables[val_split][each]] for each in (column, label_column))
-    return rows, len(tables["train"][column]), *labels_of(labels, names, hub.hub_id)
+    train, val = tables["train"], tables[val_split]
+    rows = [*train[column], *val[column]]
+    declared = classes_of(features, label_column, hub.hub_id)
+    labels, classes = labels_of([*train[label_column], *val[label_column]], declared, hub.hub_id)
+    return rows, len(train[column]), labels, classes
 
 
 # ---- data that installed packages carry: no network, no copies
@@ -219,7 +249,7 @@ def pydocs(*, name: Name = "pydocs", **options: Any) -> Text:
     """Return Python's language reference, about 0.5 MB, by bytes; `options` are Text's.
 
     These are the pages of `pydoc_data.topics` in alphabetical order. Whole pages, about the last tenth of the text,
-    validate, less those that repeat 200 bytes of the others word by word: these train too. The text, and so the
+    validate, except those that repeat 200 bytes of the others word for word: these train too. The text, and so the
     fingerprint, differs between Python versions.
     """
     from pydoc_data.topics import topics
@@ -231,15 +261,19 @@ def pydocs(*, name: Name = "pydocs", **options: Any) -> Text:
         cut = 1 + int(np.abs(ends - 0.9 * ends[-1]).argmin())
         text = b"\n".join(pages[:cut])
         train = pages[:cut] + [page for page in pages[cut:] if repeats(page, text)]
-        parts = {"train": train, "val": [page for page in pages if page not in train]}
-        return {split: np.frombuffer(b"\n".join(part), np.uint8) for split, part in parts.items()}, {}
+        val = [page for page in pages if page not in train]
+        arrays = {
+            "train": np.frombuffer(b"\n".join(train), np.uint8),
+            "val": np.frombuffer(b"\n".join(val), np.uint8),
+        }
+        return arrays, {}
 
     key = ["pydocs", "whole pages", hashlib.sha256(b"\n".join(pages)).hexdigest()]
-    return Text(decoded(name, "text", key, load), **options)
+    return Text(read_or_decode(name, "text", key, load), **options)
 
 
 def repeats(page: bytes, text: bytes) -> bool:
-    """Tell whether a page repeats a text: whatever 200 bytes of it do, one of these pieces is among them."""
+    """Tell whether a text has 100 bytes of a page, at one of its hundreds; any 200 bytes of the page hold such ones."""
     return any(page[start : start + 100] in text for start in range(0, len(page) - 99, 100))
 
 
@@ -256,7 +290,9 @@ def digits(*, name: Name = "digits", **options: Any) -> Images:
         digits = load_digits()
         order = np.random.RandomState(0).permutation(len(digits.target))
         pixels = np.rint(digits.images[order, None] * 255 / 16).astype(np.uint8)
-        labels, counts = digits.target[order].astype(np.int64), {"train": 1500, "val": len(order) - 1500}
+        labels = digits.target[order].astype(np.int64)
+        counts = {"train": 1500, "val": len(order) - 1500}
         return image_arrays(pixels, labels, counts, [str(name) for name in digits.target_names])
 
-    return Images(decoded(name, "images", ["digits", version("scikit-learn")], load), **options)
+    key = ["digits", version("scikit-learn")]
+    return Images(read_or_decode(name, "images", key, load), **options)

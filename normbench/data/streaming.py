@@ -11,25 +11,27 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import lru_cache
-from itertools import chain, islice
+from itertools import islice
 from operator import itemgetter
 from threading import Thread
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from normbench.data.batches import ContentData, generator
-from normbench.data.cache import Content, decoded
-from normbench.data.hub import Hub, check_text, classes_of, labels_of, opened, reason
+from normbench.data.cache import Content, read_or_decode
+from normbench.data.hub import Hub, check_text, classes_of, labels_of, open_parquet, reason
 from normbench.data.images import Images, decode, image_arrays
-from normbench.data.text import Text, joined
+from normbench.data.text import Text, join_rows
 from normbench.data.vocabulary import LEVELS
 from normbench.errors import RunFailure, UsageError
 from normbench.types import Batch, Split
 
-Rows = list[dict[str, Any]]
+Row = dict[str, Any]
+Rows = list[Row]
 
-# What a block holds at the most, however long its rows are: 1,000 photographs have about 105 MiB.
+# What a block holds at most, however long its rows are: 1,000 photographs have about 105 MiB.
 MOST_BYTES = 512 * 2**20
 
 TOGETHER = 8  # rows that are read at a time, which may be long
@@ -40,13 +42,14 @@ Place = tuple[int, int, int, int]  # a pass over the data, the turns of a file a
 class Stream:
     """The rows of the split `train`, in blocks, over and over; the first ones of it, or of another split, judge.
 
-    Each pass takes files and their row groups in another order. A row group is what can be read of a Parquet file by
-    itself, so that any block is read in about its own time.
+    Each pass takes files and their row groups in another order. A row group is the part of a Parquet file that can be
+    read by itself, so any block can be read without what comes before it.
 
     Args:
-        hub: where the rows are. columns: of them that are read.
-        val_splits: that validate; none: the first `kept` rows of `train` do, and nothing trains on them.
-        kept: rows that judge, and as many of those that train, of which vocabulary and scaling are learned.
+        hub: where the rows are.
+        columns: which of theirs are read.
+        val_splits: which validate; if there are none, the first `kept` rows of `train` do, and nothing trains on them.
+        kept: number of rows that judge, and of those that train from which vocabulary and scaling are learned.
         holdout: share of a block (< 1), or number of further rows of `train` that judge in place of the others.
         size: rows of a block, or fewer where these are more than MOST_BYTES.
     """
@@ -54,75 +57,95 @@ class Stream:
     def __init__(
         self, hub: Hub, columns: list[str], val_splits: Sequence[str], kept: int, holdout: float, size: int
     ) -> None:
-        self.hub, self.columns, self.kept, self.size = hub, columns, kept, size
+        self.hub = hub
+        self.columns = columns
+        self.kept = kept
+        self.size = size
         self.features, files = hub.files(["train", *val_splits], columns)
-        self.files, self.val = files.pop("train"), [*chain(*files.values())]
+        self.files = files.pop("train")
+        self.val: list[str] = []
+        for some in files.values():
+            self.val += some
         self.judging = 0 if self.val else kept
         self.held = self.judging + (round(holdout * size) if holdout < 1 else int(holdout))
-        self.open = lru_cache(1)(opened)
+        self.open = lru_cache(1)(open_parquet)
         # Where the last block has ended, and what comes there: a block that follows goes on with it.
-        self.begun: dict[tuple[int, int, int], Iterator[tuple[dict[str, Any], int]]] = {}
+        self.begun: dict[tuple[int, int, int], Iterator[tuple[Row, int]]] = {}
 
     def content(self, name: str, key: list[Any], load: Callable[[dict[Split, Rows]], Any]) -> Content:
-        """Return what `load` makes of the rows that stay in memory, and note of how many each file is deprived."""
-        names = [file.partition(self.hub.hub_id)[2] for file in (*self.files, *self.val)]
-        stats = [os.stat(file) for file in (*self.files, *self.val) if self.hub.root]
-        known = [self.hub.hub_id, self.hub.revision, names, [[stat.st_size, stat.st_mtime_ns] for stat in stats]]
-        key = [*known, self.columns, self.kept, self.judging, self.held, *key]
+        """Return what `load` makes of the rows that stay in memory; and note how many of each file do not train.
 
-        def loaded() -> Any:
+        key: what else decides about the result.
+        """
+        files = [*self.files, *self.val]
+        names = [file.partition(self.hub.hub_id)[2] for file in files]
+        stamps = []
+        if self.hub.root:
+            for file in files:
+                status = os.stat(file)
+                stamps.append([status.st_size, status.st_mtime_ns])
+        source = [self.hub.hub_id, self.hub.revision, names, stamps]
+        key = [*source, self.columns, self.kept, self.judging, self.held, *key]
+
+        def load_first() -> Any:
             rows, held = self.first()
             arrays, facts = load(rows)
             return arrays, {**facts, "held": held}
 
-        content = decoded(name, "stream", key, loaded, hub_id=self.hub.hub_id)
+        content = read_or_decode(name, "stream", key, load_first, hub_id=self.hub.hub_id)
         self.held_of = content.facts["held"]
         # Without the commit that `main` is today: a later one may have the same files.
-        told = [content.fingerprint, [name.partition("/")[2] for name in names]]
-        return replace(content, fingerprint=hashlib.sha256(json.dumps(told).encode()).hexdigest())
+        files_of_commit = [name.partition("/")[2] for name in names]
+        identity = json.dumps([content.fingerprint, files_of_commit])
+        return replace(content, fingerprint=hashlib.sha256(identity.encode()).hexdigest())
 
     def first(self) -> tuple[dict[Split, Rows], list[int]]:
         """Return the rows that stay in memory, and how many at the beginning of each file nothing trains on."""
         with self.hub.reading():
-            found = [*islice(stored(self.files, self.columns), self.held + self.kept)]
+            found = list(islice(stored_rows(self.files, self.columns), self.held + self.kept))
             if len(found) <= self.held:
                 raise ValueError(f"it has {len(found):,} rows for data.holdout and data.kept, and none to train on")
             rows = [row for _, row in found]
             val = rows[self.judging : self.held] or rows[: self.held]
-            val = val or [row for _, row in islice(stored(self.val, self.columns), self.kept)]
-        counts = Counter(file for file, _ in found[: self.held])
-        return {"train": rows[self.held :], "val": val}, [counts[file] for file in range(len(self.files))]
+            if not val:
+                val = [row for _, row in islice(stored_rows(self.val, self.columns), self.kept)]
+        held = Counter(file for file, _ in found[: self.held])
+        return {"train": rows[self.held :], "val": val}, [held[file] for file in range(len(self.files))]
 
     def block(self, place: Place, seed: int) -> tuple[Rows, Place]:
-        """Return the rows from a place on, in the orders of a seed, and the place behind them.
+        """Return the rows from a place on, in the orders of a seed, and the place after them.
 
         A row that a block has more than once, as of data that are shorter, is in memory once.
         """
-        rows, known, left = list[dict[str, Any]](), dict[tuple[int, int, int], dict[str, Any]](), MOST_BYTES
+        rows: Rows = []
+        known: dict[tuple[int, int, int], Row] = {}
+        left = MOST_BYTES
         while len(rows) < self.size and left > 0:
             epoch, turn, group, row = place
             if turn == len(self.files):
                 place = epoch + 1, 0, 0, 0
                 continue
-            file = int(torch.randperm(len(self.files), generator=generator(seed, "files", epoch))[turn])
-            about = self.open(self.files[file]).metadata
-            if group == about.num_row_groups:
+            file = shuffled(len(self.files), seed, "files", epoch, turn)
+            metadata = self.open(self.files[file]).metadata
+            if group == metadata.num_row_groups:
                 place = epoch, turn + 1, 0, 0
                 continue
-            order = torch.randperm(about.num_row_groups, generator=generator(seed, f"groups of {file}", epoch))
-            index = int(order[group])
-            row = max(row, self.held_of[file] - sum(about.row_group(each).num_rows for each in range(index)))
-            coming = self.begun.pop((file, index, row), None) or self.coming(self.files[file], index, row)
+            index = shuffled(metadata.num_row_groups, seed, f"groups of {file}", epoch, group)
+            before = sum(metadata.row_group(each).num_rows for each in range(index))
+            row = max(row, self.held_of[file] - before)  # the first rows of a file may judge
+            coming = self.begun.pop((file, index, row), None) or self.read_group(self.files[file], index, row)
             for values, size in coming:
                 rows.append(known.setdefault((file, index, row), values))
-                row, left = row + 1, left - size
+                row += 1
+                left -= size
                 if len(rows) == self.size or left <= 0:
                     break
             self.begun = {(file, index, row): coming}
-            place = (epoch, turn, group, row) if row < about.row_group(index).num_rows else (epoch, turn, group + 1, 0)
+            is_over = row >= metadata.row_group(index).num_rows
+            place = (epoch, turn, group + 1, 0) if is_over else (epoch, turn, group, row)
         return rows, place
 
-    def coming(self, file: str, group: int, row: int) -> Iterator[tuple[dict[str, Any], int]]:
+    def read_group(self, file: str, group: int, row: int) -> Iterator[tuple[Row, int]]:
         """Yield the rows of a row group from one on, each with its bytes; a few are in memory at a time."""
         for batch in self.open(file).iter_batches(TOGETHER, row_groups=[group], columns=self.columns):
             for index in range(row, batch.num_rows):
@@ -131,11 +154,18 @@ class Stream:
             row = max(0, row - batch.num_rows)
 
 
-def stored(files: Sequence[str], columns: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+def shuffled(total: int, seed: int, what: str, epoch: int, place: int) -> int:
+    """Return which of some things comes at a place in the order of a pass."""
+    order = torch.randperm(total, generator=generator(seed, what, epoch))
+    return int(order[place])
+
+
+def stored_rows(files: Sequence[str], columns: Sequence[str]) -> Iterator[tuple[int, Row]]:
     """Yield all rows in their own order, each with the index of its file."""
     for index, file in enumerate(files):
-        for batch in opened(file).iter_batches(TOGETHER, columns=columns):
-            yield from ((index, row) for row in batch.to_pylist())
+        for batch in open_parquet(file).iter_batches(TOGETHER, columns=columns):
+            for row in batch.to_pylist():
+                yield index, row
 
 
 class Streamed(ContentData):
@@ -147,63 +177,67 @@ class Streamed(ContentData):
 
     stream: Stream
     examples_of: Callable[[Rows], tuple[Any, int]]  # what batches are made of, and how many examples that is
-    picked: Callable[[Any, Any, int], Batch]
+    pick: Callable[[Any, Tensor, int], Batch]  # from a block, the places of examples in it, and the step
 
     def arrange(self, total: int, what: str) -> None:
         """Begin with the first block; how many steps a pass has is not known."""
-        self.total, self.steps_per_epoch = total, 0
+        self.total = total
+        self.steps_per_epoch = 0
         self.starts: list[tuple[int, Place]] = [(0, (0, 0, 0, 0))]  # the first step of each block, and its place
-        self.number = -1
-        self.ahead: tuple[int, Future[tuple[Any, int, Place]]] = -1, Future()
+        self.number = -1  # of the block that batches are taken from
+        self.ahead: tuple[int, Future[tuple[Any, int, Place]]] = -1, Future()  # the block that is being read
 
     def train_batch(self, step: int) -> Batch:
-        """Return the batch of a step; the block behind the step's own is read in the meantime."""
+        """Return the batch of a step; in the meantime the block after its own is read."""
         if self.number < 0 or step < self.starts[self.number][0]:
             self.enter(bisect_right(self.starts, step, key=itemgetter(0)) - 1)
         while step >= self.starts[self.number + 1][0]:
             self.enter(self.number + 1)
-        place = (step - self.starts[self.number][0]) * self.batch_size
-        return self.picked(self.block, self.turns[place : place + self.batch_size], step)
+        first = (step - self.starts[self.number][0]) * self.batch_size
+        return self.pick(self.block, self.turns[first : first + self.batch_size], step)
 
     def enter(self, number: int) -> None:
-        """Make a block, whose start is known, the one that batches are taken of.
+        """Take batches from a block whose start is known, and begin to read the one after it.
 
         Raises:
             RunFailure: it cannot be read.
-            UsageError: it has not one batch.
+            UsageError: it has fewer examples than a batch, or is not the block that it was.
         """
         first, place = self.starts[number]
         if self.ahead[0] != number:
-            self.ahead = number, self.reading(place)
+            self.ahead = number, self.begin_reading(place)
         try:
-            self.block, count, behind = self.ahead[1].result()
+            self.block, count, next_place = self.ahead[1].result()
         except UsageError:
             raise
         except Exception as fault:  # as in Hub.reading
             cure = "the same command goes on from the checkpoint"
-            raise RunFailure(f"{self.content.name} cannot be read on ({reason(fault):.250}): {cure}") from fault
+            raise RunFailure(f"reading {self.content.name} failed ({reason(fault):.250}): {cure}") from fault
         if count < self.batch_size:
             cure = f"raise data.buffer={self.stream.size:,} or lower data.batch_size={self.batch_size:,}"
             raise UsageError(f"a block of {self.content.name} has {count:,} examples, less than a batch: {cure}")
         self.turns = torch.randperm(count, generator=generator(self.seed, "block", number))
-        following = (first + count // self.batch_size, behind)
-        if self.starts[number + 1 :] and self.starts[number + 1][0] != following[0]:
+        following = (first + count // self.batch_size, next_place)
+        if number + 1 == len(self.starts):
+            self.starts.append(following)
+        elif self.starts[number + 1][0] != following[0]:
             cure = "start over with rerun=true, or go on with the version of normbench and the data it began with"
             raise UsageError(f"a block of {self.content.name} is not the one that this run's checkpoint knows: {cure}")
-        self.starts[number + 1 :] = self.starts[number + 1 :] or [following]
-        self.number, self.ahead = number, (number + 1, self.reading(behind))
+        self.number = number
+        self.ahead = number + 1, self.begin_reading(next_place)
 
-    def reading(self, place: Place) -> Future[tuple[Any, int, Place]]:
-        """Begin to read a block: what is in it, how many examples these are, and the place behind it.
+    def begin_reading(self, place: Place) -> Future[tuple[Any, int, Place]]:
+        """Begin to read a block: its content, how many examples it has, and the place after it.
 
-        By a daemon, which nobody waits for at the end of a run: a block of the hub may take minutes.
+        A daemon does it, for which nobody waits at the end of a run: a block of the hub may take minutes.
         """
         found: Future[tuple[Any, int, Place]] = Future()
 
         def read() -> None:
             try:
-                rows, behind = self.stream.block(place, self.seed)
-                found.set_result((*self.examples_of(rows), behind))
+                rows, next_place = self.stream.block(place, self.seed)
+                content, count = self.examples_of(rows)
+                found.set_result((content, count, next_place))
             except BaseException as fault:  # which `result` raises
                 found.set_exception(fault)
 
@@ -211,19 +245,21 @@ class Streamed(ContentData):
         return found
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what finds a batch quickly again."""
+        """Return what makes the batch of a step quick to find again."""
         return {"starts": self.starts}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from such a state."""
-        self.starts, self.number = [*state["starts"]], -1
+        self.starts = [*state["starts"]]
+        self.number = -1
 
     def describe(self) -> dict[str, Any]:
         """Return what the data are; `kept` training examples are in memory, and how many there are is not known."""
         found = super().describe()
         found["kept"] = found.pop(f"train_{self.unit}")
-        told = "of the kept examples and the files' names: the stream itself is not hashed"
-        return {**found, "files": len(self.stream.files), "fingerprint_is": told}
+        found["files"] = len(self.stream.files)
+        found["fingerprint_is"] = "of the kept examples and the files' names: the stream itself is not hashed"
+        return found
 
 
 class StreamedText(Streamed, Text):
@@ -236,7 +272,7 @@ class StreamedText(Streamed, Text):
         tokens = self.vocabulary.encode(self.text_of(rows))
         return tokens, (len(tokens) - 1) // self.context
 
-    def picked(self, block: Any, order: Any, step: int) -> Batch:
+    def pick(self, block: Any, order: Tensor, step: int) -> Batch:
         """Return windows of a block."""
         return self.windows(block, order.numpy() * self.context, self.context)
 
@@ -244,22 +280,23 @@ class StreamedText(Streamed, Text):
 class StreamedImages(Streamed, Images):
     """A classifier's images from a stream, which are decoded in each step, by as many threads as torch has."""
 
-    decoded: Callable[[Rows, Any], tuple[Any, Any]]
+    decode_rows: Callable[[Rows, Any], tuple[Any, Any]]
 
     def examples_of(self, rows: Rows) -> tuple[Any, int]:
         """Return the rows, as they are stored."""
         return rows, len(rows)
 
-    def picked(self, block: Any, order: Any, step: int) -> Batch:
+    def pick(self, block: Any, order: Tensor, step: int) -> Batch:
         """Return images of a block."""
+        rows = [block[index] for index in order]
         with ThreadPoolExecutor(torch.get_num_threads()) as threads:
-            pixels, labels = self.decoded([block[index] for index in order], threads.map)
-        channels = self.task.image_shape[0]  # more than one, where images are grey that are all of a batch
+            pixels, labels = self.decode_rows(rows, threads.map)
+        channels = self.task.image_shape[0]  # where all images of a batch are grey, it may be more than theirs
         images = torch.from_numpy(pixels).expand(-1, channels, -1, -1)
         return self.scaled(images, torch.from_numpy(labels), step)
 
 
-def streamed_text(
+def stream_text(
     name: str, stream: Stream, level: str, vocabulary_size: int | None, lines: bool, **options: Any
 ) -> StreamedText:
     """Return a text of the hub that is read while a run trains.
@@ -273,31 +310,39 @@ def streamed_text(
 
     def text_of(rows: Rows) -> str:
         (column,) = stream.columns
-        check_text(column, texts := [row[column] for row in rows])
-        return joined(texts, lines)
+        texts = [row[column] for row in rows]
+        check_text(column, texts)
+        return join_rows(texts, lines)
 
     def load(rows: dict[Split, Rows]) -> Any:
         vocabulary = LEVELS[level].learn([text_of(rows["train"])], vocabulary_size)
-        return {split: vocabulary.encode(text_of(some)) for split, some in rows.items()}, vocabulary.facts
+        tokens = {split: vocabulary.encode(text_of(some)) for split, some in rows.items()}
+        return tokens, vocabulary.facts
 
     data = StreamedText(stream.content(name, [level, vocabulary_size, lines], load), **options)
-    data.stream, data.text_of = stream, text_of
+    data.stream = stream
+    data.text_of = text_of
     return data
 
 
-def streamed_images(name: str, stream: Stream, size: int | None, **options: Any) -> StreamedImages:
+def stream_images(name: str, stream: Stream, size: int | None, **options: Any) -> StreamedImages:
     """Return labelled images of the hub that are read while a run trains."""
-    (image, label), where = stream.columns, stream.hub.hub_id
+    image, label = stream.columns
+    where = stream.hub.hub_id
     classes = classes_of(stream.features, label, where)
 
-    def pixels_of(rows: Rows, every: Any = map) -> tuple[Any, Any]:
+    def decode_rows(rows: Rows, every: Any = map) -> tuple[Any, Any]:
         labels, _ = labels_of([row[label] for row in rows], classes, where)
-        return decode([(f"row {number}", row[image]) for number, row in enumerate(rows)], where, size, every), labels
+        images = [(f"row {number}", row[image]) for number, row in enumerate(rows)]
+        return decode(images, where, size, every), labels
 
     def load(rows: dict[Split, Rows]) -> Any:
-        pixels, labels = pixels_of([*chain(*rows.values())])
-        return image_arrays(pixels, labels, {split: len(some) for split, some in rows.items()}, classes)
+        everything = [row for some in rows.values() for row in some]
+        pixels, labels = decode_rows(everything)
+        counts = {split: len(some) for split, some in rows.items()}
+        return image_arrays(pixels, labels, counts, classes)
 
     data = StreamedImages(stream.content(name, [size], load), **options)
-    data.stream, data.decoded = stream, pixels_of
+    data.stream = stream
+    data.decode_rows = decode_rows
     return data

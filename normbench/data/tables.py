@@ -1,6 +1,6 @@
 """A person's own tables: columns of CSV, TSV, Parquet and JSON files, each value as it stands there.
 
-`datasets` and pandas are not asked: in a CSV file they take `NA` for nothing and `007` for 7.
+`datasets` and pandas are not used for it: in a CSV file they take `NA` for nothing and `007` for 7.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ENDINGS = (*DELIMITED, ".parquet", *JSON)
 def read_columns(path: Path, columns: Mapping[str, str], wanted: str) -> dict[str, list[Any]]:
     """Return the values of some columns, each once; a file without one of `ENDINGS` is read as Parquet.
 
-    What a CSV or TSV file holds is text. Of several columns of one name the first counts.
+    What a CSV or TSV file holds is text. Of several columns with the same name the first counts.
 
     Args:
         columns: by the settings that name them.
@@ -33,17 +33,25 @@ def read_columns(path: Path, columns: Mapping[str, str], wanted: str) -> dict[st
     """
     import pyarrow as pa
 
-    where, ending = f"data.path={path}", path.suffix.lower()
-    read = read_delimited if ending in DELIMITED else read_json if ending in JSON else read_parquet
+    where = f"data.path={path}"
+    ending = path.suffix.lower()
+    read = read_parquet
+    if ending in DELIMITED:
+        read = read_delimited
+    elif ending in JSON:
+        read = read_json
     try:
         known, values = read(path, [*dict.fromkeys(columns.values())])
     except (OSError, ValueError, pa.ArrowException) as fault:
         as_what = "" if ending in ENDINGS else " as Parquet"
         raise UsageError(f"{where} cannot be read{as_what} ({reason(fault):.200}): {wanted}") from fault
-    if missing := {setting: column for setting, column in columns.items() if column not in values}:
-        between = {".csv": "commas", ".tsv": "tabs"}.get(ending)
-        first = f" (the first line names the columns, with {between} between them)" if between else ""
-        cure = f"set {' and '.join(missing)} to one of {', '.join(known):.200}{first}"
+    missing = {setting: column for setting, column in columns.items() if column not in values}
+    if missing:
+        hint = ""
+        if ending in DELIMITED:
+            signs = "commas" if ending == ".csv" else "tabs"
+            hint = f" (the first line names the columns, with {signs} between them)"
+        cure = f"set {' and '.join(missing)} to one of {', '.join(known):.200}{hint}"
         raise UsageError(f"{where} has no column {' and no column '.join(missing.values()):.160}: {cure}")
     return values
 
@@ -57,23 +65,21 @@ def read_delimited(path: Path, columns: Sequence[str]) -> tuple[list[str], dict[
     import pyarrow as pa
     from pyarrow import csv
 
-    is_csv = path.suffix.lower() == ".csv"
+    ending = path.suffix.lower()
+    is_csv = ending == ".csv"
     size = max(1, min(path.stat().st_size, 1 << 30))  # a row must fit into a block
-    options = {
-        "read_options": csv.ReadOptions(block_size=size),
-        "parse_options": csv.ParseOptions(
-            delimiter=DELIMITED[path.suffix.lower()],
-            quote_char='"' if is_csv else False,
-            newlines_in_values=is_csv,
-        ),
-    }
-    with csv.open_csv(path, **options) as reader:
+    reading = csv.ReadOptions(block_size=size)
+    parsing = csv.ParseOptions(
+        delimiter=DELIMITED[ending], quote_char='"' if is_csv else False, newlines_in_values=is_csv
+    )
+    with csv.open_csv(path, read_options=reading, parse_options=parsing) as reader:
         known = reader.schema.names
     types = {column: pa.string() for column in columns if column in known}
     if not types:
         return known, {}
-    convert = csv.ConvertOptions(include_columns=[*types], column_types=types)
-    return known, csv.read_csv(path, **options, convert_options=convert).to_pydict()
+    converting = csv.ConvertOptions(include_columns=[*types], column_types=types)
+    table = csv.read_csv(path, read_options=reading, parse_options=parsing, convert_options=converting)
+    return known, table.to_pydict()
 
 
 def read_parquet(path: Path, columns: Sequence[str]) -> tuple[list[str], dict[str, list[Any]]]:
@@ -97,25 +103,30 @@ def read_json(path: Path, columns: Sequence[str]) -> tuple[list[str], dict[str, 
     if text.lstrip().startswith("["):
         rows = json.loads(text)
     else:
-        rows = [json_line(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+        rows = []
+        for number, line in enumerate(text.split("\n"), 1):
+            if line.strip():
+                rows.append(read_line(number, line))
     if not all(isinstance(row, dict) for row in rows):
         raise ValueError("not all of its rows are objects")
-    known = [*dict.fromkeys(name for row in rows for name in row)]
-    return known, {column: [row.get(column) for row in rows] for column in columns if column in known}
+    known: dict[str, None] = {}
+    for row in rows:
+        known |= dict.fromkeys(row)
+    there = [column for column in columns if column in known]
+    return [*known], {column: [row.get(column) for row in rows] for column in there}
 
 
-def json_line(number: int, line: str) -> Any:
-    """Return what a line of a file holds.
+def read_line(number: int, line: str) -> Any:
+    """Return what a line of a JSON file holds.
 
     Raises:
         ValueError: with the number of the line.
     """
-    said = ""
     try:
         return json.loads(line)
     except json.JSONDecodeError as fault:
-        said = fault.msg
-    raise ValueError(f"line {number}: {said}")  # outside, for it is what the reader must know, not its cause
+        what = fault.msg
+    raise ValueError(f"line {number}: {what}")  # outside, so that this, and not its cause, is what a reader is told
 
 
 def labels_as_written(path: Path, labels: Sequence[Any]) -> list[Any]:
@@ -135,6 +146,7 @@ def declared_classes(path: Path, column: str) -> list[str] | None:
     from pyarrow import parquet
 
     metadata = parquet.read_schema(path).metadata or {}
-    features = json.loads(metadata.get(b"huggingface", "{}")).get("info", {}).get("features", {})
+    about = json.loads(metadata.get(b"huggingface", "{}"))
+    features = about.get("info", {}).get("features", {})
     names: list[str] | None = features.get(column, {}).get("names")
     return names

@@ -22,9 +22,11 @@ from normbench.types import Batch, LanguageModeling, Split, TextClassification
 Context = Annotated[int, Setting("length of a window; set model.context, it follows", "tokens", low=1, high=10**7)]
 
 
-def joined(rows: Iterable[str], lines: bool) -> str:
-    """Return the text of rows, each of which is a line of its own where `lines` says so."""
-    return "".join(row.removesuffix("\n") + "\n" if lines else row for row in rows)
+def join_rows(rows: Iterable[str], lines: bool) -> str:
+    """Return the text of rows; with `lines` each is a line of its own."""
+    if not lines:
+        return "".join(rows)
+    return "".join(row.removesuffix("\n") + "\n" for row in rows)
 
 
 class TokenData(ContentData):
@@ -32,7 +34,8 @@ class TokenData(ContentData):
 
     def __init__(self, content: Content, *parts: dict[Split, Any], context: Context, **options: Any) -> None:
         super().__init__(content, *parts, **options)
-        self.context, self.vocabulary = context, recall(content.facts)
+        self.context = context
+        self.vocabulary = recall(content.facts)
 
     def encode(self, text: str) -> Int64[Tensor, " tokens"]:
         """Return the token ids of a text.
@@ -47,9 +50,13 @@ class TokenData(ContentData):
         return self.vocabulary.decode(np.asarray(tokens))
 
     def describe(self) -> dict[str, Any]:
-        size, level = len(self.vocabulary.symbols), self.vocabulary.level
-        about = {"vocabulary_size": size, "level": level, "vocabulary": self.vocabulary.digest}
-        return {**super().describe(), **about, "context": self.context}
+        return {
+            **super().describe(),
+            "vocabulary_size": len(self.vocabulary.symbols),
+            "level": self.vocabulary.level,
+            "vocabulary": self.vocabulary.digest,
+            "context": self.context,
+        }
 
 
 class Text(TokenData):
@@ -59,7 +66,7 @@ class Text(TokenData):
     order: every token but those at the ends once. Evaluation covers every target exactly once.
 
     Args:
-        content: of the arrays `train`, `val` and perhaps `test`: token ids.
+        content: with the arrays `train`, `val` and perhaps `test` of token ids.
         options: of TokenData.
 
     Raises:
@@ -84,9 +91,12 @@ class Text(TokenData):
 
     def train_batch(self, step: int) -> Batch:
         """Return the windows of this step's place in its epoch, whose cut and order depend on (seed, epoch) alone."""
-        tokens, cut = self.examples["train"], generator(self.seed, "cut", step // self.steps_per_epoch)
-        first = torch.randint(len(tokens) - self.total * self.context, (), generator=cut)
-        return self.windows(tokens, (first + self.indices(step) * self.context).numpy(), self.context)
+        tokens = self.examples["train"]
+        epoch = step // self.steps_per_epoch
+        spare = len(tokens) - self.total * self.context
+        first = torch.randint(spare, (), generator=generator(self.seed, "cut", epoch))
+        starts = first + self.indices(step) * self.context
+        return self.windows(tokens, starts.numpy(), self.context)
 
     def eval_batches(self, split: Split, limit: int | None = None) -> Iterator[Batch]:
         """Yield every target of the split once, the remainder as a last batch of one shorter window.
@@ -94,21 +104,25 @@ class Text(TokenData):
         With `limit`: so many batches of `eval_batch_size` windows, their starts spread evenly over the split, or as
         many windows as all targets take if that is less. The size of a training batch changes nothing here.
         """
-        tokens, size = self.examples[split], self.eval_batch_size
+        tokens = self.examples[split]
+        size = self.eval_batch_size
         count, remainder = divmod(len(tokens) - 1, self.context)
-        starts = np.arange(count) * self.context
-        if limit is not None:
-            count, remainder, last = min(count, limit * size), 0, len(tokens) - self.context - 1
+        if limit is None:
+            starts = np.arange(count) * self.context
+        else:
+            count = min(count, limit * size)
+            last = len(tokens) - self.context - 1
             starts = np.arange(count) * last // max(1, count - 1)
-        for place in range(0, len(starts), size):
+        for place in range(0, count, size):
             yield self.windows(tokens, starts[place : place + size], self.context)
-        if remainder:
+        if remainder and limit is None:
             yield self.windows(tokens, np.array([count * self.context]), remainder)
 
     def windows(self, tokens: Tokens, starts: Int64[np.ndarray, " batch"], length: int) -> Batch:
         """Return the windows at `starts`, and the same one token later."""
         self.content.check()
-        picked = torch.from_numpy(tokens[starts[:, None] + np.arange(length + 1)].astype(np.int64))
+        places = starts[:, None] + np.arange(length + 1)
+        picked = torch.from_numpy(tokens[places].astype(np.int64))
         return Batch(picked[:, :-1].contiguous(), picked[:, 1:].contiguous())
 
 
@@ -116,8 +130,8 @@ class Texts(TokenData):
     """A text classifier's data. A batch is as long as its longest text; the mask says where shorter ones are padded.
 
     Args:
-        content: of the arrays `train_tokens` (texts in a row), `train_ends`, `train_labels`, the same of `val`, and of
-            the fact `classes`. Of a text the first `context` tokens are used.
+        content: with the arrays `train_tokens` (one text after the other), `train_ends`, `train_labels`, the same of
+            `val`, and the fact `classes`. Of a text the first `context` tokens are used.
         train_length: tokens to which texts are cut in training.
         pad_to: tokens to which training batches are padded, if their texts are shorter.
         options: of TokenData.
@@ -140,26 +154,40 @@ class Texts(TokenData):
         **options: Any,
     ) -> None:
         ends = content.by_split("ends")
-        texts = {split: tokens.tensor_split(ends[split][:-1]) for split, tokens in content.by_split("tokens").items()}
+        texts: dict[Split, Any] = {}
+        for split, tokens in content.by_split("tokens").items():
+            texts[split] = tokens.tensor_split(ends[split][:-1])
         super().__init__(content, texts, content.by_split("labels"), **options)
-        self.classes, size = tuple(content.facts["classes"]), len(self.vocabulary.symbols)
-        self.task = TextClassification(num_classes=len(self.classes), vocabulary_size=size, context=self.context)
+        self.classes = tuple(content.facts["classes"])
+        self.task = TextClassification(
+            num_classes=len(self.classes), vocabulary_size=len(self.vocabulary.symbols), context=self.context
+        )
         if pad_to and pad_to > self.context:
-            raise UsageError(f"data.pad_to={pad_to} is more than model.context={self.context}: make that as large")
-        self.train_length, self.pad_to = train_length or self.context, pad_to or 0
+            cure = f"set model.context={pad_to} or more"
+            raise UsageError(f"data.pad_to={pad_to} is more than model.context={self.context}: {cure}")
+        self.train_length = train_length or self.context
+        self.pad_to = pad_to or 0
         self.arrange(len(self.examples["train"]), "texts of")
 
     def batch(self, split: Split, indices: Int64[Tensor, " batch"], step: int | None = None) -> Batch:
         """Return texts of a split, and where they are padded."""
-        most, least = (self.context, 0) if step is None else (min(self.context, self.train_length), self.pad_to)
-        rows = [self.examples[split][index][:most].long() for index in indices]
+        longest = self.context
+        shortest = 0
+        if step is not None:
+            longest = min(self.context, self.train_length)
+            shortest = self.pad_to
+        texts = self.examples[split]
+        rows = [texts[index][:longest].long() for index in indices]
         inputs = pad_sequence(rows, batch_first=True)
-        inputs = F.pad(inputs, (0, max(0, least - inputs.shape[1])))
+        inputs = F.pad(inputs, (0, max(0, shortest - inputs.shape[1])))
         lengths = torch.tensor([len(row) for row in rows])
-        return Batch(inputs, self.labels[split][indices], torch.arange(inputs.shape[1]) < lengths[:, None])
+        mask = torch.arange(inputs.shape[1]) < lengths[:, None]
+        return Batch(inputs, self.labels[split][indices], mask)
 
     def describe(self) -> dict[str, Any]:
         """Return what the data are; `cut` counts texts longer than the context, `empty` those without a token."""
-        cut = sum(len(text) > self.context for texts in self.examples.values() for text in texts)
-        left = {"cut": cut, "empty": self.content.facts.get("empty")}
-        return {**super().describe(), **left, "classes": list(self.classes)}
+        cut = 0
+        for texts in self.examples.values():
+            cut += sum(len(text) > self.context for text in texts)
+        empty = self.content.facts.get("empty")
+        return {**super().describe(), "cut": cut, "empty": empty, "classes": list(self.classes)}

@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Int, Int64
 from torch import Tensor
 
-from normbench.data.batches import Holdout, Name, generator, held_out
-from normbench.data.cache import Content, Decoded, decoded
+from normbench.data.batches import Holdout, Name, count_held_out, generator
+from normbench.data.cache import Content, Decoded, read_or_decode
 from normbench.data.hub import Hub
 from normbench.data.sources import Config, HubId, Revision, Root
 from normbench.data.text import Context, TokenData
@@ -24,6 +24,8 @@ from normbench.types import Batch, Split
 
 POOL = 100  # batches among which sentences are sorted by length
 
+Pair = tuple[str, str]  # a source and its translation
+
 
 class Translations(TokenData):
     """A translator's data. A batch is as long as its longest source and translation, and has sentences of like lengths.
@@ -33,10 +35,10 @@ class Translations(TokenData):
     pairs longer than the context are left out, and counted in `describe`.
 
     Args:
-        content: of the arrays `source_tokens` and `target_tokens`, each text followed by a line's end,
-            `source_ends` and `target_ends`, where those are, and of the facts `counts` (pairs by split), `lowercase`
-            and `empty`.
-        label_smoothing, beam, length_penalty: of the task.
+        content: with the arrays `source_tokens` and `target_tokens`, each text followed by the end of a line,
+            `source_ends` and `target_ends`, which say where those ends are, and the facts `counts` (pairs by split),
+            `lowercase` and `empty`.
+        label_smoothing, beam, length_penalty: see the task.
         options: of TokenData.
 
     Raises:
@@ -63,54 +65,81 @@ class Translations(TokenData):
         counts = content.facts["counts"]
         rows = torch.arange(sum(counts.values())).split([*counts.values()])
         super().__init__(content, dict(zip(counts, rows, strict=True)), {}, context=context, **options)
-        size, lowercase = len(self.vocabulary.symbols) + 2, content.facts["lowercase"]
-        self.task = Translation(size, context, label_smoothing, lowercase, beam, length_penalty)
+        self.task = Translation(
+            vocabulary_size=len(self.vocabulary.symbols) + 2,
+            context=context,
+            label_smoothing=label_smoothing,
+            lowercase=content.facts["lowercase"],
+            beam=beam,
+            length_penalty=length_penalty,
+        )
         self.signature = self.task.signature  # asked for early, since it may be missing
-        ends = [content.arrays[f"{side}_ends"] for side in ("source", "target")]
-        self.lengths = torch.from_numpy(np.stack([np.diff(each, prepend=-1) for each in ends], axis=1))  # with the end
+        lengths = [np.diff(content.arrays[f"{side}_ends"], prepend=-1) for side in ("source", "target")]
+        self.lengths = torch.from_numpy(np.stack(lengths, axis=1))  # with the end
         total = len(self.examples["train"])
-        for split, rows in self.examples.items():
-            fits = self.lengths[rows].amax(dim=1) <= context
-            if split != "train" and not fits.all():
-                longest = int(self.lengths[rows].max())
-                there = f"the longest {split} sentence of {content.name}, {longest:,} tokens with the end token"
-                raise UsageError(f"model.context={context:,} is too short for {there}: set model.context={longest}")
-            self.examples[split] = rows[fits] if split == "train" else rows[self.by_length(rows)]
-        self.too_long = total - len(self.examples["train"])
-        if not len(self.examples["train"]):
+        for split in self.examples:
+            self.keep_fitting(split)
+        kept = len(self.examples["train"])
+        self.too_long = total - kept
+        if not kept:
             out = f"{content.facts['empty']:,} have an empty text, {total:,} are longer than model.context={context:,}"
             raise UsageError(f"no training pair of {content.name} is left ({out}): use other data or a larger context")
-        self.arrange(len(self.examples["train"]), "sentences of")
+        self.arrange(kept, "sentences of")
+
+    def keep_fitting(self, split: Split) -> None:
+        """Leave out training pairs that are longer than the context; sort those of other splits by length.
+
+        Raises:
+            UsageError: a pair that judges is longer.
+        """
+        rows = self.examples[split]
+        fits = self.lengths[rows].amax(dim=1) <= self.context
+        if split == "train":
+            self.examples[split] = rows[fits]
+            return
+        if not fits.all():
+            longest = int(self.lengths[rows].max())
+            there = f"the longest {split} sentence of {self.content.name}, {longest:,} tokens with the end token"
+            raise UsageError(f"model.context={self.context:,} is too short for {there}: set model.context={longest}")
+        self.examples[split] = rows[self.by_length(rows)]
 
     def by_length(self, rows: Tensor) -> Int64[Tensor, " rows"]:
         """Return the places of rows from the shortest source to the longest, and by translation among equal ones."""
-        return (self.lengths[rows] @ torch.tensor([self.context + 1, 1])).argsort(stable=True)
+        ranks = self.lengths[rows] @ torch.tensor([self.context + 1, 1])
+        return ranks.argsort(stable=True)
 
     def order(self, epoch: int) -> Tensor:
         """Return the training pairs as an epoch takes them."""
         order = super().order(epoch)[: self.steps_per_epoch * self.batch_size].long()
-        pools = order.split(POOL * self.batch_size)
-        batches = torch.cat([pool[self.by_length(self.examples["train"][pool])] for pool in pools])
+        train = self.examples["train"]
+        pools = []
+        for pool in order.split(POOL * self.batch_size):
+            pools.append(pool[self.by_length(train[pool])])
+        batches = torch.cat(pools).view(-1, self.batch_size)
         shuffled = torch.randperm(self.steps_per_epoch, generator=generator(self.seed, "batches", epoch))
-        return batches.view(-1, self.batch_size)[shuffled].flatten()
+        return batches[shuffled].flatten()
 
     def sentence(self, side: str, row: int) -> Int64[Tensor, " tokens"]:
         """Return the tokens of a text; side: `source` or `target`."""
         ends = self.content.arrays[f"{side}_ends"]
-        tokens = self.content.arrays[f"{side}_tokens"][ends[row - 1] + 1 if row else 0 : ends[row]]
+        first = ends[row - 1] + 1 if row else 0
+        tokens = self.content.arrays[f"{side}_tokens"][first : ends[row]]
         return torch.from_numpy(tokens.astype(np.int64))
 
     def batch(self, split: Split, indices: Int64[Tensor, " batch"], step: int | None = None) -> Batch:
         """Return pairs of a split."""
         rows = self.examples[split][indices].tolist()
-        return self.task.batch(*([self.sentence(side, row) for row in rows] for side in ("source", "target")))
+        sources = [self.sentence("source", row) for row in rows]
+        targets = [self.sentence("target", row) for row in rows]
+        return self.task.batch(sources, targets)
 
     def answers(self) -> Any:
         """Return the tokens of all validation translations, each with its end."""
         end = torch.tensor([self.task.end])
-        return torch.cat(
-            [part for row in self.examples["val"].tolist() for part in (self.sentence("target", row), end)]
-        )
+        parts = []
+        for row in self.examples["val"].tolist():
+            parts += [self.sentence("target", row), end]
+        return torch.cat(parts)
 
     @cached_property
     def constant(self) -> dict[str, float]:
@@ -118,18 +147,23 @@ class Translations(TokenData):
         return {**super().constant, "bleu/val": 0.0}
 
     def encode(self, text: str) -> Int64[Tensor, " tokens"]:
-        """Return the token ids of a text as those of the data were made."""
-        return super().encode(prepared(text, self.task.lowercase))
+        """Return the token ids of a text, made as those of the data were."""
+        return super().encode(normalize_text(text, self.task.lowercase))
 
     def decode(self, tokens: Int[Tensor, " tokens"]) -> str:
-        """Return the text of token ids, where padding, begin and end are nothing."""
+        """Return the text of token ids, without padding, begin and end."""
         return super().decode(tokens[(tokens >= 0) & (tokens < self.task.begin)])
 
     def describe(self) -> dict[str, Any]:
         """Return what the data are; `too_long` and `empty` count training pairs that were left out."""
-        left_out = {"too_long": self.too_long, "empty": self.content.facts["empty"]}
-        size, bleu = self.task.vocabulary_size, self.signature
-        return {**super().describe(), "vocabulary_size": size, **left_out, "beam": self.task.beam, "bleu": bleu}
+        return {
+            **super().describe(),
+            "vocabulary_size": self.task.vocabulary_size,
+            "too_long": self.too_long,
+            "empty": self.content.facts["empty"],
+            "beam": self.task.beam,
+            "bleu": self.signature,
+        }
 
 
 def hub_translation(
@@ -157,56 +191,79 @@ def hub_translation(
     Raises:
         UsageError: a row has no text, or one that judges is empty.
     """
-    hub, columns = Hub(hub_id, revision, root, config), [source_column, target_column]
+    hub = Hub(hub_id, revision, root, config)
+    columns = [source_column, target_column]
     splits: dict[Split, list[str]] = {"train": ["train"], "val": [val_split], "test": list(test_splits or ())}
 
     def load() -> Decoded:
-        wanted = [each for names in splits.values() for each in names]
+        wanted = ["train", val_split, *splits["test"]]
         _, tables = hub.read(wanted, [pair_column] if pair_column else columns)
-        pairs: dict[Split, list[list[str]]] = {part: [] for part in splits if splits[part]}
-        for part in pairs:
-            for each in splits[part]:
-                found = paired(tables[each], columns, pair_column, lowercase, f"{each} of {hub_id}")
-                if part != "train" and (empty := [row for row, pair in enumerate(found) if not all(pair)]):
-                    cure = "remove it from a copy that data.root names, or choose another split"
-                    raise UsageError(f"row {empty[0]} of {each} of {hub_id} has an empty text: {cure}")
-                pairs[part] += found
+        pairs: dict[Split, list[Pair]] = {}
+        for part, names in splits.items():
+            for split in names:
+                where = f"{split} of {hub_id}"
+                found = pair_texts(tables[split], columns, pair_column, lowercase, where)
+                if part != "train":
+                    check_filled(found, where)
+                pairs.setdefault(part, []).extend(found)
+        whole = len(pairs["train"])
         train = [pair for pair in pairs["train"] if all(pair)]
-        left_out = len(pairs["train"]) - len(train)
         pairs["train"] = [train[row] for row in np.random.RandomState(0).permutation(len(train))]
-        used = pairs["train"][: len(train) - held_out(len(train), holdout, Translations.unit)]
-        vocabulary = BytePairs.learn(["\n".join(map("\n".join, used))], vocabulary_size - 2)
+        facts = {
+            "counts": {part: len(rows) for part, rows in pairs.items()},
+            "lowercase": lowercase,
+            "empty": whole - len(train),
+        }
+
+        used = len(train) - count_held_out(len(train), holdout, Translations.unit)
+        lines = [text for pair in pairs["train"][:used] for text in pair]
+        vocabulary = BytePairs.learn(["\n".join(lines)], vocabulary_size - 2)
+        every = [pair for rows in pairs.values() for pair in rows]
         arrays = {}
-        for side, place in (("source", 0), ("target", 1)):
-            text = "".join(pair[place] + "\n" for part in pairs.values() for pair in part)
-            arrays[f"{side}_tokens"] = tokens = vocabulary.encode(text)
+        for place, side in enumerate(("source", "target")):
+            tokens = vocabulary.encode("".join(pair[place] + "\n" for pair in every))
+            arrays[f"{side}_tokens"] = tokens
             arrays[f"{side}_ends"] = np.flatnonzero(tokens == vocabulary.encode("\n"))
-        counts = {part: len(rows) for part, rows in pairs.items()}
-        return arrays, {"counts": counts, "lowercase": lowercase, "empty": left_out, **vocabulary.facts}
+        return arrays, {**facts, **vocabulary.facts}
 
     key = ["hub", hub.key(), columns, pair_column, vocabulary_size, lowercase, [*splits.values()], float(holdout)]
-    content = decoded(name, "pairs", key, load, hub_id=hub_id, direction=" to ".join(columns))
+    content = read_or_decode(name, "pairs", key, load, hub_id=hub_id, direction=" to ".join(columns))
     return Translations(content, holdout=holdout, **options)
 
 
-def prepared(text: str, lowercase: bool) -> str:
+def check_filled(pairs: Sequence[Pair], where: str) -> None:
+    """Refuse pairs that judge of which a text is empty.
+
+    Raises:
+        UsageError: there is one.
+    """
+    for row, pair in enumerate(pairs):
+        if not all(pair):
+            cure = "remove it from a copy that data.root names, or choose another split"
+            raise UsageError(f"row {row} of {where} has an empty text: {cure}")
+
+
+def normalize_text(text: str, lowercase: bool) -> str:
     """Return a text with single blanks, in lower case if that is wanted."""
     text = " ".join(text.split())
     return text.lower() if lowercase else text
 
 
-def paired(
+def pair_texts(
     table: Mapping[str, Sequence[Any]], columns: Sequence[str], both: str | None, lowercase: bool, where: str
-) -> list[list[str]]:
-    """Return the two texts of each row, prepared.
+) -> list[Pair]:
+    """Return the two texts of each row, normalized. both: a column that holds the other two, if one does.
 
     Raises:
-        UsageError: a row has not two texts.
+        UsageError: a row does not have two texts.
     """
     if both:
         table = {each: [(row or {}).get(each) for row in table[both]] for each in columns}
-    pairs = [*zip(*(table[each] for each in columns), strict=True)]
-    if wrong := [row for row, pair in enumerate(pairs) if not all(isinstance(text, str) for text in pair)]:
-        cure = "remove it, or set data.source_column, data.target_column and data.pair_column"
-        raise UsageError(f"row {wrong[0]} of {where} has not the two texts {' and '.join(columns)}: {cure}")
-    return [[prepared(text, lowercase) for text in pair] for pair in pairs]
+    source, target = columns
+    pairs = []
+    for row, pair in enumerate(zip(table[source], table[target], strict=True)):
+        if not all(isinstance(text, str) for text in pair):
+            cure = "remove it, or set data.source_column, data.target_column and data.pair_column"
+            raise UsageError(f"row {row} of {where} does not have the two texts {source} and {target}: {cure}")
+        pairs.append((normalize_text(pair[0], lowercase), normalize_text(pair[1], lowercase)))
+    return pairs

@@ -15,15 +15,16 @@ from jaxtyping import Integer, UInt
 
 from normbench.errors import UsageError
 
-# What byte pairs are made of at a time, in characters: the library takes hundreds of bytes for each.
-TOGETHER, LONGEST = 2**20, 2**16
+# Characters of which byte pairs are made at a time, and in one piece: the library takes hundreds of bytes for each.
+TOGETHER = 2**20
+LONGEST = 2**16
 BEFORE_A_BLANK = re.compile(r"\S(?= \S)")
 
 Tokens = Integer[np.ndarray, " tokens"]
 
 
 class Vocabulary:
-    """The symbols that tokens stand for, each token the index of one; here Unicode characters, by their code points."""
+    """The symbols that tokens stand for: a token is the index of one. Here they are Unicode characters."""
 
     level: ClassVar[str] = "character"
     total: ClassVar[bool] = False  # whether there is a token for whatever a text holds
@@ -36,14 +37,14 @@ class Vocabulary:
 
     @property
     def digest(self) -> str:
-        """Return what tells it from others, in eight digits."""
+        """Return eight digits that tell it from others."""
         return hashlib.sha256(json.dumps(self.facts).encode()).hexdigest()[:8]
 
     @classmethod
     def learn(cls, texts: Sequence[str], size: int | None = None) -> Vocabulary:
-        """Return the vocabulary of texts, the training text first, with at most `size` symbols where that has a sense.
+        """Return the vocabulary of texts, the training text first; of at most `size` symbols where that makes sense.
 
-        Here: the sorted set of all symbols; there is none for others.
+        Here: the sorted set of all characters; other characters have no token.
         """
         return cls(sorted(set().union(*texts)))
 
@@ -84,7 +85,7 @@ class Bytes(Vocabulary):
 
 
 class Words(Vocabulary):
-    """Words between blanks; the end of a line is a word too, and `<unk>` (0) stands for all that are not known.
+    """Words between blanks; the end of a line is a word too, and `<unk>` (0) stands for all unknown words.
 
     The vocabulary has the most frequent words of the training text; `<unk>` counts as one of `size`. With wikitext-2
     these are the 33,278 words of its authors (Merity et al. 2017, table 1).
@@ -98,13 +99,17 @@ class Words(Vocabulary):
     def learn(cls, texts: Sequence[str], size: int | None = None) -> Words:
         counts = Counter(cls.split(texts[0]))
         del counts[cls.unknown]
-        return cls([cls.unknown, *sorted(counts, key=lambda word: (-counts[word], word))][:size])
+        by_frequency = sorted(counts, key=lambda word: (-counts[word], word))
+        return cls([cls.unknown, *by_frequency][:size])
 
     @classmethod
     def split(cls, text: str) -> list[str]:
         """Return the words of a text."""
-        lines = text.removesuffix("\n").split("\n")
-        return [word for line in lines for word in (*line.split(), cls.line_end)]
+        words = []
+        for line in text.removesuffix("\n").split("\n"):
+            words += line.split()
+            words.append(cls.line_end)
+        return words
 
     def encode(self, text: str) -> UInt[np.ndarray, " tokens"]:
         return self.array(self.index.get(word, 0) for word in self.split(text))
@@ -135,7 +140,7 @@ class BytePairs(Vocabulary):
     total = True
 
     def __init__(self, state: Mapping[str, Any]) -> None:
-        needs_tokenizers()
+        check_tokenizers()
         from tokenizers import Tokenizer
 
         self.tokenizer = Tokenizer.from_str(json.dumps(state))
@@ -145,28 +150,40 @@ class BytePairs(Vocabulary):
 
     @classmethod
     def learn(cls, texts: Sequence[str], size: int | None = None) -> BytePairs:
-        needs_tokenizers()
+        check_tokenizers()
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-        tokenizer, pairs = Tokenizer(models.BPE()), pre_tokenizers.ByteLevel(add_prefix_space=False)
-        tokenizer.pre_tokenizer, tokenizer.decoder = pairs, decoders.ByteLevel()
-        trainer = trainers.BpeTrainer(vocab_size=size or 8192, initial_alphabet=pairs.alphabet(), show_progress=False)
+        tokenizer = Tokenizer(models.BPE())
+        byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.pre_tokenizer = byte_level
+        tokenizer.decoder = decoders.ByteLevel()
+        trainer = trainers.BpeTrainer(
+            vocab_size=size or 8192, initial_alphabet=byte_level.alphabet(), show_progress=False
+        )
         tokenizer.train_from_iterator(pieces(texts[0]), trainer)
         return cls(json.loads(tokenizer.to_str()))
 
     def encode(self, text: str) -> UInt[np.ndarray, " tokens"]:
-        encodings = (each for lines in batches(text) for each in self.tokenizer.encode_batch_fast(lines))
-        return self.array(token for encoding in encodings for token in encoding.ids)
+        return self.array(self.token_ids(text))
+
+    def token_ids(self, text: str) -> Iterator[int]:
+        """Yield the tokens of a text, some TOGETHER characters at a time."""
+        for lines in batches(text):
+            for encoding in self.tokenizer.encode_batch_fast(lines):
+                yield from encoding.ids
 
     def decode(self, tokens: Tokens) -> str:
         return str(self.tokenizer.decode(tokens.tolist()))
 
 
 def pieces(text: str) -> Iterator[str]:
-    """Yield the lines of a text, and longer ones in parts, which end before a blank, as pairs of bytes do anyway."""
+    """Yield the lines of a text, and long ones in parts; these end before a blank, as byte pairs do anyway."""
     for line in text.splitlines(keepends=True):
         start = 0
-        while len(line) > start + LONGEST and (found := BEFORE_A_BLANK.search(line, start + LONGEST)):
+        while len(line) > start + LONGEST:
+            found = BEFORE_A_BLANK.search(line, start + LONGEST)
+            if not found:
+                break
             yield line[start : found.end()]
             start = found.end()
         yield line[start:]
@@ -174,18 +191,20 @@ def pieces(text: str) -> Iterator[str]:
 
 def batches(text: str) -> Iterator[list[str]]:
     """Yield the pieces of a text in lists of some TOGETHER characters."""
-    some, size = list[str](), 0
+    some: list[str] = []
+    size = 0
     for piece in pieces(text):
         some.append(piece)
         size += len(piece)
         if size >= TOGETHER:
             yield some
-            some, size = [], 0
+            some = []
+            size = 0
     yield some
 
 
-def needs_tokenizers() -> None:
-    """Refuse byte pairs where the package tokenizers is not installed."""
+def check_tokenizers() -> None:
+    """Refuse byte pairs if the package tokenizers is not installed."""
     if find_spec("tokenizers") is None:
         raise UsageError("byte pairs need the package tokenizers: pip install 'normbench[bpe]'")
 
@@ -195,4 +214,6 @@ LEVELS: dict[str, Any] = {kind.level: kind for kind in (Vocabulary, Bytes, Words
 
 def recall(facts: Mapping[str, Any]) -> Vocabulary:
     """Return the vocabulary that has these facts; bytes, where they say nothing."""
-    return LEVELS[facts.get("level", Bytes.level)](facts.get("tokenizer") or facts.get("symbols"))
+    kind = LEVELS[facts.get("level", Bytes.level)]
+    vocabulary: Vocabulary = kind(facts.get("tokenizer") or facts.get("symbols"))
+    return vocabulary
