@@ -107,7 +107,7 @@ def test_a_log_gets_a_line_when_a_run_ends(folder: SweepFolder) -> None:
     view.look()
     end(folder, "dyt", "finished", 100, 1.25)
     view.look()  # not again within a second
-    view.look(again=True)
+    view.look(at_once=True)
     view.close()
     first, second = output(view).splitlines()
     assert first == "3/5 runs  1 diverged  1 failed  1 running"
