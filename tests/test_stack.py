@@ -267,7 +267,7 @@ def test_a_failure_of_a_stack_is_that_of_its_runs_which_one_command_repeats(serv
     assert "4/4 runs  2 failed" in child.output
     (repeat,) = (line for line in child.output.splitlines() if line.startswith("repeat "))
     command = repeat.partition(": normbench ")[2]
-    (tmp_path / "mended").touch()
+    (tmp_path / "fixed").touch()
     assert "1 of 1 runs to do" in finished(server, command.split(), tmp_path)
     stands = {path.name.split("-s")[1][0]: path / "summary.json" for path in run_directories(tmp_path).values()
               if path.name.startswith("boom")}  # fmt: skip

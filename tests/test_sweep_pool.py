@@ -168,7 +168,7 @@ def test_a_process_that_dies_takes_no_other_run_with_it(
     assert output.count("normbench train norm._target_=own_norms.Killer") == 1
     assert [len(sessions(path)) for path in run_directories(tmp_path).values()] == [1, 2]
 
-    (tmp_path / "mended").touch()
+    (tmp_path / "fixed").touch()
     assert main([*words, "sweep.retry_failed=true"]) == 0
     assert statuses(tmp_path) == {"killer": "finished", "fine": "finished"}
 

@@ -137,7 +137,7 @@ def test_whatever_a_class_raises_or_waits_for_concerns_its_run_alone(server: Ser
     again = server.start(words, tmp_path)  # it is not tried again
     assert (again.wait(), "boom" in again.output, "runs to do" in again.output) == (1, True, False)
 
-    (tmp_path / "mended").touch()
+    (tmp_path / "fixed").touch()
     finished(server, command.split()[1:], tmp_path)  # the command repeats just that run
     resumed = finished(server, ["sweep", "--resume", "outputs/sweep", "--trust", "sweep.retry_failed=true"], tmp_path)
     assert "4 of 6 runs to do" in resumed

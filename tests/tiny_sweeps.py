@@ -30,7 +30,7 @@ class Counted(RMSNorm):
 
     def forward(self, x):
         type(self).calls += 1
-        if self.calls > 40 and not Path("mended").exists():
+        if self.calls > 40 and not Path("fixed").exists():
             self.end()
         return super().forward(x)
 

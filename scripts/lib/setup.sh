@@ -24,7 +24,7 @@ set_up() {
     is_ready "$1" && return
     wait_for_other_set_ups
     if ! is_ready "$1"; then
-        trap 'say "interrupted; the next call makes the set-up anew."; exit 130' INT
+        trap 'say "interrupted; the next call begins the set-up again."; exit 130' INT
         is_reusable || make_venv
         install "$1"
         trap - INT
@@ -55,7 +55,7 @@ wait_for_other_set_ups() {
 }
 
 # A set-up that was cut short may have left a package without half of its files, and a .venv that was moved has scripts
-# that name its old place: both are made anew.
+# that name its old place: both are made again.
 is_reusable() {
     local version
     [[ -x $venv/bin/python && ! (-r $state && $(<"$state") == "$under_way") ]] || return

@@ -161,12 +161,17 @@ class Bench:
         return self.peaks[threads]
 
     def alternate(self, ours: Callable[[], Any], theirs: Callable[[], Any]) -> list[tuple[Any, Any]]:
-        """Return pairs of what both have measured, of which the first takes turns."""
+        """Return pairs of what both have measured; they take turns in coming first."""
         pairs = []
         for number in range(self.pairs):
             self.say(f"pair {number + 1} of {self.pairs}")
-            behind = theirs() if number % 2 else None
-            pairs.append((ours(), theirs() if behind is None else behind))
+            if number % 2:
+                other = theirs()
+                own = ours()
+            else:
+                own = ours()
+                other = theirs()
+            pairs.append((own, other))
         return pairs
 
 

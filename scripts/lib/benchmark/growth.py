@@ -160,7 +160,7 @@ def share_of_batch(preset: str) -> float:
     loop = loop_of(preset, "off")
     loop.train_step()  # which makes the optimizer's state
     steps, batches = list[float](), list[float]()
-    for _ in range(ROUNDS):  # each behind a step, which leaves the caches as it does in a run
+    for _ in range(ROUNDS):  # each after a step, which leaves the caches as it does in a run
         steps.append(own_seconds(loop.train_step))
         batches.append(own_seconds(lambda: loop.seeded_batch(loop.step)))
     return statistics.median(batches) / statistics.median(steps)

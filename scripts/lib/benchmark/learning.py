@@ -33,11 +33,11 @@ TRAININGS = {
     ),
     "resnet20": Training(
         "model=resnet20 data=cifar10_jpeg trainer.epochs=1 threads=1 norm=batchnorm", "accuracy/val", 0.485,
-        "Keras' ResNet-20 behind its first epoch: 48.5 %",
+        "Keras' ResNet-20 after its first epoch: 48.5 %",
     ),
     "wikitext2": Training(
         "data=wikitext2 model.embedding_scale=1 trainer.epochs=3 threads=1", "perplexity/test", 160.0,
-        "PyTorch's LSTM example: 142.1 behind six epochs", long=True,
+        "PyTorch's LSTM example: 142.1 after six epochs", long=True,
     ),
 }  # fmt: skip
 

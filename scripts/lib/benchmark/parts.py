@@ -182,7 +182,7 @@ def mistake(bench: Bench) -> Iterator[Row]:
 
 
 def further(bench: Bench) -> Iterator[Row]:
-    """The start of each further run of a sweep, behind the end of the one before, against a fresh process."""
+    """The start of each further run of a sweep, after the end of the one before, against a fresh process."""
     runs = bench.size(9, 3)
     words = [*NANO, "quiet=true", "trainer.steps=1", "trainer.eval_batches=1", "probes=off"]
     sweep = [*NORMBENCH, "sweep", *words, f"seed=range({runs})", "sweep.jobs=1", "sweep.report=false"]

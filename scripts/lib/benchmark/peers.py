@@ -25,7 +25,7 @@ NANOGPT_WORDS = (
 
 
 def commit(checkout: Path) -> str:
-    """Return the commit of a checkout, `+changes` behind it where it differs."""
+    """Return the commit of a checkout, with `+changes` after it where it differs."""
     command = ["git", "-C", str(checkout), "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+changes"]
     done = subprocess.run(command, capture_output=True, text=True)
     return done.stdout.strip() or "commit not known"

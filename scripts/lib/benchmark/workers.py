@@ -227,7 +227,7 @@ def norm(name: str, features: int, impl: str = "auto") -> nn.Module:
 
 
 def speed(step: Callable[[int], int], steps: int) -> Iterator[Found]:
-    """Yield how much of what a step returns is done a second, behind the first steps."""
+    """Yield how much of what a step returns is done a second, after the first steps."""
     warm = max(1, steps // 5)
     for number in range(warm):
         step(number)
