@@ -279,4 +279,4 @@ def test_a_dry_run_counts_what_is_to_do(capsys: pytest.CaptureFixture[str]) -> N
     assert rows["pre"] == ["0, 1, 2, 3", "2", "1", "1"]
     assert rows["in all"][1:] == ["2", "1", "1"]
     assert "for 2 runs, 2 at a time" in " ".join(lines) and "its start and a few steps" in " ".join(lines)
-    assert lines[-1].startswith("left out, runs: 4: placement=plain with model=cnn is refused")
+    assert lines[-1].startswith("4 runs left out: placement=plain with model=cnn is refused")

@@ -85,7 +85,7 @@ def test_ctrl_c_stops_behind_a_checkpoint(server: Server, whole: Path, tmp_path:
     assert child.wait() == 130, child.output
     lines = child.output.splitlines()
     command = "normbench sweep --resume outputs/sweep"
-    assert lines[-1] == f"stopped by SIGINT; go on, each run from its checkpoint: {command}"
+    assert lines[-1] == f"stopped by SIGINT; to go on, each run from its checkpoint: {command}"
     assert lines[-2].startswith("1/4 runs")
     assert "Traceback" not in child.output
     interrupted = [path for path in run_directories(tmp_path).values() if not (path / "summary.json").exists()]

@@ -75,9 +75,9 @@ class Images(ContentData):
 
     def batch(self, split: Split, indices: Int64[Tensor, " batch"], step: int | None = None) -> Batch:
         """Return images of a split, those of a training step augmented."""
-        return self.scaled(self.examples[split][indices], self.labels[split][indices], step)
+        return self.scale(self.examples[split][indices], self.labels[split][indices], step)
 
-    def scaled(self, images: PixelBatch, labels: Int64[Tensor, " batch"], step: int | None) -> Batch:
+    def scale(self, images: PixelBatch, labels: Int64[Tensor, " batch"], step: int | None) -> Batch:
         """Return what the model sees of images, those of a training step augmented."""
         if step is not None and (self.crop or self.flip):
             images = crop_and_flip(images, self.crop, self.flip, self.seed, step)

@@ -154,7 +154,7 @@ def read_folder(path: Path) -> Any:
     files = [Path(name) for name in names if name.lower().endswith(endings)]
     splits = [SPLIT_NAMES.get(file.parts[0].lower()) for file in files]
     has_splits = "train" in splits and len(set(splits) - {None}) > 1
-    rows = []
+    rows: list[tuple[str, str, str | None]] = []
     for file, split in zip(files, splits, strict=True):
         above = file.parts[:-1]  # the folders around it
         if not has_splits and above:

@@ -218,7 +218,7 @@ def hub_images(
         counts = {"train": trained, "val": len(images) - trained}
         return image_arrays(decode(named, hub_id, size), labels, counts, classes)
 
-    key = ["hub", hub.key(), image_column, label_column]
+    key: list[Any] = ["hub", hub.key(), image_column, label_column]
     if size or val_split != "test":  # else the key is that of caches made before there were these settings
         key += [val_split, size]
     return Images(read_or_decode(name, "images", key, load, hub_id=hub_id), holdout=holdout, **options)

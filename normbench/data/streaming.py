@@ -125,12 +125,12 @@ class Stream:
             if turn == len(self.files):
                 place = epoch + 1, 0, 0, 0
                 continue
-            file = shuffled(len(self.files), seed, "files", epoch, turn)
+            file = nth_of_pass(len(self.files), seed, "files", epoch, turn)
             metadata = self.open(self.files[file]).metadata
             if group == metadata.num_row_groups:
                 place = epoch, turn + 1, 0, 0
                 continue
-            index = shuffled(metadata.num_row_groups, seed, f"groups of {file}", epoch, group)
+            index = nth_of_pass(metadata.num_row_groups, seed, f"groups of {file}", epoch, group)
             before = sum(metadata.row_group(each).num_rows for each in range(index))
             row = max(row, self.held_of[file] - before)  # the first rows of a file may judge
             coming = self.begun.pop((file, index, row), None) or self.read_group(self.files[file], index, row)
@@ -154,7 +154,7 @@ class Stream:
             row = max(0, row - batch.num_rows)
 
 
-def shuffled(total: int, seed: int, what: str, epoch: int, place: int) -> int:
+def nth_of_pass(total: int, seed: int, what: str, epoch: int, place: int) -> int:
     """Return which of some things comes at a place in the order of a pass."""
     order = torch.randperm(total, generator=generator(seed, what, epoch))
     return int(order[place])
@@ -293,7 +293,7 @@ class StreamedImages(Streamed, Images):
             pixels, labels = self.decode_rows(rows, threads.map)
         channels = self.task.image_shape[0]  # where all images of a batch are grey, it may be more than theirs
         images = torch.from_numpy(pixels).expand(-1, channels, -1, -1)
-        return self.scaled(images, torch.from_numpy(labels), step)
+        return self.scale(images, torch.from_numpy(labels), step)
 
 
 def stream_text(
@@ -339,7 +339,7 @@ def stream_images(name: str, stream: Stream, size: int | None, **options: Any) -
     def load(rows: dict[Split, Rows]) -> Any:
         everything = [row for some in rows.values() for row in some]
         pixels, labels = decode_rows(everything)
-        counts = {split: len(some) for split, some in rows.items()}
+        counts: dict[str, int] = {split: len(some) for split, some in rows.items()}
         return image_arrays(pixels, labels, counts, classes)
 
     data = StreamedImages(stream.content(name, [size], load), **options)

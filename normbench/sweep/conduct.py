@@ -150,7 +150,8 @@ class Sweep:
     def say_left_out(self) -> None:
         """Say what is not run, and why."""
         for reason, number in self.plan.left_out.items():
-            say(self.console, f"left out, runs: {number:,}: {reason}")
+            runs = "1 run" if number == 1 else f"{number:,} runs"
+            say(self.console, f"{runs} left out: {reason}")
 
     def say_elsewhere(self, plan: SweepPlan) -> None:
         """Say which runs of a plan are there with other threads, or on another device."""
@@ -168,7 +169,7 @@ class Sweep:
             with self.folder.worked_on():
                 standings = self.make_runs()
         except Stopped as stop:
-            say(Console(), f"stopped by {stop}; go on, each run from its checkpoint: {self.command}")
+            say(Console(), f"stopped by {stop}; to go on, each run from its checkpoint: {self.command}")
             return 128 + signal.Signals[str(stop)]
         say_done(self.console, self.folder, standings, self.command)
         if self.console.quiet:
@@ -324,7 +325,8 @@ def resume(folder: Path, words: Sequence[str], dry_run: bool, report: Report, tr
     runs = SweepFolder(folder)
     notes = [note for note in runs.read_notes() if note["words"]]
     if not notes:
-        raise UsageError(f"{folder} holds no sweep that can go on: give the folder of one, as outputs/{SWEEP_NAME}")
+        cure = f"give the folder of one, such as outputs/{SWEEP_NAME}"
+        raise UsageError(f"{folder} holds no sweep that can go on: {cure}")
     if runs.foreign and not trust:
         what = f"{folder} has {runs.foreign[0]!r}, which may run somebody else's code or reach another machine"
         raise UsageError(f"{what}: if you trust whoever made the sweep, add --trust")

@@ -154,7 +154,7 @@ class Execution:
                 raise
 
     def stop(self, view: View) -> None:
-        """End all runs at work after they have written checkpoints, or at once after another Ctrl-C."""
+        """End all running tasks, each after a checkpoint, or at once after another Ctrl-C."""
         try:
             for job in self.at_work:
                 job.cancel()
