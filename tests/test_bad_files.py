@@ -122,7 +122,7 @@ def test_a_temporary_folder_with_a_long_path_is_told_in_a_sentence(here: Path, t
     folder = tmp_path / ("a" * 100)
     folder.mkdir()
     status, said = command("sweep seed=0,1 trainer.steps=1", TMPDIR=str(folder))
-    assert status == 2 and said.startswith("normbench: the process that starts runs has no place in ")
+    assert status == 2 and said.startswith("normbench: the process that starts runs cannot make its files in ")
     assert said.count("\n") == 1 and "TMPDIR" in said
 
 

@@ -261,8 +261,8 @@ def counts(out: str) -> str:
 
 
 REFUSED = {
-    "normbench.models.transformer.MLP": "is nothing that can be checked: give a norm",
-    "MyNorm": "check MyNorm names no part",
+    "normbench.models.transformer.MLP": "cannot be checked: give a norm",
+    "MyNorm": "check MyNorm does not name a part",
     "mypkg.MyNorm epz=3": "epz",
     "norm=rmsnorm placement=pre": "check is given norm and placement, and takes one with its settings: give",
 }

@@ -30,7 +30,7 @@ from normbench.sweep.folder import SweepFolder
 
 pytest_plugins = ["trained_runs"]
 
-# Words of a sweep that may bring code of somebody's, and some that bring none.
+# Words of a sweep that may bring somebody else's code, and some that bring none.
 FOREIGN = (
     "norm._target_=normbench.norms.DyT,hostile.Norm", "hydra.searchpath=[here]", "+hydra.searchpath=[here]",
     "logger.mine={_target_:hostile.Norm}", "norm=../../here/hostile", "norm@norm=../hostile",
@@ -163,7 +163,7 @@ def test_a_sweep_of_somebody_else_goes_on_with_trust_alone(mark: Path, capsys: p
         SweepFolder(folder).write_plan([], ["norm=layernorm", word], [word])
         assert main(["sweep", "--resume", str(folder), "--dry-run"]) == 2
         err = capsys.readouterr().err
-        assert f"has {word!r}, which may run code of somebody's or reach another machine: if you trust" in err
+        assert f"has {word!r}, which may run somebody else's code or reach another machine: if you trust" in err
         assert not mark.exists() and SweepFolder(folder).command().endswith(folder.name)
         assert SweepFolder(folder).command([word]).endswith(f"{folder.name} --trust")
     SweepFolder(mark.parent / "ours").write_plan([], [*OURS], ["run"])

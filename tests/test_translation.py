@@ -145,7 +145,7 @@ def test_an_empty_text_is_left_out_of_training_and_cannot_judge(tmp_path: Path) 
     assert (data.describe()["empty"], data.describe()["train_sentences"]) == (1, 61)
     with pytest.raises(UsageError, match="test of me/pairs has an empty text"):
         made(write(tmp_path / "test", test=rows))
-    with pytest.raises(UsageError, match="row 1 of validation of me/pairs has not the two texts de and en"):
+    with pytest.raises(UsageError, match="row 1 of validation of me/pairs does not have the two texts de and en"):
         made(write(tmp_path / "none", validation={"de": ["a", None], "en": ["b", "c"]}))
 
 
