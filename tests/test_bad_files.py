@@ -53,7 +53,7 @@ def test_a_fault_in_a_users_module_is_placed(
     (here / "own_package").mkdir()
     (here / "own_package/parts.py").write_text("import torch\n\nimport no_such_module\n")
     sentence = refused(["train", "norm._target_=own_package.parts.MyNorm"], capsys)
-    fault = "mend ModuleNotFoundError: No module named 'no_such_module' (parts.py, line 3)"
+    fault = "fix ModuleNotFoundError: No module named 'no_such_module' (parts.py, line 3)"
     assert sentence == f"norm._target_=own_package.parts.MyNorm cannot be imported: {fault}"
 
 
@@ -65,7 +65,7 @@ def test_a_module_that_exits_is_placed(
     monkeypatch.delitem(sys.modules, "exiting", raising=False)
     (here / "exiting.py").write_text(f"import sys\n{line}\n")
     sentence = refused(["train", "norm._target_=exiting.Norm"], capsys)
-    assert sentence == f"norm._target_=exiting.Norm cannot be imported: mend {said} (exiting.py, line 2)"
+    assert sentence == f"norm._target_=exiting.Norm cannot be imported: fix {said} (exiting.py, line 2)"
 
 
 def test_a_mistake_found_by_a_library_is_placed_where_it_was_called(
@@ -78,7 +78,7 @@ def test_a_mistake_found_by_a_library_is_placed_where_it_was_called(
     monkeypatch.syspath_prepend(str(library.parent))
     (here / "calling.py").write_text("import somebodys\n\nsomebodys.give_up()\n")
     sentence = refused(["train", "norm._target_=calling.Norm"], capsys)
-    assert sentence.endswith("mend ValueError: no (calling.py, line 3)")
+    assert sentence.endswith("fix ValueError: no (calling.py, line 3)")
 
 
 def test_a_class_that_exits_is_no_success(
