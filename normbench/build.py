@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from normbench.config.refusals import refusal
-from normbench.config.sections import BY_NAME, CLASS_SECTIONS, MANY
+from normbench.config.sections import BY_NAME, CLASS_SECTIONS, LOGGER
 from normbench.config.signatures import import_target
 from normbench.errors import CombinationRefused, ContractError, RunFailure, UsageError, explain
 from normbench.models import initialize
@@ -276,7 +276,7 @@ def loggers(tree: Tree) -> list[Callable[[Path, int], Logger]]:
     Raises:
         UsageError: one is no logger, or needs a package that is not installed.
     """
-    return [factory({"logger": values}, "logger") for values in tree[MANY].values()]
+    return [factory({"logger": values}, "logger") for values in tree[LOGGER].values()]
 
 
 def make_loggers(tree: Tree, directory: Path, step: int) -> list[Logger]:

@@ -33,12 +33,16 @@ class RunFailure(RuntimeError):
 
 
 class HeldElsewhere(RunFailure):
-    """Another process is at work on the run."""
+    """Another process is working on the run."""
 
 
 def shortened(text: str, words: Iterable[str]) -> str:
     """Return a message in which words of the command line, and the values in them, take a line each at the most."""
-    parts = {" ".join(part.split()) for word in words for part in (word, word.partition("=")[2])}
+    parts: set[str] = set()
+    for word in words:
+        value = word.partition("=")[2]
+        parts.add(" ".join(word.split()))
+        parts.add(" ".join(value.split()))
     for part in sorted(parts, key=len, reverse=True):
         if len(part) > LINE:
             text = text.replace(part, f"{part[: LINE - 31]}…{part[-30:]}")
@@ -52,9 +56,12 @@ def is_disk_full(error: BaseException | None) -> bool:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error means that memory ran out, on the CPU or a GPU; torch has no class for the CPU's."""
+    if isinstance(error, MemoryError):
+        return True
+    if not isinstance(error, RuntimeError):
+        return False
     words = ("DefaultCPUAllocator", "out of memory", "bad_alloc", "STATUS_ALLOC_FAILED")  # the last: cuBLAS, cuDNN
-    is_torchs = type(error).__name__ == "OutOfMemoryError" or any(word in str(error) for word in words)
-    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and is_torchs)
+    return type(error).__name__ == "OutOfMemoryError" or any(word in str(error) for word in words)
 
 
 def explain(error: BaseException) -> str:
@@ -62,9 +69,13 @@ def explain(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     if isinstance(error, UsageError | RunFailure):
         return " ".join(lines)
-    said = f"{type(error).__name__}: {shorten(lines[0], 160)}" if lines else type(error).__name__
+    said = type(error).__name__
+    if lines:
+        said += f": {shorten(lines[0], 160)}"
     place = place_of(error)
-    return f"{said} ({place})" if place else said
+    if place:
+        said += f" ({place})"
+    return said
 
 
 def place_of(error: BaseException) -> str:
@@ -75,7 +86,8 @@ def place_of(error: BaseException) -> str:
     place of sys.exit, is mostly called by it.
     """
     others = [Path(__file__).parent, Path(importlib.__file__).parent]
-    if torch := sys.modules.get("torch"):  # not imported for this: it takes a second
+    torch = sys.modules.get("torch")  # not imported for this: it takes a second
+    if torch:
         others.append(Path(str(torch.__file__)).parent)
     installed = ""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):

@@ -21,8 +21,8 @@ from normbench.errors import LINE, UsageError
 
 Tree = Mapping[str, Any]
 
-ONE: dict[type, str] = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
-MANY: dict[type, str] = {int: "integers", float: "numbers", str: "words"}
+SINGULAR: dict[type, str] = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
+PLURAL: dict[type, str] = {int: "integers", float: "numbers", str: "words"}
 STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all control characters but tab and line feed
 TURNING = re.compile(r"[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")  # which turn the direction of what follows
 
@@ -60,11 +60,11 @@ class Setting:
         alternatives = list(self.choices)
         if self.items:
             number = f"{self.length} " if self.length else ""
-            alternatives.append(f"a list of {number}{MANY[self.items[0]]}{self.bounds}")
+            alternatives.append(f"a list of {number}{PLURAL[self.items[0]]}{self.bounds}")
         for kind in self.types:
             is_word = kind is str and self.choices
-            if kind in ONE and not is_word:
-                alternatives.append(ONE[kind] + self.bounds)
+            if kind in SINGULAR and not is_word:
+                alternatives.append(SINGULAR[kind] + self.bounds)
         if self.unit and alternatives:
             alternatives[-1] += f" ({self.unit})"
         if NoneType in self.types:
@@ -157,7 +157,7 @@ def setting_from(annotation: Any) -> Setting:
         elif get_origin(kind) is Literal and all(isinstance(word, str) for word in arguments):
             choices += arguments
             types.append(str)
-        elif get_origin(kind) in (list, tuple, Sequence) and arguments[0] in MANY:
+        elif get_origin(kind) in (list, tuple, Sequence) and arguments[0] in PLURAL:
             items = arguments[:1]
             types.append(list)
         elif setting.is_bounded or get_origin(kind) is Literal:

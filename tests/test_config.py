@@ -12,10 +12,10 @@ from typing import Annotated, Any, Literal
 
 import pytest
 
-from normbench.config.compose import compose, initialized, plain, read, read_each
+from normbench.config.compose import compose, initialized, read, read_each, resolve
 from normbench.config.groups import NOTES, chosen_options, config_directory, options
-from normbench.config.schema import KEYS, UNHASHED_KEYS, checked, section_settings
-from normbench.config.sections import CLASS_SECTIONS, GROUPS, MANY, SWEEP_GROUPS
+from normbench.config.schema import KEYS, UNHASHED_KEYS, check_config, section_settings
+from normbench.config.sections import CLASS_SECTIONS, GROUPS, LOGGER, SWEEP_GROUPS
 from normbench.config.signatures import import_target, settings_in_source, settings_of_class
 from normbench.errors import UsageError
 from normbench.settings import Setting, either, nearest, setting_from, show
@@ -34,7 +34,7 @@ ROWS = [
 def composed(words: tuple[str, ...]) -> dict[str, Any]:
     """The resolved tree, unchecked: its parts may be refused together."""
     with initialized():
-        return plain(compose(list(words))[0])
+        return resolve(compose(list(words))[0])
 
 
 @cache
@@ -198,7 +198,7 @@ def test_every_key_of_conf_says_in_one_line_what_it_is_and_every_number_has_boun
         if {int, float} & {*setting.types, *setting.items}:
             assert max(setting.low, setting.above) > -math.inf, path
             assert min(setting.high, setting.below) < math.inf or setting.items, path
-    assert set(UNHASHED_KEYS) - {MANY} <= set(all_settings())
+    assert set(UNHASHED_KEYS) - {LOGGER} <= set(all_settings())
     assert set(CLASS_SECTIONS) | set(NOTES) <= set(GROUPS)
 
 
@@ -208,10 +208,10 @@ def test_every_key_of_conf_says_in_one_line_what_it_is_and_every_number_has_boun
 def test_values_are_the_same_however_they_are_written(tree: dict[str, Any]) -> None:
     tree["trainer"]["steps"], tree["optim"]["lr"] = 1e3, 1
     before = copy.deepcopy(tree)
-    result, closed = checked(tree)
+    result, closed = check_config(tree)
     assert (repr(result["trainer"]["steps"]), repr(result["optim"]["lr"])) == ("1000", "1.0")
     assert tree == before
-    assert checked(result) == (result, closed)
+    assert check_config(result) == (result, closed)
 
 
 @pytest.mark.parametrize(
@@ -240,7 +240,7 @@ def test_a_configuration_that_does_not_fit_together_is_refused(
         tree["norm"]["_target_"] = "normbench.norms.GroupNorm"
         del tree["norm"]["bias"]
     with pytest.raises(UsageError, match=re.escape(complaint)):
-        checked(tree)
+        check_config(tree)
 
 
 def test_settings_of_a_users_class_are_its_own(tree: dict[str, Any]) -> None:
@@ -248,12 +248,12 @@ def test_settings_of_a_users_class_are_its_own(tree: dict[str, Any]) -> None:
     tree["model"] = {"_target_": "own.Model", "blocks": 3, "width": [5, 7], "heads": 3, "context": "all"}
     tree["norm"] |= {"_target_": "own.Norm", "eps": -1, "groups": 0.5}
     tree["optim"] = {"_target_": "own.Optimizer", "betas": 3, "lr": 1}
-    found, _ = checked(tree)
+    found, _ = check_config(tree)
     assert (found["model"], found["norm"]) == (tree["model"], tree["norm"])
     assert repr(found["optim"]["lr"]) == "1.0"
     tree["optim"]["lr"] = 0
     with pytest.raises(UsageError, match=r"^optim\.lr=0 is not allowed"):
-        checked(tree)
+        check_config(tree)
 
 
 def test_a_replaced_class_keeps_what_it_shares_with_the_one_before() -> None:
@@ -297,7 +297,7 @@ def test_a_model_has_data_of_its_kind_unless_others_are_chosen(line: str, data: 
 
 @pytest.mark.parametrize("words", ROWS, ids=" ".join)
 def test_every_option_composes_within_the_bounds(words: tuple[str, ...]) -> None:
-    checked(composed(words))
+    check_config(composed(words))
 
 
 def test_the_groups_are_the_folders_of_conf_and_every_option_has_its_line() -> None:

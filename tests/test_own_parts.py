@@ -163,6 +163,11 @@ class Start:
     count: Count = 1
 
 
+class Pair(t.NamedTuple):
+    share: Share
+    count: int = 1
+
+
 def make(num_features, *, kind: t.Literal["a"] = "a", **rest) -> Odd:
     return Odd(num_features, **rest)
 """
@@ -178,7 +183,11 @@ def test_a_class_may_write_its_annotations_as_it_likes(here: Path, capsys: pytes
             assert f"{word} is not allowed: use " in capsys.readouterr().err
     with pytest.raises(UsageError, match="share is missing"):
         read(["init._target_=oddly.Start"])
-    assert read(["init._target_=oddly.Start", "init.share=1"]).tree["init"]["share"] == 1
+    for target in ("Start", "Pair"):
+        words = [f"init._target_=oddly.{target}", "init.share=1"]
+        assert read(words).tree["init"]["share"] == 1
+    with pytest.raises(UsageError, match="use an integer"):
+        read(["init._target_=oddly.Start", "init.share=1", "init.count=a"])
 
 
 def test_an_annotation_that_cannot_be_read_is_said(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -143,12 +143,12 @@ def check_options(word: str, folders: Sequence[Path]) -> None:
         UsageError: with the options that there are.
     """
     from normbench.config.groups import check_option
-    from normbench.config.sections import GROUPS, MANY
+    from normbench.config.sections import GROUPS, LOGGER
 
     key, equals, values = word.lstrip("+").partition("=")
     if not equals or key not in GROUPS:
         return
-    if key == MANY:
+    if key == LOGGER:
         values = values.strip("[]")
     elif "(" in values:  # such as glob(*), which Hydra reads
         return

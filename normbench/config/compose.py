@@ -24,12 +24,12 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from normbench.config.groups import Choices, chosen_options, config_directory, find_own_classes, options, options_with
-from normbench.config.schema import TrainConfig, checked, section_settings
-from normbench.config.sections import CLASS_SECTIONS, COMPARED, GROUPS, MANY
+from normbench.config.schema import TrainConfig, check_config, section_settings
+from normbench.config.sections import CLASS_SECTIONS, COMPARED, GROUPS, LOGGER
 from normbench.errors import UsageError
 from normbench.settings import either, flat, nearest
 
-# The groups whose option becomes a word of the run's name where it is not the default, beside norm and placement.
+# The groups whose option becomes a word of the run's name where it is not the default, besides norm and placement.
 NAMING_GROUPS = ("model", "data")
 
 # A setting that a class takes over, where it takes it, from the one that it replaces: model and data agree on it.
@@ -82,36 +82,45 @@ def read_each(points: Iterable[Sequence[str]]) -> list[Config]:
     """
     find_own_classes()
     composed: dict[Any, tuple[DictConfig, dict[str, str]]] = {}
-    found = []
+    found: list[Config] = []
     with initialized():
         for words in points:
             with translated():
-                chosen, settings = divided(words)
+                chosen, settings = divide(words)
                 # points that set the same keys are written over each other, since copying takes longer than all else
-                alike = tuple(chosen), tuple(o.key_or_group for o in settings)
-                if alike not in composed or any(o.is_delete() or isinstance(o.value(), dict) for o in settings):
+                alike = tuple(chosen), tuple(setting.key_or_group for setting in settings)
+                if alike not in composed or not all(can_be_overwritten(setting) for setting in settings):
                     composed[alike] = compose(chosen)
                 config, groups = composed[alike]
                 apply(config, groups, settings)
-                found.append(finished(config, groups, tuple(words)))
+                found.append(finish(config, groups, tuple(words)))
     return found
 
 
-def divided(words: Iterable[str]) -> tuple[list[str], list[Override]]:
+def divide(words: Iterable[str]) -> tuple[list[str], list[Override]]:
     """Return the words that choose options, which Hydra composes, and the settings, a class before its own.
 
     Raises:
         UsageError: a word is not in Hydra's grammar, or gives several values.
     """
-    overrides = [parsed(word) for word in words]
-    for override in overrides:
+    chosen: list[str] = []
+    settings: list[Override] = []
+    for word in words:
+        override = parse(word)
         if override.is_sweep_override():
             cure = "start it with normbench sweep, give one, or quote the commas"
             raise UsageError(f"{text(override)} gives several values, which only a sweep takes: {cure}")
-    chosen = [override for override in overrides if override.key_or_group in (*GROUPS, SEARCH_PATH)]
-    settings = [override for override in overrides if override not in chosen]
+        if override.key_or_group in (*GROUPS, SEARCH_PATH):
+            chosen.append(text(override))
+        else:
+            settings.append(override)
     settings.sort(key=lambda override: not override.key_or_group.endswith("._target_"))
-    return [text(override) for override in chosen], settings
+    return chosen, settings
+
+
+def can_be_overwritten(override: Override) -> bool:
+    """Tell whether a later setting of the same key leaves nothing of this one."""
+    return not override.is_delete() and not isinstance(override.value(), dict)
 
 
 def compose(words: list[str]) -> tuple[DictConfig, dict[str, str]]:
@@ -122,12 +131,14 @@ def compose(words: list[str]) -> tuple[DictConfig, dict[str, str]]:
     return config, {key: str(value) for key, value in runtime.choices.items() if key in GROUPS}
 
 
-def finished(config: DictConfig, groups: dict[str, str], words: tuple[str, ...]) -> Config:
+def finish(config: DictConfig, groups: dict[str, str], words: tuple[str, ...]) -> Config:
     """Return what was composed as a checked configuration."""
-    tree = adopted(plain(config), words)
-    # the shell leaves `~` alone behind a `=`
-    tree |= {key: os.path.expanduser(tree[key]) for key in ("outputs", "extend") if isinstance(tree.get(key), str)}
-    tree, closed = checked(tree)
+    tree = resolve(config)
+    adopt(tree, words)
+    for key in ("outputs", "extend"):
+        if isinstance(tree.get(key), str):
+            tree[key] = os.path.expanduser(tree[key])  # the shell leaves `~` alone after a `=`
+    tree, closed = check_config(tree)
     found = Config(tree, closed, choices(groups, tree, words), words)
     steps = closed.trainer.steps
     if steps and found.overridden("trainer.epochs") and not found.overridden("trainer.steps"):
@@ -137,11 +148,17 @@ def finished(config: DictConfig, groups: dict[str, str], words: tuple[str, ...])
 
 def choices(groups: dict[str, str], tree: dict[str, Any], words: tuple[str, ...]) -> Choices:
     """Return the option of each group, a class of the user's own by its name, and the words that name the run."""
-    own = {group: str(tree[group]["_target_"]).rpartition(".")[2].lower() for group in COMPARED
-           if is_overridden(f"{group}._target_", words)}  # fmt: skip
-    named, defaults = {**groups, **own, MANY: ",".join(tree[MANY]) or "none"}, chosen_options([])
-    others = [named[group] for group in NAMING_GROUPS if named[group] != defaults[group]]
-    return Choices(named, (named["norm"], named["placement"], *others))
+    named = dict(groups)
+    for group in COMPARED:
+        if is_overridden(f"{group}._target_", words):
+            named[group] = str(tree[group]["_target_"]).rpartition(".")[2].lower()
+    named[LOGGER] = ",".join(tree[LOGGER]) or "none"
+    name_words = [named["norm"], named["placement"]]
+    defaults = chosen_options([])
+    for group in NAMING_GROUPS:
+        if named[group] != defaults[group]:
+            name_words.append(named[group])
+    return Choices(named, tuple(name_words))
 
 
 def is_overridden(key: str, words: Iterable[str]) -> bool:
@@ -149,28 +166,32 @@ def is_overridden(key: str, words: Iterable[str]) -> bool:
     return any(re.match(rf"[+~]*{re.escape(key)}([=.]|$)", word) for word in words)
 
 
-def adopted(tree: dict[str, Any], words: tuple[str, ...]) -> dict[str, Any]:
-    """Leave out what a YAML sets for a class that the command line has replaced by another `_target_`.
+def adopt(tree: dict[str, Any], words: tuple[str, ...]) -> None:
+    """Remove what a YAML sets for a class that the command line has replaced by another `_target_`.
 
     What the words themselves set stays; of the rest, what the new class takes and has no default for, and what is not
     the replaced class's alone: the peak of the schedule, and the length of a window, on which model and data agree.
     """
     for section in CLASS_SECTIONS:
-        if is_overridden(f"{section}._target_", words):
-            values = tree[section]
-            known = section_settings(section, values, imports=True)
-            kept = [name for name in SHARED.get(section, ()) if known is None or name in known]
-            kept += [name for name, setting in (known or {}).items() if setting.required]
-            kept += [name for name in values if name.startswith("_") or is_overridden(f"{section}.{name}", words)]
-            tree[section] = {name: values[name] for name in values if name in kept}
-    return tree
+        if not is_overridden(f"{section}._target_", words):
+            continue
+        values = tree[section]
+        known = section_settings(section, values, imports=True)
+        kept: dict[str, Any] = {}
+        for name, value in values.items():
+            is_given = name.startswith("_") or is_overridden(f"{section}.{name}", words)
+            is_shared = name in SHARED.get(section, ()) and (known is None or name in known)
+            is_required = known is not None and name in known and known[name].required
+            if is_given or is_shared or is_required:
+                kept[name] = value
+        tree[section] = kept
 
 
 # ---- words
 
 
 @cache
-def parsed(word: str) -> Override:
+def parse(word: str) -> Override:
     """Return a word as Hydra's parser reads it, which takes a millisecond; a `+` before it changes nothing here.
 
     Raises:
@@ -193,10 +214,12 @@ def parsed(word: str) -> Override:
 def value_of(text: str) -> Any:
     """Return what Hydra reads a value as; several values, and what is not in its grammar, stay text."""
     try:
-        override = parsed(f"key={text}")
+        override = parse(f"key={text}")
     except UsageError:
         return text
-    return text if override.is_sweep_override() else override.value()
+    if override.is_sweep_override():
+        return text
+    return override.value()
 
 
 def text(override: Override) -> str:
@@ -226,9 +249,9 @@ def apply(config: DictConfig, groups: dict[str, str], settings: Iterable[Overrid
 
 def takes(section: str, name: str, values: Any) -> bool:
     """Tell whether a class takes a setting that its YAML does not mention."""
-    if section.startswith(f"{MANY}.") and name == "_target_":
+    if section.startswith(f"{LOGGER}.") and name == "_target_":
         return True  # one of the user's own, under a new name
-    if section.partition(".")[0] not in (*CLASS_SECTIONS, MANY) or not isinstance(values, DictConfig):
+    if section.partition(".")[0] not in (*CLASS_SECTIONS, LOGGER) or not isinstance(values, DictConfig):
         return False
     known = section_settings(section, values, imports=True)
     return known is None or name in known
@@ -237,21 +260,28 @@ def takes(section: str, name: str, values: Any) -> bool:
 def unknown(key: str, config: DictConfig, groups: dict[str, str]) -> str:
     """Say what is meant, perhaps, by a key that a configuration does not have."""
     section, _, name = key.rpartition(".")
-    if section in CLASS_SECTIONS and (having := options_with(section, name)):
-        chosen = f"{section}={groups[section]}"
-        return f"{key} is not a setting of {chosen}: leave it out, or choose {section}={either(having)}"
+    if section in CLASS_SECTIONS:
+        having = options_with(section, name)
+        if having:
+            chosen = f"{section}={groups[section]}"
+            return f"{key} is not a setting of {chosen}: leave it out, or choose {section}={either(having)}"
     group, _, option = section.partition(".")
-    if group == MANY and option in options(group) and option not in config[group]:
+    if group == LOGGER and option in options(group) and option not in config[group]:
         return f"{key} is a setting of {group}={option}, which is not chosen: add it, several as {group}=[csv,{option}]"
-    if told := ELSEWHERE.get(key) or ELSEWHERE.get(key.partition(".")[0]):
-        return f"{key} is not a key of a run: {told}"
-    known = [*flat(plain(config)), *GROUPS]
-    beside = {path.removeprefix(f"{section}.") for path in known if section and path.startswith(f"{section}.")}
+    elsewhere = ELSEWHERE.get(key) or ELSEWHERE.get(key.partition(".")[0])
+    if elsewhere:
+        return f"{key} is not a key of a run: {elsewhere}"
+    known = [*flat(resolve(config)), *GROUPS]
+    beside: set[str] = set()
+    if section:
+        beside = {path.removeprefix(f"{section}.") for path in known if path.startswith(f"{section}.")}
     if beside and not nearest(name, beside):  # what is most like the whole would be like it in the section's name
         there = ", ".join(sorted(each for each in beside if not each.startswith("_")))
         return f"{key} is unknown: {section} has {there}; normbench show says what each is"
+    meant = nearest(key, known)
     full = [path for path in known if path.endswith(f".{key}")]
-    meant = f"did you mean {either(full[:2])}? " if full else nearest(key, known)
+    if full:
+        meant = f"did you mean {either(full[:2])}? "
     return f"{key} is unknown: {meant}normbench train --help lists the keys, and normbench show all of them"
 
 
@@ -269,11 +299,11 @@ def study(words: Sequence[str]) -> tuple[str, dict[str, Any]]:
     """Return the name that an experiment gives, and its `hydra.sweeper.params`: what a sweep varies."""
     with initialized(), translated():
         config = hydra.compose("train", [word.lstrip("+") for word in words], return_hydra_config=True)
-        return str(config.name), plain(config.hydra.sweeper.get("params") or OmegaConf.create())
+        return str(config.name), resolve(config.hydra.sweeper.get("params") or OmegaConf.create())
 
 
-def plain(config: DictConfig) -> dict[str, Any]:
-    """Return a configuration as plain containers, interpolations resolved."""
+def resolve(config: DictConfig) -> dict[str, Any]:
+    """Return a configuration as dicts and lists, with what refers to other keys filled in."""
     tree: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     return dict(tree)
 
@@ -297,10 +327,15 @@ def translated() -> Iterator[None]:
 def ask_hydra(words: Sequence[str], *flags: str) -> None:
     """Let Hydra itself print the configuration that words ask for, or which files it comes from, as its flags say."""
     read(words)  # says in a sentence what is wrong
-    chosen, settings = divided(words)
-    changes = [text(override) if override.is_delete() else f"++{text(override)}" for override in settings]
-    before, sys.argv = sys.argv, ["normbench train", *chosen, *changes, *flags]
+    chosen, settings = divide(words)
+    changes: list[str] = []
+    for override in settings:
+        word = text(override)
+        changes.append(word if override.is_delete() else f"++{word}")
+    main = hydra.main(version_base="1.3", config_path=str(config_directory()), config_name="train")
+    before = sys.argv
+    sys.argv = ["normbench train", *chosen, *changes, *flags]
     try:
-        hydra.main(version_base="1.3", config_path=str(config_directory()), config_name="train")(lambda config: None)()
+        main(lambda config: None)()
     finally:
         sys.argv = before

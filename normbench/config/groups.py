@@ -18,7 +18,7 @@ from normbench.config.signatures import settings_of
 from normbench.errors import UsageError
 from normbench.settings import Setting, nearest
 
-# What a reader must know beside the options' own lines.
+# What a reader must know besides the options' own lines.
 NOTES = {
     "placement": "Words differ: x + N(f(x)), sometimes called post-norm, is post_inside here; x + attention(N(x)) + "
     "mlp(N(x)), sometimes called pre-norm, is parallel.",
@@ -65,8 +65,12 @@ def own_folder(folder: Path) -> Path:
 @cache
 def options(group: str, *more: Path) -> dict[str, str]:
     """Return the options of a group and their one lines, from `conf/` and further folders."""
-    files = [file for folder in (config_directory(), *more) for file in sorted((folder / group).glob("*.yaml"))]
-    return {file.stem: first_comment(file) for file in files if file.is_file()}
+    found: dict[str, str] = {}
+    for folder in (config_directory(), *more):
+        for file in sorted((folder / group).glob("*.yaml")):
+            if file.is_file():
+                found[file.stem] = first_comment(file)
+    return found
 
 
 def first_comment(path: Path) -> str:
@@ -84,33 +88,42 @@ def check_option(group: str, option: str, *folders: Path) -> None:
     known = options(group, *folders)
     if option in known:
         return
-    if re.search(r"[./]", option) and group in CLASS_SECTIONS:
-        kinds = {"text": "your own text", "texts": "labelled texts", "images": "images"}
-        takes = ", ".join(f"data={kind} data.path={option} takes {what}" for kind, what in kinds.items())
-        path = option if re.fullmatch(r"[\w.]+\.[A-Z]\w*", option) else "package.module.Class"
-        own = f"{group}._target_={path} takes a class"
-        if group == "data":
-            own = f"{takes}, and {own}"
-        raise UsageError(f"{group}={option} is not an option: {own}")
+    if group in CLASS_SECTIONS and re.search(r"[./]", option):
+        raise UsageError(f"{group}={option} is not an option: {ways_to_take(group, option)}")
     near = nearest(option, known)
     more = "" if near else f"; normbench list {group} says what each is"
     if option in ("all", "*"):
         more = f"; in a sweep '{group}=glob(*)' takes all of them"
-    if found := next(Path().glob(f"*/{group}/{re.sub(r'[^A-Za-z0-9_]', '', option) or '_'}.yaml"), None):
-        more = f"; {found} is found with --config-dir {found.parent.parent}"
-    if option[:1].isupper() and group in CLASS_SECTIONS:
+    name = re.sub(r"[^A-Za-z0-9_]", "", option) or "_"
+    here = list(Path().glob(f"*/{group}/{name}.yaml"))
+    if here:
+        more = f"; {here[0]} is found with --config-dir {here[0].parent.parent}"
+    if group in CLASS_SECTIONS and option[:1].isupper():
         more = f"; {group}._target_=FILE.{option} takes a class of your own, in FILE.py"
     raise UsageError(f"{group}={option} is unknown: {near}allowed are {', '.join(known)}{more}")
+
+
+def ways_to_take(group: str, path: str) -> str:
+    """Say how a path that was given for an option is taken: as a class, or as data of one's own."""
+    made = path if re.fullmatch(r"[\w.]+\.[A-Z]\w*", path) else "package.module.Class"
+    own_class = f"{group}._target_={made} takes a class"
+    if group != "data":
+        return own_class
+    ways: list[str] = []
+    for kind, what in (("text", "your own text"), ("texts", "labelled texts"), ("images", "images")):
+        ways.append(f"data={kind} data.path={path} takes {what}")
+    return f"{', '.join(ways)}, and {own_class}"
 
 
 def read_yaml(path: Path) -> Any:
     """Return what a YAML holds; read in C where that is installed.
 
     Raises:
-        UsageError: it is none.
+        UsageError: it is not a YAML.
     """
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        return yaml.load(path.read_text("utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        return yaml.load(path.read_text("utf-8"), loader)
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"{path} is not valid YAML ({' '.join(str(error).split())}): fix it") from error
 
@@ -118,36 +131,46 @@ def read_yaml(path: Path) -> Any:
 @cache
 def content(group: str, option: str, more: tuple[Path, ...] = ()) -> dict[str, Any]:
     """Return what an option's YAML sets, with those it builds on; `defaults` are the options of other groups."""
-    files = (folder / group / f"{option}.yaml" for folder in (*more, config_directory()))
-    own = read_yaml(next(filter(Path.is_file, files))) or {}
+    files = [folder / group / f"{option}.yaml" for folder in (*more, config_directory())]
+    file = next(file for file in files if file.is_file())
+    own = read_yaml(file) or {}
     found: dict[str, Any] = {"defaults": {}}
     for entry in own.pop("defaults", []):
         if isinstance(entry, Mapping):
-            found["defaults"] |= {key.split("/")[-1]: str(value) for key, value in entry.items()}
+            for key, value in entry.items():
+                found["defaults"][key.split("/")[-1]] = str(value)
         elif entry != "_self_":
-            found = merged(found, content(group, entry, more))
-    return merged(found, own)
+            found = merge(found, content(group, entry, more))
+    return merge(found, own)
 
 
-def merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+def merge(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
     """Return two trees as one; the other's values win."""
-    both = {key: merged(one[key], value) if isinstance(value, Mapping) and isinstance(one.get(key), Mapping) else value
-            for key, value in other.items()}  # fmt: skip
-    return {**one, **both}
+    both = dict(one)
+    for key, value in other.items():
+        before = one.get(key)
+        if isinstance(value, Mapping) and isinstance(before, Mapping):
+            both[key] = merge(before, value)
+        else:
+            both[key] = value
+    return both
 
 
 def section_of(group: str, option: str, *more: Path) -> dict[str, Any]:
     """Return what an option sets for the section of its own group, such as `norm`."""
     whole = content(group, option, more)
-    section: dict[str, Any] = whole.get(group, {key: value for key, value in whole.items() if key != "defaults"})
-    return section
+    if group in whole:
+        section: dict[str, Any] = whole[group]
+        return section
+    return {key: value for key, value in whole.items() if key != "defaults"}
 
 
 def option_settings(group: str, option: str, *more: Path) -> dict[str, Setting]:
     """Return the settings of what an option names: those of its class, and what its YAML sets besides."""
     section = section_of(group, option, *more)
     known = settings_of(str(section.get("_target_", "")), imports=True) or {}
-    return {**{name: Setting() for name in section if not name.startswith("_")}, **known}
+    in_yaml = {name: Setting() for name in section if not name.startswith("_")}
+    return {**in_yaml, **known}
 
 
 def options_with(group: str, setting: str) -> list[str]:
@@ -157,14 +180,18 @@ def options_with(group: str, setting: str) -> list[str]:
 
 def chosen_options(words: Sequence[str], *more: Path) -> dict[str, str]:
     """Return the option of each group that words choose, or that `normbench train` has by default."""
-    defaults, found = content("", "train")["defaults"], dict[str, str]()
+    defaults = content("", "train")["defaults"]
     given = dict(word.lstrip("+").split("=", 1) for word in words if "=" in word)
+    found: dict[str, str] = {}
     for group in ("experiment", "model", "data"):  # what chooses options of other groups, the strongest first
         option = given.get(group, (defaults | found)[group])
         if option in options(group, *more):
             found = content(group, option, more)["defaults"] | found
-    found |= {group: option for group, option in given.items() if group in GROUPS and option in options(group, *more)}
-    return {group: (defaults | found)[group] for group in GROUPS}
+    for group, option in given.items():
+        if group in GROUPS and option in options(group, *more):
+            found[group] = option
+    chosen = defaults | found
+    return {group: chosen[group] for group in GROUPS}
 
 
 def chosen_tree(words: Sequence[str], *more: Path) -> tuple[dict[str, str], dict[str, Any]]:
@@ -172,9 +199,11 @@ def chosen_tree(words: Sequence[str], *more: Path) -> tuple[dict[str, str], dict
 
     For help pages, which are not to wait for Hydra; what refers to other keys stands there as it is written.
     """
-    chosen, tree = chosen_options(words, *more), content("", "train")
+    chosen = chosen_options(words, *more)
+    tree = content("", "train")
     for group, option in chosen.items():
         if option in options(group, *more):
             whole = content(group, option, more)
-            tree = merged(tree, whole if group in whole else {group: whole})
+            own = whole if group in whole else {group: whole}
+            tree = merge(tree, own)
     return chosen, tree

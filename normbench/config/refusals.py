@@ -1,4 +1,4 @@
-"""Which combinations are refused, and why: the whole list. Everything else works; another refusal is a bug."""
+"""Which combinations are refused, and why: the whole list. Everything else works; a refusal beyond it is a bug."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ if TYPE_CHECKING:  # `normbench list` shows the refusals without the second that
 
 @dataclass(frozen=True)
 class Combination:
-    """What the parts of a run declare; a refusal asks those that it is between alone.
+    """What the parts of a run declare; a refusal looks only at the two that it is between.
 
-    task: of the data; None: they have no kind that is known.
+    task: of the data; None: their kind is not known.
     """
 
     norm: NormFacts
@@ -49,7 +49,7 @@ def shows_targets(run: Combination) -> bool:
 
 
 def lacks_positions(run: Combination) -> bool:
-    """Tell whether the norm's statistics run over positions that the model's features have not."""
+    """Tell whether the norm's statistics run over positions that the model's features do not have."""
     return run.norm.needs_positions and not run.model.has_positions
 
 
@@ -59,12 +59,12 @@ def lacks_branches(run: Combination) -> bool:
 
 
 def lacks_residual(run: Combination) -> bool:
-    """Tell whether the placement is around a residual that the model has not."""
+    """Tell whether the placement is around a residual that the model does not have."""
     return run.placement.residual and not run.model.residual
 
 
 def lacks_placement(run: Combination) -> bool:
-    """Tell whether the model has residuals, and the placement none to put the norm around."""
+    """Tell whether the model has residuals, and the placement is for models without them."""
     return run.model.residual and not run.placement.residual
 
 

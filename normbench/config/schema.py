@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
 
-from normbench.config.sections import CLASS_SECTIONS, MANY
+from normbench.config.sections import CLASS_SECTIONS, LOGGER
 from normbench.config.signatures import settings_of
 from normbench.errors import UsageError
 from normbench.settings import Setting, Tree, nearest, setting_from, show
@@ -99,9 +99,12 @@ TARGET = Setting("what makes it: package.module.Class", types=(str,), required=T
 # The settings of the sections that are no class's, and all keys that are there whatever is chosen.
 CLOSED = {"trainer": closed_settings(TrainerConfig), "probes": closed_settings(ProbesConfig)}
 ROOT = closed_settings(TrainConfig)
-KEYS = {f"{section}.{name}": setting for section, known in CLOSED.items() for name, setting in known.items()}
-KEYS |= {name: setting for name, setting in ROOT.items() if name not in CLOSED}
-KEYS |= {f"{section}._target_": TARGET for section in CLASS_SECTIONS}
+KEYS = {
+    **{f"trainer.{name}": setting for name, setting in CLOSED["trainer"].items()},
+    **{f"probes.{name}": setting for name, setting in CLOSED["probes"].items()},
+    **{name: setting for name, setting in ROOT.items() if name not in CLOSED},
+    **{f"{section}._target_": TARGET for section in CLASS_SECTIONS},
+}
 
 # Of torch's optimizers, whose signatures say neither bounds nor meaning.
 OPTIMIZER = {
@@ -120,7 +123,7 @@ OPTIMIZER = {
 
 # Keys that change what is kept or shown, never a number; they stay out of the run's hash.
 UNHASHED_KEYS = (
-    "name", "outputs", "quiet", "rerun", "extend", "device", "threads", "data.root", "data.path", MANY,
+    "name", "outputs", "quiet", "rerun", "extend", "device", "threads", "data.root", "data.path", LOGGER,
     "trainer.checkpoint_every", "trainer.keep_checkpoint", "trainer.shard", "trainer.recompute",
 )  # fmt: skip
 
@@ -142,38 +145,44 @@ def section_settings(section: str, values: Tree, imports: bool = False) -> dict[
     return {name: replace(OPTIMIZER.get(name, setting), required=setting.required) for name, setting in known.items()}
 
 
-def checked(tree: Tree) -> tuple[dict[str, Any], TrainConfig]:
+def check_config(tree: Tree) -> tuple[dict[str, Any], TrainConfig]:
     """Return the configuration with each value in its own type, and its closed part: the one pass of all checks.
 
     Raises:
         UsageError: an unknown or missing key, a wrong type, a value out of bounds, sizes that do not fit each other.
     """
     required = Setting(required=True)
-    result = checked_values("", tree, ROOT | dict.fromkeys((*CLASS_SECTIONS, MANY), required), "normbench train")
-    result |= {section: checked_section(section, tree[section]) for section in (*CLOSED, *CLASS_SECTIONS)}
-    result[MANY] = {name: checked_section(f"{MANY}.{name}", values) for name, values in tree[MANY].items()}
-    parts = {"trainer": TrainerConfig(**result["trainer"]), "probes": ProbesConfig(**result["probes"])}
-    closed = TrainConfig(**{name: result[name] for name in ROOT} | parts)
+    keys = {**ROOT, **dict.fromkeys((*CLASS_SECTIONS, LOGGER), required)}
+    result = check_values("", tree, keys, "normbench train")
+    for section in (*CLOSED, *CLASS_SECTIONS):
+        result[section] = check_section(section, tree[section])
+    result[LOGGER] = {name: check_section(f"{LOGGER}.{name}", values) for name, values in tree[LOGGER].items()}
+    values = {name: result[name] for name in ROOT}
+    values["trainer"] = TrainerConfig(**result["trainer"])
+    values["probes"] = ProbesConfig(**result["probes"])
+    closed = TrainConfig(**values)
     check_words(closed)
-    check_sizes(*({} if is_foreign(result[name]) else result[name] for name in ("model", "norm", "data")))
+    check_whole_weights(closed)
+    check_sizes(result)
     return result, closed
 
 
-def checked_section(section: str, values: Any) -> dict[str, Any]:
+def check_section(section: str, values: Any) -> dict[str, Any]:
     """Return a section, each value checked and in its own type."""
     if not isinstance(values, Mapping):
         raise UsageError(f"{section}={show(values)} is not allowed: it is a section, set its keys")
     known = section_settings(section, values, imports=True)
-    if known is None:  # anything; the learning rate is the schedule's, whatever the optimizer
-        own = dict.fromkeys((name for name in values if not name.startswith("_")), Setting())
-        known = own | ({"lr": OPTIMIZER["lr"]} if section == "optim" else {})
+    if known is None:  # anything
+        known = {name: Setting() for name in values if not name.startswith("_")}
+        if section == "optim":  # the learning rate is the schedule's, whatever the optimizer
+            known["lr"] = OPTIMIZER["lr"]
     if section not in CLOSED:
         known = {"_target_": TARGET, "_partial_": Setting(), **known}
-    return checked_values(f"{section}.", values, known, values.get("_target_", section))
+    return check_values(f"{section}.", values, known, values.get("_target_", section))
 
 
 @contextmanager
-def stored(path: Path) -> Iterator[None]:
+def blame_file(path: Path) -> Iterator[None]:
     """Say of a value refused inside that it stands in a run's configuration, which another version may have written."""
     try:
         yield
@@ -184,11 +193,11 @@ def stored(path: Path) -> Iterator[None]:
 
 def class_sections(tree: Tree) -> dict[str, Tree]:
     """Return all sections that hold `_target_` and its arguments, by their paths."""
-    loggers = {f"{MANY}.{name}": values for name, values in tree[MANY].items()}
+    loggers = {f"{LOGGER}.{name}": values for name, values in tree[LOGGER].items()}
     return {section: tree[section] for section in CLASS_SECTIONS} | loggers
 
 
-def checked_values(prefix: str, values: Tree, known: Mapping[str, Setting], where: str) -> dict[str, Any]:
+def check_values(prefix: str, values: Tree, known: Mapping[str, Setting], where: str) -> dict[str, Any]:
     """Return values, each checked and in its own type."""
     for name, setting in known.items():
         if setting.required and name not in values:
@@ -198,10 +207,15 @@ def checked_values(prefix: str, values: Tree, known: Mapping[str, Setting], wher
             allowed = [key for key in known if not key.startswith("_")]
             such = f"allowed are {', '.join(allowed)}" if allowed else "it has none"
             raise UsageError(f"{prefix}{name} is not a setting of {where}: {nearest(name, allowed)}{such}")
-        if prefix and isinstance(value, Mapping | list) and '"_target_": ' in json.dumps(value, default=str):
+        if prefix and names_class(value):
             cure = "settings are plain values, and a section alone has a class, as norm._target_=package.module.Class"
             raise UsageError(f"{prefix}{name} holds a _target_: {cure}")
     return {name: known[name].check(prefix + name, value) for name, value in values.items()}
+
+
+def names_class(value: Any) -> bool:
+    """Tell whether a list or tree has a `_target_` anywhere inside."""
+    return isinstance(value, Mapping | list) and '"_target_": ' in json.dumps(value, default=str)
 
 
 def unchecked(tree: Tree) -> list[str]:
@@ -222,30 +236,47 @@ def is_foreign(section: Tree) -> bool:
 
 
 def check_words(config: TrainConfig) -> None:
-    """Refuse a run without a length, and words that are no device or cannot name a folder."""
+    """Refuse a run without a length, and words that do not name a device or cannot name a folder."""
     if config.trainer.steps is None and config.trainer.epochs is None:
         raise UsageError("trainer.steps and trainer.epochs are both null: set one of them")
     if not re.fullmatch(r"auto|cpu|mps|cuda(:[0-9]{1,2})?", config.device):
         raise UsageError(f"device={config.device} is unknown: use auto, cpu, cuda, cuda:N or mps")
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,99}", config.name):
         raise UsageError(f"name={config.name} cannot name a folder: use letters, digits, '.', '_', '+' and '-'")
+
+
+def check_whole_weights(config: TrainConfig) -> None:
+    """Refuse to cut weights between processes where something needs them whole."""
     trainer = config.trainer
-    whole = {
-        "trainer.ema": trainer.ema, "trainer.compile": trainer.compile, "probes.updates": config.probes.updates,
-        "trainer.precision=fp16": trainer.precision == "fp16",
-    }  # fmt: skip
-    if trainer.shard and (given := next(filter(whole.get, whole), None)):
+    if not trainer.shard:
+        return
+    given = ""
+    if trainer.ema:
+        given = "trainer.ema"
+    elif trainer.compile:
+        given = "trainer.compile"
+    elif config.probes.updates:
+        given = "probes.updates"
+    elif trainer.precision == "fp16":
+        given = "trainer.precision=fp16"
+    if given:
         raise UsageError(f"{given} needs whole weights, and trainer.shard=true cuts them: leave out one of the two")
 
 
-def check_sizes(model: Tree, norm: Tree, data: Tree) -> None:
+def check_sizes(tree: Tree) -> None:
     """Refuse sizes of our own classes that do not fit each other."""
+    model, norm, data = ({} if is_foreign(tree[section]) else tree[section] for section in ("model", "norm", "data"))
     if "heads" in model:
-        width = model["width"]
-        for key, number in {"model.heads": model["heads"], "norm.groups": norm.get("groups")}.items():
-            if isinstance(number, int) and width % number:
-                fitting = ", ".join(str(n) for n in range(1, width + 1) if width % n == 0)
-                raise UsageError(f"{key}={number} does not divide model.width={width}: set {key} to one of {fitting}")
-    context, window = model.get("context"), data.get("context")
+        check_divides("model.heads", model["heads"], model["width"])
+        check_divides("norm.groups", norm.get("groups"), model["width"])
+    context = model.get("context")
+    window = data.get("context")
     if context and window and context != window:
         raise UsageError(f"data.context={window} is not model.context={context}: set model.context alone, data follows")
+
+
+def check_divides(key: str, number: Any, width: int) -> None:
+    """Refuse a number of heads or groups that does not divide the width."""
+    if isinstance(number, int) and width % number:
+        fitting = ", ".join(str(divisor) for divisor in range(1, width + 1) if width % divisor == 0)
+        raise UsageError(f"{key}={number} does not divide model.width={width}: set {key} to one of {fitting}")

@@ -10,9 +10,9 @@ class Section:
     """One section of a configuration, or a group that only chooses options of others.
 
     name: its key, and its folder in `conf/` where it is a group.
-    meaning: one line for help pages and lists; empty: it is no group, and has no options to choose from.
+    meaning: one line for help pages and lists; empty: it is not a group, and has no options to choose from.
     makes: the base of what its `_target_` makes, as package.module.Class; empty: it has no `_target_`.
-    given: what that is called with beside its settings.
+    given: what that is called with besides its settings.
     trusted: where the classes are whose code may run though somebody else made the run.
     compared: whether a comparison is mostly about it: a class of the user's own names the run, and is checked alone.
     several: whether it holds any number of such sections, under names of their own.
@@ -79,7 +79,7 @@ SECTIONS = (
     Section("probes", "what is measured inside"),
     Section(
         "logger",
-        "where numbers go beside metrics.jsonl; several as logger=[tensorboard,csv]",
+        "where numbers go besides metrics.jsonl; several as logger=[tensorboard,csv]",
         makes="normbench.recording.Logger",
         given="(directory, step)",
         several=True,
@@ -92,7 +92,7 @@ BY_NAME = {section.name: section for section in SECTIONS}
 GROUPS = {section.name: section.meaning for section in SECTIONS if section.meaning}
 SWEEP_GROUPS = {"launcher": "where the runs of a sweep are started"}
 
-# The sections that hold `_target_` and its arguments, and the one that holds any number of those.
+# The sections that hold `_target_` and its arguments; `LOGGER` holds any number of those, under names of their own.
 CLASS_SECTIONS = tuple(section.name for section in SECTIONS if section.makes and not section.several)
-(MANY,) = (section.name for section in SECTIONS if section.several)
+LOGGER = "logger"
 COMPARED = tuple(section.name for section in SECTIONS if section.compared)

@@ -91,7 +91,7 @@ def settings_of_class(made: Callable[..., Any]) -> dict[str, Setting] | None:
 def makers(made: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
     """Give what takes the arguments, in turn: a function and what it returns, or what each base of a class begins with.
 
-    That is its `__init__`, or the class itself where it is a dataclass.
+    That is its `__init__` or `__new__`, or the class itself where it is a dataclass.
     """
     if isinstance(made, type):
         for base in made.__mro__[:-1]:  # the last is object
@@ -99,6 +99,8 @@ def makers(made: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
                 yield base
             elif "__init__" in vars(base):
                 yield vars(base)["__init__"]
+            elif "__new__" in vars(base):  # as of a NamedTuple
+                yield base.__new__
         return
     yield made
     function = inspect.unwrap(made)
@@ -126,11 +128,13 @@ def parameters_of(function: Callable[..., Any], parameters: Iterable[Parameter])
     found: dict[str, Setting] = {}
     bare: dict[str, Setting] = {}
     for parameter in parameters:
-        if parameter.name == "self" or parameter.kind not in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY):
+        if parameter.kind not in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY):
+            continue
+        if parameter.name in ("self", "cls", "_cls"):
             continue
         setting = Setting()
         if parameter.name not in GIVEN and parameter.annotation is not Parameter.empty:
-            setting = read_setting(parameter.annotation, function.__globals__)
+            setting = read_setting(parameter.annotation, getattr(function, "__globals__", {}))
         if parameter.default is not Parameter.empty:
             found[parameter.name] = setting
         elif parameter.kind is Parameter.KEYWORD_ONLY:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from normbench.config.groups import content, options
 from normbench.config.schema import CLOSED, ROOT
-from normbench.config.sections import BY_NAME, CLASS_SECTIONS, GROUPS, MANY, SWEEP_GROUPS
+from normbench.config.sections import BY_NAME, CLASS_SECTIONS, GROUPS, LOGGER, SWEEP_GROUPS
 from normbench.errors import UsageError
 from normbench.settings import Tree
 
@@ -16,7 +16,7 @@ from normbench.settings import Tree
 WRITING_HERE = ("normbench.record.tensorboard.", "normbench.record.services.Csv")
 
 # A word that can be understood at a glance: a dotted key, and a value without sections, references and line breaks.
-PLAIN = re.compile(r"[+~]*(?P<key>\w+(\.\w+)*)(=(?P<value>[^${}\\\x00-\x1f\x7f]*))?")
+SIMPLE_WORD = re.compile(r"[+~]*(?P<key>\w+(\.\w+)*)(=(?P<value>[^${}\\\x00-\x1f\x7f]*))?")
 NUMBER = re.compile(r"[\d.eE+-]+|null|true|false")
 
 # The settings of launchers that are words and only choose among what a cluster has.
@@ -38,8 +38,9 @@ def check_trusted(tree: Tree, path: Path) -> None:
     Raises:
         UsageError: it has one.
     """
-    if found := foreign_class(tree):
-        what = f"{path} has {found}, which is neither normbench's nor torch's"
+    foreign = foreign_class(tree)
+    if foreign:
+        what = f"{path} has {foreign}, which is neither normbench's nor torch's"
         cure = "if you trust whoever made the run, add --trust (in Python trust=True)"
         raise UsageError(f"{what}, and loading it runs its code: {cure}")
 
@@ -49,30 +50,35 @@ def needs_trust(word: str) -> bool:
 
     What is not known to be harmless may.
     """
-    found = PLAIN.fullmatch(word)
+    found = SIMPLE_WORD.fullmatch(word)
     if found is None:
         return True
-    key, value = found["key"], found["value"] or ""
+    key = found["key"]
+    value = found["value"] or ""
     section, _, name = key.rpartition(".")
     if key == "sweep.tie":
-        return any(map(needs_trust, value.strip("'\"").split(";")))
+        return any(needs_trust(tied) for tied in value.strip("'\"").split(";"))
     if name == "_target_":
         trusted = BY_NAME[section].trusted if section in CLASS_SECTIONS else ()
         return not all(path.startswith(trusted) for path in value.split(","))
     if "_target_" in value:
         return True
     if key in GROUPS or key in SWEEP_GROUPS:
-        elsewhere = "/" in value  # a YAML that is not one of the group's own
-        return elsewhere or (key == MANY and not {*re.findall(r"\w+", value)} <= loggers_here())
+        if "/" in value:  # a YAML that is not one of the group's own
+            return True
+        return key == LOGGER and not set(re.findall(r"\w+", value)) <= loggers_here()
     root = key.partition(".")[0]
     if root == "launcher":
-        return not (name in CHOOSING or NUMBER.fullmatch(value))
+        only_chooses = name in CHOOSING or NUMBER.fullmatch(value)
+        return not only_chooses
     return root not in ("sweep", *CLOSED, *CLASS_SECTIONS, *ROOT)
 
 
 def loggers_here() -> set[str]:
     """Return the options of `logger` that write into the run's directory, and nowhere else."""
-    targets = {
-        option: re.findall(r'"_target_": "([^"]*)"', json.dumps(content(MANY, option))) for option in options(MANY)
-    }
-    return {option for option, own in targets.items() if all(target.startswith(WRITING_HERE) for target in own)}
+    found: set[str] = set()
+    for option in options(LOGGER):
+        targets = re.findall(r'"_target_": "([^"]*)"', json.dumps(content(LOGGER, option)))
+        if all(target.startswith(WRITING_HERE) for target in targets):
+            found.add(option)
+    return found

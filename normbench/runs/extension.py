@@ -6,8 +6,8 @@ from typing import Any
 
 from normbench.config.compose import SEARCH_PATH, Config
 from normbench.config.groups import Choices
-from normbench.config.schema import checked, stored
-from normbench.config.sections import MANY
+from normbench.config.schema import blame_file, check_config
+from normbench.config.sections import LOGGER
 from normbench.config.trust import check_trusted
 from normbench.errors import UsageError
 from normbench.record.directory import RunDirectory, extended_runs
@@ -18,7 +18,7 @@ from normbench.training.checkpoint import is_whole
 from normbench.types import Data
 
 # What may be changed of a run that is extended; everything else is its parent's.
-EXTENSION_KEYS = ("extend", "trainer", "name", "outputs", "quiet", "rerun", "device", MANY)
+EXTENSION_KEYS = ("extend", "trainer", "name", "outputs", "quiet", "rerun", "device", LOGGER)
 # ... and what of the trainer may not: a checkpoint has what belongs to it.
 FIXED_KEYS = ("trainer", "trainer.precision", "trainer.accumulate", "trainer.ema")
 
@@ -37,7 +37,7 @@ def extend(config: Config, parent: RunDirectory, trust: bool) -> Config:
         raise UsageError(f"{parent.config} is damaged: make that run again with rerun=true")
     if not trust:
         check_trusted(tree, parent.path)
-    for key in ("rerun", "quiet", MANY):  # of this command, not of the parent's
+    for key in ("rerun", "quiet", LOGGER):  # of this command, not of the parent's
         tree[key] = config.tree[key]
     for word in config.words:
         if not word.startswith(SEARCH_PATH):  # which says where the parent's classes may be
@@ -45,8 +45,8 @@ def extend(config: Config, parent: RunDirectory, trust: bool) -> Config:
     if config.overridden("trainer.epochs") and not config.overridden("trainer.steps"):
         tree["trainer"]["steps"] = None
     name_words = parent.path.name.rsplit("-", 2)[0].split("-")
-    with stored(parent.config):
-        tree, closed = checked(tree)
+    with blame_file(parent.config):
+        tree, closed = check_config(tree)
     return Config(tree, closed, Choices(summary["choices"], tuple(name_words)), config.words)
 
 

@@ -34,25 +34,28 @@ def make_ledger(model: Model, norms: Mapping[str, nn.Module], tree: Tree, device
 
 def norm_rows(norms: Sequence[nn.Module]) -> dict[str, Any]:
     """Return what the norms are: how many, their eps, what they compute in which order, and their own settings."""
-    ours = [norm for norm in norms if isinstance(norm, Norm)]
-    epsilons = [getattr(norm, "eps", None) for norm in norms]
-    numbers = [eps for eps in epsilons if isinstance(eps, float | None)]  # another library's may be anything
-    affine = ["+".join(dict(norm.named_parameters())) or "none" for norm in norms]
-    rows = {
-        "norms": len(norms),
-        "eps": distinct(numbers),
-        "eps_place": distinct(norm.eps_place for norm in ours if norm.eps is not None),
-        "cast_order": distinct(norm.cast_order for norm in ours),
-        "implementation": distinct(norm.implementation for norm in ours),
-        "affine_parameters": distinct(affine),
+    found: dict[str, list[Any]] = {
+        "eps": [],
+        "eps_place": [],
+        "cast_order": [],
+        "implementation": [],
+        "affine_parameters": [],
     }
-    settings: dict[str, list[Any]] = {}
-    for norm in ours:
+    for norm in norms:
+        eps = getattr(norm, "eps", None)
+        if isinstance(eps, float | None):  # another library's may be anything
+            found["eps"].append(eps)
+        names = [name for name, _ in norm.named_parameters()]
+        found["affine_parameters"].append("+".join(names) or "none")
+        if not isinstance(norm, Norm):
+            continue
+        if norm.eps is not None:
+            found["eps_place"].append(norm.eps_place)
+        found["cast_order"].append(norm.cast_order)
+        found["implementation"].append(norm.implementation)
         for key, value in norm.settings().items():  # as they were decided at construction
-            settings.setdefault(key, []).append(value)
-    for key, values in settings.items():
-        rows[key] = distinct(values)
-    return rows
+            found.setdefault(key, []).append(value)
+    return {"norms": len(norms), **{key: distinct(values) for key, values in found.items()}}
 
 
 def gain_rows(model: Model) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What runs have left: trained models, and tables of all runs below a folder. torch is imported for models alone."""
+"""Reads runs again: trained models, and tables of all runs below a folder. torch is imported for models alone."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ import re
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
-from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from normbench.config.schema import checked_section, stored
+from normbench.config.schema import blame_file, check_section
 from normbench.config.sections import GROUPS
 from normbench.config.trust import check_trusted
 from normbench.errors import UsageError, explain
@@ -36,7 +35,9 @@ MOST = 3  # files that a warning names
 
 MEANINGS = ("classes", "vocabulary")  # of what data describe: what predictions stand for
 
-# What a summary tells that has its place among the columns already, or tells nothing: the rest follows behind them.
+LEFT_OUT = re.compile(r"\.old\d+$|(^|/)\.[^/]")  # what `rerun=true` has set aside, and hidden folders
+
+# What a summary tells that has its place among the columns already, or tells nothing: the rest follows after them.
 PLACED = {"status", "step", "steps", "seed", "choices", "metrics", "data", DIGESTS}
 
 
@@ -54,13 +55,15 @@ class TrainedRun(RunDirectory):
 
     def __init__(self, path: str | os.PathLike[str], trust: bool = False) -> None:
         super().__init__(Path(os.path.expanduser(path)))
-        self.tree, self.trust = self.configuration(), trust
+        self.trust = trust
+        self.tree = self.configuration()
         if not self.tree:
             raise UsageError(f"{path} holds no run: give the directory of one, outputs/NAME/RUN, not a folder above")
         if not trust:
             check_trusted(self.tree, self.path)
-        with stored(self.config):
-            self.tree |= {section: checked_section(section, self.tree[section]) for section in LOADED}
+        with blame_file(self.config):
+            for section in LOADED:
+                self.tree[section] = check_section(section, self.tree[section])
 
     def data(self) -> Data:
         """Return the data, decoded or from their cache; where their folder has gone, from that of NORMBENCH_DATA.
@@ -71,14 +74,20 @@ class TrainedRun(RunDirectory):
         from normbench import build
 
         section = dict(self.tree["data"])
-        if (root := section.get("root")) and not Path(os.path.expanduser(root)).is_dir():
+        root = section.get("root")
+        if root and not Path(os.path.expanduser(root)).is_dir():
             section["root"] = os.environ.get("NORMBENCH_DATA", root)
         data = build.make_data({**self.tree, "data": section}, self.tree["seed"])
-        before, now = self.sessions()[-1]["data"], data.describe()
-        if self.task() != data.task or any(before.get(key, now.get(key)) != now.get(key) for key in MEANINGS):
+        if self.task() != data.task or not self.means_the_same(data):
             what = f"{self.path} was trained on other data or another vocabulary than are there now"
-            raise UsageError(f"{what}: bring those back, or train anew with rerun=true")
+            raise UsageError(f"{what}: bring those back, or train again with rerun=true")
         return data
+
+    def means_the_same(self, data: Data) -> bool:
+        """Tell whether predictions stand for the same classes or tokens as when the model was trained."""
+        before = self.sessions()[-1]["data"]
+        now = data.describe()
+        return all(before.get(key, now.get(key)) == now.get(key) for key in MEANINGS)
 
     def task(self) -> Task:
         """Return what the data ask of the model: as the run noted it."""
@@ -101,14 +110,15 @@ def load_model(run: TrainedRun, which: Which = "last", ema: bool = False, device
         raise UsageError(f"which={which} is unknown: use last or best")
     state = Checkpoints(run).load(lambda line: warnings.warn(line, stacklevel=2), best=which == "best")
     if state is None:
-        cure = "it must be written and whole; train the run further with its own command, or anew with rerun=true"
+        cure = "it must be written and whole; train the run further with its own command, or again with rerun=true"
         raise UsageError(f"{run.path} has no {which} checkpoint: trainer.keep_checkpoint={which} keeps it, and {cure}")
     if ema and state.get("average") is None:
         raise UsageError(f"{run.path} has no averaged weights: the last ones of a run with trainer.ema=0.999 have them")
     target = build.resolve_device(str(device))
     try:
         model, _ = build.build_model(run.tree, run.task(), run.tree["seed"])
-        model.load_state_dict(state["average"]["model"] if ema else state["model"])
+        weights = state["average"]["model"] if ema else state["model"]
+        model.load_state_dict(weights)
     except (LookupError, TypeError, ValueError, RuntimeError, AttributeError) as error:
         if isinstance(error, UsageError) or run.trust:  # whose author needs the line
             raise
@@ -128,26 +138,41 @@ def load_runs(folder: str | os.PathLike[str]) -> pd.DataFrame:
     """
     import pandas as pd
 
-    rows, altered = [], list[str]()
+    rows: list[dict[str, Any]] = []
+    altered: list[str] = []
     for name, run in run_directories(folder).items():
-        summary, status = (read_json(path) or {} for path in (run.summary, run.status))
+        summary = read_json(run.summary) or {}
         if summary:
             altered += altered_files(name, run, [file for file in RECORD if file != LOGGED])
-        stands, chosen = summary or status, [{}, *run.sessions()][-1].get("choices", {})
-        row = {
-            "run": name,
-            "path": str(run.path),
-            **{key: stands.get(key) for key in ("status", "step", "steps")},
-            "heartbeat": status.get("heartbeat"),
-            **{group: None if chosen[group] == "None" else chosen[group] for group in GROUPS if group in chosen},
-            **flat(run.configuration()),
-            **summary.get("metrics", {}),
-            **flat({key: value for key, value in summary.items() if key not in PLACED}),
-        }
-        rows.append({key: value for key, value in row.items() if not key.endswith("_partial_")})  # which is Hydra's
+        rows.append(row_of(name, run, summary))
     warn_of(altered)
     frame = pd.DataFrame(rows)
     return frame.assign(heartbeat=pd.to_datetime(frame["heartbeat"], unit="s", utc=True))
+
+
+def row_of(name: str, run: RunDirectory, summary: dict[str, Any]) -> dict[str, Any]:
+    """Return a run's row of the table: how it stands, what was chosen, its configuration, and its results."""
+    status = read_json(run.status) or {}
+    stands = summary or status
+    row = {
+        "run": name,
+        "path": str(run.path),
+        "status": stands.get("status"),
+        "step": stands.get("step"),
+        "steps": stands.get("steps"),
+        "heartbeat": status.get("heartbeat"),
+    }
+    sessions = run.sessions()
+    chosen = sessions[-1].get("choices", {}) if sessions else {}
+    for group in GROUPS:
+        if group in chosen:
+            row[group] = None if chosen[group] == "None" else chosen[group]
+    for key, value in flat(run.configuration()).items():
+        if not key.endswith("_partial_"):  # which is Hydra's
+            row[key] = value
+    row |= summary.get("metrics", {})
+    row |= flat({key: value for key, value in summary.items() if key not in PLACED})
+    return row
 
 
 def load_metrics(folder: str | os.PathLike[str]) -> pd.DataFrame:
@@ -160,14 +185,18 @@ def load_metrics(folder: str | os.PathLike[str]) -> pd.DataFrame:
     """
     import pandas as pd
 
-    found: list[tuple[Any, ...]] = []
-    altered = list[str]()
+    found: list[tuple[str, float, str, float]] = []
+    altered: list[str] = []
     for name, run in run_directories(folder).items():
         if read_json(run.summary):
             altered += altered_files(name, run, [LOGGED])
+        lines: list[tuple[bytes, float, dict[str, float]]] = []
         with suppress(OSError):
-            whole = takewhile(lambda line: line[1] != UNREADABLE, logged_lines(run.metrics))
-            found += [(name, step, tag, value) for _, step, numbers in whole for tag, value in numbers.items()]
+            lines = logged_lines(run.metrics)
+        for _, step, numbers in lines:
+            if step == UNREADABLE:
+                break
+            found += [(name, step, tag, value) for tag, value in numbers.items()]
     warn_of(altered)
     frame = pd.DataFrame(found, columns=["run", "step", "tag", "value"])
     return frame.astype({"run": "category", "step": "int64", "tag": "category", "value": "float64"})
@@ -183,8 +212,10 @@ def altered_files(name: str, run: RunDirectory, files: Sequence[str]) -> list[st
 def warn_of(altered: Sequence[str]) -> None:
     """Warn of files that were changed, whose numbers are in the table as they are."""
     if altered:
-        told = ", ".join(altered[:MOST]) + (f" and {len(altered) - MOST} more" if len(altered) > MOST else "")
-        what = f"{told}: changed after the run had ended, so numbers may not be what was measured"
+        files = ", ".join(altered[:MOST])
+        if len(altered) > MOST:
+            files += f" and {len(altered) - MOST} more"
+        what = f"{files}: changed after the run had ended, so numbers may not be what was measured"
         warnings.warn(f"{what}; make such a run again with rerun=true", stacklevel=4)
 
 
@@ -199,9 +230,13 @@ def run_directories(folder: str | os.PathLike[str]) -> dict[str, RunDirectory]:
     base = Path(os.path.expanduser(folder))
     if not base.is_dir():
         raise UsageError(f"{folder} is not a folder: train something first, or give the folder of your runs")
-    paths = sorted(path.parent.relative_to(base) for path in base.rglob("config.yaml"))
-    found = {path: RunDirectory(base / path) for path in paths if not re.search(r"\.old\d+$|(^|/)\.[^/]", str(path))}
-    kept = {path: run for path, run in found.items() if run.status.exists() or run.summary.exists()}
-    if not kept:
+    found: dict[str, RunDirectory] = {}
+    for path in sorted(config.parent.relative_to(base) for config in base.rglob("config.yaml")):
+        if LEFT_OUT.search(str(path)):
+            continue
+        run = RunDirectory(base / path)
+        if run.status.exists() or run.summary.exists():
+            found[str(path) if path.name else base.name] = run
+    if not found:
         raise UsageError(f"{folder} holds no runs: train something first, or give the folder of your runs")
-    return {str(path) if path.name else base.name: run for path, run in kept.items()}
+    return found

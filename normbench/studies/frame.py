@@ -20,7 +20,7 @@ from normbench.analysis.figures.style import Figure
 from normbench.analysis.tables import Table
 from normbench.config import compose
 from normbench.config.groups import options, section_of
-from normbench.config.schema import UNHASHED_KEYS, checked_values
+from normbench.config.schema import UNHASHED_KEYS, check_values
 from normbench.config.signatures import settings_of_class
 from normbench.errors import UsageError
 from normbench.record.directory import fingerprint
@@ -262,7 +262,7 @@ def make_study(kind: type[Study], words: Sequence[str]) -> Study:
         if takes_list(known.get(name)) and not value.startswith("[") and value != "null":
             value = f"[{value}]"  # which a person need not write
         given[name] = compose.value_of(value)
-    given = checked_values("study.", given, known, f"study {kind.name}")
+    given = check_values("study.", given, known, f"study {kind.name}")
     study = kind(**given)
     study.settings = given
     return study

@@ -109,14 +109,14 @@ def combine(words: Sequence[str], ties: Sequence[Sequence[str]]) -> list[Point]:
     Raises:
         UsageError: what varies is what all runs share, a tie has unlike numbers of values, or there are too many runs.
     """
-    varying = [word for word in words if compose.parsed(word).is_sweep_override()]
+    varying = [word for word in words if compose.parse(word).is_sweep_override()]
     axes = [read_axis([word]) for word in varying]
     axes += [read_axis(tie) for tie in ties]
     if math.prod(len(axis) for axis in axes) > MOST_RUNS:
         keys = " × ".join(" and ".join(axis[0]) for axis in axes)
         raise UsageError(f"a sweep over {keys} has more than {MOST_RUNS:,} runs, which is the most: give fewer values")
 
-    fixed = [compose.text(compose.parsed(word)) for word in words if word not in varying]
+    fixed = [compose.text(compose.parse(word)) for word in words if word not in varying]
     points = []
     for settings in itertools.product(*axes):
         varied: dict[str, str] = {}
@@ -139,7 +139,7 @@ def check_ties(ties: Iterable[str], others: Iterable[str]) -> None:
     taken = set(others)
     for tie in ties:
         words = tie.split(";")
-        if len(words) < 2 or not all(compose.parsed(word).is_sweep_override() for word in words):
+        if len(words) < 2 or not all(compose.parse(word).is_sweep_override() for word in words):
             example = f"{TIE}='data.batch_size=2,8;optim.lr=0.025,0.1'"
             raise UsageError(f"{TIE}={tie} is not two settings or more with several values: write it as {example}")
         for key in map(key_of, words):
@@ -159,7 +159,7 @@ def read_axis(words: Sequence[str]) -> list[dict[str, str]]:
         key = key_of(word)
         if key in COMMON:
             raise UsageError(f"{word} cannot vary within a sweep: give {key} one value, or start a sweep for each")
-        parsed = compose.parsed(word)
+        parsed = compose.parse(word)
         if parsed.is_interval_sweep():
             raise UsageError(f"{word} is not a list of values: give {key} some, as in {key}=1,2")
         found[key] = read_values(word, parsed)

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from typing import Annotated, Any, Literal
 
 from normbench.config.groups import check_option, content, options_with, section_of
-from normbench.config.schema import TARGET, checked_values, closed_settings
+from normbench.config.schema import TARGET, check_values, closed_settings
 from normbench.config.signatures import settings_of
 from normbench.errors import UsageError
 from normbench.settings import Setting, either
@@ -113,7 +113,7 @@ def read_settings(words: Iterable[str]) -> tuple[SweepConfig, dict[str, Any]]:
             before = OmegaConf.select(config, key) if key in REPEATED else None
             OmegaConf.update(config, key, read_value(word, before))
     tree: Any = OmegaConf.to_container(config)
-    own = checked_values("sweep.", tree["sweep"], SETTINGS, "normbench sweep")
+    own = check_values("sweep.", tree["sweep"], SETTINGS, "normbench sweep")
     return SweepConfig(**own), check_launcher(launcher, tree["launcher"])
 
 
@@ -149,4 +149,4 @@ def check_launcher(launcher: str, section: dict[str, Any]) -> dict[str, Any]:
             raise UsageError(f"launcher.{name} is not a setting of {where}: {cure}")
     if not settings:
         where += " (sweep.jobs= and threads= say what runs get of this machine)"
-    return checked_values("launcher.", section, {"_target_": TARGET, **settings}, where)
+    return check_values("launcher.", section, {"_target_": TARGET, **settings}, where)
