@@ -201,12 +201,12 @@ def words_of(canvas: Any) -> list[tuple[str, Any]]:
 
 def test_words_are_broken_where_there_is_no_room() -> None:
     with style.our_style():
-        lines = style.wrapped("GroupNorm · batch_size=2 · accumulate=16 − batchnorm", 1.5)
+        lines = style.wrap("GroupNorm · batch_size=2 · accumulate=16 − batchnorm", 1.5)
         assert all(style.breadth(line) <= 1.5 for line in lines)
         assert (
             " ".join(lines).replace("\N{NO-BREAK SPACE}", " ") == "GroupNorm · batch_size=2 · accumulate=16 − batchnorm"
         )
-        assert style.breadth(style.fitted("n" * 60, 1.0)) <= 1.0 < style.breadth("n" * 60)
+        assert style.breadth(style.fit("n" * 60, 1.0)) <= 1.0 < style.breadth("n" * 60)
 
 
 def test_arms_whose_names_differ_in_the_middle_are_told_apart(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from test_completion import answers
 from normbench import build
 from normbench.cli import main
 from normbench.commands import norm_pages
-from normbench.commands.norm_pages import Flow, Step, Timing, norm_page, pages, placement_page, reached
+from normbench.commands.norm_pages import Flow, Step, Timing, norm_page, pages, placement_page, trace
 from normbench.config.groups import options, section_of
 from normbench.config.refusals import refusal
 from normbench.contract.norms import NormPart
@@ -75,18 +75,18 @@ def test_docs_have_the_pages_as_they_are(group: str) -> None:
 def test_a_picture_has_what_shares_a_statistic(norm: str) -> None:
     expected = torch.zeros(norm_pages.PICTURE, dtype=torch.bool)
     expected[SHARED[norm]] = True
-    assert torch.equal(reached(part_of(norm), "sequence", training=True), expected)
+    assert torch.equal(trace(part_of(norm), "sequence", training=True), expected)
     in_image = expected.clone()
     in_image[SAMPLE, GROUP] |= norm == "groupnorm"
-    assert torch.equal(reached(part_of(norm), "image", training=True), in_image)
-    in_evaluation = reached(part_of(norm), "sequence", training=False)
+    assert torch.equal(trace(part_of(norm), "image", training=True), in_image)
+    in_evaluation = trace(part_of(norm), "sequence", training=False)
     assert in_evaluation.sum() == 1 if norm == "batchnorm" else torch.equal(in_evaluation, expected)
 
 
 def test_a_picture_by_hand() -> None:
     cells = torch.zeros(norm_pages.PICTURE, dtype=torch.bool)
     cells[SHARED["groupnorm"]] = cells[2, 0, 3] = True
-    assert norm_pages.drawn(cells).splitlines() == [
+    assert norm_pages.draw(cells).splitlines() == [
         "            sample 1      sample 2      sample 3",
         "position 1  ············  ············  ············",
         "position 2  ········■●■■  ············  ············",
@@ -148,7 +148,7 @@ def test_the_page_stands_there_before_the_time_is_measured(
         shown.append(capsys.readouterr().out)
         return Timing(ms=1.0, ratio=1.0, implementation="fused")
 
-    monkeypatch.setattr("normbench.commands.norm_pages.clocked_here", measure)
+    monkeypatch.setattr("normbench.commands.norm_pages.measure_time", measure)
     assert main(["norms", "none"]) == 0
     assert "What it is for" in shown[0] and "time here" in capsys.readouterr().out
 
@@ -182,7 +182,7 @@ def test_a_page_names_what_is_refused_and_nothing_else(group: str) -> None:
     free = NormFacts("none", centers=False)
     for name in options(group):
         mine = build.norm_facts({"norm": section_of("norm", name)}) if group == "norm" else classes[group][name]
-        told = {(one.group, option) for one in norm_pages.refused(group, mine) for option in one.options}
+        told = {(one.group, option) for one in norm_pages.find_refusals(group, mine) for option in one.options}
         found, goes = set(), set()
         for (model, of_model), (data, of_data) in product(classes["model"].items(), classes["data"].items()):
             fitting = classes["placement"]["pre" if of_model.residual else "plain"]

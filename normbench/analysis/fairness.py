@@ -172,7 +172,9 @@ def unequal_facts(study: Study) -> Iterator[Finding]:
             continue
         values = arms_by_value((record.arm.name, rule.read(record)) for record in records)
         for finding in unequal(rule.topic, rule.sentence, values, rule.serious):
-            yield replace(finding, between={}) if rule.everywhere else finding
+            if rule.everywhere:
+                finding = replace(finding, between={})
+            yield finding
 
 
 def forbidden_facts(study: Study) -> Iterator[Finding]:

@@ -35,7 +35,7 @@ SLIM: dict[str, tuple[str, ...]] = {
 SLIM_RESULTS = 4
 
 
-def broken(text: str, most: int, side: str, stands: str = "t") -> str:
+def break_lines(text: str, most: int, side: str, stands: str = "t") -> str:
     """Write words for a cell, in several lines where they are long.
 
     side: `l` or `r`, where the lines begin or end. stands: `t` or `b`, which line is level with those of other cells.
@@ -56,15 +56,19 @@ def width_of(heading: str, cells: Sequence[str]) -> float:
 
 def parts_of(table: Table) -> list[list[int]]:
     """Return the places of the columns that have room beside each other; each part begins with the columns of words."""
-    columns = [(str(name), table.frame.iloc[:, place].map(str)) for place, name in enumerate(table.frame.columns)]
-    widths = [width_of(name, cells.tolist()) for name, cells in columns]
-    heads = [*range(table.heads)]
-    taken = sum(widths[place] for place in heads)
-    parts, room = [list(heads)], ROOM - taken
-    for place in range(table.heads, len(columns)):
-        if widths[place] > room and len(parts[-1]) > len(heads):
-            parts.append(list(heads))
-            room = ROOM - taken
+    widths = []
+    for place, name in enumerate(table.frame.columns):
+        cells = table.frame.iloc[:, place].map(str)
+        widths.append(width_of(str(name), cells.tolist()))
+    heads = list(range(table.heads))
+    room_beside_heads = ROOM - sum(widths[: table.heads])
+    parts = [[*heads]]
+    room = room_beside_heads
+    for place in range(table.heads, len(widths)):
+        is_first = len(parts[-1]) == len(heads)
+        if widths[place] > room and not is_first:
+            parts.append([*heads])
+            room = room_beside_heads
         parts[-1].append(place)
         room -= widths[place]
     return parts
@@ -72,19 +76,21 @@ def parts_of(table: Table) -> list[list[int]]:
 
 def table_for(table: Table) -> str:
     """Write a table, in several where its columns have no room beside each other, or its rows below each other."""
-    starts = range(0, len(table.frame), MOST_ROWS)
-    frames = [table.frame.iloc[start : start + MOST_ROWS, own] for own in parts_of(table) for start in starts]
-    return "\n".join(part_for(table, frame, number, len(frames)) for number, frame in enumerate(frames, start=1))
+    frames = []
+    for columns in parts_of(table):
+        for start in range(0, len(table.frame), MOST_ROWS):
+            frames.append(table.frame.iloc[start : start + MOST_ROWS, columns])
+    parts = [part_for(table, frame, number, len(frames)) for number, frame in enumerate(frames, start=1)]
+    return "\n".join(parts)
 
 
 def part_for(table: Table, frame: pd.DataFrame, number: int, of: int) -> str:
     """Write some columns and rows of a table."""
     sides = ["l" if place < table.heads else "r" for place in range(frame.shape[1])]
-    columns = []
-    for place, side in enumerate(sides):
-        cells = [broken(str(cell), CELL, side) for cell in frame.iloc[:, place]]
-        columns.append([broken(str(frame.columns[place]), HEADING, side, "b"), *cells])
-    headings, *rows = zip(*columns, strict=True)
+    headings = [break_lines(str(name), HEADING, side, "b") for name, side in zip(frame.columns, sides, strict=True)]
+    rows = []
+    for cells in frame.itertuples(index=False, name=None):
+        rows.append([break_lines(str(cell), CELL, side) for cell, side in zip(cells, sides, strict=True)])
     which = f" ({number} of {of})" if of > 1 else ""
     label = f"tab:{table.key}" + (f"-{number}" if number > 1 else "")
     lines = [
@@ -111,8 +117,10 @@ def in_text(tables: Sequence[Table]) -> str:
         if table.key not in SLIM:
             continue
         names = [str(name).partition(",")[0] for name in table.frame]
-        kept = [place for place, name in enumerate(names) if name in (SLIM[table.key] or names)]
-        kept = kept[:SLIM_RESULTS] if table.key == "arms" else kept
+        wanted = SLIM[table.key] or names
+        kept = [place for place, name in enumerate(names) if name in wanted]
+        if table.key == "arms":
+            kept = kept[:SLIM_RESULTS]
         if len(kept) > table.heads:  # else they are names of arms alone, as none has a mean
             short = replace(table, key=f"{table.key}-short", frame=table.frame.iloc[:, kept], marked=())
             written.append(table_for(short))
@@ -136,7 +144,10 @@ def prose(text: str) -> str:
 
 def cited_in(page: str) -> set[str]:
     """Return the keys of the works that a page cites."""
-    return {key for keys in re.findall(r"\\citep\{(.+?)\}", page) for key in keys.split(",")}
+    keys = set[str]()
+    for some in re.findall(r"\\citep\{(.+?)\}", page):
+        keys.update(some.split(","))
+    return keys
 
 
 def figure_for(label: str, caption: str, drawings: Sequence[str], size: str) -> str:
@@ -156,8 +167,10 @@ def written_figures(figures: Sequence[Mapping[str, Any]], in_text: bool) -> str:
     written = list[str]()
     for group, own in by_group(figures):
         if group is None:
-            chosen = [figure for figure in own if (figure["name"] in FIGURES_IN_TEXT) == in_text]
-            written += [figure_for(figure["name"], figure["caption"], [figure["name"]], ALONE) for figure in chosen]
+            for figure in own:
+                name = figure["name"]
+                if (name in FIGURES_IN_TEXT) == in_text:
+                    written.append(figure_for(name, figure["caption"], [name], ALONE))
         elif (group.name in FIGURES_IN_TEXT) == in_text:
             written += panels_for(group.name, group.caption, [figure["name"] for figure in own])
     return "\n".join(written)

@@ -34,15 +34,18 @@ class Reference:
     @property
     def words(self) -> str:
         """Name it in a text: `Ba et al. 2016`, `Wu & He 2018`."""
-        first = self.families[0]
-        authors = f"{first} et al." if len(self.families) > 2 else " & ".join(self.families)
+        authors = " & ".join(self.families)
+        if len(self.families) > 2:
+            authors = f"{self.families[0]} et al."
         return f"{authors} {self.year}"
 
     @property
     def long_words(self) -> str:
         """Name it with all of its authors: `Ba, Kiros & Hinton 2016`."""
         *others, last = self.families
-        return f"{', '.join(others)} & {last} {self.year}" if others else self.words
+        if not others:
+            return self.words
+        return f"{', '.join(others)} & {last} {self.year}"
 
 
 @cache
@@ -50,15 +53,18 @@ def references() -> dict[str, Reference]:
     """Return all works by what they are called in a text, the longest names first."""
     found: dict[str, Reference] = {}
     for entry in ENTRY.finditer(FILE.read_text("utf-8")):
-        fields = dict(FIELD.findall(entry[0]))
+        bibtex, key = entry[0], entry[1]
+        fields = dict(FIELD.findall(bibtex))
         families = [author.partition(",")[0].strip("{}") for author in fields["author"].split(" and ")]
-        one = Reference(entry[1], tuple(families), fields["year"] + fields.get("letter", ""), entry[0])
+        year = fields["year"] + fields.get("letter", "")
+        one = Reference(key, tuple(families), year, bibtex)
         found |= {one.words: one, one.long_words: one}
-    return dict(sorted(found.items(), key=lambda item: -len(item[0])))
+    longest_first = sorted(found, key=len, reverse=True)
+    return {name: found[name] for name in longest_first}
 
 
 @cache
-def named() -> re.Pattern[str]:
+def name_pattern() -> re.Pattern[str]:
     """Return the pattern of a work's name."""
     names = "|".join(map(re.escape, references()))
     return re.compile(rf"(?:{names})(?!\w)")
@@ -66,7 +72,7 @@ def named() -> re.Pattern[str]:
 
 def works_in(text: str) -> list[Reference]:
     """Return the works that a text names, in its order, each once."""
-    return list(dict.fromkeys(references()[name] for name in named().findall(text)))
+    return list(dict.fromkeys(references()[name] for name in name_pattern().findall(text)))
 
 
 def works_of(group: str, option: str) -> list[Reference]:
@@ -76,12 +82,14 @@ def works_of(group: str, option: str) -> list[Reference]:
 
 def in_brackets(works: list[Reference]) -> str:
     """Cite works, such as ` (Ba et al. 2016; Wu & He 2018)`; nothing where there are none."""
-    return f" ({'; '.join(work.words for work in works)})" if works else ""
+    names = [work.words for work in works]
+    return f" ({'; '.join(names)})" if names else ""
 
 
 def split_at_citations(text: str) -> Iterator[tuple[str, list[Reference]]]:
     """Yield the words up to each pair of brackets that holds works and nothing else, and those works; last the rest."""
-    bracket = re.compile(rf"\s*\(({named().pattern}(?:; {named().pattern})*)\)")
+    work = name_pattern().pattern
+    bracket = re.compile(rf"\s*\(({work}(?:; {work})*)\)")
     start = 0
     for found in bracket.finditer(text):
         yield text[start : found.start()], works_in(found[1])

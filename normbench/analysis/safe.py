@@ -8,7 +8,8 @@ from xml.etree import ElementTree
 
 import pandas as pd
 
-SVG, LINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}href"
+SVG = "{http://www.w3.org/2000/svg}"
+LINK = "{http://www.w3.org/1999/xlink}href"
 ElementTree.register_namespace("", SVG.strip("{}"))  # a drawing is written again without a prefix, as HTML wants it
 ElementTree.register_namespace("xlink", "http://www.w3.org/1999/xlink")
 
@@ -32,10 +33,12 @@ VALUE = r"[\w\s#%.,'()!+-]*"
 LOOK = rf"\s*(?:{'|'.join(sorted(LOOKS))})\s*:(?!\s*url\((?!#)){VALUE}"
 LOOKING = rf"(?:{LOOK};)*(?:{LOOK})?\s*"
 RULE = rf'\s*(?:svg)?\.nb-figure[\w\s:*="#\[\]-]*\{{{LOOKING}\}}\s*'
-LOOK_OF_ONE, STYLE = re.compile(VALUE), re.compile(LOOKING)
+LOOK_OF_ONE = re.compile(VALUE)
+STYLE = re.compile(LOOKING)
 SHEET = re.compile(rf"(?:@media screen and \(prefers-color-scheme:\s?dark\)\s?\{{(?:{RULE})*\}})?(?:{RULE})*")
 HREF = re.compile(r"#[\w.-]+|data:image/png;base64,[\w+/=\s]*")
 CLASS = re.compile(r"nb-[\w-]+( nb-[\w-]+)*")
+PATTERNS = {"style": STYLE, "class": CLASS, "href": HREF, LINK: HREF} | dict.fromkeys(LOOKS, LOOK_OF_ONE)  # of values
 OTHER_REFERENCE = re.compile(r"(?!url\(#)(?i:url\()")  # to elsewhere, or written in another way
 
 # A cell that begins like this is a formula to a spreadsheet, unless it is a number or goes from one to another.
@@ -71,10 +74,10 @@ def check_drawing(text: str) -> None:
 
 def is_harmless(key: str, value: str) -> bool:
     """Tell whether an attribute says only what a drawing looks like, or refers to what it holds itself."""
-    patterns = {"style": STYLE, "class": CLASS, "href": HREF, LINK: HREF} | dict.fromkeys(LOOKS, LOOK_OF_ONE)
-    if pattern := patterns.get(key):
-        return pattern.fullmatch(value) is not None and not OTHER_REFERENCE.search(value)
-    return key in PLACES
+    pattern = PATTERNS.get(key)
+    if pattern is None:
+        return key in PLACES
+    return pattern.fullmatch(value) is not None and not OTHER_REFERENCE.search(value)
 
 
 def for_page(text: str, within: str) -> str:
@@ -88,17 +91,19 @@ def for_page(text: str, within: str) -> str:
         for rules in part.findall(f"{SVG}style"):
             part.remove(rules)
         for key, value in part.items():
-            part.set(key, named_within(within, key, value))
+            part.set(key, prefix_ids(within, key, value))
     return ElementTree.tostring(drawing, encoding="unicode")
 
 
-def named_within(within: str, key: str, value: str) -> str:
+def prefix_ids(within: str, key: str, value: str) -> str:
     """Return the value of an attribute with a word in front of each id that it names."""
     if key in ("id", "aria-labelledby"):
         return " ".join(f"{within}-{name}" for name in value.split())
     if key in ("href", LINK):
         return re.sub("^#", f"#{within}-", value)
-    return value.replace("url(#", f"url(#{within}-") if key in LOOKS | {"style"} else value
+    if key == "style" or key in LOOKS:
+        return value.replace("url(#", f"url(#{within}-")
+    return value
 
 
 def is_formula(cell: Any) -> bool:
@@ -115,5 +120,6 @@ def to_csv(frame: pd.DataFrame, **how: Any) -> bytes:
     for name in frame.select_dtypes(exclude=["number", "bool", "datetime"]):
         computed = frame[name].map(is_formula).astype(bool)
         if computed.any():
-            frame = frame.assign(**{name: frame[name].astype(object).mask(computed, "'" + frame[name].astype(str))})
+            quoted = "'" + frame[name].astype(str)
+            frame = frame.assign(**{name: frame[name].astype(object).mask(computed, quoted)})
     return frame.to_csv(index=False, **how).encode()

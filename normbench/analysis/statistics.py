@@ -73,20 +73,31 @@ class Sample:
     @cached_property
     def sd(self) -> float:
         """Return the standard deviation (n − 1); 0 where values are all the same, or there is one."""
-        return float(np.std(self.values, ddof=1)) if self.n and np.ptp(self.values) > self.resolution else 0.0
+        spread = np.ptp(self.values) if self.n else 0.0
+        return float(np.std(self.values, ddof=1)) if spread > self.resolution else 0.0
+
+    @property
+    def standard_error(self) -> float:
+        """Return that of the mean, sd/√n."""
+        return self.sd / math.sqrt(self.n)
 
     @cached_property
     def mean(self) -> float:
         """Return the mean; NaN for no values."""
-        mean = float(np.mean(self.values)) if self.sd else (*self.values, math.nan)[0]
-        return 0.0 if abs(mean) <= self.resolution and not self.sd else mean
+        if not self.n:
+            return math.nan
+        if self.sd:
+            return float(np.mean(self.values))
+        value = self.values[0]
+        return 0.0 if abs(value) <= self.resolution else value
 
     @property
     def interval(self) -> Interval | None:
         """Return Student's interval, mean ± t_{0.975, n−1}·sd/√n (Student 1908)."""
         if not self.sd:
             return None
-        half = float(special.stdtrit(self.n - 1, 1 - ALPHA / 2)) * self.sd / math.sqrt(self.n)
+        quantile = float(special.stdtrit(self.n - 1, 1 - ALPHA / 2))
+        half = quantile * self.sd / math.sqrt(self.n)
         return Interval(self.mean - half, self.mean + half)
 
     @property
@@ -94,7 +105,8 @@ class Sample:
         """Return that of the two-sided t test against 0 (Student 1908)."""
         if not self.sd:
             return 1.0 if self.n > 1 and not self.mean else None
-        return 2 * float(special.stdtr(self.n - 1, -abs(self.mean / (self.sd / math.sqrt(self.n)))))
+        t = self.mean / self.standard_error
+        return 2 * float(special.stdtr(self.n - 1, -abs(t)))
 
     @property
     def effect_size(self) -> float | None:
@@ -105,7 +117,14 @@ class Sample:
         df = self.n - 1
         if df < 2 or not self.sd:
             return None
-        return float(special.poch((df - 1) / 2, 0.5)) / math.sqrt(df / 2) * self.mean / self.sd
+        correction = float(special.poch((df - 1) / 2, 0.5)) / math.sqrt(df / 2)
+        return correction * self.mean / self.sd
+
+    def without(self, place: int) -> Sample:
+        """Return the values but the one at a place."""
+        values = self.values[:place] + self.values[place + 1 :]
+        seeds = self.seeds[:place] + self.seeds[place + 1 :]
+        return Sample(values, self.resolution, seeds)
 
     def deciding(self, level: float) -> tuple[int, float] | None:
         """Return the seed without which the t test says otherwise at a level, and p without it.
@@ -115,16 +134,16 @@ class Sample:
         """
         if self.p is None or self.n <= FEWEST_WITHOUT_ONE:
             return None
-        others = {}
+        below = self.p < level
+        found: list[tuple[int, float]] = []
         for place, seed in enumerate(self.seeds):
-            left = self.values[:place] + self.values[place + 1 :]
-            p = Sample(left, self.resolution, self.seeds[:place] + self.seeds[place + 1 :]).p
-            if p is not None and (p < level) != (self.p < level):
-                others[seed] = p
-        if not others:
+            p = self.without(place).p
+            if p is not None and (p < level) != below:
+                found.append((seed, p))
+        if not found:
             return None
-        seed = (max if self.p < level else min)(others, key=others.__getitem__)
-        return seed, others[seed]
+        furthest = max if below else min
+        return furthest(found, key=lambda one: one[1])
 
     @property
     def skewed(self) -> bool:
@@ -145,9 +164,12 @@ class Sample:
         ranks = (2 * stats.rankdata(np.abs(moved))).astype(int)  # doubled, so that a tie's mean rank is whole
         chances = np.ones(1)  # of each sum of the positive ranks
         for rank in ranks:
-            chances = (np.pad(chances, (0, rank)) + np.pad(chances, (rank, 0))) / 2
+            negative = np.pad(chances, (0, rank))
+            positive = np.pad(chances, (rank, 0))
+            chances = (negative + positive) / 2
         observed = int(ranks[moved > 0].sum())
-        return min(1.0, 2 * float(min(chances[: observed + 1].sum(), chances[observed:].sum())))
+        at_most, at_least = chances[: observed + 1].sum(), chances[observed:].sum()
+        return min(1.0, 2 * float(min(at_most, at_least)))
 
 
 # ---- means and differences
@@ -160,9 +182,13 @@ def mean_interval(
 
     There is none for one value, or values that are all the same; the mean of none is NaN.
     """
-    sample = Sample(tuple(values), ROUNDING * max(map(abs, values), default=0.0), ())
+    resolution = ROUNDING * max(map(abs, values), default=0.0)
+    sample = Sample(tuple(values), resolution, ())
     interval = sample.interval
-    return sample.mean, interval and Interval(max(interval.lower, bounds[0]), min(interval.upper, bounds[1]))
+    if interval is None:
+        return sample.mean, None
+    least, most = bounds
+    return sample.mean, Interval(max(interval.lower, least), min(interval.upper, most))
 
 
 def paired_difference(arm: Mapping[int, float], baseline: Mapping[int, float]) -> Sample:
@@ -171,9 +197,10 @@ def paired_difference(arm: Mapping[int, float], baseline: Mapping[int, float]) -
     arm, baseline: value by seed.
     """
     seeds = tuple(sorted(arm.keys() & baseline.keys()))
-    sides = np.array([[side[seed] for seed in seeds] for side in (arm, baseline)])
-    resolution = ROUNDING * float(np.abs(sides).max(initial=0.0))
-    return Sample(tuple((sides[0] - sides[1]).tolist()), resolution, seeds)
+    own = np.array([arm[seed] for seed in seeds])
+    other = np.array([baseline[seed] for seed in seeds])
+    largest = np.abs([own, other]).max(initial=0.0)
+    return Sample(tuple((own - other).tolist()), ROUNDING * float(largest), seeds)
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
@@ -182,7 +209,8 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
     Holm 1979, for any dependence among the tests. None stays None and does not count towards m.
     """
     known = sorted(p for p in p_values if p is not None)
-    steps = np.maximum.accumulate(np.array(known) * np.arange(len(known), 0, -1))
+    factors = np.arange(len(known), 0, -1)
+    steps = np.maximum.accumulate(np.array(known) * factors)
     corrected = dict(zip(known, np.minimum(steps, 1).tolist(), strict=True))
     return [None if p is None else corrected[p] for p in p_values]
 
@@ -242,8 +270,12 @@ def detectable_difference(n: int, sd: float, *, family: int = 1) -> float:
 
     sd: standard deviation of the paired differences.
     """
-    found = optimize.brentq(lambda size: paired_power(size, 1.0, n, family=family) - POWER, 0, 1e6, xtol=1e-12)
-    return sd * float(found)
+
+    def excess(size: float) -> float:
+        return paired_power(size, 1.0, n, family=family) - POWER
+
+    size = float(optimize.brentq(excess, 0, 1e6, xtol=1e-12))
+    return sd * size
 
 
 def detectable_interval(n: int, sd: float, *, family: int = 1) -> Interval:
@@ -252,8 +284,10 @@ def detectable_interval(n: int, sd: float, *, family: int = 1) -> Interval:
     sd·√(df / χ²), df = n − 1, χ² its quantiles at 97.5 and 2.5 %. Of five values that is 1.0 to 4.8 sd.
     """
     found = detectable_difference(n, sd, family=family)
-    high, low = (float(special.chdtri(n - 1, tail)) for tail in (ALPHA / 2, 1 - ALPHA / 2))
-    return Interval(found * math.sqrt((n - 1) / high), found * math.sqrt((n - 1) / low))
+    df = n - 1
+    high = float(special.chdtri(df, ALPHA / 2))
+    low = float(special.chdtri(df, 1 - ALPHA / 2))
+    return Interval(found * math.sqrt(df / high), found * math.sqrt(df / low))
 
 
 def sd_upper_limit(sd: float, n: int, confidence: float = 0.8) -> float:
@@ -262,7 +296,9 @@ def sd_upper_limit(sd: float, n: int, confidence: float = 0.8) -> float:
     df = n − 1, χ² its quantile at 1 − c. A plan made with the pilot's own sd falls short in more than half of all
     cases; with this limit it holds in 80 % (Browne 1995).
     """
-    return sd * math.sqrt((n - 1) / float(special.chdtri(n - 1, confidence)))
+    df = n - 1
+    quantile = float(special.chdtri(df, confidence))
+    return sd * math.sqrt(df / quantile)
 
 
 # ---- scores of runs
@@ -277,7 +313,9 @@ def learning_rate_sensitivity(losses: Mapping[float, float], loss_at_init: float
     """
     capped = [min(loss, loss_at_init) if math.isfinite(loss) else loss_at_init for loss in losses.values()]
     best = min(capped)
-    return math.fsum(loss - best for loss in capped) / len(capped) if best < loss_at_init else None
+    if best >= loss_at_init:
+        return None
+    return math.fsum(loss - best for loss in capped) / len(capped)
 
 
 def count_spikes(values: Any, *, history: int = 1_000, fewest: int = 50) -> tuple[int, int]:

@@ -58,26 +58,38 @@ def save_study(folder: Path, about: Mapping[str, Any], tables: Sequence[Table], 
     """
     drawings = inside(folder, "figures")
     drawings.mkdir(exist_ok=True)
-    older = (read_json(folder / FOUND, {"figures": [{"name": str}]}) or {"figures": []})["figures"]
-    before = {f"figures/{one['name']}.{suffix}" for one in older for suffix in SUFFIXES}
-    files = {name: content for figure in figures for name, content in figure.files().items()}
-    for name, content in files.items():
-        write_bytes(drawings / name, content)
-    words = [
-        {
-            "name": one.name,
-            "title": one.title,
-            "caption": one.caption,
-            "wide": is_wide(one),
-            "group": vars(one.group) if one.group else None,
-        }
-        for one in figures
-    ]
-    shown = [{**vars(table), "frame": table.frame.to_dict("split"), "marked": [*table.marked]} for table in tables]
-    write_json(folder / FOUND, {**about, "tables": shown, "figures": words})
+    before = files_before(folder)
+    written = set[str]()
+    for figure in figures:
+        for name, content in figure.files(png=True).items():
+            write_bytes(drawings / name, content)
+            written.add(f"figures/{name}")
+    write_json(folder / FOUND, {**about, "tables": [*map(as_json, tables)], "figures": [*map(words_of, figures)]})
     study = read_study(folder, folder)
     write_bytes(folder / "report.html", page_of("study.html", about["title"], studies=[study]).encode())
-    remove_written(folder, before - {f"figures/{name}" for name in files})
+    remove_written(folder, before - written)
+
+
+def files_before(folder: Path) -> set[str]:
+    """Return the files of figures that the study wrote when it was last made."""
+    older = read_json(folder / FOUND, {"figures": [{"name": str}]}) or {"figures": []}
+    return {f"figures/{one['name']}.{suffix}" for one in older["figures"] for suffix in SUFFIXES}
+
+
+def words_of(figure: Figure) -> dict[str, Any]:
+    """Return what is kept of a figure beside its files."""
+    return {
+        "name": figure.name,
+        "title": figure.title,
+        "caption": figure.caption,
+        "wide": is_wide(figure),
+        "group": vars(figure.group) if figure.group else None,
+    }
+
+
+def as_json(table: Table) -> dict[str, Any]:
+    """Return a table as JSON keeps it."""
+    return {**vars(table), "frame": table.frame.to_dict("split"), "marked": [*table.marked]}
 
 
 def read_study(folder: Path, page: Path, number: int = 1) -> Studied:
@@ -92,27 +104,37 @@ def read_study(folder: Path, page: Path, number: int = 1) -> Studied:
         found = read_json(folder / FOUND, SHAPE)
         if found is None or not NAME.fullmatch(folder.name):
             raise ValueError(f"{FOUND} is missing or not what a study writes")
-        key = f"study{number if number > 1 else ''}--{folder.name}"
+        nth = number if number > 1 else ""
+        key = f"study{nth}--{folder.name}"
         place = os.path.relpath(folder / "figures", page)
-        figures = found.pop("figures")
-        for one in figures:
-            drawing = printable(read_bytes(inside(folder, "figures", f"{one['name']}.svg")).decode())
-            check_drawing(drawing)
-            group = one.get("group")  # which older studies do not have
-            if group and not fits(group, WORDS):
-                raise ValueError(f"a group of figures is not what {FOUND} has")
-            one |= {
-                "svg": for_page(drawing, f"{key}--drawing--{one['name']}-"),
-                "place": place,
-                "wide": one.get("wide", False),
-            }
-            one["group"] = Group(**group) if group else None
+        figures = [read_figure(folder, one, key, place) for one in found.pop("figures")]
         tables = [Table(**{**table, "frame": pd.DataFrame(**table["frame"])}) for table in found.pop("tables")]
         check_apart([one["name"] for one in figures], [table.key for table in tables])
         found["finding"] = [sentence for sentence in found.get("finding", ()) if isinstance(sentence, str)]
         return Studied(key, found, tables, figures)
     except (OSError, LookupError, TypeError, ValueError) as error:
         raise UsageError(f"{folder} is damaged ({error}): give the study's command again") from error
+
+
+def read_figure(folder: Path, words: Mapping[str, Any], study: str, place: str) -> dict[str, Any]:
+    """Return what a page shows of a figure. words: as `words_of` has them. study: its key. place: of the files.
+
+    Raises:
+        ValueError: it is damaged, or more than a drawing.
+    """
+    drawing = printable(read_bytes(inside(folder, "figures", f"{words['name']}.svg")).decode())
+    check_drawing(drawing)
+    group = words.get("group")  # which older studies do not have
+    if group and not fits(group, WORDS):
+        raise ValueError(f"a group of figures is not what {FOUND} has")
+    return {
+        **words,
+        "svg": for_page(drawing, f"{study}--drawing--{words['name']}-"),
+        "place": place,
+        "wide": words.get("wide", False),
+        "png": True,
+        "group": Group(**group) if group else None,
+    }
 
 
 def check_apart(*kinds: Sequence[str]) -> None:
@@ -129,13 +151,19 @@ def check_apart(*kinds: Sequence[str]) -> None:
 
 def places_of_studies(folders: Sequence[Path]) -> list[Path]:
     """Return the folders of all studies below some folders."""
-    found = ((folder.resolve(), path.resolve()) for folder in folders for path in folder.rglob(f"studies/*/{FOUND}"))
-    return sorted({path.parent for folder, path in found if path.is_relative_to(folder)})
+    places = set()
+    for folder in folders:
+        for path in folder.rglob(f"studies/*/{FOUND}"):
+            place = path.resolve().parent
+            if place.is_relative_to(folder.resolve()):  # which a link may not be
+                places.add(place)
+    return sorted(places)
 
 
 def studies_below(folders: Sequence[Path], page: Path) -> list[Studied]:
     """Read all studies below some folders but damaged ones. page: the folder of the page that shows them."""
-    found, seen = list[Studied](), Counter[str]()
+    found = list[Studied]()
+    seen = Counter[str]()
     for place in places_of_studies(folders):
         seen[place.name] += 1
         try:

@@ -52,7 +52,7 @@ def tell(group: str, name: str | None, markdown: bool) -> None:
     if group == "norm" and name:
         print()  # the page stands there while the time is measured
         part = NormPart({"norm": section_of("norm", name)})
-        console().print(Markdown(time_told(clocked_here(part))))
+        console().print(Markdown(write_time(measure_time(part))))
 
 
 @dataclass(frozen=True)
@@ -90,11 +90,11 @@ def page_of(group: str, name: str) -> Page:
     line = options(group)[name]
     if group == "norm":
         norm = norm_page(NormPart(tree))
-        return Page(name, line, text, norm, [*refused(group, norm.facts)])
-    return Page(name, line, text, placement_page(tree), [*refused(group, made)])
+        return Page(name, line, text, norm, [*find_refusals(group, norm.facts)])
+    return Page(name, line, text, placement_page(tree), [*find_refusals(group, made)])
 
 
-def refused(group: str, mine: NormFacts | type[Placement]) -> Iterator[Refused]:
+def find_refusals(group: str, mine: NormFacts | type[Placement]) -> Iterator[Refused]:
     """Yield why a norm, by its facts, or a placement is refused with which options of another group."""
     for rule in REFUSALS:
         if group not in rule.between:
@@ -202,7 +202,7 @@ def norm_page(part: NormPart) -> NormPage:
     norm = part.factory()(PICTURE[1])
     cells = {}
     for layout, training in product(LAYOUTS, (True, False)):
-        cells[layout, training] = reached(part, layout, training)
+        cells[layout, training] = trace(part, layout, training)
     trained, evaluated = cells["sequence", True], cells["sequence", False]
     later = slice(SHOWN[2] + 1, None)
     forward, backward = count_costs(part)
@@ -243,7 +243,7 @@ def numbers_of(tensors: Iterable[tuple[str, Tensor]]) -> str:
     return ", ".join(told)
 
 
-def reached(part: NormPart, layout: str, training: bool) -> Cells:
+def trace(part: NormPart, layout: str, training: bool) -> Cells:
     """Tell on which values of the input one value of the output depends: where its gradient is not 0."""
     sequence = layout == "sequence"
     norm = part.factory()(PICTURE[1], channel_dim=-1 if sequence else 1).double()
@@ -260,7 +260,7 @@ def pictures_of(cells: dict[tuple[str, bool], Cells]) -> list[Picture]:
     """Return a picture for all layouts and modes in which it is the same; cells: by layout, and whether in training."""
     places: dict[str, list[tuple[str, bool]]] = defaultdict(list)
     for place, own in cells.items():
-        places[drawn(own)].append(place)
+        places[draw(own)].append(place)
     pictures = []
     for drawing, shared in places.items():
         layouts = dict.fromkeys(LAYOUTS[layout] for layout, _ in shared)
@@ -269,7 +269,7 @@ def pictures_of(cells: dict[tuple[str, bool], Cells]) -> list[Picture]:
     return pictures
 
 
-def drawn(cells: Cells) -> str:
+def draw(cells: Cells) -> str:
     """Draw samples side by side, a line a position and a column a feature, as a cut through Wu & He 2018, figure 2."""
     samples, features, positions = PICTURE
     signs = np.where(cells, "■", "·")
@@ -323,7 +323,7 @@ class Timing:
     implementation: str
 
 
-def clocked_here(part: NormPart) -> Timing:
+def measure_time(part: NormPart) -> Timing:
     """Measure the time of forward and backward pass, and its ratio to layernorm's, in alternation."""
     x = torch.randn(CLOCKED, requires_grad=True)
     dy = torch.randn(CLOCKED)
@@ -337,7 +337,7 @@ def clocked_here(part: NormPart) -> Timing:
     return Timing(1e3 * median(own), median(ratios), norm.implementation)
 
 
-def time_told(time: Timing) -> str:
+def write_time(time: Timing) -> str:
     """Write a norm's time as a line of its page."""
     size = " × ".join(map(str, CLOCKED))
     return (

@@ -42,12 +42,11 @@ def report(
         UsageError: no such folder, what `make_reports` raises, no such width, or `out` cannot be written.
         RunFailure: the disk is full.
     """
-    inches = WIDTHS.get(width) or (float(width) if re.fullmatch(r"\d+(\.\d+)?", width) else 0.0)
-    if not 3 <= inches <= 20:
-        raise UsageError(f"--width {width} is no width: give column (3.5 inches), page (7), or 3 to 20 inches")
+    inches = inches_of(width)
     gc.disable()  # a million logged numbers hold no circles, and to look for some takes a tenth of the time
-    out, stderr = out or inside(folders[0], "report"), Console(stderr=True, quiet=quiet)
+    out = out or inside(folders[0], "report")
     # no spinner: it would need a thread, beside which no process is forked that helps
+    stderr = Console(stderr=True, quiet=quiet)
     with Live("reading the runs", console=stderr, auto_refresh=False, transient=True) as status:
         from normbench.analysis.report import make_reports, save_all
 
@@ -72,12 +71,31 @@ def report(
     return 0
 
 
+def inches_of(width: str) -> float:
+    """Return the width of figures that a person gave.
+
+    Raises:
+        UsageError: it is no width.
+    """
+    inches = WIDTHS.get(width, 0.0)
+    if re.fullmatch(r"\d+(\.\d+)?", width):
+        inches = float(width)
+    if not 3 <= inches <= 20:
+        raise UsageError(f"--width {width} is not a width: give column (3.5 inches), page (7), or 3 to 20 inches")
+    return inches
+
+
 def missing_below(folders: Sequence[Path]) -> dict[str, str]:
     """Return the runs that sweeps on folders, or on those in them, have planned and that have no directory -> why."""
     from normbench.sweep.folder import SweepFolder
 
-    places = {place for folder in folders for place in (folder, *(path.parent for path in folder.glob("*/.sweep")))}
-    return {name: why for place in sorted(places) for name, why in SweepFolder(place).missing().items()}
+    places = set(folders)
+    for folder in folders:
+        places.update(path.parent for path in folder.glob("*/.sweep"))
+    missing: dict[str, str] = {}
+    for place in sorted(places):
+        missing |= SweepFolder(place).missing()
+    return missing
 
 
 def report_of_sweep(folder: Path, quiet: bool) -> None:
@@ -133,14 +151,16 @@ def more_seeds(one: Comparison, difference: float, study: Study) -> str:
 
 def console() -> Console:
     """Return what prints in the width of the terminal, as far as lines are still easy to read."""
-    return Console(width=min(shutil.get_terminal_size((100, 24)).columns, 120), highlight=False)
+    terminal = shutil.get_terminal_size((100, 24))
+    return Console(width=min(terminal.columns, 120), highlight=False)
 
 
 def print_verdict(report: Report) -> None:
     """Print what was found, and what may decide it."""
     for sentence, _ in report.verdict:
         console().print(Text(sentence))
-    if serious := [finding for finding in report.findings if finding.serious]:
+    serious = [finding for finding in report.findings if finding.serious]
+    if serious:
         grid = Grid.grid(padding=(0, 2))
         for finding in serious:
             grid.add_row(Text(finding.topic), Text(finding.text))
@@ -151,7 +171,10 @@ def print_table(table: Table) -> None:
     """Print a table with its notes; names of arms and settings stay as they are, whatever brackets they have."""
     if table.rows:
         console().print(Text(table.title, style="bold"))
-        grid, table = Grid(), table.transposed() if len(table.rows) < len(table.frame.columns) > WIDEST else table
+        columns = len(table.frame.columns)
+        if columns > WIDEST and columns > len(table.rows):
+            table = table.transposed()
+        grid = Grid()
         for place, column in enumerate(table.frame.columns):
             grid.add_column(Text(column), justify="left" if place < table.heads else "right", overflow="fold")
         for row in table.rows:

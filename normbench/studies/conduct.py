@@ -344,7 +344,7 @@ def save(
     }
     save_study(folder, about, tables, figures)
     board = new_board(folder)
-    board.images({f"{name}/{figure.name}": figure.drawn("png", dpi=150) for figure in figures})
+    board.images({f"{name}/{figure.name}": figure.render("png", dpi=150) for figure in figures})
     board.close("")
     write_lines(study, name, rows, folder)
 

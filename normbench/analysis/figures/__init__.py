@@ -18,7 +18,7 @@ from normbench.analysis.figures.lines import QUANTITIES, draw_lines
 from normbench.analysis.figures.maps import maps
 from normbench.analysis.figures.style import COLUMN, TOGETHER, UNDER_WAY, Figure, members, our_style
 from normbench.analysis.measures import Metric, metrics_of, ran_as
-from normbench.analysis.records import Study, shortened
+from normbench.analysis.records import Arm, Study, shortened
 
 
 def draw_all(
@@ -35,25 +35,36 @@ def draw_all(
     arms, chosen = contenders(study, baseline)
     primary, *others = metrics or metrics_of(study)
     note = " Each arm at its learning rate of the best mean validation loss." if chosen else ""
-    unfinished = [arm.name for arm in arms if any(run.status in UNDER_WAY for run in members(arm))]
-    along = note + (f" Not finished yet: {shortened(unfinished, TOGETHER)}." if unfinished else "")
-    along += mean_of_groups(arms, primary)
+    along = note + not_finished(arms) + mean_of_groups(arms, primary)
     judged = f" The arms are judged by the final {primary.words}, not by this loss." if others else ""
-    losses = [name for name in QUANTITIES if name.startswith("loss")]
-    insides = [name for name in QUANTITIES if not name.startswith(("loss", "accuracy", "bleu"))]
     words = ran_as(arms)
     ran = f" The norms ran as {words}." if words else ""
+    if comparisons is None:
+        comparisons = compare_all(arms, baseline, primary)
     with our_style(width):
-        drawn = [
-            interactions(arms, baseline, primary, note),
-            survival(arms, baseline, note),
-            maps(study, primary),
-            forest(compare_all(arms, baseline, primary) if comparisons is None else comparisons, arms, note),
-            *(draw_lines(name, arms, along) for name in ("bleu-val-epochs", "accuracy-val-steps") if others),
-            *(draw_lines(name, arms, along + judged + ran * name.endswith("time")) for name in losses),
-            search(study),
-            learning_rates(study, primary),
-            step_time_against(arms, primary, note + ran),
-            *(draw_lines(name, arms, along) for name in insides),
+        figures = [
+            *interactions(arms, baseline, primary, note),
+            *survival(arms, baseline, note),
+            *maps(study, primary),
+            *forest(comparisons, arms, note),
         ]
-    return [figure for figures in drawn for figure in figures]
+        if others:
+            figures += draw_lines("bleu-val-epochs", arms, along)
+            figures += draw_lines("accuracy-val-steps", arms, along)
+        for name in QUANTITIES:
+            if name.startswith("loss"):
+                of_time = ran if name.endswith("time") else ""
+                figures += draw_lines(name, arms, along + judged + of_time)
+        figures += search(study)
+        figures += learning_rates(study, primary)
+        figures += step_time_against(arms, primary, note + ran)
+        for name in QUANTITIES:
+            if not name.startswith(("loss", "accuracy", "bleu")):
+                figures += draw_lines(name, arms, along)
+    return figures
+
+
+def not_finished(arms: Sequence[Arm]) -> str:
+    """Return a sentence on the arms of which runs that are under way are drawn; empty where there are none."""
+    names = [arm.name for arm in arms if any(run.status in UNDER_WAY for run in members(arm))]
+    return f" Not finished yet: {shortened(names, TOGETHER)}." if names else ""

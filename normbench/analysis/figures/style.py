@@ -4,7 +4,7 @@ Panels of one kind are small multiples: drawn in the same size with the same axe
 title and a caption. A page, which lays them out, shows each as large as it was drawn, also on a phone.
 
 Colours, dashes and markers stand in palette.toml, matplotlib's settings in normbench.mplstyle, titles and captions in
-captions.toml. A norm has the same colour in all figures.
+captions.py. A norm has the same colour in all figures.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from xml.sax.saxutils import escape, quoteattr
 
 import numpy as np
 import pandas as pd
-from jinja2 import Template
 
 from normbench.analysis.measures import Metric
 from normbench.analysis.records import Arm, Run, in_order, shortened
@@ -39,13 +38,20 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
 
 FOLDER = Path(__file__).parent
-CAPTIONS = tomllib.loads((FOLDER / "captions.toml").read_text("utf-8"))
 PALETTE = tomllib.loads((FOLDER / "palette.toml").read_text("utf-8"))
 COLORS = PALETTE["colors"]
-DARK: Mapping[str, str] = dict(pair for colors in COLORS.values() for pair in colors.values())
-INK, FAINT = (light for light, _ in COLORS["page"].values())
-NORMS: Mapping[str, str] = {name: light for name, (light, _) in COLORS["norms"].items()}
-OWN, SEQUENCE = ([light for light, _ in COLORS[part].values()] for part in ("own", "sequence"))
+DARK: Mapping[str, str] = dict(pair for colors in COLORS.values() for pair in colors.values())  # by the light one
+
+
+def light(part: str) -> dict[str, str]:
+    """Return the colours of a part of the palette on a light page, by name."""
+    return {name: color for name, (color, _) in COLORS[part].items()}
+
+
+INK, FAINT = light("page").values()
+NORMS: Mapping[str, str] = light("norms")
+OWN = list(light("own").values())
+SEQUENCE = list(light("sequence").values())
 
 Dash = tuple[float, tuple[float, ...]]
 PLACEMENTS: Mapping[str, tuple[Dash, str]] = {
@@ -61,6 +67,7 @@ COLUMN = 3.5  # inches: a column of a printed page, and of a web page on a phone
 ABOVE, BELOW, LEFT, RIGHT = 0.29, 0.47, 0.7, 0.13  # inches around a panel, for words
 BESIDE = 0.8  # inches for a scale of colours
 SIZE = 9  # points of all letters, as normbench.mplstyle has it
+SALT = "normbench"  # of ids in an SVG, as normbench.mplstyle has it; no style but ours has this one
 LINE, SAMPLE = 0.19, 0.6  # inches of a line of words, and of what a legend has in front of its own
 WORD = 0.5  # inches between the words of ticks side by side
 LABELS = 8  # lines at most are named at their ends, where so many inches stay for lines; else there is a legend above
@@ -69,6 +76,7 @@ LEANING = 0.9  # inches of names below an axis that lean
 FLAT, LOWEST = 0.62, 1.2  # the height of a panel is this share of its width, and so many inches at least
 STEPS = (1, 2, 3, 4, 5, 10)  # between ticks, by whatever power of ten
 
+NOT_RECORDED = "nothing of the kind was recorded"  # why an arm may not be in a figure
 SEPARATOR = " · "  # between the settings in an arm's name
 VALUES = ("mean", "difference")  # columns of data, one of which says where something is drawn
 
@@ -91,7 +99,8 @@ def colors_of(key: str, values: Iterable[Any]) -> dict[Any, str]:
         return {value: SEQUENCE[round(place * step)] for place, value in enumerate(found)}
     ours = {"norm": NORMS, "placement": PLACEMENTS}.get(key, found)
     colors = dict(zip(ours, NORMS.values(), strict=False))
-    return colors | dict(zip([value for value in found if value not in colors], cycle(OWN), strict=False))
+    others = [value for value in found if value not in colors]
+    return colors | dict(zip(others, cycle(OWN), strict=False))
 
 
 def dark_rules(scope: str, drawn: str | None = None) -> str:
@@ -99,27 +108,36 @@ def dark_rules(scope: str, drawn: str | None = None) -> str:
 
     drawn: an SVG, for the rules of its colours alone. A viewer that knows no such rules shows those of a light page.
     """
-    return "".join(
-        f'{scope} [style*="{paint}: {light}"]{{{paint}:{dark}!important}}'
-        for light, dark in DARK.items()
-        for paint in ("fill", "stroke")
-        if drawn is None or f"{paint}: {light}" in drawn
-    )
+    rules = []
+    for light, dark in DARK.items():
+        for paint in ("fill", "stroke"):
+            if drawn is None or f"{paint}: {light}" in drawn:
+                rules.append(f'{scope} [style*="{paint}: {light}"]{{{paint}:{dark}!important}}')
+    return "".join(rules)
 
 
 @contextmanager
 def our_style(width: float = COLUMN) -> Iterator[None]:
     """Set matplotlib to our style, whatever a person's own settings are, and back to them at the end.
 
-    width: of figures that are begun within, in inches.
+    width: of figures that are begun within, in inches. Within our style only the width is set, as all else takes as
+    long as a tenth of a drawing.
     """
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it would tell where it keeps its fonts
-    import matplotlib
+    from matplotlib import rc_context, rc_file, rcParams
 
-    with matplotlib.rc_context(), warnings.catch_warnings():
+    if rcParams["svg.hashsalt"] == SALT:
+        before = rcParams["figure.figsize"]
+        rcParams["figure.figsize"] = width, width
+        try:
+            yield
+        finally:
+            rcParams["figure.figsize"] = before
+        return
+    with rc_context(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")  # a box stands for a letter that the font lacks
-        matplotlib.rc_file(FOLDER / "normbench.mplstyle")
-        matplotlib.rcParams["figure.figsize"] = width, width
+        rc_file(FOLDER / "normbench.mplstyle")
+        rcParams["figure.figsize"] = width, width
         yield
 
 
@@ -147,10 +165,7 @@ def panels_of(arms: Sequence[Arm], drawn: Container[str] | None = None) -> list[
     In a panel each arm has a marker of its own, and dashes tell what colours do not, or the same in grey. drawn: the
     names of the arms that are drawn, where not all are; the others count for looks, which are the same in all figures.
     """
-    keys = dict.fromkeys(key for arm in arms for key in arm.settings)
-    varied = [key for key in keys if len({arm.settings.get(key) for arm in arms}) > 1]
-    color_key = "norm" if "norm" in varied else next(iter(varied), "norm")
-    rest = [key for key in varied if key != color_key]
+    color_key, rest = keys_of_looks(arms)
     together = len(arms) <= TOGETHER or not rest
     values = [{**config_of(arm), **arm.settings}.get(color_key) for arm in arms]
     colors = colors_of(color_key, values)
@@ -158,14 +173,39 @@ def panels_of(arms: Sequence[Arm], drawn: Container[str] | None = None) -> list[
     titles = list(dict.fromkeys(words(arm, rest) for arm in arms))
     panels: dict[str, list[Entry]] = {}
     for place, (arm, value) in enumerate(zip(arms, values, strict=True)):
-        title, mine = words(arm, rest), ordered.index(value)
-        dash = mine if not (together and rest) else titles.index(title)
-        look = PLACEMENTS[title][0] if together and title in PLACEMENTS else DASHES[dash % len(DASHES)][0]
-        marker = DASHES[(place if together else mine) % len(DASHES)][1]
-        if drawn is None or arm.name in drawn:
-            label = words(arm, [*arm.settings] if together else [color_key])
-            panels.setdefault("" if together else title, []).append(Entry(arm, label, colors[value], look, marker))
+        if drawn is not None and arm.name not in drawn:
+            continue
+        title = words(arm, rest)
+        by_color = ordered.index(value)
+        if together:
+            by_dash = titles.index(title) if rest else by_color
+            dash = PLACEMENTS[title][0] if title in PLACEMENTS else dash_of(by_dash)
+            entry = Entry(arm, words(arm, [*arm.settings]), colors[value], dash, marker_of(place))
+            panels.setdefault("", []).append(entry)
+        else:
+            entry = Entry(arm, words(arm, [color_key]), colors[value], dash_of(by_color), marker_of(by_color))
+            panels.setdefault(title, []).append(entry)
     return list(panels.items())
+
+
+def keys_of_looks(arms: Sequence[Arm]) -> tuple[str, list[str]]:
+    """Return the setting that colours tell, which is the norm where it varies, and all others that vary."""
+    keys = dict.fromkeys(key for arm in arms for key in arm.settings)
+    varied = [key for key in keys if len({arm.settings.get(key) for arm in arms}) > 1]
+    color_key = "norm"
+    if varied and "norm" not in varied:
+        color_key = varied[0]
+    return color_key, [key for key in varied if key != color_key]
+
+
+def dash_of(number: int) -> Dash:
+    """Return one of the dashes, again from the first where there are no more."""
+    return DASHES[number % len(DASHES)][0]
+
+
+def marker_of(number: int) -> str:
+    """Return one of the markers, again from the first where there are no more."""
+    return DASHES[number % len(DASHES)][1]
 
 
 def first(found: Sequence[Any], most: int, words: str) -> tuple[Sequence[Any], str]:
@@ -182,7 +222,7 @@ def absent(
     arms: Sequence[Arm],
     data: pd.DataFrame,
     cut: Sequence[str] = (),
-    lacks: str = "nothing of the kind was recorded",
+    lacks: str = NOT_RECORDED,
 ) -> str:
     """Return a sentence for a caption on the arms that are not in a figure, and why; empty where all are.
 
@@ -204,7 +244,8 @@ def is_drawn(arm: Arm, data: pd.DataFrame) -> bool:
     diverged = data.get("diverged", pd.Series(0, data.index)) > 0
     drawn = data[value.notna() | diverged]
     for key, own in arm.settings.items():
-        if (column := key.rpartition(".")[2]) in drawn:
+        column = key.rpartition(".")[2]
+        if column in drawn:
             drawn = drawn[drawn[column] == own]
     return is_named(arm, {*drawn["arm"], *drawn.get("baseline", ())})
 
@@ -220,7 +261,8 @@ def without_result(arm: Arm) -> str:
     ended = Counter(run.status.replace("_", " ") for run in arm.runs)
     if ended["finished"]:
         return ""
-    return f"no run finished: {', '.join(f'{number} {status}' for status, number in ended.items())}"
+    counts = [f"{number} {status}" for status, number in ended.items()]
+    return f"no run finished: {', '.join(counts)}"
 
 
 def words(arm: Arm, keys: Sequence[str]) -> str:
@@ -234,10 +276,13 @@ def words(arm: Arm, keys: Sequence[str]) -> str:
 
 def proper(arm: Arm, key: str) -> Any:
     """Return what an arm has in a setting; of a norm its proper name, or that of a class in other letters."""
-    value, config = arm.settings[key], config_of(arm)
-    name = PALETTE["names"].get(value) or str(config.get("norm._target_", "")).rpartition(".")[2]
-    own = value in PALETTE["names"] or name.casefold() == str(value).casefold()
-    return name if key == "norm" and own else value
+    value = arm.settings[key]
+    if key != "norm":
+        return value
+    if value in PALETTE["names"]:
+        return PALETTE["names"][value]
+    class_name = str(config_of(arm).get("norm._target_", "")).rpartition(".")[2]
+    return class_name if class_name.casefold() == str(value).casefold() else value
 
 
 def config_of(arm: Arm) -> Mapping[str, Any]:
@@ -247,8 +292,11 @@ def config_of(arm: Arm) -> Mapping[str, Any]:
 
 def members(arm: Arm) -> list[Run]:
     """Return the runs that stand for an arm: those that finished; else those under way; else those that diverged."""
-    found = ([run for run in arm.runs if run.status in some] for some in (("finished",), UNDER_WAY, ("diverged",)))
-    return next(filter(None, found), [])
+    for statuses in (("finished",), UNDER_WAY, ("diverged",)):
+        found = [run for run in arm.runs if run.status in statuses]
+        if found:
+            return found
+    return []
 
 
 # ---- panels in a grid with a legend; matplotlib is imported when it is used
@@ -271,15 +319,26 @@ def draw_panels(
     a legend above. Places are given in inches: to find them from the size of all words takes as long as to draw.
     """
     width = blank(1.0).get_figwidth()
-    labels = [{"\n".join(wrapped(entry.label, width - SAMPLE)): entry for entry in entries} for _, entries in panels]
-    lines = [label.split("\n") for own in labels for label in own]
-    longest, most = max(breadth(line) for own in lines for line in own), max(map(len, labels))
-    deepest = max(map(len, lines))
+    labels = []
+    longest, deepest = 0.0, 1  # inches, and lines, of a label
+    for _, entries in panels:
+        own = {}
+        for entry in entries:
+            lines = wrap(entry.label, width - SAMPLE) or [""]
+            longest = max(longest, *map(breadth, lines))
+            deepest = max(deepest, len(lines))
+            own["\n".join(lines)] = entry
+        labels.append(own)
+    most = max(map(len, labels))
     beside = RIGHT + 0.32 + longest
     at_ends = named == "ends" and most <= LABELS and deepest == 1 and width - LEFT - beside >= NARROWEST
     across = max(1, int((width - 0.2) / (longest + SAMPLE)))
-    top = ABOVE if at_ends else ABOVE + LINE * deepest * -(-most // across)
-    right = beside if at_ends else RIGHT
+    top, right = ABOVE, RIGHT
+    if at_ends:
+        right = beside
+    else:
+        rows = -(-most // across)
+        top += LINE * deepest * rows
     height = max(LOWEST, FLAT * (width - LEFT - right))
     panes: list[Axes] = []
     for own in labels:
@@ -303,7 +362,7 @@ def draw_pane(
     whole = top + height + bottom
     canvas = blank(whole)
     width = canvas.get_figwidth()
-    below, beside = wrapped(x, width), wrapped(y, whole)
+    below, beside = wrap(x, width), wrap(y, whole)
     bottom += LINE * (len(below) - 1)
     left = LEFT + LINE * (len(beside) - 1)
     whole = top + height + bottom
@@ -312,6 +371,8 @@ def draw_pane(
     pane = canvas.add_axes((left / width, bottom / whole, across / width, height / whole), **how)
     canvas.supxlabel("\n".join(below), x=(left + across / 2) / width, y=0.01)
     canvas.supylabel("\n".join(beside), x=0.01)
+    for axis in (pane.xaxis, pane.yaxis):
+        axis.set_label_coords(0.5, 0.5)  # of no words: else a place for them is sought in each drawing
     return pane
 
 
@@ -322,13 +383,15 @@ def canvas_of(pane: Axes) -> Canvas:
 
 def size_of(pane: Axes) -> tuple[float, float]:
     """Return the width and height of axes in inches."""
-    part, (width, height) = pane.get_position(), canvas_of(pane).get_size_inches()
+    part = pane.get_position()
+    width, height = canvas_of(pane).get_size_inches()
     return part.width * width, part.height * height
 
 
 def add_color_bar(pane: Axes, mesh: Any, words: str) -> None:
     """Add the scale of colours to a pane that has `BESIDE` inches at its right. words: what the colours are."""
-    canvas, place = canvas_of(pane), pane.get_position()
+    canvas = canvas_of(pane)
+    place = pane.get_position()
     width = canvas.get_figwidth()
     bar = canvas.add_axes((1 - (BESIDE - 0.15) / width, place.y0, 0.1 / width, place.height))
     canvas.colorbar(mesh, cax=bar)
@@ -350,17 +413,26 @@ def label_ends(axes: Axes, ends: Sequence[tuple[float, Entry]]) -> None:
     """
     if canvas_of(axes).legends or not ends:
         return
+    ordered = sorted(ends, key=lambda end: end[0])
+    low, high = axes.get_ylim()
+    on_screen = axes.transData.transform([(0, end) for end, _ in ordered])
+    heights = axes.transAxes.inverted().transform(on_screen)[:, 1]
     _, height = size_of(axes)
-    ordered, (low, high) = sorted(ends, key=lambda end: end[0]), axes.get_ylim()
-    heights = axes.transAxes.inverted().transform(axes.transData.transform([(0, end) for end, _ in ordered]))[:, 1]
     gaps = LINE / height * np.arange(len(ordered))
     places = np.maximum.accumulate(heights.clip(0, 1) - gaps) + gaps
-    *line, start = (1 + inches * axes.figure.dpi / axes.bbox.width for inches in (0.04, 0.22, 0.28))
-    for place, (end, entry) in zip(places - max(places[-1] - 1, 0), ordered, strict=True):
-        far = " ↑" if end > high else " ↓" if end < low else ""
+    places -= max(places[-1] - 1, 0)
+    inch = axes.figure.dpi / axes.bbox.width  # of the width of the axes
+    line = [1 + 0.04 * inch, 1 + 0.22 * inch]
+    start = 1 + 0.28 * inch
+    for place, (end, entry) in zip(places, ordered, strict=True):
+        label = plain(entry.label)
+        if end > high:
+            label += " ↑"
+        elif end < low:
+            label += " ↓"
         how: dict[str, Any] = {"transform": axes.transAxes, "gid": gid_of(entry.arm, "")}
         axes.add_artist(sample(entry, xdata=line, ydata=[place] * 2, markevery=[1], clip_on=False, **how))
-        axes.text(start, place, plain(entry.label) + far, va="center", **how)
+        axes.text(start, place, label, va="center", **how)
 
 
 def gid_of(arm: Arm, value: str) -> str:
@@ -371,8 +443,9 @@ def gid_of(arm: Arm, value: str) -> str:
 def near(values: Sequence[float], lower_is_better: bool = True) -> tuple[float, float]:
     """Return from where to where values lie, without those so much worse that they would squeeze the others."""
     badness = np.array(values) if lower_is_better else -np.array(values)
-    reach = FAR * np.median(np.abs(badness - np.median(badness)))
-    close = badness[badness <= np.median(badness) + reach]
+    middle = np.median(badness)
+    reach = FAR * np.median(np.abs(badness - middle))
+    close = badness[badness <= middle + reach]
     if reach > 0 and np.ptp(badness) > SQUEEZED * np.ptp(close):
         badness = close
     best, worst = float(badness.min()), float(badness.max())
@@ -384,26 +457,38 @@ def limit(axes: Axes, drawn: pd.DataFrame, metric: Metric, lines: int, crosses: 
 
     drawn: arm, mean, low, high. lines: rows of words at an edge where there are any. crosses: some at the upper edge.
     """
-    low, high = near(drawn[["mean", "low", "high"]].stack().dropna().astype(float), metric.lower_is_better)
+    values = drawn[["mean", "low", "high"]].stack().dropna().astype(float)
+    low, high = near(values, metric.lower_is_better)
     beyond = (drawn["mean"] < low) | (drawn["mean"] > high)
-    pad, up = ROOM * ((high - low) or 1), crosses or (beyond.any() and metric.lower_is_better)
-    down = beyond.any() and not metric.lower_is_better
-    axes.set_ylim(low - pad * (1 + lines * down), high + pad * (1 + lines * up))
+    pad = ROOM * ((high - low) or 1)
+    below, above = pad, pad
+    if crosses or (beyond.any() and metric.lower_is_better):
+        above = pad * (1 + lines)
+    if beyond.any() and not metric.lower_is_better:
+        below = pad * (1 + lines)
+    axes.set_ylim(low - below, high + above)
+    if not beyond.any():
+        return beyond, ""
     names = shortened([*dict.fromkeys(drawn.loc[beyond, "arm"])])
-    return beyond, f" Beyond the axis, with an arrow: {names}." if beyond.any() else ""
+    return beyond, f" Beyond the axis, with an arrow: {names}."
 
 
 def arrow(axes: Axes, at: Sequence[float], place: int, color: str, metric: Metric) -> Artist:
     """Write at the edge where worse values are, in a row of its own, a value that lies beyond. at: x and the value."""
     x, value = at
-    height, sign = (0.97 - place * ROOM, "↑") if metric.lower_is_better else (0.03 + place * ROOM, "↓")
-    how: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "color": color}
-    return axes.text(x, height, f"{sign} {value:.{metric.decimals}f}", ha="center", va="center", **how)
+    text = f"{value:.{metric.decimals}f}"
+    how: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "color": color, "ha": "center", "va": "center"}
+    if metric.lower_is_better:
+        return axes.text(x, 0.97 - place * ROOM, f"↑ {text}", **how)
+    return axes.text(x, 0.03 + place * ROOM, f"↓ {text}", **how)
 
 
 def plain(text: str, most: int = 42) -> str:
     """Return words without the middle of long ones."""
-    return text if len(text) <= most else f"{text[: most // 2]}…{text[len(text) + 1 - most // 2 :]}"
+    if len(text) <= most:
+        return text
+    half = most // 2
+    return f"{text[:half]}…{text[len(text) + 1 - half :]}"
 
 
 @cache
@@ -416,7 +501,7 @@ def breadth(text: str) -> float:
     return float(points) / 72
 
 
-def wrapped(text: str, inches: float) -> list[str]:
+def wrap(text: str, inches: float) -> list[str]:
     """Return words in lines that are no wider; no line begins behind a minus, and a wider word is broken anywhere."""
     lines = [""]
     for word in text.replace("− ", "−\N{NO-BREAK SPACE}").split(" "):
@@ -434,7 +519,7 @@ def wrapped(text: str, inches: float) -> list[str]:
     return [line for line in lines if line]
 
 
-def fitted(text: str, inches: float) -> str:
+def fit(text: str, inches: float) -> str:
     """Return words that are no wider, without the middle of wider ones."""
     most = len(text)
     while breadth(plain(text, most)) > inches and most > 3:
@@ -445,17 +530,20 @@ def fitted(text: str, inches: float) -> str:
 def name_ticks(pane: Axes, places: Sequence[float], names: Sequence[str]) -> None:
     """Name places on the axis below; names that have no room beside each other lean, and the figure grows for them."""
     low, high = pane.get_xlim()
-    apart = min(np.diff(sorted(places)), default=high - low) * size_of(pane)[0] / (high - low)
+    across, _ = size_of(pane)
+    apart = min(np.diff(sorted(places)), default=high - low) * across / (high - low)  # inches
     if max(map(breadth, names)) < apart - 0.05:
         pane.set_xticks(places, names)
         return
-    short = [fitted(name, LEANING) for name in names]
+    short = [fit(name, LEANING) for name in names]
     pane.set_xticks(places, short, rotation=40, ha="right", rotation_mode="anchor")
-    canvas, box = canvas_of(pane), pane.get_position()
+    canvas = canvas_of(pane)
+    box = pane.get_position()
     height = canvas.get_figheight()
     whole = height + 0.65 * max(map(breadth, short))  # 0.65: the sine of the angle
     canvas.set_figheight(whole)
-    pane.set_position((box.x0, 1 - (1 - box.y0) * height / whole, box.width, box.height * height / whole))
+    bottom = 1 - (1 - box.y0) * height / whole
+    pane.set_position((box.x0, bottom, box.width, box.height * height / whole))
 
 
 def log_scale(axes: Axes, name: Literal["x", "y"]) -> None:
@@ -464,13 +552,15 @@ def log_scale(axes: Axes, name: Literal["x", "y"]) -> None:
 
     axes.set(**{f"{name}scale": "log"})
     axes.minorticks_off()
-    axis, length, apart = (axes.xaxis, size_of(axes)[0], WORD) if name == "x" else (axes.yaxis, size_of(axes)[1], LINE)
+    across, up = size_of(axes)
+    axis, most = (axes.xaxis, int(across / WORD)) if name == "x" else (axes.yaxis, int(up / LINE))
+    most = max(3, most)
     low, high = sorted(axis.get_view_interval())
-    most = max(3, int(length / apart))
-    tens = [LogLocator(subs=subs, numticks=most) for subs in ((1.0,), (1.0, 3.0), (1.0, 2.0, 5.0))]
-    tried = [locator.tick_values(low, high) for locator in (*tens, MaxNLocator(4, min_n_ticks=3))]
-    within = [[tick for tick in map(float, np.asarray(ticks)) if low <= tick <= high] for ticks in tried]
-    ticks = next((ticks for ticks in within if len(ticks) > 2), within[-1])
+    locators = [LogLocator(subs=subs, numticks=most) for subs in ((1.0,), (1.0, 3.0), (1.0, 2.0, 5.0))]
+    for locator in (*locators, MaxNLocator(4, min_n_ticks=3)):
+        ticks = [float(tick) for tick in np.asarray(locator.tick_values(low, high)) if low <= tick <= high]
+        if len(ticks) > 2:
+            break
     while len(ticks) > most:
         ticks = ticks[::2]
     axis.set_major_locator(FixedLocator(ticks))
@@ -479,7 +569,9 @@ def log_scale(axes: Axes, name: Literal["x", "y"]) -> None:
 
 def brief(x: float) -> str:
     """Write a number of a logarithmic axis: 0.5, 1000, 1e-4, 2e5."""
-    return f"{x:g}" if 1e-3 <= x < 1e5 else re.sub(r"\.?0*e\+?(-?)0*", r"e\1", f"{x:.2e}")
+    if 1e-3 <= x < 1e5:
+        return f"{x:g}"
+    return re.sub(r"\.?0*e\+?(-?)0*", r"e\1", f"{x:.2e}")
 
 
 # ---- a figure and its words
@@ -509,27 +601,13 @@ class Figure:
     @cached_property
     @our_style()
     def svg(self) -> str:
-        """Draw it without a background, ready to stand in a page: no prolog, and ids that no other figure has.
-
-        The rules for a dark page hold where the file is looked at by itself: a page that holds the figure has its own.
-        Comments, which hold words of a person's, go. Each use of a marker says its outline's colour again, where rules
-        find it, so the marker itself does not.
-        """
+        """Draw it without a background, ready to stand in a page: no prolog, and ids that no other figure has."""
         buffer = io.BytesIO()
         self.canvas.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-        text = buffer.getvalue().decode()
-        text = re.sub(r"<!--.*?-->\s*|\s*<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
-        text = re.sub(r'<g id="(arm [^"]*)">', titled_group, text)
-        text = re.sub(r'\bid="(arm [^"]*)"', lambda found: of_arm(found[1])[0], text)  # of an empty band, no group
-        text = with_ids(text, self.name)
-        text = re.sub(r'(<path id="[^"]+" d="[^"]*" style=")stroke: #[0-9a-f]{6};? ?', r"\1", text)
-        rules = f"@media screen and (prefers-color-scheme:dark){{{dark_rules('svg.nb-figure:root', text)}}}"
-        text = text.replace('<style type="text/css">*{', f'<style type="text/css">{rules}.nb-figure *{{')
-        attributes = f'class="nb-figure" role="img" aria-label={quoteattr(self.alt)}'
-        return text.replace("<svg ", f"<svg {attributes} ", 1)
+        return finish(buffer.getvalue().decode(), self.name, self.alt)
 
     @our_style()
-    def drawn(self, suffix: str, **how: Any) -> bytes:
+    def render(self, suffix: str, **how: Any) -> bytes:
         """Draw it on white for print, as PDF or PNG; words are shapes there, as fonts take twice the time.
 
         One panel of several has its title above it, which in a page stands outside of the drawing.
@@ -537,24 +615,49 @@ class Figure:
         from matplotlib.patheffects import Normal
         from matplotlib.text import Text
 
-        for pane in self.canvas.axes[:1] if self.group else ():
-            pane.set_title(fitted(self.title, self.canvas.get_figwidth() - LEFT))
-        buffer, words = io.BytesIO(), self.canvas.findobj(Text) if suffix == "pdf" else []
+        titled = self.canvas.axes[:1] if self.group else []
+        for pane in titled:
+            pane.set_title(fit(self.title, self.canvas.get_figwidth() - LEFT))
+        words = self.canvas.findobj(Text) if suffix == "pdf" else []
         for text in words:
             text.set_path_effects([Normal()])
+        buffer = io.BytesIO()
         self.canvas.savefig(buffer, format=suffix, facecolor="white", **how)
         for text in words:
             text.set_path_effects([])
-        for pane in self.canvas.axes[:1] if self.group else ():
+        for pane in titled:
             pane.set_title("")
         return buffer.getvalue()
 
-    def files(self) -> dict[str, bytes]:
-        """Return the content of its files, by name."""
+    @our_style()
+    def files(self, png: bool = False) -> dict[str, bytes]:
+        """Return the content of its files, by name. png: whether that is one, which takes 4 tenths of the time."""
         found = {"svg": self.svg.encode(), "csv": to_csv(self.data, lineterminator="\n")}
-        found["pdf"] = self.drawn("pdf", metadata={"CreationDate": None})
-        found["png"] = self.drawn("png", dpi=300, pil_kwargs={"compress_level": 3})  # half the time, a tenth larger
+        found["pdf"] = self.render("pdf", metadata={"CreationDate": None})
+        if png:
+            found["png"] = self.render(
+                "png", dpi=300, pil_kwargs={"compress_level": 3}
+            )  # half the time, a tenth larger
         return {f"{self.name}.{suffix}": content for suffix, content in found.items()}
+
+
+def finish(drawing: str, name: str, alt: str) -> str:
+    """Return an SVG of matplotlib's as it may stand in a page.
+
+    The rules for a dark page hold where the file is looked at by itself: a page that holds the figure has its own.
+    Comments, which hold words of a person's, go. Each use of a marker says its outline's colour again, where rules
+    find it, so the marker itself does not.
+    """
+    text = drawing[drawing.index("<svg") :]
+    text = re.sub(r"<!--.*?-->\s*|\s*<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r'<g id="(arm [^"]*)">', titled_group, text)
+    text = re.sub(r'\bid="(arm [^"]*)"', lambda found: of_arm(found[1])[0], text)  # of an empty band, no group
+    text = with_ids(text, name)
+    text = re.sub(r'(<path id="[^"]+" d="[^"]*" style=")stroke: #[0-9a-f]{6};? ?', r"\1", text)
+    rules = f"@media screen and (prefers-color-scheme:dark){{{dark_rules('svg.nb-figure:root', text)}}}"
+    text = text.replace('<style type="text/css">*{', f'<style type="text/css">{rules}.nb-figure *{{')
+    attributes = f'class="nb-figure" role="img" aria-label={quoteattr(alt)}'
+    return text.replace("<svg ", f"<svg {attributes} ", 1)
 
 
 def of_arm(gid: str) -> tuple[str, str]:
@@ -594,20 +697,16 @@ def in_figures(name: str, title: str, caption: str, alt: str, drawings: Sequence
     """Return a figure for each panel; the words are those of the only one, or of the group of several."""
     if len(drawings) == 1:
         return [Figure(name, title, caption, alt, canvas_of(drawings[0].pane), drawings[0].data)]
-    group, figures = Group(name, title, caption), list[Figure]()
+    group = Group(name, title, caption)
+    figures = []
     for place, one in enumerate(drawings, start=1):
-        words = one.title, one.caption, f"{alt} {one.title}: {one.caption}"
-        figures.append(Figure(f"{name}-{place}", *words, canvas_of(one.pane), one.data, group))
+        own_alt = f"{alt} {one.title}: {one.caption}"
+        canvas = canvas_of(one.pane)
+        figures.append(Figure(f"{name}-{place}", one.title, one.caption, own_alt, canvas, one.data, group))
     return figures
 
 
 def values_told(values: Mapping[str, str]) -> str:
     """Write what each arm's value in a panel is, for its caption."""
-    return (", ".join(f"{label} {value}" for label, value in values.items()) or "nothing") + "."
-
-
-def described(name: str, kind: str, drawings: Sequence[Drawing], note: str, **facts: Any) -> list[Figure]:
-    """Return finished drawings with the words that captions.toml has for their kind; note: the caption's end."""
-    texts = [" ".join(Template(text).render(facts).split()) for text in CAPTIONS[kind].values()]
-    title, caption, alt = (text[0].upper() + text[1:] for text in texts)
-    return in_figures(name, title, caption + note, alt, drawings)
+    told = [f"{label} {value}" for label, value in values.items()]
+    return f"{', '.join(told) or 'nothing'}."
